@@ -1,0 +1,168 @@
+"""One layer, chunk by chunk: append, attend, observe, evict.
+
+Knows slots and scans, not models: queries and keys arrive rotated, outputs leave as [B, T, H, Dv].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from msrnn.kernels.decode_cpu import decode_cpu
+from msrnn.reference import HELD
+from msrnn.scan import scan
+from msrnn.state import Growing, Slots
+
+Record = Callable[[Tensor, Tensor], None]  # (position, evicted_at), both [B, G, N]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How a model turns queries and keys into scores before the softmax."""
+
+    scale: float
+    softcap: float | None = None
+    sinks: Tensor | None = None  # [H]: gpt-oss's learned scores that are no states
+
+    def __call__(self, query: Tensor, keys: Tensor) -> Tensor:
+        """query [B, K, Q, D], keys [B, K, N, D] -> [B, K, Q, N] float32."""
+        scores = torch.matmul(query, keys.mT).float().mul_(self.scale)
+        return scores if self.softcap is None else scores.div_(self.softcap).tanh_().mul_(self.softcap)
+
+    def sinks_of(self, groups: int) -> Tensor | None:
+        return None if self.sinks is None else self.sinks.detach().float().reshape(groups, -1)
+
+
+def attend(
+    slots: Slots,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    real: Tensor | None,
+    scoring: Scoring,
+    chunk: int,
+    record: Record | None = None,
+) -> Tensor:
+    """query [B, H, T, D], key and value [B, K, T, D]; real [B, T] is False where padding, None where there is none."""
+    position = slots.advance(query.shape[2], real)
+    if query.shape[2] == 1 and record is None:
+        return decode(slots, query, key, value, position[:, 0], scoring)
+    return torch.cat(
+        [
+            _attend_chunk(slots, *parts, scoring, record)
+            for parts in zip(
+                query.split(chunk, 2), key.split(chunk, 2), value.split(chunk, 2), position.split(chunk, 1), strict=True
+            )
+        ],
+        dim=1,
+    )
+
+
+def _attend_chunk(
+    slots: Slots,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_position: Tensor,
+    scoring: Scoring,
+    record: Record | None,
+) -> Tensor:
+    """The kept states and C new ones side by side; nobody is written before it is known who stays."""
+    (B, H, C, D), K, (_, G, S) = query.shape, key.shape[1], slots.position.shape
+    position = torch.cat([slots.position, query_position[:, None].expand(B, G, C)], dim=-1)
+    importance = torch.zeros(position.shape, device=position.device)
+    if slots.importance is not None:
+        importance[..., :S] = slots.importance
+
+    scores = scoring(query.reshape(B, K, -1, D), torch.cat([slots.keys, key], dim=2))
+    evicted_at = scan(
+        scores.view(B, G, H // G, C, S + C),
+        position,
+        importance,
+        query_position,
+        slots.bound,
+        scoring.sinks_of(G),
+    )
+    output = torch.matmul(scores.to(value.dtype), torch.cat([slots.values, value], dim=2))
+    slots.keep(key, value, position, importance, (position >= 0) & (evicted_at == HELD))
+    if record is not None:
+        record(position, evicted_at)
+    return output.view(B, H, C, -1).transpose(1, 2)
+
+
+def decode(
+    slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
+) -> Tensor:
+    """One token: it goes straight into a free slot, attends over the slots where they lie, and one of them is freed."""
+    (B, H, _, D), K, G = query.shape, key.shape[1], slots.position.shape[1]
+    sinks = scoring.sinks_of(G)
+    query = query.reshape(B, K, H // K, D)
+    if query.device.type == "cpu" and query.dtype == torch.float32:
+        output = decode_cpu(
+            query,
+            key[:, :, 0],
+            value[:, :, 0],
+            slots.keys,
+            slots.values,
+            slots.position,
+            slots.importance,
+            query_position,
+            slots.bound,
+            scoring.scale,
+            scoring.softcap,
+            sinks,
+        )
+        return output.view(B, 1, H, -1)
+
+    slot = slots.position.argmin(-1, keepdim=True)  # the first empty one: -1 is below every position
+    slots.position.scatter_(-1, slot, query_position[:, None, None].expand(B, G, 1))
+    importance = slots.importance if slots.importance is not None else torch.zeros_like(slots.position, dtype=torch.float)
+    importance.scatter_(-1, slot, 0.0)
+    for buffer, fresh in ((slots.keys, key), (slots.values, value)):
+        buffer.scatter_(2, slot[..., None].expand(*fresh.shape), fresh)
+    scores = scoring(query, slots.keys)
+    evicted_at = scan(
+        scores.view(B, G, H // G, 1, -1), slots.position, importance, query_position[:, None], slots.bound, sinks
+    )
+    slots.position.masked_fill_(evicted_at != HELD, -1)
+    return torch.matmul(scores.to(value.dtype), slots.values).view(B, 1, H, -1)
+
+
+def attend_unbounded(
+    growing: Growing, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scoring: Scoring
+) -> Tensor:
+    """The layer that forgets nothing, with the arguments of `attend`."""
+    growing.padded |= real is not None
+    position = growing.advance(query.shape[2], real)
+    growing.append(key, value, position)
+    n, T = growing.columns, query.shape[2]
+    keys, values = growing.keys[:, :, :n], growing.values[:, :, :n]
+    mask = None
+    if growing.padded or 1 < T < n:
+        held = growing.position[:, :, None, :n]
+        mask = (held >= 0) & (held <= position[:, None, :, None])
+    return plain_attention(query, keys, values, mask, scoring)
+
+
+def plain_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
+    """Attention without states: mask [B, 1, T, N], True where seen; None is causal.
+
+    SDPA where it can; it knows neither soft-capping nor sinks.
+    """
+    (B, H, T, D), K = query.shape, keys.shape[1]
+    if scoring.softcap is None and scoring.sinks is None:
+        output = scaled_dot_product_attention(
+            query, keys, values, mask, is_causal=mask is None and T > 1, scale=scoring.scale, enable_gqa=H != K
+        )
+        return output.transpose(1, 2)
+    if mask is None:
+        mask = torch.ones(1, 1, T, keys.shape[2], dtype=torch.bool, device=query.device).tril(keys.shape[2] - T)
+    scores = scoring(query.reshape(B, K, -1, D), keys).view(B, H, T, -1).masked_fill(~mask, torch.finfo().min)
+    if scoring.sinks is not None:
+        scores = torch.cat([scores, scoring.sinks.float().view(1, H, 1, 1).expand(B, H, T, 1)], dim=-1)
+    attention = scores.softmax(-1)[..., : keys.shape[2]].to(values.dtype)
+    return torch.matmul(attention.view(B, K, -1, keys.shape[2]), values).view(B, H, T, -1).transpose(1, 2)

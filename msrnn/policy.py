@@ -1,0 +1,141 @@
+"""What a bounded layer forgets. A policy is four numbers; every name is a point in that space.
+
+Knows nothing of tensors: the scan, the slots and the command line all read the same value.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The least important state that is not protected leaves.
+
+    importance <- decay * importance + attention of the newest query; `decay=None`: importance is the position itself.
+    """
+
+    decay: float | None
+    per: Literal["layer", "head"] = "layer"  # who forgets together: all heads of a layer, or those of one KV head
+    first: int = 0  # the first tokens of the sequence never leave
+    recent: int | float = 0  # nor do the newest; a float is a share of the size, rounded down
+
+    def __post_init__(self) -> None:
+        if self.decay is not None and not (_is_number(self.decay) and 0 <= self.decay <= 1):
+            raise ValueError(f"decay={self.decay!r}: must be None or a number from 0 to 1")
+        if self.per not in ("layer", "head"):
+            raise ValueError(f"per={self.per!r}: must be 'layer' or 'head'")
+        if not _is_int(self.first) or self.first < 0:
+            raise ValueError(f"first={self.first!r}: must be a whole number of tokens, 0 or more")
+        if _is_int(self.recent):
+            if self.recent < 0:
+                raise ValueError(f"recent={self.recent!r}: must be 0 or more tokens")
+        elif not (_is_number(self.recent) and 0 <= self.recent < 1):
+            raise ValueError(f"recent={self.recent!r}: must be a whole number of tokens or a share of the size in [0, 1)")
+
+    def recent_at(self, size: int) -> int:
+        """The number of newest tokens protected at this size."""
+        return math.floor(self.recent * size) if isinstance(self.recent, float) else self.recent
+
+    @property
+    def name(self) -> str:
+        """The shortest name that means this policy, or its four numbers."""
+        for name, value in NAMES.items():
+            if replace(value, first=self.first) == self:
+                return f"{name}+{self.first}" if self.first else name
+        return f"decay={self.decay},per={self.per},first={self.first},recent={self.recent}"
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+NAMES: dict[str, Policy] = {
+    "window": Policy(decay=None),
+    "h2o": Policy(decay=1.0, per="head", recent=0.5),
+    "h2o-layer": Policy(decay=1.0, recent=0.5),
+    "tova": Policy(decay=0.0),
+    "tova-head": Policy(decay=0.0, per="head"),
+}
+MEANINGS: dict[str, str] = {
+    "window": "the oldest token leaves (Longformer, Beltagy et al. 2020)",
+    "h2o": "least attention summed since birth, per KV head (H2O, Zhang et al. 2023)",
+    "h2o-layer": "least attention summed since birth, the whole layer together (H2O, Zhang et al. 2023)",
+    "tova": "least attended by the newest token, averaged over the layer's heads (TOVA, Oren et al. 2024)",
+    "tova-head": "least attended by the newest token, per KV head (TOVA, Oren et al. 2024)",
+}
+FULL = "full"
+
+
+def policy(name: str) -> Policy:
+    """The policy a name means: one of NAMES, or NAME+I to protect the first I tokens as well."""
+    if not isinstance(name, str):
+        raise TypeError(f"policy name {name!r}: must be a string such as 'tova' or 'window+4'")
+    if name == FULL:
+        raise ValueError("'full' keeps every state and so is no Policy: pass policy='full' where a model is wrapped")
+    base, plus, first = name.partition("+")
+    if base in NAMES and (not plus or first.isdecimal()):
+        return replace(NAMES[base], first=int(first or 0))
+    near = difflib.get_close_matches(base, [*NAMES, FULL], n=1)
+    hint = f"did you mean {near[0]!r}?" if near and near[0] != base else "a number must follow '+', as in 'tova+4'"
+    if not near:
+        hint = "use one of " + ", ".join([FULL, *NAMES]) + ", or NAME+I to protect the first I tokens"
+    raise ValueError(f"unknown policy {name!r}: {hint}")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What one layer may hold: at most `size` states by `policy`, none older than the layer's own `window`."""
+
+    policy: Policy
+    size: int
+    window: int | None = None  # of a sliding layer: a query sees this many tokens, itself included
+
+    @property
+    def recent(self) -> int:
+        return self.policy.recent_at(self.size)
+
+    @property
+    def slots(self) -> int:
+        """One more than the size, so that a new token always finds a free slot."""
+        return self.size + 1
+
+    def groups(self, kv_heads: int) -> int:
+        return kv_heads if self.policy.per == "head" else 1
+
+
+def resolve(policy_: str | Policy, size: int | None) -> tuple[Policy | None, int | None]:
+    """A validated pair; (None, None) is the unbounded model."""
+    if isinstance(policy_, str) and policy_ == FULL:
+        if size is not None:
+            raise ValueError(f"size={size!r}: policy 'full' is unbounded, so it takes size=None")
+        return None, None
+    value = policy_ if isinstance(policy_, Policy) else policy(policy_)
+    if not _is_int(size):
+        raise TypeError(f"size={size!r}: must be a whole number of states (or policy='full' with size=None)")
+    assert size is not None
+    if size < 1:
+        raise ValueError(f"size={size}: a bounded state holds at least 1 token")
+    recent = value.recent_at(size)
+    if value.first + recent >= size:
+        raise ValueError(
+            f"first={value.first} and recent={recent} protect {value.first + recent} tokens, "
+            f"which must be fewer than size={size}: take a larger size or protect less"
+        )
+    return value, size
+
+
+def layer_bound(policy_: Policy | None, size: int | None, window: int | None) -> Bound | None:
+    """One layer's bound; None: it grows. A sliding layer that fits the size forgets just what it could not see."""
+    if window is not None and (size is None or window - 1 <= size):
+        return Bound(NAMES["window"], window - 1)
+    if policy_ is None or size is None:
+        return None
+    return Bound(policy_, size, window)

@@ -1,0 +1,106 @@
+"""The definition, token by token, in plain torch: the oracle every faster evaluation order is tested against.
+
+One layer, one sequence, no padding, no slots, no speed. Read it beside the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from msrnn.policy import Bound
+
+HELD = 2**31 - 1  # the eviction time of a state that is still held
+
+
+class Recurrence(NamedTuple):
+    output: Tensor  # [H, T, Dv]
+    evicted_at: Tensor  # [G, T]: the last step that saw the token, or HELD
+    margin: Tensor  # [G, T]: how far apart, relatively, the two least importances were; inf where nothing left
+
+
+def recurrent(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bound: Bound | None,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Recurrence:
+    """query [H, T, D], key [K, T, D], value [K, T, Dv], sinks [H]; bound None: nothing ever leaves."""
+    heads, kv_heads = query.shape[0], key.shape[0]
+    groups = bound.groups(kv_heads) if bound else 1
+    parts = [
+        _one_group(q, k, v, bound, scale, softcap, s)
+        for q, k, v, s in zip(
+            query.chunk(groups),
+            key.chunk(groups),
+            value.chunk(groups),
+            sinks.chunk(groups) if sinks is not None else [None] * groups,
+            strict=True,
+        )
+    ]
+    assert heads % kv_heads == 0
+    return Recurrence(
+        torch.cat([p.output for p in parts]),
+        torch.cat([p.evicted_at for p in parts]),
+        torch.cat([p.margin for p in parts]),
+    )
+
+
+def _one_group(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bound: Bound | None,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Recurrence:
+    """The heads that forget together."""
+    share = query.shape[0] // key.shape[0]  # query heads that share a KV head
+    key, value = key.repeat_interleave(share, 0), value.repeat_interleave(share, 0)
+    length = query.shape[1]
+    held: list[int] = []
+    importance: dict[int, float] = {}
+    evicted_at = torch.full((1, length), HELD)
+    margin = torch.full((1, length), math.inf)
+    outputs = []
+    for t in range(length):
+        # append
+        if bound and bound.window is not None:
+            for j in [j for j in held if j <= t - bound.window]:
+                held.remove(j)
+                evicted_at[0, j] = t - 1
+        held.append(t)
+
+        # attend
+        scores = (query[:, t, None] * key[:, held]).sum(-1).float() * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks[:, None].float()], dim=-1)
+        attention = scores.softmax(-1)[:, : len(held)]
+        outputs.append((attention[..., None].to(value.dtype) * value[:, held]).sum(1))
+        if bound is None:
+            continue
+
+        # observe
+        decay = bound.policy.decay
+        for j, w in zip(held, attention.mean(0).tolist(), strict=True):
+            importance[j] = j if decay is None else decay * importance.get(j, 0.0) + w
+
+        # evict
+        if len(held) > bound.size:
+            free = [j for j in held if bound.policy.first <= j <= t - bound.recent]
+            ranked = sorted(free, key=lambda j: (importance[j], j))
+            if len(ranked) > 1:
+                least, next_least = importance[ranked[0]], importance[ranked[1]]
+                margin[0, t] = (next_least - least) / max(abs(next_least), 1e-30)
+            held.remove(ranked[0])
+            evicted_at[0, ranked[0]] = t
+    return Recurrence(torch.stack(outputs, dim=1), evicted_at, margin)

@@ -1,0 +1,195 @@
+"""A decoder as a recurrent network: an empty state, reading, stepping, generating."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from msrnn.attention import Record
+from msrnn.huggingface import DEFAULT_CHUNK, plan
+from msrnn.policy import Policy
+from msrnn.state import MultiState
+
+DEFAULT_BLOCK = 512
+
+
+class MultiStateRNN:
+    """A Hugging Face decoder whose state is bounded: `size` rows per layer, whatever the length.
+
+    The model is put into evaluation mode and its attention is handed to msrnn; its weights are untouched.
+    `chunk` tokens are scored at once inside a layer and `block` tokens pass through the model at once: neither
+    changes the answer, both bound memory.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        policy: str | Policy = "tova",
+        size: int | None = 512,
+        chunk: int = DEFAULT_CHUNK,
+        block: int = DEFAULT_BLOCK,
+    ) -> None:
+        if not isinstance(block, int) or isinstance(block, bool) or block < 1:
+            raise ValueError(f"block={block!r}: must be a whole number of tokens, 1 or more")
+        self.plan = plan(model, policy, size, chunk)
+        self.model = model.eval()
+        self.block = block
+
+    def state(self, batch_size: int = 1) -> MultiState:
+        """An empty state for so many sequences; a bounded one takes all its memory now and never more."""
+        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+            raise ValueError(f"batch_size={batch_size!r}: must be a whole number of sequences, 1 or more")
+        return self.plan.state(batch_size)
+
+    def load(self, path: str | os.PathLike[str]) -> MultiState:
+        """A state that `state.save` wrote for this model, policy, size and dtype."""
+        return MultiState.load(path, self.plan.fingerprint, self.state)
+
+    def step(self, input_ids: Tensor, state: MultiState) -> Tensor:
+        """Read one token per row: [B, 1] -> logits [B, 1, V]."""
+        if isinstance(input_ids, Tensor) and input_ids.ndim == 2 and input_ids.shape[1] != 1:
+            raise ValueError(f"step reads one token per row, not {input_ids.shape[1]}: use read for more")
+        return self.read(input_ids, state)
+
+    @torch.no_grad()
+    def read(
+        self,
+        input_ids: Tensor,
+        state: MultiState,
+        attention_mask: Tensor | None = None,
+        last_only: bool = False,
+        on_block: Callable[[int], None] | None = None,
+        record: Callable[[int], Record] | None = None,
+    ) -> Tensor:
+        """Read any number of tokens [B, T]; the state advances. Returns logits [B, T, V], or [B, 1, V] if `last_only`.
+
+        `attention_mask` [B, T] covers these columns, 0 where padding. However the input is split, the answer is the
+        same. `on_block` is told how many columns each block had; `record` gives, for a layer, who takes down its
+        eviction times.
+        """
+        input_ids, mask = self._checked(input_ids, state, attention_mask)
+        logits: Tensor | None = None
+        for start in range(0, input_ids.shape[1], self.block):
+            columns = slice(start, min(start + self.block, input_ids.shape[1]))
+            part = None if mask is None else mask[:, columns]
+            out = self.model(
+                input_ids=input_ids[:, columns],
+                attention_mask=part,
+                position_ids=_positions(state.seen, input_ids[:, columns], part),
+                past_key_values=self.plan.cache(state, record=record),
+                use_cache=True,
+                logits_to_keep=1 if last_only else 0,
+            ).logits
+            if last_only:
+                logits = out[:, -1:]
+            else:
+                if logits is None:
+                    logits = out.new_empty(*input_ids.shape, out.shape[-1])
+                logits[:, columns] = out
+            if on_block:
+                on_block(columns.stop - columns.start)
+        assert logits is not None
+        return logits
+
+    @torch.no_grad()
+    def generate(self, input_ids: Tensor, state: MultiState | None = None, **kwargs: Any) -> Any:
+        """transformers' `generate`, from a bounded state: its arguments, its result.
+
+        Given a `state`, `input_ids` are the new tokens only; the state then advances over them and over what was
+        generated, and an interrupted call leaves it before the last of the new tokens. Without an `attention_mask`,
+        every id is a token.
+        """
+        for name in _ROLLBACK:
+            if kwargs.get(name) or self._setting(name, kwargs):
+                raise ValueError(f"{name}: assisted decoding takes tokens back, and a state that forgets cannot")
+        own = state is None
+        if state is None:
+            state = self.state(input_ids.shape[0] if isinstance(input_ids, Tensor) and input_ids.ndim == 2 else 1)
+        input_ids, mask = self._checked(input_ids, state, kwargs.pop("attention_mask", None))
+        if mask is not None and not mask[:, -1].all():
+            raise ValueError("attention_mask: generate goes on from the last column, so pad on the left")
+        sequences = self._setting("num_return_sequences", kwargs) or 1
+        if not own and sequences > 1:
+            raise ValueError(
+                f"num_return_sequences={sequences}: a state goes on in one way; fork it and generate from the copies"
+            )
+        copies = max(sequences, self._setting("num_beams", kwargs) or 1)
+
+        positions = _positions(state.seen, input_ids, mask)
+        before = input_ids.shape[1] - 1
+        if before:
+            self.read(input_ids[:, :-1], state, None if mask is None else mask[:, :-1], last_only=True)
+        working = state if own and copies == 1 else state.fork(copies)
+        out = self.model.generate(
+            input_ids,
+            attention_mask=torch.ones_like(input_ids) if mask is None else mask,
+            position_ids=positions,
+            past_key_values=self.plan.cache(working, columns=before),
+            **kwargs,
+        )
+        if not own:
+            new = (out if isinstance(out, Tensor) else out.sequences)[:, before:]
+            spoken = _spoken(new[:, 1:], self._setting("eos_token_id", kwargs), self._setting("pad_token_id", kwargs))
+            self.read(new, state, torch.cat([torch.ones_like(spoken[:, :1]), spoken], dim=1), last_only=True)
+        return out
+
+    def _setting(self, name: str, kwargs: dict[str, Any]) -> Any:
+        """A generation setting as transformers resolves it: the call, its config, the model's config."""
+        for source in (kwargs, vars(kwargs.get("generation_config") or object), vars(self.model.generation_config)):
+            if source.get(name) is not None:
+                return source[name]
+        return None
+
+    def _checked(
+        self, input_ids: Tensor, state: MultiState, attention_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Ids and mask on the model's device, the mask only where there is padding; refuses what cannot be read."""
+        if not isinstance(input_ids, Tensor) or input_ids.dtype not in _INTEGERS:
+            kind = input_ids.dtype if isinstance(input_ids, Tensor) else type(input_ids).__name__
+            raise TypeError(f"input_ids of {kind}: must be a tensor of integers, [batch, tokens]")
+        if input_ids.ndim != 2 or input_ids.numel() == 0:
+            raise ValueError(f"input_ids of shape {list(input_ids.shape)}: must be [batch, tokens], with a token to read")
+        if not isinstance(state, MultiState):
+            raise TypeError(f"state of {type(state).__name__}: must come from state(), load(), fork() or select()")
+        state.check_fits(self.plan.fingerprint)
+        if input_ids.shape[0] != state.batch_size:
+            raise ValueError(f"input_ids of {input_ids.shape[0]} rows do not fit a state of {state.batch_size}")
+        vocabulary = self.model.get_input_embeddings().num_embeddings
+        if input_ids.device.type == "cpu" and not 0 <= int(input_ids.min()) <= int(input_ids.max()) < vocabulary:
+            raise ValueError(f"input_ids from {input_ids.min()} to {input_ids.max()}: must be from 0 to {vocabulary - 1}")
+        if attention_mask is not None:
+            attention_mask = torch.as_tensor(attention_mask, device=input_ids.device)
+            if attention_mask.shape != input_ids.shape:
+                raise ValueError(
+                    f"attention_mask of shape {list(attention_mask.shape)}: must cover the {list(input_ids.shape)} "
+                    "columns of input_ids, no more and no fewer"
+                )
+            attention_mask = None if bool(attention_mask.all()) else (attention_mask != 0).long().to(self.model.device)
+        return input_ids.long().to(self.model.device), attention_mask
+
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_ROLLBACK = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
+
+
+def _positions(seen: Tensor, input_ids: Tensor, mask: Tensor | None) -> Tensor:
+    """Each column's position among its row's tokens; padding takes that of the token before it, and is not read."""
+    columns = torch.ones_like(input_ids) if mask is None else mask
+    return (seen.to(input_ids.device)[:, None] + columns.cumsum(-1) - 1).clamp(min=0)
+
+
+def _spoken(generated: Tensor, eos: int | list[int] | None, pad: int | None) -> Tensor:
+    """[B, N], 0 where `generate` filled up a row that had already ended: after its first eos, and trailing pads."""
+    real = torch.ones_like(generated)
+    if eos is not None:
+        ended = torch.isin(generated, torch.as_tensor(eos, device=generated.device)).long()
+        real *= (ended.cumsum(-1) - ended) == 0
+        if pad is not None:
+            trailing = (generated == pad).flip(-1).long().cumprod(-1).flip(-1)
+            real *= (trailing == 0) | (ended == 1)
+    return real

@@ -1,0 +1,251 @@
+"""What a model remembers, as values a user can hold: the slots of one layer, and the state of a whole model.
+
+Knows nothing of attention: who enters and who leaves is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from msrnn.files import load_tensors, save_tensors
+from msrnn.policy import Bound
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What a layer's states are made of, as the model itself showed it."""
+
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class _Buffers:
+    """Tensors whose first dimension is the batch, under names fixed by the class."""
+
+    columns: int  # columns ever appended, padding included; layers that disagree were interrupted half-way
+    seen: Tensor  # [B] int64: tokens read
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+    @property
+    def batch_size(self) -> int:
+        return int(self.seen.shape[0])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in self.tensors().values())
+
+    def select(self, rows: Tensor) -> Any:
+        """A new layer with these rows; the old one is untouched."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        for name, value in self.tensors().items():
+            setattr(other, name, value.index_select(0, rows.to(value.device)))
+        return other
+
+    def reorder(self, rows: Tensor) -> None:
+        """`select` in place, for beams: no buffer moves, so captured pointers stay good."""
+        for value in self.tensors().values():
+            value.copy_(value.index_select(0, rows.to(value.device)))
+
+    def restore(self, tensors: dict[str, Tensor], columns: int) -> None:
+        """Take over saved tensors, which must be of this layer's kind."""
+        for name, mine in self.tensors().items():
+            saved = tensors[name]
+            if saved.dtype != mine.dtype or self._fixed(saved) != self._fixed(mine):
+                raise ValueError(f"{name}: {saved.dtype} {list(saved.shape)}, not {mine.dtype} {list(mine.shape)}")
+            setattr(self, name, saved.to(mine.device))
+        self.columns = columns
+
+    def _fixed(self, tensor: Tensor) -> list[int]:
+        """The dimensions that every state of this kind has in common."""
+        return list(tensor.shape)
+
+    def advance(self, columns: int, real: Tensor | None) -> Tensor:
+        """The positions [B, columns] int32 of the next columns, -1 where padding; counts the tokens among them."""
+        self.columns += columns
+        if real is None:
+            position = self.seen[:, None] + torch.arange(columns, device=self.seen.device)
+            self.seen += columns
+        else:
+            counted = real.cumsum(-1)
+            position = (self.seen[:, None] + counted - 1).masked_fill(~real, -1)
+            self.seen += counted[:, -1]
+        return position.to(torch.int32)
+
+
+class Slots(_Buffers):
+    """The fixed buffers of a bounded layer. Keys are rotated when written, so the order of slots means nothing."""
+
+    def __init__(self, batch_size: int, shape: LayerShape, bound: Bound) -> None:
+        B, K, S, G = batch_size, shape.kv_heads, bound.slots, bound.groups(shape.kv_heads)
+        on = {"device": shape.device}
+        self.bound = bound
+        self.columns = 0
+        self.keys = torch.zeros(B, K, S, shape.key_dim, dtype=shape.dtype, **on)
+        self.values = torch.zeros(B, K, S, shape.value_dim, dtype=shape.dtype, **on)
+        self.position = torch.full((B, G, S), -1, dtype=torch.int32, **on)
+        self.importance = torch.zeros(B, G, S, **on) if bound.policy.decay else None
+        self.seen = torch.zeros(B, dtype=torch.int64, **on)
+
+    def reset(self) -> None:
+        self.columns = 0
+        self.seen.zero_()
+        self.position.fill_(-1)
+
+    def keep(self, key: Tensor, value: Tensor, position: Tensor, importance: Tensor, held: Tensor) -> None:
+        """After a chunk: free what left, and move the surviving new tokens into free slots.
+
+        key, value [B, K, C, D]; position, importance, held [B, G, S + C]: slots, then new tokens.
+        """
+        S = self.position.shape[-1]
+        old, new = held[..., :S], held[..., S:]
+        free = old.to(torch.int8).argsort(dim=-1, stable=True)
+        # Those that left share the slot after the survivors: size + 1 slots always leave one over.
+        rank = torch.where(new, new.cumsum(-1) - 1, new.sum(-1, keepdim=True))
+        slot = free.gather(-1, rank)
+        self.position.masked_fill_(~old, -1)
+        self.position.scatter_(-1, slot, position[..., S:].masked_fill(~new, -1))
+        if self.importance is not None:
+            self.importance.copy_(importance[..., :S])
+            self.importance.scatter_(-1, slot, importance[..., S:])
+        for buffer, fresh in ((self.keys, key), (self.values, value)):
+            buffer.scatter_(2, slot[..., None].expand(*fresh.shape), fresh)
+
+
+class Growing(_Buffers):
+    """The unbounded layer: every token stays, the buffers double when they are full."""
+
+    def __init__(self, batch_size: int, shape: LayerShape, capacity: int = 64) -> None:
+        on = {"device": shape.device}
+        self.columns = 0
+        self.padded = False  # whether any column ever was padding: if not, no mask is needed
+        self.keys = torch.zeros(batch_size, shape.kv_heads, capacity, shape.key_dim, dtype=shape.dtype, **on)
+        self.values = torch.zeros(batch_size, shape.kv_heads, capacity, shape.value_dim, dtype=shape.dtype, **on)
+        self.position = torch.full((batch_size, 1, capacity), -1, dtype=torch.int32, **on)
+        self.seen = torch.zeros(batch_size, dtype=torch.int64, **on)
+
+    def reset(self) -> None:
+        self.columns, self.padded = 0, False
+        self.seen.zero_()
+        self.position.fill_(-1)
+
+    def restore(self, tensors: dict[str, Tensor], columns: int) -> None:
+        super().restore(tensors, columns)
+        self.padded = bool((self.seen != columns).any())
+
+    def _fixed(self, tensor: Tensor) -> list[int]:
+        return [n for d, n in enumerate(tensor.shape) if d != 2]
+
+    def append(self, key: Tensor, value: Tensor, position: Tensor) -> None:
+        """key, value [B, K, T, D], position [B, T], already counted by `advance`."""
+        start, stop = self.columns - key.shape[2], self.columns
+        capacity = self.keys.shape[2]
+        if stop > capacity:
+            more = max(capacity, stop - capacity)
+            self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, more))
+            self.values = torch.nn.functional.pad(self.values, (0, 0, 0, more))
+            self.position = torch.nn.functional.pad(self.position, (0, more), value=-1)
+        self.keys[:, :, start:stop] = key
+        self.values[:, :, start:stop] = value
+        self.position[:, 0, start:stop] = position
+
+
+@dataclass(eq=False)
+class MultiState:
+    """The state of a whole model: one memory per layer, at the model's own layer indices."""
+
+    layers: list[Any]
+    fingerprint: dict[str, Any]
+
+    def _own(self) -> Iterator[tuple[int, Slots | Growing]]:
+        return ((i, layer) for i, layer in enumerate(self.layers) if isinstance(layer, Slots | Growing))
+
+    @property
+    def batch_size(self) -> int:
+        return next(layer for _, layer in self._own()).batch_size
+
+    @property
+    def seen(self) -> Tensor:
+        """Tokens read so far, per row: [B]. Padding never counts."""
+        return next(layer for _, layer in self._own()).seen
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers)
+
+    def positions(self, layer: int) -> Tensor:
+        """Positions of the tokens that a layer holds, [B, G, size + 1], -1 where a slot is empty."""
+        own = dict(self._own())
+        if layer not in own:
+            raise ValueError(f"layer={layer!r}: states are held by layers {sorted(own)}")
+        return own[layer].position
+
+    def check_fits(self, fingerprint: dict[str, Any]) -> None:
+        """Whether this is a state of the model, policy, size and dtype that `fingerprint` tells of."""
+        _compare("a state", self.fingerprint, fingerprint)
+        self.check_whole()
+
+    def check_whole(self) -> None:
+        """A forward pass that was interrupted leaves layers at different lengths: such a state is good for nothing."""
+        if len({layer.columns for _, layer in self._own()}) > 1:
+            raise ValueError("this state was interrupted half-way through a read: go on from a saved or forked one")
+
+    def select(self, rows: Sequence[int] | Tensor) -> MultiState:
+        """A new state with these rows of the batch; the old one is untouched."""
+        index = torch.as_tensor(rows)
+        if index.ndim != 1 or index.numel() == 0 or index.is_floating_point() or index.dtype == torch.bool:
+            raise ValueError(f"rows={rows!r}: must be a non-empty list of row numbers")
+        if int(index.min()) < 0 or int(index.max()) >= self.batch_size:
+            raise ValueError(f"rows={index.tolist()}: this state has rows 0 to {self.batch_size - 1}")
+        return MultiState([layer.select(index) for layer in self.layers], self.fingerprint)
+
+    def fork(self, copies: int) -> MultiState:
+        """A new state with every row `copies` times, copies of a row side by side; the old one is untouched."""
+        if not isinstance(copies, int) or isinstance(copies, bool) or copies < 1:
+            raise ValueError(f"fork({copies!r}): must be a whole number of copies, 1 or more")
+        return self.select(torch.arange(self.batch_size).repeat_interleave(copies))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state to one safetensors file, whole or not at all."""
+        self.check_whole()
+        tensors, columns = {}, []
+        for index, layer in enumerate(self.layers):
+            if not isinstance(layer, Slots | Growing):
+                raise ValueError(f"layer {index} keeps a linear-attention state of its own, which cannot be saved")
+            columns.append(layer.columns)
+            tensors.update({f"{index}.{name}": tensor for name, tensor in layer.tensors().items()})
+        save_tensors(Path(path), tensors, {**self.fingerprint, "batch_size": self.batch_size, "columns": columns})
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], fingerprint: dict[str, Any], empty: Callable[[int], MultiState]
+    ) -> MultiState:
+        """Read a state that was saved under this very fingerprint; `empty` makes one of a given batch size."""
+        tensors, found = load_tensors(Path(path))
+        _compare(f"{path}: saved", found, fingerprint)
+        state = empty(found["batch_size"])
+        try:
+            for index, (layer, columns) in enumerate(zip(state.layers, found["columns"], strict=True)):
+                layer.restore({name: tensors.pop(f"{index}.{name}") for name in layer.tensors()}, columns)
+        except (KeyError, ValueError) as error:
+            raise ValueError(f"{path}: its tensors are not those of such a state ({error})") from error
+        return state
+
+
+def _compare(what: str, found: dict[str, Any], expected: dict[str, Any]) -> None:
+    for name, value in expected.items():
+        if found.get(name) != value:
+            raise ValueError(f"{what} with {name} {found.get(name)!r} does not fit a model with {name} {value!r}")
