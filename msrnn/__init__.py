@@ -1,6 +1,6 @@
 """Any Hugging Face decoder as an exact, bounded multi-state RNN."""
 
-from msrnn.huggingface import MultiStateCache
+from msrnn.plan import MultiStateCache
 from msrnn.policy import Policy, policy
 from msrnn.rnn import MultiStateRNN
 from msrnn.state import MultiState

@@ -94,9 +94,7 @@ def _attend_chunk(
     return output.view(B, H, C, -1).transpose(1, 2)
 
 
-def decode(
-    slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
-) -> Tensor:
+def decode(slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring) -> Tensor:
     """One token: it goes straight into a free slot, attends over the slots where they lie, and one of them is freed."""
     (B, H, _, D), K, G = query.shape, key.shape[1], slots.position.shape[1]
     sinks = scoring.sinks_of(G)
@@ -120,7 +118,9 @@ def decode(
 
     slot = slots.position.argmin(-1, keepdim=True)  # the first empty one: -1 is below every position
     slots.position.scatter_(-1, slot, query_position[:, None, None].expand(B, G, 1))
-    importance = slots.importance if slots.importance is not None else torch.zeros_like(slots.position, dtype=torch.float)
+    importance = slots.importance
+    if importance is None:
+        importance = torch.zeros(slots.position.shape, device=slots.position.device)
     importance.scatter_(-1, slot, 0.0)
     for buffer, fresh in ((slots.keys, key), (slots.values, value)):
         buffer.scatter_(2, slot[..., None].expand(*fresh.shape), fresh)

@@ -1,4 +1,4 @@
-"""The seam with transformers: a cache that counts columns, an attention function and a mask, registered by name.
+"""The seam with transformers: cache layers that own their keys, an attention function and a mask, registered by name.
 
 `update()` hands the new keys on with their owner attached; the attention function finds the owner and lets it append,
 attend, observe and evict. Nothing is patched, hooked or copied, and models that did not ask are not affected.
@@ -7,28 +7,19 @@ attend, observe and evict. Nothing is patched, hooked or copied, and models that
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, DynamicCache, PreTrainedModel
-from transformers.cache_utils import (
-    Cache,
-    CacheLayerMixin,
-    LinearAttentionLayer,
-)
+from transformers import AttentionInterface
+from transformers.cache_utils import CacheLayerMixin
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from msrnn.attention import Record, Scoring, attend, attend_unbounded, plain_attention
-from msrnn.policy import FULL, Bound, Policy, layer_bound, resolve
-from msrnn.state import Growing, LayerShape, MultiState, Slots
+from msrnn.state import Growing, Slots
 
 NAME = "msrnn"
-DEFAULT_CHUNK = 128
 Memory = Slots | Growing
 
 
@@ -72,7 +63,7 @@ AttentionInterface.register(NAME, attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
-class _OwnedLayer(CacheLayerMixin):  # type: ignore[misc]
+class OwnedLayer(CacheLayerMixin):
     """What transformers sees of one layer. Columns are counted from where the cache was handed over."""
 
     is_compileable = False
@@ -80,7 +71,7 @@ class _OwnedLayer(CacheLayerMixin):  # type: ignore[misc]
     supports_early_init = False
 
     def __init__(self, config: Any) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.config = config
         self.columns = 0
 
@@ -93,7 +84,7 @@ class _OwnedLayer(CacheLayerMixin):  # type: ignore[misc]
             )
         self.lazy_initialization(key_states, value_states)
         self.columns += key_states.shape[2]
-        key_states.owner = self
+        key_states.owner = self  # type: ignore[attr-defined]
         return key_states, value_states
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -109,17 +100,7 @@ class _OwnedLayer(CacheLayerMixin):  # type: ignore[misc]
         return -1
 
 
-class _Probe(_OwnedLayer):
-    """Learns what a layer's states are made of from the first token that passes."""
-
-    shape: LayerShape | None = None
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, _: Tensor | None, scoring: Scoring) -> Tensor:
-        self.shape = LayerShape(query.shape[1], key.shape[1], key.shape[3], value.shape[3], key.dtype, key.device)
-        return plain_attention(query, key, value, None, scoring)
-
-
-class _StateLayer(_OwnedLayer):
+class StateLayer(OwnedLayer):
     """A layer's memory as transformers' cache layer; without one, it is made for the first batch that comes."""
 
     def __init__(
@@ -186,137 +167,3 @@ class LinearLayer:
         other = copy.deepcopy(self.layer)
         other.reorder_cache(rows)
         return LinearLayer(other)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How a model's layers become states: what each is made of, and what it may hold."""
-
-    config: Any
-    shapes: list[LayerShape | None]  # None: a linear-attention layer
-    bounds: list[Bound | None]  # None: the layer grows
-    chunk: int
-    fingerprint: dict[str, Any]
-
-    def memory(self, layer: int, batch_size: int) -> Memory:
-        shape, bound = self.shapes[layer], self.bounds[layer]
-        assert shape is not None
-        return Growing(batch_size, shape) if bound is None else Slots(batch_size, shape, bound)
-
-    def state(self, batch_size: int) -> MultiState:
-        linear = _host_layers(self.config)
-        layers = [
-            LinearLayer(linear[i]) if shape is None else self.memory(i, batch_size)
-            for i, shape in enumerate(self.shapes)
-        ]
-        return MultiState(layers, self.fingerprint)
-
-    def cache(self, state: MultiState, columns: int = 0, record: Callable[[int], Record] | None = None) -> Cache:
-        """A state as a cache that says it has seen `columns` columns so far, whatever the state has."""
-        return Cache(
-            layers=[
-                memory.layer
-                if isinstance(memory, LinearLayer)
-                else _StateLayer(self.config, memory, self.chunk, columns, record(i) if record else None)
-                for i, memory in enumerate(state.layers)
-            ]
-        )
-
-
-def plan(model: PreTrainedModel, policy: str | Policy, size: int | None, chunk: int) -> Plan:
-    """Check that a model can be bounded, hand its attention to msrnn, and learn its layers from one token."""
-    policy_, size = resolve(policy, size)
-    if not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1:
-        raise ValueError(f"chunk={chunk!r}: must be a whole number of tokens, 1 or more")
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"{type(model).__name__} is not a transformers model: load one with AutoModelForCausalLM")
-    config = model.config.get_text_config(decoder=True)
-    windows = _windows(model, config)
-    before = config._attn_implementation
-    model.set_attn_implementation(NAME)
-    try:
-        shapes = _probe(model, config)
-    except BaseException:
-        model.set_attn_implementation(before)
-        raise
-    dtypes = {str(shape.dtype).removeprefix("torch.") for shape in shapes if shape}
-    fingerprint = {
-        "model": fingerprint_of(model),
-        "policy": policy_.name if policy_ else FULL,
-        "size": size,
-        "dtype": "/".join(sorted(dtypes)),
-    }
-    bounds = [layer_bound(policy_, size, window) for window in windows]
-    return Plan(config, shapes, bounds, chunk, fingerprint)
-
-
-def _host_layers(config: Any) -> list[Any]:
-    """The layers that transformers itself would cache with."""
-    return list(DynamicCache(config=config).layers)
-
-
-def _windows(model: PreTrainedModel, config: Any) -> list[int | None]:
-    """Each layer's own sliding window; refuses, with the reason, what cannot be bounded."""
-    name = type(model).__name__
-    if model.config.is_encoder_decoder:
-        raise ValueError(f"{name} is an encoder-decoder: msrnn bounds decoders, whose states grow with the text")
-    if getattr(config, "num_kv_shared_layers", None):
-        raise ValueError(f"{name} has layers that read the states of others: they cannot forget on their own")
-    layers = _host_layers(config)
-    odd = {type(layer).__name__ for layer in layers} - {"DynamicLayer", "DynamicSlidingWindowLayer"}
-    odd -= {type(layer).__name__ for layer in layers if type(layer) is LinearAttentionLayer}
-    if "chunked_attention" in (getattr(config, "layer_types", None) or []):
-        odd.add("chunked attention")
-    if odd:
-        raise ValueError(f"{name} caches with {', '.join(sorted(odd))}, which msrnn does not know how to bound")
-    if all(isinstance(layer, LinearAttentionLayer) for layer in layers):
-        raise ValueError(f"{name} has no attention layer: its state is bounded already")
-    return [getattr(layer, "sliding_window", None) for layer in layers]
-
-
-@torch.no_grad()
-def _probe(model: PreTrainedModel, config: Any) -> list[LayerShape | None]:
-    layers = [layer if isinstance(layer, LinearAttentionLayer) else _Probe(config) for layer in _host_layers(config)]
-    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-    model(input_ids=token, past_key_values=Cache(layers=layers), use_cache=True)
-    for i, layer in enumerate(layers):
-        if isinstance(layer, _Probe) and layer.shape is None:
-            raise ValueError(
-                f"{type(model).__name__}: the attention of layer {i} does not pass through transformers' "
-                "AttentionInterface, so msrnn cannot reach it"
-            )
-    return [layer.shape if isinstance(layer, _Probe) else None for layer in layers]
-
-
-def fingerprint_of(model: PreTrainedModel) -> str:
-    """Tells models apart by what they compute: the shape and some values of every weight, not their file's name."""
-    digest = hashlib.sha256()
-    for name, weight in model.state_dict().items():
-        flat = weight.detach().flatten()
-        sample = flat[:: max(1, flat.numel() // 16)].float().cpu()
-        digest.update(f"{name}{list(weight.shape)}".encode() + sample.numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-class MultiStateCache(Cache):  # type: ignore[misc]
-    """A bounded state for those who call `model.generate` or `model.forward` themselves."""
-
-    def __init__(
-        self, model: PreTrainedModel, policy: str | Policy = "tova", size: int | None = 512, chunk: int = DEFAULT_CHUNK
-    ) -> None:
-        self.plan = plan(model, policy, size, chunk)
-        host = _host_layers(self.plan.config)
-        super().__init__(
-            layers=[
-                host[i] if shape is None else _StateLayer(self.plan.config, partial(self.plan.memory, i), chunk)
-                for i, shape in enumerate(self.plan.shapes)
-            ]
-        )
-
-    @property
-    def state(self) -> MultiState:
-        """What the cache holds, as a state to save, fork or go on from."""
-        layers = [layer.memory if isinstance(layer, _StateLayer) else LinearLayer(layer) for layer in self.layers]
-        if not all(isinstance(layer, Memory | LinearLayer) for layer in layers):
-            raise ValueError("this cache has read nothing yet, so it holds no state")
-        return MultiState(layers, self.plan.fingerprint)

@@ -34,7 +34,7 @@ class Policy:
             if self.recent < 0:
                 raise ValueError(f"recent={self.recent!r}: must be 0 or more tokens")
         elif not (_is_number(self.recent) and 0 <= self.recent < 1):
-            raise ValueError(f"recent={self.recent!r}: must be a whole number of tokens or a share of the size in [0, 1)")
+            raise ValueError(f"recent={self.recent!r}: must be a number of tokens, or a share of the size in [0, 1)")
 
     def recent_at(self, size: int) -> int:
         """The number of newest tokens protected at this size."""

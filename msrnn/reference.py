@@ -32,8 +32,7 @@ def recurrent(
     sinks: Tensor | None = None,
 ) -> Recurrence:
     """query [H, T, D], key [K, T, D], value [K, T, Dv], sinks [H]; bound None: nothing ever leaves."""
-    heads, kv_heads = query.shape[0], key.shape[0]
-    groups = bound.groups(kv_heads) if bound else 1
+    groups = bound.groups(key.shape[0]) if bound else 1
     parts = [
         _one_group(q, k, v, bound, scale, softcap, s)
         for q, k, v, s in zip(
@@ -44,7 +43,6 @@ def recurrent(
             strict=True,
         )
     ]
-    assert heads % kv_heads == 0
     return Recurrence(
         torch.cat([p.output for p in parts]),
         torch.cat([p.evicted_at for p in parts]),

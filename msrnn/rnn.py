@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from msrnn.attention import Record
-from msrnn.huggingface import DEFAULT_CHUNK, plan
+from msrnn.plan import DEFAULT_CHUNK, plan
 from msrnn.policy import Policy
 from msrnn.state import MultiState
 
@@ -153,15 +153,17 @@ class MultiStateRNN:
             kind = input_ids.dtype if isinstance(input_ids, Tensor) else type(input_ids).__name__
             raise TypeError(f"input_ids of {kind}: must be a tensor of integers, [batch, tokens]")
         if input_ids.ndim != 2 or input_ids.numel() == 0:
-            raise ValueError(f"input_ids of shape {list(input_ids.shape)}: must be [batch, tokens], with a token to read")
+            raise ValueError(f"input_ids of shape {list(input_ids.shape)}: must be [batch, tokens], 1 token or more")
         if not isinstance(state, MultiState):
             raise TypeError(f"state of {type(state).__name__}: must come from state(), load(), fork() or select()")
         state.check_fits(self.plan.fingerprint)
         if input_ids.shape[0] != state.batch_size:
             raise ValueError(f"input_ids of {input_ids.shape[0]} rows do not fit a state of {state.batch_size}")
         vocabulary = self.model.get_input_embeddings().num_embeddings
-        if input_ids.device.type == "cpu" and not 0 <= int(input_ids.min()) <= int(input_ids.max()) < vocabulary:
-            raise ValueError(f"input_ids from {input_ids.min()} to {input_ids.max()}: must be from 0 to {vocabulary - 1}")
+        if input_ids.device.type == "cpu":
+            low, high = int(input_ids.min()), int(input_ids.max())
+            if low < 0 or high >= vocabulary:
+                raise ValueError(f"input_ids from {low} to {high}: this model knows 0 to {vocabulary - 1}")
         if attention_mask is not None:
             attention_mask = torch.as_tensor(attention_mask, device=input_ids.device)
             if attention_mask.shape != input_ids.shape:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from msrnn.files import load_tensors, save_tensors
 from msrnn.policy import Bound
@@ -31,10 +32,20 @@ class LayerShape:
 
 
 class _Buffers:
-    """Tensors whose first dimension is the batch, under names fixed by the class."""
+    """Tensors whose first dimension is the batch: rows of keys and values, and who they are."""
 
-    columns: int  # columns ever appended, padding included; layers that disagree were interrupted half-way
-    seen: Tensor  # [B] int64: tokens read
+    def __init__(self, batch_size: int, shape: LayerShape, rows: int, groups: int) -> None:
+        B, K, device = batch_size, shape.kv_heads, shape.device
+        self.columns = 0  # ever appended, padding included; layers that disagree were interrupted half-way
+        self.keys = torch.zeros(B, K, rows, shape.key_dim, dtype=shape.dtype, device=device)
+        self.values = torch.zeros(B, K, rows, shape.value_dim, dtype=shape.dtype, device=device)
+        self.position = torch.full((B, groups, rows), -1, dtype=torch.int32, device=device)
+        self.seen = torch.zeros(B, dtype=torch.int64, device=device)  # tokens read
+
+    def reset(self) -> None:
+        self.columns = 0
+        self.seen.zero_()
+        self.position.fill_(-1)
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
@@ -90,20 +101,10 @@ class Slots(_Buffers):
     """The fixed buffers of a bounded layer. Keys are rotated when written, so the order of slots means nothing."""
 
     def __init__(self, batch_size: int, shape: LayerShape, bound: Bound) -> None:
-        B, K, S, G = batch_size, shape.kv_heads, bound.slots, bound.groups(shape.kv_heads)
-        on = {"device": shape.device}
+        super().__init__(batch_size, shape, bound.slots, bound.groups(shape.kv_heads))
         self.bound = bound
-        self.columns = 0
-        self.keys = torch.zeros(B, K, S, shape.key_dim, dtype=shape.dtype, **on)
-        self.values = torch.zeros(B, K, S, shape.value_dim, dtype=shape.dtype, **on)
-        self.position = torch.full((B, G, S), -1, dtype=torch.int32, **on)
-        self.importance = torch.zeros(B, G, S, **on) if bound.policy.decay else None
-        self.seen = torch.zeros(B, dtype=torch.int64, **on)
-
-    def reset(self) -> None:
-        self.columns = 0
-        self.seen.zero_()
-        self.position.fill_(-1)
+        remembers = bool(bound.policy.decay)  # otherwise the newest query, or the position, says it all
+        self.importance = torch.zeros(self.position.shape, device=shape.device) if remembers else None
 
     def keep(self, key: Tensor, value: Tensor, position: Tensor, importance: Tensor, held: Tensor) -> None:
         """After a chunk: free what left, and move the surviving new tokens into free slots.
@@ -128,19 +129,13 @@ class Slots(_Buffers):
 class Growing(_Buffers):
     """The unbounded layer: every token stays, the buffers double when they are full."""
 
-    def __init__(self, batch_size: int, shape: LayerShape, capacity: int = 64) -> None:
-        on = {"device": shape.device}
-        self.columns = 0
+    def __init__(self, batch_size: int, shape: LayerShape) -> None:
+        super().__init__(batch_size, shape, rows=64, groups=1)
         self.padded = False  # whether any column ever was padding: if not, no mask is needed
-        self.keys = torch.zeros(batch_size, shape.kv_heads, capacity, shape.key_dim, dtype=shape.dtype, **on)
-        self.values = torch.zeros(batch_size, shape.kv_heads, capacity, shape.value_dim, dtype=shape.dtype, **on)
-        self.position = torch.full((batch_size, 1, capacity), -1, dtype=torch.int32, **on)
-        self.seen = torch.zeros(batch_size, dtype=torch.int64, **on)
 
     def reset(self) -> None:
-        self.columns, self.padded = 0, False
-        self.seen.zero_()
-        self.position.fill_(-1)
+        super().reset()
+        self.padded = False
 
     def restore(self, tensors: dict[str, Tensor], columns: int) -> None:
         super().restore(tensors, columns)
@@ -155,9 +150,9 @@ class Growing(_Buffers):
         capacity = self.keys.shape[2]
         if stop > capacity:
             more = max(capacity, stop - capacity)
-            self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, more))
-            self.values = torch.nn.functional.pad(self.values, (0, 0, 0, more))
-            self.position = torch.nn.functional.pad(self.position, (0, more), value=-1)
+            self.keys = pad(self.keys, (0, 0, 0, more))
+            self.values = pad(self.values, (0, 0, 0, more))
+            self.position = pad(self.position, (0, more), value=-1)
         self.keys[:, :, start:stop] = key
         self.values[:, :, start:stop] = value
         self.position[:, 0, start:stop] = position

@@ -45,7 +45,7 @@ def trace(
     def record(layer: int) -> Record:
         def take_down(position: Tensor, evicted_at: Tensor) -> None:
             left = (position >= 0) & (evicted_at != HELD)
-            b, g, n = (index.cpu() for index in left.nonzero(as_tuple=True))
+            b, g, _ = (index.cpu() for index in left.nonzero(as_tuple=True))
             times[layer][b, g, position[left].long().cpu()] = evicted_at[left].cpu()
 
         return take_down
@@ -58,7 +58,8 @@ def trace(
 
 def _groups(rnn: MultiStateRNN, layer: int) -> int:
     shape, bound = rnn.plan.shapes[layer], rnn.plan.bounds[layer]
-    assert shape is not None and bound is not None
+    assert shape is not None
+    assert bound is not None
     return bound.groups(shape.kv_heads)
 
 

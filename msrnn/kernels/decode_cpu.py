@@ -7,23 +7,15 @@ import math
 import numpy as np
 import torch
 from numba import njit
+from numpy import float32 as f32
+from numpy import int32 as i32
 from torch import Tensor
 
-from msrnn.kernels.scan_cpu import (
-    _LANES,
-    Array,
-    attend_row,
-    decay_code,
-    expire,
-    f32,
-    i32,
-    least_important,
-    observe,
-)
+from msrnn.kernels.scan_cpu import LANES, Array, attend_row, decay_code, expire, least_important, observe
 from msrnn.policy import Bound
 
 
-@njit(fastmath=_LANES, cache=True, nogil=True)
+@njit(fastmath=LANES, cache=True, nogil=True)
 def _dots(query: Array, keys: Array, scale: f32, into: Array) -> None:
     for j in range(keys.shape[0]):
         for r in range(query.shape[0]):
@@ -33,7 +25,7 @@ def _dots(query: Array, keys: Array, scale: f32, into: Array) -> None:
             into[r, j] = total * scale
 
 
-@njit(fastmath=_LANES, cache=True, nogil=True)
+@njit(fastmath=LANES, cache=True, nogil=True)
 def _weighted_sum(attention: Array, values: Array, present: Array, into: Array) -> None:
     into[:] = f32(0.0)
     for j in range(values.shape[0]):

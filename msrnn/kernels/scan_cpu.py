@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 from numba import njit
+from numpy import float32 as f32
+from numpy import int32 as i32
 from torch import Tensor
 
 from msrnn.policy import Bound
 from msrnn.reference import HELD
 
-f32, i32 = np.float32, np.int32
 Array = np.ndarray[Any, Any]
 
 NO_DECAY = f32(-1.0)  # stands for decay=None: importance is the position itself
 VANISHED = f32(1e-30)  # a sum of exponentials so small that its terms have lost digits
-_LANES = {"reassoc", "contract", "nsz"}
+LANES = {"reassoc", "contract", "nsz"}
 _LOG2E, _LN2_HIGH, _LN2_LOW = f32(1.44269504), f32(0.693359375), f32(-2.12194440e-4)
 _C7, _C6, _C5, _C4, _C3 = f32(1 / 5040), f32(1 / 720), f32(1 / 120), f32(1 / 24), f32(1 / 6)
 
@@ -44,7 +45,7 @@ def exp_not_above_zero(x: f32) -> f32:
     return p * i32(i32(n * f32(8388608.0)) + i32(1065353216)).view(f32)  # times 2**n, by its exponent bits
 
 
-@njit(fastmath=_LANES, cache=True, nogil=True)
+@njit(fastmath=LANES, cache=True, nogil=True)
 def _exponentials(scores: Array, top: f32, present: Array, into: Array) -> f32:
     total = f32(0.0)
     for j in range(scores.shape[0]):
@@ -54,7 +55,7 @@ def _exponentials(scores: Array, top: f32, present: Array, into: Array) -> f32:
     return total
 
 
-@njit(fastmath=_LANES, cache=True, nogil=True)
+@njit(fastmath=LANES, cache=True, nogil=True)
 def attend_row(scores: Array, top: f32, sink: f32, present: Array, scratch: Array, observed: Array) -> None:
     """One head's scores become its attention over the present candidates and are added to what the group observed.
 
@@ -74,7 +75,7 @@ def attend_row(scores: Array, top: f32, sink: f32, present: Array, scratch: Arra
         observed[j] += a
 
 
-@njit(fastmath=_LANES, cache=True, nogil=True)
+@njit(fastmath=LANES, cache=True, nogil=True)
 def expire(position: Array, present: Array, evicted_at: Array, t: i32, window: i32) -> int:
     """States that the newest token can no longer see leave as it is appended; how many did."""
     left = 0
@@ -86,7 +87,7 @@ def expire(position: Array, present: Array, evicted_at: Array, t: i32, window: i
     return left
 
 
-@njit(fastmath=_LANES, cache=True, nogil=True)
+@njit(fastmath=LANES, cache=True, nogil=True)
 def observe(importance: Array, observed: Array, present: Array, position: Array, decay: f32, heads: int) -> None:
     if decay == NO_DECAY:
         for j in range(position.shape[0]):
@@ -103,9 +104,8 @@ def least_important(importance: Array, present: Array, position: Array, oldest: 
     least = -1
     for j in range(position.shape[0]):
         if present[j] > f32(0.0) and oldest <= position[j] <= newest:
-            if least < 0 or importance[j] < importance[least]:
-                least = j
-            elif importance[j] == importance[least] and position[j] < position[least]:
+            less = least < 0 or importance[j] < importance[least]
+            if less or (importance[j] == importance[least] and position[j] < position[least]):
                 least = j
     return least
 
@@ -149,9 +149,7 @@ def _scan(
                 observed[:n] = f32(0.0)
                 for m in range(M):
                     sink = sinks[g, m] if sinks.shape[0] else f32(-np.inf)
-                    attend_row(
-                        scores[b, g, m, i, :n], tops[b, g, m, i], sink, present[:n], scratch[:n], observed[:n]
-                    )
+                    attend_row(scores[b, g, m, i, :n], tops[b, g, m, i], sink, present[:n], scratch[:n], observed[:n])
                     scores[b, g, m, i, n:] = f32(0.0)
                 observe(importance[b, g, :n], observed[:n], present[:n], position[b, g, :n], decay, M)
                 if held > size:

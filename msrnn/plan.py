@@ -1,0 +1,170 @@
+"""What becomes of a model: which layers can be bounded, what their states are made of, and how each may grow.
+
+Learned from the model itself: transformers says how it would cache each layer, and one token shows the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import Cache, LinearAttentionLayer
+
+from msrnn.attention import Record, Scoring, plain_attention
+from msrnn.huggingface import NAME, LinearLayer, Memory, OwnedLayer, StateLayer
+from msrnn.policy import FULL, Bound, Policy, layer_bound, resolve
+from msrnn.state import Growing, LayerShape, MultiState, Slots
+
+DEFAULT_CHUNK = 128
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model's layers become states: what each is made of, and what it may hold."""
+
+    config: Any
+    shapes: list[LayerShape | None]  # None: a linear-attention layer
+    bounds: list[Bound | None]  # None: the layer grows
+    chunk: int
+    fingerprint: dict[str, Any]
+
+    def memory(self, layer: int, batch_size: int) -> Memory:
+        shape, bound = self.shapes[layer], self.bounds[layer]
+        assert shape is not None
+        return Growing(batch_size, shape) if bound is None else Slots(batch_size, shape, bound)
+
+    def state(self, batch_size: int) -> MultiState:
+        linear = _host_layers(self.config)
+        layers = [
+            LinearLayer(linear[i]) if shape is None else self.memory(i, batch_size)
+            for i, shape in enumerate(self.shapes)
+        ]
+        return MultiState(layers, self.fingerprint)
+
+    def cache(self, state: MultiState, columns: int = 0, record: Callable[[int], Record] | None = None) -> Cache:
+        """A state as a cache that says it has seen `columns` columns so far, whatever the state has."""
+        return Cache(
+            layers=[
+                memory.layer
+                if isinstance(memory, LinearLayer)
+                else StateLayer(self.config, memory, self.chunk, columns, record(i) if record else None)
+                for i, memory in enumerate(state.layers)
+            ]
+        )
+
+
+def plan(model: PreTrainedModel, policy: str | Policy, size: int | None, chunk: int) -> Plan:
+    """Check that a model can be bounded, hand its attention to msrnn, and learn its layers from one token."""
+    policy_, size = resolve(policy, size)
+    if not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1:
+        raise ValueError(f"chunk={chunk!r}: must be a whole number of tokens, 1 or more")
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"{type(model).__name__} is not a transformers model: load one with AutoModelForCausalLM")
+    config = model.config.get_text_config(decoder=True)
+    windows = windows(model, config)
+    before = config._attn_implementation
+    model.set_attn_implementation(NAME)
+    try:
+        shapes = _probe(model, config)
+    except BaseException:
+        model.set_attn_implementation(before)
+        raise
+    dtypes = {str(shape.dtype).removeprefix("torch.") for shape in shapes if shape}
+    fingerprint = {
+        "policy": policy_.name if policy_ else FULL,
+        "size": size,
+        "dtype": "/".join(sorted(dtypes)),
+        "model": fingerprint_of(model),
+    }
+    bounds = [layer_bound(policy_, size, window) for window in windows]
+    return Plan(config, shapes, bounds, chunk, fingerprint)
+
+
+def _host_layers(config: Any) -> list[Any]:
+    """The layers that transformers itself would cache with."""
+    return list(DynamicCache(config=config).layers)
+
+
+def windows(model: PreTrainedModel, config: Any) -> list[int | None]:
+    """Each layer's own sliding window; refuses, with the reason, what cannot be bounded."""
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise ValueError(f"{name} is an encoder-decoder: msrnn bounds decoders, whose states grow with the text")
+    if getattr(config, "num_kv_shared_layers", None):
+        raise ValueError(f"{name} has layers that read the states of others: they cannot forget on their own")
+    layers = _host_layers(config)
+    odd = {type(layer).__name__ for layer in layers} - {"DynamicLayer", "DynamicSlidingWindowLayer"}
+    odd -= {type(layer).__name__ for layer in layers if type(layer) is LinearAttentionLayer}
+    if "chunked_attention" in (getattr(config, "layer_types", None) or []):
+        odd.add("chunked attention")
+    if odd:
+        raise ValueError(f"{name} caches with {', '.join(sorted(odd))}, which msrnn does not know how to bound")
+    if all(isinstance(layer, LinearAttentionLayer) for layer in layers):
+        raise ValueError(f"{name} has no attention layer: its state is bounded already")
+    return [getattr(layer, "sliding_window", None) for layer in layers]
+
+
+class _Probe(OwnedLayer):
+    """Learns what a layer's states are made of from the first token that passes."""
+
+    shape: LayerShape | None = None
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, _: Tensor | None, scoring: Scoring) -> Tensor:
+        self.shape = LayerShape(query.shape[1], key.shape[1], key.shape[3], value.shape[3], key.dtype, key.device)
+        return plain_attention(query, key, value, None, scoring)
+
+
+@torch.no_grad()
+def _probe(model: PreTrainedModel, config: Any) -> list[LayerShape | None]:
+    layers: list[Any] = [
+        layer if isinstance(layer, LinearAttentionLayer) else _Probe(config) for layer in _host_layers(config)
+    ]
+    unreached = f"{type(model).__name__}: its attention does not pass through transformers' AttentionInterface"
+    if config._attn_implementation != NAME:
+        raise ValueError(f"{unreached}, so msrnn cannot bound it")
+    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    model(input_ids=token, attention_mask=torch.ones_like(token), past_key_values=Cache(layers=layers), use_cache=True)
+    missed = [i for i, layer in enumerate(layers) if isinstance(layer, _Probe) and layer.shape is None]
+    if missed:
+        raise ValueError(f"{unreached} in layers {missed}, so msrnn cannot bound it")
+    return [layer.shape if isinstance(layer, _Probe) else None for layer in layers]
+
+
+def fingerprint_of(model: PreTrainedModel) -> str:
+    """Tells models apart by what they compute: the shape and some values of every weight, not their file's name."""
+    digest = hashlib.sha256()
+    for name, weight in model.state_dict().items():
+        flat = weight.detach().flatten()
+        sample = flat[:: max(1, flat.numel() // 16)].float().cpu()
+        digest.update(f"{name}{list(weight.shape)}".encode() + sample.numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+class MultiStateCache(Cache):
+    """A bounded state for those who call `model.generate` or `model.forward` themselves."""
+
+    def __init__(
+        self, model: PreTrainedModel, policy: str | Policy = "tova", size: int | None = 512, chunk: int = DEFAULT_CHUNK
+    ) -> None:
+        self.plan = plan(model, policy, size, chunk)
+        host = _host_layers(self.plan.config)
+        super().__init__(
+            layers=[
+                host[i] if shape is None else StateLayer(self.plan.config, partial(self.plan.memory, i), chunk)
+                for i, shape in enumerate(self.plan.shapes)
+            ]
+        )
+
+    @property
+    def state(self) -> MultiState:
+        """What the cache holds, as a state to save, fork or go on from."""
+        layers = [layer.memory if isinstance(layer, StateLayer) else LinearLayer(layer) for layer in self.layers]
+        if not all(isinstance(layer, Memory | LinearLayer) for layer in layers):
+            raise ValueError("this cache has read nothing yet, so it holds no state")
+        return MultiState(layers, self.plan.fingerprint)

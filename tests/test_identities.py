@@ -1,0 +1,220 @@
+"""The spine of the suite: recurrent = chunked for every policy, and size >= length = the unmodified model."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import FAMILIES, build, left_padded, llama, oracle, tokens
+from torch import Tensor
+
+import msrnn
+from msrnn.attention import Scoring, attend, decode
+from msrnn.policy import NAMES, Bound, Policy
+from msrnn.reference import HELD, recurrent
+from msrnn.scan import scan_torch
+from msrnn.state import LayerShape, Slots
+
+POLICIES = [*NAMES, "window+1", "window+4", "tova+1", "tova+4"]
+TOLERANCE = 1e-4
+
+
+@st.composite
+def bounds(draw: st.DrawFn) -> Bound:
+    size = draw(st.integers(1, 40))
+    first = draw(st.integers(0, size - 1))
+    spare = size - 1 - first
+    recent = draw(st.integers(0, spare) | st.floats(0, spare / size))
+    decay = draw(st.sampled_from([None, 0.0, 1.0]) | st.floats(0, 1))
+    policy = Policy(decay, draw(st.sampled_from(["layer", "head"])), first, recent)
+    return Bound(policy, size, draw(st.none() | st.integers(size + 2, 60)))
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> dict[str, Any]:
+    """A layer, its inputs, and one way of splitting and padding them."""
+    length = draw(st.integers(1, 40))
+    cuts = draw(st.lists(st.integers(1, length), max_size=4))
+    return {
+        "bound": draw(bounds()),
+        "heads": draw(st.sampled_from([(2, 2), (6, 2), (4, 1)])),  # GQA ratios 1, 3 and all-to-one
+        "length": length,
+        "edges": sorted({0, *cuts, length}),
+        "chunk": draw(st.integers(1, 48)),
+        "padding": [draw(st.integers(0, length - 1)), 0],
+        "softcap": draw(st.none() | st.just(3.0)),
+        "sinks": draw(st.booleans()),
+        "seed": draw(st.integers(0, 10_000)),
+    }
+
+
+def run_layer(case: dict[str, Any], inputs: tuple[Tensor, Tensor, Tensor], scoring: Scoring) -> tuple[Tensor, Tensor]:
+    """Outputs [B, T, H, D] and eviction times [B, G, T] of the chunked order, split and padded as the case says."""
+    query, key, value = inputs
+    bound, length = case["bound"], case["length"]
+    real = torch.arange(length)[None] >= torch.tensor(case["padding"])[:, None]
+    shape = LayerShape(query.shape[1], key.shape[1], key.shape[3], value.shape[3], key.dtype, key.device)
+    slots = Slots(2, shape, bound)
+    times = torch.full((2, slots.position.shape[1], length), HELD, dtype=torch.int32)
+
+    def record(position: Tensor, evicted_at: Tensor) -> None:
+        for b, g, n in ((position >= 0) & (evicted_at != HELD)).nonzero().tolist():
+            times[b, g, position[b, g, n]] = evicted_at[b, g, n]
+
+    outputs = [
+        attend(slots, *(x[:, :, a:b] for x in inputs), real[:, a:b], scoring, case["chunk"], record)
+        for a, b in zip(case["edges"], case["edges"][1:], strict=False)
+    ]
+    held = [sorted(set(row) - {-1}) for row in slots.position.flatten(0, 1).tolist()]
+    still = [
+        [j for j in range(length - case["padding"][b]) if times[b, g, j] == HELD]
+        for b in range(2)
+        for g in range(times.shape[1])
+    ]
+    assert held == still
+    return torch.cat(outputs, dim=1), times
+
+
+@pytest.mark.parametrize("walk", ["compiled", "torch"])
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(case=layers())
+def test_chunked_layer_is_recurrent_layer(walk: str, case: dict[str, Any]) -> None:
+    (heads, kv_heads), length = case["heads"], case["length"]
+    draw = torch.Generator().manual_seed(case["seed"])
+    query = torch.randn(2, heads, length, 8, generator=draw) * 2
+    key, value = (torch.randn(2, kv_heads, length, 8, generator=draw) for _ in range(2))
+    scoring = Scoring(0.5, case["softcap"], torch.randn(heads, generator=draw) if case["sinks"] else None)
+    with pytest.MonkeyPatch.context() as patch:
+        if walk == "torch":
+            patch.setattr("msrnn.attention.scan", scan_torch)
+        output, times = run_layer(case, (query, key, value), scoring)
+    for row, start in enumerate(case["padding"]):
+        inputs = [x[row, :, start:] for x in (query, key, value)]
+        truth = recurrent(*inputs, case["bound"], scoring.scale, scoring.softcap, scoring.sinks)
+        close = (truth.margin < 1e-5).any(0).nonzero()
+        cut = int(close[0]) if len(close) else length - start
+        assert torch.equal(truth.evicted_at.clamp(max=cut), times[row, :, : length - start].long().clamp(max=cut))
+        mine = output[row, start:].transpose(0, 1)
+        torch.testing.assert_close(mine[:, : cut + 1], truth.output[:, : cut + 1], atol=TOLERANCE, rtol=TOLERANCE)
+        assert (output[row, :start] == 0).all(), "padding attends to nothing"
+
+
+@pytest.mark.parametrize("path", ["compiled", "torch"])
+@settings(max_examples=75, deadline=None, derandomize=True)
+@given(case=layers())
+def test_decoded_layer_is_recurrent_layer(path: str, case: dict[str, Any]) -> None:
+    (heads, kv_heads), length = case["heads"], case["length"]
+    draw = torch.Generator().manual_seed(case["seed"])
+    # The torch path is the one of other devices and dtypes: on this device, that of float64.
+    kind = torch.float32 if path == "compiled" else torch.float64
+    query = torch.randn(1, heads, length, 8, generator=draw).to(kind) * 2
+    key, value = (torch.randn(1, kv_heads, length, 8, generator=draw).to(kind) for _ in range(2))
+    scoring = Scoring(0.5, case["softcap"], torch.randn(heads, generator=draw) if case["sinks"] else None)
+    slots = Slots(1, LayerShape(heads, kv_heads, 8, 8, kind, query.device), case["bound"])
+    output = [
+        decode(slots, *(x[:, :, t : t + 1] for x in (query, key, value)), slots.advance(1, None)[:, 0], scoring)
+        for t in range(length)
+    ]
+    truth = recurrent(query[0], key[0], value[0], case["bound"], scoring.scale, scoring.softcap, scoring.sinks)
+    close = (truth.margin < 1e-5).any(0).nonzero()
+    cut = int(close[0]) if len(close) else length
+    mine = torch.cat(output, dim=1)[0].transpose(0, 1)
+    torch.testing.assert_close(mine[:, : cut + 1], truth.output[:, : cut + 1], atol=TOLERANCE, rtol=TOLERANCE)
+    if cut == length:
+        held = [sorted(set(row) - {-1}) for row in slots.position[0].tolist()]
+        assert held == [[j for j, e in enumerate(times) if e == HELD] for times in truth.evicted_at.tolist()]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (6, 1)])
+def test_chunked_model_is_recurrent_model(policy: str, heads: int, kv_heads: int, device: str) -> None:
+    model = build(llama(heads, kv_heads), device)
+    ids, mask = left_padded(tokens(2, 70), [0, 13])
+    for size, chunk, block in ((9, 7, 33), (16, 128, 128), (33, 1, 70)):
+        rnn = msrnn.MultiStateRNN(model, policy, size, chunk, block)
+        check_against_oracle(rnn, policy, size, ids, mask)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_family_is_recurrent_model(family: str, device: str) -> None:
+    model = build(FAMILIES[family](), device)
+    ids, mask = left_padded(tokens(2, 48), [0, 9])
+    for policy, size in (("tova", 8), (Policy(0.5, "head", 1, 2), 20), ("window+4", 10)):
+        rnn = msrnn.MultiStateRNN(model, policy, size, chunk=16, block=32)
+        check_against_oracle(rnn, policy, size, ids, mask)
+
+
+def check_against_oracle(
+    rnn: msrnn.MultiStateRNN, policy: str | Policy, size: int | None, ids: Tensor, mask: Tensor
+) -> None:
+    logits = rnn.read(ids, rnn.state(len(ids)), mask).cpu()
+    evicted_at = msrnn.trace(rnn, ids, mask).evicted_at
+    length = ids.shape[1]
+    for row, start in enumerate((mask == 0).sum(-1).tolist()):
+        truth = oracle(rnn.model, ids[row, start:], policy, size)
+        steps = torch.where(evicted_at[row, ..., start:] == length, HELD, evicted_at[row, ..., start:] - start)
+        assert truth.agrees(steps), f"row {row}: other tokens left than by the definition"
+        assert (evicted_at[row, ..., :start] == -1).all()
+        part = slice(start, start + truth.excused_from + 1)
+        torch.testing.assert_close(
+            logits[row, part], truth.logits[: truth.excused_from + 1], atol=TOLERANCE, rtol=TOLERANCE
+        )
+        assert truth.excused_from > length // 4, "ties excuse so much that this example shows nothing"
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, "full"])
+def test_a_size_beyond_the_length_is_the_unmodified_model(policy: str, device: str) -> None:
+    model = build(llama(), device)
+    ids, mask = left_padded(tokens(2, 40), [0, 7])
+    with torch.no_grad():
+        expected = model(ids.to(device), attention_mask=mask.to(device), position_ids=positions(mask).to(device)).logits
+    rnn = msrnn.MultiStateRNN(model, policy, None if policy == "full" else 40, chunk=16, block=24)
+    logits = rnn.read(ids, rnn.state(2), mask)
+    torch.testing.assert_close(logits[mask == 1], expected[mask == 1], atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("policy", ["tova", "full"])
+def test_family_with_a_size_beyond_the_length(family: str, policy: str, device: str) -> None:
+    model = build(FAMILIES[family](), device)
+    ids = tokens(2, 40).to(device)
+    expected_tokens = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
+    with torch.no_grad():
+        expected = model(ids, use_cache=False).logits
+    rnn = msrnn.MultiStateRNN(model, policy, None if policy == "full" else 64, chunk=16, block=24)
+    torch.testing.assert_close(rnn.read(ids, rnn.state(2)), expected, atol=TOLERANCE, rtol=TOLERANCE)
+    assert torch.equal(rnn.generate(ids, max_new_tokens=8, do_sample=False), expected_tokens)
+    with torch.no_grad():
+        ownerless = model(ids, use_cache=False).logits
+    torch.testing.assert_close(ownerless, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def positions(mask: Tensor) -> Tensor:
+    return (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    cuts=st.lists(st.integers(1, 59), max_size=5),
+    chunk=st.integers(1, 70),
+    block=st.integers(1, 70),
+    policy=st.sampled_from(POLICIES),
+)
+def test_the_split_never_changes_the_answer(cuts: list[int], chunk: int, block: int, policy: str) -> None:
+    model = build(llama())
+    ids, mask = left_padded(tokens(2, 60), [0, 11])
+    whole = msrnn.MultiStateRNN(model, policy, 12)
+    expected_state = whole.state(2)
+    expected = whole.read(ids, expected_state, mask)
+    rnn = msrnn.MultiStateRNN(model, policy, 12, chunk, block)
+    state = rnn.state(2)
+    edges = sorted({0, *cuts, 60})
+    parts = [rnn.read(ids[:, a:b], state, mask[:, a:b]) for a, b in itertools.pairwise(edges)]
+    logits = torch.cat(parts, dim=1)
+    torch.testing.assert_close(logits[mask == 1], expected[mask == 1], atol=TOLERANCE, rtol=TOLERANCE)
+    for layer in range(2):
+        assert torch.equal(state.positions(layer).sort(-1).values, expected_state.positions(layer).sort(-1).values)

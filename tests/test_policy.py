@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from msrnn.policy import MEANINGS, NAMES, Bound, Policy, layer_bound, policy, resolve
+
+
+def test_names_are_points_in_the_space_of_four_numbers() -> None:
+    assert policy("tova") == Policy(decay=0.0, per="layer", first=0, recent=0)
+    assert policy("tova+4") == Policy(decay=0.0, per="layer", first=4, recent=0)
+    assert policy("tova-head") == Policy(decay=0.0, per="head")
+    assert policy("window+1") == Policy(decay=None, first=1)
+    assert policy("h2o") == Policy(decay=1.0, per="head", recent=0.5)
+    assert policy("h2o-layer") == Policy(decay=1.0, per="layer", recent=0.5)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "tova+4", "window+1", "h2o+2"])
+def test_a_policy_knows_its_name(name: str) -> None:
+    assert policy(name).name == name
+
+
+def test_every_name_has_a_meaning() -> None:
+    assert NAMES.keys() == MEANINGS.keys()
+
+
+def test_a_policy_without_a_name_is_told_by_its_numbers() -> None:
+    assert Policy(0.5, "head", 1, 2).name == "decay=0.5,per=head,first=1,recent=2"
+
+
+def test_a_policy_is_a_value() -> None:
+    assert hash(policy("tova")) == hash(Policy(0.0))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        policy("tova").first = 3  # type: ignore[misc]
+
+
+def test_a_share_of_the_size_is_rounded_down() -> None:
+    assert Policy(1.0, recent=0.5).recent_at(9) == 4
+    assert Policy(1.0, recent=3).recent_at(9) == 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"), [("tovo", "tova"), ("windw+4", "window"), ("h20", "h2o"), ("ful", "full"), ("tova+x", "tova+4")]
+)
+def test_an_unknown_name_suggests_the_nearest(wrong: str, near: str) -> None:
+    with pytest.raises(ValueError, match=near.replace("+", r"\+")) as error:
+        policy(wrong)
+    assert wrong in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"decay": 1.5}, "1.5"),
+        ({"decay": -0.1}, "-0.1"),
+        ({"decay": float("nan")}, "nan"),
+        ({"decay": "0"}, "'0'"),
+        ({"decay": 0.0, "per": "token"}, "token"),
+        ({"decay": 0.0, "first": -1}, "-1"),
+        ({"decay": 0.0, "first": 1.5}, "1.5"),
+        ({"decay": 0.0, "recent": -2}, "-2"),
+        ({"decay": 0.0, "recent": 1.0}, "1.0"),
+        ({"decay": 0.0, "recent": True}, "True"),
+    ],
+)
+def test_a_bad_number_is_named(fields: dict[str, object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        Policy(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "error", "named"),
+    [
+        ("tova", 0, ValueError, "size=0"),
+        ("tova", -3, ValueError, "size=-3"),
+        ("tova", 2.5, TypeError, "2.5"),
+        ("tova", None, TypeError, "None"),
+        ("tova", True, TypeError, "True"),
+        ("full", 8, ValueError, "size=8"),
+        ("tova+4", 4, ValueError, "first=4"),
+        (Policy(0.0, first=3, recent=0.5), 6, ValueError, "recent=3"),
+        (7, 8, TypeError, "7"),
+    ],
+)
+def test_a_policy_and_a_size_must_fit(name: object, size: object, error: type[Exception], named: str) -> None:
+    with pytest.raises(error, match=named):
+        resolve(name, size)  # type: ignore[arg-type]
+
+
+def test_full_is_unbounded_and_no_policy() -> None:
+    assert resolve("full", None) == (None, None)
+    with pytest.raises(ValueError, match="no Policy"):
+        policy("full")
+
+
+def test_sliding_layers_forget_what_they_cannot_see() -> None:
+    tova = policy("tova")
+    assert layer_bound(tova, 512, None) == Bound(tova, 512)
+    assert layer_bound(tova, 512, 128) == Bound(policy("window"), 127)
+    assert layer_bound(tova, 512, 513) == Bound(policy("window"), 512)
+    assert layer_bound(tova, 512, 514) == Bound(tova, 512, window=514)
+    assert layer_bound(None, None, 128) == Bound(policy("window"), 127)
+    assert layer_bound(None, None, None) is None

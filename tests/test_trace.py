@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import FAMILIES, build, left_padded, llama, tokens
+
+import msrnn
+
+
+def test_a_window_is_a_diagonal() -> None:
+    rnn = msrnn.MultiStateRNN(build(llama()), "window+1", 4, chunk=5)
+    trace = msrnn.trace(rnn, tokens(1, 12))
+    assert trace.evicted_at.shape == (1, 2, 1, 12)
+    assert trace.layers == (0, 1)
+    assert trace.evicted_at[0, 0, 0].tolist() == [12, 4, 5, 6, 7, 8, 9, 10, 11, 12, 12, 12]
+    assert trace.seen_at(5)[0, 0, 0].nonzero()[:, 0].tolist() == [0, 2, 3, 4, 5]
+
+
+def test_times_are_by_input_column() -> None:
+    rnn = msrnn.MultiStateRNN(build(llama()), "tova", 5, chunk=4)
+    ids, mask = left_padded(tokens(2, 20), [0, 6])
+    together = msrnn.trace(rnn, ids, mask).evicted_at
+    alone = msrnn.trace(rnn, ids[1:, 6:]).evicted_at
+    assert (together[1, ..., :6] == -1).all()
+    assert torch.equal(together[1, ..., 6:], alone[0] + 6)
+
+
+def test_what_is_held_is_what_the_state_holds() -> None:
+    rnn = msrnn.MultiStateRNN(build(llama()), "h2o", 6)
+    ids = tokens(1, 30)
+    state = rnn.state()
+    rnn.read(ids, state)
+    evicted_at = msrnn.trace(rnn, ids).evicted_at
+    assert evicted_at.shape == (1, 2, 2, 30)
+    for layer in range(2):
+        for group in range(2):
+            held = (evicted_at[0, layer, group] == 30).nonzero()[:, 0].tolist()
+            assert sorted(set(state.positions(layer)[0, group].tolist()) - {-1}) == held
+
+
+def test_layers_of_one_group_repeat_it() -> None:
+    rnn = msrnn.MultiStateRNN(build(FAMILIES["gemma2"]()), "tova-head", 16)
+    evicted_at = msrnn.trace(rnn, tokens(1, 30)).evicted_at
+    sliding = evicted_at[0, 0]
+    assert torch.equal(sliding[0], sliding[1])
+    assert not torch.equal(evicted_at[0, 1, 0], evicted_at[0, 1, 1])
+
+
+def test_nothing_to_trace_is_said() -> None:
+    with pytest.raises(ValueError, match="unbounded"):
+        msrnn.trace(msrnn.MultiStateRNN(build(llama()), "full", None), tokens(1, 5))

@@ -1,0 +1,154 @@
+"""Tiny random models, one per family, and the oracle: a whole model run by the definition, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import transformers as tf
+from torch import Tensor
+from transformers import AttentionInterface, PreTrainedModel
+
+from msrnn.plan import windows
+from msrnn.policy import Policy, layer_bound, resolve
+from msrnn.reference import recurrent
+
+VOCABULARY = 97
+_BASE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_WIDE: dict[str, Any] = {**_BASE, "head_dim": 16}
+_WINDOW = 12
+
+
+def llama(heads: int = 6, kv_heads: int = 2, **changes: Any) -> tf.PreTrainedConfig:
+    return tf.LlamaConfig(**{**_BASE, "num_attention_heads": heads, "num_key_value_heads": kv_heads, **changes})
+
+
+FAMILIES: dict[str, Callable[[], tf.PreTrainedConfig]] = {
+    "llama": llama,
+    "mistral": lambda: tf.MistralConfig(**_BASE, sliding_window=None),
+    "mistral-sliding": lambda: tf.MistralConfig(**_BASE, sliding_window=_WINDOW),
+    "qwen2": lambda: tf.Qwen2Config(**_BASE),
+    "qwen3": lambda: tf.Qwen3Config(**_WIDE),
+    "phi3": lambda: tf.Phi3Config(**_BASE),
+    "gemma2": lambda: tf.Gemma2Config(
+        **_WIDE, sliding_window=_WINDOW, query_pre_attn_scalar=10, attn_logit_softcapping=5.0
+    ),
+    "gemma3": lambda: tf.Gemma3TextConfig(
+        **{**_WIDE, "num_hidden_layers": 3},
+        sliding_window=_WINDOW,
+        query_pre_attn_scalar=10,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+    ),
+    "gpt-oss": lambda: tf.GptOssConfig(
+        **_WIDE,
+        sliding_window=_WINDOW,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    ),
+    "gpt-neox": lambda: tf.GPTNeoXConfig(**{k: v for k, v in _BASE.items() if k != "num_key_value_heads"}),
+    "gpt2": lambda: tf.GPT2Config(
+        n_embd=48,
+        n_layer=2,
+        n_head=6,
+        n_positions=512,
+        scale_attn_by_inverse_layer_idx=True,
+        **{k: v for k, v in _BASE.items() if k in ("vocab_size", "initializer_range") or k.endswith("token_id")},
+    ),
+    "olmo2": lambda: tf.Olmo2Config(**_BASE),
+    "qwen3-moe": lambda: tf.Qwen3MoeConfig(
+        **_WIDE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, decoder_sparse_step=1
+    ),
+    "mixtral": lambda: tf.MixtralConfig(**_BASE, num_local_experts=4),
+}
+
+
+def build(config: tf.PreTrainedConfig, device: str = "cpu", seed: int = 0) -> PreTrainedModel:
+    """A model with random weights and the attention that counts as unmodified."""
+    torch.manual_seed(seed)
+    model = tf.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    for name, weight in model.named_parameters():
+        if name.endswith("sinks"):
+            torch.nn.init.normal_(weight)
+    return model.to(device)
+
+
+def tokens(rows: int, length: int, seed: int = 1) -> Tensor:
+    """Ids that are never special, so that no generation ends early."""
+    return torch.randint(3, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def left_padded(ids: Tensor, padding: list[int]) -> tuple[Tensor, Tensor]:
+    """Rows cut to their last columns: row i keeps all but its first padding[i]."""
+    mask = torch.ones_like(ids)
+    for row, width in enumerate(padding):
+        mask[row, :width] = 0
+    return ids.masked_fill(mask == 0, 0), mask
+
+
+class Oracle(NamedTuple):
+    logits: Tensor  # [T, V]
+    evicted_at: Tensor  # [L, G, T], HELD where held
+    excused_from: int  # the first step at which rounding may decide who leaves
+
+    def agrees(self, evicted_at: Tensor) -> bool:
+        """The same eviction times, up to the step from which rounding excuses; [L, G, T] in steps."""
+        cut = self.excused_from
+        return torch.equal(self.evicted_at.clamp(max=cut), evicted_at.long().clamp(max=cut))
+
+
+@torch.no_grad()
+def oracle(model: PreTrainedModel, ids: Tensor, policy: str | Policy, size: int | None) -> Oracle:
+    """Run one sequence [T] by the definition."""
+    policy_, size = resolve(policy, size)
+    bounds = [layer_bound(policy_, size, window) for window in windows(model, model.config)]
+    times: dict[int, Tensor] = {}
+    margins: list[Tensor] = []
+
+    def attention(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, _: Any, scaling: float, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        run = recurrent(
+            query[0].cpu(),
+            key[0].cpu(),
+            value[0].cpu(),
+            bounds[module.layer_idx],
+            scaling,
+            kwargs.get("softcap"),
+            s.cpu() if (s := kwargs.get("s_aux")) is not None else None,
+        )
+        times[module.layer_idx] = run.evicted_at
+        margins.append(run.margin)
+        return run.output.transpose(0, 1)[None].to(query.device), None
+
+    with _attention(model, "oracle", attention):
+        logits = model(input_ids=ids[None].to(model.device), use_cache=False).logits[0].cpu()
+    close = torch.stack([m.amin(0) for m in margins]).amin(0) < 1e-5
+    excused_from = int(close.nonzero()[0]) if close.any() else len(ids)
+    groups = max(t.shape[0] for t in times.values())
+    return Oracle(logits, torch.stack([times[i].expand(groups, -1) for i in sorted(times)]), excused_from)
+
+
+@contextmanager
+def _attention(model: PreTrainedModel, name: str, function: Any) -> Iterator[None]:
+    before = model.config._attn_implementation
+    AttentionInterface.register(name, function)
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
