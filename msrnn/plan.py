@@ -67,7 +67,7 @@ def plan(model: PreTrainedModel, policy: str | Policy, size: int | None, chunk: 
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"{type(model).__name__} is not a transformers model: load one with AutoModelForCausalLM")
     config = model.config.get_text_config(decoder=True)
-    windows = windows(model, config)
+    own = windows(model, config)
     before = config._attn_implementation
     model.set_attn_implementation(NAME)
     try:
@@ -82,7 +82,7 @@ def plan(model: PreTrainedModel, policy: str | Policy, size: int | None, chunk: 
         "dtype": "/".join(sorted(dtypes)),
         "model": fingerprint_of(model),
     }
-    bounds = [layer_bound(policy_, size, window) for window in windows]
+    bounds = [layer_bound(policy_, size, window) for window in own]
     return Plan(config, shapes, bounds, chunk, fingerprint)
 
 
