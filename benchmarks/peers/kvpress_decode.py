@@ -39,7 +39,7 @@ def tova_press(context: int, size: int) -> PrefillDecodingPress:
     )
 
 
-def read_context(model: PreTrainedModel, ids: torch.Tensor, hooks: AbstractContextManager) -> DynamicCache:
+def read_context(model: PreTrainedModel, ids: torch.Tensor, hooks: AbstractContextManager[object]) -> DynamicCache:
     """Read `ids` in one pass and return the cache, as the press behind `hooks` (if any) leaves it."""
     cache = DynamicCache(config=model.config)
     with hooks:
@@ -78,7 +78,7 @@ def measure(
         full_times += decode(model, full, fed, context, nullcontext())
         bounded_times += decode(model, bounded, fed, start, press(model))
         start += count
-    return full_times, bounded_times, max(layer.get_seq_length() for layer in bounded.layers)
+    return full_times, bounded_times, max(bounded.get_seq_length(i) for i in range(len(bounded.layers)))
 
 
 def parse_args() -> argparse.Namespace:

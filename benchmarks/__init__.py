@@ -1,0 +1,1 @@
+"""Ratios measured in one run: `python -m benchmarks.NAME`, one script per question."""

@@ -1,0 +1,1 @@
+"""Peers, each in an environment of its own."""

@@ -1,0 +1,67 @@
+"""How do others fare on the same machine? Each peer runs in its own environment below `.peers`.
+
+python -m benchmarks.peers [--context 3072] [--size 512]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.common import ROOT, model_and_tokens, setting
+from msrnn.models import converted, small_model
+
+PEERS: dict[str, list[str]] = {"kvpress": ["torch==2.13.0", "kvpress==0.5.5", "transformers==5.2.0"]}
+
+
+def environment(peer: str) -> Path | None:
+    """The peer's Python, installed once; None, and a message, where it cannot be installed."""
+    folder = ROOT / ".peers" / peer
+    if (folder / "installed").exists():
+        return folder / "bin" / "python"
+    print(f"installing {peer} into {folder.relative_to(ROOT)}", flush=True)
+    steps = [[sys.executable, "-m", "venv", str(folder)], [str(folder / "bin" / "pip"), "install", "-q", *PEERS[peer]]]
+    for step in steps:
+        done = subprocess.run(step, capture_output=True, text=True, check=False)
+        if done.returncode:
+            print(f"{peer}: skipped, it cannot be installed here ({done.stderr.strip().splitlines()[-1]})")
+            return None
+    (folder / "installed").touch()
+    return folder / "bin" / "python"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--context", type=int, default=3072)
+    parser.add_argument("--size", type=int, default=512)
+    args = parser.parse_args()
+    for peer in PEERS:
+        python = environment(peer)
+        if python is None:
+            continue
+        _, ids = model_and_tokens(args.context + 512)
+        with tempfile.TemporaryDirectory() as folder:
+            tokens = Path(folder) / "tokens.npy"
+            np.save(tokens, ids[0].numpy())
+            script = ROOT / "benchmarks" / "peers" / f"{peer}_decode.py"
+            words = ["--model", str(converted(small_model())), "--tokens", str(tokens)]
+            words += ["--context", str(args.context), "--size", str(args.size)]
+            done = subprocess.run([python, script, *words], capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"{peer} failed:\n{done.stderr}")
+        found = json.loads(done.stdout.strip().splitlines()[-1])
+        print(
+            f"{peer} {found['version']}, a step at size {args.size} after {args.context} tokens: unmodified "
+            f"{found['unmodified_ms']} ms, {peer} {found['bounded_ms']} ms; ratio {found['ratio']:.3f}"
+        )
+        print(json.dumps({**setting(), **found}))
+
+
+if __name__ == "__main__":
+    main()
