@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import Cache, LinearAttentionLayer
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 
 from msrnn.attention import Record, Scoring, plain_attention
 from msrnn.huggingface import NAME, LinearLayer, Memory, OwnedLayer, StateLayer
@@ -82,8 +82,7 @@ def plan(model: PreTrainedModel, policy: str | Policy, size: int | None, chunk: 
         "dtype": "/".join(sorted(dtypes)),
         "model": fingerprint_of(model),
     }
-    bounds = [layer_bound(policy_, size, window) for window in own]
-    return Plan(config, shapes, bounds, chunk, fingerprint)
+    return Plan(config, shapes, [layer_bound(policy_, size, w) for w in own], chunk, fingerprint)
 
 
 def _host_layers(config: Any) -> list[Any]:
@@ -99,8 +98,8 @@ def windows(model: PreTrainedModel, config: Any) -> list[int | None]:
     if getattr(config, "num_kv_shared_layers", None):
         raise ValueError(f"{name} has layers that read the states of others: they cannot forget on their own")
     layers = _host_layers(config)
-    odd = {type(layer).__name__ for layer in layers} - {"DynamicLayer", "DynamicSlidingWindowLayer"}
-    odd -= {type(layer).__name__ for layer in layers if type(layer) is LinearAttentionLayer}
+    known = (DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer)
+    odd = {type(layer).__name__ for layer in layers if type(layer) not in known}
     if "chunked_attention" in (getattr(config, "layer_types", None) or []):
         odd.add("chunked attention")
     if odd:

@@ -112,14 +112,12 @@ class Bound:
 
 
 def resolve(policy_: str | Policy, size: int | None) -> tuple[Policy | None, int | None]:
-    """A validated pair; (None, None) is the unbounded model."""
+    """A validated pair; (None, None) is the unbounded model, which `full` means at any size."""
     if isinstance(policy_, str) and policy_ == FULL:
-        if size is not None:
-            raise ValueError(f"size={size!r}: policy 'full' is unbounded, so it takes size=None")
         return None, None
     value = policy_ if isinstance(policy_, Policy) else policy(policy_)
     if not _is_int(size):
-        raise TypeError(f"size={size!r}: must be a whole number of states (or policy='full' with size=None)")
+        raise TypeError(f"size={size!r}: must be a whole number of states; policy 'full' alone has none")
     assert size is not None
     if size < 1:
         raise ValueError(f"size={size}: a bounded state holds at least 1 token")

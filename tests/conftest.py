@@ -4,6 +4,8 @@ import pytest
 import torch
 from transformers.utils import logging
 
+from msrnn.models import Loaded, load
+
 logging.set_verbosity_error()
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -19,3 +21,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture(scope="session")
+def small() -> Loaded:
+    """The small default model; what wants it is skipped, with the reason, where it is not installed."""
+    try:
+        return load(device="cpu", dtype="float32")
+    except ValueError as missing:
+        pytest.skip(str(missing))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pydoc_data.topics import topics
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor
 
 import msrnn
 from msrnn.attention import Scoring, attend, decode
+from msrnn.models import Loaded
 from msrnn.policy import NAMES, Bound, Policy
 from msrnn.reference import HELD, recurrent
 from msrnn.scan import scan_torch
@@ -21,6 +23,7 @@ from msrnn.state import LayerShape, Slots
 
 POLICIES = [*NAMES, "window+1", "window+4", "tova+1", "tova+4"]
 TOLERANCE = 1e-4
+PROSE = "\n".join(topics[name] for name in ("objects", "naming"))
 
 
 @st.composite
@@ -218,3 +221,25 @@ def test_the_split_never_changes_the_answer(cuts: list[int], chunk: int, block: 
     torch.testing.assert_close(logits[mask == 1], expected[mask == 1], atol=TOLERANCE, rtol=TOLERANCE)
     for layer in range(2):
         assert torch.equal(state.positions(layer).sort(-1).values, expected_state.positions(layer).sort(-1).values)
+
+
+@pytest.mark.small_model
+def test_the_small_model_is_recurrent(small: Loaded) -> None:
+    ids = small.tokenizer(PROSE, return_tensors="pt").input_ids[:, :96]
+    for policy in ("tova", "h2o"):
+        rnn = msrnn.MultiStateRNN(small.model, policy, 24, chunk=32, block=64)
+        check_against_oracle(rnn, policy, 24, ids, torch.ones_like(ids))
+
+
+@pytest.mark.small_model
+def test_the_small_model_with_a_size_beyond_the_length(small: Loaded) -> None:
+    model, tokenizer = small
+    ids = tokenizer(PROSE, return_tensors="pt").input_ids[:, :64]
+    model.set_attn_implementation("eager")
+    settings: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
+    expected = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+    with torch.no_grad():
+        logits = model(ids, use_cache=False).logits
+    rnn = msrnn.MultiStateRNN(model, "tova", 96, chunk=24)
+    torch.testing.assert_close(rnn.read(ids, rnn.state()), logits, atol=1e-3, rtol=TOLERANCE)
+    assert torch.equal(rnn.generate(ids, **settings), expected)

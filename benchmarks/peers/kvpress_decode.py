@@ -48,7 +48,7 @@ def read_context(model: PreTrainedModel, ids: torch.Tensor, hooks: AbstractConte
 
 
 def decode(
-    model: PreTrainedModel, cache: DynamicCache, ids: torch.Tensor, start: int, hooks: AbstractContextManager
+    model: PreTrainedModel, cache: DynamicCache, ids: torch.Tensor, start: int, hooks: AbstractContextManager[object]
 ) -> list[float]:
     """Feed `ids` one by one from position `start` on; return the milliseconds of each step but the first."""
     times = []
