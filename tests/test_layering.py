@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import msrnn
@@ -20,7 +22,7 @@ ORDER = [
     "plan",
     "rnn",
     "models",
-    "trace",
+    "tracing",
     "cli",
 ]
 ROOT = Path(msrnn.__file__).parent
@@ -44,3 +46,10 @@ def test_each_module_imports_only_from_those_above_it() -> None:
         mine = path.relative_to(ROOT).parts[0].removesuffix(".py")
         below = {name for name in imported(path) - {mine} if ORDER.index(name) > ORDER.index(mine)}
         assert not below, f"{path.name} imports {below}"
+
+
+def test_importing_the_package_does_not_load_torch() -> None:
+    code = (
+        "import msrnn, sys; assert 'torch' not in sys.modules; msrnn.MultiStateRNN, msrnn.trace, msrnn.policy('tova')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

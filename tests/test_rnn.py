@@ -14,6 +14,7 @@ from transformers import (
 )
 
 import msrnn
+from msrnn.rnn import _spoken
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +101,20 @@ def test_a_row_that_ended_reads_no_padding(model: PreTrainedModel) -> None:
     alone = rnn.state()
     rnn.read(torch.cat([ids[:1], free[:1, :4]], dim=1), alone)
     assert sorted(state.positions(0)[0, 0].tolist()) == sorted(alone.positions(0)[0, 0].tolist())
+
+
+@pytest.mark.parametrize(
+    ("pad", "generated", "real"),
+    [
+        (2, [5, 2, 2, 2], [1, 1, 0, 0]),  # rows are filled up with the very token that ended them
+        (0, [5, 2, 0, 0], [1, 1, 0, 0]),
+        (0, [5, 6, 0, 0], [1, 1, 0, 0]),  # ended by something else than an eos
+        (0, [5, 0, 6, 2], [1, 1, 1, 1]),
+        (None, [5, 2, 2, 2], [1, 1, 0, 0]),
+    ],
+)
+def test_what_was_said_ends_where_the_row_ended(pad: int | None, generated: list[int], real: list[int]) -> None:
+    assert _spoken(torch.tensor([generated]), [2, 3], pad).tolist() == [real]
 
 
 def test_beams_equal_the_stock_generate(model: PreTrainedModel) -> None:
@@ -264,3 +279,29 @@ def test_assisted_decoding_is_refused(model: PreTrainedModel) -> None:
         rnn.generate(tokens(1, 3), assistant_model=model)
     with pytest.raises(ValueError, match="prompt_lookup_num_tokens"):
         rnn.generate(tokens(1, 3), prompt_lookup_num_tokens=3)
+
+
+def test_a_batch_goes_on_with_padding_between_turns(model: PreTrainedModel) -> None:
+    rnn = msrnn.MultiStateRNN(model, "tova", 9, chunk=8)
+    first, mask = left_padded(tokens(2, 20), [0, 6])
+    second, more_mask = left_padded(tokens(2, 12, seed=7), [5, 0])
+    state = rnn.state(2)
+    rnn.generate(first, state=state, attention_mask=mask, **greedy())
+    together = rnn.generate(second, state=state, attention_mask=more_mask, **greedy())
+    for row, (a, b) in enumerate([(0, 5), (6, 0)]):
+        alone = rnn.state()
+        rnn.generate(first[row : row + 1, a:], state=alone, **greedy())
+        assert torch.equal(together[row, b:], rnn.generate(second[row : row + 1, b:], state=alone, **greedy())[0])
+        assert alone.seen[0] == state.seen[row]
+
+
+def test_a_row_without_tokens_stays_as_it_is(model: PreTrainedModel) -> None:
+    rnn = msrnn.MultiStateRNN(model, "h2o", 9)
+    state = rnn.state(2)
+    rnn.read(tokens(2, 15), state)
+    before = state.positions(1)[1].sort().values
+    mask = torch.tensor([[1] * 5, [0] * 5])
+    rnn.read(tokens(2, 5), state, mask)
+    rnn.read(tokens(2, 1), state, mask[:, :1])
+    assert state.seen.tolist() == [21, 15]
+    assert torch.equal(state.positions(1)[1].sort().values, before)

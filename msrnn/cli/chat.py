@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from msrnn.cli import turns
+from msrnn.cli.options import (
+    Choice,
+    Device,
+    Dtype,
+    Force,
+    MaxNewTokens,
+    Model,
+    PolicyName,
+    Sample,
+    SaveTo,
+    Seed,
+    Size,
+    Speech,
+    Temperature,
+    TopP,
+    state_of,
+)
+from msrnn.cli.terminal import note, summary
+from msrnn.cli.text import check_target
+
+if TYPE_CHECKING:
+    from msrnn.cli.conversation import Conversation
+
+COMMANDS = "/state, /save FILE and /quit"
+
+
+def chat(
+    system: Annotated[str | None, Option(help="What the model is told first.", show_default=False)] = None,
+    load: Annotated[Path | None, Option(help="Go on with this saved conversation.", show_default=False)] = None,
+    save: SaveTo = None,
+    force: Force = False,
+    max_new_tokens: MaxNewTokens = 512,
+    sample: Sample = False,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    model: Model = None,
+    policy: PolicyName = "tova",
+    size: Size = 512,
+    device: Device = "auto",
+    dtype: Dtype = None,
+    seed: Seed = None,
+) -> None:
+    """Talk for ever: the conversation is one bounded state, and only what is new is read.
+
+    Ctrl-C stops an answer; /state, /save FILE and /quit are commands.
+
+    Examples:
+        msrnn chat --system "Answer briefly." --save talk.safetensors
+        msrnn chat --load talk.safetensors --save talk.safetensors
+        printf 'Hello!\\n/state\\n' | msrnn chat --size 256
+    """
+    choice = Choice(model, policy, size, device, dtype, seed)
+    speech = Speech(max_new_tokens, sample, temperature, top_p)
+    check_target(save, force or save == load)
+    if system and load:
+        raise ValueError(f"--system {system!r}: {load} has begun already; leave --system out, or --load")
+    choice.check_state(load)
+    rnn, tokenizer = choice.load()
+    turns.check_template(tokenizer)
+    from msrnn.cli.conversation import Conversation
+
+    talk = Conversation(rnn, tokenizer, state_of(rnn, load), speech, system)
+    try:
+        _converse(talk, {path for path in (load, save) if path})
+    finally:
+        if save:
+            talk.state.save(save)
+            note(f"{save}: {summary(talk.state)}")
+
+
+def _converse(talk: Conversation, mine: set[Path]) -> None:
+    """Line by line until the end of input; files in `mine` may be written again."""
+    note(f"{summary(talk.state)}; commands are {COMMANDS}")
+    for line in iter(_ask, None):
+        match line.split(maxsplit=1):
+            case []:
+                continue
+            case ["/quit"]:
+                break
+            case ["/state"]:
+                print(summary(talk.state), flush=True)
+            case ["/save", name]:
+                _save(talk, Path(name), mine)
+            case [word, *_] if word.startswith("/"):
+                note(f"{line}: commands are {COMMANDS}")
+            case _:
+                talk.turn(line)
+
+
+def _ask() -> str | None:
+    """A line of the user's; None at the end of input, by Ctrl-D or Ctrl-C."""
+    try:
+        return input("> " if sys.stdin.isatty() else "")
+    except (EOFError, KeyboardInterrupt):
+        if sys.stdin.isatty():
+            print()
+        return None
+
+
+def _save(talk: Conversation, path: Path, mine: set[Path]) -> None:
+    """A file that cannot be written is no reason to lose the conversation."""
+    try:
+        if path.exists() and path not in mine:
+            raise ValueError(f"{path}: exists already; name another file")
+        check_target(path, force=True)
+        talk.state.save(path)
+        mine.add(path)
+        note(f"{path}: {summary(talk.state)}")
+    except (ValueError, OSError) as error:
+        note(str(error))

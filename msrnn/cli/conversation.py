@@ -1,0 +1,52 @@
+"""A conversation as one bounded state: each turn reads what is new, and no history is kept."""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from msrnn.cli import turns
+from msrnn.cli.options import Speech
+from msrnn.cli.text import encode
+from msrnn.cli.voice import Voice
+from msrnn.rnn import MultiStateRNN
+from msrnn.state import MultiState
+
+
+class Conversation:
+    """`state` always covers whole turns: a turn works on a copy, which takes its place at the end."""
+
+    def __init__(
+        self,
+        rnn: MultiStateRNN,
+        tokenizer: PreTrainedTokenizerBase,
+        state: MultiState,
+        speech: Speech,
+        system: str | None = None,
+    ) -> None:
+        self.rnn, self.tokenizer, self.state, self.speech, self.system = rnn, tokenizer, state, speech, system
+        self.closing = encode(tokenizer, turns.closing(tokenizer), opening=False)[0].tolist()
+
+    def turn(self, message: str) -> None:
+        """Answer a message. Ctrl-C ends the answer, and what was said so far counts."""
+        ids = encode(self.tokenizer, self._render(message), opening=False)
+        voice = Voice(self.tokenizer)
+        state = self.state.fork(1)
+        try:
+            self.rnn.generate(ids, state=state, streamer=voice, **self.speech.settings)
+        except KeyboardInterrupt:
+            voice.end()
+            state = self.state.fork(1)
+            self._read([*ids[0].tolist(), *voice.ids], state)
+        ended = self.closing[:1] == voice.ids[-1:]
+        self._read(self.closing[1:] if ended else self.closing, state)
+        self.state = state
+
+    def _render(self, message: str) -> str:
+        if int(self.state.seen[0]):
+            return turns.following(self.tokenizer, message)
+        return turns.opening(self.tokenizer, message, self.system)
+
+    def _read(self, ids: list[int], state: MultiState) -> None:
+        if ids:
+            self.rnn.read(torch.tensor([ids]), state, last_only=True)

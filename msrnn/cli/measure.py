@@ -1,0 +1,63 @@
+"""What reading a text costs and what it gives, for one model under one policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from time import perf_counter
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from msrnn.cli.terminal import states_held
+from msrnn.rnn import MultiStateRNN
+from msrnn.state import MultiState
+
+SLICE = 256  # tokens whose logits exist at once; the split does not change the answer
+UNTIMED, DECODED = 3, 32  # an unbounded state may first have to move into larger buffers
+
+
+class Measured(NamedTuple):
+    policy: str
+    perplexity: float
+    states: int
+    nbytes: int
+    reading: float  # seconds per token
+    decoding: float
+
+
+def measure(rnn: MultiStateRNN, ids: Tensor, advance: Callable[[int], object]) -> tuple[Measured, MultiState]:
+    """Read ids [1, T] but for the last, which the returned state has still to read."""
+    ids = ids.to(rnn.model.device)
+    _read(rnn, ids[:, :3], rnn.state(), lambda _: None)  # loops are compiled before they are timed
+    state = rnn.state()
+    started = perf_counter()
+    loss = _read(rnn, ids, state, advance)
+    reading = (perf_counter() - started) / (ids.shape[1] - 1)
+    perplexity = math.exp(loss / (ids.shape[1] - 1))
+    times = reading, _decode(rnn, ids[:, -1:], state.fork(1))
+    return Measured(str(rnn.plan.fingerprint["policy"]), perplexity, states_held(state), state.nbytes, *times), state
+
+
+def _read(rnn: MultiStateRNN, ids: Tensor, state: MultiState, advance: Callable[[int], object]) -> float:
+    """The summed loss of every token but the first."""
+    loss = 0.0
+    for start in range(0, ids.shape[1] - 1, SLICE):
+        stop = min(start + SLICE, ids.shape[1] - 1)
+        logits = rnn.read(ids[:, start:stop], state)
+        loss += cross_entropy(logits[0].float(), ids[0, start + 1 : stop + 1], reduction="sum").item()
+        advance(stop - start)
+    return loss
+
+
+def _decode(rnn: MultiStateRNN, token: Tensor, state: MultiState) -> float:
+    """Seconds per token."""
+    started = 0.0
+    for step in range(UNTIMED + DECODED):
+        if step == UNTIMED:
+            token.tolist()  # waits for the device
+            started = perf_counter()
+        token = rnn.step(token, state).argmax(-1)
+    token.tolist()
+    return (perf_counter() - started) / DECODED

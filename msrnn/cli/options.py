@@ -1,0 +1,111 @@
+"""The options that verbs have in common, stated once, and what they choose together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from msrnn.cli.terminal import note
+from msrnn.policy import FULL, resolve
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from msrnn.rnn import MultiStateRNN
+    from msrnn.state import MultiState
+
+SMALL = "SmolLM2-135M-Instruct"
+
+Model = Annotated[str | None, Option(help="A folder, a .gguf file or a name on the hub.", show_default=SMALL)]
+PolicyName = Annotated[str, Option("--policy", help="Which state leaves; see `msrnn policies`.")]
+Size = Annotated[int, Option(help="States that each layer may hold; policy full has no such limit.")]
+Device = Annotated[str, Option(help="cpu, cuda, or auto: cuda where there is one.")]
+Dtype = Annotated[
+    str | None,
+    Option(help="float32, bfloat16, float16, or auto: the checkpoint's own.", show_default="float32 on cpu, else auto"),
+]
+Seed = Annotated[int | None, Option(help="Makes sampling repeatable.", show_default=False)]
+
+MaxNewTokens = Annotated[int, Option(help="Tokens to say at most.")]
+Sample = Annotated[bool, Option("--sample/--greedy", help="Draw each token, or take the likeliest.")]
+Temperature = Annotated[float | None, Option(help="Sample at this temperature.", show_default=False)]
+TopP = Annotated[float | None, Option(help="Sample from the likeliest tokens of this mass.", show_default=False)]
+
+SaveTo = Annotated[Path | None, Option("--save", help="Write the state to this file at the end.", show_default=False)]
+Force = Annotated[bool, Option("--force", help="Replace the file to save to, if it exists.")]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A model, bounded how and computed where. What can be refused without loading the model is refused at once."""
+
+    model: str | None = None
+    policy: str = "tova"
+    size: int = 512
+    device: str = "auto"
+    dtype: str | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        resolve(self.policy, self.bound)
+
+    @property
+    def bound(self) -> int | None:
+        return None if self.policy == FULL else self.size
+
+    def check_state(self, path: Path | None) -> None:
+        """Whether a saved state is whole and was bounded like this."""
+        from msrnn.files import load_tensors
+
+        if path is None:
+            return
+        saved = load_tensors(path)[1]
+        policy, size = resolve(self.policy, self.bound)
+        if (saved.get("policy"), saved.get("size")) != (policy.name if policy else FULL, size):
+            mend = f"--policy {saved.get('policy')}" + (f" --size {saved['size']}" if saved.get("size") else "")
+            raise ValueError(f"{path}: a state of another policy or size than asked for; go on from it with {mend}")
+
+    def load(self) -> tuple[MultiStateRNN, PreTrainedTokenizerBase]:
+        import transformers
+
+        from msrnn.models import load
+        from msrnn.rnn import MultiStateRNN
+
+        transformers.logging.set_verbosity_error()
+        if self.seed is not None:
+            transformers.set_seed(self.seed)
+        model, tokenizer = load(self.model, self.device, self.dtype, on_convert=note)
+        return MultiStateRNN(model, self.policy, self.bound), tokenizer
+
+
+def state_of(rnn: MultiStateRNN, path: Path | None) -> MultiState:
+    """The state that was saved, or an empty one."""
+    return rnn.load(path) if path else rnn.state()
+
+
+@dataclass(frozen=True)
+class Speech:
+    """How the model speaks."""
+
+    max_new_tokens: int
+    sample: bool
+    temperature: float | None
+    top_p: float | None
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"--max-new-tokens {self.max_new_tokens}: must be 1 or more")
+        if self.temperature is not None and not 0 < self.temperature < float("inf"):
+            raise ValueError(f"--temperature {self.temperature}: must be above 0; for the likeliest token use --greedy")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"--top-p {self.top_p}: must be above 0 and at most 1")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """As arguments of `generate`: a temperature or a top-p is a wish to sample."""
+        given = {"temperature": self.temperature, "top_p": self.top_p}
+        given = {name: value for name, value in given.items() if value is not None}
+        return {"max_new_tokens": self.max_new_tokens, "do_sample": self.sample or bool(given), **given}

@@ -1,0 +1,42 @@
+"""What the terminal shows beside the model's own text: remarks and progress go to standard error."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from msrnn.state import MultiState
+
+
+def note(text: str) -> None:
+    """A remark, as it is: file names and model text are no markup."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class _Speed(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed:,.0f} tokens/s" if speed else "")
+
+
+def progress() -> Progress:
+    """A bar that counts tokens; nothing where standard error is no terminal."""
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Speed(), TimeRemainingColumn()
+    return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
+def states_held(state: MultiState) -> int:
+    """The most states that a head of any layer holds."""
+    return max(int((layer.position >= 0).sum(-1).max()) for layer in state.layers if hasattr(layer, "position"))
+
+
+def summary(state: MultiState) -> str:
+    seen, held = int(state.seen[0]), states_held(state)
+    return f"{seen:,} tokens read, {held:,} states held in each layer, {decimal(state.nbytes)}"

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from command import TEXT, Run
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from msrnn.cli.demo import manual, verdict
+from msrnn.cli.measure import Measured
+
+
+def test_demo_on_a_file(run: Run, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text(TEXT)
+    code, out, err = run("demo", "--text", tmp_path / "text", "--tokens", 200, "--size", 32)
+    assert (code, err) == (0, "")
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
+    assert [row[0] for row in rows] == ["full", "window+4", "tova"]
+    assert [row[2] for row in rows] == ["199", "32", "32"]
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    ids = torch.tensor([tokenizer(TEXT)["input_ids"][:200]])
+    with torch.no_grad():
+        perplexity = model(input_ids=ids, labels=ids).loss.exp().item()
+    assert float(rows[0][1]) == pytest.approx(perplexity, rel=1e-3)
+    assert len({row[1] for row in rows}) == 3
+    assert out.splitlines()[-1].startswith("Holding 32 of 199 states")
+
+
+def test_demo_text_too_short(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[manual.__module__], "encode", lambda *_, **__: torch.tensor([[7]]))
+    (tmp_path / "text").write_text("a")
+    code, _, err = run("demo", "--text", tmp_path / "text")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "longer text" in err
+
+
+def test_verdict_is_computed() -> None:
+    rows = [
+        Measured("full", 10.0, 1000, 4_000_000, 0, 0),
+        Measured("window+4", 12.0, 100, 400_000, 0, 0),
+        Measured("tova", 9.5, 100, 400_000, 0, 0),
+    ]
+    assert verdict(rows) == (
+        "Holding 100 of 1,000 states (400.0 kB instead of 4.0 MB) "
+        "changes perplexity by +20.0% under window+4 and -5.0% under tova."
+    )
+
+
+def test_the_manual_is_long_enough() -> None:
+    assert len(manual()) > 20_000
+    assert manual() == manual()

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from command import TEXT, Run, same
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from msrnn import MultiStateRNN
+from msrnn.cli.turns import opening
+
+SIZE = ("--size", 16)
+SHORT = ("--max-new-tokens", 12)
+
+
+def expected(folder: Path, prompt: str, policy: str = "tova", size: int | None = 16) -> str:
+    """What the library says, greedily."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    ids = torch.tensor([tokenizer(prompt, add_special_tokens=not prompt.startswith("<s>"))["input_ids"]])
+    out = MultiStateRNN(model, policy, size).generate(ids, max_new_tokens=12, do_sample=False)
+    return tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+
+
+def test_generate_says_what_the_library_says(run: Run, folder: Path) -> None:
+    prompt = "[bold]markup[/] is text: " + TEXT
+    assert run("generate", prompt, *SIZE, *SHORT) == (0, expected(folder, prompt) + "\n", "")
+
+
+def test_policy_and_size_reach_the_model(run: Run, folder: Path) -> None:
+    said = {
+        policy: run("generate", TEXT, "--policy", policy, *SIZE, *SHORT).out for policy in ("full", "tova", "window+4")
+    }
+    assert said == {policy: expected(folder, TEXT, policy, None if policy == "full" else 16) + "\n" for policy in said}
+    assert len(set(said.values())) > 1
+
+
+def test_from_a_saved_state_is_in_one_go(run: Run, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    assert run("read", "-", "--save", state, *SIZE, stdin=TEXT).code == 0
+    saved = state.read_bytes()
+    asked = run("generate", "-", "--state", state, *SIZE, *SHORT, stdin="And so\n")
+    assert asked == run("generate", TEXT + "And so", *SIZE, *SHORT)
+    assert asked.out.strip()
+    assert asked.out != run("generate", "And so", *SIZE, *SHORT).out
+    assert state.read_bytes() == saved
+
+
+def test_save_covers_prompt_and_answer(run: Run, tmp_path: Path) -> None:
+    said = run("generate", TEXT, "--save", tmp_path / "told", *SIZE, *SHORT).out.removesuffix("\n")
+    assert run("read", "-", "--save", tmp_path / "read", *SIZE, stdin=TEXT + said).code == 0
+    assert same(tmp_path / "told", tmp_path / "read")
+
+
+def test_chat_renders_the_template(run: Run, folder: Path) -> None:
+    prompt = opening(AutoTokenizer.from_pretrained(folder), "hello")
+    assert prompt == "<s><system>be kind<end>\n<user>hello<end>\n<model>"
+    assert run("generate", "hello", "--chat", *SIZE, *SHORT).out == expected(folder, prompt) + "\n"
+
+
+def test_sampling_follows_the_seed(run: Run) -> None:
+    def sampled(seed: int) -> str:
+        return run("generate", "hello", *SIZE, *SHORT, "--temperature", 2, "--top-p", 0.9, "--seed", seed).out
+
+    assert sampled(1) == sampled(1)
+    assert len({sampled(seed) for seed in range(4)}) > 1
+
+
+@pytest.mark.small_model
+def test_small_model_knows_paris(run: Run) -> None:
+    pytest.importorskip("gguf")
+    from msrnn.models import small_model
+
+    try:
+        small_model()
+    except ValueError as error:
+        pytest.skip(str(error))
+    prompt = "The capital of France is"
+    code, out, _ = run("generate", prompt, "--size", 64, "--max-new-tokens", 8, small=True)
+    assert code == 0
+    assert "Paris" in out

@@ -1,0 +1,121 @@
+"""Exit codes, and what is wrong in one line."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import Run
+
+from msrnn.cli import app
+from msrnn.version import __version__
+
+VERBS = [command.callback.__name__ for command in app.registered_commands]
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> Path:
+    """A working folder with a text, a saved state, and state files that are none."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("some words to read")
+    assert run("read", "text.txt", "--save", "state", "--size", 8).code == 0
+    whole = Path("state").read_bytes()
+    Path("truncated").write_bytes(whole[: len(whole) // 2])
+    Path("foreign").write_bytes(b"not a state at all")
+    Path("empty.txt").write_text(" \n")
+    Path("latin.txt").write_bytes("déjà".encode("latin-1"))
+    return tmp_path
+
+
+BAD = {
+    "size 0": (["generate", "hi", "--size", "0"], "size=0"),
+    "size no number": (["generate", "hi", "--size", "many"], "--size"),
+    "protects too much": (["generate", "hi", "--policy", "window+8", "--size", "8"], "first=8"),
+    "unknown policy": (["generate", "hi", "--policy", "tovas"], "did you mean 'tova'?"),
+    "empty prompt": (["generate", "  "], "PROMPT"),
+    "empty standard input": (["generate", "-"], "empty"),
+    "temperature": (["generate", "hi", "--temperature", "0"], "--temperature 0"),
+    "top-p": (["generate", "hi", "--top-p", "1.5"], "--top-p 1.5"),
+    "max new tokens": (["chat", "--max-new-tokens", "0"], "--max-new-tokens 0"),
+    "dtype": (["generate", "hi", "--dtype", "int3"], "dtype='int3'"),
+    "device": (["generate", "hi", "--device", "abacus"], "device='abacus'"),
+    "missing text": (["read", "none.txt", "--save", "new"], "none.txt"),
+    "empty text": (["read", "empty.txt", "--save", "new"], "empty.txt"),
+    "not UTF-8": (["read", "latin.txt", "--save", "new"], "latin.txt: not UTF-8"),
+    "target exists": (["read", "text.txt", "--save", "text.txt"], "--force"),
+    "target without folder": (["read", "text.txt", "--save", "none/new"], "none does not exist"),
+    "target is a folder": (["read", "text.txt", "--save", "."], "name a file"),
+    "missing state": (["generate", "hi", "--state", "none", "--size", "8"], "none: no such file"),
+    "truncated state": (["generate", "hi", "--state", "truncated", "--size", "8"], "truncated: truncated"),
+    "foreign state": (["chat", "--load", "foreign", "--size", "8"], "foreign: "),
+    "state of another size": (["generate", "hi", "--state", "state", "--size", "9"], "--policy tova --size 8"),
+    "state of another policy": (["chat", "--load", "state", "--size", "8", "--policy", "h2o"], "--policy tova"),
+    "bounded state, full model": (["chat", "--load", "state", "--policy", "full"], "--size 8"),
+    "system in the middle": (["chat", "--load", "state", "--size", "8", "--system", "x"], "--system 'x'"),
+    "demo of one token": (["demo", "--tokens", "1"], "--tokens 1"),
+    "unknown option": (["generate", "hi", "--sise", "8"], "--size"),
+    "unknown verb": (["converse"], "converse"),
+    "missing argument": (["generate"], "prompt"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line_and_code_2(name: str, files: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments, names = BAD[name]
+    monkeypatch.setattr("msrnn.models.AutoModelForCausalLM", None)  # refused before the slow part
+    before = {path: path.read_bytes() for path in files.iterdir()}
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("msrnn: ")
+    assert err.count("\n") == 1
+    assert names in err
+    assert {path: path.read_bytes() for path in files.iterdir()} == before
+
+
+def test_missing_model(run: Run, tmp_path: Path) -> None:
+    code, out, err = run("generate", "hi", "--model", tmp_path / "none", small=True)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "none': no such folder" in err
+
+
+def test_state_of_another_model_is_refused(run: Run, tmp_path: Path, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    other = AutoModelForCausalLM.from_pretrained(folder)
+    other.lm_head.weight.data += 1
+    other.save_pretrained(tmp_path / "other")
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "other")
+    (tmp_path / "text").write_text("abc")
+    arguments = ("read", tmp_path / "text", "--save", tmp_path / "state", "--model", tmp_path / "other")
+    assert run(*arguments, small=True).code == 0
+    code, _, err = run("generate", "hi", "--state", tmp_path / "state")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "does not fit a model" in err
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_ends_with_examples(verb: str, run: Run) -> None:
+    code, out, _ = run(verb, "--help", small=True)
+    assert code == 0
+    examples = [line.strip() for line in out[out.index("Examples:") :].splitlines()[1:] if line.strip()]
+    assert any(line.startswith(f"msrnn {verb}") for line in examples)
+    assert all("msrnn " in line for line in examples)
+
+
+def test_version(run: Run) -> None:
+    assert run("--version", small=True) == (0, f"msrnn {__version__}\n", "")
+
+
+def test_ctrl_c_ends_with_130_and_without_a_traceback(folder: Path) -> None:
+    arguments = ["generate", "hello", "--model", str(folder), "--max-new-tokens", "1000000", "--size", "8"]
+    program = [sys.executable, "-c", "import sys; from msrnn.cli import main; sys.exit(main())", *arguments]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.strip() == ""

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command import TEXT, Run, same
+from safetensors.torch import load_file
+
+from msrnn import MultiStateRNN
+
+
+def test_read_saves_a_bounded_state(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text(TEXT)
+    code, out, err = run("read", tmp_path / "text", "--save", tmp_path / "state", "--size", 16)
+    assert (code, err) == (0, "")  # no remark on the length either
+    assert f"{1 + len(TEXT)} tokens read, 16 states held" in out
+    assert load_file(tmp_path / "state")["0.keys"].shape[2] == 17
+
+
+def test_reading_on_is_reading_in_one_go(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "half").write_text(TEXT[:100])
+    assert run("read", "-", "--save", tmp_path / "whole", "--size", 16, stdin=TEXT).code == 0
+    assert run("read", tmp_path / "half", "--save", tmp_path / "part", "--size", 16).code == 0
+    assert not same(tmp_path / "whole", tmp_path / "part")
+    more = ("read", "-", "--load", tmp_path / "part", "--save", tmp_path / "part", "--size", 16)
+    assert run(*more, stdin=TEXT[100:]).code == 0
+    assert same(tmp_path / "whole", tmp_path / "part")
+
+
+def test_full_ignores_the_size(run: Run, tmp_path: Path) -> None:
+    code, out, _ = run("read", "-", "--save", tmp_path / "state", "--policy", "full", "--size", 16, stdin=TEXT)
+    assert code == 0
+    assert f"{1 + len(TEXT)} states held" in out
+
+
+def test_force_replaces(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("old")
+    assert run("read", "-", "--save", tmp_path / "state", stdin="abc").code == 2
+    assert (tmp_path / "state").read_text() == "old"
+    assert run("read", "-", "--save", tmp_path / "state", "--force", stdin="abc").code == 0
+    assert len(load_file(tmp_path / "state")) > 0
+
+
+def test_interrupted_read_leaves_no_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MultiStateRNN, "read", interrupted)
+    code, out, err = run("read", "-", "--save", tmp_path / "state", stdin=TEXT)
+    assert (code, out, err.strip()) == (130, "", "")
+    assert list(tmp_path.iterdir()) == []
