@@ -87,14 +87,13 @@ class _Buffers:
     def advance(self, columns: int, real: Tensor | None) -> Tensor:
         """The positions [B, columns] int32 of the next columns, -1 where padding; counts the tokens among them."""
         self.columns += columns
+        start = self.seen[:, None].to(torch.int32)
         if real is None:
-            position = self.seen[:, None] + torch.arange(columns, device=self.seen.device)
             self.seen += columns
-        else:
-            counted = real.cumsum(-1)
-            position = (self.seen[:, None] + counted - 1).masked_fill(~real, -1)
-            self.seen += counted[:, -1]
-        return position.to(torch.int32)
+            return start if columns == 1 else start + torch.arange(columns, dtype=torch.int32, device=start.device)
+        counted = real.cumsum(-1, dtype=torch.int32)
+        self.seen += counted[:, -1]
+        return (start + counted - 1).masked_fill(~real, -1)
 
 
 class Slots(_Buffers):

@@ -53,7 +53,7 @@ def demo(
     rows = []
     with progress() as bar:
         for choice in choices:
-            rnn = MultiStateRNN(rnn.model, choice.policy, choice.bound)
+            rnn = MultiStateRNN(rnn.model, choice.policy, choice.size)
             task = bar.add_task(choice.policy.ljust(8), total=ids.shape[1] - 1)
             row, state = measure(rnn, ids, partial(bar.advance, task))
             rows.append(row)

@@ -50,11 +50,7 @@ class Choice:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        resolve(self.policy, self.bound)
-
-    @property
-    def bound(self) -> int | None:
-        return None if self.policy == FULL else self.size
+        resolve(self.policy, self.size)
 
     def check_state(self, path: Path | None) -> None:
         """Whether a saved state is whole and was bounded like this."""
@@ -63,7 +59,7 @@ class Choice:
         if path is None:
             return
         saved = load_tensors(path)[1]
-        policy, size = resolve(self.policy, self.bound)
+        policy, size = resolve(self.policy, self.size)
         if (saved.get("policy"), saved.get("size")) != (policy.name if policy else FULL, size):
             mend = f"--policy {saved.get('policy')}" + (f" --size {saved['size']}" if saved.get("size") else "")
             raise ValueError(f"{path}: a state of another policy or size than asked for; go on from it with {mend}")
@@ -78,7 +74,7 @@ class Choice:
         if self.seed is not None:
             transformers.set_seed(self.seed)
         model, tokenizer = load(self.model, self.device, self.dtype, on_convert=note)
-        return MultiStateRNN(model, self.policy, self.bound), tokenizer
+        return MultiStateRNN(model, self.policy, self.size), tokenizer
 
 
 def state_of(rnn: MultiStateRNN, path: Path | None) -> MultiState:

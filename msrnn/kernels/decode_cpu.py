@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,23 +19,42 @@ from msrnn.policy import Bound
 
 @njit(fastmath=LANES, cache=True, nogil=True)
 def _dots(query: Array, keys: Array, scale: f32, into: Array) -> None:
-    for j in range(keys.shape[0]):
+    """Four slots at a time, so that a query's row is loaded once for all of them."""
+    S = keys.shape[0]
+    for j in range(0, S - 3, 4):
         for r in range(query.shape[0]):
-            total = f32(0.0)
+            s0 = s1 = s2 = s3 = f32(0.0)
             for d in range(query.shape[1]):
-                total += query[r, d] * keys[j, d]
-            into[r, j] = total * scale
+                q = query[r, d]
+                s0 += q * keys[j, d]
+                s1 += q * keys[j + 1, d]
+                s2 += q * keys[j + 2, d]
+                s3 += q * keys[j + 3, d]
+            into[r, j], into[r, j + 1] = s0 * scale, s1 * scale
+            into[r, j + 2], into[r, j + 3] = s2 * scale, s3 * scale
+    for j in range(S - S % 4, S):
+        for r in range(query.shape[0]):
+            s0 = f32(0.0)
+            for d in range(query.shape[1]):
+                s0 += query[r, d] * keys[j, d]
+            into[r, j] = s0 * scale
 
 
 @njit(fastmath=LANES, cache=True, nogil=True)
-def _weighted_sum(attention: Array, values: Array, present: Array, into: Array) -> None:
+def _weighted_sum(attention: Array, values: Array, into: Array) -> None:
+    """Four slots at a time, so that a sum is stored once for all of them."""
+    S = values.shape[0]
     into[:] = f32(0.0)
-    for j in range(values.shape[0]):
-        if present[j] > f32(0.0):
-            for r in range(attention.shape[0]):
-                a = attention[r, j]
-                for d in range(values.shape[1]):
-                    into[r, d] += a * values[j, d]
+    for j in range(0, S - 3, 4):
+        for r in range(attention.shape[0]):
+            a0, a1, a2, a3 = attention[r, j], attention[r, j + 1], attention[r, j + 2], attention[r, j + 3]
+            for d in range(values.shape[1]):
+                v01 = a0 * values[j, d] + a1 * values[j + 1, d]
+                into[r, d] += v01 + a2 * values[j + 2, d] + a3 * values[j + 3, d]
+    for j in range(S - S % 4, S):
+        for r in range(attention.shape[0]):
+            for d in range(values.shape[1]):
+                into[r, d] += attention[r, j] * values[j, d]
 
 
 @njit(cache=True, nogil=True)
@@ -103,7 +124,7 @@ def _decode(
                 attend_row(scores[m], max(scores[m].max(), sink), sink, present, scratch, observed)
             for local in range(members):
                 kv = g * members + local
-                _weighted_sum(scores[local * R : (local + 1) * R], values[b, kv], present, output[b, kv])
+                _weighted_sum(scores[local * R : (local + 1) * R], values[b, kv], output[b, kv])
             observe(weight, observed, present, where, decay, M)
             if held > size:
                 j = least_important(weight, present, where, first, t - recent)
@@ -143,12 +164,13 @@ def decode_cpu(
         query_position.contiguous().numpy(),
         sinks.numpy() if sinks is not None else np.empty((0, 0), f32),
         output.numpy(),
-        f32(scale),
-        f32(softcap or 0.0),
-        bound.size,
-        i32(bound.policy.first),
-        i32(bound.recent),
-        i32(bound.window or 0),
-        decay_code(bound),
+        *_settings(bound, scale, softcap),
     )
     return output
+
+
+@cache
+def _settings(bound: Bound, scale: float, softcap: float | None) -> tuple[Any, ...]:
+    """The scalars in the types of the compiled loop: the same for every token of a layer."""
+    first, recent, window = i32(bound.policy.first), i32(bound.recent), i32(bound.window or 0)
+    return f32(scale), f32(softcap or 0.0), bound.size, first, recent, window, decay_code(bound)
