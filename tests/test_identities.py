@@ -83,7 +83,7 @@ def run_layer(case: dict[str, Any], inputs: tuple[Tensor, Tensor, Tensor], scori
 
 
 @pytest.mark.parametrize("walk", ["compiled", "torch"])
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=300, deadline=None, derandomize=True)
 @given(case=layers())
 def test_chunked_layer_is_recurrent_layer(walk: str, case: dict[str, Any]) -> None:
     (heads, kv_heads), length = case["heads"], case["length"]
@@ -107,7 +107,7 @@ def test_chunked_layer_is_recurrent_layer(walk: str, case: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("path", ["compiled", "torch"])
-@settings(max_examples=75, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(case=layers())
 def test_decoded_layer_is_recurrent_layer(path: str, case: dict[str, Any]) -> None:
     (heads, kv_heads), length = case["heads"], case["length"]
@@ -151,8 +151,23 @@ def test_family_is_recurrent_model(family: str, device: str) -> None:
         check_against_oracle(rnn, policy, size, ids, mask)
 
 
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(case=layers())
+def test_chunked_model_is_recurrent_model_for_any_policy(case: dict[str, Any]) -> None:
+    (heads, kv_heads), bound, length = case["heads"], case["bound"], case["length"]
+    model = build(llama(heads, kv_heads, hidden_size=8 * heads))
+    ids, mask = left_padded(tokens(2, length, case["seed"]), case["padding"])
+    rnn = msrnn.MultiStateRNN(model, bound.policy, bound.size, case["chunk"], block=max(case["edges"][1:2]))
+    check_against_oracle(rnn, bound.policy, bound.size, ids, mask, may_tie=True)
+
+
 def check_against_oracle(
-    rnn: msrnn.MultiStateRNN, policy: str | Policy, size: int | None, ids: Tensor, mask: Tensor
+    rnn: msrnn.MultiStateRNN,
+    policy: str | Policy,
+    size: int | None,
+    ids: Tensor,
+    mask: Tensor,
+    may_tie: bool = False,
 ) -> None:
     logits = rnn.read(ids, rnn.state(len(ids)), mask).cpu()
     evicted_at = msrnn.trace(rnn, ids, mask).evicted_at
@@ -166,7 +181,7 @@ def check_against_oracle(
         torch.testing.assert_close(
             logits[row, part], truth.logits[: truth.excused_from + 1], atol=TOLERANCE, rtol=TOLERANCE
         )
-        assert truth.excused_from > length // 4, "ties excuse so much that this example shows nothing"
+        assert may_tie or truth.excused_from > length // 4, "ties excuse so much that this example shows nothing"
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, "full"])
@@ -200,7 +215,7 @@ def positions(mask: Tensor) -> Tensor:
     return (mask.cumsum(-1) - 1).clamp(min=0)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(
     cuts=st.lists(st.integers(1, 59), max_size=5),
     chunk=st.integers(1, 70),

@@ -75,6 +75,21 @@ def test_last_only_is_the_last_of_all(model: PreTrainedModel) -> None:
     torch.testing.assert_close(last, logits[:, -1:])
 
 
+def test_long_inputs_pass_in_blocks(model: PreTrainedModel) -> None:
+    rnn = msrnn.MultiStateRNN(model, "tova", 9, block=16)
+    widths: list[int] = []
+    told: list[int] = []
+    hook = model.register_forward_pre_hook(
+        lambda _, __, inputs: widths.append(inputs["input_ids"].shape[1]), with_kwargs=True
+    )
+    rnn.read(tokens(1, 40), rnn.state(), on_block=told.append)
+    assert widths == told == [16, 16, 8]
+    widths.clear()
+    rnn.generate(tokens(1, 40), **greedy(max_new_tokens=2))
+    hook.remove()
+    assert widths == [16, 16, 7, 1, 1]
+
+
 def test_a_state_goes_on_over_prompt_and_answer(model: PreTrainedModel) -> None:
     rnn = msrnn.MultiStateRNN(model, "tova", 9)
     first, second = tokens(2, 20), tokens(2, 7, seed=8)
