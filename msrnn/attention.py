@@ -6,35 +6,18 @@ Knows slots and scans, not models: queries and keys arrive rotated, outputs leav
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from msrnn.kernels.decode_cpu import decode_cpu
+from msrnn.decode import decode
 from msrnn.reference import HELD
 from msrnn.scan import scan
+from msrnn.scoring import Scoring
 from msrnn.state import Growing, Slots
 
 Record = Callable[[Tensor, Tensor], None]  # (position, evicted_at), both [B, G, N]
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """How a model turns queries and keys into scores before the softmax."""
-
-    scale: float
-    softcap: float | None = None
-    sinks: Tensor | None = None  # [H]: gpt-oss's learned scores that are no states
-
-    def __call__(self, query: Tensor, keys: Tensor) -> Tensor:
-        """query [B, K, Q, D], keys [B, K, N, D] -> [B, K, Q, N] float32."""
-        scores = torch.matmul(query, keys.mT).float().mul_(self.scale)
-        return scores if self.softcap is None else scores.div_(self.softcap).tanh_().mul_(self.softcap)
-
-    def sinks_of(self, groups: int) -> Tensor | None:
-        return None if self.sinks is None else self.sinks.detach().float().reshape(groups, -1)
 
 
 def attend(
@@ -45,15 +28,16 @@ def attend(
     real: Tensor | None,
     scoring: Scoring,
     chunk: int,
+    backend: str,
     record: Record | None = None,
 ) -> Tensor:
     """query [B, H, T, D], key and value [B, K, T, D]; real [B, T] is False where padding, None where there is none."""
     position = slots.advance(query.shape[2], real)
     if query.shape[2] == 1 and record is None:
-        return decode(slots, query, key, value, position[:, 0], scoring)
+        return _attend_one(slots, query, key, value, position[:, 0], scoring, backend)
     return torch.cat(
         [
-            _attend_chunk(slots, *parts, scoring, record)
+            _attend_chunk(slots, *parts, scoring, backend, record)
             for parts in zip(
                 query.split(chunk, 2), key.split(chunk, 2), value.split(chunk, 2), position.split(chunk, 1), strict=True
             )
@@ -69,6 +53,7 @@ def _attend_chunk(
     value: Tensor,
     query_position: Tensor,
     scoring: Scoring,
+    backend: str,
     record: Record | None,
 ) -> Tensor:
     """The kept states and C new ones side by side; nobody is written before it is known who stays."""
@@ -86,6 +71,7 @@ def _attend_chunk(
         query_position,
         slots.bound,
         scoring.sinks_of(G),
+        backend,
     )
     output = torch.matmul(scores.to(value.dtype), torch.cat([slots.values, value], dim=2))
     slots.keep(key, value, position, importance, (position >= 0) & (evicted_at == HELD))
@@ -94,42 +80,24 @@ def _attend_chunk(
     return output.view(B, H, C, -1).transpose(1, 2)
 
 
-def decode(slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring) -> Tensor:
-    """One token: it goes straight into a free slot, attends over the slots where they lie, and one of them is freed."""
-    (B, H, _, D), K, G = query.shape, key.shape[1], slots.position.shape[1]
-    sinks = scoring.sinks_of(G)
-    query = query.reshape(B, K, H // K, D)
-    if query.device.type == "cpu" and query.dtype == torch.float32:
-        output = decode_cpu(
-            query,
-            key[:, :, 0],
-            value[:, :, 0],
-            slots.keys,
-            slots.values,
-            slots.position,
-            slots.importance,
-            query_position,
-            slots.bound,
-            scoring.scale,
-            scoring.softcap,
-            sinks,
-        )
-        return output.view(B, 1, H, -1)
-
-    slot = slots.position.argmin(-1, keepdim=True)  # the first empty one: -1 is below every position
-    slots.position.scatter_(-1, slot, query_position[:, None, None].expand(B, G, 1))
-    importance = slots.importance
-    if importance is None:
-        importance = torch.zeros(slots.position.shape, device=slots.position.device)
-    importance.scatter_(-1, slot, 0.0)
-    for buffer, fresh in ((slots.keys, key), (slots.values, value)):
-        buffer.scatter_(2, slot[..., None].expand(*fresh.shape), fresh)
-    scores = scoring(query, slots.keys)
-    evicted_at = scan(
-        scores.view(B, G, H // G, 1, -1), slots.position, importance, query_position[:, None], slots.bound, sinks
+def _attend_one(
+    slots: Slots, query: Tensor, key: Tensor, value: Tensor, position: Tensor, scoring: Scoring, backend: str
+) -> Tensor:
+    (B, H, _, D), K = query.shape, key.shape[1]
+    output = decode(
+        query.reshape(B, K, H // K, D),
+        key[:, :, 0],
+        value[:, :, 0],
+        slots.keys,
+        slots.values,
+        slots.position,
+        slots.importance,
+        position,
+        slots.bound,
+        scoring,
+        backend,
     )
-    slots.position.masked_fill_(evicted_at != HELD, -1)
-    return torch.matmul(scores.to(value.dtype), slots.values).view(B, 1, H, -1)
+    return output.view(B, 1, H, -1)
 
 
 def attend_unbounded(

@@ -16,7 +16,8 @@ from transformers import AttentionInterface
 from transformers.cache_utils import CacheLayerMixin
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from msrnn.attention import Record, Scoring, attend, attend_unbounded, plain_attention
+from msrnn.attention import Record, attend, attend_unbounded, plain_attention
+from msrnn.scoring import Scoring
 from msrnn.state import Growing, Slots
 
 NAME = "msrnn"
@@ -108,11 +109,12 @@ class StateLayer(OwnedLayer):
         config: Any,
         memory: Memory | Callable[[int], Memory],
         chunk: int,
+        backend: str,
         columns: int = 0,
         record: Record | None = None,
     ) -> None:
         super().__init__(config)
-        self.memory, self.chunk, self.columns, self.record = memory, chunk, columns, record
+        self.memory, self.chunk, self.backend, self.columns, self.record = memory, chunk, backend, columns, record
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         if not isinstance(self.memory, Memory):
@@ -126,7 +128,7 @@ class StateLayer(OwnedLayer):
             raise ValueError(f"a batch of {query.shape[0]} does not fit a state of {memory.batch_size} rows")
         if isinstance(memory, Growing):
             return attend_unbounded(memory, query, key, value, real, scoring)
-        return attend(memory, query, key, value, real, scoring, self.chunk, self.record)
+        return attend(memory, query, key, value, real, scoring, self.chunk, self.backend, self.record)
 
     def reset(self) -> None:
         self.columns = 0

@@ -16,9 +16,11 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 
-from msrnn.attention import Record, Scoring, plain_attention
+from msrnn.attention import Record, plain_attention
+from msrnn.backend import choose
 from msrnn.huggingface import NAME, LinearLayer, Memory, OwnedLayer, StateLayer
 from msrnn.policy import FULL, Bound, Policy, layer_bound, resolve
+from msrnn.scoring import Scoring
 from msrnn.state import Growing, LayerShape, MultiState, Slots
 
 DEFAULT_CHUNK = 128
@@ -31,6 +33,7 @@ class Plan:
     config: Any
     shapes: list[LayerShape | None]  # None: a linear-attention layer
     bounds: list[Bound | None]  # None: the layer grows
+    backends: list[str]
     chunk: int
     fingerprint: dict[str, Any]
 
@@ -53,13 +56,18 @@ class Plan:
             layers=[
                 memory.layer
                 if isinstance(memory, LinearLayer)
-                else StateLayer(self.config, memory, self.chunk, columns, record(i) if record else None)
+                else self.layer(i, memory, columns, record(i) if record else None)
                 for i, memory in enumerate(state.layers)
             ]
         )
 
+    def layer(
+        self, i: int, memory: Memory | Callable[[int], Memory], columns: int = 0, record: Record | None = None
+    ) -> StateLayer:
+        return StateLayer(self.config, memory, self.chunk, self.backends[i], columns, record)
 
-def plan(model: PreTrainedModel, policy: str | Policy, size: int | None, chunk: int) -> Plan:
+
+def plan(model: PreTrainedModel, policy: str | Policy, size: int | None, chunk: int, backend: str) -> Plan:
     """Check that a model can be bounded, hand its attention to msrnn, and learn its layers from one token."""
     policy_, size = resolve(policy, size)
     if not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1:
@@ -72,6 +80,7 @@ def plan(model: PreTrainedModel, policy: str | Policy, size: int | None, chunk: 
     model.set_attn_implementation(NAME)
     try:
         shapes = _probe(model, config)
+        backends = [choose(backend, shape.device if shape else model.device) for shape in shapes]
     except BaseException:
         model.set_attn_implementation(before)
         raise
@@ -82,7 +91,7 @@ def plan(model: PreTrainedModel, policy: str | Policy, size: int | None, chunk: 
         "dtype": "/".join(sorted(dtypes)),
         "model": fingerprint_of(model),
     }
-    return Plan(config, shapes, [layer_bound(policy_, size, w) for w in own], chunk, fingerprint)
+    return Plan(config, shapes, [layer_bound(policy_, size, w) for w in own], backends, chunk, fingerprint)
 
 
 def _host_layers(config: Any) -> list[Any]:
@@ -149,13 +158,18 @@ class MultiStateCache(Cache):
     """A bounded state for those who call `model.generate` or `model.forward` themselves."""
 
     def __init__(
-        self, model: PreTrainedModel, policy: str | Policy = "tova", size: int | None = 512, chunk: int = DEFAULT_CHUNK
+        self,
+        model: PreTrainedModel,
+        policy: str | Policy = "tova",
+        size: int | None = 512,
+        chunk: int = DEFAULT_CHUNK,
+        backend: str = "auto",
     ) -> None:
-        self.plan = plan(model, policy, size, chunk)
+        self.plan = plan(model, policy, size, chunk, backend)
         host = _host_layers(self.plan.config)
         super().__init__(
             layers=[
-                host[i] if shape is None else StateLayer(self.plan.config, partial(self.plan.memory, i), chunk)
+                host[i] if shape is None else self.plan.layer(i, partial(self.plan.memory, i))
                 for i, shape in enumerate(self.plan.shapes)
             ]
         )

@@ -23,7 +23,7 @@ class MultiStateRNN:
 
     The model is put into evaluation mode and its attention is handed to msrnn; its weights are untouched.
     `chunk` tokens are scored at once inside a layer and `block` tokens pass through the model at once: neither
-    changes the answer, both bound memory.
+    changes the answer, both bound memory. `backend` is "auto", "torch", "compiled" (CPU) or "triton" (GPU).
     """
 
     def __init__(
@@ -33,10 +33,11 @@ class MultiStateRNN:
         size: int | None = 512,
         chunk: int = DEFAULT_CHUNK,
         block: int = DEFAULT_BLOCK,
+        backend: str = "auto",
     ) -> None:
         if not isinstance(block, int) or isinstance(block, bool) or block < 1:
             raise ValueError(f"block={block!r}: must be a whole number of tokens, 1 or more")
-        self.plan = plan(model, policy, size, chunk)
+        self.plan = plan(model, policy, size, chunk, backend)
         self.model = model.eval()
         self.block = block
 

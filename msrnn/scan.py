@@ -70,8 +70,9 @@ def scan(
     importance: Tensor,
     query_position: Tensor,
     bound: Bound,
-    sinks: Tensor | None = None,
+    sinks: Tensor | None,
+    backend: str,
 ) -> Tensor:
-    """`scan_torch`, by the fastest loop there is for the device."""
-    walk = scan_cpu if scores.device.type == "cpu" else scan_torch
+    """`scan_torch`, by the backend's own loop where it has one."""
+    walk = scan_cpu if backend == "compiled" else scan_torch
     return walk(scores, position, importance, query_position, bound, sinks)

@@ -1,7 +1,13 @@
 from __future__ import annotations
 
-import pytest
+import os
+
 import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # kernels run in triton's interpreter
+
+import pytest
 from transformers.utils import logging
 
 from msrnn.models import Loaded, load

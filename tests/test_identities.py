@@ -14,11 +14,11 @@ from tiny import FAMILIES, build, left_padded, llama, oracle, tokens
 from torch import Tensor
 
 import msrnn
-from msrnn.attention import Scoring, attend, decode
+from msrnn.attention import attend
 from msrnn.models import Loaded
 from msrnn.policy import NAMES, Bound, Policy
 from msrnn.reference import HELD, recurrent
-from msrnn.scan import scan_torch
+from msrnn.scoring import Scoring
 from msrnn.state import LayerShape, Slots
 
 POLICIES = [*NAMES, "window+1", "window+4", "tova+1", "tova+4"]
@@ -55,7 +55,9 @@ def layers(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def run_layer(case: dict[str, Any], inputs: tuple[Tensor, Tensor, Tensor], scoring: Scoring) -> tuple[Tensor, Tensor]:
+def run_layer(
+    case: dict[str, Any], inputs: tuple[Tensor, Tensor, Tensor], scoring: Scoring, backend: str
+) -> tuple[Tensor, Tensor]:
     """Outputs [B, T, H, D] and eviction times [B, G, T] of the chunked order, split and padded as the case says."""
     query, key, value = inputs
     bound, length = case["bound"], case["length"]
@@ -69,7 +71,7 @@ def run_layer(case: dict[str, Any], inputs: tuple[Tensor, Tensor, Tensor], scori
             times[b, g, position[b, g, n]] = evicted_at[b, g, n]
 
     outputs = [
-        attend(slots, *(x[:, :, a:b] for x in inputs), real[:, a:b], scoring, case["chunk"], record)
+        attend(slots, *(x[:, :, a:b] for x in inputs), real[:, a:b], scoring, case["chunk"], backend, record)
         for a, b in zip(case["edges"], case["edges"][1:], strict=False)
     ]
     held = [sorted(set(row) - {-1}) for row in slots.position.flatten(0, 1).tolist()]
@@ -82,19 +84,16 @@ def run_layer(case: dict[str, Any], inputs: tuple[Tensor, Tensor, Tensor], scori
     return torch.cat(outputs, dim=1), times
 
 
-@pytest.mark.parametrize("walk", ["compiled", "torch"])
+@pytest.mark.parametrize("backend", ["compiled", "torch"])
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(case=layers())
-def test_chunked_layer_is_recurrent_layer(walk: str, case: dict[str, Any]) -> None:
+def test_chunked_layer_is_recurrent_layer(backend: str, case: dict[str, Any]) -> None:
     (heads, kv_heads), length = case["heads"], case["length"]
     draw = torch.Generator().manual_seed(case["seed"])
     query = torch.randn(2, heads, length, 8, generator=draw) * 2
     key, value = (torch.randn(2, kv_heads, length, 8, generator=draw) for _ in range(2))
     scoring = Scoring(0.5, case["softcap"], torch.randn(heads, generator=draw) if case["sinks"] else None)
-    with pytest.MonkeyPatch.context() as patch:
-        if walk == "torch":
-            patch.setattr("msrnn.attention.scan", scan_torch)
-        output, times = run_layer(case, (query, key, value), scoring)
+    output, times = run_layer(case, (query, key, value), scoring, backend)
     for row, start in enumerate(case["padding"]):
         inputs = [x[row, :, start:] for x in (query, key, value)]
         truth = recurrent(*inputs, case["bound"], scoring.scale, scoring.softcap, scoring.sinks)
@@ -106,20 +105,18 @@ def test_chunked_layer_is_recurrent_layer(walk: str, case: dict[str, Any]) -> No
         assert (output[row, :start] == 0).all(), "padding attends to nothing"
 
 
-@pytest.mark.parametrize("path", ["compiled", "torch"])
+@pytest.mark.parametrize("backend", ["compiled", "torch"])
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(case=layers())
-def test_decoded_layer_is_recurrent_layer(path: str, case: dict[str, Any]) -> None:
+def test_decoded_layer_is_recurrent_layer(backend: str, case: dict[str, Any]) -> None:
     (heads, kv_heads), length = case["heads"], case["length"]
     draw = torch.Generator().manual_seed(case["seed"])
-    # The torch path is the one of other devices and dtypes: on this device, that of float64.
-    kind = torch.float32 if path == "compiled" else torch.float64
-    query = torch.randn(1, heads, length, 8, generator=draw).to(kind) * 2
-    key, value = (torch.randn(1, kv_heads, length, 8, generator=draw).to(kind) for _ in range(2))
+    query = torch.randn(1, heads, length, 8, generator=draw) * 2
+    key, value = (torch.randn(1, kv_heads, length, 8, generator=draw) for _ in range(2))
     scoring = Scoring(0.5, case["softcap"], torch.randn(heads, generator=draw) if case["sinks"] else None)
-    slots = Slots(1, LayerShape(heads, kv_heads, 8, 8, kind, query.device), case["bound"])
+    slots = Slots(1, LayerShape(heads, kv_heads, 8, 8, query.dtype, query.device), case["bound"])
     output = [
-        decode(slots, *(x[:, :, t : t + 1] for x in (query, key, value)), slots.advance(1, None)[:, 0], scoring)
+        attend(slots, *(x[:, :, t : t + 1] for x in (query, key, value)), None, scoring, 1, backend)
         for t in range(length)
     ]
     truth = recurrent(query[0], key[0], value[0], case["bound"], scoring.scale, scoring.softcap, scoring.sinks)

@@ -1,4 +1,4 @@
-"""One token of one layer as a single compiled call: append, attend, observe, evict, in the slots themselves."""
+"""One token of one layer as a single compiled call, in float32; `msrnn.decode.decode_torch` is its reference."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from msrnn.kernels.scan_cpu import LANES, Array, attend_row, decay_code, expire, least_important, observe
 from msrnn.policy import Bound
+from msrnn.scoring import Scoring
 
 
 @njit(fastmath=LANES, cache=True, nogil=True)
@@ -144,14 +145,9 @@ def decode_cpu(
     importance: Tensor | None,
     query_position: Tensor,
     bound: Bound,
-    scale: float,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
+    scoring: Scoring,
 ) -> Tensor:
-    """query [B, K, R, D], key [B, K, D], value [B, K, Dv]; the buffers of the slots are updated in place.
-
-    query_position [B] int32, -1 for padding; sinks [G, M]. Returns [B, K, R, Dv]. All floats are float32.
-    """
+    sinks = scoring.sinks_of(position.shape[1])
     output = torch.empty(*query.shape[:3], value.shape[-1])
     _decode(
         query.contiguous().numpy(),
@@ -164,7 +160,7 @@ def decode_cpu(
         query_position.contiguous().numpy(),
         sinks.numpy() if sinks is not None else np.empty((0, 0), f32),
         output.numpy(),
-        *_settings(bound, scale, softcap),
+        *_settings(bound, scoring.scale, scoring.softcap),
     )
     return output
 

@@ -1,0 +1,138 @@
+"""Every decode kernel against `decode_torch`: the same evictions, and at most twice its error against float32.
+
+A rounding of the result comes on top: triton's interpreter cuts digits off where a GPU rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from msrnn.decode import decode, decode_torch
+from msrnn.kernels.decode_triton import decode_triton
+from msrnn.policy import Bound, Policy, policy
+from msrnn.scoring import Scoring
+from msrnn.state import LayerShape, Slots
+
+
+@pytest.fixture(autouse=True)
+def poisoned() -> Iterator[None]:
+    """Memory that was not written is NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+class Run:
+    """A layer that is decoded token by token, some rows of it padding now and then."""
+
+    def __init__(self, bound: Bound, shape: LayerShape, batch: int, scoring: Scoring) -> None:
+        self.bound, self.shape, self.scoring = bound, shape, scoring
+        self.slots = Slots(batch, shape, bound)
+
+    def inputs(self, draw: torch.Generator) -> list[Tensor]:
+        B, K, R = self.slots.batch_size, self.shape.kv_heads, self.shape.heads // self.shape.kv_heads
+        sizes = (B, K, R, self.shape.key_dim), (B, K, self.shape.key_dim), (B, K, self.shape.value_dim)
+        return [torch.randn(size, generator=draw).to(self.shape.device, self.shape.dtype) for size in sizes]
+
+    def buffers(self, dtype: torch.dtype) -> list[Any]:
+        s = self.slots
+        copies = [s.keys.to(dtype), s.values.to(dtype), s.position, s.importance]
+        return [None if tensor is None else tensor.clone() for tensor in copies]
+
+
+def check(run: Run, steps: int, seed: int = 0) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    for step in range(steps):
+        fresh = run.inputs(draw)
+        real = None
+        if step % 5 == 2:
+            real = torch.ones(run.slots.batch_size, 1, dtype=torch.bool, device=run.shape.device)
+            real[0] = False
+        position = run.slots.advance(1, real)[:, 0]
+        tail = (position, run.bound, run.scoring)
+        mine = run.buffers(run.shape.dtype)
+        theirs, exact = run.buffers(run.shape.dtype), run.buffers(torch.float32)
+        output = decode_triton(*fresh, *mine, *tail)
+        reference = decode_torch(*fresh, *theirs, *tail)
+        truth = decode_torch(*(x.float() for x in fresh), *exact, *tail)
+        if real is not None:
+            assert (output[0] == 0).all()
+        rounding = torch.finfo(run.shape.dtype).eps * truth.abs().max()
+        allowed = 2 * (reference.float() - truth).abs().max() + rounding + 1e-5
+        assert (output.float() - truth).abs().max() <= allowed
+        assert torch.equal(mine[2], exact[2]), "another token left than in float32"
+        if mine[3] is not None:
+            held = mine[2] >= 0
+            torch.testing.assert_close(mine[3][held], exact[3][held], atol=1e-4, rtol=1e-3)
+        s = run.slots
+        s.keys, s.values, s.position, s.importance = mine
+
+
+def layer(
+    device: str,
+    bound: Bound,
+    heads: int = 4,
+    kv_heads: int = 2,
+    dim: int = 16,
+    dtype: torch.dtype = torch.float32,
+    softcap: float | None = None,
+    sinks: bool = False,
+) -> Run:
+    sink = torch.linspace(-1, 1, heads, device=device) if sinks else None
+    shape = LayerShape(heads, kv_heads, dim, dim, dtype, torch.device(device))
+    return Run(bound, shape, 2, Scoring(dim**-0.5, softcap, sink))
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [
+        Bound(policy("tova"), 6),
+        Bound(policy("tova-head"), 33),
+        Bound(policy("window"), 1),
+        Bound(policy("window+4"), 7),
+        Bound(policy("h2o"), 8),
+        Bound(Policy(0.5, "layer", 2, 0.25), 9),
+        Bound(Policy(0.9, "head", 1, 2), 6, window=9),
+    ],
+    ids=str,
+)
+def test_policies(bound: Bound, device: str) -> None:
+    check(layer(device, bound), steps=14)
+
+
+@pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
+def test_head_sizes(dim: int, device: str) -> None:
+    check(layer(device, Bound(policy("tova"), 5), dim=dim), steps=8)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (4, 2), (6, 2), (16, 1), (32, 2)])
+def test_grouped_queries(heads: int, kv_heads: int, device: str) -> None:
+    check(layer(device, Bound(policy("h2o-layer"), 6), heads, kv_heads), steps=9)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("heads", [2, 6])
+def test_half_precision(dtype: torch.dtype, heads: int, device: str) -> None:
+    if (device, dtype, heads) == ("cpu", torch.bfloat16, 6):
+        pytest.skip("triton's interpreter takes the bits of bfloat16 matrices for integers: this one needs a GPU")
+    check(layer(device, Bound(policy("tova"), 6), heads, dtype=dtype), steps=10)
+
+
+def test_softcap_and_sinks(device: str) -> None:
+    check(layer(device, Bound(policy("tova"), 6), softcap=2.0, sinks=True), steps=10)
+
+
+def test_what_lies_in_an_empty_slot_does_not_matter(device: str) -> None:
+    run = layer(device, Bound(policy("tova"), 6))
+    run.slots.keys.fill_(torch.nan)
+    run.slots.values.fill_(torch.nan)
+    for _ in range(3):
+        fresh = run.inputs(torch.Generator().manual_seed(1))
+        position = run.slots.advance(1, None)[:, 0]
+        output = decode(*fresh, *run.buffers(torch.float32), position, run.bound, run.scoring, "triton")
+        assert output.isfinite().all()
