@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from msrnn.attention import Record
+from msrnn.graph import StepGraph, capture, replaying
 from msrnn.plan import DEFAULT_CHUNK, plan
 from msrnn.policy import Policy
 from msrnn.state import MultiState
@@ -40,6 +42,7 @@ class MultiStateRNN:
         self.plan = plan(model, policy, size, chunk, backend)
         self.model = model.eval()
         self.block = block
+        self._graphs: WeakKeyDictionary[MultiState, StepGraph | None] = WeakKeyDictionary()
 
     def state(self, batch_size: int = 1) -> MultiState:
         """An empty state for so many sequences; a bounded one takes all its memory now and never more."""
@@ -55,7 +58,15 @@ class MultiStateRNN:
         """Read one token per row: [B, 1] -> logits [B, 1, V]."""
         if isinstance(input_ids, Tensor) and input_ids.ndim == 2 and input_ids.shape[1] != 1:
             raise ValueError(f"step reads one token per row, not {input_ids.shape[1]}: use read for more")
-        return self.read(input_ids, state)
+        graph = self._graph(state)
+        if graph is None:
+            return self.read(input_ids, state)
+        return graph(self._checked(input_ids, state, None)[0]).clone()
+
+    def _graph(self, state: MultiState) -> StepGraph | None:
+        if state not in self._graphs:
+            self._graphs[state] = capture(self.model, self.plan, state)
+        return self._graphs[state]
 
     @torch.no_grad()
     def read(
@@ -126,7 +137,9 @@ class MultiStateRNN:
         if before:
             self.read(input_ids[:, :-1], state, None if mask is None else mask[:, :-1], last_only=True)
         working = state if own and copies == 1 else state.fork(copies)
-        out = self.model.generate(
+        graph = self._graph(working)
+        speaker: Any = replaying(self.model, graph) if graph else self.model
+        out = speaker.generate(
             input_ids,
             attention_mask=torch.ones_like(input_ids) if mask is None else mask,
             position_ids=positions,

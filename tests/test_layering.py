@@ -23,6 +23,7 @@ ORDER = [
     "attention",
     "huggingface",
     "plan",
+    "graph",
     "rnn",
     "models",
     "tracing",
