@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import msrnn
 from benchmarks.common import setting
 
-SHAPE = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
+SHAPE: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
 
 
 def milliseconds(work: Callable[[], Any], repeats: int = 20) -> float:
