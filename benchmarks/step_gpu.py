@@ -21,7 +21,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import msrnn
 from benchmarks.common import setting
 
-SHAPE: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
+SHAPE: dict[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
 
 
 def milliseconds(work: Callable[[], Any], repeats: int = 20) -> float:
@@ -35,13 +40,13 @@ def milliseconds(work: Callable[[], Any], repeats: int = 20) -> float:
         torch.cuda.synchronize()
         if i >= 3:
             times.append(start.elapsed_time(stop))
-    return median(times)
+    return float(median(times))
 
 
 def bandwidth() -> float:
     """Bytes read per millisecond: the sum of a buffer far larger than the cache."""
     buffer = torch.ones(2**31, dtype=torch.int8, device="cuda").view(torch.float32)
-    return buffer.nbytes / milliseconds(lambda: buffer.sum())
+    return float(buffer.nbytes) / milliseconds(lambda: buffer.sum())
 
 
 def products(model: LlamaForCausalLM, batch: int) -> float:

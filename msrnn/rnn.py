@@ -54,6 +54,7 @@ class MultiStateRNN:
         """A state that `state.save` wrote for this model, policy, size and dtype."""
         return MultiState.load(path, self.plan.fingerprint, self.state)
 
+    @torch.no_grad()
     def step(self, input_ids: Tensor, state: MultiState) -> Tensor:
         """Read one token per row: [B, 1] -> logits [B, 1, V]."""
         if isinstance(input_ids, Tensor) and input_ids.ndim == 2 and input_ids.shape[1] != 1:

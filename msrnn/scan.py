@@ -74,5 +74,9 @@ def scan(
     backend: str,
 ) -> Tensor:
     """`scan_torch`, by the backend's own loop where it has one."""
-    walk = scan_cpu if backend == "compiled" else scan_torch
+    walk = scan_torch
+    if backend == "compiled":
+        walk = scan_cpu
+    elif backend == "triton":
+        from msrnn.kernels.scan_triton import scan_triton as walk
     return walk(scores, position, importance, query_position, bound, sinks)
