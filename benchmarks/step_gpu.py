@@ -11,36 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
-from statistics import median
-from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 import msrnn
-from benchmarks.common import setting
-
-SHAPE: dict[str, Any] = {
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-}
-
-
-def milliseconds(work: Callable[[], Any], repeats: int = 20) -> float:
-    """The median of runs timed by events, the first few left out."""
-    times = []
-    for i in range(repeats + 3):
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        work()
-        stop.record()
-        torch.cuda.synchronize()
-        if i >= 3:
-            times.append(start.elapsed_time(stop))
-    return float(median(times))
+from benchmarks.gpu import llama_2_7b, milliseconds, setting_with_gpu
 
 
 def bandwidth() -> float:
@@ -79,14 +55,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=448)
     parser.add_argument("--policy", default="tova")
     args = parser.parse_args()
-    torch.manual_seed(0)
     reads = bandwidth()
     torch.cuda.empty_cache()
-    with torch.device("cuda"):
-        torch.set_default_dtype(torch.bfloat16)
-        model = LlamaForCausalLM(LlamaConfig(vocab_size=32000, max_position_embeddings=4096, **SHAPE)).eval()
-        torch.set_default_dtype(torch.float32)
-    weights = sum(p.nbytes for p in model.parameters()) - model.get_input_embeddings().weight.nbytes
+    model = llama_2_7b()
+    weights = sum(p.nbytes for name, p in model.named_parameters() if "embed_tokens" not in name)
     matmuls = products(model, args.batch)
     rnn = msrnn.MultiStateRNN(model, args.policy, args.size)
     state = filled(rnn, args.batch, args.size)
@@ -98,9 +70,8 @@ def main() -> None:
         f"(states {state.nbytes / reads:.2f}, weights {weights / reads:.2f}, products {matmuls:.2f}); "
         f"ratio {step / floor:.3f}; {1000 * args.batch / step:,.0f} tokens/s"
     )
-    gpu = torch.cuda.get_device_name()
     found = {"size": args.size, "batch": args.batch, "step_ms": step, "floor_ms": floor, "ratio": step / floor}
-    print(json.dumps({**found, "gigabytes_per_second": reads / 1e6, "gpu": gpu, **setting()}))
+    print(json.dumps({**found, "gigabytes_per_second": reads / 1e6, **setting_with_gpu()}))
 
 
 if __name__ == "__main__":
