@@ -89,6 +89,8 @@ def attend_kernel(
 ):
     """The R query heads of one KV head, in one pass over its keys and values; raw scores are kept for who leaves."""
     i_b, i_k = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    # Inside torch.compile, scalars come in double precision.
+    scale, softcap = tl.cast(scale, tl.float32), tl.cast(softcap, tl.float32)
     i_h = (i_b * K + i_k) * R
     i_g = i_k * G // K
     o_r, o_d, o_v = tl.arange(0, BR), tl.arange(0, BD), tl.arange(0, BV)
@@ -178,7 +180,7 @@ def evict_kernel(
                 b_importance += tl.exp(b_s - tl.load(log_sums + i_h))
             b_importance = b_importance / M
         if REMEMBERS:
-            b_importance += decay * tl.load(p_importance, mask=m_held, other=0.0)
+            b_importance += tl.cast(decay, tl.float32) * tl.load(p_importance, mask=m_held, other=0.0)
             tl.store(p_importance, b_importance, mask=m_held)
         m_free = m_held & (b_position >= first) & (b_position <= t - recent)
         b_ranked = tl.where(m_free, b_importance, float("inf"))
