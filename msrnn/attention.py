@@ -84,20 +84,8 @@ def _attend_one(
     slots: Slots, query: Tensor, key: Tensor, value: Tensor, position: Tensor, scoring: Scoring, backend: str
 ) -> Tensor:
     (B, H, _, D), K = query.shape, key.shape[1]
-    output = decode(
-        query.reshape(B, K, H // K, D),
-        key[:, :, 0],
-        value[:, :, 0],
-        slots.keys,
-        slots.values,
-        slots.position,
-        slots.importance,
-        position,
-        slots.bound,
-        scoring,
-        backend,
-    )
-    return output.view(B, 1, H, -1)
+    grouped = query.reshape(B, K, H // K, D)
+    return decode(slots, grouped, key[:, :, 0], value[:, :, 0], position, scoring, backend).view(B, 1, H, -1)
 
 
 def attend_unbounded(

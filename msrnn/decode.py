@@ -6,22 +6,18 @@ import torch
 from torch import Tensor
 
 from msrnn.kernels.decode_cpu import decode_cpu
-from msrnn.policy import Bound
 from msrnn.reference import HELD
 from msrnn.scan import scan
 from msrnn.scoring import Scoring
+from msrnn.state import Slots
 
 
 def decode_torch(
+    slots: Slots,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    position: Tensor,
-    importance: Tensor | None,
     query_position: Tensor,
-    bound: Bound,
     scoring: Scoring,
     backend: str = "torch",
 ) -> Tensor:
@@ -29,53 +25,46 @@ def decode_torch(
 
     query           [B, K, R, D]: R query heads share a KV head
     key, value      [B, K, D], [B, K, Dv] of the new token
-    keys, values    [B, K, S, D], [B, K, S, Dv]
-    position        [B, G, S] int32, -1 where a slot is empty
-    importance      [B, G, S] float32, or None where nothing is remembered
     query_position  [B] int32, -1 for padding
     returns         [B, K, R, Dv]
     """
-    (B, K, R, _), G = query.shape, position.shape[1]
+    (B, K, R, _), position, importance = query.shape, slots.position, slots.importance
+    G = position.shape[1]
     slot = position.argmin(-1, keepdim=True)  # the first empty one: -1 is below every position
     position.scatter_(-1, slot, query_position[:, None, None].expand(B, G, 1))
     if importance is None:
         importance = torch.zeros(position.shape, device=position.device)
     importance.scatter_(-1, slot, 0.0)
-    for buffer, fresh in ((keys, key), (values, value)):
+    for buffer, fresh in ((slots.keys, key), (slots.values, value)):
         buffer.scatter_(2, slot[..., None].expand(B, K, 1, fresh.shape[-1]), fresh[:, :, None])
-    scores = scoring(query, keys)
+    scores = scoring(query, slots.keys)
     evicted_at = scan(
         scores.view(B, G, K * R // G, 1, -1),
         position,
         importance,
         query_position[:, None],
-        bound,
+        slots.bound,
         scoring.sinks_of(G),
         backend,
     )
     position.masked_fill_(evicted_at != HELD, -1)
-    return torch.matmul(scores.to(values.dtype), values)
+    return torch.matmul(scores.to(value.dtype), slots.values)
 
 
 def decode(
+    slots: Slots,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    position: Tensor,
-    importance: Tensor | None,
     query_position: Tensor,
-    bound: Bound,
     scoring: Scoring,
     backend: str,
 ) -> Tensor:
     """`decode_torch`, by the backend's own kernel where it has one for the dtype."""
-    arguments = (query, key, value, keys, values, position, importance, query_position, bound, scoring)
     if backend == "triton":
         from msrnn.kernels.decode_triton import decode_triton
 
-        return decode_triton(*arguments)
+        return decode_triton(slots, query, key, value, query_position, scoring)
     if backend == "compiled" and query.dtype == torch.float32:
-        return decode_cpu(*arguments)
-    return decode_torch(*arguments, backend)
+        return decode_cpu(slots, query, key, value, query_position, scoring)
+    return decode_torch(slots, query, key, value, query_position, scoring, backend)

@@ -16,6 +16,7 @@ from torch import Tensor
 from msrnn.kernels.scan_cpu import LANES, Array, attend_row, decay_code, expire, least_important, observe
 from msrnn.policy import Bound
 from msrnn.scoring import Scoring
+from msrnn.state import Slots
 
 
 @njit(fastmath=LANES, cache=True, nogil=True)
@@ -136,31 +137,22 @@ def _decode(
 
 
 def decode_cpu(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    position: Tensor,
-    importance: Tensor | None,
-    query_position: Tensor,
-    bound: Bound,
-    scoring: Scoring,
+    slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
 ) -> Tensor:
-    sinks = scoring.sinks_of(position.shape[1])
+    sinks, importance = scoring.sinks_of(slots.position.shape[1]), slots.importance
     output = torch.empty(*query.shape[:3], value.shape[-1])
     _decode(
         query.contiguous().numpy(),
         key.contiguous().numpy(),
         value.contiguous().numpy(),
-        keys.numpy(),
-        values.numpy(),
-        position.numpy(),
+        slots.keys.numpy(),
+        slots.values.numpy(),
+        slots.position.numpy(),
         importance.numpy() if importance is not None else np.empty((0, 0, 0), f32),
         query_position.contiguous().numpy(),
         sinks.numpy() if sinks is not None else np.empty((0, 0), f32),
         output.numpy(),
-        *_settings(bound, scoring.scale, scoring.softcap),
+        *_settings(slots.bound, scoring.scale, scoring.softcap),
     )
     return output
 

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from msrnn.policy import Bound
 from msrnn.reference import HELD
 from msrnn.scoring import Scoring
+from msrnn.state import Slots
 
 FAR = tl.constexpr(HELD)
 SLOTS_PER_BLOCK, WARPS = 32, 1  # reads at 4.1 TB/s on an H200 (head size 128); two warps reach 2.5
@@ -191,17 +191,9 @@ def evict_kernel(
 
 
 def decode_triton(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    position: Tensor,
-    importance: Tensor | None,
-    query_position: Tensor,
-    bound: Bound,
-    scoring: Scoring,
+    slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
 ) -> Tensor:
+    keys, values, position, importance, bound = slots.keys, slots.values, slots.position, slots.importance, slots.bound
     (B, K, R, D), DV, (_, G, S) = query.shape, value.shape[-1], position.shape
     query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
     sinks, softcap = scoring.sinks_of(G), scoring.softcap

@@ -6,7 +6,6 @@ A rounding of the result comes on top: triton's interpreter cuts digits off wher
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -39,10 +38,11 @@ class Run:
         sizes = (B, K, R, self.shape.key_dim), (B, K, self.shape.key_dim), (B, K, self.shape.value_dim)
         return [torch.randn(size, generator=draw).to(self.shape.device, self.shape.dtype) for size in sizes]
 
-    def buffers(self, dtype: torch.dtype) -> list[Any]:
-        s = self.slots
-        copies = [s.keys.to(dtype), s.values.to(dtype), s.position, s.importance]
-        return [None if tensor is None else tensor.clone() for tensor in copies]
+    def copy(self, dtype: torch.dtype | None = None) -> Slots:
+        slots: Slots = self.slots.select(torch.arange(self.slots.batch_size))
+        if dtype is not None:
+            slots.keys, slots.values = slots.keys.to(dtype), slots.values.to(dtype)
+        return slots
 
 
 def check(run: Run, steps: int, seed: int = 0) -> None:
@@ -54,23 +54,20 @@ def check(run: Run, steps: int, seed: int = 0) -> None:
             real = torch.ones(run.slots.batch_size, 1, dtype=torch.bool, device=run.shape.device)
             real[0] = False
         position = run.slots.advance(1, real)[:, 0]
-        tail = (position, run.bound, run.scoring)
-        mine = run.buffers(run.shape.dtype)
-        theirs, exact = run.buffers(run.shape.dtype), run.buffers(torch.float32)
-        output = decode_triton(*fresh, *mine, *tail)
-        reference = decode_torch(*fresh, *theirs, *tail)
-        truth = decode_torch(*(x.float() for x in fresh), *exact, *tail)
+        tail = (position, run.scoring)
+        theirs, exact = run.copy(), run.copy(torch.float32)
+        output = decode_triton(run.slots, *fresh, *tail)
+        reference = decode_torch(theirs, *fresh, *tail)
+        truth = decode_torch(exact, *(x.float() for x in fresh), *tail)
         if real is not None:
             assert (output[0] == 0).all()
         rounding = torch.finfo(run.shape.dtype).eps * truth.abs().max()
         allowed = 2 * (reference.float() - truth).abs().max() + rounding + 1e-5
         assert (output.float() - truth).abs().max() <= allowed
-        assert torch.equal(mine[2], exact[2]), "another token left than in float32"
-        if mine[3] is not None:
-            held = mine[2] >= 0
-            torch.testing.assert_close(mine[3][held], exact[3][held], atol=1e-4, rtol=1e-3)
-        s = run.slots
-        s.keys, s.values, s.position, s.importance = mine
+        assert torch.equal(run.slots.position, exact.position), "another token left than in float32"
+        if run.slots.importance is not None:
+            held = exact.position >= 0
+            torch.testing.assert_close(run.slots.importance[held], exact.importance[held], atol=1e-4, rtol=1e-3)
 
 
 def layer(
@@ -134,5 +131,5 @@ def test_what_lies_in_an_empty_slot_does_not_matter(device: str) -> None:
     for _ in range(3):
         fresh = run.inputs(torch.Generator().manual_seed(1))
         position = run.slots.advance(1, None)[:, 0]
-        output = decode(*fresh, *run.buffers(torch.float32), position, run.bound, run.scoring, "triton")
+        output = decode(run.slots, *fresh, position, run.scoring, "triton")
         assert output.isfinite().all()
