@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from functools import wraps
 from typing import Any
 
 import torch
@@ -59,31 +60,29 @@ def capture(model: PreTrainedModel, plan: Plan, state: MultiState) -> StepGraph 
     one_device = len({shape.device for shape in plan.shapes if shape}) == 1
     if not (fixed and one_device and set(plan.backends) == {"triton"} and model.device.type == "cuda"):
         return None
+    columns = [layer.columns for layer in state.layers]
     try:
         return StepGraph(model, plan, state)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        warnings.warn(f"the step cannot be captured, so every token launches its kernels ({reason})", stacklevel=2)
+        warnings.warn(f"the step cannot be captured, so every token launches its kernels ({reason})", stacklevel=3)
         return None
-
-
-class _Replaying:
-    """Mixed into a model's own class: single tokens replay a graph, anything longer runs as ever."""
-
-    _graph: StepGraph
-
-    def forward(self, input_ids: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        if input_ids is not None and input_ids.shape == self._graph.ids.shape:
-            return CausalLMOutputWithPast(
-                logits=self._graph(input_ids),  # type: ignore[arg-type]
-                past_key_values=kwargs.get("past_key_values"),
-            )
-        return super().forward(input_ids, *args, **kwargs)  # type: ignore[misc]
+    finally:
+        for layer, count in zip(state.layers, columns, strict=True):
+            layer.columns = count  # what was warmed up was not read
 
 
 def replaying(model: PreTrainedModel, graph: StepGraph) -> PreTrainedModel:
-    """The same model, weights shared, whose steps replay a graph; the model that was given is untouched."""
+    """The same model, weights shared, whose single tokens replay a graph; the model that was given is untouched."""
+    original = type(model).forward
+
+    @wraps(original)
+    def forward(self: Any, input_ids: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        a_step = input_ids is not None and input_ids.shape == graph.ids.shape
+        if not a_step or kwargs.get("output_hidden_states"):
+            return original(self, input_ids, *args, **kwargs)
+        return CausalLMOutputWithPast(logits=graph(input_ids), past_key_values=kwargs.get("past_key_values"))
+
     twin = copy.copy(model)
-    twin.__class__ = type(type(model).__name__, (_Replaying, type(model)), {})
-    twin._graph = graph  # type: ignore[assignment]
+    twin.__class__ = type(type(model).__name__, (type(model),), {"forward": forward})
     return twin

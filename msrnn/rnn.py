@@ -65,6 +65,8 @@ class MultiStateRNN:
         return graph(self._checked(input_ids, state, None)[0]).clone()
 
     def _graph(self, state: MultiState) -> StepGraph | None:
+        if not isinstance(state, MultiState):
+            return None  # and leave it to `read` to say so
         if state not in self._graphs:
             self._graphs[state] = capture(self.model, self.plan, state)
         return self._graphs[state]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import build, left_padded, llama, tokens
+from tiny import FAMILIES, build, left_padded, llama, tokens
 
 import msrnn
 from msrnn.graph import capture
@@ -41,6 +41,26 @@ def test_generate_replays(how: dict[str, int]) -> None:
     assert torch.equal(rnn.generate(ids, attention_mask=mask, **SETTINGS, **how), expected)
     assert type(model) is before
     assert not hasattr(model, "_graph")
+
+
+@pytest.mark.gpu
+def test_hidden_states_are_still_to_be_had() -> None:
+    rnn = msrnn.MultiStateRNN(build(llama(eos_token_id=None), "cuda"), "tova", 9)
+    out = rnn.generate(tokens(1, 8), **SETTINGS, return_dict_in_generate=True, output_hidden_states=True)
+    assert len(out.hidden_states) == 12
+    assert out.hidden_states[-1][0].shape == (1, 1, 48)
+
+
+@pytest.mark.gpu
+def test_what_cannot_be_captured_is_said_and_runs() -> None:
+    model = build(FAMILIES["mixtral"](), "cuda")
+    ids = tokens(1, 20).split(1, dim=1)
+    rnn, plain = (msrnn.MultiStateRNN(model, "tova", 9, backend=b) for b in ("auto", "torch"))
+    mine, theirs = rnn.state(), plain.state()
+    with pytest.warns(UserWarning, match="cannot be captured"):
+        logits = [rnn.step(token, mine) for token in ids]
+    expected = [plain.step(token, theirs) for token in ids]
+    torch.testing.assert_close(torch.cat(logits), torch.cat(expected), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.gpu

@@ -280,8 +280,9 @@ def test_arguments_are_checked_before_any_work(model: PreTrainedModel) -> None:
         rnn.state(0)
     with pytest.raises(ValueError, match="one token per row"):
         rnn.step(tokens(1, 2), rnn.state())
-    with pytest.raises(TypeError, match="dict"):
-        rnn.read(tokens(1, 2), {})  # type: ignore[arg-type]
+    for read in (rnn.read, rnn.step):
+        with pytest.raises(TypeError, match="dict"):
+            read(tokens(1, 1), {})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="left"):
         rnn.generate(tokens(1, 3), attention_mask=torch.tensor([[1, 1, 0]]))
     with pytest.raises(ValueError, match="num_return_sequences=2"):
