@@ -78,10 +78,10 @@ def replaying(model: PreTrainedModel, graph: StepGraph) -> PreTrainedModel:
 
     @wraps(original)
     def forward(self: Any, input_ids: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        a_step = input_ids is not None and input_ids.shape == graph.ids.shape
-        if not a_step or kwargs.get("output_hidden_states"):
+        if input_ids is None or input_ids.shape != graph.ids.shape or kwargs.get("output_hidden_states"):
             return original(self, input_ids, *args, **kwargs)
-        return CausalLMOutputWithPast(logits=graph(input_ids), past_key_values=kwargs.get("past_key_values"))
+        logits: Any = graph(input_ids)
+        return CausalLMOutputWithPast(logits=logits, past_key_values=kwargs.get("past_key_values"))
 
     twin = copy.copy(model)
     twin.__class__ = type(type(model).__name__, (type(model),), {"forward": forward})
