@@ -120,7 +120,7 @@ class MultiStateRNN:
         every id is a token.
         """
         for name in _ROLLBACK:
-            if kwargs.get(name) or self._setting(name, kwargs):
+            if self._setting(name, kwargs):
                 raise ValueError(f"{name}: assisted decoding takes tokens back, and a state that forgets cannot")
         own = state is None
         if state is None:
@@ -157,10 +157,9 @@ class MultiStateRNN:
 
     def _setting(self, name: str, kwargs: dict[str, Any]) -> Any:
         """A generation setting as transformers resolves it: the call, its config, the model's config."""
-        for source in (kwargs, vars(kwargs.get("generation_config") or object), vars(self.model.generation_config)):
-            if source.get(name) is not None:
-                return source[name]
-        return None
+        configs = (kwargs.get("generation_config"), self.model.generation_config)
+        found = [kwargs.get(name), *(getattr(config, name, None) for config in configs)]
+        return next((value for value in found if value is not None), None)
 
     def _checked(
         self, input_ids: Tensor, state: MultiState, attention_mask: Tensor | None

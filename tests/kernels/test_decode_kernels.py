@@ -133,3 +133,18 @@ def test_what_lies_in_an_empty_slot_does_not_matter(device: str) -> None:
         position = run.slots.advance(1, None)[:, 0]
         output = decode(run.slots, *fresh, position, run.scoring, "triton")
         assert output.isfinite().all()
+
+
+@pytest.mark.parametrize("size", [33, 64, 100])
+def test_states_that_fill_several_blocks(size: int, device: str) -> None:
+    """Keys grow along the slots, so that every block raises the maximum of the ones before it."""
+    run = layer(device, Bound(policy("h2o-layer"), size), heads=6)
+    slots, draw = run.slots, torch.Generator().manual_seed(2)
+    growing = torch.linspace(0.1, 4, size + 1)[:, None]
+    slots.keys.copy_(torch.randn(slots.keys.shape, generator=draw) * growing)
+    slots.values.copy_(torch.randn(slots.values.shape, generator=draw))
+    slots.position[..., :size] = torch.arange(size, dtype=torch.int32)
+    assert slots.importance is not None
+    slots.importance.copy_(torch.rand(slots.importance.shape, generator=draw))
+    slots.seen.fill_(size)
+    check(run, steps=3)
