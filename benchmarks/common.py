@@ -1,27 +1,19 @@
-"""What every benchmark shares: the model, its text, the unmodified baseline, and the setting beside each figure."""
+"""What every benchmark shares: the model, its text, and how a ratio is reported."""
 
 from __future__ import annotations
 
 import json
-import os
-import platform
-import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from importlib.metadata import version
-from pathlib import Path
+from collections.abc import Callable
 from pydoc_data.topics import topics
 from statistics import median
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from msrnn.evaluate.setting import setting
 from msrnn.models import load
-
-ROOT = Path(__file__).parent.parent
 
 
 def model_and_tokens(count: int) -> tuple[PreTrainedModel, Tensor]:
@@ -31,17 +23,6 @@ def model_and_tokens(count: int) -> tuple[PreTrainedModel, Tensor]:
     ids = tokenizer(text, verbose=False, return_tensors="pt")["input_ids"]
     assert ids.shape[1] >= count, f"the text has only {ids.shape[1]} tokens"
     return model, ids[:, :count]
-
-
-@contextmanager
-def unmodified(model: PreTrainedModel) -> Iterator[None]:
-    """The model as transformers runs it by default."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation("sdpa")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -59,23 +40,3 @@ def report(question: str, measured: dict[str, list[float]], unit: str, target: f
     goal = "" if target is None else f" (at most {target:g} asked: {'met' if ratio <= target else 'MISSED'})"
     print(f"{question}: {told}; ratio {ratio:.3f}{goal}")
     print(json.dumps({"question": question, "unit": unit, **measured, "ratio": round(ratio, 4), **setting()}))
-
-
-def setting() -> dict[str, Any]:
-    packages = ("torch", "transformers", "numba", "numpy")
-    return {
-        "machine": f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
-        "python": platform.python_version(),
-        **{name: version(name) for name in packages},
-        "commit": _git("describe", "--always", "--dirty"),
-    }
-
-
-def _processor() -> str:
-    lines = subprocess.run(["lscpu"], capture_output=True, text=True, check=False).stdout.splitlines()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("Model name")]
-    return f"{platform.machine()} {names[0] if names else platform.processor()}".strip()
-
-
-def _git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()

@@ -10,7 +10,8 @@ import argparse
 import torch
 
 import msrnn
-from benchmarks.common import model_and_tokens, report, seconds, unmodified
+from benchmarks.common import model_and_tokens, report, seconds
+from msrnn.evaluate.full import unmodified
 
 
 def main() -> None:

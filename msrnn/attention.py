@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from msrnn.chunk import chunk as attend_chunk
 from msrnn.decode import decode
-from msrnn.reference import HELD
-from msrnn.scan import scan
 from msrnn.scoring import Scoring
 from msrnn.state import Growing, Slots
 
@@ -31,53 +30,23 @@ def attend(
     backend: str,
     record: Record | None = None,
 ) -> Tensor:
-    """query [B, H, T, D], key and value [B, K, T, D]; real [B, T] is False where padding, None where there is none."""
+    """A layer's T tokens, at most `chunk` at a time.
+
+    query [B, H, T, D], key and value [B, K, T, D]; real [B, T] is False where padding, None where there is none.
+    """
     position = slots.advance(query.shape[2], real)
     if query.shape[2] == 1 and record is None:
         return _attend_one(slots, query, key, value, position[:, 0], scoring, backend)
-    return torch.cat(
-        [
-            _attend_chunk(slots, *parts, scoring, backend, record)
-            for parts in zip(
-                query.split(chunk, 2), key.split(chunk, 2), value.split(chunk, 2), position.split(chunk, 1), strict=True
-            )
-        ],
-        dim=1,
-    )
-
-
-def _attend_chunk(
-    slots: Slots,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_position: Tensor,
-    scoring: Scoring,
-    backend: str,
-    record: Record | None,
-) -> Tensor:
-    """The kept states and C new ones side by side; nobody is written before it is known who stays."""
-    (B, H, C, D), K, (_, G, S) = query.shape, key.shape[1], slots.position.shape
-    position = torch.cat([slots.position, query_position[:, None].expand(B, G, C)], dim=-1)
-    importance = torch.zeros(position.shape, device=position.device)
-    if slots.importance is not None:
-        importance[..., :S] = slots.importance
-
-    scores = scoring(query.reshape(B, K, -1, D), torch.cat([slots.keys, key], dim=2))
-    evicted_at = scan(
-        scores.view(B, G, H // G, C, S + C),
-        position,
-        importance,
-        query_position,
-        slots.bound,
-        scoring.sinks_of(G),
-        backend,
-    )
-    output = torch.matmul(scores.to(value.dtype), torch.cat([slots.values, value], dim=2))
-    slots.keep(key, value, position, importance, (position >= 0) & (evicted_at == HELD))
-    if record is not None:
-        record(position, evicted_at)
-    return output.view(B, H, C, -1).transpose(1, 2)
+    count = -(-query.shape[2] // chunk)
+    outputs = []
+    for q, k, v, t in zip(
+        query.chunk(count, 2), key.chunk(count, 2), value.chunk(count, 2), position.chunk(count, 1), strict=True
+    ):
+        output, candidates, evicted_at = attend_chunk(slots, q, k, v, t, scoring, backend)
+        outputs.append(output)
+        if record is not None:
+            record(candidates, evicted_at)
+    return torch.cat(outputs, dim=1)
 
 
 def _attend_one(

@@ -35,9 +35,9 @@ def decode_torch(
     if importance is None:
         importance = torch.zeros(position.shape, device=position.device)
     importance.scatter_(-1, slot, 0.0)
-    for buffer, fresh in ((slots.keys, key), (slots.values, value)):
-        buffer.scatter_(2, slot[..., None].expand(B, K, 1, fresh.shape[-1]), fresh[:, :, None])
-    scores = scoring(query, slots.keys)
+    slots.write(slot, *slots.encode(key[:, :, None], value[:, :, None]))
+    keys, values = slots.dense()
+    scores = scoring(query, keys)
     evicted_at = scan(
         scores.view(B, G, K * R // G, 1, -1),
         position,
@@ -48,7 +48,7 @@ def decode_torch(
         backend,
     )
     position.masked_fill_(evicted_at != HELD, -1)
-    return torch.matmul(scores.to(value.dtype), slots.values)
+    return torch.matmul(scores.to(values.dtype), values)
 
 
 def decode(
@@ -60,11 +60,11 @@ def decode(
     scoring: Scoring,
     backend: str,
 ) -> Tensor:
-    """`decode_torch`, by the backend's own kernel where it has one for the dtype."""
+    """`decode_torch`, by the backend's own kernel where it has one for the state's dtype."""
     if backend == "triton":
         from msrnn.kernels.decode_triton import decode_triton
 
         return decode_triton(slots, query, key, value, query_position, scoring)
-    if backend == "compiled" and query.dtype == torch.float32:
+    if backend == "compiled" and slots.keys.dtype == torch.float32:
         return decode_cpu(slots, query, key, value, query_position, scoring)
     return decode_torch(slots, query, key, value, query_position, scoring, backend)

@@ -1,9 +1,15 @@
-"""One decode step as one CUDA graph: a bounded state has one shape, so what was captured once replays for ever."""
+"""Forward passes as CUDA graphs: a bounded state has one shape, so what was captured once replays for ever.
+
+One graph per batch size and width (1 for a step, a block for reading). The graphs of a batch size live on one set of
+buffers, in which one state at a time is at home; another moves in when its turn comes, or when the first is gone.
+"""
 
 from __future__ import annotations
 
 import copy
 import warnings
+import weakref
+from contextlib import nullcontext
 from functools import wraps
 from typing import Any
 
@@ -16,63 +22,149 @@ from msrnn.plan import Plan
 from msrnn.state import MultiState
 
 
-class StepGraph:
-    """The step of one state. It lives on the state's own buffers, which never move."""
+class Graph:
+    """A forward pass over [B, T] ids, captured on the buffers that a state has now."""
 
-    def __init__(self, model: PreTrainedModel, plan: Plan, state: MultiState) -> None:
+    def __init__(self, model: PreTrainedModel, plan: Plan, state: MultiState, width: int, last_only: bool, fuse: bool):
         B, device = state.batch_size, model.device
-        self.ids = torch.zeros(B, 1, dtype=torch.long, device=device)
-        # In four dimensions, a mask reaches attention as it is. What it hides is padding, so that warming up with
-        # nothing but padding leaves the state untouched.
-        self.real = torch.zeros(B, 1, 1, 1, dtype=torch.bool, device=device)
+        self.ids = torch.zeros(B, width, dtype=torch.long, device=device)
+        # What the mask hides is padding, and padding leaves a state untouched: so does warming up with nothing else.
+        self.real = torch.zeros(B, width, dtype=torch.bool, device=device)
         self.graph = torch.cuda.CUDAGraph()
+        forward: Any = torch.compile(model) if fuse else model
 
-        def step() -> Tensor:
-            logits: Tensor = model(
-                input_ids=self.ids,
-                attention_mask=self.real,
-                position_ids=state.seen[:, None],
-                past_key_values=plan.cache(state),
+        def read(rows: slice) -> Tensor:
+            part, real = state.part(rows), self.real[rows]
+            logits: Tensor = forward(
+                input_ids=self.ids[rows],
+                # In four dimensions, a mask reaches attention as it is, and only its diagonal counts.
+                attention_mask=real[:, None, None].expand(-1, 1, width, -1),
+                position_ids=(part.seen[:, None] + real.cumsum(-1) - 1).clamp(min=0),
+                past_key_values=plan.cache(part),
                 use_cache=True,
+                logits_to_keep=1 if last_only else 0,
             ).logits
             return logits
 
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                step()
-        torch.cuda.current_stream(device).wait_stream(side)
-        with torch.cuda.graph(self.graph):
-            self.logits = step()
+        # While one half's scan walks on a few multiprocessors, the other half's matrix products have the rest.
+        halves = [slice(0, B)] if width == 1 or B == 1 else [slice(0, B // 2), slice(B // 2, B)]
+        with _unspecialized() if fuse else nullcontext():
+            _on_streams(read, halves, times=2)
+            with torch.cuda.graph(self.graph):
+                self.logits = torch.cat(_on_streams(read, halves))
         self.real.fill_(True)
 
-    def __call__(self, input_ids: Tensor) -> Tensor:
-        """[B, 1] -> [B, 1, V], overwritten by the next call."""
+    def __call__(self, input_ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """[B, T], and a mask of the same shape or none -> logits, overwritten by the next call."""
         self.ids.copy_(input_ids)
+        if self.ids.shape[1] > 1:
+            self.real.copy_(mask) if mask is not None else self.real.fill_(True)
         self.graph.replay()
         return self.logits
 
 
-def capture(model: PreTrainedModel, plan: Plan, state: MultiState) -> StepGraph | None:
-    """The graph of a state's step; None where there is none to be had, which is said if it should have been."""
-    fixed = all(bound is not None and shape is not None for bound, shape in zip(plan.bounds, plan.shapes, strict=True))
-    one_device = len({shape.device for shape in plan.shapes if shape}) == 1
-    if not (fixed and one_device and set(plan.backends) == {"triton"} and model.device.type == "cuda"):
-        return None
-    columns = [layer.columns for layer in state.layers]
-    try:
-        return StepGraph(model, plan, state)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        warnings.warn(f"the step cannot be captured, so every token launches its kernels ({reason})", stacklevel=3)
-        return None
-    finally:
-        for layer, count in zip(state.layers, columns, strict=True):
-            layer.columns = count  # what was warmed up was not read
+def _on_streams(read: Any, parts: list[slice], times: int = 1) -> list[Tensor]:
+    """Each part on a stream of its own; the current one waits for all."""
+    current = torch.cuda.current_stream()
+    streams = [torch.cuda.Stream() for _ in parts]
+    results = []
+    for stream, rows in zip(streams, parts, strict=True):
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            for _ in range(times):
+                result = read(rows)
+            results.append(result)
+    for stream in streams:
+        current.wait_stream(stream)
+    return results
 
 
-def replaying(model: PreTrainedModel, graph: StepGraph) -> PreTrainedModel:
+def _unspecialized() -> Any:
+    """A layer's index is a number like any other: layers of one kind share what was compiled for the first."""
+    return torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True)
+
+
+class _Home:
+    """The buffers of one batch size, the graphs captured on them, and the state that lives there, if one does."""
+
+    def __init__(self, state: MultiState) -> None:
+        self.layers = [copy.copy(layer) for layer in state.layers]
+        self.graphs: dict[tuple[int, bool], Graph | None] = {}
+        self.resident = weakref.ref(state)
+
+    def admit(self, state: MultiState) -> None:
+        """A state moves in: its values into these buffers, which are then its own. Whoever was here takes a copy."""
+        before = self.resident()
+        if before is state:
+            return
+        for i, home in enumerate(self.layers):
+            for name, buffer in home.tensors().items():
+                if before is not None:
+                    setattr(before.layers[i], name, buffer.clone())
+                buffer.copy_(getattr(state.layers[i], name))
+                setattr(state.layers[i], name, buffer)
+        self.resident = weakref.ref(state)
+
+    def newcomer(self, fingerprint: dict[str, Any]) -> MultiState:
+        """An empty state in buffers that nobody uses any more."""
+        state = MultiState([copy.copy(layer) for layer in self.layers], fingerprint)
+        state.reset()
+        self.resident = weakref.ref(state)
+        return state
+
+
+class Graphs:
+    """What was captured of one model under one plan."""
+
+    def __init__(self, model: PreTrainedModel, plan: Plan, fuse: bool) -> None:
+        self.model, self.plan, self.fuse = model, plan, fuse
+        fixed = all(bound and shape for bound, shape in zip(plan.bounds, plan.shapes, strict=True))
+        devices = {shape.device for shape in plan.shapes if shape}
+        on_cuda = model.device.type == "cuda" and len(devices) == 1
+        self.possible = fixed and on_cuda and set(plan.backends) == {"triton"}
+        self._homes: dict[int, _Home] = {}
+
+    def of(self, state: MultiState, width: int = 1, last_only: bool = True) -> Graph | None:
+        """None where there is no graph to be had, which is said if there should have been one."""
+        if not self.possible:
+            return None
+        home = self._homes.get(state.batch_size)
+        if home is None:
+            home = self._homes[state.batch_size] = _Home(state)
+        home.admit(state)
+        key = width, last_only
+        if key not in home.graphs:
+            home.graphs[key] = self._capture(state, width, last_only)
+        return home.graphs[key]
+
+    def state(self, batch_size: int) -> MultiState:
+        """An empty state, where one of its size has gone and left buffers and graphs behind; others are given back."""
+        home = self._homes.get(batch_size)
+        if home is not None and home.resident() is None:
+            return home.newcomer(self.plan.fingerprint)
+        self.release()
+        return self.plan.state(batch_size)
+
+    def release(self) -> None:
+        """Give back the memory of graphs and buffers in which no state lives."""
+        self._homes = {size: home for size, home in self._homes.items() if home.resident() is not None}
+
+    def _capture(self, state: MultiState, width: int, last_only: bool) -> Graph | None:
+        columns = [layer.columns for layer in state.layers]
+        try:
+            return Graph(self.model, self.plan, state, width, last_only, self.fuse)
+        except RuntimeError as error:
+            if any(isinstance(e, torch.OutOfMemoryError) for e in (error, error.__context__)):
+                raise
+            reason = str(error).splitlines()[0]
+            warnings.warn(f"the model cannot be captured, so every kernel is launched ({reason})", stacklevel=4)
+            return None
+        finally:
+            for layer, count in zip(state.layers, columns, strict=True):
+                layer.columns = count  # what was warmed up was not read
+
+
+def replaying(model: PreTrainedModel, graph: Graph) -> PreTrainedModel:
     """The same model, weights shared, whose single tokens replay a graph; the model that was given is untouched."""
     original = type(model).forward
 

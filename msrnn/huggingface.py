@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from msrnn.attention import Record, attend, attend_unbounded, plain_attention
@@ -24,6 +24,7 @@ NAME = "msrnn"
 Memory = Slots | Growing
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def attention(
     module: nn.Module,
     query: Tensor,
@@ -38,7 +39,8 @@ def attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [B, H, T, D], key and value [B, K, T, D] -> [B, T, H, D].
 
-    Dropout is not among the arguments that matter: a state that forgets is for inference.
+    Dropout is not among the arguments that matter: a state that forgets is for inference. torch.compile leaves it alone
+    and compiles the rest of the layer: kernels of our own gain nothing, and it would compile anew at every count.
     """
     scoring = Scoring(scaling if scaling is not None else query.shape[-1] ** -0.5, softcap, s_aux)
     owner = getattr(key, "owner", None)
@@ -99,6 +101,14 @@ class OwnedLayer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return -1
+
+
+class OwnedCache(Cache):
+    """A cache whose layers own their keys; like the attention that follows, none of torch.compile's business."""
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        return super().update(*args, **kwargs)
 
 
 class StateLayer(OwnedLayer):
@@ -164,6 +174,9 @@ class LinearLayer:
     def nbytes(self) -> int:
         states = [*self.layer.conv_states.values(), *self.layer.recurrent_states.values()]
         return sum(state.nbytes for state in states if state is not None)
+
+    def reset(self) -> None:
+        self.layer.reset()
 
     def select(self, rows: Tensor) -> LinearLayer:
         other = copy.deepcopy(self.layer)

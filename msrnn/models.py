@@ -41,9 +41,8 @@ def load(
     `device` "auto" is CUDA where there is one. `dtype` None is float32 on the CPU and the checkpoint's own ("auto")
     elsewhere. `on_convert` is told before a GGUF file is converted, which happens once and takes a while.
     """
-    where = _device(device)
-    if dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r}: must be one of {', '.join(DTYPES)}")
+    where = device_named(device)
+    check_dtype(dtype)
     source = _source(name, on_convert)
     try:
         with _quiet(bars=not isinstance(source, Path)):
@@ -63,7 +62,13 @@ def _weights(source: str | Path, **kwargs: Any) -> Any:
     return model
 
 
-def _device(device: str) -> torch.device:
+def check_dtype(dtype: str | None) -> None:
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r}: must be one of {', '.join(DTYPES)}")
+
+
+def device_named(device: str) -> torch.device:
+    """`auto` is CUDA where there is one."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:

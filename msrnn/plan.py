@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,12 +18,13 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 
 from msrnn.attention import Record, plain_attention
 from msrnn.backend import choose
-from msrnn.huggingface import NAME, LinearLayer, Memory, OwnedLayer, StateLayer
+from msrnn.huggingface import NAME, LinearLayer, Memory, OwnedCache, OwnedLayer, StateLayer
 from msrnn.policy import FULL, Bound, Policy, layer_bound, resolve
+from msrnn.rounding import state_dtype_of
 from msrnn.scoring import Scoring
 from msrnn.state import Growing, LayerShape, MultiState, Slots
 
-DEFAULT_CHUNK = 128
+DEFAULT_CHUNK, WIDE_CHUNK = 128, 192  # on a CPU, columns that nobody sees cost; on a GPU, launches do
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Plan:
 
     def cache(self, state: MultiState, columns: int = 0, record: Callable[[int], Record] | None = None) -> Cache:
         """A state as a cache that says it has seen `columns` columns so far, whatever the state has."""
-        return Cache(
+        return OwnedCache(
             layers=[
                 memory.layer
                 if isinstance(memory, LinearLayer)
@@ -67,10 +68,20 @@ class Plan:
         return StateLayer(self.config, memory, self.chunk, self.backends[i], columns, record)
 
 
-def plan(model: PreTrainedModel, policy: str | Policy, size: int | None, chunk: int, backend: str) -> Plan:
+def plan(
+    model: PreTrainedModel,
+    policy: str | Policy,
+    size: int | None,
+    chunk: int | None,
+    backend: str,
+    state_dtype: str | None,
+) -> Plan:
     """Check that a model can be bounded, hand its attention to msrnn, and learn its layers from one token."""
     policy_, size = resolve(policy, size)
-    if not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1:
+    code = state_dtype_of(state_dtype)
+    if code and policy_ is None:
+        raise ValueError(f"state_dtype={state_dtype!r}: policy 'full' keeps states as they are; bound them, or drop it")
+    if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
         raise ValueError(f"chunk={chunk!r}: must be a whole number of tokens, 1 or more")
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"{type(model).__name__} is not a transformers model: load one with AutoModelForCausalLM")
@@ -88,9 +99,11 @@ def plan(model: PreTrainedModel, policy: str | Policy, size: int | None, chunk: 
     fingerprint = {
         "policy": policy_.name if policy_ else FULL,
         "size": size,
-        "dtype": "/".join(sorted(dtypes)),
+        "dtype": state_dtype or "/".join(sorted(dtypes)),
         "model": fingerprint_of(model),
     }
+    shapes = [shape and replace(shape, code=code) for shape in shapes]
+    chunk = chunk or (WIDE_CHUNK if "triton" in backends else DEFAULT_CHUNK)
     return Plan(config, shapes, [layer_bound(policy_, size, w) for w in own], backends, chunk, fingerprint)
 
 
@@ -154,7 +167,7 @@ def fingerprint_of(model: PreTrainedModel) -> str:
     return digest.hexdigest()[:16]
 
 
-class MultiStateCache(Cache):
+class MultiStateCache(OwnedCache):
     """A bounded state for those who call `model.generate` or `model.forward` themselves."""
 
     def __init__(
@@ -162,10 +175,11 @@ class MultiStateCache(Cache):
         model: PreTrainedModel,
         policy: str | Policy = "tova",
         size: int | None = 512,
-        chunk: int = DEFAULT_CHUNK,
+        chunk: int | None = None,
         backend: str = "auto",
+        state_dtype: str | None = None,
     ) -> None:
-        self.plan = plan(model, policy, size, chunk, backend)
+        self.plan = plan(model, policy, size, chunk, backend, state_dtype)
         host = _host_layers(self.plan.config)
         super().__init__(
             layers=[

@@ -5,27 +5,29 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from msrnn.attention import Record
-from msrnn.graph import StepGraph, capture, replaying
-from msrnn.plan import DEFAULT_CHUNK, plan
+from msrnn.graph import Graphs, replaying
+from msrnn.plan import plan
 from msrnn.policy import Policy
 from msrnn.state import MultiState
 
 DEFAULT_BLOCK = 512
+WORTH_CAPTURING = 4  # blocks that are read alike: fewer are read sooner than captured
 
 
 class MultiStateRNN:
     """A Hugging Face decoder whose state is bounded: `size` rows per layer, whatever the length.
 
     The model is put into evaluation mode and its attention is handed to msrnn; its weights are untouched.
-    `chunk` tokens are scored at once inside a layer and `block` tokens pass through the model at once: neither
-    changes the answer, both bound memory. `backend` is "auto", "torch", "compiled" (CPU) or "triton" (GPU).
+    `chunk` tokens are scored at once inside a layer (None: as many as suit the backend) and `block` tokens pass through
+    the model at once: neither changes the answer, both bound memory. `backend` is "auto", "torch", "compiled" (CPU) or
+    "triton" (GPU). `state_dtype` "int8" or "fp8" keeps states in half the bytes, rounded as they are appended. `fuse`
+    compiles what lies between the kernels of a captured step: a minute at first, then a tenth off every step.
     """
 
     def __init__(
@@ -33,22 +35,28 @@ class MultiStateRNN:
         model: PreTrainedModel,
         policy: str | Policy = "tova",
         size: int | None = 512,
-        chunk: int = DEFAULT_CHUNK,
+        chunk: int | None = None,
         block: int = DEFAULT_BLOCK,
         backend: str = "auto",
+        state_dtype: str | None = None,
+        fuse: bool = False,
     ) -> None:
         if not isinstance(block, int) or isinstance(block, bool) or block < 1:
             raise ValueError(f"block={block!r}: must be a whole number of tokens, 1 or more")
-        self.plan = plan(model, policy, size, chunk, backend)
+        self.plan = plan(model, policy, size, chunk, backend, state_dtype)
         self.model = model.eval()
         self.block = block
-        self._graphs: WeakKeyDictionary[MultiState, StepGraph | None] = WeakKeyDictionary()
+        self._graphs = Graphs(model, self.plan, fuse)
 
     def state(self, batch_size: int = 1) -> MultiState:
         """An empty state for so many sequences; a bounded one takes all its memory now and never more."""
         if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
             raise ValueError(f"batch_size={batch_size!r}: must be a whole number of sequences, 1 or more")
-        return self.plan.state(batch_size)
+        return self._graphs.state(batch_size)
+
+    def release(self) -> None:
+        """Give back the GPU memory that captured graphs keep for the next state of their batch size."""
+        self._graphs.release()
 
     def load(self, path: str | os.PathLike[str]) -> MultiState:
         """A state that `state.save` wrote for this model, policy, size and dtype."""
@@ -59,17 +67,9 @@ class MultiStateRNN:
         """Read one token per row: [B, 1] -> logits [B, 1, V]."""
         if isinstance(input_ids, Tensor) and input_ids.ndim == 2 and input_ids.shape[1] != 1:
             raise ValueError(f"step reads one token per row, not {input_ids.shape[1]}: use read for more")
-        graph = self._graph(state)
-        if graph is None:
-            return self.read(input_ids, state)
-        return graph(self._checked(input_ids, state, None)[0]).clone()
-
-    def _graph(self, state: MultiState) -> StepGraph | None:
-        if not isinstance(state, MultiState):
-            return None  # and leave it to `read` to say so
-        if state not in self._graphs:
-            self._graphs[state] = capture(self.model, self.plan, state)
-        return self._graphs[state]
+        ids, _ = self._checked(input_ids, state, None)
+        graph = self._graphs.of(state)
+        return self._forward(ids, state, None, last_only=True) if graph is None else graph(ids).clone()
 
     @torch.no_grad()
     def read(
@@ -89,17 +89,13 @@ class MultiStateRNN:
         """
         input_ids, mask = self._checked(input_ids, state, attention_mask)
         logits: Tensor | None = None
+        alike = record is None and input_ids.shape[1] // self.block >= WORTH_CAPTURING
         for start in range(0, input_ids.shape[1], self.block):
             columns = slice(start, min(start + self.block, input_ids.shape[1]))
-            part = None if mask is None else mask[:, columns]
-            out = self.model(
-                input_ids=input_ids[:, columns],
-                attention_mask=part,
-                position_ids=_positions(state.seen, input_ids[:, columns], part),
-                past_key_values=self.plan.cache(state, record=record),
-                use_cache=True,
-                logits_to_keep=1 if last_only else 0,
-            ).logits
+            ids, part = input_ids[:, columns], None if mask is None else mask[:, columns]
+            whole = alike and ids.shape[1] == self.block
+            graph = self._graphs.of(state, self.block, last_only) if whole else None
+            out = self._forward(ids, state, part, last_only, record) if graph is None else graph(ids, part)
             if last_only:
                 logits = out[:, -1:]
             else:
@@ -109,6 +105,24 @@ class MultiStateRNN:
             if on_block:
                 on_block(columns.stop - columns.start)
         assert logits is not None
+        return logits.clone() if alike and last_only else logits
+
+    def _forward(
+        self,
+        ids: Tensor,
+        state: MultiState,
+        mask: Tensor | None,
+        last_only: bool,
+        record: Callable[[int], Record] | None = None,
+    ) -> Tensor:
+        logits: Tensor = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=_positions(state.seen, ids, mask),
+            past_key_values=self.plan.cache(state, record=record),
+            use_cache=True,
+            logits_to_keep=1 if last_only else 0,
+        ).logits
         return logits
 
     @torch.no_grad()
@@ -139,8 +153,8 @@ class MultiStateRNN:
         before = input_ids.shape[1] - 1
         if before:
             self.read(input_ids[:, :-1], state, None if mask is None else mask[:, :-1], last_only=True)
-        working = state if own and copies == 1 else state.fork(copies)
-        graph = self._graph(working)
+        working = state if own and copies == 1 else self._copies(state, copies)
+        graph = self._graphs.of(working)
         speaker: Any = replaying(self.model, graph) if graph else self.model
         out = speaker.generate(
             input_ids,
@@ -154,6 +168,14 @@ class MultiStateRNN:
             spoken = _spoken(new[:, 1:], self._setting("eos_token_id", kwargs), self._setting("pad_token_id", kwargs))
             self.read(new, state, torch.cat([torch.ones_like(spoken[:, :1]), spoken], dim=1), last_only=True)
         return out
+
+    def _copies(self, state: MultiState, copies: int) -> MultiState:
+        """`state.fork`, on buffers that have their graph already where there are such."""
+        if not self._graphs.possible:
+            return state.fork(copies)
+        working = self.state(state.batch_size * copies)
+        working.become(state, copies)
+        return working
 
     def _setting(self, name: str, kwargs: dict[str, Any]) -> Any:
         """A generation setting as transformers resolves it: the call, its config, the model's config."""

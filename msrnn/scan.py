@@ -73,10 +73,6 @@ def scan(
     sinks: Tensor | None,
     backend: str,
 ) -> Tensor:
-    """`scan_torch`, by the backend's own loop where it has one."""
-    walk = scan_torch
-    if backend == "compiled":
-        walk = scan_cpu
-    elif backend == "triton":
-        from msrnn.kernels.scan_triton import scan_triton as walk
+    """`scan_torch`, by the compiled loop where the backend is that."""
+    walk = scan_cpu if backend == "compiled" else scan_torch
     return walk(scores, position, importance, query_position, bound, sinks)

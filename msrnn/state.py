@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 
 from msrnn.files import load_tensors, save_tensors
 from msrnn.policy import Bound
+from msrnn.rounding import SCALE_DTYPE, Rows, encode
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class LayerShape:
     value_dim: int
     dtype: torch.dtype
     device: torch.device
+    code: torch.dtype | None = None  # of 8 bits, where states are rounded to it
 
 
 class _Buffers:
@@ -37,8 +39,8 @@ class _Buffers:
     def __init__(self, batch_size: int, shape: LayerShape, rows: int, groups: int) -> None:
         B, K, device = batch_size, shape.kv_heads, shape.device
         self.columns = 0  # ever appended, padding included; layers that disagree were interrupted half-way
-        self.keys = torch.zeros(B, K, rows, shape.key_dim, dtype=shape.dtype, device=device)
-        self.values = torch.zeros(B, K, rows, shape.value_dim, dtype=shape.dtype, device=device)
+        self.keys = torch.zeros(B, K, rows, shape.key_dim, dtype=shape.code or shape.dtype, device=device)
+        self.values = torch.zeros(B, K, rows, shape.value_dim, dtype=shape.code or shape.dtype, device=device)
         self.position = torch.full((B, groups, rows), -1, dtype=torch.int32, device=device)
         self.seen = torch.zeros(B, dtype=torch.int64, device=device)  # tokens read
 
@@ -60,10 +62,16 @@ class _Buffers:
 
     def select(self, rows: Tensor) -> Any:
         """A new layer with these rows; the old one is untouched."""
+        return self._with(lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
+
+    def part(self, rows: slice) -> Any:
+        """A layer that is these rows of this one: what one reads, the other has read."""
+        return self._with(lambda tensor: tensor[rows])
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Any:
         other = object.__new__(type(self))
         vars(other).update(vars(self))
-        for name, value in self.tensors().items():
-            setattr(other, name, value.index_select(0, rows.to(value.device)))
+        vars(other).update({name: change(tensor) for name, tensor in self.tensors().items()})
         return other
 
     def reorder(self, rows: Tensor) -> None:
@@ -102,13 +110,35 @@ class Slots(_Buffers):
     def __init__(self, batch_size: int, shape: LayerShape, bound: Bound) -> None:
         super().__init__(batch_size, shape, bound.slots, bound.groups(shape.kv_heads))
         self.bound = bound
+        self.dtype, self.code = shape.dtype, shape.code
         remembers = bool(bound.policy.decay)  # otherwise the newest query, or the position, says it all
         self.importance = torch.zeros(self.position.shape, device=shape.device) if remembers else None
+        rows = self.keys.shape[:3]
+        self.key_scale, self.value_scale = (
+            torch.ones(rows, dtype=SCALE_DTYPE, device=shape.device) if shape.code else None for _ in range(2)
+        )
 
-    def keep(self, key: Tensor, value: Tensor, position: Tensor, importance: Tensor, held: Tensor) -> None:
+    def encode(self, key: Tensor, value: Tensor) -> tuple[Rows, Rows]:
+        """New rows as these slots keep them."""
+        return encode(key, self.code), encode(value, self.code)
+
+    def dense(self) -> tuple[Tensor, Tensor]:
+        """Keys and values in the dtype that the model computes in."""
+        return Rows(self.keys, self.key_scale).dense(self.dtype), Rows(self.values, self.value_scale).dense(self.dtype)
+
+    def write(self, slot: Tensor, key: Rows, value: Rows) -> None:
+        """Rows [B, K, C, D] go into slot [B, G, C]."""
+        for buffer, scales, fresh in ((self.keys, self.key_scale, key), (self.values, self.value_scale, value)):
+            if scales is not None and fresh.scale is not None:
+                scales.scatter_(2, slot.expand(fresh.scale.shape), fresh.scale)
+            # Moving bytes does not depend on what they mean, and not every 8-bit float can be scattered.
+            into, rows = (t.view(torch.int8) if self.code else t for t in (buffer, fresh.codes))
+            into.scatter_(2, slot[..., None].expand(rows.shape), rows)
+
+    def keep(self, key: Rows, value: Rows, position: Tensor, importance: Tensor, held: Tensor) -> None:
         """After a chunk: free what left, and move the surviving new tokens into free slots.
 
-        key, value [B, K, C, D]; position, importance, held [B, G, S + C]: slots, then new tokens.
+        Rows [B, K, C, D]; position, importance, held [B, G, S + C]: slots, then new tokens.
         """
         S = self.position.shape[-1]
         old, new = held[..., :S], held[..., S:]
@@ -121,8 +151,7 @@ class Slots(_Buffers):
         if self.importance is not None:
             self.importance.copy_(importance[..., :S])
             self.importance.scatter_(-1, slot, importance[..., S:])
-        for buffer, fresh in ((self.keys, key), (self.values, value)):
-            buffer.scatter_(2, slot[..., None].expand(*fresh.shape), fresh)
+        self.write(slot, key, value)
 
 
 class Growing(_Buffers):
@@ -180,6 +209,11 @@ class MultiState:
     def nbytes(self) -> int:
         return sum(layer.nbytes for layer in self.layers)
 
+    def reset(self) -> None:
+        """Forget everything; the buffers stay where they are."""
+        for layer in self.layers:
+            layer.reset()
+
     def positions(self, layer: int) -> Tensor:
         """Positions of the tokens that a layer holds, [B, G, size + 1], -1 where a slot is empty."""
         own = dict(self._own())
@@ -206,11 +240,23 @@ class MultiState:
             raise ValueError(f"rows={index.tolist()}: this state has rows 0 to {self.batch_size - 1}")
         return MultiState([layer.select(index) for layer in self.layers], self.fingerprint)
 
+    def part(self, rows: slice) -> MultiState:
+        """These rows of the batch as a state of their own, on the same buffers."""
+        return MultiState([layer.part(rows) for layer in self.layers], self.fingerprint)
+
     def fork(self, copies: int) -> MultiState:
         """A new state with every row `copies` times, copies of a row side by side; the old one is untouched."""
         if not isinstance(copies, int) or isinstance(copies, bool) or copies < 1:
             raise ValueError(f"fork({copies!r}): must be a whole number of copies, 1 or more")
         return self.select(torch.arange(self.batch_size).repeat_interleave(copies))
+
+    def become(self, other: MultiState, copies: int) -> None:
+        """What `other.fork(copies)` would be, in the buffers that are here already."""
+        rows = torch.arange(other.batch_size).repeat_interleave(copies)
+        for mine, theirs in zip(self.layers, other.layers, strict=True):
+            mine.columns = theirs.columns
+            for name, buffer in mine.tensors().items():
+                buffer.copy_(getattr(theirs, name)[rows.to(buffer.device)])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to one safetensors file, whole or not at all."""

@@ -5,7 +5,6 @@ import torch
 from tiny import FAMILIES, build, left_padded, llama, tokens
 
 import msrnn
-from msrnn.graph import capture
 
 SETTINGS = {"max_new_tokens": 12, "do_sample": False}
 
@@ -22,7 +21,7 @@ def test_a_replayed_step_is_the_step(policy: str) -> None:
     plain.read(ids, theirs, mask)
     for token in tokens(2, 25, seed=3).split(1, dim=1):
         torch.testing.assert_close(graphed.step(token, mine), plain.step(token, theirs), atol=1e-4, rtol=1e-4)
-    assert graphed._graph(mine) is not None
+    assert graphed._graphs.of(mine) is not None
     assert torch.equal(mine.seen, theirs.seen)
     for layer in range(2):
         assert torch.equal(mine.positions(layer).sort(-1).values, theirs.positions(layer).sort(-1).values)
@@ -64,17 +63,75 @@ def test_what_cannot_be_captured_is_said_and_runs() -> None:
 
 
 @pytest.mark.gpu
-def test_a_graph_goes_with_its_state() -> None:
+@pytest.mark.parametrize("policy", ["tova", "h2o", "window+4"])
+@pytest.mark.parametrize("last_only", [True, False])
+def test_blocks_that_are_replayed_are_the_blocks(policy: str, last_only: bool) -> None:
+    model = build(llama(), "cuda")
+    ids, mask = left_padded(tokens(3, 83), [0, 6, 19])
+    graphed = msrnn.MultiStateRNN(model, policy, 9, chunk=7, block=16)
+    plain = msrnn.MultiStateRNN(model, policy, 9, backend="torch")
+    mine, theirs = graphed.state(3), plain.state(3)
+    for _ in range(2):
+        logits = graphed.read(ids, mine, mask, last_only)
+        torch.testing.assert_close(logits, plain.read(ids, theirs, mask, last_only), atol=1e-4, rtol=1e-4)
+    for layer in range(2):
+        assert torch.equal(mine.positions(layer).sort(-1).values, theirs.positions(layer).sort(-1).values)
+
+
+@pytest.mark.gpu
+def test_states_of_one_batch_size_share_a_graph() -> None:
+    model = build(llama(), "cuda")
+    rnn, plain = msrnn.MultiStateRNN(model, "h2o", 9), msrnn.MultiStateRNN(model, "h2o", 9, backend="torch")
+    mine, theirs = [rnn.state(2) for _ in range(3)], [plain.state(2) for _ in range(3)]
+    graphs = set()
+    for i, token in enumerate(tokens(2, 24).split(1, dim=1)):
+        torch.testing.assert_close(rnn.step(token, mine[i % 3]), plain.step(token, theirs[i % 3]), atol=1e-4, rtol=1e-4)
+        graphs.add(rnn._graphs.of(mine[i % 3]))
+    assert len(graphs) == 1
+
+
+@pytest.mark.gpu
+def test_generate_captures_once_per_batch_size() -> None:
+    rnn = msrnn.MultiStateRNN(build(llama(eos_token_id=None), "cuda"), "tova", 9)
+    first = rnn.generate(tokens(2, 20), **SETTINGS)
+    homes = dict(rnn._graphs._homes)
+    assert torch.equal(rnn.generate(tokens(2, 20), **SETTINGS), first)
+    assert rnn._graphs._homes == homes
+    state = rnn.state(2)
+    assert torch.equal(rnn.generate(tokens(2, 20), state=state, **SETTINGS), first)
+    assert torch.equal(state.seen.cpu(), torch.tensor([32, 32]))
+
+
+@pytest.mark.gpu
+def test_a_fused_step_is_the_step() -> None:
+    model = build(llama(num_hidden_layers=12, eos_token_id=None), "cuda")
+    fused, plain = msrnn.MultiStateRNN(model, "tova", 9, fuse=True), msrnn.MultiStateRNN(model, "tova", 9)
+    for batch in (1, 3):
+        mine, theirs = fused.state(batch), plain.state(batch)
+        for token in tokens(batch, 15).split(1, dim=1):
+            torch.testing.assert_close(fused.step(token, mine), plain.step(token, theirs), atol=1e-4, rtol=1e-4)
+        assert fused._graphs.of(mine) is not None
+
+
+@pytest.mark.gpu
+def test_a_new_state_moves_in_where_another_has_gone() -> None:
     rnn = msrnn.MultiStateRNN(build(llama(), "cuda"), "tova", 9)
     state = rnn.state()
-    rnn.step(tokens(1, 1), state)
-    assert len(rnn._graphs) == 1
+    expected = rnn.step(tokens(1, 1), state)
+    graph = rnn._graphs.of(state)
     del state
-    assert len(rnn._graphs) == 0
+    state = rnn.state()
+    assert torch.equal(rnn.step(tokens(1, 1), state), expected)
+    assert rnn._graphs.of(state) is graph
+    rnn.state(2)
+    assert rnn._graphs.of(state) is graph, "torn down while a state lived there"
+    del state
+    rnn.state(2)
+    assert not rnn._graphs._homes
 
 
 def test_there_is_no_graph_where_there_is_no_gpu_or_no_bound() -> None:
     model = build(llama())
     for policy in ("tova", "full"):
         rnn = msrnn.MultiStateRNN(model, policy, 9)
-        assert capture(model, rnn.plan, rnn.state()) is None
+        assert rnn._graphs.of(rnn.state()) is None

@@ -18,6 +18,7 @@ from msrnn.attention import attend
 from msrnn.models import Loaded
 from msrnn.policy import NAMES, Bound, Policy
 from msrnn.reference import HELD, recurrent
+from msrnn.rounding import STATE_DTYPES, encode
 from msrnn.scoring import Scoring
 from msrnn.state import LayerShape, Slots
 
@@ -51,6 +52,7 @@ def layers(draw: st.DrawFn) -> dict[str, Any]:
         "padding": [draw(st.integers(0, length - 1)), 0],
         "softcap": draw(st.none() | st.just(3.0)),
         "sinks": draw(st.booleans()),
+        "code": draw(st.sampled_from([None, None, *STATE_DTYPES.values()])),
         "seed": draw(st.integers(0, 10_000)),
     }
 
@@ -62,7 +64,7 @@ def run_layer(
     query, key, value = inputs
     bound, length = case["bound"], case["length"]
     real = torch.arange(length)[None] >= torch.tensor(case["padding"])[:, None]
-    shape = LayerShape(query.shape[1], key.shape[1], key.shape[3], value.shape[3], key.dtype, key.device)
+    shape = LayerShape(query.shape[1], key.shape[1], key.shape[3], value.shape[3], key.dtype, key.device, case["code"])
     slots = Slots(2, shape, bound)
     times = torch.full((2, slots.position.shape[1], length), HELD, dtype=torch.int32)
 
@@ -94,6 +96,7 @@ def test_chunked_layer_is_recurrent_layer(backend: str, case: dict[str, Any]) ->
     key, value = (torch.randn(2, kv_heads, length, 8, generator=draw) for _ in range(2))
     scoring = Scoring(0.5, case["softcap"], torch.randn(heads, generator=draw) if case["sinks"] else None)
     output, times = run_layer(case, (query, key, value), scoring, backend)
+    key, value = (encode(x, case["code"]).dense(x.dtype) for x in (key, value))
     for row, start in enumerate(case["padding"]):
         inputs = [x[row, :, start:] for x in (query, key, value)]
         truth = recurrent(*inputs, case["bound"], scoring.scale, scoring.softcap, scoring.sinks)
@@ -114,11 +117,12 @@ def test_decoded_layer_is_recurrent_layer(backend: str, case: dict[str, Any]) ->
     query = torch.randn(1, heads, length, 8, generator=draw) * 2
     key, value = (torch.randn(1, kv_heads, length, 8, generator=draw) for _ in range(2))
     scoring = Scoring(0.5, case["softcap"], torch.randn(heads, generator=draw) if case["sinks"] else None)
-    slots = Slots(1, LayerShape(heads, kv_heads, 8, 8, query.dtype, query.device), case["bound"])
+    slots = Slots(1, LayerShape(heads, kv_heads, 8, 8, query.dtype, query.device, case["code"]), case["bound"])
     output = [
         attend(slots, *(x[:, :, t : t + 1] for x in (query, key, value)), None, scoring, 1, backend)
         for t in range(length)
     ]
+    key, value = (encode(x, case["code"]).dense(x.dtype) for x in (key, value))
     truth = recurrent(query[0], key[0], value[0], case["bound"], scoring.scale, scoring.softcap, scoring.sinks)
     close = (truth.margin < 1e-5).any(0).nonzero()
     cut = int(close[0]) if len(close) else length

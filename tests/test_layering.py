@@ -16,9 +16,11 @@ ORDER = [
     "scoring",
     "backend",
     "files",
+    "rounding",
     "state",
     "kernels",
     "scan",
+    "chunk",
     "decode",
     "attention",
     "huggingface",
@@ -27,6 +29,7 @@ ORDER = [
     "rnn",
     "models",
     "tracing",
+    "evaluate",
     "cli",
 ]
 ROOT = Path(msrnn.__file__).parent

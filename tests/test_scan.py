@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from weights import scan_by_weights
 
 from msrnn.kernels.scan_cpu import exp_not_above_zero, scan_cpu
-from msrnn.kernels.scan_triton import scan_triton
 from msrnn.policy import Bound, Policy, policy
 from msrnn.reference import HELD
 from msrnn.scan import scan_torch
@@ -15,17 +15,8 @@ from msrnn.scan import scan_torch
 Scan = Callable[..., Tensor]
 
 
-def scan_on_gpu(*arguments: object, **named: object) -> Tensor:
-    """`scan_triton`, on the GPU where there is one; scores are brought back in place."""
-    if not torch.cuda.is_available():
-        return scan_triton(*arguments, **named)  # type: ignore[arg-type]
-    there = [a.cuda() if isinstance(a, Tensor) else a for a in arguments]
-    evicted_at = scan_triton(*there, **{k: v.cuda() for k, v in named.items()})  # type: ignore[arg-type, attr-defined]
-    arguments[0].copy_(there[0])  # type: ignore[attr-defined]
-    return evicted_at.cpu()
-
-
-every = pytest.mark.parametrize("scan", [scan_cpu, scan_torch, scan_on_gpu])
+every = pytest.mark.parametrize("scan", [scan_cpu, scan_torch, scan_by_weights])
+gives_attention = pytest.mark.parametrize("scan", [scan_cpu, scan_torch])
 
 
 def chunk(scores: list[list[float]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -78,7 +69,7 @@ def test_importance_decays(scan: Scan) -> None:
     assert by_last.tolist() == [[[2, HELD, HELD]]]
 
 
-@every
+@gives_attention
 def test_scores_become_attention_over_what_is_seen(scan: Scan) -> None:
     scores, *rest = chunk([[1, 9, 9], [1, 2, 9], [1, 2, 3]])
     scan(scores, *rest, Bound(policy("window"), 1))
@@ -88,7 +79,7 @@ def test_scores_become_attention_over_what_is_seen(scan: Scan) -> None:
     torch.testing.assert_close(scores[0, 0, 0], expected)
 
 
-@every
+@gives_attention
 def test_a_state_that_left_cannot_drown_those_that_stay(scan: Scan) -> None:
     """Scores 200 below one that is gone would vanish, had the exponentials been taken relative to it."""
     scores, *rest = chunk([[0, 0, 0], [0, 0, 0], [500, 1, 2]])
@@ -97,7 +88,7 @@ def test_a_state_that_left_cannot_drown_those_that_stay(scan: Scan) -> None:
     torch.testing.assert_close(scores[0, 0, 0, 2], expected)
 
 
-@every
+@gives_attention
 def test_sinks_take_part_and_are_no_states(scan: Scan) -> None:
     scores, *rest = chunk([[0, 0], [0, 1]])
     scan(scores, *rest, Bound(policy("tova"), 4), sinks=torch.tensor([[2.0]]))

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from msrnn.cli.bench import bench
 from msrnn.cli.chat import chat
 from msrnn.cli.demo import demo
 from msrnn.cli.generate import generate
@@ -20,8 +21,9 @@ BAD_INPUT, INTERRUPTED = 2, 130
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
-for verb in (demo, generate, chat, read, policies):
+for verb in (demo, generate, chat, read, policies, bench):
     about, _, examples = (inspect.getdoc(verb) or "").partition("\n\nExamples:\n")
+    about = "\n\n".join(" ".join(paragraph.split()) for paragraph in about.split("\n\n"))
     lines = [line.strip() for line in examples.splitlines() if line.strip()]
     app.command(help=about, epilog="\n\n".join(["Examples:", *lines]))(verb)
 

@@ -1,5 +1,6 @@
-"""One token of one layer on a GPU: append, attend, and observe-evict as three launches, in the slots themselves.
+"""One token of one layer on a GPU: append-attend and observe-evict as two launches, in the slots themselves.
 
+Where sequences and heads are too few to fill the chip, slots are split among programs and a third launch combines.
 Nothing is read back, nothing depends on the length, and every shape is fixed, so a captured graph replays for ever.
 `msrnn.decode.decode_torch` is the reference. Index names: i_ indices, o_ offsets, p_ pointers, b_ blocks, m_ masks.
 """
@@ -11,69 +12,37 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from msrnn.reference import HELD
+from msrnn.kernels.evict_triton import HEADS_PER_TILE, evict_kernel
+from msrnn.kernels.rounding_triton import BIAS, numbers, write
+from msrnn.rounding import LARGEST
 from msrnn.scoring import Scoring
 from msrnn.state import Slots
 
-FAR = tl.constexpr(HELD)
-SLOTS_PER_BLOCK, WARPS = 32, 1  # reads at 4.1 TB/s on an H200 (head size 128); two warps reach 2.5
-
-
-@triton.jit
-def append_kernel(
-    key,
-    value,
-    keys,
-    values,
-    position,
-    importance,
-    query_position,
-    window,
-    K: tl.constexpr,
-    S: tl.constexpr,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    G: tl.constexpr,
-    BS: tl.constexpr,
-    BD: tl.constexpr,
-    BV: tl.constexpr,
-    REMEMBERS: tl.constexpr,
-    SLIDES: tl.constexpr,
-):
-    """The new token goes into the first empty slot of its group; what it can no longer see leaves."""
-    i_b, i_g = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    t = tl.load(query_position + i_b)
-    if t >= 0:
-        o_s, o_d, o_v = tl.arange(0, BS), tl.arange(0, BD), tl.arange(0, BV)
-        p_position = position + (i_b * G + i_g) * S
-        b_position = tl.load(p_position + o_s, mask=o_s < S, other=FAR)
-        slot = tl.min(tl.where(b_position < 0, o_s, BS))
-        if SLIDES:
-            tl.store(p_position + o_s, -1, mask=(b_position >= 0) & (b_position <= t - window))
-        tl.store(p_position + slot, t)
-        if REMEMBERS:
-            tl.store(importance + (i_b * G + i_g) * S + slot, 0.0)
-        for i in range(K // G):
-            i_k = i_b * K + i_g * (K // G) + i
-            b_key = tl.load(key + i_k * D + o_d, mask=o_d < D)
-            b_value = tl.load(value + i_k * DV + o_v, mask=o_v < DV)
-            tl.store(keys + (i_k * S + slot) * D + o_d, b_key, mask=o_d < D)
-            tl.store(values + (i_k * S + slot) * DV + o_v, b_value, mask=o_v < DV)
+SLOTS_PER_BLOCK, WARPS = 32, 1
+PROGRAMS = 4096  # as many as fill the chip, at one warp each
 
 
 @triton.jit
 def attend_kernel(
     query,
+    key,
+    value,
     keys,
     values,
+    key_scale,
+    value_scale,
     position,
     query_position,
     sinks,
+    fresh,
     scores,
     log_sums,
+    sums,
     output,
     scale,
     softcap,
+    window,
+    largest,
     K: tl.constexpr,
     S: tl.constexpr,
     D: tl.constexpr,
@@ -84,15 +53,25 @@ def attend_kernel(
     BS: tl.constexpr,
     BD: tl.constexpr,
     BV: tl.constexpr,
+    ALL: tl.constexpr,
+    SPAN: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SLIDES: tl.constexpr,
+    CODED: tl.constexpr,
+    WHOLE: tl.constexpr,
     CAPPED: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """The R query heads of one KV head, in one pass over its keys and values; raw scores are kept for who leaves."""
-    i_b, i_k = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """The R query heads of one KV head, in one pass over its keys and values; raw scores are kept for who leaves.
+
+    The new token's row goes into the first empty slot and is attended to from registers; `position` still calls the
+    slot empty, so that every program finds the same one, and `fresh` [B, G] says which it is. With splits, a program
+    sees SPAN slots, and leaves its part of the output, its maximum and its sum of exponentials.
+    """
+    i_b, i_k, i_s = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     # Inside torch.compile, scalars come in double precision.
     scale, softcap = tl.cast(scale, tl.float32), tl.cast(softcap, tl.float32)
-    i_h = (i_b * K + i_k) * R
-    i_g = i_k * G // K
+    i_h, i_kv, i_g = (i_b * K + i_k) * R, i_b * K + i_k, i_k * G // K
     o_r, o_d, o_v = tl.arange(0, BR), tl.arange(0, BD), tl.arange(0, BV)
     m_r, m_d, m_v = o_r < R, o_d < D, o_v < DV
     t = tl.load(query_position + i_b)
@@ -100,124 +79,153 @@ def attend_kernel(
     b_q = tl.load(query + (i_h + o_r[:, None]) * D + o_d[None, :], mask=m_r[:, None] & m_d[None, :], other=0.0)
     b_max = tl.full([BR], float("-inf"), tl.float32)
     b_sum = tl.zeros([BR], tl.float32)
-    if SINKS:
-        b_max = tl.load(sinks + i_k * R + o_r, mask=m_r, other=0.0)
-        b_sum += 1.0
     b_o = tl.zeros([BR, BV], tl.float32)
+    # What the bias of `numbers` adds to a score, and to an output.
+    q_bias = tl.sum(b_q.to(tl.float32)) * BIAS if WHOLE else 0.0
+    b_bias = tl.zeros([BR], tl.float32)
     p_position = position + (i_b * G + i_g) * S
-    p_keys, p_values = keys + (i_b * K + i_k) * S * D, values + (i_b * K + i_k) * S * DV
+    p_keys, p_values = keys + i_kv * S * D, values + i_kv * S * DV
     if t >= 0:
-        for start in range(0, S, BS):
-            o_s = start + tl.arange(0, BS)
+        if i_s == 0:
+            o_all = tl.arange(0, ALL)
+            # There always is one: of size + 1 slots, at most size are held between steps.
+            slot = tl.min(tl.where(tl.load(p_position + o_all, mask=o_all < S, other=0) < 0, o_all, ALL))
+            tl.store(fresh + i_b * G + i_g, slot)
+            b_k = tl.load(key + i_kv * D + o_d, mask=m_d, other=0.0)
+            b_v = tl.load(value + i_kv * DV + o_v, mask=m_v, other=0.0)
+            b_k = write(b_k, keys, key_scale, i_kv * S + slot, D, o_d, m_d, largest, CODED, WHOLE)
+            b_v = write(b_v, values, value_scale, i_kv * S + slot, DV, o_v, m_v, largest, CODED, WHOLE)
+            b_max = tl.sum(b_q.to(tl.float32) * b_k[None, :], axis=1) * scale
+            if CAPPED:
+                b_max = softcap * (1.0 - 2.0 / (tl.exp(2.0 * b_max / softcap) + 1.0))
+            tl.store(scores + (i_h + o_r) * S + slot, b_max, mask=m_r)
+            b_sum += 1.0
+            b_o += b_v[None, :]
+            if SINKS:
+                b_sink = tl.load(sinks + i_k * R + o_r, mask=m_r, other=0.0)
+                b_new = tl.maximum(b_max, b_sink)
+                b_sum = tl.exp(b_max - b_new)
+                b_o *= b_sum[:, None]
+                b_sum += tl.exp(b_sink - b_new)
+                b_max = b_new
+        for start in range(0, SPAN, BS):
+            o_s = i_s * SPAN + start + tl.arange(0, BS)
             m_s = o_s < S
-            m_held = tl.load(p_position + o_s, mask=m_s, other=-1) >= 0
+            b_position = tl.load(p_position + o_s, mask=m_s, other=-1)
+            m_held = b_position >= 0
+            if SLIDES:
+                m_held = m_held & (b_position > t - window)
             # [BS, BD]
             b_k = tl.load(p_keys + o_s[:, None] * D + o_d[None, :], mask=m_s[:, None] & m_d[None, :], other=0.0)
             # [BR, BS]
             if BR == 1:
-                b_s = tl.sum(b_q.to(tl.float32) * b_k.to(tl.float32), axis=1)[None, :]
+                b_s = (tl.sum(b_q.to(tl.float32) * numbers(b_k, WHOLE), axis=1) - q_bias)[None, :]
             else:
-                b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
+                b_s = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision="ieee")
             b_s *= scale
+            if CODED:
+                b_s *= tl.load(key_scale + i_kv * S + o_s, mask=m_s, other=0.0).to(tl.float32)[None, :]
             if CAPPED:
                 b_s = softcap * (1.0 - 2.0 / (tl.exp(2.0 * b_s / softcap) + 1.0))
-            tl.store(scores + (i_h + o_r[:, None]) * S + o_s[None, :], b_s, mask=m_r[:, None] & m_s[None, :])
+            tl.store(scores + (i_h + o_r[:, None]) * S + o_s[None, :], b_s, mask=m_r[:, None] & m_held[None, :])
             b_s = tl.where(m_held[None, :], b_s, float("-inf"))
             b_new = tl.maximum(b_max, tl.max(b_s, axis=1))
             # Until a state was seen the maximum is -inf, and -inf - -inf is no number.
             b_base = tl.where(b_new == float("-inf"), 0.0, b_new)
             b_p = tl.exp(b_s - b_base[:, None])
             b_old = tl.exp(b_max - b_base)
+            b_sum = b_sum * b_old + tl.sum(b_p, axis=1)
+            if CODED:
+                b_p *= tl.load(value_scale + i_kv * S + o_s, mask=m_s, other=0.0).to(tl.float32)[None, :]
             # [BS, BV]
             b_v = tl.load(p_values + o_s[:, None] * DV + o_v[None, :], mask=m_held[:, None] & m_v[None, :], other=0.0)
             if BR == 1:
-                b_pv = tl.sum(tl.trans(b_p) * b_v.to(tl.float32), axis=0)[None, :]
+                b_pv = tl.sum(tl.trans(b_p) * numbers(b_v, WHOLE), axis=0)[None, :]
+                b_bias = b_bias * b_old + tl.sum(b_p, axis=1)
             else:
-                b_pv = tl.dot(b_p.to(b_v.dtype), b_v, input_precision="ieee")
+                b_pv = tl.dot(b_p.to(b_q.dtype), b_v.to(b_q.dtype), input_precision="ieee")
             b_o = b_o * b_old[:, None] + b_pv
-            b_sum = b_sum * b_old + tl.sum(b_p, axis=1)
             b_max = b_new
-        b_o = b_o / b_sum[:, None]
+    if WHOLE and BR == 1:
+        b_o -= (b_bias * BIAS)[:, None]
+    m_o = m_r[:, None] & m_v[None, :]
+    if SPLITS > 1:
+        o_part = (i_h + o_r) * SPLITS + i_s
+        tl.store(log_sums + o_part, b_max, mask=m_r)
+        tl.store(sums + o_part, b_sum, mask=m_r)
+        tl.store(output + o_part[:, None] * DV + o_v[None, :], b_o, mask=m_o)
+    else:
+        b_sum = tl.where(t >= 0, b_sum, 1.0)
         tl.store(log_sums + i_h + o_r, b_max + tl.log(b_sum), mask=m_r)
-    tl.store(output + (i_h + o_r[:, None]) * DV + o_v[None, :], b_o, mask=m_r[:, None] & m_v[None, :])
+        tl.store(output + (i_h + o_r[:, None]) * DV + o_v[None, :], b_o / b_sum[:, None], mask=m_o)
 
 
 @triton.jit
-def evict_kernel(
-    scores,
-    log_sums,
-    position,
-    importance,
-    query_position,
-    decay,
-    size,
-    first,
-    recent,
-    S: tl.constexpr,
-    G: tl.constexpr,
-    M: tl.constexpr,
-    BS: tl.constexpr,
-    OBSERVES: tl.constexpr,
-    REMEMBERS: tl.constexpr,
+def combine_kernel(
+    maxima, sums, parts, log_sums, output, DV: tl.constexpr, BV: tl.constexpr, SPLITS: tl.constexpr, BP: tl.constexpr
 ):
-    """The group's mean attention becomes importance, and the least important state that is not protected leaves.
-
-    Without observation every importance is 0 and ties, which go to the oldest, are all there is.
-    """
-    i_b, i_g = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    t = tl.load(query_position + i_b)
-    if t >= 0:
-        o_s = tl.arange(0, BS)
-        p_position = position + (i_b * G + i_g) * S + o_s
-        p_importance = importance + (i_b * G + i_g) * S + o_s
-        b_position = tl.load(p_position, mask=o_s < S, other=-1)
-        m_held = b_position >= 0
-        b_importance = tl.zeros([BS], tl.float32)
-        if OBSERVES:
-            for i in range(M):
-                i_h = (i_b * G + i_g) * M + i
-                b_s = tl.load(scores + i_h * S + o_s, mask=m_held, other=float("-inf"))
-                b_importance += tl.exp(b_s - tl.load(log_sums + i_h))
-            b_importance = b_importance / M
-        if REMEMBERS:
-            b_importance += tl.cast(decay, tl.float32) * tl.load(p_importance, mask=m_held, other=0.0)
-            tl.store(p_importance, b_importance, mask=m_held)
-        m_free = m_held & (b_position >= first) & (b_position <= t - recent)
-        b_ranked = tl.where(m_free, b_importance, float("inf"))
-        m_least = m_free & (b_ranked == tl.min(b_ranked))
-        oldest = tl.min(tl.where(m_least, b_position, FAR))
-        if tl.sum(m_held.to(tl.int32)) > size:
-            tl.store(p_position, -1, mask=m_least & (b_position == oldest))
+    """One head's output from those of the splits."""
+    i_h = tl.program_id(0).to(tl.int64)
+    o_p, o_v = tl.arange(0, BP), tl.arange(0, BV)
+    m_p, m_v = o_p < SPLITS, o_v < DV
+    b_max = tl.load(maxima + i_h * SPLITS + o_p, mask=m_p, other=float("-inf"))
+    b_sum = tl.load(sums + i_h * SPLITS + o_p, mask=m_p, other=0.0)
+    top = tl.max(b_max)
+    base = tl.where(top == float("-inf"), 0.0, top)
+    b_share = tl.exp(b_max - base)
+    total = tl.sum(b_sum * b_share)
+    total = tl.where(total > 0, total, 1.0)
+    # [BP, BV]
+    b_parts = tl.load(
+        parts + (i_h * SPLITS + o_p[:, None]) * DV + o_v[None, :], mask=m_p[:, None] & m_v[None, :], other=0.0
+    )
+    tl.store(log_sums + i_h, base + tl.log(total))
+    tl.store(output + i_h * DV + o_v, tl.sum(b_parts * b_share[:, None], axis=0) / total, mask=m_v)
 
 
 def decode_triton(
     slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
 ) -> Tensor:
-    keys, values, position, importance, bound = slots.keys, slots.values, slots.position, slots.importance, slots.bound
+    position, importance, bound = slots.position, slots.importance, slots.bound
     (B, K, R, D), DV, (_, G, S) = query.shape, value.shape[-1], position.shape
     query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-    sinks, softcap = scoring.sinks_of(G), scoring.softcap
+    sinks, softcap, code = scoring.sinks_of(G), scoring.softcap, slots.code
+    block = SLOTS_PER_BLOCK
+    splits = max(1, min(triton.cdiv(S, block), PROGRAMS // (B * K)))
+    span = triton.cdiv(S, splits * block) * block
+    splits = triton.cdiv(S, span)
+
     scores = torch.empty(B, K * R, S, device=query.device)
     log_sums = torch.empty(B, K * R, device=query.device)
+    fresh = torch.empty(B, G, device=query.device, dtype=torch.int32)
     output = torch.empty(B, K, R, DV, device=query.device, dtype=query.dtype)
-    memory = importance if importance is not None else log_sums  # a pointer that is not followed
+    maxima, sums, parts = log_sums, log_sums, output
+    if splits > 1:
+        maxima, sums = (torch.empty(B, K * R, splits, device=query.device) for _ in range(2))
+        parts = torch.empty(B, K * R, splits, DV, device=query.device)
+    # Pointers that are not followed.
+    memory = importance if importance is not None else log_sums
+    scales = [s if s is not None else log_sums for s in (slots.key_scale, slots.value_scale)]
     # Sixteen is the least that the matrix units take.
     dims = {"D": D, "DV": DV, "BD": max(16, triton.next_power_of_2(D)), "BV": max(16, triton.next_power_of_2(DV))}
-    remembers = importance is not None
-    all_slots = triton.next_power_of_2(S)
-    append_kernel[(B, G)](
-        key, value, keys, values, position, memory, query_position, bound.window or 0,
-        K=K, S=S, G=G, BS=all_slots, REMEMBERS=remembers, SLIDES=bound.window is not None, **dims,
-    )  # fmt: skip
-    attend_kernel[(B, K)](
-        query, keys, values, position, query_position, sinks if sinks is not None else log_sums,
-        scores, log_sums, output, scoring.scale, softcap or 1.0,
-        K=K, S=S, G=G, R=R, BR=1 if R == 1 else max(16, triton.next_power_of_2(R)), BS=SLOTS_PER_BLOCK,
+    all_slots, slides = triton.next_power_of_2(S), bound.window is not None
+    attend_kernel[(B, K, splits)](
+        query, key, value, slots.keys, slots.values, *scales, position, query_position,
+        sinks if sinks is not None else log_sums, fresh, scores, maxima, sums, parts,
+        scoring.scale, softcap or 1.0, bound.window or 0, LARGEST[code] if code else 1.0,
+        K=K, S=S, G=G, R=R, BR=1 if R == 1 else max(16, triton.next_power_of_2(R)), BS=block, ALL=all_slots,
+        SPAN=span, SPLITS=splits, SLIDES=slides, CODED=code is not None, WHOLE=code == torch.int8,
         CAPPED=softcap is not None, SINKS=sinks is not None, num_warps=WARPS, **dims,
     )  # fmt: skip
+    if splits > 1:
+        combine_kernel[(B * K * R,)](
+            maxima, sums, parts, log_sums, output,
+            DV=DV, BV=dims["BV"], SPLITS=splits, BP=triton.next_power_of_2(splits), num_warps=1,
+        )  # fmt: skip
     evict_kernel[(B, G)](
-        scores, log_sums, position, memory, query_position,
-        bound.policy.decay or 0.0, bound.size, bound.policy.first, bound.recent,
-        S=S, G=G, M=K * R // G, BS=all_slots, OBSERVES=bound.policy.decay is not None, REMEMBERS=remembers,
+        fresh, scores, log_sums, position, memory, query_position,
+        bound.policy.decay or 0.0, bound.size, bound.policy.first, bound.recent, bound.window or 0,
+        S=S, G=G, M=K * R // G, BM=min(HEADS_PER_TILE, triton.next_power_of_2(K * R // G)), BS=all_slots,
+        OBSERVES=bound.policy.decay is not None, REMEMBERS=importance is not None, SLIDES=slides,
     )  # fmt: skip
     return output

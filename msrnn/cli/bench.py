@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Annotated
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from typer import Option
+
+from msrnn.cli.options import SMALL, Device, Dtype, Model, PolicyName
+from msrnn.cli.terminal import note
+from msrnn.evaluate import NATIVE, PROMPT, STATE_DTYPES
+from msrnn.policy import FULL, resolve
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from msrnn.evaluate.efficiency import Row
+
+SIZES, AS_THE_MODEL = [256, 512, 1024, 2048], [NATIVE]
+
+Sizes = Annotated[list[int], Option("--size", help="States that each layer may hold; repeat for more.")]
+Length = Annotated[int, Option(help="Tokens of a prompt, and of a whole sequence.")]
+Batch = Annotated[int | None, Option(help="Measure at this batch, not at the largest that fits.", show_default=False)]
+MaxBatch = Annotated[int | None, Option(help="Never try a larger batch.", show_default="8 on cpu, else as fits")]
+EqualBatch = Annotated[
+    int | None, Option(help="A batch at which all are measured.", show_default="1 on cpu, else 128 or what full fits")
+]
+PrefillBatch = Annotated[int | None, Option(help="Prompts read at once.", show_default="1 on cpu, else 8")]
+StateDtypes = Annotated[
+    list[str], Option("--state-dtype", help="States in 16-bit (the model's own dtype), int8 or fp8; repeat for more.")
+]
+Fuse = Annotated[
+    bool | None, Option("--fuse/--no-fuse", help="Compile what lies between kernels.", show_default="on cuda")
+]
+Others = Annotated[
+    list[str] | None,
+    Option("--with", metavar="MODULE:ATTRIBUTE", help="One more contender; repeat for more.", show_default=False),
+]
+Shape = Annotated[
+    str | None, Option("--random-weights", help="No model, but the shape of one, as llama-2-7b.", show_default=False)
+]
+Out = Annotated[Path | None, Option(help="Write efficiency.jsonl, .md, .png and .svg here.", show_default=False)]
+Anew = Annotated[bool, Option("--force", help="Measure anew what the folder already has.")]
+
+
+def bench(
+    size: Sizes = SIZES,
+    length: Length = 4096,
+    batch: Batch = None,
+    max_batch: MaxBatch = None,
+    equal_batch: EqualBatch = None,
+    prefill_batch: PrefillBatch = None,
+    policy: PolicyName = "tova",
+    state_dtype: StateDtypes = AS_THE_MODEL,
+    fuse: Fuse = None,
+    others: Others = None,
+    model: Model = None,
+    random_weights: Shape = None,
+    device: Device = "auto",
+    dtype: Dtype = None,
+    out: Out = None,
+    force: Anew = False,
+) -> None:
+    """Memory, batch, time and throughput of a decode step at each size, beside the full model and the step's floor.
+
+    States hold random keys and values, as if they had read. The floor is the bytes of all states over the read
+    bandwidth, plus the larger of the weights' bytes over it and the matrix products alone; all are measured in the same
+    run. The full model has a static cache, attends to whole buckets of 512 rows, and runs in CUDA graphs on CUDA. The
+    time of a whole sequence is the sum, over these buckets, of the steps in it times the median step there; a bounded
+    state has one such time. With --out, figures that the folder has from the same setting are not measured again.
+
+    Examples:
+        msrnn bench --size 64 --length 256
+        msrnn bench --random-weights llama-2-7b --out results
+        msrnn bench --size 512 --state-dtype 16-bit --state-dtype int8
+        msrnn bench --size 512 --with benchmarks.published:published
+    """
+    check(size, policy, state_dtype, length)
+    batches = {"batch": batch, "max_batch": max_batch, "equal_batch": equal_batch, "prefill_batch": prefill_batch}
+    check_batches(batches)
+    if model is not None and random_weights is not None:
+        raise ValueError(f"--random-weights {random_weights}: give this or --model, not both")
+    from msrnn.evaluate.contenders import setup
+    from msrnn.evaluate.efficiency import Asked, Bench
+    from msrnn.evaluate.ledger import Ledger
+    from msrnn.evaluate.lineup import Lineup, imported
+    from msrnn.evaluate.setting import setting
+
+    factories = [imported(name) for name in others or []]
+    rows_file = opened(out, force) if out else None
+    decoder = load(model, random_weights, device, dtype)
+    if fuse is None:
+        fuse = decoder.device.type == "cuda"
+    told = {
+        "model": f"random weights of {random_weights}" if random_weights else model or SMALL,
+        "dtype": str(decoder.dtype).removeprefix("torch."),
+        "length": length,
+        "fuse": fuse,
+        **setting(decoder.device),
+    }
+    made = setup(decoder, length)
+    contenders = Lineup(policy, size, state_dtype, fuse, factories).contenders(made, note)
+    rows = Bench(made, Asked(**batches), Ledger(rows_file, told), note).table(contenders)
+    title = f"{told['model']}, {length:,} tokens, {told.get('gpu') or told['machine']}"
+    show(rows, title)
+    if out:
+        write(rows, out, title, {name: str(value) for name, value in told.items()})
+
+
+def check(sizes: list[int], policy: str, state_dtypes: list[str], length: int) -> None:
+    if policy == FULL:
+        raise ValueError(f"--policy {FULL}: the full model is measured anyway; name a policy that forgets")
+    for size in sizes:
+        resolve(policy, size)
+    for name in state_dtypes:
+        if name not in STATE_DTYPES:
+            raise ValueError(f"--state-dtype {name}: must be one of {', '.join(STATE_DTYPES)}")
+    if length <= PROMPT:
+        raise ValueError(f"--length {length}: must be more than {PROMPT}, the tokens a whole sequence starts from")
+
+
+def check_batches(batches: dict[str, int | None]) -> None:
+    for name, value in batches.items():
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
+
+
+def opened(folder: Path, force: bool) -> Path:
+    """The file of rows in a folder that exists from now on; `force` empties it."""
+    from msrnn.evaluate.figures import check_matplotlib
+    from msrnn.evaluate.ledger import read_rows
+
+    check_matplotlib()
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out {folder}: a file; name a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = folder / "efficiency.jsonl"
+    if force:
+        rows.unlink(missing_ok=True)
+    elif rows.exists():
+        read_rows(rows)
+    return rows
+
+
+def load(name: str | None, shape: str | None, device: str, dtype: str | None) -> PreTrainedModel:
+    import transformers
+
+    from msrnn import models
+    from msrnn.evaluate.random_weights import random_model
+
+    transformers.logging.set_verbosity_error()
+    return random_model(shape, device, dtype) if shape else models.load(name, device, dtype, on_convert=note).model
+
+
+def show(rows: list[Row], title: str) -> None:
+    """In two parts, so that each fits a narrow terminal."""
+    from msrnn.evaluate.tables import headers, lines
+
+    names, console = headers(rows), Console()
+    for title_, columns in ((title, slice(1, 7)), (None, slice(7, None))):
+        table = Table(title=title_, box=SIMPLE_HEAD)
+        table.add_column(names[0], no_wrap=True)
+        for name in names[columns]:
+            table.add_column("\n".join(wrap(name, 9)), justify="right")
+        for cells in lines(rows):
+            table.add_row(cells[0], *cells[columns])
+        console.print(table)
+
+
+def write(rows: list[Row], folder: Path, title: str, told: dict[str, str]) -> None:
+    from msrnn.evaluate.figures import efficiency
+    from msrnn.evaluate.tables import markdown
+
+    (folder / "efficiency.md").write_text(markdown(rows, told))
+    efficiency(rows, folder, title)
+    note(f"written to {folder}: efficiency.jsonl, efficiency.md, efficiency.png, efficiency.svg")

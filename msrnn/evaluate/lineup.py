@@ -1,0 +1,55 @@
+"""Who takes part in an efficiency table, in which order."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from msrnn.evaluate import NATIVE
+from msrnn.evaluate.contenders import Bounded, Contender, Factory, Setup
+from msrnn.evaluate.full import DynamicFull, StaticFull
+
+
+@dataclass(frozen=True)
+class Lineup:
+    """The full model, a policy at every size and dtype of the states, and others at every size."""
+
+    policy: str
+    sizes: Sequence[int]
+    state_dtypes: Sequence[str] = (NATIVE,)
+    fuse: bool = False
+    others: Sequence[Factory] = ()
+
+    def contenders(self, setup: Setup, say: Callable[[str], None]) -> Iterator[Contender]:
+        """One at a time, so that each has the memory to itself; the full model first."""
+        if StaticFull.possible(setup.model):
+            yield StaticFull(setup)
+        else:
+            say("this model has sliding or linear layers: the full model is measured with its dynamic cache alone")
+        yield DynamicFull(setup)
+        for dtype in self.state_dtypes:
+            for size in self.sizes:
+                yield Bounded(setup.model, self.policy, size, None if dtype == NATIVE else dtype, self.fuse)
+        for factory in self.others:
+            for size in self.sizes:
+                yield factory(setup, size)
+
+
+def imported(name: str) -> Factory:
+    """MODULE:ATTRIBUTE, the module also from the working folder."""
+    module, _, attribute = name.partition(":")
+    if not (module and attribute):
+        raise ValueError(f"contender {name!r}: must be MODULE:ATTRIBUTE, as in benchmarks.published:published")
+    sys.path.insert(0, here := os.getcwd())
+    try:
+        factory = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"contender {name!r} cannot be imported: {error}") from error
+    finally:
+        sys.path.remove(here)
+    if not callable(factory):
+        raise ValueError(f"contender {name!r}: {type(factory).__name__} cannot be called with a setup and a size")
+    return factory  # type: ignore[no-any-return]

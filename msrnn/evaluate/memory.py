@@ -1,0 +1,79 @@
+"""Memory: how much is free, what running out of it looks like, and the largest batch that fits."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+SHARE = {"cuda": 0.97, "cpu": 0.5}  # of what is free; the rest is left to activations, and to others
+_SIGNS = ("out of memory", "alloc_failed", "can't allocate memory")
+
+
+def free_bytes(device: torch.device) -> int:
+    """What states may take; 0 where the system does not say."""
+    if device.type == "cuda":
+        return int(SHARE["cuda"] * torch.cuda.mem_get_info(device)[0])
+    if "SC_AVPHYS_PAGES" not in os.sysconf_names:
+        return 0
+    return int(SHARE["cpu"] * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def release() -> None:
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory was the reason, or the reason of what was reported: a capture that fails has its own words."""
+    if error is None:
+        return False
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError) or says_out_of_memory(str(error))
+    return known or out_of_memory(error.__context__)
+
+
+def says_out_of_memory(text: str) -> bool:
+    return any(sign in text.lower() for sign in _SIGNS)
+
+
+def if_it_fits(work: Callable[[], T]) -> T | None:
+    """What the work returns; None where memory did not suffice. What it used is free afterwards."""
+    try:
+        return work()
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+    finally:
+        release()
+    return None
+
+
+def largest(fits: Callable[[int], bool], estimate: int, cap: int, more: Callable[[int], int]) -> int:
+    """The largest batch that fits, to a 32nd; 0 if none does.
+
+    Lowered from the estimate until one fits, by more and more; then raised to what `more` says of a batch that fitted,
+    and half-way to what is known to fail.
+    """
+    batch, failed, cut = max(1, min(rounded(estimate), cap)), cap + 1, 16
+    while not fits(batch):
+        if batch == 1:
+            return 0
+        failed, batch, cut = batch, max(1, rounded(batch - max(1, batch // cut))), max(2, cut // 2)
+    while True:
+        higher = min(more(batch), cap if failed > cap else (batch + failed) // 2)
+        if rounded(higher) <= batch + batch // 32:
+            return batch
+        if fits(rounded(higher)):
+            batch = rounded(higher)
+        else:
+            failed = rounded(higher)
+
+
+def rounded(batch: int) -> int:
+    """A multiple of 8 where that loses little: matrix products like it."""
+    return batch // 8 * 8 if batch >= 64 else batch

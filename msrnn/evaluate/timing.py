@@ -1,0 +1,102 @@
+"""Milliseconds by events or by the clock, and the floor that no decode step can undercut."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+BUFFER_BYTES = {"cuda": 2**31, "cpu": 2**29}  # far more than a cache holds
+
+
+def milliseconds(
+    work: Callable[[], object],
+    device: torch.device,
+    repeats: int = 20,
+    warm_ups: int = 3,
+    least: int = 5,
+    patience: float = 3.0,
+) -> float:
+    """The median of `repeats` runs after `warm_ups`; fewer, but `least`, once `patience` seconds are spent."""
+    began = time.perf_counter()
+    times: list[float] = []
+    for i in range(warm_ups + repeats):
+        took = _once(work, device)
+        times += [took] if i >= warm_ups else []
+        if len(times) >= least and time.perf_counter() - began > patience:
+            break
+    return float(median(times))
+
+
+def _once(work: Callable[[], object], device: torch.device) -> float:
+    if device.type != "cuda":
+        began = time.perf_counter()
+        work()
+        return 1000 * (time.perf_counter() - began)
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    work()
+    stop.record()
+    torch.cuda.synchronize(device)
+    return float(start.elapsed_time(stop))
+
+
+def captured(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """The same work as the replay of one CUDA graph; the work itself where there is no CUDA."""
+    if device.type != "cuda":
+        return work
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            work()
+    torch.cuda.current_stream(device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Every state is read once, and so are the weights, unless the products with them take longer than reading them."""
+
+    bandwidth: float  # bytes per millisecond
+    weights: int  # bytes that every step reads
+
+    def milliseconds(self, state_bytes: float, products: float) -> float:
+        return state_bytes / self.bandwidth + max(self.weights / self.bandwidth, products)
+
+
+def bandwidth(device: torch.device) -> float:
+    """Bytes read per millisecond: the sum of a buffer far larger than the cache."""
+    size = BUFFER_BYTES["cuda" if device.type == "cuda" else "cpu"]
+    buffer = torch.ones(size // 4, dtype=torch.float32, device=device)
+    return buffer.nbytes / milliseconds(buffer.sum, device)
+
+
+def weight_bytes(model: PreTrainedModel) -> int:
+    """Of all weights but the table of embeddings, unless it is the output's matrix too."""
+    table = model.get_input_embeddings().weight
+    output = model.get_output_embeddings()
+    tied = output is not None and output.weight is table
+    return sum(p.nbytes for p in model.parameters() if tied or p is not table)
+
+
+@torch.no_grad()
+def products(model: PreTrainedModel, batch: int) -> float:
+    """Milliseconds of the step's matrix products alone: every nn.Linear once."""
+    linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    weights = {(m.in_features, m.weight.dtype, m.weight.device) for m in linears}
+    inputs = {(n, dtype, device): torch.randn(batch, n, dtype=dtype, device=device) for n, dtype, device in weights}
+
+    def work() -> None:
+        for linear in linears:
+            linear(inputs[linear.in_features, linear.weight.dtype, linear.weight.device])
+
+    return milliseconds(captured(work, model.device), model.device)

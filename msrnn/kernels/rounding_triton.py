@@ -1,0 +1,45 @@
+"""Rows of 8-bit states inside a kernel, by `msrnn.rounding`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from msrnn.rounding import LEAST_SCALE
+
+LEAST = tl.constexpr(LEAST_SCALE)
+TO_WHOLE = tl.constexpr(1.5 * 2**23)  # added and taken away again, it leaves a small float32 rounded to even
+BIAS, BIAS_BITS, UNIT = tl.constexpr(384.0), tl.constexpr(0x43C00000), tl.constexpr(2**15)  # of floats from 256 to 511
+
+
+@triton.jit
+def encode(b_row, largest, WHOLE: tl.constexpr):
+    """`msrnn.rounding.encode` of one row: its codes, as float32, and its scale."""
+    b_row = b_row.to(tl.float32)
+    top = tl.maximum(tl.max(tl.abs(b_row)) * (1.0 / tl.cast(largest, tl.float32)), LEAST)
+    bits = top.to(tl.uint32, bitcast=True)
+    scale = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)  # as bfloat16, to even
+    b_row = tl.minimum(tl.maximum(b_row * tl.div_rn(1.0, scale), -largest), largest)
+    if WHOLE:
+        b_row = (b_row + TO_WHOLE) - TO_WHOLE
+    return b_row, scale
+
+
+@triton.jit
+def numbers(b_codes, WHOLE: tl.constexpr):
+    """Codes in float32; those of int8 with BIAS added, which one multiplication does where to convert takes longer."""
+    if WHOLE:
+        return (b_codes.to(tl.int32) * UNIT + BIAS_BITS).to(tl.float32, bitcast=True)
+    return b_codes.to(tl.float32)
+
+
+@triton.jit
+def write(b_row, p_rows, p_scales, i_row, W: tl.constexpr, o_w, m_w, largest, CODED: tl.constexpr, WHOLE: tl.constexpr):
+    """A new row goes into its place; what is left of it, in float32."""
+    scale = 1.0
+    if CODED:
+        b_row, scale = encode(b_row, largest, WHOLE)
+        tl.store(p_scales + i_row, scale.to(tl.bfloat16))
+    b_kept = b_row.to(p_rows.dtype.element_ty)
+    tl.store(p_rows + i_row * W + o_w, b_kept, mask=m_w)
+    return b_kept.to(tl.float32) * scale

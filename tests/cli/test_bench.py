@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command import Run
+
+TINY = ("bench", "--random-weights", "tiny", "--device", "cpu", "--size", 8, "--length", 40)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msrnn.evaluate.timing.BUFFER_BYTES", {"cpu": 2**20})
+
+
+def test_bench_writes_rows_a_table_and_a_figure(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    words = (*TINY, "--max-batch", 3, "--out", folder, "--with", "benchmarks.published:published")
+    code, out, err = run(*words, small=True)
+    assert code == 0
+    assert all(name in out for name in ("full", "full, dynamic", "tova 8", "published tova 8"))
+    assert "tova 8: a step of 3 sequences, 8 states each" in err
+    rows = [json.loads(line) for line in (folder / "efficiency.jsonl").read_text().splitlines()]
+    assert {row["cell"] for row in rows} == {"state", "step", "largest", "bandwidth", "products", "prefill"}
+    assert all(row["value"] > 0 for row in rows)
+    assert all(row["model"] == "random weights of tiny" and row["torch"] and row["length"] == 40 for row in rows)
+    table = (folder / "efficiency.md").read_text()
+    assert [line.split("|")[3].strip() for line in table.splitlines()[2:6]] == ["3"] * 4
+    assert (folder / "efficiency.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (folder / "efficiency.svg").read_text()
+
+    again = run(*words, small=True)
+    assert (again.code, again.out) == (0, out)
+    assert again.err.count("\n") == 1
+    assert len((folder / "efficiency.jsonl").read_text().splitlines()) == len(rows)
+
+    anew = run(*words, "--force", small=True)
+    assert anew.err == err
+    assert len((folder / "efficiency.jsonl").read_text().splitlines()) == len(rows)
+
+
+def test_bench_of_a_model(run: Run, folder: Path) -> None:
+    words = ("--size", 8, "--length", 20, "--batch", 2, "--policy", "window")
+    code, out, _ = run("bench", "--device", "cpu", *words)
+    assert code == 0
+    assert "window 8" in out
+    assert str(folder) in "".join(line.strip() for line in out.splitlines())
+
+
+def test_out_needs_matplotlib(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    code, _, err = run(*TINY, "--out", tmp_path / "new", small=True)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "msrnn[plots]" in err
+    assert not (tmp_path / "new").exists()
+
+
+BAD = {
+    "size": (["--size", "0"], "size=0"),
+    "length": (["--length", "16"], "--length 16"),
+    "full": (["--policy", "full"], "--policy full"),
+    "batch": (["--batch", "0"], "--batch 0"),
+    "equal batch": (["--equal-batch", "-1"], "--equal-batch -1"),
+    "state dtype": (["--state-dtype", "int3"], "--state-dtype int3"),
+    "shape": (["--random-weights", "lama"], "give this or --model"),
+    "contender": (["--with", "nowhere:at_all"], "nowhere:at_all"),
+    "folder": (["--out", "file"], "--out file"),
+    "rows": (["--out", "foreign"], "--force"),
+    "dtype": (["--dtype", "int3"], "dtype='int3'"),
+    "device": (["--device", "abacus"], "device='abacus'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_values(name: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("foreign").mkdir()
+    Path("foreign/efficiency.jsonl").write_text("words\n")
+    monkeypatch.setattr("msrnn.models.AutoModelForCausalLM", None)  # refused before the slow part
+    words, told = BAD[name]
+    code, out, err = run("bench", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert told in err
+
+
+def test_unknown_shape(run: Run) -> None:
+    code, _, err = run("bench", "--random-weights", "llama-2", small=True)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "llama-2-7b" in err

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import build, llama
+
+from msrnn.evaluate.contenders import Bounded, fill, randomize, setup
+from msrnn.evaluate.efficiency import Asked, Bench, Row, steps_in_buckets
+from msrnn.evaluate.ledger import Ledger, read_rows
+from msrnn.evaluate.lineup import Lineup, imported
+from msrnn.evaluate.tables import headers, lines, markdown
+
+
+class Pretended:
+    """A contender whose steps take no time and fit up to a batch."""
+
+    def __init__(self, label: str, fits: int, rows: int = 8) -> None:
+        self.label, self.size, self.nbytes, self.rows, self.buckets = label, rows, 1, rows, (rows,)
+        self.fits, self.taken = fits, list[int]()
+
+    @contextmanager
+    def stepping(self, batch: int, _: int) -> Iterator[object]:
+        self.taken.append(batch)
+        if batch > self.fits:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        yield lambda: None
+
+    def reading(self, _: object) -> None:
+        return None
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> object:
+    """A bench whose every step takes 2 ms, on a device that reads a byte in one."""
+    monkeypatch.setattr("msrnn.evaluate.efficiency.milliseconds", lambda step, *_, **__: (step(), 2.0)[1])
+    monkeypatch.setattr("msrnn.evaluate.memory.release", lambda: None)
+    monkeypatch.setattr("msrnn.evaluate.efficiency.bandwidth", lambda _: 1.0)
+    monkeypatch.setattr("msrnn.evaluate.efficiency.products", lambda *_: 0.0)
+    monkeypatch.setattr("msrnn.evaluate.efficiency.weight_bytes", lambda _: 3)
+    made = setup(build(llama()), 48)
+
+    def bench(asked: Asked, path: Path | None = None, **setting: object) -> tuple[Bench, list[str]]:
+        said: list[str] = []
+        return Bench(made, asked, Ledger(path, setting), said.append), said
+
+    return bench
+
+
+def test_a_row(measured: object) -> None:
+    bench, said = measured(Asked(max_batch=40, equal_batch=4))
+    full, small = bench.table([Pretended("full", 100), Pretended("small", 20)])
+    assert (full.batch, full.ms, full.throughput) == (40, 2.0, 20_000)
+    assert full.floor == 40 + 3
+    assert full.over_floor == pytest.approx(2 / 43)
+    assert full.whole == pytest.approx(20_000)
+    assert 17 <= small.batch <= 20
+    assert (small.equal_batch, small.equal_throughput, small.one_ms) == (4, 2000, 2.0)
+    assert any("does not fit" in line for line in said)
+    assert full.prefill_ms is None
+
+
+def test_what_does_not_fit_is_missing_and_the_run_goes_on(measured: object) -> None:
+    bench, _ = measured(Asked(batch=16, equal_batch=8))
+    rows = bench.table([Pretended("full", 32), Pretended("none", 0), Pretended("some", 9)])
+    assert [row.batch for row in rows] == [16, None, None]
+    assert [row.equal_ms for row in rows] == [2.0, None, 2.0]
+    shown = lines(rows)
+    assert shown[1][2:] == ["—"] * 10
+    assert shown[2][5] == "—"
+    assert shown[2][8] == "2.00"
+
+
+def test_the_equal_batch_is_what_the_first_fits(measured: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, _ = measured(Asked(batch=10))
+    monkeypatch.setattr(bench, "asked", Asked(batch=10))  # not that of a CPU
+    rows = bench.table([Pretended("full", 10), Pretended("other", 10)])
+    assert [row.equal_batch for row in rows] == [10, 10]
+
+
+def test_cells_are_measured_once(measured: object, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    first, again, other = Pretended("full", 20), Pretended("full", 20), Pretended("full", 20)
+    expected = measured(Asked(max_batch=30), path, model="a")[0].table([first])
+    before = path.read_text()
+    assert measured(Asked(max_batch=30), path, model="a")[0].table([again]) == expected
+    assert (again.taken, path.read_text()) == ([], before)
+    measured(Asked(max_batch=30), path, model="b")[0].table([other])
+    assert other.taken == first.taken
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert all({"cell", "value", "unit", "model"} <= row.keys() for row in rows)
+    assert {row["cell"] for row in rows} == {"state", "step", "largest", "bandwidth", "products"}
+    assert [row["value"] for row in rows if row.get("batch") == 30] == [None, None]
+
+
+def test_a_line_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"cell": "a", "value": 1}\n{"cell": "b", "va')
+    assert read_rows(path) == [{"cell": "a", "value": 1}]
+    assert path.read_text() == '{"cell": "a", "value": 1}\n'
+    path.write_text("words\n")
+    with pytest.raises(ValueError, match="--force"):
+        read_rows(path)
+
+
+def test_every_step_is_in_one_bucket() -> None:
+    assert steps_in_buckets((512, 1024, 1100), 16, 1100) == [496, 512, 76]
+    assert steps_in_buckets((512, 1024), 600, 1024) == [0, 424]
+    assert steps_in_buckets((64,), 16, 1000) == [984]
+    assert steps_in_buckets((), 16, 1000) == []
+
+
+def test_a_table() -> None:
+    rows = [Row("full", None, 4000, 2, 10.0, 8.0, 2, 10.0, 5.0, 700.0, 300.0)]
+    rows.append(Row("tova 8", 8, 400, 10, 5.0, 4.0, 2, 1.0, 1.0, None, 1200.0))
+    shown = dict(zip(headers(rows), lines(rows)[1], strict=True))
+    assert shown["relative"] == "10.00"
+    assert shown["relative, whole sequences"] == "4.00"
+    assert shown["over floor"] == "1.25"
+    assert shown["tokens/s at batch 2"] == "2,000"
+    assert shown["prefill ms"] == "—"
+    text = markdown(rows, {"torch": "2", "commit": ""})
+    assert "| tova 8 | 400 bytes | 10 | 5.00 | 2,000 | 10.00 | 1.25 |" in text
+    assert text.endswith("\n\n- torch: 2\n")
+
+
+@pytest.mark.parametrize("policy", ["tova", "h2o"])
+def test_bounded_states_are_full(policy: str) -> None:
+    model = build(llama())
+    contender = Bounded(model, policy, 8)
+    state = contender.rnn.state(3)
+    assert state.nbytes == 3 * contender.nbytes
+    fill(state)
+    assert ((state.positions(0) >= 0).sum(-1) == 8).all()
+    assert state.layers[1].keys.std() > 0.5
+    with contender.stepping(3, 8) as step:
+        assert torch.isfinite(step()).all()
+    assert contender.reading(torch.zeros(2, 20, dtype=torch.long))().shape == (2, 1, 97)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_eight_bits_can_be_random(dtype: torch.dtype) -> None:
+    states = torch.zeros(2, 3, 4, 8, dtype=dtype)
+    randomize(states)
+    assert torch.isfinite(states.float()).all()
+    assert states.float().std() > 0.5
+
+
+def test_the_lineup_starts_with_the_full_model() -> None:
+    made = setup(build(llama()), 64)
+    names = [
+        c.label
+        for c in Lineup("tova", [8, 16], others=[lambda _, size: Pretended(f"p {size}", 1)]).contenders(made, print)
+    ]
+    assert names == ["full", "full, dynamic", "tova 8", "tova 16", "p 8", "p 16"]
+
+
+@pytest.mark.parametrize(
+    "name", ["benchmarks", "nowhere:at_all", "benchmarks.published:nothing", "msrnn.evaluate:PROMPT"]
+)
+def test_what_cannot_be_imported(name: str) -> None:
+    with pytest.raises(ValueError, match=f"contender '{name}'"):
+        imported(name)

@@ -1,0 +1,63 @@
+"""The full baselines compute what the unmodified model computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import FAMILIES, build, llama, tokens
+
+from msrnn.evaluate.contenders import setup
+from msrnn.evaluate.full import DynamicFull, StaticFull, bucket_cache, unmodified
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt-neox"])
+@torch.no_grad()
+def test_buckets_give_the_unmodified_models_logits(family: str, device: str) -> None:
+    model = build(FAMILIES[family](), device)
+    ids = tokens(2, 20).to(device)
+    expected = model(input_ids=ids).logits
+    position = torch.zeros(1, dtype=torch.long, device=device)
+    caches = {bucket: bucket_cache(model, 20, bucket, position) for bucket in (8, 16, 20)}
+    whole = caches[20]
+    with unmodified(model):
+        for t in range(20):
+            cache = caches[min(bucket for bucket in caches if t < bucket)]
+            for layer, kept in zip(cache.layers, whole.layers, strict=True):
+                if t and not layer.is_initialized:
+                    layer.lazy_initialization(kept.keys, kept.values)
+                if kept.is_initialized and layer is not kept:
+                    layer.keys, layer.values = kept.keys, kept.values
+            places = position.expand(2, 1)
+            step = model(input_ids=ids[:, t : t + 1], position_ids=places, past_key_values=cache, use_cache=True)
+            torch.testing.assert_close(step.logits[:, 0], expected[:, t], atol=1e-4, rtol=1e-4)
+            for layer, kept in zip(cache.layers, whole.layers, strict=True):
+                if not kept.is_initialized:
+                    kept.lazy_initialization(layer.keys, layer.values)
+                kept.keys, kept.values = layer.keys, layer.values
+            position += 1
+
+
+def test_steps_stay_where_they_are(device: str) -> None:
+    made = setup(build(llama(), device), 40)
+    static, dynamic = StaticFull(made), DynamicFull(made)
+    assert static.nbytes == dynamic.nbytes == 40 * 2 * 2 * 2 * 8 * 4  # layers, keys and values, KV heads, head, float32
+    for contender, rows in ((static, 16), (static, 40), (dynamic, 1), (dynamic, 40)):
+        with contender.stepping(3, rows) as step:
+            for _ in range(50):
+                step()
+    assert made.model.config._attn_implementation == "msrnn"
+
+
+def test_buckets_end_with_everything() -> None:
+    model = build(llama())
+    assert StaticFull(setup(model, 1100)).buckets == (512, 1024, 1100)
+    assert StaticFull(setup(model, 1024)).buckets == (512, 1024)
+    assert StaticFull(setup(model, 100)).buckets == (100,)
+
+
+def test_sliding_layers_are_left_to_the_dynamic_cache() -> None:
+    model = build(FAMILIES["mistral-sliding"]())
+    assert not StaticFull.possible(model)
+    with DynamicFull(setup(model, 30)).stepping(2, 30) as step:
+        step()
+        step()

@@ -1,0 +1,129 @@
+"""The chunk's kernels against `chunk_torch`: the same eviction times, outputs, and slots afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from msrnn.chunk import chunk_torch
+from msrnn.kernels.chunk_triton import chunk_triton
+from msrnn.policy import Bound, Policy, policy
+from msrnn.rounding import STATE_DTYPES
+from msrnn.scoring import Scoring
+from msrnn.state import LayerShape, Slots
+
+
+@pytest.fixture(autouse=True)
+def poisoned() -> Iterator[None]:
+    """Memory that was not written is NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def in_order(slots: Slots) -> list[Tensor]:
+    """What is held, by position: the order of slots means nothing."""
+    order = slots.position.argsort(-1)
+    kept = slots.position.gather(-1, order)
+    keys, values = (
+        t.gather(2, order[..., None].expand(*t.shape)).masked_fill((kept < 0)[..., None], 0) for t in slots.dense()
+    )
+    weights = [] if slots.importance is None else [slots.importance.gather(-1, order).masked_fill(kept < 0, 0)]
+    return [kept, keys, values, *weights]
+
+
+def check(
+    device: str,
+    bound: Bound,
+    heads: int = 4,
+    kv_heads: int = 2,
+    dim: int = 16,
+    dtype: torch.dtype = torch.float32,
+    softcap: float | None = None,
+    sinks: bool = False,
+    code: torch.dtype | None = None,
+    lengths: tuple[int, ...] = (7, 19, 1),
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    shape = LayerShape(heads, kv_heads, dim, dim, dtype, torch.device(device), code)
+    scoring = Scoring(dim**-0.5, softcap, torch.linspace(-1, 1, heads, device=device) if sinks else None)
+    mine, theirs = Slots(2, shape, bound), Slots(2, shape, bound)
+    exact = Slots(2, LayerShape(heads, kv_heads, dim, dim, torch.float32, torch.device(device), code), bound)
+    for number, length in enumerate(lengths):
+        # As a model gives them: tokens before heads in memory.
+        query, key, value = (
+            torch.randn(2, length, h, dim, generator=draw).transpose(1, 2).to(device, dtype)
+            for h in (heads, kv_heads, kv_heads)
+        )
+        real = torch.ones(2, length, dtype=torch.bool, device=device)
+        real[0, : 3 - number] = False
+        tail = (mine.advance(length, real), scoring)
+        output, position, evicted_at = chunk_triton(mine, query, key, value, *tail)
+        reference = chunk_torch(theirs, query, key, value, *tail)
+        truth = chunk_torch(exact, query.float(), key.float(), value.float(), *tail)
+        for sorted_mine, sorted_exact in zip(
+            (position.sort(-1).values, *in_order(mine)), (truth.position.sort(-1).values, *in_order(exact)), strict=True
+        ):
+            torch.testing.assert_close(sorted_mine.float(), sorted_exact.float(), atol=1e-4, rtol=1e-3)
+        if number == 0:  # later, candidates may lie in other slots
+            assert torch.equal(evicted_at, truth.evicted_at)
+        rounding = torch.finfo(dtype).eps * truth.output.abs().max()
+        allowed = 2 * (reference.output.float() - truth.output).abs().max() + rounding + 1e-5
+        assert (output.float() - truth.output).abs().max() <= allowed
+        assert (output[0, : 3 - number] == 0).all()
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [
+        Bound(policy("tova"), 6),
+        Bound(policy("tova-head"), 33),
+        Bound(policy("window"), 1),
+        Bound(policy("window+4"), 7),
+        Bound(policy("h2o"), 8),
+        Bound(Policy(0.5, "layer", 2, 0.25), 9),
+        Bound(Policy(0.9, "head", 1, 2), 6, window=9),
+    ],
+    ids=str,
+)
+def test_policies(bound: Bound, device: str) -> None:
+    check(device, bound)
+
+
+@pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
+def test_head_sizes(dim: int, device: str) -> None:
+    check(device, Bound(policy("tova"), 5), dim=dim)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (6, 2), (16, 1), (32, 2)])
+def test_grouped_queries(heads: int, kv_heads: int, device: str) -> None:
+    check(device, Bound(policy("h2o-layer"), 6), heads, kv_heads)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype, device: str) -> None:
+    if (device, dtype) == ("cpu", torch.bfloat16):
+        pytest.skip("triton's interpreter takes the bits of bfloat16 matrices for integers: this one needs a GPU")
+    check(device, Bound(policy("tova"), 6), dtype=dtype)
+
+
+@pytest.mark.parametrize("code", STATE_DTYPES)
+def test_eight_bits(code: str, device: str) -> None:
+    check(device, Bound(policy("tova-head"), 6), code=STATE_DTYPES[code])
+
+
+def test_softcap_and_sinks(device: str) -> None:
+    check(device, Bound(policy("tova"), 6), softcap=2.0, sinks=True)
+
+
+def test_more_than_one_block(device: str) -> None:
+    check(device, Bound(policy("h2o-layer"), 70), lengths=(75, 70))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("size", "heads"), [(512, 32), (1000, 5), (2048, 8)])
+def test_wide_rows(size: int, heads: int) -> None:
+    check("cuda", Bound(policy("tova"), size), heads, heads, 64, lengths=(600, 255, 255, 255, 128, 900, 3))
