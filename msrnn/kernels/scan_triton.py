@@ -7,7 +7,7 @@ The candidates lie in two tiles, since a tile's width is a power of two and thei
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -145,7 +145,8 @@ def room(C: int, N: int) -> Room:
 def _shared_memory(device: torch.device) -> int:
     if device.type != "cuda":
         return 2**17  # the interpreter has no limit
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
 
 
 def scan_triton(
