@@ -68,7 +68,7 @@ def bench(
 
     States hold random keys and values, as if they had read. The floor is the bytes of all states over the read
     bandwidth, plus the larger of the weights' bytes over it and the matrix products alone; all are measured in the same
-    run. The full model has a static cache, attends to whole buckets of 512 rows, and runs in CUDA graphs on CUDA. The
+    run. The full model has a static cache that grows by buckets of 512 rows, and runs in CUDA graphs on CUDA. The
     time of a whole sequence is the sum, over these buckets, of the steps in it times the median step there; a bounded
     state has one such time. With --out, figures that the folder has from the same setting are not measured again.
 

@@ -20,6 +20,7 @@ from msrnn.cli.options import (
     Seed,
     Size,
     Speech,
+    StateDtype,
     Temperature,
     TopP,
     state_of,
@@ -47,6 +48,7 @@ def chat(
     size: Size = 512,
     device: Device = "auto",
     dtype: Dtype = None,
+    state_dtype: StateDtype = None,
     seed: Seed = None,
 ) -> None:
     """Talk for ever: the conversation is one bounded state, and only what is new is read.
@@ -58,7 +60,7 @@ def chat(
         msrnn chat --load talk.safetensors --save talk.safetensors
         printf 'Hello!\\n/state\\n' | msrnn chat --size 256
     """
-    choice = Choice(model, policy, size, device, dtype, seed)
+    choice = Choice(model, policy, size, device, dtype, seed, state_dtype)
     speech = Speech(max_new_tokens, sample, temperature, top_p)
     check_target(save, force or save == load)
     if system and load:

@@ -19,6 +19,7 @@ from msrnn.cli.options import (
     Seed,
     Size,
     Speech,
+    StateDtype,
     Temperature,
     TopP,
     state_of,
@@ -41,6 +42,7 @@ def generate(
     size: Size = 512,
     device: Device = "auto",
     dtype: Dtype = None,
+    state_dtype: StateDtype = None,
     seed: Seed = None,
 ) -> None:
     """Go on from a prompt, streaming; from a saved state, the prompt is all that is read.
@@ -50,7 +52,7 @@ def generate(
         msrnn generate "Name three rivers." --chat --temperature 0.7 --seed 1
         echo "The moral of the story is" | msrnn generate - --state book.safetensors
     """
-    choice = Choice(model, policy, size, device, dtype, seed)
+    choice = Choice(model, policy, size, device, dtype, seed, state_dtype)
     speech = Speech(max_new_tokens, sample, temperature, top_p)
     check_target(save, force or save == state)
     text = read_text("-").removesuffix("\n") if prompt == "-" else prompt

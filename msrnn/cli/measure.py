@@ -8,13 +8,12 @@ from time import perf_counter
 from typing import NamedTuple
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from msrnn.cli.terminal import states_held
+from msrnn.evaluate.loss import losses
 from msrnn.rnn import MultiStateRNN
 from msrnn.state import MultiState
 
-SLICE = 256  # tokens whose logits exist at once; the split does not change the answer
 UNTIMED, DECODED = 3, 32  # an unbounded state may first have to move into larger buffers
 
 
@@ -30,25 +29,14 @@ class Measured(NamedTuple):
 def measure(rnn: MultiStateRNN, ids: Tensor, advance: Callable[[int], object]) -> tuple[Measured, MultiState]:
     """Read ids [1, T] but for the last, which the returned state has still to read."""
     ids = ids.to(rnn.model.device)
-    _read(rnn, ids[:, :3], rnn.state(), lambda _: None)  # loops are compiled before they are timed
+    losses(rnn, ids[:, :3], rnn.state())  # loops are compiled before they are timed
     state = rnn.state()
     started = perf_counter()
-    loss = _read(rnn, ids, state, advance)
+    loss = losses(rnn, ids, state, advance).double().sum().item()
     reading = (perf_counter() - started) / (ids.shape[1] - 1)
     perplexity = math.exp(loss / (ids.shape[1] - 1))
     times = reading, _decode(rnn, ids[:, -1:], state.fork(1))
     return Measured(str(rnn.plan.fingerprint["policy"]), perplexity, states_held(state), state.nbytes, *times), state
-
-
-def _read(rnn: MultiStateRNN, ids: Tensor, state: MultiState, advance: Callable[[int], object]) -> float:
-    """The summed loss of every token but the first."""
-    loss = 0.0
-    for start in range(0, ids.shape[1] - 1, SLICE):
-        stop = min(start + SLICE, ids.shape[1] - 1)
-        logits = rnn.read(ids[:, start:stop], state)
-        loss += cross_entropy(logits[0].float(), ids[0, start + 1 : stop + 1], reduction="sum").item()
-        advance(stop - start)
-    return loss
 
 
 def _decode(rnn: MultiStateRNN, token: Tensor, state: MultiState) -> float:

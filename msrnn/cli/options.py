@@ -27,6 +27,7 @@ Dtype = Annotated[
     str | None,
     Option(help="float32, bfloat16, float16, or auto: the checkpoint's own.", show_default="float32 on cpu, else auto"),
 ]
+StateDtype = Annotated[str | None, Option(help="int8 or fp8: states in half the bytes, rounded.", show_default="dtype")]
 Seed = Annotated[int | None, Option(help="Makes sampling repeatable.", show_default=False)]
 
 MaxNewTokens = Annotated[int, Option(help="Tokens to say at most.")]
@@ -48,21 +49,30 @@ class Choice:
     device: str = "auto"
     dtype: str | None = None
     seed: int | None = None
+    state_dtype: str | None = None
 
     def __post_init__(self) -> None:
         resolve(self.policy, self.size)
+        if self.state_dtype is not None:
+            from msrnn.rounding import state_dtype_of
+
+            state_dtype_of(self.state_dtype)
 
     def check_state(self, path: Path | None) -> None:
         """Whether a saved state is whole and was bounded like this."""
         from msrnn.files import load_tensors
+        from msrnn.rounding import STATE_DTYPES
 
         if path is None:
             return
         saved = load_tensors(path)[1]
         policy, size = resolve(self.policy, self.size)
-        if (saved.get("policy"), saved.get("size")) != (policy.name if policy else FULL, size):
-            mend = f"--policy {saved.get('policy')}" + (f" --size {saved['size']}" if saved.get("size") else "")
-            raise ValueError(f"{path}: a state of another policy or size than asked for; go on from it with {mend}")
+        rounded = saved.get("dtype") if saved.get("dtype") in STATE_DTYPES else None
+        asked = (policy.name if policy else FULL, size, self.state_dtype)
+        if (saved.get("policy"), saved.get("size"), rounded) != asked:
+            given = {"--policy": saved.get("policy"), "--size": saved.get("size"), "--state-dtype": rounded}
+            mend = " ".join(f"{name} {value}" for name, value in given.items() if value)
+            raise ValueError(f"{path}: a state of another policy, size or dtype than asked for; go on with {mend}")
 
     def load(self) -> tuple[MultiStateRNN, PreTrainedTokenizerBase]:
         import transformers
@@ -74,7 +84,7 @@ class Choice:
         if self.seed is not None:
             transformers.set_seed(self.seed)
         model, tokenizer = load(self.model, self.device, self.dtype, on_convert=note)
-        return MultiStateRNN(model, self.policy, self.size), tokenizer
+        return MultiStateRNN(model, self.policy, self.size, state_dtype=self.state_dtype), tokenizer
 
 
 def state_of(rnn: MultiStateRNN, path: Path | None) -> MultiState:

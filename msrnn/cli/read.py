@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from msrnn.cli.options import Choice, Device, Dtype, Force, Model, PolicyName, Seed, Size, state_of
+from msrnn.cli.options import Choice, Device, Dtype, Force, Model, PolicyName, Seed, Size, StateDtype, state_of
 from msrnn.cli.terminal import progress, summary
 from msrnn.cli.text import check_target, encode, read_text
 
@@ -21,6 +21,7 @@ def read(
     size: Size = 512,
     device: Device = "auto",
     dtype: Dtype = None,
+    state_dtype: StateDtype = None,
     seed: Seed = None,
 ) -> None:
     """Read a text once and keep the state: a file of fixed size to ask, fork or go on from.
@@ -30,7 +31,7 @@ def read(
         msrnn generate "The moral of the story is" --state book.safetensors
         msrnn read sequel.txt --load book.safetensors --save both.safetensors
     """
-    choice = Choice(model, policy, size, device, dtype, seed)
+    choice = Choice(model, policy, size, device, dtype, seed, state_dtype)
     check_target(save, force or save == load)
     choice.check_state(load)
     text = read_text(file)

@@ -28,16 +28,14 @@ def unmodified(model: PreTrainedModel) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-class BucketLayer(StaticLayer):
-    """A static layer that shows only its first `bucket` rows.
+class PlacedLayer(StaticLayer):
+    """A static layer that writes at a `position` [1] which all layers share and whoever steps moves.
 
-    All layers write at one shared `position` [1], which whoever steps moves: one that each layer counted for itself
-    would run past the end as a graph is replayed.
+    A position that each layer counted for itself would run past the end as a graph is replayed.
     """
 
-    def __init__(self, rows: int, bucket: int, position: Tensor) -> None:
+    def __init__(self, rows: int, position: Tensor) -> None:
         super().__init__(max_cache_len=rows)
-        self.bucket = bucket
         self.position = position
         self.cumulative_length = position  # type: ignore[assignment]  # what transformers' own layer has there
 
@@ -48,19 +46,19 @@ class BucketLayer(StaticLayer):
         assert self.values is not None
         self.keys.index_copy_(2, self.position, key_states)
         self.values.index_copy_(2, self.position, value_states)
-        return self.keys[:, :, : self.bucket], self.values[:, :, : self.bucket]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.bucket, 0
+        return self.keys, self.values
 
 
-def bucket_cache(model: PreTrainedModel, rows: int, bucket: int, position: Tensor) -> Cache:
+def placed_cache(model: PreTrainedModel, rows: int, position: Tensor) -> Cache:
     layers = StaticCache(config=model.config, max_cache_len=rows).layers
-    return Cache(layers=[BucketLayer(rows, bucket, position) for _ in layers])
+    return Cache(layers=[PlacedLayer(rows, position) for _ in layers])
 
 
 class StaticFull(Contender):
-    """A static cache of the whole length. A step attends to whole buckets of rows, and each bucket has its graph."""
+    """A static cache that grows by buckets of rows, each with its graph, so that a step reads little that is empty.
+
+    To grow is to copy, and to hold old and new at once: neither is held against it.
+    """
 
     label, size = "full", None
 
@@ -78,7 +76,7 @@ class StaticFull(Contender):
     def stepping(self, batch: int, rows: int) -> Iterator[Step]:
         device = self.model.device
         position = torch.full((1,), rows - 1, device=device)
-        cache = bucket_cache(self.model, self.rows, rows, position)
+        cache = placed_cache(self.model, rows, position)
         ids = random_tokens(self.model, batch)
 
         def step() -> object:
@@ -88,7 +86,7 @@ class StaticFull(Contender):
         with unmodified(self.model), torch.no_grad():
             step()
             for layer in cache.layers:
-                assert isinstance(layer, BucketLayer)
+                assert isinstance(layer, PlacedLayer)
                 assert layer.keys is not None
                 assert layer.values is not None
                 layer.keys.normal_()

@@ -49,3 +49,16 @@ def test_interrupted_read_leaves_no_file(run: Run, tmp_path: Path, monkeypatch: 
     code, out, err = run("read", "-", "--save", tmp_path / "state", stdin=TEXT)
     assert (code, out, err.strip()) == (130, "", "")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_rounded_states(run: Run, tmp_path: Path) -> None:
+    small, large = tmp_path / "int8", tmp_path / "float32"
+    for path, how in ((small, ("--state-dtype", "int8")), (large, ())):
+        assert run("read", "-", "--save", path, "--size", 16, *how, stdin=TEXT).code == 0
+    assert small.stat().st_size < large.stat().st_size
+    code, _, err = run("generate", "abc", "--state", small, "--size", 16)
+    assert code == 2
+    assert "go on with --policy tova --size 16 --state-dtype int8" in err
+    said = ("generate", "abc", "--state", small, "--size", 16, "--state-dtype", "int8", "--max-new-tokens", 4)
+    assert run(*said).code == 0
+    assert "'int4': must be None, 'int8' or 'fp8'" in run("generate", "abc", "--state-dtype", "int4").err

@@ -7,33 +7,23 @@ import torch
 from tiny import FAMILIES, build, llama, tokens
 
 from msrnn.evaluate.contenders import setup
-from msrnn.evaluate.full import DynamicFull, StaticFull, bucket_cache, unmodified
+from msrnn.evaluate.full import DynamicFull, StaticFull, placed_cache, unmodified
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt-neox"])
+@pytest.mark.parametrize("rows", [20, 32])
 @torch.no_grad()
-def test_buckets_give_the_unmodified_models_logits(family: str, device: str) -> None:
+def test_a_placed_cache_gives_the_unmodified_models_logits(family: str, rows: int, device: str) -> None:
     model = build(FAMILIES[family](), device)
     ids = tokens(2, 20).to(device)
     expected = model(input_ids=ids).logits
     position = torch.zeros(1, dtype=torch.long, device=device)
-    caches = {bucket: bucket_cache(model, 20, bucket, position) for bucket in (8, 16, 20)}
-    whole = caches[20]
+    cache = placed_cache(model, rows, position)
     with unmodified(model):
         for t in range(20):
-            cache = caches[min(bucket for bucket in caches if t < bucket)]
-            for layer, kept in zip(cache.layers, whole.layers, strict=True):
-                if t and not layer.is_initialized:
-                    layer.lazy_initialization(kept.keys, kept.values)
-                if kept.is_initialized and layer is not kept:
-                    layer.keys, layer.values = kept.keys, kept.values
             places = position.expand(2, 1)
             step = model(input_ids=ids[:, t : t + 1], position_ids=places, past_key_values=cache, use_cache=True)
             torch.testing.assert_close(step.logits[:, 0], expected[:, t], atol=1e-4, rtol=1e-4)
-            for layer, kept in zip(cache.layers, whole.layers, strict=True):
-                if not kept.is_initialized:
-                    kept.lazy_initialization(layer.keys, layer.values)
-                kept.keys, kept.values = layer.keys, layer.values
             position += 1
 
 

@@ -24,6 +24,14 @@ def poisoned() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter is slow, and small blocks are more of them."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr("msrnn.kernels.chunk_triton.WEIGH", (16, 32, 4, 2))
+        monkeypatch.setattr("msrnn.kernels.chunk_triton.ATTEND", (16, 32, 4, 2))
+
+
 def in_order(slots: Slots) -> list[Tensor]:
     """What is held, by position: the order of slots means nothing."""
     order = slots.position.argsort(-1)
@@ -45,7 +53,7 @@ def check(
     softcap: float | None = None,
     sinks: bool = False,
     code: torch.dtype | None = None,
-    lengths: tuple[int, ...] = (7, 19, 1),
+    lengths: tuple[int, ...] = (9, 14),
 ) -> None:
     draw = torch.Generator().manual_seed(0)
     shape = LayerShape(heads, kv_heads, dim, dim, dtype, torch.device(device), code)
@@ -59,7 +67,7 @@ def check(
             for h in (heads, kv_heads, kv_heads)
         )
         real = torch.ones(2, length, dtype=torch.bool, device=device)
-        real[0, : 3 - number] = False
+        real[0, : max(0, 3 - number)] = False
         tail = (mine.advance(length, real), scoring)
         output, position, evicted_at = chunk_triton(mine, query, key, value, *tail)
         reference = chunk_torch(theirs, query, key, value, *tail)
@@ -73,7 +81,7 @@ def check(
         rounding = torch.finfo(dtype).eps * truth.output.abs().max()
         allowed = 2 * (reference.output.float() - truth.output).abs().max() + rounding + 1e-5
         assert (output.float() - truth.output).abs().max() <= allowed
-        assert (output[0, : 3 - number] == 0).all()
+        assert (output[0, : max(0, 3 - number)] == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -98,7 +106,7 @@ def test_head_sizes(dim: int, device: str) -> None:
     check(device, Bound(policy("tova"), 5), dim=dim)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (6, 2), (16, 1), (32, 2)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (6, 2), (16, 1)])
 def test_grouped_queries(heads: int, kv_heads: int, device: str) -> None:
     check(device, Bound(policy("h2o-layer"), 6), heads, kv_heads)
 
@@ -120,10 +128,10 @@ def test_softcap_and_sinks(device: str) -> None:
 
 
 def test_more_than_one_block(device: str) -> None:
-    check(device, Bound(policy("h2o-layer"), 70), lengths=(75, 70))
+    check(device, Bound(policy("h2o-layer"), 40), lengths=(45, 40))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("size", "heads"), [(512, 32), (1000, 5), (2048, 8)])
 def test_wide_rows(size: int, heads: int) -> None:
-    check("cuda", Bound(policy("tova"), size), heads, heads, 64, lengths=(600, 255, 255, 255, 128, 900, 3))
+    check("cuda", Bound(policy("tova"), size), heads, heads, 64, lengths=(171,) * 16)
