@@ -24,10 +24,10 @@ class MultiStateRNN:
     """A Hugging Face decoder whose state is bounded: `size` rows per layer, whatever the length.
 
     The model is put into evaluation mode and its attention is handed to msrnn; its weights are untouched.
-    `chunk` tokens are scored at once inside a layer (None: as many as suit the backend) and `block` tokens pass through
+    At most `chunk` tokens are scored at once inside a layer (None: as suits the backend) and `block` tokens pass through
     the model at once: neither changes the answer, both bound memory. `backend` is "auto", "torch", "compiled" (CPU) or
     "triton" (GPU). `state_dtype` "int8" or "fp8" keeps states in half the bytes, rounded as they are appended. `fuse`
-    compiles what lies between the kernels of a captured step: a minute at first, then a tenth off every step.
+    compiles what lies between the kernels of a captured step: seconds at first, then a tenth off every step.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class MultiStateRNN:
 
     def load(self, path: str | os.PathLike[str]) -> MultiState:
         """A state that `state.save` wrote for this model, policy, size and dtype."""
-        return MultiState.load(path, self.plan.fingerprint, self.state)
+        return MultiState.load(path, self.plan.fingerprint, self.plan.state)
 
     @torch.no_grad()
     def step(self, input_ids: Tensor, state: MultiState) -> Tensor:

@@ -40,7 +40,7 @@ def encode(numbers: Tensor, code: torch.dtype | None) -> Rows:
     if code is None:
         return Rows(numbers, None)
     exact, largest = numbers.float(), LARGEST[code]
-    scale = (exact.abs().amax(-1) * (1.0 / largest)).clamp(min=LEAST_SCALE).to(SCALE_DTYPE)
+    scale = (exact.abs().amax(-1) * (1.0 / largest)).clamp(min=LEAST_SCALE).to(SCALE_DTYPE).contiguous()
     codes = exact * (1.0 / scale.float())[..., None]
     if code == torch.int8:
         codes = codes.round()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from tiny import FAMILIES, build, left_padded, llama, tokens
@@ -128,6 +130,19 @@ def test_a_new_state_moves_in_where_another_has_gone() -> None:
     del state
     rnn.state(2)
     assert not rnn._graphs._homes
+
+
+@pytest.mark.gpu
+def test_a_loaded_state_is_replayed_like_any_other(tmp_path: Path) -> None:
+    rnn = msrnn.MultiStateRNN(build(llama(), "cuda"), "tova", 9)
+    state = rnn.state()
+    rnn.read(tokens(1, 20), state)
+    state.save(tmp_path / "state")
+    expected = [rnn.step(token, state) for token in tokens(1, 3).split(1, dim=1)]
+    del state
+    loaded = rnn.load(tmp_path / "state")
+    for token, logits in zip(tokens(1, 3).split(1, dim=1), expected, strict=True):
+        torch.testing.assert_close(rnn.step(token, loaded), logits, atol=1e-4, rtol=1e-4)
 
 
 def test_there_is_no_graph_where_there_is_no_gpu_or_no_bound() -> None:
