@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,16 @@ FULL = "full"
 
 
 def policy(name: str) -> Policy:
-    """The policy a name means: one of NAMES, or NAME+I to protect the first I tokens as well."""
+    """The policy a name means: one of NAMES, NAME+I to protect the first I tokens as well, or numbers.
+
+    Numbers are written as in "decay=0.9,recent=0.25"; those that are not given are 0, and `per` is the layer.
+    """
     if not isinstance(name, str):
         raise TypeError(f"policy name {name!r}: must be a string such as 'tova' or 'window+4'")
     if name == FULL:
         raise ValueError("'full' keeps every state and so is no Policy: pass policy='full' where a model is wrapped")
+    if "=" in name:
+        return _by_numbers(name)
     base, plus, first = name.partition("+")
     if base in NAMES and (not plus or first.isdecimal()):
         return replace(NAMES[base], first=int(first or 0))
@@ -88,6 +94,23 @@ def policy(name: str) -> Policy:
     if not near:
         hint = "use one of " + ", ".join([FULL, *NAMES]) + ", or NAME+I to protect the first I tokens"
     raise ValueError(f"unknown policy {name!r}: {hint}")
+
+
+_READ: dict[str, Callable[[str], Any]] = {
+    "decay": lambda text: None if text in ("none", "None") else float(text),
+    "per": str,
+    "first": int,
+    "recent": lambda text: int(text) if text.isdecimal() else float(text),
+}
+
+
+def _by_numbers(name: str) -> Policy:
+    parts = [part.partition("=") for part in name.split(",")]
+    try:
+        return Policy(**{"decay": 0.0, **{field: _READ[field](text) for field, _, text in parts}})
+    except (KeyError, ValueError) as error:
+        reason = f"no number {error}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"policy {name!r}: {reason}; write it as decay=0.9,per=layer,first=0,recent=0.25") from error
 
 
 @dataclass(frozen=True)

@@ -101,3 +101,25 @@ def test_sliding_layers_forget_what_they_cannot_see() -> None:
     assert layer_bound(tova, 512, 514) == Bound(tova, 512, window=514)
     assert layer_bound(None, None, 128) == Bound(policy("window"), 127)
     assert layer_bound(None, None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("decay=0.9,recent=0.25", Policy(0.9, recent=0.25)),
+        ("decay=none,first=4", Policy(None, first=4)),
+        ("per=head,recent=3", Policy(0.0, "head", recent=3)),
+        ("decay=1.0,per=head,first=0,recent=0.5", NAMES["h2o"]),
+    ],
+)
+def test_policies_by_their_numbers(text: str, value: Policy) -> None:
+    assert policy(text) == value
+    assert policy(value.name) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["decay=2", "decay=", "decay=0.5,per=row", "rate=0.5", "decay=0.5,first=x", "=", "a,b=1"]
+)
+def test_numbers_that_mean_nothing_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="write it as decay="):
+        policy(text)
