@@ -24,10 +24,10 @@ class MultiStateRNN:
     """A Hugging Face decoder whose state is bounded: `size` rows per layer, whatever the length.
 
     The model is put into evaluation mode and its attention is handed to msrnn; its weights are untouched.
-    At most `chunk` tokens are scored at once inside a layer (None: as suits the backend) and `block` tokens pass through
-    the model at once: neither changes the answer, both bound memory. `backend` is "auto", "torch", "compiled" (CPU) or
-    "triton" (GPU). `state_dtype` "int8" or "fp8" keeps states in half the bytes, rounded as they are appended. `fuse`
-    compiles what lies between the kernels of a captured step: seconds at first, then a tenth off every step.
+    At most `chunk` tokens are scored at once inside a layer (None: as suits the backend), and `block` tokens pass
+    through the model at once: neither changes the answer, both bound memory. `backend` is "auto", "torch", "compiled"
+    (CPU) or "triton" (GPU). `state_dtype` "int8" or "fp8" keeps states in half the bytes, rounded as they are appended.
+    `fuse` compiles what lies between the kernels of a captured step: seconds at first, then a tenth off every step.
     """
 
     def __init__(
