@@ -32,6 +32,29 @@ def _rank(b_position, b_importance, m_seen, first, newest):
     return tl.where(m_free, (b_bits << 32) | b_position, LAST)
 
 
+@triton.jit
+def _observed(
+    weights, sinks, i_row, start, o_l, o_r, m_seen_l, m_seen_r,
+    M: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    """What BM heads of a row contribute to the group's mean attention, in both tiles."""
+    o_m = start + tl.arange(0, BM)
+    m_m = o_m < M
+    p_row = weights + (i_row + o_m)[:, None] * (BN + BR)
+    # [BM, BN], [BM, BR]; without a mask where there need be none, since it would narrow the loads
+    if M % BM == 0:
+        b_l, b_r = tl.load(p_row + o_l[None, :]), tl.load(p_row + o_r[None, :])
+    else:
+        b_l = tl.load(p_row + o_l[None, :], mask=m_m[:, None], other=0.0)
+        b_r = tl.load(p_row + o_r[None, :], mask=m_m[:, None], other=0.0)
+    b_l, b_r = tl.where(m_seen_l[None, :], b_l, 0.0), tl.where(m_seen_r[None, :], b_r, 0.0)
+    b_sum = tl.sum(b_l, axis=1) + tl.sum(b_r, axis=1)
+    if SINKS:
+        b_sum += tl.load(sinks + i_row + o_m, mask=m_m, other=0.0)
+    b_share = tl.where(b_sum > 0, 1.0 / (b_sum * M), 0.0)[:, None]
+    return tl.sum(b_l * b_share, axis=0), tl.sum(b_r * b_share, axis=0)
+
+
 @triton.jit(do_not_specialize=["C", "N", "size", "first", "recent", "window"])
 def scan_kernel(
     weights,
@@ -90,23 +113,19 @@ def scan_kernel(
         if OBSERVES:
             b_observed_l = tl.zeros([BN], tl.float32)
             b_observed_r = tl.zeros([BR], tl.float32)
-            for start in tl.static_range(0, M, BM):
-                o_m = start + tl.arange(0, BM)
-                m_m = o_m < M
-                p_row = weights + ((i_group * BC + i) * M + o_m)[:, None] * (BN + BR)
-                # [BM, BN], [BM, BR]; without a mask where there need be none, since it would narrow the loads
-                if M % BM == 0:
-                    b_l, b_r = tl.load(p_row + o_l[None, :]), tl.load(p_row + o_r[None, :])
-                else:
-                    b_l = tl.load(p_row + o_l[None, :], mask=m_m[:, None], other=0.0)
-                    b_r = tl.load(p_row + o_r[None, :], mask=m_m[:, None], other=0.0)
-                b_l, b_r = tl.where(m_seen_l[None, :], b_l, 0.0), tl.where(m_seen_r[None, :], b_r, 0.0)
-                b_sum = tl.sum(b_l, axis=1) + tl.sum(b_r, axis=1)
-                if SINKS:
-                    b_sum += tl.load(sinks + (i_group * BC + i) * M + o_m, mask=m_m, other=0.0)
-                b_share = tl.where(b_sum > 0, 1.0 / (b_sum * M), 0.0)[:, None]
-                b_observed_l += tl.sum(b_l * b_share, axis=0)
-                b_observed_r += tl.sum(b_r * b_share, axis=0)
+            i_row = (i_group * BC + i) * M
+            if STAGES > 1:
+                for start in tl.static_range(0, M, BM):
+                    b_l, b_r = _observed(
+                        weights, sinks, i_row, start, o_l, o_r, m_seen_l, m_seen_r, M, BM, BN, BR, SINKS
+                    )
+                    b_observed_l, b_observed_r = b_observed_l + b_l, b_observed_r + b_r
+            else:  # a row does not fit into shared memory, but a tile does
+                for start in tl.range(0, M, BM, num_stages=3):
+                    b_l, b_r = _observed(
+                        weights, sinks, i_row, start, o_l, o_r, m_seen_l, m_seen_r, M, BM, BN, BR, SINKS
+                    )
+                    b_observed_l, b_observed_r = b_observed_l + b_l, b_observed_r + b_r
             b_importance_l = tl.where(m_seen_l, decay * b_importance_l + b_observed_l, b_importance_l)
             b_importance_r = tl.where(m_seen_r, decay * b_importance_r + b_observed_r, b_importance_r)
         b_rank_l = _rank(b_position_l, b_importance_l, m_seen_l, first, t - recent)

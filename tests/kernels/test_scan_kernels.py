@@ -79,6 +79,13 @@ def test_the_triton_kernel(case: dict[str, Any], device: str) -> None:
     check(scan_by_weights, case, device)
 
 
+def test_rows_that_do_not_fit_into_shared_memory(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msrnn.kernels.scan_triton._shared_memory", lambda _: 0)
+    monkeypatch.setattr("msrnn.kernels.scan_triton.TILE", 64)
+    case = {"heads": 5, "new": 8, "held": 12, "padding": 1, "sinks": True, "seed": 3}
+    check(scan_by_weights, {**case, "bound": Bound(Policy(0.5), 12)}, device)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("size", "heads"), [(512, 32), (1000, 5), (4096, 8)])
 def test_wide_rows(size: int, heads: int) -> None:
