@@ -29,6 +29,7 @@ ORDER = [
     "rnn",
     "models",
     "tracing",
+    "harness",
     "evaluate",
     "cli",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -12,20 +11,19 @@ import typer
 from msrnn.cli.bench import bench
 from msrnn.cli.chat import chat
 from msrnn.cli.demo import demo
+from msrnn.cli.eval import app as evaluations
 from msrnn.cli.generate import generate
 from msrnn.cli.policies import policies
 from msrnn.cli.read import read
+from msrnn.cli.verbs import register
 from msrnn.version import __version__
 
 BAD_INPUT, INTERRUPTED = 2, 130
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
-for verb in (demo, generate, chat, read, policies, bench):
-    about, _, examples = (inspect.getdoc(verb) or "").partition("\n\nExamples:\n")
-    about = "\n\n".join(" ".join(paragraph.split()) for paragraph in about.split("\n\n"))
-    lines = [line.strip() for line in examples.splitlines() if line.strip()]
-    app.command(help=about, epilog="\n\n".join(["Examples:", *lines]))(verb)
+register(app, demo, generate, chat, read, policies, bench)
+app.add_typer(evaluations)
 
 
 def _version(asked: bool) -> None:

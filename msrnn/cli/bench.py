@@ -10,6 +10,7 @@ from rich.table import Table
 from typer import Option
 
 from msrnn.cli.options import SMALL, Device, Dtype, Model, PolicyName
+from msrnn.cli.results import rows_file
 from msrnn.cli.terminal import note
 from msrnn.evaluate import NATIVE, PROMPT, STATE_DTYPES
 from msrnn.policy import FULL, resolve
@@ -90,7 +91,7 @@ def bench(
     from msrnn.evaluate.setting import setting
 
     factories = [imported(name) for name in others or []]
-    rows_file = opened(out, force) if out else None
+    rows_at = rows_file(out, "efficiency", force) if out else None
     decoder = load(model, random_weights, device, dtype)
     if fuse is None:
         fuse = decoder.device.type == "cuda"
@@ -103,7 +104,7 @@ def bench(
     }
     made = setup(decoder, length)
     contenders = Lineup(policy, size, state_dtype, fuse, factories).contenders(made, note)
-    rows = Bench(made, Asked(**batches), Ledger(rows_file, told), note).table(contenders)
+    rows = Bench(made, Asked(**batches), Ledger(rows_at, told), note).table(contenders)
     title = f"{told['model']}, {length:,} tokens, {told.get('gpu') or told['machine']}"
     show(rows, title)
     if out:
@@ -126,23 +127,6 @@ def check_batches(batches: dict[str, int | None]) -> None:
     for name, value in batches.items():
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
-
-
-def opened(folder: Path, force: bool) -> Path:
-    """The file of rows in a folder that exists from now on; `force` empties it."""
-    from msrnn.evaluate.figures import check_matplotlib
-    from msrnn.evaluate.ledger import read_rows
-
-    check_matplotlib()
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--out {folder}: a file; name a folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = folder / "efficiency.jsonl"
-    if force:
-        rows.unlink(missing_ok=True)
-    elif rows.exists():
-        read_rows(rows)
-    return rows
 
 
 def load(name: str | None, shape: str | None, device: str, dtype: str | None) -> PreTrainedModel:

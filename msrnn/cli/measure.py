@@ -26,7 +26,7 @@ class Measured(NamedTuple):
     decoding: float
 
 
-def measure(rnn: MultiStateRNN, ids: Tensor, advance: Callable[[int], object]) -> tuple[Measured, MultiState]:
+def measure(rnn: MultiStateRNN, ids: Tensor, advance: Callable[[int], None]) -> tuple[Measured, MultiState]:
     """Read ids [1, T] but for the last, which the returned state has still to read."""
     ids = ids.to(rnn.model.device)
     losses(rnn, ids[:, :3], rnn.state())  # loops are compiled before they are timed

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msrnn.evaluate.texts import decoded
+
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
@@ -15,10 +17,7 @@ if TYPE_CHECKING:
 def read_text(source: str) -> str:
     """The text of a file, or of standard input for `-`."""
     data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{source}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+    text = decoded(data, source)
     if not text.strip():
         raise ValueError(f"{source}: empty; give a text to read")
     return text

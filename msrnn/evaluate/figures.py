@@ -1,9 +1,10 @@
-"""The efficiency table as a figure, beside what the paper reports."""
+"""Figures as files; the efficiency table as one, beside what the paper reports."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +20,30 @@ def check_matplotlib() -> None:
         raise ValueError("the figure needs matplotlib, which is not installed: pip install 'msrnn[plots]'")
 
 
-def efficiency(rows: Sequence[Row], folder: Path, title: str) -> list[Path]:
-    """Relative throughput, and the time of a step over its floor, as efficiency.png and efficiency.svg."""
+@contextmanager
+def drawn(folder: Path, name: str, columns: int, width: float) -> Iterator[tuple[Any, list[Any]]]:
+    """A figure and its axes side by side, written as NAME.png and NAME.svg: the same bytes for the same figures."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     with pyplot.rc_context({"svg.hashsalt": "msrnn", "axes.spines.top": False, "axes.spines.right": False}):
-        figure, (left, right) = pyplot.subplots(1, 2, figsize=(max(9, 1.6 * len(rows) + 4), 4.2), layout="constrained")
+        figure, axes = pyplot.subplots(1, columns, figsize=(width, 4.2), layout="constrained", squeeze=False)
+        try:
+            yield figure, list(axes[0])
+            figure.savefig(folder / f"{name}.png", dpi=150)
+            figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+        finally:
+            pyplot.close(figure)
+
+
+def efficiency(rows: Sequence[Row], folder: Path, title: str) -> None:
+    """Relative throughput, and the time of a step over its floor, as efficiency.png and efficiency.svg."""
+    with drawn(folder, "efficiency", 2, max(9, 1.6 * len(rows) + 4)) as (figure, (left, right)):
         _throughput(left, rows)
         _over_floor(right, rows)
         figure.suptitle(title)
-        paths = [folder / "efficiency.png", folder / "efficiency.svg"]
-        figure.savefig(paths[0], dpi=150)
-        figure.savefig(paths[1], metadata={"Date": None})
-        pyplot.close(figure)
-    return paths
 
 
 def _throughput(axes: Any, rows: Sequence[Row]) -> None:

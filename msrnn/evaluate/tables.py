@@ -1,4 +1,4 @@
-"""The rows of an efficiency table as text."""
+"""Tables as text, and the rows of the efficiency table."""
 
 from __future__ import annotations
 
@@ -61,7 +61,15 @@ def _ratio(value: float | None, base: float | None) -> str:
 
 def markdown(rows: Sequence[Row], setting: dict[str, str]) -> str:
     """The table, and below it what it was measured with."""
-    shown = [headers(rows), ["---", *["---:"] * (len(headers(rows)) - 1)], *lines(rows)]
-    table = "\n".join(f"| {' | '.join(cells)} |" for cells in shown)
-    told = "\n".join(f"- {name}: {value}" for name, value in setting.items() if value != "")
-    return f"{table}\n\n{told}\n"
+    return f"{markdown_table(headers(rows), lines(rows))}\n{markdown_list(setting)}"
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The first column is of names, the others are of numbers."""
+    shown = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in shown)
+
+
+def markdown_list(setting: dict[str, str]) -> str:
+    """What is empty is not there."""
+    return "".join(f"- {name}: {value}\n" for name, value in setting.items() if value != "")

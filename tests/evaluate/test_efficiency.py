@@ -11,7 +11,7 @@ from tiny import build, llama
 
 from msrnn.evaluate.contenders import Bounded, fill, randomize, setup
 from msrnn.evaluate.efficiency import Asked, Bench, Row, steps_in_buckets
-from msrnn.evaluate.ledger import Ledger, read_rows
+from msrnn.evaluate.ledger import Ledger
 from msrnn.evaluate.lineup import Lineup, imported
 from msrnn.evaluate.tables import headers, lines, markdown
 
@@ -95,16 +95,6 @@ def test_cells_are_measured_once(measured: object, tmp_path: Path) -> None:
     assert all({"cell", "value", "unit", "model"} <= row.keys() for row in rows)
     assert {row["cell"] for row in rows} == {"state", "step", "largest", "bandwidth", "products"}
     assert [row["value"] for row in rows if row.get("batch") == 30] == [None, None]
-
-
-def test_a_line_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"cell": "a", "value": 1}\n{"cell": "b", "va')
-    assert read_rows(path) == [{"cell": "a", "value": 1}]
-    assert path.read_text() == '{"cell": "a", "value": 1}\n'
-    path.write_text("words\n")
-    with pytest.raises(ValueError, match="--force"):
-        read_rows(path)
 
 
 def test_every_step_is_in_one_bucket() -> None:

@@ -1,0 +1,16 @@
+"""`msrnn eval`: one thin file per evaluation."""
+
+from __future__ import annotations
+
+import typer
+
+from msrnn.cli.eval.perplexity import perplexity
+from msrnn.cli.verbs import register
+
+app = typer.Typer(name="eval", no_args_is_help=True)
+register(app, perplexity)
+
+
+@app.callback()
+def _app() -> None:
+    """What forgetting costs: the paper's evaluations, on any model. Each goes on where it was stopped."""

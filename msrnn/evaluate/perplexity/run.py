@@ -1,0 +1,84 @@
+"""All cells on all chunks, each batch of chunks a row of a store: what is there already is not computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from msrnn.evaluate.chunks import Data
+from msrnn.evaluate.memory import out_of_memory, release
+from msrnn.evaluate.perplexity.cells import Cell
+from msrnn.evaluate.perplexity.reading import Reader
+from msrnn.evaluate.store import Store
+from msrnn.policy import FULL
+
+Results = dict[Cell, list[float]]  # each chunk's summed negative log-likelihood, in the order of the chunks
+
+
+class Watch(NamedTuple):
+    """Who is told: how many tokens there are to read, which cell is being read, how many tokens it has read since."""
+
+    total: Callable[[int], object] = lambda _: None
+    cell: Callable[[Cell], object] = lambda _: None
+    tokens: Callable[[int], object] = lambda _: None
+
+
+class Run:
+    """One model on one choice of chunks. `beside` is written into every row, and tells no results apart."""
+
+    def __init__(self, model: PreTrainedModel, data: Data, store: Store, batch: int, beside: dict[str, Any]) -> None:
+        self.model, self.data, self.store, self.batch = model, data, store, batch
+        plan = Reader(model, Cell(FULL, None), len(data.opening)).rnn.plan
+        self.key = {"fingerprint": plan.fingerprint["model"], "dtype": plan.fingerprint["dtype"]}
+        backend = "/".join(sorted(set(plan.backends)))
+        self.beside = {"length": data.length, "data": data.fingerprint, "backend": backend, **beside}
+
+    def results(self, cells: list[Cell], watch: Watch | None = None) -> Results:
+        """Of every cell; an interruption costs the batch that was being read, and no other."""
+        watch = watch or Watch()
+        found = {cell: self._stored(cell) for cell in cells}
+        missing = {cell: [i for i, key in enumerate(self.data.keys) if key not in found[cell]] for cell in cells}
+        watch.total(sum(len(chunks) for chunks in missing.values()) * self.data.predicted)
+        for cell, chunks in missing.items():
+            if chunks:
+                watch.cell(cell)
+                found[cell].update(self._read(cell, chunks, watch))
+                release()
+        return {cell: [found[cell][key] for key in self.data.keys] for cell in cells}
+
+    def _stored(self, cell: Cell) -> dict[str, float]:
+        """By the chunks' content, so that another choice of chunks finds those that it shares with an earlier one."""
+        rows = self.store.matching({**cell.key, **self.key})
+        return {key: nll for row in rows for key, nll in zip(row["chunks"], row["nll"], strict=True)}
+
+    def _read(self, cell: Cell, chunks: list[int], watch: Watch) -> Iterator[tuple[str, float]]:
+        reader = Reader(self.model, cell, len(self.data.opening))
+        for start in range(0, len(chunks), self.batch):
+            some = chunks[start : start + self.batch]
+            started = perf_counter()
+            nll = self._nll(reader, some, watch)
+            row = {**cell.key, **self.key, **self._of(some), "nll": nll, "seconds": perf_counter() - started}
+            self.store.append({**row, **self.beside})
+            yield from zip(row["chunks"], nll, strict=True)
+
+    def _nll(self, reader: Reader, chunks: list[int], watch: Watch) -> list[float]:
+        ids = torch.tensor([self.data.chunks[i].ids for i in chunks])
+        try:
+            return reader.nll(ids, watch.tokens)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            mend = "what was computed is kept, go on with a smaller one"
+            raise ValueError(f"--batch {len(chunks)}: {reader.cell.label} does not fit into memory; {mend}") from error
+
+    def _of(self, chunks: list[int]) -> dict[str, Any]:
+        """What a row says of its chunks: their content, and where they are from."""
+        return {
+            "chunks": [self.data.keys[i] for i in chunks],
+            "texts": [[self.data.chunks[i].book, self.data.chunks[i].start] for i in chunks],
+            "tokens": self.data.predicted,
+        }

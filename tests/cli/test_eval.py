@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import csv
+import json
+import math
+import string
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from command import Run
+from transformers import AutoModelForCausalLM
+
+from msrnn.cli.eval import app
+from msrnn.cli.eval.perplexity import check_positions
+from msrnn.evaluate.perplexity.reading import Reader
+
+VERBS = [command.callback.__name__ for command in app.registered_commands]
+LETTERS = string.ascii_lowercase
+TINY = ("eval", "perplexity", "--device", "cpu", "--length", 33, "--size", 8, "--size", 16)
+ROWS = ("--policy", "tova", "--policy", "window+4", "--policy", "full", "--policy", "baseline")
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """Three texts of which one is shorter than a chunk, and the others have two chunks and a rest each."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name, length in {"one": 70, "two": 66, "short": 31}.items():
+        (folder / f"{name}.txt").write_text("".join(LETTERS[(i * i + length) % 26] for i in range(length)))
+    return folder
+
+
+def test_perplexity_writes_tables_and_a_figure(run: Run, folder: Path, texts: Path, tmp_path: Path) -> None:
+    words = (*TINY, *ROWS, "--text", texts, "--out", tmp_path / "new" / "out", "--batch", 3)
+    code, out, err = run(*words)
+    assert code == 0
+    assert (
+        "4 of 4 chunks of 33 tokens, from 2 of 3 texts (shorter than a chunk: 1; tokens left over at the ends: 8)"
+        in err
+    )
+    assert all(name in out for name in ("tova", "window+4", "full", "baseline", "against tova"))
+    made = {path.name: path for path in (tmp_path / "new" / "out").iterdir()}
+    assert sorted(made) == [f"perplexity.{kind}" for kind in ("csv", "jsonl", "md", "png", "svg")]
+    lines = list(csv.DictReader(made["perplexity.csv"].read_text().splitlines()))
+    figures = {(line["policy"], int(line["size"])): float(line["perplexity"]) for line in lines}
+    assert figures["full", 8] == figures["full", 16] == pytest.approx(whole(folder, texts), rel=1e-4)
+    assert len({*figures.values()}) == 7
+    assert all(line["tokens"] == str(4 * 32) for line in lines)
+    assert "- first token: <s>" in made["perplexity.md"].read_text()
+    rows = [json.loads(line) for line in made["perplexity.jsonl"].read_text().splitlines()]
+    assert [len(row["chunks"]) for row in rows] == [3, 1] * 7
+    assert {row["text"] for row in rows} == {"texts"}
+
+    before = {name: path.read_bytes() for name, path in made.items()}
+    again = run(*words)
+    assert (again.code, again.out) == (0, out)
+    assert "nothing left to compute" in again.err
+    assert {name: path.read_bytes() for name, path in made.items()} == before
+
+
+def whole(folder: Path, texts: Path) -> float:
+    """The perplexity of the unmodified model; one token per letter, six special ones and those that sort before."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    first = 6 + sorted(string.printable).index("a")
+    nll = 0.0
+    for name in ("one", "two"):
+        ids = [first + LETTERS.index(letter) for letter in (texts / f"{name}.txt").read_text()]
+        for start in (0, 32):
+            chunk = torch.tensor([[1, *ids[start : start + 32]]])
+            with torch.no_grad():
+                nll += 32 * model(input_ids=chunk, labels=chunk).loss.item()
+    return math.exp(nll / (4 * 32))
+
+
+def test_an_interrupted_run_goes_on(run: Run, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words, original, calls = (*TINY, *ROWS, "--text", texts, "--out"), Reader.nll, list[str]()
+
+    def nll(reader: Reader, *arguments: object) -> list[float]:
+        calls.append(reader.cell.label)
+        if len(calls) == 10:
+            raise KeyboardInterrupt
+        return original(reader, *arguments)
+
+    expected = run(*words, tmp_path / "whole")
+    monkeypatch.setattr(Reader, "nll", nll)
+    assert run(*words, tmp_path / "out").code == 130
+    assert len((tmp_path / "out" / "perplexity.jsonl").read_text().splitlines()) == 9
+    again = run(*words, tmp_path / "out")
+    assert (again.code, again.out) == (0, expected.out)
+    assert len(calls) == 4 * 7 + 1
+    anew = run(*words, tmp_path / "out", "--force")
+    assert (anew.out, len(calls)) == (expected.out, 2 * 4 * 7 + 1)
+
+
+def test_the_paper_and_another_to_compare_with(run: Run, texts: Path, tmp_path: Path) -> None:
+    words = ("eval", "perplexity", "--text", texts, "--length", 20, "--out", tmp_path / "out", "--books", 1)
+    code, out, _ = run(*words, "--paper", "--against", "window+4", "--chunks-per-book", 1)
+    assert code == 0  # every size is longer than these chunks
+    assert "against window+4" in out
+    assert out.count("h2o-layer") == 4
+    assert len((tmp_path / "out" / "perplexity.jsonl").read_text().splitlines()) == 1
+
+
+BAD = {
+    "text": (["--text", "none"], "none: no such file"),
+    "policy": (["--policy", "tovas"], "did you mean 'tova'?"),
+    "size": (["--size", "0"], "size=0"),
+    "protects too much": (["--policy", "window+8", "--size", "8"], "first=8"),
+    "baseline": (["--policy", "baseline", "--size", "1"], "--size 1"),
+    "length": (["--length", "1"], "--length 1"),
+    "books": (["--books", "0"], "--books 0"),
+    "chunks": (["--chunks-per-book", "0"], "--chunks-per-book 0"),
+    "batch": (["--batch", "0"], "--batch 0"),
+    "against": (["--against", "h2o"], "add --policy h2o"),
+    "paper": (["--paper", "--size", "8"], "--paper"),
+    "out": (["--out", "file.txt"], "--out file.txt: a file"),
+    "rows": (["--out", "foreign"], "--force"),
+    "device": (["--device", "abacus"], "device='abacus'"),
+    "dtype": (["--dtype", "int3"], "dtype='int3'"),
+    "hub": (["--out", "new"], "msrnn[eval]"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_values(name: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file.txt").write_text("words")
+    Path("foreign").mkdir()
+    Path("foreign/perplexity.jsonl").write_text("words\n")
+    monkeypatch.setattr("msrnn.models.AutoModelForCausalLM", None)  # refused before the slow part
+    if name == "hub":
+        monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    words, told = BAD[name]
+    text = () if name in ("hub", "text") else ("--text", "file.txt")
+    code, out, err = run("eval", "perplexity", *text, *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert told in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file.txt", "foreign"]
+
+
+def test_chunks_longer_than_the_texts(run: Run, texts: Path, tmp_path: Path) -> None:
+    code, _, err = run("eval", "perplexity", "--text", texts, "--length", 100, "--out", tmp_path / "out")
+    assert code == 2
+    assert err.splitlines()[1:] == ["msrnn: --length 100: the longest text has 71 tokens; take shorter chunks"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_ends_with_examples(verb: str, run: Run) -> None:
+    code, out, _ = run("eval", verb, "--help", small=True)
+    assert code == 0
+    examples = [line.strip() for line in out[out.index("Examples:") :].splitlines()[1:] if line.strip()]
+    assert examples
+    assert all("msrnn eval" in line or line.startswith("--") for line in examples)
+
+
+def test_verbs_are_listed(run: Run) -> None:
+    assert "eval" in run("--help", small=True).out
+    assert all(verb in run("eval", "--help", small=True).out for verb in VERBS)
+
+
+def test_chunks_longer_than_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    check_positions(SimpleNamespace(max_position_embeddings=64), 64)
+    check_positions(SimpleNamespace(), 65)
+    assert capsys.readouterr().err == ""
+    check_positions(SimpleNamespace(max_position_embeddings=64, rope_parameters={"rope_theta": 1e4}), 65)
+    assert "longer than the 64" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="--length 65: this model knows 64 positions"):
+        check_positions(SimpleNamespace(max_position_embeddings=64), 65)
