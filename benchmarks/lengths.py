@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 import msrnn
-from msrnn.evaluate.contenders import random_tokens
-from msrnn.evaluate.random_weights import random_model
+from msrnn.evaluate.efficiency.contenders import random_tokens
+from msrnn.evaluate.efficiency.random_weights import random_model
+from msrnn.evaluate.efficiency.timing import milliseconds
 from msrnn.evaluate.setting import setting
-from msrnn.evaluate.timing import milliseconds
 from msrnn.models import load
 
 LENGTHS = [1000, 4096, 16384, 65536, 100_000]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
-from msrnn.evaluate.contenders import Contender, Setup, Step, random_tokens, row_bytes
+from msrnn.evaluate.efficiency.contenders import Contender, Setup, Step, random_tokens, row_bytes
 
 NAME = "tova-published"
 

@@ -12,13 +12,13 @@ from typer import Option
 from msrnn.cli.options import SMALL, Device, Dtype, Model, PolicyName
 from msrnn.cli.results import rows_file
 from msrnn.cli.terminal import note
-from msrnn.evaluate import NATIVE, PROMPT, STATE_DTYPES
+from msrnn.evaluate.efficiency import NATIVE, PROMPT, STATE_DTYPES
 from msrnn.policy import FULL, resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from msrnn.evaluate.efficiency import Row
+    from msrnn.evaluate.efficiency.bench import Row
 
 SIZES, AS_THE_MODEL = [256, 512, 1024, 2048], [NATIVE]
 
@@ -84,10 +84,10 @@ def bench(
     check_batches(batches)
     if model is not None and random_weights is not None:
         raise ValueError(f"--random-weights {random_weights}: give this or --model, not both")
-    from msrnn.evaluate.contenders import setup
-    from msrnn.evaluate.efficiency import Asked, Bench
-    from msrnn.evaluate.ledger import Ledger
-    from msrnn.evaluate.lineup import Lineup, imported
+    from msrnn.evaluate.efficiency.bench import Asked, Bench
+    from msrnn.evaluate.efficiency.contenders import setup
+    from msrnn.evaluate.efficiency.ledger import Ledger
+    from msrnn.evaluate.efficiency.lineup import Lineup, imported
     from msrnn.evaluate.setting import setting
 
     factories = [imported(name) for name in others or []]
@@ -133,7 +133,7 @@ def load(name: str | None, shape: str | None, device: str, dtype: str | None) ->
     import transformers
 
     from msrnn import models
-    from msrnn.evaluate.random_weights import random_model
+    from msrnn.evaluate.efficiency.random_weights import random_model
 
     transformers.logging.set_verbosity_error()
     return random_model(shape, device, dtype) if shape else models.load(name, device, dtype, on_convert=note).model
@@ -141,7 +141,7 @@ def load(name: str | None, shape: str | None, device: str, dtype: str | None) ->
 
 def show(rows: list[Row], title: str) -> None:
     """In two parts, so that each fits a narrow terminal."""
-    from msrnn.evaluate.tables import headers, lines
+    from msrnn.evaluate.efficiency.tables import headers, lines
 
     names, console = headers(rows), Console()
     for title_, columns in ((title, slice(1, 7)), (None, slice(7, None))):
@@ -155,9 +155,9 @@ def show(rows: list[Row], title: str) -> None:
 
 
 def write(rows: list[Row], folder: Path, title: str, told: dict[str, str]) -> None:
-    from msrnn.evaluate.figures import efficiency
-    from msrnn.evaluate.tables import markdown
+    from msrnn.evaluate.efficiency.figure import figure
+    from msrnn.evaluate.efficiency.tables import markdown
 
     (folder / "efficiency.md").write_text(markdown(rows, told))
-    efficiency(rows, folder, title)
+    figure(rows, folder, title)
     note(f"written to {folder}: efficiency.jsonl, efficiency.md, efficiency.png, efficiency.svg")

@@ -11,7 +11,7 @@ TINY = ("bench", "--random-weights", "tiny", "--device", "cpu", "--size", 8, "--
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msrnn.evaluate.timing.BUFFER_BYTES", {"cpu": 2**20})
+    monkeypatch.setattr("msrnn.evaluate.efficiency.timing.BUFFER_BYTES", {"cpu": 2**20})
 
 
 def test_bench_writes_rows_a_table_and_a_figure(run: Run, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from msrnn.evaluate import setting
-from msrnn.evaluate.random_weights import SHAPES, check_shape, random_model
+from msrnn.evaluate.efficiency.random_weights import SHAPES, check_shape, random_model
 
 
 def test_what_stands_beside_a_figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from msrnn.evaluate.ledger import Ledger
+from msrnn.evaluate.efficiency.ledger import Ledger
 from msrnn.evaluate.store import Store, read_rows
 
 

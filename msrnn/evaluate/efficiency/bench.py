@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from msrnn.evaluate import PROMPT
-from msrnn.evaluate.contenders import Contender, Setup, random_tokens
-from msrnn.evaluate.ledger import Ledger
+from msrnn.evaluate.efficiency import PROMPT
+from msrnn.evaluate.efficiency.contenders import Contender, Setup, random_tokens
+from msrnn.evaluate.efficiency.ledger import Ledger
+from msrnn.evaluate.efficiency.timing import Floor, bandwidth, milliseconds, products, weight_bytes
 from msrnn.evaluate.memory import free_bytes, if_it_fits, largest
-from msrnn.evaluate.timing import Floor, bandwidth, milliseconds, products, weight_bytes
 
 UNLIMITED = 2**16
 EQUAL = 128

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
-from msrnn.evaluate.contenders import Contender, Setup, Step, random_tokens, row_bytes
-from msrnn.evaluate.timing import captured
+from msrnn.evaluate.efficiency.contenders import Contender, Setup, Step, random_tokens, row_bytes
+from msrnn.evaluate.efficiency.timing import captured
 
 BUCKET = 512
 

@@ -8,7 +8,7 @@ from tiny import build, llama, tokens
 
 import msrnn
 from benchmarks.published import Published, as_published, cache_of
-from msrnn.evaluate.contenders import setup
+from msrnn.evaluate.efficiency.contenders import setup
 
 
 @torch.no_grad()

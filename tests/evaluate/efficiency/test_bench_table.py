@@ -9,11 +9,11 @@ import pytest
 import torch
 from tiny import build, llama
 
-from msrnn.evaluate.contenders import Bounded, fill, randomize, setup
-from msrnn.evaluate.efficiency import Asked, Bench, Row, steps_in_buckets
-from msrnn.evaluate.ledger import Ledger
-from msrnn.evaluate.lineup import Lineup, imported
-from msrnn.evaluate.tables import headers, lines, markdown
+from msrnn.evaluate.efficiency.bench import Asked, Bench, Row, steps_in_buckets
+from msrnn.evaluate.efficiency.contenders import Bounded, fill, randomize, setup
+from msrnn.evaluate.efficiency.ledger import Ledger
+from msrnn.evaluate.efficiency.lineup import Lineup, imported
+from msrnn.evaluate.efficiency.tables import headers, lines, markdown
 
 
 class Pretended:
@@ -37,11 +37,11 @@ class Pretended:
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> object:
     """A bench whose every step takes 2 ms, on a device that reads a byte in one."""
-    monkeypatch.setattr("msrnn.evaluate.efficiency.milliseconds", lambda step, *_, **__: (step(), 2.0)[1])
+    monkeypatch.setattr("msrnn.evaluate.efficiency.bench.milliseconds", lambda step, *_, **__: (step(), 2.0)[1])
     monkeypatch.setattr("msrnn.evaluate.memory.release", lambda: None)
-    monkeypatch.setattr("msrnn.evaluate.efficiency.bandwidth", lambda _: 1.0)
-    monkeypatch.setattr("msrnn.evaluate.efficiency.products", lambda *_: 0.0)
-    monkeypatch.setattr("msrnn.evaluate.efficiency.weight_bytes", lambda _: 3)
+    monkeypatch.setattr("msrnn.evaluate.efficiency.bench.bandwidth", lambda _: 1.0)
+    monkeypatch.setattr("msrnn.evaluate.efficiency.bench.products", lambda *_: 0.0)
+    monkeypatch.setattr("msrnn.evaluate.efficiency.bench.weight_bytes", lambda _: 3)
     made = setup(build(llama()), 48)
 
     def bench(asked: Asked, path: Path | None = None, **setting: object) -> tuple[Bench, list[str]]:
@@ -150,7 +150,7 @@ def test_the_lineup_starts_with_the_full_model() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["benchmarks", "nowhere:at_all", "benchmarks.published:nothing", "msrnn.evaluate:PROMPT"]
+    "name", ["benchmarks", "nowhere:at_all", "benchmarks.published:nothing", "msrnn.evaluate.efficiency:PROMPT"]
 )
 def test_what_cannot_be_imported(name: str) -> None:
     with pytest.raises(ValueError, match=f"contender '{name}'"):

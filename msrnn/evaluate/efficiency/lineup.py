@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from msrnn.evaluate import NATIVE
-from msrnn.evaluate.contenders import Bounded, Contender, Factory, Setup
-from msrnn.evaluate.full import DynamicFull, StaticFull
+from msrnn.evaluate.efficiency import NATIVE
+from msrnn.evaluate.efficiency.contenders import Bounded, Contender, Factory, Setup
+from msrnn.evaluate.efficiency.full import DynamicFull, StaticFull
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny import build, llama
 
-from msrnn.evaluate.timing import Floor, bandwidth, milliseconds, products, weight_bytes
+from msrnn.evaluate.efficiency.timing import Floor, bandwidth, milliseconds, products, weight_bytes
 
 CPU = torch.device("cpu")
 
@@ -17,7 +17,7 @@ def test_floor_reads_states_and_the_slower_of_weights_and_products() -> None:
 
 def test_median_without_the_warm_ups(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([100.0, 100.0, 1.0, 2.0, 9.0])
-    monkeypatch.setattr("msrnn.evaluate.timing._once", lambda *_: next(times))
+    monkeypatch.setattr("msrnn.evaluate.efficiency.timing._once", lambda *_: next(times))
     assert milliseconds(lambda: None, CPU, repeats=3, warm_ups=2) == 2
 
 
@@ -35,6 +35,6 @@ def test_weights_that_a_step_reads() -> None:
 
 
 def test_measured_parts_are_positive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msrnn.evaluate.timing.BUFFER_BYTES", {"cpu": 2**20})
+    monkeypatch.setattr("msrnn.evaluate.efficiency.timing.BUFFER_BYTES", {"cpu": 2**20})
     assert bandwidth(CPU) > 0
     assert products(build(llama()), 3) > 0

@@ -6,8 +6,8 @@ import pytest
 import torch
 from tiny import FAMILIES, build, llama, tokens
 
-from msrnn.evaluate.contenders import setup
-from msrnn.evaluate.full import DynamicFull, StaticFull, placed_cache, unmodified
+from msrnn.evaluate.efficiency.contenders import setup
+from msrnn.evaluate.efficiency.full import DynamicFull, StaticFull, placed_cache, unmodified
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt-neox"])
