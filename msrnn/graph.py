@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
+from collections import Counter
 from contextlib import nullcontext
 from functools import wraps
 from typing import Any
@@ -123,10 +124,17 @@ class Graphs:
         on_cuda = model.device.type == "cuda" and len(devices) == 1
         self.possible = fixed and on_cuda and set(plan.backends) == {"triton"}
         self._homes: dict[int, _Home] = {}
+        self._asked: Counter[tuple[int, int, bool]] = Counter()
 
-    def of(self, state: MultiState, width: int = 1, last_only: bool = True) -> Graph | None:
-        """None where there is no graph to be had, which is said if there should have been one."""
+    def of(self, state: MultiState, width: int = 1, last_only: bool = True, after: int = 0) -> Graph | None:
+        """None where there is no graph to be had, which is said if there should have been one.
+
+        Something new is captured when it has been asked for more than `after` times.
+        """
         if not self.possible:
+            return None
+        self._asked[state.batch_size, width, last_only] += 1
+        if self._asked[state.batch_size, width, last_only] <= after:
             return None
         home = self._homes.get(state.batch_size)
         if home is None:

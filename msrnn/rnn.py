@@ -17,7 +17,7 @@ from msrnn.policy import Policy
 from msrnn.state import MultiState
 
 DEFAULT_BLOCK = 512
-WORTH_CAPTURING = 4  # blocks that are read alike: fewer are read sooner than captured
+WORTH_CAPTURING = 3  # blocks that were read alike: as many take as long as to capture one
 
 
 class MultiStateRNN:
@@ -89,15 +89,15 @@ class MultiStateRNN:
         """
         input_ids, mask = self._checked(input_ids, state, attention_mask)
         logits: Tensor | None = None
-        alike = record is None and input_ids.shape[1] // self.block >= WORTH_CAPTURING
         for start in range(0, input_ids.shape[1], self.block):
             columns = slice(start, min(start + self.block, input_ids.shape[1]))
             ids, part = input_ids[:, columns], None if mask is None else mask[:, columns]
-            whole = alike and ids.shape[1] == self.block
-            graph = self._graphs.of(state, self.block, last_only) if whole else None
+            graph = None
+            if record is None and ids.shape[1] == self.block > 1:
+                graph = self._graphs.of(state, self.block, last_only, after=WORTH_CAPTURING)
             out = self._forward(ids, state, part, last_only, record) if graph is None else graph(ids, part)
             if last_only:
-                logits = out[:, -1:]
+                logits = out[:, -1:].clone()
             else:
                 if logits is None:
                     logits = out.new_empty(*input_ids.shape, out.shape[-1])
@@ -105,7 +105,7 @@ class MultiStateRNN:
             if on_block:
                 on_block(columns.stop - columns.start)
         assert logits is not None
-        return logits.clone() if alike and last_only else logits
+        return logits
 
     def _forward(
         self,

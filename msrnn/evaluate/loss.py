@@ -13,8 +13,7 @@ from msrnn.rnn import MultiStateRNN
 from msrnn.state import MultiState
 
 SLICE = 256  # tokens whose logits are float32 at once
-# Of logits that exist at once, in the model's dtype; on a GPU, blocks that are read together are captured.
-LOGIT_BYTES = {"cpu": 2**26, "cuda": 2**30}
+LOGIT_BYTES = {"cpu": 2**26, "cuda": 2**30}  # that exist at once, in the model's dtype
 
 
 def losses(
