@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -109,8 +111,12 @@ def test_version(run: Run) -> None:
     assert run("--version", small=True) == (0, f"msrnn {__version__}\n", "")
 
 
-def test_ctrl_c_ends_with_130_and_without_a_traceback(folder: Path) -> None:
-    arguments = ["generate", "hello", "--model", str(folder), "--max-new-tokens", "1000000", "--size", "8"]
+def test_ctrl_c_ends_with_130_and_without_a_traceback(folder: Path, tmp_path: Path) -> None:
+    endless = shutil.copytree(folder, tmp_path / "endless")
+    for name in ("config.json", "generation_config.json"):  # no token ends what it says
+        settings = json.loads((endless / name).read_text())
+        (endless / name).write_text(json.dumps({**settings, "eos_token_id": None}))
+    arguments = ["generate", "hello", "--model", str(endless), "--max-new-tokens", "1000000", "--size", "8"]
     program = [sys.executable, "-c", "import sys; from msrnn.cli import main; sys.exit(main())", *arguments]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
