@@ -49,7 +49,7 @@ class Graph:
 
         # While one half's scan walks on a few multiprocessors, the other half's matrix products have the rest.
         halves = [slice(0, B)] if width == 1 or B == 1 else [slice(0, B // 2), slice(B // 2, B)]
-        with _unspecialized() if fuse else nullcontext():
+        with torch.cuda.device(device), _unspecialized() if fuse else nullcontext():
             _on_streams(read, halves, times=2)
             with torch.cuda.graph(self.graph):
                 self.logits = torch.cat(_on_streams(read, halves))

@@ -138,7 +138,8 @@ class StateLayer(OwnedLayer):
             raise ValueError(f"a batch of {query.shape[0]} does not fit a state of {memory.batch_size} rows")
         if isinstance(memory, Growing):
             return attend_unbounded(memory, query, key, value, real, scoring)
-        return attend(memory, query, key, value, real, scoring, self.chunk, self.backend, self.record)
+        with torch.cuda.device_of(query):  # kernels are launched on the current device
+            return attend(memory, query, key, value, real, scoring, self.chunk, self.backend, self.record)
 
     def reset(self) -> None:
         self.columns = 0

@@ -118,10 +118,15 @@ def test_ctrl_c_ends_with_130_and_without_a_traceback(folder: Path, tmp_path: Pa
         (endless / name).write_text(json.dumps({**settings, "eos_token_id": None}))
     arguments = ["generate", "hello", "--model", str(endless), "--max-new-tokens", "1000000", "--size", "8"]
     program = [sys.executable, "-c", "import sys; from msrnn.cli import main; sys.exit(main())", *arguments]
-    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.read(1)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+    # Where tests run in the background, Ctrl-C is ignored, and a child would inherit that.
+    heeding = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **heeding) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.read(1)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert err.strip() == ""
