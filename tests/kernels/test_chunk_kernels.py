@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
+from bounds import BOUNDS
 from torch import Tensor
 
 from msrnn.chunk import chunk_torch
 from msrnn.kernels.chunk_triton import chunk_triton
-from msrnn.policy import Bound, Policy, policy
+from msrnn.policy import Bound, policy
 from msrnn.rounding import STATE_DTYPES
 from msrnn.scoring import Scoring
 from msrnn.state import LayerShape, Slots
 
-
-@pytest.fixture(autouse=True)
-def poisoned() -> Iterator[None]:
-    """Memory that was not written is NaN."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("poisoned")
 
 
 @pytest.fixture(autouse=True)
@@ -84,19 +77,7 @@ def check(
         assert (output[0, : max(0, 3 - number)] == 0).all()
 
 
-@pytest.mark.parametrize(
-    "bound",
-    [
-        Bound(policy("tova"), 6),
-        Bound(policy("tova-head"), 33),
-        Bound(policy("window"), 1),
-        Bound(policy("window+4"), 7),
-        Bound(policy("h2o"), 8),
-        Bound(Policy(0.5, "layer", 2, 0.25), 9),
-        Bound(Policy(0.9, "head", 1, 2), 6, window=9),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("bound", BOUNDS, ids=str)
 def test_policies(bound: Bound, device: str) -> None:
     check(device, bound)
 

@@ -5,26 +5,19 @@ A rounding of the result comes on top: triton's interpreter cuts digits off wher
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
+from bounds import BOUNDS
 from torch import Tensor
 
 from msrnn.decode import decode, decode_torch
 from msrnn.kernels.decode_triton import decode_triton
-from msrnn.policy import Bound, Policy, policy
+from msrnn.policy import Bound, policy
 from msrnn.rounding import STATE_DTYPES
 from msrnn.scoring import Scoring
 from msrnn.state import LayerShape, Slots
 
-
-@pytest.fixture(autouse=True)
-def poisoned() -> Iterator[None]:
-    """Memory that was not written is NaN."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("poisoned")
 
 
 class Run:
@@ -94,19 +87,7 @@ def layer(
     return Run(bound, shape, 2, Scoring(dim**-0.5, softcap, sink))
 
 
-@pytest.mark.parametrize(
-    "bound",
-    [
-        Bound(policy("tova"), 6),
-        Bound(policy("tova-head"), 33),
-        Bound(policy("window"), 1),
-        Bound(policy("window+4"), 7),
-        Bound(policy("h2o"), 8),
-        Bound(Policy(0.5, "layer", 2, 0.25), 9),
-        Bound(Policy(0.9, "head", 1, 2), 6, window=9),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("bound", BOUNDS, ids=str)
 def test_policies(bound: Bound, device: str) -> None:
     check(layer(device, bound), steps=14)
 

@@ -1,0 +1,15 @@
+"""What layers may hold, for kernels to be tried on: every policy, odd sizes, a window."""
+
+from __future__ import annotations
+
+from msrnn.policy import Bound, Policy, policy
+
+BOUNDS = [
+    Bound(policy("tova"), 6),
+    Bound(policy("tova-head"), 33),
+    Bound(policy("window"), 1),
+    Bound(policy("window+4"), 7),
+    Bound(policy("h2o"), 8),
+    Bound(Policy(0.5, "layer", 2, 0.25), 9),
+    Bound(Policy(0.9, "head", 1, 2), 6, window=9),
+]
