@@ -51,7 +51,7 @@ def _observed(
     b_sum = tl.sum(b_l, axis=1) + tl.sum(b_r, axis=1)
     if SINKS:
         b_sum += tl.load(sinks + i_row + o_m, mask=m_m, other=0.0)
-    b_share = tl.where(b_sum > 0, 1.0 / (b_sum * M), 0.0)[:, None]
+    b_share = (1.0 / (tl.where(b_sum > 0, b_sum, 1.0) * M))[:, None]
     return tl.sum(b_l * b_share, axis=0), tl.sum(b_r * b_share, axis=0)
 
 
