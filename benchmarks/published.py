@@ -17,6 +17,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from msrnn.evaluate.efficiency.contenders import Contender, Setup, Step, random_tokens, row_bytes
+from msrnn.evaluate.efficiency.full import attending
 
 NAME = "tova-published"
 
@@ -66,16 +67,6 @@ def attention(
 AttentionInterface.register(NAME, attention)
 
 
-@contextmanager
-def as_published(model: PreTrainedModel) -> Iterator[None]:
-    before = model.config._attn_implementation
-    model.set_attn_implementation(NAME)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
-
-
 def cache_of(model: PreTrainedModel, size: int) -> Cache:
     layers = model.config.get_text_config(decoder=True).num_hidden_layers
     return Cache(layers=[PublishedLayer(size) for _ in range(layers)])
@@ -99,7 +90,7 @@ class Published(Contender):
             cache.update(keys, torch.randn_like(keys), i)
         ids = random_tokens(self.model, batch)
         position = torch.full((batch, 1), rows, device=self.model.device)
-        with as_published(self.model), torch.no_grad():
+        with attending(self.model, NAME), torch.no_grad():
             yield lambda: self.model(input_ids=ids, position_ids=position, past_key_values=cache, use_cache=True)
 
     def reading(self, _: Tensor) -> None:

@@ -12,7 +12,7 @@ from typer import Option
 from msrnn.cli.options import SMALL, Device, Dtype, Model, PolicyName
 from msrnn.cli.results import rows_file
 from msrnn.cli.terminal import note
-from msrnn.evaluate.efficiency import NATIVE, PROMPT, STATE_DTYPES
+from msrnn.evaluate.efficiency import NATIVE, PROMPT
 from msrnn.policy import FULL, resolve
 
 if TYPE_CHECKING:
@@ -117,10 +117,17 @@ def check(sizes: list[int], policy: str, state_dtypes: list[str], length: int) -
     for size in sizes:
         resolve(policy, size)
     for name in state_dtypes:
-        if name not in STATE_DTYPES:
-            raise ValueError(f"--state-dtype {name}: must be one of {', '.join(STATE_DTYPES)}")
+        if name != NATIVE:
+            check_state_dtype(name)
     if length <= PROMPT:
         raise ValueError(f"--length {length}: must be more than {PROMPT}, the tokens a whole sequence starts from")
+
+
+def check_state_dtype(name: str) -> None:
+    from msrnn.rounding import STATE_DTYPES
+
+    if name not in STATE_DTYPES:
+        raise ValueError(f"--state-dtype {name}: must be one of {', '.join((NATIVE, *STATE_DTYPES))}")
 
 
 def check_batches(batches: dict[str, int | None]) -> None:

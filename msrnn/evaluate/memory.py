@@ -14,13 +14,18 @@ SHARE = {"cuda": 0.97, "cpu": 0.5}  # of what is free; the rest is left to activ
 _SIGNS = ("out of memory", "alloc_failed", "can't allocate memory")
 
 
-def free_bytes(device: torch.device) -> int:
-    """What states may take; 0 where the system does not say."""
+def unused_bytes(device: torch.device) -> int:
+    """0 where the system does not say."""
     if device.type == "cuda":
-        return int(SHARE["cuda"] * torch.cuda.mem_get_info(device)[0])
+        return int(torch.cuda.mem_get_info(device)[0])
     if "SC_AVPHYS_PAGES" not in os.sysconf_names:
         return 0
-    return int(SHARE["cpu"] * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def free_bytes(device: torch.device) -> int:
+    """What states may take of it."""
+    return int(SHARE["cuda" if device.type == "cuda" else "cpu"] * unused_bytes(device))
 
 
 def release() -> None:

@@ -190,9 +190,8 @@ def decode_triton(
     (B, K, R, D), DV, (_, G, S) = query.shape, value.shape[-1], position.shape
     query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
     sinks, softcap, code = scoring.sinks_of(G), scoring.softcap, slots.code
-    block = SLOTS_PER_BLOCK
-    splits = max(1, min(triton.cdiv(S, block), PROGRAMS // (B * K)))
-    span = triton.cdiv(S, splits * block) * block
+    splits = max(1, min(triton.cdiv(S, SLOTS_PER_BLOCK), PROGRAMS // (B * K)))
+    span = triton.cdiv(S, splits * SLOTS_PER_BLOCK) * SLOTS_PER_BLOCK
     splits = triton.cdiv(S, span)
 
     scores = torch.empty(B, K * R, S, device=query.device)
@@ -213,8 +212,8 @@ def decode_triton(
         query, key, value, slots.keys, slots.values, *scales, position, query_position,
         sinks if sinks is not None else log_sums, fresh, scores, maxima, sums, parts,
         scoring.scale, softcap or 1.0, bound.window or 0, LARGEST[code] if code else 1.0,
-        K=K, S=S, G=G, R=R, BR=1 if R == 1 else max(16, triton.next_power_of_2(R)), BS=block, ALL=all_slots,
-        SPAN=span, SPLITS=splits, SLIDES=slides, CODED=code is not None, WHOLE=code == torch.int8,
+        K=K, S=S, G=G, R=R, BR=1 if R == 1 else max(16, triton.next_power_of_2(R)), BS=SLOTS_PER_BLOCK,
+        ALL=all_slots, SPAN=span, SPLITS=splits, SLIDES=slides, CODED=code is not None, WHOLE=code == torch.int8,
         CAPPED=softcap is not None, SINKS=sinks is not None, num_warps=WARPS, **dims,
     )  # fmt: skip
     if splits > 1:

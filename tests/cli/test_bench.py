@@ -89,3 +89,10 @@ def test_unknown_shape(run: Run) -> None:
     code, _, err = run("bench", "--random-weights", "llama-2", small=True)
     assert (code, err.count("\n")) == (2, 1)
     assert "llama-2-7b" in err
+
+
+def test_weights_that_do_not_fit_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msrnn.evaluate.efficiency.random_weights.unused_bytes", lambda _: 1000)
+    code, _, err = run("bench", "--random-weights", "tiny", "--device", "cpu", small=True)
+    assert code == 2
+    assert "do not fit into the 1.0 kB that cpu has free" in err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -18,14 +18,19 @@ BUCKET = 512
 
 
 @contextmanager
-def unmodified(model: PreTrainedModel) -> Iterator[None]:
-    """The model as transformers runs it by default."""
+def attending(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """The model with another attention, of those that transformers knows by name."""
     before = model.config._attn_implementation
-    model.set_attn_implementation("sdpa")
+    model.set_attn_implementation(name)
     try:
         yield
     finally:
         model.set_attn_implementation(before)
+
+
+def unmodified(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """The model as transformers runs it by default."""
+    return attending(model, "sdpa")
 
 
 class PlacedLayer(StaticLayer):

@@ -6,8 +6,10 @@ import difflib
 from typing import Any
 
 import torch
+from rich.filesize import decimal
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from msrnn.evaluate.memory import unused_bytes
 from msrnn.models import check_dtype, device_named
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -58,9 +60,22 @@ def random_model(name: str, device: str = "auto", dtype: str | None = None) -> P
     torch.manual_seed(0)
     torch.set_default_dtype(getattr(torch, str(dtype)))
     try:
-        with where:
-            model = LlamaForCausalLM(LlamaConfig(**SHAPES[name]))
+        _check_fits(name, where)
+        model = _made(name, where)
         model.eval()
         return model
     finally:
         torch.set_default_dtype(before)
+
+
+def _made(name: str, where: torch.device) -> LlamaForCausalLM:
+    with where:
+        return LlamaForCausalLM(LlamaConfig(**SHAPES[name]))
+
+
+def _check_fits(name: str, where: torch.device) -> None:
+    """A CPU that runs out of memory takes the whole machine with it."""
+    needed, unused = sum(p.nbytes for p in _made(name, torch.device("meta")).parameters()), unused_bytes(where)
+    if needed > unused > 0:
+        there = f"{decimal(needed)} do not fit into the {decimal(unused)} that {where} has free"
+        raise ValueError(f"random weights {name!r}: {there}; take a smaller shape, dtype or another device")

@@ -7,15 +7,16 @@ import torch
 from tiny import build, llama, tokens
 
 import msrnn
-from benchmarks.published import Published, as_published, cache_of
+from benchmarks.published import NAME, Published, cache_of
 from msrnn.evaluate.efficiency.contenders import setup
+from msrnn.evaluate.efficiency.full import attending
 
 
 @torch.no_grad()
 def test_steps_agree_with_msrnn() -> None:
     model = build(llama())
     ids, cache = tokens(2, 40), cache_of(model, 9)
-    with as_published(model):
+    with attending(model, NAME):
         for t in range(40):
             place = torch.full((2, 1), t)
             out = model(input_ids=ids[:, t : t + 1], position_ids=place, past_key_values=cache, use_cache=True).logits
@@ -40,5 +41,5 @@ def test_as_a_contender() -> None:
 
 def test_one_token_at_a_time() -> None:
     model = build(llama())
-    with as_published(model), pytest.raises(ValueError, match="one token"):
+    with attending(model, NAME), pytest.raises(ValueError, match="one token"):
         model(input_ids=tokens(1, 3), past_key_values=cache_of(model, 9))
