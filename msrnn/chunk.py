@@ -35,11 +35,8 @@ def chunk_torch(
     query_position  [B, C] int32, -1 for padding
     """
     (B, H, C, D), K, (_, G, S) = query.shape, key.shape[1], slots.position.shape
-    position = torch.cat([slots.position, query_position[:, None].expand(B, G, C)], dim=-1)
-    importance = torch.zeros(position.shape, device=position.device)
-    if slots.importance is not None:
-        importance[..., :S] = slots.importance
     fresh = slots.encode(key, value)
+    position, importance, norm = slots.candidates(query_position, fresh[1])
     keys, values = (
         torch.cat([old, new.dense(slots.dtype)], dim=2) for old, new in zip(slots.dense(), fresh, strict=True)
     )
@@ -51,10 +48,11 @@ def chunk_torch(
         query_position,
         slots.bound,
         scoring.sinks_of(G),
+        norm,
         backend,
     )
     output = torch.matmul(scores.to(values.dtype), values)
-    slots.keep(*fresh, position, importance, (position >= 0) & (evicted_at == HELD))
+    slots.keep(*fresh, position, importance, norm, (position >= 0) & (evicted_at == HELD))
     return Chunk(output.view(B, H, C, -1).transpose(1, 2), position, evicted_at)
 
 

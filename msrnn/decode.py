@@ -35,7 +35,11 @@ def decode_torch(
     if importance is None:
         importance = torch.zeros(position.shape, device=position.device)
     importance.scatter_(-1, slot, 0.0)
-    slots.write(slot, *slots.encode(key[:, :, None], value[:, :, None]))
+    fresh = slots.encode(key[:, :, None], value[:, :, None])
+    slots.write(slot, *fresh)
+    norm = slots.norms(fresh[1])
+    if slots.norm is not None and norm is not None:
+        slots.norm.scatter_(-1, slot, norm)
     keys, values = slots.dense()
     scores = scoring(query, keys)
     evicted_at = scan(
@@ -45,6 +49,7 @@ def decode_torch(
         query_position[:, None],
         slots.bound,
         scoring.sinks_of(G),
+        slots.norm,
         backend,
     )
     position.masked_fill_(evicted_at != HELD, -1)
