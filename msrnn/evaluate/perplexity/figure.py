@@ -13,9 +13,9 @@ from msrnn.policy import FULL
 
 
 def figure(report: Report, folder: Path, title: str) -> None:
-    """As perplexity.png and perplexity.svg; the unbounded model is the dashed line. Without it, there is one panel."""
-    known = Cell(FULL, None) in report.results
-    with drawn(folder, "perplexity", 2 if known else 1, 11 if known else 7.5) as (whole, panels):
+    """As perplexity.png and perplexity.svg; the unbounded model is the dashed line."""
+    away = _distances(report)
+    with drawn(folder, "perplexity", 2 if away else 1, 11 if away else 7.5) as (whole, panels):
         for name in report.grid.policies:
             if name != FULL:
                 _line(panels[0], report, name)
@@ -24,8 +24,9 @@ def figure(report: Report, folder: Path, title: str) -> None:
             panels[0].axhline(value, color="black", linestyle="--", linewidth=1, label=FULL)
         panels[0].set_ylabel("perplexity")
         panels[0].legend(frameon=False, fontsize=8)
-        if known:
-            _distances(panels[1], report)
+        for name, percents in away.items():
+            panels[1].plot(report.grid.sizes, percents, **_style(name))
+            panels[1].set_ylabel("perplexity above the full model's, %")
         for axes in panels:
             _scales(axes, report)
         whole.suptitle(title, fontsize=10)
@@ -44,14 +45,17 @@ def _line(axes: Any, report: Report, name: str) -> None:
         axes.fill_between(sizes, *ends, color=line.get_color(), alpha=0.15, linewidth=0)
 
 
-def _distances(axes: Any, report: Report) -> None:
-    """In percent. A logarithm knows no distance of nothing, nor one below it: such points are left out."""
-    full = report.nll_of(Cell(FULL, None)).value
-    for name in report.grid.policies:
-        if name != FULL:
-            away = [100 * math.expm1(report.nll(name, size).value - full) for size in report.grid.sizes]
-            axes.plot(report.grid.sizes, [x if x > 0 else math.nan for x in away], **_style(name))
-    axes.set_ylabel("perplexity above the full model's, %")
+def _distances(report: Report) -> dict[str, list[float]]:
+    """Percents above the unbounded model, for each policy; empty where that was not read, or nobody is above it.
+
+    A logarithm knows no distance of nothing, nor one below it: such points are left out.
+    """
+    if (full := Cell(FULL, None)) not in report.results:
+        return {}
+    least, names = report.nll_of(full).value, [name for name in report.grid.policies if name != FULL]
+    away = {name: [100 * math.expm1(report.nll(name, n).value - least) for n in report.grid.sizes] for name in names}
+    shown = {name: [x if x > 0 else math.nan for x in percents] for name, percents in away.items()}
+    return shown if any(x > 0 for percents in away.values() for x in percents) else {}
 
 
 def _scales(axes: Any, report: Report) -> None:
