@@ -13,7 +13,7 @@ def policies() -> None:
         msrnn policies
         msrnn generate "Once upon a time" --policy h2o --size 128
         msrnn generate "Once upon a time" --policy window+4 --size 128
-        msrnn generate "Once upon a time" --policy decay=0.9,recent=0.25,value=1 --size 128
+        msrnn generate "Once upon a time" --policy decay=0.9,value=1
     """
     table = Table(title="The least important state that is not protected leaves")
     for column in ("policy", "decay", "per", "first", "recent", "value", "which state leaves"):
