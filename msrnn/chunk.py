@@ -11,6 +11,7 @@ from msrnn.reference import HELD
 from msrnn.scan import scan
 from msrnn.scoring import Scoring
 from msrnn.state import Slots
+from msrnn.walk import walk
 
 
 class Chunk(NamedTuple):
@@ -43,17 +44,14 @@ def chunk_torch(
     keys, values = (
         torch.cat([old, new.dense(slots.dtype)], dim=2) for old, new in zip(slots.dense(), fresh, strict=True)
     )
-    scores = scoring(query.reshape(B, K, -1, D), keys)
-    evicted_at = scan(
-        scores.view(B, G, H // G, C, S + C),
-        position,
-        importance,
-        query_position,
-        slots.bound,
-        scoring.sinks_of(G),
-        backend,
-    )
-    output = torch.matmul(scores.to(values.dtype), values)
+    if scoring.places is None:
+        scores = scoring(query.reshape(B, K, -1, D), keys).view(B, G, H // G, C, S + C)
+        sinks = scoring.sinks_of(G)
+        evicted_at = scan(scores, position, importance, query_position, slots.bound, sinks, backend)
+    else:
+        grouped = query.reshape(B, K, -1, C, D)
+        scores, evicted_at = walk(grouped, keys, position, importance, query_position, slots.bound, scoring, backend)
+    output = torch.matmul(scores.view(B, K, -1, S + C).to(values.dtype), values)
     slots.keep(*fresh, position, importance, (position >= 0) & (evicted_at == HELD))
     return Chunk(output.view(B, H, C, -1).transpose(1, 2), position, evicted_at)
 

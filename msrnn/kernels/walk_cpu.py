@@ -1,0 +1,237 @@
+"""The walk that scores its own rows as a compiled CPU loop; `msrnn.walk.walk_torch` is its reference.
+
+A key is turned anew, from how it was written, only when it has moved against where it was turned to last. Scores know
+differences alone, so when a token leaves, either those before it or those behind it may be the ones that move.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numba import njit
+from numpy import float32 as f32
+from numpy import float64 as f64
+from numpy import int32 as i32
+from torch import Tensor
+
+from msrnn.kernels.decode_cpu import cap, dots
+from msrnn.kernels.scan_cpu import Array, attend_row, decay_code, expire, least_important, observe
+from msrnn.policy import Bound
+from msrnn.positions import NEAR, SPACINGS, Rotary, Spacing, Tabulated
+from msrnn.reference import HELD
+from msrnn.scoring import Scoring
+
+COMPACT, LNLN, LN, SQRT = range(4)
+KINDS = dict(zip(SPACINGS, (COMPACT, LNLN, LN, SQRT), strict=True))
+TABULATED = -1
+_HALF_PI, _PER_HALF_PI = math.pi / 2, 2 / math.pi
+_S3, _S5, _S7 = f32(-1.6666654611e-1), f32(8.3321608736e-3), f32(-1.9515295891e-4)
+_C4, _C6, _C8 = f32(4.166664568298827e-2), f32(-1.388731625493765e-3), f32(2.443315711809948e-5)
+
+
+@njit(cache=True, nogil=True)
+def apart(gap: int, kind: int, table: Array) -> float:
+    """How far apart two neighbours stand that were `gap` tokens apart."""
+    if kind == TABULATED:
+        return float(table[gap])
+    if kind == COMPACT:
+        return 1.0
+    if gap <= NEAR:
+        return float(gap)
+    if kind == SQRT:
+        return math.sqrt(gap)
+    return math.log(gap) if kind == LN else math.log(math.log(gap))
+
+
+@njit(cache=True, nogil=True)
+def turn(frequency: Array, position: i32, place: f64, cos: Array, sin: Array) -> None:
+    """Cosine and sine of `Rotary.angle`, reduced in float64; library calls would keep the loop from vectorising."""
+    for d in range(frequency.shape[0]):
+        angle = place * f64(frequency[d]) - f64(f32(position) * frequency[d])
+        quarters = np.floor(angle * _PER_HALF_PI + 0.5)
+        x = f32(angle - quarters * _HALF_PI)
+        xx = x * x
+        s = x + x * xx * (_S3 + xx * (_S5 + xx * _S7))
+        c = f32(1.0) - f32(0.5) * xx + xx * xx * (_C4 + xx * (_C6 + xx * _C8))
+        q = np.int64(quarters) & 3
+        swapped_s, swapped_c = (c, s) if q & 1 else (s, c)
+        sin[d] = -swapped_s if q & 2 else swapped_s
+        cos[d] = -swapped_c if (q + 1) & 2 else swapped_c
+
+
+@njit(fastmath={"contract"}, cache=True, nogil=True)
+def rotate(row: Array, cos: Array, sin: Array, into: Array) -> None:
+    """First dimensions of all pairs, then the second ones, then what is not rotated."""
+    F = cos.shape[0]
+    for d in range(F):
+        x, y = row[d], row[F + d]
+        into[d] = x * cos[d] - y * sin[d]
+        into[F + d] = y * cos[d] + x * sin[d]
+    for d in range(2 * F, row.shape[0]):
+        into[d] = row[d]
+
+
+@njit(cache=True, nogil=True)
+def leave(rank: int, order: Array, held: int, place: Array, position: Array, kind: int, table: Array) -> None:
+    """Close the ranks, and move the fewer of those before and behind, so that the two that meet stand right."""
+    if 0 < rank < held - 1:
+        before, behind = order[rank - 1], order[rank + 1]
+        right = apart(position[behind] - position[before], kind, table)
+        shift = right - (place[behind] - place[before])
+        if rank < held - 1 - rank:
+            for r in range(rank):
+                place[order[r]] -= shift
+        else:
+            for r in range(rank + 1, held):
+                place[order[r]] += shift
+    for r in range(rank, held - 1):
+        order[r] = order[r + 1]
+
+
+@njit(cache=True, nogil=True)
+def _walk(
+    query: Array,
+    keys: Array,
+    frequency: Array,
+    table: Array,
+    position: Array,
+    importance: Array,
+    query_position: Array,
+    sinks: Array,
+    attention: Array,
+    evicted_at: Array,
+    scale: f32,
+    softcap: f32,
+    kind: int,
+    size: int,
+    first: i32,
+    recent: i32,
+    window: i32,
+    decay: f32,
+) -> None:
+    (B, K, R, C, D), (_, G, N), F = query.shape, position.shape, frequency.shape[0]
+    members = K // G  # KV heads of a group
+    M = members * R
+    cos, sin = np.empty(F, f32), np.empty(F, f32)
+    newest = np.empty((R, D), f32)
+    scores, scratch, observed = np.empty((M, N), f32), np.empty(N, f32), np.empty(N, f32)
+    for b in range(B):
+        for g in range(G):
+            where = position[b, g]
+            turned = np.zeros((members, N, D), f32)
+            place, turned_to = np.zeros(N, f64), np.full(N, np.nan, f64)
+            present, order = np.zeros(N, f32), np.empty(N, np.int64)
+            held = 0
+            for j in np.argsort(where[: N - C]):
+                if where[j] >= 0:
+                    present[j], order[held] = f32(1.0), j
+                    if held:
+                        before = order[held - 1]
+                        place[j] = place[before] + apart(where[j] - where[before], kind, table)
+                    held += 1
+            for i in range(C):
+                new, t = N - C + i, query_position[b, i]
+                n = new + 1  # later columns are later tokens
+                if t < 0:
+                    continue
+                present[new], order[held] = f32(1.0), new
+                place[new] = 0.0
+                if held:
+                    before = order[held - 1]
+                    place[new] = place[before] + apart(t - where[before], kind, table)
+                held += 1
+                if window > 0:
+                    gone = expire(where[:n], present[:n], evicted_at[b, g, :n], t, window)
+                    for r in range(gone, held):  # the oldest come first
+                        order[r - gone] = order[r]
+                    held -= gone
+                for r in range(held):
+                    j = order[r]
+                    if turned_to[j] != place[j]:
+                        turn(frequency, where[j], place[j], cos, sin)
+                        for local in range(members):
+                            rotate(keys[b, g * members + local, j], cos, sin, turned[local, j])
+                        turned_to[j] = place[j]
+                turn(frequency, t, place[new], cos, sin)
+                for local in range(members):
+                    for r in range(R):
+                        rotate(query[b, g * members + local, r, i], cos, sin, newest[r])
+                    dots(newest, turned[local, :n], scale, scores[local * R : (local + 1) * R, :n])
+                if softcap > f32(0.0):
+                    cap(scores[:, :n], softcap)
+                observed[:n] = f32(0.0)
+                for m in range(M):
+                    row = attention[b, g, m, i, :n]
+                    top = sink = sinks[g, m] if sinks.shape[0] else f32(-np.inf)
+                    for j in range(n):
+                        row[j] = scores[m, j]
+                        if present[j] > f32(0.0) and row[j] > top:
+                            top = row[j]
+                    attend_row(row, top, sink, present[:n], scratch[:n], observed[:n])
+                observe(importance[b, g, :n], observed[:n], present[:n], where[:n], decay, M)
+                if held > size:
+                    j = least_important(importance[b, g, :n], present[:n], where[:n], first, t - recent)
+                    rank = 0
+                    while order[rank] != j:
+                        rank += 1
+                    leave(rank, order, held, place, where, kind, table)
+                    present[j] = f32(0.0)
+                    evicted_at[b, g, j] = t
+                    held -= 1
+
+
+def walk_cpu(
+    query: Tensor,
+    keys: Tensor,
+    position: Tensor,
+    importance: Tensor,
+    query_position: Tensor,
+    bound: Bound,
+    scoring: Scoring,
+) -> tuple[Tensor, Tensor]:
+    (B, K, R, C, _), (_, G, N), places = query.shape, position.shape, scoring.places
+    assert places is not None
+    kind, table = _spacing(places.spacing, int(query_position.max()))
+    sinks = scoring.sinks_of(G)
+    attention = torch.zeros(B, G, K * R // G, C, N)
+    evicted_at = torch.full(position.shape, HELD, dtype=torch.int32)
+    _walk(
+        _arranged(query, places.rotary).numpy(),
+        _arranged(keys, places.rotary).numpy(),
+        places.rotary.frequency.numpy(),
+        table,
+        position.contiguous().numpy(),
+        importance.numpy(),
+        query_position.contiguous().numpy(),
+        sinks.numpy() if sinks is not None else np.empty((0, 0), f32),
+        attention.numpy(),
+        evicted_at.numpy(),
+        f32(scoring.scale),
+        f32(scoring.softcap or 0.0),
+        kind,
+        bound.size,
+        i32(bound.policy.first),
+        i32(bound.recent),
+        i32(bound.window or 0),
+        decay_code(bound),
+    )
+    return attention, evicted_at
+
+
+def _spacing(spacing: Spacing, largest: int) -> tuple[int, Array]:
+    """A function's number, or its table up to the largest gap there can be."""
+    if isinstance(spacing.function, Tabulated):
+        return TABULATED, spacing.function.upto(largest).numpy()
+    return KINDS[spacing.name], np.empty(0, f64)
+
+
+def _arranged(rows: Tensor, rotary: Rotary) -> Tensor:
+    """Dimensions as `rotate` wants them: scores do not depend on their order, if keys and queries share it."""
+    rows = rows.float()
+    if rotary.start or rotary.interleaved:
+        first, second = rotary.pairs
+        rest = rows[..., : rotary.start], rows[..., rotary.start + 2 * len(rotary.frequency) :]
+        rows = torch.cat([rows[..., first], rows[..., second], *rest], dim=-1)
+    return rows.contiguous()

@@ -1,0 +1,58 @@
+"""The eviction scan where scores depend on what is kept: the same walk over a chunk's rows, which scores each itself.
+
+Who leaves changes where everyone behind it stands, so a row's scores are known only when the row before it is done.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from msrnn.kernels.walk_cpu import walk_cpu
+from msrnn.policy import Bound
+from msrnn.scan import scan_torch
+from msrnn.scoring import Scoring
+
+
+def walk_torch(
+    query: Tensor,
+    keys: Tensor,
+    position: Tensor,
+    importance: Tensor,
+    query_position: Tensor,
+    bound: Bound,
+    scoring: Scoring,
+) -> tuple[Tensor, Tensor]:
+    """What `scan_torch` makes of scores, from what scores are made of.
+
+    query    [B, K, R, C, D], keys [B, K, N, D]: as the model rotated them; the last C keys are the queries' own
+    returns  attention [B, G, M, C, N] float32, and what `scan_torch` returns
+    """
+    (B, K, R, C, _), (_, G, N), places = query.shape, position.shape, scoring.places
+    assert places is not None
+
+    def score(i: int, seen: Tensor) -> Tensor:
+        place = places.spacing.places(position, seen)
+        angle = places.rotary.angle(position, place).repeat_interleave(K // G, 1)
+        own = angle[:, :, N - C + i, None]  # the newest query moves with its token
+        row = scoring(places.rotary.turned(query[:, :, :, i], own), places.rotary.turned(keys, angle))
+        return row.view(B, G, -1, N)
+
+    attention = torch.zeros(B, G, K * R // G, C, N, device=query.device)
+    sinks = scoring.sinks_of(G)
+    return attention, scan_torch(attention, position, importance, query_position, bound, sinks, score)
+
+
+def walk(
+    query: Tensor,
+    keys: Tensor,
+    position: Tensor,
+    importance: Tensor,
+    query_position: Tensor,
+    bound: Bound,
+    scoring: Scoring,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """`walk_torch`, by the compiled loop where the backend is that."""
+    steps = walk_cpu if backend == "compiled" else walk_torch
+    return steps(query, keys, position, importance, query_position, bound, scoring)
