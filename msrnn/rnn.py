@@ -66,6 +66,14 @@ class MultiStateRNN:
         """A state that `state.save` wrote for this model, policy, size and dtype."""
         return MultiState.load(path, self.plan.fingerprint, self.plan.state)
 
+    def adopt(self, state: MultiState) -> MultiState:
+        """A copy of a state that was read under other `positions`, to go on from under these.
+
+        Keys are held as they were first written, and positions as in the text: either may begin or end at any token.
+        """
+        state.check_fits({**self.plan.fingerprint, "positions": state.fingerprint["positions"]})
+        return MultiState(state.fork(1).layers, self.plan.fingerprint)
+
     @torch.no_grad()
     def step(self, input_ids: Tensor, state: MultiState) -> Tensor:
         """Read one token per row: [B, 1] -> logits [B, 1, V]."""
