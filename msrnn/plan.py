@@ -11,19 +11,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 
-from msrnn.attention import Record, plain_attention
+from msrnn.attention import Record
 from msrnn.backend import choose
-from msrnn.huggingface import NAME, LinearLayer, Memory, OwnedCache, OwnedLayer, StateLayer
+from msrnn.huggingface import NAME, LinearLayer, Memory, OwnedCache, StateLayer
 from msrnn.policy import FULL, Bound, Policy, layer_bound, resolve
 from msrnn.positions import ORIGINAL, Gap, Places, Spacing, spacing
+from msrnn.probe import host_layers, probe
 from msrnn.rotary import learn
 from msrnn.rounding import state_dtype_of
-from msrnn.scoring import Scoring
 from msrnn.state import Growing, LayerShape, MultiState, Slots
 
 DEFAULT_CHUNK, WIDE_CHUNK = 128, 192  # on a CPU, columns that nobody sees cost; on a GPU, launches do
@@ -47,7 +45,7 @@ class Plan:
         return Growing(batch_size, shape) if bound is None else Slots(batch_size, shape, bound)
 
     def state(self, batch_size: int) -> MultiState:
-        linear = _host_layers(self.config)
+        linear = host_layers(self.config)
         layers = [
             LinearLayer(linear[i]) if shape is None else self.memory(i, batch_size)
             for i, shape in enumerate(self.shapes)
@@ -97,7 +95,7 @@ def plan(
     before = config._attn_implementation
     model.set_attn_implementation(NAME)
     try:
-        shapes = [shape for shape, _ in _probe(model, config)]
+        shapes = [seen.shape if seen else None for seen in probe(model, config)]
         backends = [choose(backend, shape.device if shape else model.device) for shape in shapes]
         places = _places(model, config, apart, backends)
     except BaseException:
@@ -116,11 +114,6 @@ def plan(
     return Plan(config, shapes, [layer_bound(policy_, size, w) for w in own], backends, places, chunk, fingerprint)
 
 
-def _host_layers(config: Any) -> list[Any]:
-    """The layers that transformers itself would cache with."""
-    return list(DynamicCache(config=config).layers)
-
-
 def windows(model: PreTrainedModel, config: Any) -> list[int | None]:
     """Each layer's own sliding window; refuses, with the reason, what cannot be bounded."""
     name = type(model).__name__
@@ -128,7 +121,7 @@ def windows(model: PreTrainedModel, config: Any) -> list[int | None]:
         raise ValueError(f"{name} is an encoder-decoder: msrnn bounds decoders, whose states grow with the text")
     if getattr(config, "num_kv_shared_layers", None):
         raise ValueError(f"{name} has layers that read the states of others: they cannot forget on their own")
-    layers = _host_layers(config)
+    layers = host_layers(config)
     known = (DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer)
     odd = {type(layer).__name__ for layer in layers if type(layer) not in known}
     if "chunked_attention" in (getattr(config, "layer_types", None) or []):
@@ -140,51 +133,12 @@ def windows(model: PreTrainedModel, config: Any) -> list[int | None]:
     return [getattr(layer, "sliding_window", None) for layer in layers]
 
 
-class _Probe(OwnedLayer):
-    """Learns what a layer's states are made of from the first token that passes."""
-
-    shape: LayerShape | None = None
-    key: Tensor | None = None
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, _: Tensor | None, scoring: Scoring) -> Tensor:
-        self.key = key
-        self.shape = LayerShape(query.shape[1], key.shape[1], key.shape[3], value.shape[3], key.dtype, key.device)
-        return plain_attention(query, key, value, None, scoring)
-
-
-@torch.no_grad()
-def _probe(
-    model: PreTrainedModel, config: Any, rows: int = 1, position: int = 0
-) -> list[tuple[LayerShape | None, Tensor | None]]:
-    """Each layer's shape, and the keys of some tokens, each alone in its row and at this position."""
-    layers: list[Any] = [
-        layer if isinstance(layer, LinearAttentionLayer) else _Probe(config) for layer in _host_layers(config)
-    ]
-    unreached = f"{type(model).__name__}: its attention does not pass through transformers' AttentionInterface"
-    if config._attn_implementation != NAME:
-        raise ValueError(f"{unreached}, so msrnn cannot bound it")
-    vocabulary: Any = model.get_input_embeddings().num_embeddings
-    tokens = vocabulary // rows * torch.arange(rows, device=model.device)[:, None]
-    model(
-        input_ids=tokens,
-        attention_mask=torch.ones_like(tokens),
-        past_key_values=Cache(layers=layers),
-        use_cache=True,
-        **({"position_ids": torch.full_like(tokens, position)} if position else {}),
-    )
-    missed = [i for i, layer in enumerate(layers) if isinstance(layer, _Probe) and layer.shape is None]
-    if missed:
-        raise ValueError(f"{unreached} in layers {missed}, so msrnn cannot bound it")
-    return [(layer.shape, layer.key) if isinstance(layer, _Probe) else (None, None) for layer in layers]
-
-
 def _places(model: PreTrainedModel, config: Any, apart: Spacing | None, backends: list[str]) -> list[Places | None]:
     if apart is None:
         return [None] * len(backends)
     if "triton" in backends:
         raise ValueError(f"positions={apart.name!r}: not on this backend yet; pass backend='torch'")
-    rotations = learn(model, lambda rows, position: [key for _, key in _probe(model, config, rows, position)])
-    return [Places(apart, rotary) if rotary else None for rotary in rotations]
+    return [Places(apart, rotary) if rotary else None for rotary in learn(model, config)]
 
 
 def fingerprint_of(model: PreTrainedModel) -> str:
@@ -211,7 +165,7 @@ class MultiStateCache(OwnedCache):
         positions: str | Gap = ORIGINAL,
     ) -> None:
         self.plan = plan(model, policy, size, chunk, backend, state_dtype, positions)
-        host = _host_layers(self.plan.config)
+        host = host_layers(self.plan.config)
         super().__init__(
             layers=[
                 host[i] if shape is None else self.plan.layer(i, partial(self.plan.memory, i))

@@ -5,27 +5,26 @@ Nothing is read off a family's name: a layer's rotation is the one that makes it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from msrnn.positions import Rotary
+from msrnn.probe import probe
 
 ROWS = 8  # tokens that are looked at: one alone may have an embedding of zeros
 PROBED = (1, 100)  # positions that tell both fast and slow frequencies apart
 CLOSE = 0.02  # relative: cosines in bfloat16 are good to 0.004, another rotation is off by 0.1 and more
 _CHANGING = ("dynamic", "longrope")
 
-Keys = list[Tensor | None]  # of each layer: [rows, K, 1, D]; None: a linear-attention layer
 
-
-def learn(model: PreTrainedModel, keys_at: Callable[[int, int], Keys]) -> list[Rotary | None]:
+def learn(model: PreTrainedModel, config: Any) -> list[Rotary | None]:
     """Each layer's rotation; None: a layer without positions. Refuses, with the reason, what cannot be turned.
 
-    `keys_at(rows, position)` tells the keys of so many tokens, each alone at that position. A token alone attends to
-    itself wherever it stands, so its keys in all layers differ by their rotation only.
+    A token alone attends to itself wherever it stands, so its keys in all layers differ by their rotation only.
     """
     name, frequencies = type(model).__name__, _frequencies(model)
     none = f"{name} has no rotary positions that could be moved: use positions='original'"
@@ -37,11 +36,11 @@ def learn(model: PreTrainedModel, keys_at: Callable[[int, int], Keys]) -> list[R
             f"{name} has rotary positions of type {', '.join(changing)}, whose frequencies change with the length: "
             "a key does not tell by which it was rotated; use positions='original'"
         )
-    start, others = keys_at(ROWS, 0), [keys_at(ROWS, position) for position in PROBED]
-    found = [
-        None if key is None else _rotation(key, [keys[i] for keys in others], frequencies, f"{name}, layer {i}")
-        for i, key in enumerate(start)
-    ]
+    seen = {position: probe(model, config, ROWS, position) for position in (0, *PROBED)}
+    found: list[Rotary | None] = []
+    for i in range(len(seen[0])):
+        keys = {position: layer.key for position, layers in seen.items() if (layer := layers[i])}
+        found.append(_rotation(keys, frequencies, f"{name}, layer {i}") if keys else None)
     if not any(found):
         raise ValueError(none)
     return found
@@ -60,18 +59,15 @@ def _kinds(model: PreTrainedModel) -> set[str]:
     return {kind for kinds in nested for kind in kinds if isinstance(kind, str)}
 
 
-def _rotation(key: Tensor, others: Sequence[Tensor | None], frequencies: list[Tensor], layer: str) -> Rotary | None:
-    pairs = [(position, other) for position, other in zip(PROBED, others, strict=True) if other is not None]
-    if all(torch.equal(key, other) for _, other in pairs):
+def _rotation(keys: dict[int, Tensor], frequencies: list[Tensor], layer: str) -> Rotary | None:
+    """The one that makes a layer's keys at position 0 [rows, K, 1, D] its keys at the others."""
+    if all(torch.equal(keys[0], key) for key in keys.values()):
         return None
-    best = min(
-        _candidates(key, frequencies),
-        key=lambda rotary: max(_error(rotary, key, position, other) for position, other in pairs),
-        default=None,
-    )
-    if best is None or not all(_error(best, key, position, other) < CLOSE for position, other in pairs):
+    candidates = list(_candidates(keys[0], frequencies))
+    errors = [_error(rotary, keys) for rotary in candidates]
+    if not min(errors, default=1.0) < CLOSE:
         raise ValueError(f"{layer} moves its keys by more than a rotation that is known: use positions='original'")
-    return best
+    return candidates[errors.index(min(errors))]
 
 
 def _candidates(key: Tensor, frequencies: list[Tensor]) -> Iterator[Rotary]:
@@ -83,7 +79,11 @@ def _candidates(key: Tensor, frequencies: list[Tensor]) -> Iterator[Rotary]:
                     yield Rotary(frequency.to(key.device), start, interleaved)
 
 
-def _error(rotary: Rotary, key: Tensor, position: int, other: Tensor) -> float:
-    """How far the key, turned from 0 to a position, is from what the model writes there; relative."""
-    start, place = (torch.tensor([n], device=key.device) for n in (0, position))
-    return float((rotary.turned(key, rotary.angle(start, place)) - other.float()).norm() / other.float().norm())
+def _error(rotary: Rotary, keys: dict[int, Tensor]) -> float:
+    """How far keys that are turned from 0 to a position are from what the model writes there, at most; relative."""
+    start = torch.zeros(1, device=keys[0].device)
+    errors = []
+    for position, key in keys.items():
+        turned = rotary.turned(keys[0], rotary.angle(start, start + position))
+        errors.append(float((turned - key.float()).norm() / key.float().norm()))
+    return max(errors)

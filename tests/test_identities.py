@@ -251,6 +251,25 @@ def test_family_with_no_gaps_stands_where_it_stood(family: str, positions: str) 
     assert torch.equal(rnn.generate(ids, max_new_tokens=8, do_sample=False), expected_tokens)
 
 
+@pytest.mark.parametrize("backend", ["compiled", "torch"])
+@pytest.mark.parametrize("family", ["default", "yarn", "neighbours, partial: glm"])
+def test_a_million_tokens_on_it_reads_as_at_the_start(family: str, backend: str) -> None:
+    """Where the model's own angles, in float32, are 0.06 apart."""
+    model, ids = build(ROTARY[family]()), tokens(2, 60)
+    rnn = msrnn.MultiStateRNN(model, "tova", 12, chunk=16, backend=backend, positions="compressed")
+    expected = rnn.read(ids, rnn.state(2))
+    far = rnn.state(2)
+    for layer in far.layers:
+        layer.seen.fill_(1_000_000)
+    torch.testing.assert_close(rnn.read(ids, far), expected, atol=1e-3, rtol=1e-3)
+    plain = msrnn.MultiStateRNN(model, "tova", 12, chunk=16, backend=backend)
+    for layer in far.layers:
+        layer.reset()
+        layer.seen.fill_(1_000_000)
+    off = plain.read(ids, plain.adopt(far)) - plain.read(ids, plain.state(2))
+    assert off.abs().max() > 0.01, "original positions do lose precision there"
+
+
 def positions(mask: Tensor) -> Tensor:
     return (mask.cumsum(-1) - 1).clamp(min=0)
 

@@ -26,6 +26,7 @@ ORDER = [
     "decode",
     "attention",
     "huggingface",
+    "probe",
     "rotary",
     "plan",
     "graph",

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from msrnn.attention import attend
-from msrnn.kernels.walk_cpu import apart, turn
+from msrnn.kernels.turn_cpu import apart, turn
 from msrnn.policy import Bound, policy
 from msrnn.positions import SPACINGS, Places, Rotary, Tabulated, spacing
 from msrnn.scoring import Scoring

@@ -6,8 +6,8 @@ from tiny import FAMILIES, ROTARY, build, llama, tokens
 from transformers import BloomConfig, Phi3Config
 
 from msrnn import MultiStateCache, MultiStateRNN
-from msrnn.plan import _probe
 from msrnn.positions import Places
+from msrnn.probe import probe
 
 
 @pytest.mark.parametrize("family", ROTARY)
@@ -18,7 +18,7 @@ def test_a_moved_key_is_the_one_that_the_model_writes_there(family: str, dtype: 
     plan = MultiStateRNN(model, "tova", 8, positions="compressed").plan
     assert any(plan.places)
     for a, b in ((0, 37), (400, 3), (5, 411)):
-        (_, here), (_, there) = (zip(*_probe(model, plan.config, 4, p), strict=True) for p in (a, b))
+        here, there = ([seen.key for seen in probe(model, plan.config, 4, p) if seen] for p in (a, b))
         for key, expected, places in zip(here, there, plan.places, strict=True):
             if places is None:
                 assert torch.equal(key, expected)
@@ -82,6 +82,12 @@ def test_a_rotation_that_is_not_known() -> None:
     model.model.rotary_emb.__class__ = Stretched
     with pytest.raises(ValueError, match="layer 0 moves its keys by more than a rotation"):
         MultiStateRNN(model, "tova", 8, positions="compressed")
+
+
+def test_not_on_every_backend() -> None:
+    pytest.importorskip("triton")
+    with pytest.raises(ValueError, match="not on this backend yet; pass backend='torch'"):
+        MultiStateRNN(build(llama()), "tova", 8, backend="triton", positions="compressed")
 
 
 def test_nothing_to_move() -> None:
