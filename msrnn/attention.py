@@ -35,7 +35,7 @@ def attend(
     query [B, H, T, D], key and value [B, K, T, D]; real [B, T] is False where padding, None where there is none.
     """
     position = slots.advance(query.shape[2], real)
-    if query.shape[2] == 1 and record is None and scoring.places is None:
+    if query.shape[2] == 1 and record is None:
         return _attend_one(slots, query, key, value, position[:, 0], scoring, backend)
     count = -(-query.shape[2] // chunk)
     outputs = []

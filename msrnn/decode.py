@@ -10,6 +10,7 @@ from msrnn.reference import HELD
 from msrnn.scan import scan
 from msrnn.scoring import Scoring
 from msrnn.state import Slots
+from msrnn.walk import walk
 
 
 def decode_torch(
@@ -37,18 +38,15 @@ def decode_torch(
     importance.scatter_(-1, slot, 0.0)
     slots.write(slot, *slots.encode(key[:, :, None], value[:, :, None]))
     keys, values = slots.dense()
-    scores = scoring(query, keys)
-    evicted_at = scan(
-        scores.view(B, G, K * R // G, 1, -1),
-        position,
-        importance,
-        query_position[:, None],
-        slots.bound,
-        scoring.sinks_of(G),
-        backend,
-    )
+    if scoring.places is None:
+        scores = scoring(query, keys).view(B, G, K * R // G, 1, -1)
+        sinks = scoring.sinks_of(G)
+        evicted_at = scan(scores, position, importance, query_position[:, None], slots.bound, sinks, backend)
+    else:
+        rows = query[:, :, :, None], keys, position, importance, query_position[:, None]
+        scores, evicted_at = walk(*rows, slots.bound, scoring, backend)
     position.masked_fill_(evicted_at != HELD, -1)
-    return torch.matmul(scores.to(values.dtype), values)
+    return torch.matmul(scores.view(B, K, R, -1).to(values.dtype), values)
 
 
 def decode(
@@ -60,11 +58,11 @@ def decode(
     scoring: Scoring,
     backend: str,
 ) -> Tensor:
-    """`decode_torch`, by the backend's own kernel where it has one for the state's dtype."""
+    """`decode_torch`, by the backend's own kernel where it has one for such states and positions."""
     if backend == "triton":
         from msrnn.kernels.decode_triton import decode_triton
 
         return decode_triton(slots, query, key, value, query_position, scoring)
-    if backend == "compiled" and slots.keys.dtype == torch.float32:
+    if backend == "compiled" and slots.keys.dtype == torch.float32 and scoring.places is None:
         return decode_cpu(slots, query, key, value, query_position, scoring)
     return decode_torch(slots, query, key, value, query_position, scoring, backend)

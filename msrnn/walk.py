@@ -25,18 +25,19 @@ def walk_torch(
 ) -> tuple[Tensor, Tensor]:
     """What `scan_torch` makes of scores, from what scores are made of.
 
-    query    [B, K, R, C, D], keys [B, K, N, D]: as the model rotated them; the last C keys are the queries' own
+    query    [B, K, R, C, D], keys [B, K, N, D]: as the model rotated them, the queries' own tokens among the keys
     returns  attention [B, G, M, C, N] float32, and what `scan_torch` returns
     """
     (B, K, R, C, _), (_, G, N), places = query.shape, position.shape, scoring.places
     assert places is not None
 
     def score(i: int, seen: Tensor) -> Tensor:
+        t = query_position[:, None, i, None].expand(B, G, 1)
         place = places.spacing.places(position, seen)
-        angle = places.rotary.angle(position, place).repeat_interleave(K // G, 1)
-        own = angle[:, :, N - C + i, None]  # the newest query moves with its token
-        row = scoring(places.rotary.turned(query[:, :, :, i], own), places.rotary.turned(keys, angle))
-        return row.view(B, G, -1, N)
+        newest = place.gather(-1, (position == t).int().argmax(-1, keepdim=True))
+        q = places.moved(query[:, :, :, i], *(x.repeat_interleave(K // G, 1) for x in (t, newest)))
+        k = places.moved(keys, *(x.repeat_interleave(K // G, 1) for x in (position, place)))
+        return scoring(q, k).view(B, G, -1, N)
 
     attention = torch.zeros(B, G, K * R // G, C, N, device=query.device)
     sinks = scoring.sinks_of(G)

@@ -71,24 +71,29 @@ def _walk(
     newest = np.empty((R, D), f32)
     scores, scratch, observed = np.empty((M, N), f32), np.empty(N, f32), np.empty(N, f32)
     for b in range(B):
+        first_new = HELD
+        for t in query_position[b]:
+            first_new = min(first_new, t) if t >= 0 else first_new
         for g in range(G):
             where = position[b, g]
             turned = np.zeros((members, N, D), f32)
             place, turned_to = np.zeros(N, f64), np.full(N, np.nan, f64)
             present, order = np.zeros(N, f32), np.empty(N, np.int64)
             held = 0
-            for j in np.argsort(where[: N - C]):
-                if where[j] >= 0:
+            for j in np.argsort(where):
+                if 0 <= where[j] < first_new:
                     present[j], order[held] = f32(1.0), j
                     if held:
                         before = order[held - 1]
                         place[j] = place[before] + apart(where[j] - where[before], kind, table)
                     held += 1
             for i in range(C):
-                new, t = N - C + i, query_position[b, i]
-                n = new + 1  # later columns are later tokens
+                n, t = N - C + i + 1, query_position[b, i]  # later columns are later tokens
                 if t < 0:
                     continue
+                new = n - 1
+                while where[new] != t:  # in a slot, and not behind them
+                    new -= 1
                 present[new], order[held] = f32(1.0), new
                 place[new] = 0.0
                 if held:
