@@ -7,7 +7,6 @@ from torch import Tensor
 
 from msrnn.kernels.decode_cpu import decode_cpu
 from msrnn.reference import HELD
-from msrnn.scan import scan
 from msrnn.scoring import Scoring
 from msrnn.state import Slots
 from msrnn.walk import walk
@@ -36,17 +35,25 @@ def decode_torch(
     if importance is None:
         importance = torch.zeros(position.shape, device=position.device)
     importance.scatter_(-1, slot, 0.0)
-    slots.write(slot, *slots.encode(key[:, :, None], value[:, :, None]))
+    fresh = slots.encode(key[:, :, None], value[:, :, None])
+    slots.write(slot, *fresh)
+    norm = slots.norms(fresh[1])
+    if slots.norm is not None and norm is not None:
+        slots.norm.scatter_(-1, slot, norm)
     keys, values = slots.dense()
-    if scoring.places is None:
-        scores = scoring(query, keys).view(B, G, K * R // G, 1, -1)
-        sinks = scoring.sinks_of(G)
-        evicted_at = scan(scores, position, importance, query_position[:, None], slots.bound, sinks, backend)
-    else:
-        rows = query[:, :, :, None], keys, position, importance, query_position[:, None]
-        scores, evicted_at = walk(*rows, slots.bound, scoring, backend)
+    attention, evicted_at = walk(
+        query[:, :, :, None],
+        keys,
+        position,
+        importance,
+        query_position[:, None],
+        slots.bound,
+        scoring,
+        slots.norm,
+        backend,
+    )
     position.masked_fill_(evicted_at != HELD, -1)
-    return torch.matmul(scores.view(B, K, R, -1).to(values.dtype), values)
+    return torch.matmul(attention.view(B, K, R, -1).to(values.dtype), values)
 
 
 def decode(

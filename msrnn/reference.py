@@ -67,6 +67,7 @@ def _one_group(
 ) -> Recurrence:
     """The heads that forget together."""
     share = query.shape[0] // key.shape[0]  # query heads that share a KV head
+    norm = value.float().square().sum((0, 2)).sqrt().tolist()  # of each token's values in all heads
     key, value = key.repeat_interleave(share, 0), value.repeat_interleave(share, 0)
     length = query.shape[1]
     held: list[int] = []
@@ -107,9 +108,10 @@ def _one_group(
         # evict
         if len(held) > bound.size:
             free = [j for j in held if bound.policy.first <= j <= t - bound.recent]
-            ranked = sorted(free, key=lambda j: (importance[j], j))
+            rank = {j: importance[j] * (norm[j] if bound.policy.value else 1.0) for j in free}
+            ranked = sorted(free, key=lambda j: (rank[j], j))
             if len(ranked) > 1:
-                least, next_least = importance[ranked[0]], importance[ranked[1]]
+                least, next_least = rank[ranked[0]], rank[ranked[1]]
                 margin[0, t] = (next_least - least) / max(abs(next_least), 1e-30)
             held.remove(ranked[0])
             evicted_at[0, ranked[0]] = t

@@ -1,6 +1,8 @@
-"""The eviction scan where scores depend on what is kept: the same walk over a chunk's rows, which scores each itself.
+"""The walk over a chunk's rows, from queries and keys: attention and eviction times.
 
-Who leaves changes where everyone behind it stands, so a row's scores are known only when the row before it is done.
+Where tokens stand as the model rotated them, all scores are one matmul, and the scan does the rest. Elsewhere, who
+leaves changes where everyone behind it stands: a row's scores are known only when the row before it is done, and the
+walk scores each row itself.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from msrnn.kernels.walk_cpu import walk_cpu
 from msrnn.policy import Bound
-from msrnn.scan import scan_torch
+from msrnn.scan import scan, scan_torch
 from msrnn.scoring import Scoring
 
 
@@ -22,6 +24,7 @@ def walk_torch(
     query_position: Tensor,
     bound: Bound,
     scoring: Scoring,
+    norm: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What `scan_torch` makes of scores, from what scores are made of.
 
@@ -41,7 +44,7 @@ def walk_torch(
 
     attention = torch.zeros(B, G, K * R // G, C, N, device=query.device)
     sinks = scoring.sinks_of(G)
-    return attention, scan_torch(attention, position, importance, query_position, bound, sinks, score)
+    return attention, scan_torch(attention, position, importance, query_position, bound, sinks, norm, score)
 
 
 def walk(
@@ -52,8 +55,14 @@ def walk(
     query_position: Tensor,
     bound: Bound,
     scoring: Scoring,
+    norm: Tensor | None,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    """`walk_torch`, by the compiled loop where the backend is that."""
-    steps = walk_cpu if backend == "compiled" else walk_torch
-    return steps(query, keys, position, importance, query_position, bound, scoring)
+    """`walk_torch`, by the compiled loop where the backend is that, and by the scan where nobody moves."""
+    if scoring.places is not None:
+        steps = walk_cpu if backend == "compiled" else walk_torch
+        return steps(query, keys, position, importance, query_position, bound, scoring, norm)
+    G, C = position.shape[1], query.shape[3]
+    scores = scoring(query.flatten(2, 3), keys).view(query.shape[0], G, -1, C, keys.shape[2])
+    sinks = scoring.sinks_of(G)
+    return scores, scan(scores, position, importance, query_position, bound, sinks, norm, backend)

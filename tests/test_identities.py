@@ -35,7 +35,8 @@ def bounds(draw: st.DrawFn) -> Bound:
     spare = size - 1 - first
     recent = draw(st.integers(0, spare) | st.floats(0, spare / size))
     decay = draw(st.sampled_from([None, 0.0, 1.0]) | st.floats(0, 1))
-    policy = Policy(decay, draw(st.sampled_from(["layer", "head"])), first, recent)
+    value = decay is not None and draw(st.booleans())
+    policy = Policy(decay, draw(st.sampled_from(["layer", "head"])), first, recent, value)
     return Bound(policy, size, draw(st.none() | st.integers(size + 2, 60)))
 
 

@@ -15,7 +15,7 @@ from numpy import int32 as i32
 from torch import Tensor
 
 from msrnn.kernels.decode_cpu import cap, dots
-from msrnn.kernels.scan_cpu import Array, attend_row, decay_code, expire, least_important, observe
+from msrnn.kernels.scan_cpu import Array, attend_row, decay_code, expire, least_important, observe, weigh
 from msrnn.kernels.turn_cpu import apart, arranged, rotate, spacing_code, turn
 from msrnn.policy import Bound
 from msrnn.reference import HELD
@@ -53,6 +53,7 @@ def _walk(
     importance: Array,
     query_position: Array,
     sinks: Array,
+    norm: Array,
     attention: Array,
     evicted_at: Array,
     scale: f32,
@@ -130,7 +131,11 @@ def _walk(
                     attend_row(row, top, sink, present[:n], scratch[:n], observed[:n])
                 observe(importance[b, g, :n], observed[:n], present[:n], where[:n], decay, M)
                 if held > size:
-                    j = least_important(importance[b, g, :n], present[:n], where[:n], first, t - recent)
+                    ranked = importance[b, g, :n]
+                    if norm.shape[0]:
+                        weigh(ranked, norm[b, g, :n], scratch[:n])
+                        ranked = scratch[:n]
+                    j = least_important(ranked, present[:n], where[:n], first, t - recent)
                     rank = 0
                     while order[rank] != j:
                         rank += 1
@@ -148,6 +153,7 @@ def walk_cpu(
     query_position: Tensor,
     bound: Bound,
     scoring: Scoring,
+    norm: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     (B, K, R, C, _), (_, G, N), places = query.shape, position.shape, scoring.places
     assert places is not None
@@ -164,6 +170,7 @@ def walk_cpu(
         importance.numpy(),
         query_position.contiguous().numpy(),
         sinks.numpy() if sinks is not None else np.empty((0, 0), f32),
+        norm.numpy() if norm is not None else np.empty((0, 0, 0), f32),
         attention.numpy(),
         evicted_at.numpy(),
         f32(scoring.scale),

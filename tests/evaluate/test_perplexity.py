@@ -83,12 +83,14 @@ def test_as_if_stepped_on_words(small: Loaded) -> None:
     assert Reader(small.model, FULL, 0).nll(ids) == pytest.approx([unmodified(small.model, ids[0])], rel=1e-4)
 
 
-def test_losses_are_the_same_however_they_are_cut(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("logits", [5, 3 * 15], ids=["less than a block", "two blocks"])
+def test_losses_are_the_same_however_they_are_cut(
+    logits: int, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids, blocks = tokens(3, 50), list[int]()
     whole = losses(MultiStateRNN(model, "tova", 8), ids, MultiStateRNN(model, "tova", 8).state(3))
     assert (whole.shape, whole.dtype) == ((3, 49), torch.float32)
-    monkeypatch.setattr("msrnn.evaluate.loss.SLICE", 5)
-    monkeypatch.setattr("msrnn.evaluate.loss.LOGIT_BYTES", {"cpu": 3 * VOCABULARY * 4 * 15})
+    monkeypatch.setattr("msrnn.evaluate.loss.LOGIT_BYTES", {"cpu": VOCABULARY * 4 * logits})
     rnn = MultiStateRNN(model, "tova", 8, block=7)
     assert torch.allclose(losses(rnn, ids, rnn.state(3), blocks.append), whole, atol=1e-4)
     assert blocks == [7] * 7
