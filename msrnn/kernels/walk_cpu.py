@@ -23,13 +23,27 @@ from msrnn.scoring import Scoring
 
 
 @njit(cache=True, nogil=True)
-def leave(rank: int, order: Array, held: int, place: Array, position: Array, kind: int, table: Array) -> None:
+def enter(j: int, order: Array, held: int, place: Array, position: Array, kind: int, table: Array) -> int:
+    """A token that is younger than all that are held stands behind them; how many are held then."""
+    place[j] = 0.0
+    if held:
+        before = order[held - 1]
+        place[j] = place[before] + apart(position[j] - position[before], kind, table)
+    order[held] = j
+    return held + 1
+
+
+@njit(cache=True, nogil=True)
+def leave(j: int, order: Array, held: int, place: Array, position: Array, kind: int, table: Array) -> int:
     """Close the ranks, and move the fewer of those before and behind, so that the two that meet stand right.
 
     Where the gaps are near, nobody moves: the shift is exactly 0.
     """
+    rank = 0
+    while order[rank] != j:
+        rank += 1
     if 0 < rank < held - 1:
-        before, at, behind = position[order[rank - 1]], position[order[rank]], position[order[rank + 1]]
+        before, at, behind = position[order[rank - 1]], position[j], position[order[rank + 1]]
         shift = apart(behind - before, kind, table) - (
             apart(at - before, kind, table) + apart(behind - at, kind, table)
         )
@@ -41,6 +55,37 @@ def leave(rank: int, order: Array, held: int, place: Array, position: Array, kin
                 place[order[r]] += shift
     for r in range(rank, held - 1):
         order[r] = order[r + 1]
+    return held - 1
+
+
+@njit(cache=True, nogil=True)
+def follow(
+    keys: Array,
+    frequency: Array,
+    position: Array,
+    moved: Array,
+    place: Array,
+    turned_to: Array,
+    turned: Array,
+    cos: Array,
+    sin: Array,
+) -> None:
+    """Turn the keys [members, N, D] of those among `moved` that do not stand where they were turned to."""
+    for j in moved:
+        if turned_to[j] != place[j]:
+            turn(frequency, position[j], place[j], cos, sin)
+            for k in range(keys.shape[0]):
+                rotate(keys[k, j], cos, sin, turned[k, j])
+            turned_to[j] = place[j]
+
+
+@njit(cache=True, nogil=True)
+def highest(scores: Array, present: Array, sink: f32) -> f32:
+    top = sink
+    for j in range(scores.shape[0]):
+        if present[j] > f32(0.0) and scores[j] > top:
+            top = scores[j]
+    return top
 
 
 @njit(cache=True, nogil=True)
@@ -68,67 +113,47 @@ def _walk(
     (B, K, R, C, D), (_, G, N), F = query.shape, position.shape, frequency.shape[0]
     members = K // G  # KV heads of a group
     M = members * R
-    cos, sin = np.empty(F, f32), np.empty(F, f32)
-    newest = np.empty((R, D), f32)
-    scores, scratch, observed = np.empty((M, N), f32), np.empty(N, f32), np.empty(N, f32)
+    cos, sin, newest = np.empty(F, f32), np.empty(F, f32), np.empty((R, D), f32)
+    scratch, observed = np.empty(N, f32), np.empty(N, f32)
     for b in range(B):
         first_new = HELD
         for t in query_position[b]:
             first_new = min(first_new, t) if t >= 0 else first_new
         for g in range(G):
-            where = position[b, g]
+            kv, where = g * members, position[b, g]
             turned = np.zeros((members, N, D), f32)
             place, turned_to = np.zeros(N, f64), np.full(N, np.nan, f64)
-            present, order = np.zeros(N, f32), np.empty(N, np.int64)
-            held = 0
+            present, order, held = np.zeros(N, f32), np.empty(N, np.int64), 0
             for j in np.argsort(where):
                 if 0 <= where[j] < first_new:
-                    present[j], order[held] = f32(1.0), j
-                    if held:
-                        before = order[held - 1]
-                        place[j] = place[before] + apart(where[j] - where[before], kind, table)
-                    held += 1
+                    present[j] = f32(1.0)
+                    held = enter(j, order, held, place, where, kind, table)
             for i in range(C):
                 n, t = N - C + i + 1, query_position[b, i]  # later columns are later tokens
                 if t < 0:
                     continue
                 new = n - 1
-                while where[new] != t:  # in a slot, and not behind them
+                while where[new] != t:  # a single token lies in a slot, not behind them
                     new -= 1
-                present[new], order[held] = f32(1.0), new
-                place[new] = 0.0
-                if held:
-                    before = order[held - 1]
-                    place[new] = place[before] + apart(t - where[before], kind, table)
-                held += 1
+                present[new] = f32(1.0)
+                held = enter(new, order, held, place, where, kind, table)
                 if window > 0:
                     gone = expire(where[:n], present[:n], evicted_at[b, g, :n], t, window)
                     for r in range(gone, held):  # the oldest come first
                         order[r - gone] = order[r]
                     held -= gone
-                for r in range(held):
-                    j = order[r]
-                    if turned_to[j] != place[j]:
-                        turn(frequency, where[j], place[j], cos, sin)
-                        for local in range(members):
-                            rotate(keys[b, g * members + local, j], cos, sin, turned[local, j])
-                        turned_to[j] = place[j]
+                follow(keys[b, kv : kv + members], frequency, where, order[:held], place, turned_to, turned, cos, sin)
                 turn(frequency, t, place[new], cos, sin)
-                for local in range(members):
+                for k in range(members):
                     for r in range(R):
-                        rotate(query[b, g * members + local, r, i], cos, sin, newest[r])
-                    dots(newest, turned[local, :n], scale, scores[local * R : (local + 1) * R, :n])
+                        rotate(query[b, kv + k, r, i], cos, sin, newest[r])
+                    dots(newest, turned[k, :n], scale, attention[b, g, k * R : (k + 1) * R, i, :n])
                 if softcap > f32(0.0):
-                    cap(scores[:, :n], softcap)
+                    cap(attention[b, g, :, i, :n], softcap)
                 observed[:n] = f32(0.0)
                 for m in range(M):
-                    row = attention[b, g, m, i, :n]
-                    top = sink = sinks[g, m] if sinks.shape[0] else f32(-np.inf)
-                    for j in range(n):
-                        row[j] = scores[m, j]
-                        if present[j] > f32(0.0) and row[j] > top:
-                            top = row[j]
-                    attend_row(row, top, sink, present[:n], scratch[:n], observed[:n])
+                    row, sink = attention[b, g, m, i, :n], sinks[g, m] if sinks.shape[0] else f32(-np.inf)
+                    attend_row(row, highest(row, present, sink), sink, present[:n], scratch[:n], observed[:n])
                 observe(importance[b, g, :n], observed[:n], present[:n], where[:n], decay, M)
                 if held > size:
                     ranked = importance[b, g, :n]
@@ -136,13 +161,9 @@ def _walk(
                         weigh(ranked, norm[b, g, :n], scratch[:n])
                         ranked = scratch[:n]
                     j = least_important(ranked, present[:n], where[:n], first, t - recent)
-                    rank = 0
-                    while order[rank] != j:
-                        rank += 1
-                    leave(rank, order, held, place, where, kind, table)
+                    held = leave(j, order, held, place, where, kind, table)
                     present[j] = f32(0.0)
                     evicted_at[b, g, j] = t
-                    held -= 1
 
 
 def walk_cpu(
