@@ -70,6 +70,7 @@ NAMES: dict[str, Policy] = {
     "h2o-layer": Policy(decay=1.0, recent=0.5),
     "tova": Policy(decay=0.0),
     "tova-head": Policy(decay=0.0, per="head"),
+    "echo": Policy(decay=0.98, recent=0.4, value=True),
 }
 MEANINGS: dict[str, str] = {
     "window": "the oldest token leaves (Longformer, Beltagy et al. 2020)",
@@ -77,6 +78,7 @@ MEANINGS: dict[str, str] = {
     "h2o-layer": "least attention summed since birth, the whole layer together (H2O, Zhang et al. 2023)",
     "tova": "least attended by the newest token, averaged over the layer's heads (TOVA, Oren et al. 2024)",
     "tova-head": "least attended by the newest token, per KV head (TOVA, Oren et al. 2024)",
+    "echo": "least attention, fading, times the norm of the value that it fetches (chosen here: docs/log.md)",
 }
 FULL = "full"
 
