@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from msrnn.evaluate.extrapolation.report import Report
 
 NAME = "extrapolation"
-ROWS = ("tova@compressed", "window+4@compact", "tova@original", "decay=0.9,recent=0.1@compressed")
+ROWS = ("tova@compressed", "window+4@compact", "tova@original", "echo@compressed")
 KINDS = ("jsonl", "md", "csv", "png", "svg")
 
 Rows = Annotated[
