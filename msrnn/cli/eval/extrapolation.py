@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from msrnn.cli.eval.perplexity import Anew, Books, Text, quiet
+from msrnn.cli.eval.perplexity import Anew, Books, Text, check_positions, quiet
 from msrnn.cli.eval.terminal import show_table, watched
 from msrnn.cli.options import SMALL, Device, Dtype, Model, Size
 from msrnn.cli.results import rows_file
@@ -76,6 +76,10 @@ def extrapolation(
     found = documents(text)
     store = Store(rows_file(out, NAME, force))
     decoder, tokenizer = load(model, device, dtype, on_convert=note)
+    config = decoder.config.get_text_config(decoder=True)
+    check_positions(config, tokens, "--tokens")
+    for case in asked:
+        case.rnn(decoder)  # refuses what cannot be computed before anything is
     note(f"looking for {tokens:,} tokens in each of {len(found):,} texts")
     data = choose(found, tokenizer, Choice(tokens, books, chunks_per_book=1, seed=seed, first=True))
     note(data.told())
@@ -88,7 +92,7 @@ def extrapolation(
     report = Report(watched(run, asked), course)
     title = f"{told['model']}, {told['text']}, {tokens:,} tokens of {len(data.chunks):,} texts, size {size}"
     show(report, title)
-    trained = getattr(decoder.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    trained = getattr(config, "max_position_embeddings", None)
     write(report, out, title, trained, {"texts": data.told(), **run.key, **run.beside})
 
 

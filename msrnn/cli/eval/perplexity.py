@@ -141,14 +141,14 @@ def quiet() -> None:
         logger.set_verbosity_error()
 
 
-def check_positions(config: Any, length: int) -> None:
+def check_positions(config: Any, length: int, option: str = "--length") -> None:
     """Positions that are learned end; those that are rotated go on, past what the model was trained for."""
     known = getattr(config, "max_position_embeddings", None)
     if not known or length <= known:
         return
     if not getattr(config, "rope_parameters", None):
-        raise ValueError(f"--length {length}: this model knows {known:,} positions; take shorter chunks")
-    note(f"chunks of {length:,} tokens are longer than the {known:,} that this model was made for")
+        raise ValueError(f"{option} {length}: this model knows {known:,} positions; take fewer tokens")
+    note(f"{length:,} tokens are more than the {known:,} that this model was made for")
 
 
 def write(report: Report, folder: Path, title: str, told: dict[str, Any]) -> None:
