@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import torch
 from numba import njit
 from numpy import float32 as f32
 from numpy import float64 as f64
 from numpy import int32 as i32
-from torch import Tensor
 
 from msrnn.kernels.scan_cpu import Array
 from msrnn.positions import NEAR, SPACINGS, Rotary, Spacing, Tabulated
@@ -54,14 +52,20 @@ def turn(frequency: Array, position: i32, place: f64, cos: Array, sin: Array) ->
 
 
 @njit(fastmath={"contract"}, cache=True, nogil=True)
-def rotate(row: Array, cos: Array, sin: Array, into: Array) -> None:
-    """First dimensions of all pairs, then the second ones, then what is not rotated."""
-    F = cos.shape[0]
+def rotate(row: Array, start: int, step: int, cos: Array, sin: Array, into: Array) -> None:
+    """First dimensions of all pairs, then the second ones, then what is not rotated.
+
+    Scores do not depend on the order of dimensions, if keys and queries share it.
+    """
+    F, D = cos.shape[0], row.shape[0]
+    second = start + F if step == 1 else start + 1
     for d in range(F):
-        x, y = row[d], row[F + d]
+        x, y = row[start + d * step], row[second + d * step]
         into[d] = x * cos[d] - y * sin[d]
         into[F + d] = y * cos[d] + x * sin[d]
-    for d in range(2 * F, row.shape[0]):
+    for d in range(start):
+        into[2 * F + d] = row[d]
+    for d in range(start + 2 * F, D):
         into[d] = row[d]
 
 
@@ -72,11 +76,6 @@ def spacing_code(spacing: Spacing, largest: int) -> tuple[int, Array]:
     return KINDS[spacing.name], np.empty(0, f64)
 
 
-def arranged(rows: Tensor, rotary: Rotary) -> Tensor:
-    """Dimensions as `rotate` wants them: scores do not depend on their order, if keys and queries share it."""
-    rows = rows.float()
-    if rotary.start or rotary.interleaved:
-        first, second = rotary.pairs
-        rest = rows[..., : rotary.start], rows[..., rotary.start + 2 * len(rotary.frequency) :]
-        rows = torch.cat([rows[..., first], rows[..., second], *rest], dim=-1)
-    return rows.contiguous()
+def layout(rotary: Rotary) -> tuple[int, int]:
+    """`start` and `step` of `rotate`."""
+    return rotary.start, 2 if rotary.interleaved else 1

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from msrnn.kernels.decode_cpu import cap, dots
 from msrnn.kernels.scan_cpu import Array, attend_row, decay_code, expire, least_important, observe, weigh
-from msrnn.kernels.turn_cpu import apart, arranged, rotate, spacing_code, turn
+from msrnn.kernels.turn_cpu import apart, layout, rotate, spacing_code, turn
 from msrnn.policy import Bound
 from msrnn.reference import HELD
 from msrnn.scoring import Scoring
@@ -62,6 +62,8 @@ def leave(j: int, order: Array, held: int, place: Array, position: Array, kind: 
 def follow(
     keys: Array,
     frequency: Array,
+    start: int,
+    step: int,
     position: Array,
     moved: Array,
     place: Array,
@@ -75,7 +77,7 @@ def follow(
         if turned_to[j] != place[j]:
             turn(frequency, position[j], place[j], cos, sin)
             for k in range(keys.shape[0]):
-                rotate(keys[k, j], cos, sin, turned[k, j])
+                rotate(keys[k, j], start, step, cos, sin, turned[k, j])
             turned_to[j] = place[j]
 
 
@@ -103,6 +105,8 @@ def _walk(
     evicted_at: Array,
     scale: f32,
     softcap: f32,
+    start: int,
+    step: int,
     kind: int,
     size: int,
     first: i32,
@@ -142,11 +146,12 @@ def _walk(
                     for r in range(gone, held):  # the oldest come first
                         order[r - gone] = order[r]
                     held -= gone
-                follow(keys[b, kv : kv + members], frequency, where, order[:held], place, turned_to, turned, cos, sin)
+                own, moved = keys[b, kv : kv + members], order[:held]
+                follow(own, frequency, start, step, where, moved, place, turned_to, turned, cos, sin)
                 turn(frequency, t, place[new], cos, sin)
                 for k in range(members):
                     for r in range(R):
-                        rotate(query[b, kv + k, r, i], cos, sin, newest[r])
+                        rotate(query[b, kv + k, r, i], start, step, cos, sin, newest[r])
                     dots(newest, turned[k, :n], scale, attention[b, g, k * R : (k + 1) * R, i, :n])
                 if softcap > f32(0.0):
                     cap(attention[b, g, :, i, :n], softcap)
@@ -183,8 +188,8 @@ def walk_cpu(
     attention = torch.zeros(B, G, K * R // G, C, N)
     evicted_at = torch.full(position.shape, HELD, dtype=torch.int32)
     _walk(
-        arranged(query, places.rotary).numpy(),
-        arranged(keys, places.rotary).numpy(),
+        query.float().contiguous().numpy(),
+        keys.float().contiguous().numpy(),
         places.rotary.frequency.numpy(),
         table,
         position.contiguous().numpy(),
@@ -196,6 +201,7 @@ def walk_cpu(
         evicted_at.numpy(),
         f32(scoring.scale),
         f32(scoring.softcap or 0.0),
+        *layout(places.rotary),
         kind,
         bound.size,
         i32(bound.policy.first),
