@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from msrnn.policy import Bound
+from msrnn.positions import Places
 
 HELD = 2**31 - 1  # the eviction time of a state that is still held
 
@@ -30,11 +31,15 @@ def recurrent(
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    places: Places | None = None,
 ) -> Recurrence:
-    """query [H, T, D], key [K, T, D], value [K, T, Dv], sinks [H]; bound None: nothing ever leaves."""
+    """query [H, T, D], key [K, T, D], value [K, T, Dv], sinks [H]; bound None: nothing ever leaves.
+
+    Without `places`, tokens stand where the model rotated them.
+    """
     groups = bound.groups(key.shape[0]) if bound else 1
     parts = [
-        _one_group(q, k, v, bound, scale, softcap, s)
+        _one_group(q, k, v, bound, scale, softcap, s, places)
         for q, k, v, s in zip(
             query.chunk(groups),
             key.chunk(groups),
@@ -58,6 +63,7 @@ def _one_group(
     scale: float,
     softcap: float | None,
     sinks: Tensor | None,
+    places: Places | None,
 ) -> Recurrence:
     """The heads that forget together."""
     share = query.shape[0] // key.shape[0]  # query heads that share a KV head
@@ -78,7 +84,13 @@ def _one_group(
         held.append(t)
 
         # attend
-        scores = (query[:, t, None] * key[:, held]).sum(-1).float() * scale
+        newest, kept = query[:, t, None], key[:, held]
+        if places is not None:
+            position = torch.tensor(held)
+            stands = places.spacing.along(position)
+            newest = places.moved(newest, position[-1:], stands[-1:])
+            kept = places.moved(kept, position, stands)
+        scores = (newest * kept).sum(-1).float() * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         if sinks is not None:

@@ -6,6 +6,8 @@ C new tokens, N candidates (slots, then new tokens).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -22,6 +24,7 @@ def scan_torch(
     bound: Bound,
     sinks: Tensor | None = None,
     norm: Tensor | None = None,
+    score: Callable[[int, Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Walk the C rows in order: attend, observe, evict.
 
@@ -31,6 +34,7 @@ def scan_torch(
     query_position  [B, C] int32, -1 for padding, which attends to nothing and makes nothing leave
     sinks           [G, M] float32: a score that takes part in the softmax and is no state
     norm            [B, G, N] float32 of the candidates' values, where the policy ranks by it
+    score           (i, seen [B, G, N]) -> row i [B, G, M, N], where that depends on who is seen; else `scores` has it
     returns         [B, G, N] int32: the last step (a token's position) that sees the candidate, or HELD
     """
     policy = bound.policy
@@ -46,7 +50,8 @@ def scan_torch(
             present = present & ~expired
         seen = present & (position <= t)  # none for padding: no position is at most -1 and present
 
-        row = scores[:, :, :, i].masked_fill(~seen[:, :, None], -torch.inf)
+        row = scores[:, :, :, i] if score is None else score(i, seen)
+        row = row.masked_fill(~seen[:, :, None], -torch.inf)
         if sinks is not None:
             row = torch.cat([row, sinks[None, :, :, None].expand(*row.shape[:3], 1)], dim=-1)
         attention = row.softmax(-1)[..., : position.shape[-1]].masked_fill(~seen[:, :, None], 0.0)

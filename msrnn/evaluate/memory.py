@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -44,6 +45,18 @@ def out_of_memory(error: BaseException | None) -> bool:
 
 def says_out_of_memory(text: str) -> bool:
     return any(sign in text.lower() for sign in _SIGNS)
+
+
+@contextmanager
+def batch_that_fits(batch: int, what: str) -> Iterator[None]:
+    """Where memory does not suffice for `what`, the batch is the value to blame."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        mend = "what was computed is kept, go on with a smaller one"
+        raise ValueError(f"--batch {batch}: {what} does not fit into memory; {mend}") from error
 
 
 def if_it_fits(work: Callable[[], T]) -> T | None:

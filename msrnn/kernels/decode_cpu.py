@@ -20,7 +20,7 @@ from msrnn.state import Slots
 
 
 @njit(fastmath=LANES, cache=True, nogil=True)
-def _dots(query: Array, keys: Array, scale: f32, into: Array) -> None:
+def dots(query: Array, keys: Array, scale: f32, into: Array) -> None:
     """Four slots at a time, so that a query's row is loaded once for all of them."""
     S = keys.shape[0]
     for j in range(0, S - 3, 4):
@@ -70,7 +70,7 @@ def _length(rows: Array) -> f32:
 
 
 @njit(cache=True, nogil=True)
-def _cap(scores: Array, softcap: f32) -> None:
+def cap(scores: Array, softcap: f32) -> None:
     for m in range(scores.shape[0]):
         for j in range(scores.shape[1]):
             scores[m, j] = softcap * f32(math.tanh(scores[m, j] / softcap))
@@ -129,9 +129,9 @@ def _decode(
                 if m % R == 0:
                     keys[b, kv, slot] = key[b, kv]
                     values[b, kv, slot] = value[b, kv]
-                    _dots(query[b, kv], keys[b, kv], scale, scores[m : m + R])
+                    dots(query[b, kv], keys[b, kv], scale, scores[m : m + R])
             if softcap > f32(0.0):
-                _cap(scores, softcap)
+                cap(scores, softcap)
             for m in range(M):
                 sink = sinks[g, m] if sinks.shape[0] else f32(-np.inf)
                 attend_row(scores[m], max(scores[m].max(), sink), sink, present, scratch, observed)

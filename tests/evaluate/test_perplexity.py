@@ -20,10 +20,11 @@ from msrnn.evaluate.perplexity.cells import BASELINE, PAPER_ROWS, PAPER_SIZES, C
 from msrnn.evaluate.perplexity.figure import figure
 from msrnn.evaluate.perplexity.reading import Reader, pieces
 from msrnn.evaluate.perplexity.report import Report, as_csv, markdown, shown, shown_ratio
-from msrnn.evaluate.perplexity.run import Run, Watch
+from msrnn.evaluate.perplexity.run import Run
 from msrnn.evaluate.statistics import Estimate
 from msrnn.evaluate.store import Store
 from msrnn.evaluate.texts import Document
+from msrnn.evaluate.watch import Watch
 from msrnn.models import Loaded
 from msrnn.plan import MultiStateCache
 from msrnn.policy import NAMES, Policy

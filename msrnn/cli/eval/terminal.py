@@ -1,13 +1,16 @@
-"""Tables of policies and sizes on the terminal."""
+"""Tables and progress of evaluations on the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+
+from msrnn.cli.terminal import note, progress
 
 if TYPE_CHECKING:
     from msrnn.evaluate.perplexity.report import Report
@@ -18,13 +21,13 @@ TOGETHER = 4  # sizes side by side, so that a part fits a narrow terminal
 def show(report: Report, title: str) -> None:
     from msrnn.evaluate.perplexity.report import headers, shown, shown_ratio
 
-    _print(f"perplexity of {title}", headers(report), report.perplexities(shown))
+    show_table(f"perplexity of {title}", headers(report), report.perplexities(shown))
     if report.compared:
         against = f"perplexity against {report.against} at the same size, on the same chunks"
-        _print(against, headers(report), report.differences(shown_ratio))
+        show_table(against, headers(report), report.differences(shown_ratio))
 
 
-def _print(title: str, names: Sequence[str], rows: list[list[str]]) -> None:
+def show_table(title: str, names: Sequence[str], rows: list[list[str]]) -> None:
     console = Console()
     for start in range(1, len(names), TOGETHER):
         columns = slice(start, start + TOGETHER)
@@ -35,3 +38,24 @@ def _print(title: str, names: Sequence[str], rows: list[list[str]]) -> None:
         for cells in rows:
             table.add_row(cells[0], *cells[columns])
         console.print(table)
+
+
+def watched(run: Any, cells: list[Any]) -> Any:
+    """A run's results, with a bar that counts the tokens still to be read and names the cell that reads them."""
+    from msrnn.evaluate.watch import Watch
+
+    with progress() as bar:
+        task = bar.add_task("", total=None)
+
+        def on_cell(cell: Any) -> None:
+            named = f"{cell.label} ({cells.index(cell) + 1} of {len(cells)})"
+            bar.update(task, description=named)
+            if bar.disable:
+                note(named)
+
+        def on_total(tokens: int) -> None:
+            bar.update(task, total=tokens)
+            if not tokens:
+                note("nothing left to compute")
+
+        return run.results(cells, Watch(on_total, on_cell, partial(bar.advance, task)))
