@@ -35,8 +35,10 @@ def attend(
     query [B, H, T, D], key and value [B, K, T, D]; real [B, T] is False where padding, None where there is none.
     """
     position = slots.advance(query.shape[2], real)
-    if query.shape[2] == 1 and record is None:
-        return _attend_one(slots, query, key, value, position[:, 0], scoring, backend)
+    # On a GPU, tokens that move with whoever leaves are decoded one by one: kernels there have no other walk.
+    if record is None and (query.shape[2] == 1 or (backend == "triton" and scoring.places is not None)):
+        columns = zip(query.split(1, 2), key.split(1, 2), value.split(1, 2), position.unbind(1), strict=True)
+        return torch.cat([_attend_one(slots, q, k, v, t, scoring, backend) for q, k, v, t in columns], dim=1)
     count = -(-query.shape[2] // chunk)
     outputs = []
     for q, k, v, t in zip(

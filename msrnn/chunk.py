@@ -66,7 +66,7 @@ def chunk(
     backend: str,
 ) -> Chunk:
     """`chunk_torch`, by the backend's own kernels where it has them."""
-    if backend == "triton":
+    if backend == "triton" and scoring.places is None:
         from msrnn.kernels.chunk_triton import chunk_triton
 
         return Chunk(*chunk_triton(slots, query, key, value, query_position, scoring))

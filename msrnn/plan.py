@@ -97,7 +97,7 @@ def plan(
     try:
         shapes = [seen.shape if seen else None for seen in probe(model, config)]
         backends = [choose(backend, shape.device if shape else model.device) for shape in shapes]
-        places = _places(model, config, apart, backends)
+        places = _places(model, config, apart, len(shapes))
     except BaseException:
         model.set_attn_implementation(before)
         raise
@@ -133,11 +133,9 @@ def windows(model: PreTrainedModel, config: Any) -> list[int | None]:
     return [getattr(layer, "sliding_window", None) for layer in layers]
 
 
-def _places(model: PreTrainedModel, config: Any, apart: Spacing | None, backends: list[str]) -> list[Places | None]:
+def _places(model: PreTrainedModel, config: Any, apart: Spacing | None, layers: int) -> list[Places | None]:
     if apart is None:
-        return [None] * len(backends)
-    if "triton" in backends:
-        raise ValueError(f"positions={apart.name!r}: not on this backend yet; pass backend='torch'")
+        return [None] * layers
     return [Places(apart, rotary) if rotary else None for rotary in learn(model, config)]
 
 

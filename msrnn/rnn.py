@@ -18,6 +18,7 @@ from msrnn.positions import ORIGINAL, Gap
 from msrnn.state import MultiState
 
 DEFAULT_BLOCK = 512
+STEPWISE_BLOCK = 64  # where a GPU decodes tokens one by one: more launches take too long to capture
 WORTH_CAPTURING = 3  # blocks that were read alike: as many take as long as to capture one
 
 
@@ -25,8 +26,8 @@ class MultiStateRNN:
     """A Hugging Face decoder whose state is bounded: `size` rows per layer, whatever the length.
 
     The model is put into evaluation mode and its attention is handed to msrnn; its weights are untouched.
-    At most `chunk` tokens are scored at once inside a layer (None: as suits the backend), and `block` tokens pass
-    through the model at once: neither changes the answer, both bound memory. `backend` is "auto", "torch", "compiled"
+    At most `chunk` tokens are scored at once inside a layer, and `block` tokens pass through the model at once (None:
+    as suits the backend): neither changes the answer, both bound memory. `backend` is "auto", "torch", "compiled"
     (CPU) or "triton" (GPU). `state_dtype` "int8" or "fp8" keeps states in half the bytes, rounded as they are appended.
     `positions` past the training length: "original", "compressed" (far neighbours among the kept tokens stand ln ln gap
     apart; "compressed:ln", "compressed:sqrt"), "compact" (0, 1, 2, …), or any function of a gap. `fuse` compiles what
@@ -39,17 +40,18 @@ class MultiStateRNN:
         policy: str | Policy = "tova",
         size: int | None = 512,
         chunk: int | None = None,
-        block: int = DEFAULT_BLOCK,
+        block: int | None = None,
         backend: str = "auto",
         state_dtype: str | None = None,
         fuse: bool = False,
         positions: str | Gap = ORIGINAL,
     ) -> None:
-        if not isinstance(block, int) or isinstance(block, bool) or block < 1:
+        if block is not None and (not isinstance(block, int) or isinstance(block, bool) or block < 1):
             raise ValueError(f"block={block!r}: must be a whole number of tokens, 1 or more")
         self.plan = plan(model, policy, size, chunk, backend, state_dtype, positions)
         self.model = model.eval()
-        self.block = block
+        stepwise = "triton" in self.plan.backends and any(self.plan.places)
+        self.block = block or (STEPWISE_BLOCK if stepwise else DEFAULT_BLOCK)
         self._graphs = Graphs(model, self.plan, fuse)
 
     def state(self, batch_size: int = 1) -> MultiState:

@@ -65,13 +65,16 @@ def test_what_cannot_be_captured_is_said_and_runs() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("policy", ["tova", "h2o", "window+4"])
+@pytest.mark.parametrize(
+    ("policy", "positions"),
+    [("tova", "original"), ("h2o", "original"), ("window+4", "compact"), ("echo", "compressed")],
+)
 @pytest.mark.parametrize("last_only", [True, False])
-def test_blocks_that_are_replayed_are_the_blocks(policy: str, last_only: bool) -> None:
+def test_blocks_that_are_replayed_are_the_blocks(policy: str, positions: str, last_only: bool) -> None:
     model = build(llama(), "cuda")
     ids, mask = left_padded(tokens(3, 83), [0, 6, 19])
-    graphed = msrnn.MultiStateRNN(model, policy, 9, chunk=7, block=16)
-    plain = msrnn.MultiStateRNN(model, policy, 9, backend="torch")
+    graphed = msrnn.MultiStateRNN(model, policy, 9, chunk=7, block=16, positions=positions)
+    plain = msrnn.MultiStateRNN(model, policy, 9, backend="torch", positions=positions)
     mine, theirs = graphed.state(3), plain.state(3)
     for _ in range(2):
         logits = graphed.read(ids, mine, mask, last_only)

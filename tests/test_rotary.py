@@ -84,12 +84,6 @@ def test_a_rotation_that_is_not_known() -> None:
         MultiStateRNN(model, "tova", 8, positions="compressed")
 
 
-def test_not_on_every_backend() -> None:
-    pytest.importorskip("triton")
-    with pytest.raises(ValueError, match="not on this backend yet; pass backend='torch'"):
-        MultiStateRNN(build(llama()), "tova", 8, backend="triton", positions="compressed")
-
-
 def test_nothing_to_move() -> None:
     with pytest.raises(ValueError, match="policy 'full' leaves no gaps"):
         MultiStateRNN(build(llama()), "full", None, positions="compressed")

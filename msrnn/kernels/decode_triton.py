@@ -14,6 +14,7 @@ from torch import Tensor
 
 from msrnn.kernels.evict_triton import HEADS_PER_TILE, evict_kernel
 from msrnn.kernels.rounding_triton import BIAS, numbers, write
+from msrnn.kernels.turn_triton import load_turned, turns_of
 from msrnn.rounding import LARGEST
 from msrnn.scoring import Scoring
 from msrnn.state import Slots
@@ -34,6 +35,7 @@ def attend_kernel(
     position,
     query_position,
     sinks,
+    turns,
     fresh,
     scores,
     log_sums,
@@ -54,6 +56,9 @@ def attend_kernel(
     BS: tl.constexpr,
     BD: tl.constexpr,
     BV: tl.constexpr,
+    F: tl.constexpr,
+    BF: tl.constexpr,
+    START: tl.constexpr,
     ALL: tl.constexpr,
     SPAN: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -63,12 +68,14 @@ def attend_kernel(
     CAPPED: tl.constexpr,
     SINKS: tl.constexpr,
     WEIGHS: tl.constexpr,
+    NEIGHBOURS: tl.constexpr,
 ):
     """The R query heads of one KV head, in one pass over its keys and values; raw scores are kept for who leaves.
 
     The new token's row goes into the first empty slot and is attended to from registers; `position` still calls the
     slot empty, so that every program finds the same one, and `fresh` [B, G] says which it is. With splits, a program
-    sees SPAN slots, and leaves its part of the output, its maximum and its sum of exponentials.
+    sees SPAN slots, and leaves its part of the output, its maximum and its sum of exponentials. Where F pairs of
+    dimensions are turned, scores are those of turned rows; query and key of the new token turn alike.
     """
     i_b, i_k, i_s = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     # Inside torch.compile, scalars come in double precision.
@@ -87,6 +94,14 @@ def attend_kernel(
     b_bias = tl.zeros([BR], tl.float32)
     p_position = position + (i_b * G + i_g) * S
     p_keys, p_values = keys + i_kv * S * D, values + i_kv * S * DV
+    m_plain = m_d  # dimensions that are not turned
+    if F > 0:
+        o_f = tl.arange(0, BF)
+        p_turns = turns + (i_b * G + i_g) * (S + 1) * (2 * F)
+        b_x, b_y = load_turned(
+            query + (i_h + o_r[:, None]) * D, p_turns + S * (2 * F), m_r & (t >= 0), o_f, F, START, NEIGHBOURS
+        )
+        m_plain = m_d & ((o_d < START) | (o_d >= START + 2 * F))
     if t >= 0:
         if i_s == 0:
             o_all = tl.arange(0, ALL)
@@ -119,13 +134,25 @@ def attend_kernel(
             m_held = b_position >= 0
             if SLIDES:
                 m_held = m_held & (b_position > t - window)
-            # [BS, BD]
-            b_k = tl.load(p_keys + o_s[:, None] * D + o_d[None, :], mask=m_s[:, None] & m_d[None, :], other=0.0)
             # [BR, BS]
-            if BR == 1:
-                b_s = (tl.sum(b_q.to(tl.float32) * numbers(b_k, WHOLE), axis=1) - q_bias)[None, :]
-            else:
-                b_s = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision="ieee")
+            if F > 0:
+                b_kx, b_ky = load_turned(
+                    p_keys + o_s[:, None] * D, p_turns + o_s[:, None] * (2 * F), m_held, o_f, F, START, NEIGHBOURS
+                )
+                if BR == 1:
+                    b_s = tl.sum(b_x * b_kx + b_y * b_ky, axis=1)[None, :]
+                else:
+                    b_s = tl.dot(b_x, tl.trans(b_kx), input_precision="ieee")
+                    b_s += tl.dot(b_y, tl.trans(b_ky), input_precision="ieee")
+            if 2 * F < D:
+                # [BS, BD]
+                b_k = tl.load(p_keys + o_s[:, None] * D + o_d[None, :], mask=m_s[:, None] & m_plain[None, :], other=0.0)
+                if F > 0:
+                    b_s += tl.sum(b_q.to(tl.float32)[:, None, :] * b_k.to(tl.float32)[None, :, :], axis=2)
+                elif BR == 1:
+                    b_s = (tl.sum(b_q.to(tl.float32) * numbers(b_k, WHOLE), axis=1) - q_bias)[None, :]
+                else:
+                    b_s = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision="ieee")
             b_s *= scale
             if CODED:
                 b_s *= tl.load(key_scale + i_kv * S + o_s, mask=m_s, other=0.0).to(tl.float32)[None, :]
@@ -212,14 +239,21 @@ def decode_triton(
     scales = [s if s is not None else log_sums for s in (slots.key_scale, slots.value_scale)]
     # Sixteen is the least that the matrix units take.
     dims = {"D": D, "DV": DV, "BD": max(16, triton.next_power_of_2(D)), "BV": max(16, triton.next_power_of_2(DV))}
+    turns, turning = log_sums, {"F": 0, "BF": 1, "START": 0, "NEIGHBOURS": False}
+    if scoring.places is not None:
+        rotary = scoring.places.rotary
+        pairs = len(rotary.frequency)
+        turns = turns_of(slots, query_position, scoring.places)
+        turning = {"F": pairs, "BF": max(16, triton.next_power_of_2(pairs)), "START": rotary.start}
+        turning["NEIGHBOURS"] = rotary.interleaved
     all_slots, slides, weighs = triton.next_power_of_2(S), bound.window is not None, bound.policy.value
     attend_kernel[(B, K, splits)](
         query, key, value, slots.keys, slots.values, *scales, position, query_position,
-        sinks if sinks is not None else log_sums, fresh, scores, maxima, sums, squares, parts,
+        sinks if sinks is not None else log_sums, turns, fresh, scores, maxima, sums, squares, parts,
         scoring.scale, softcap or 1.0, bound.window or 0, LARGEST[code] if code else 1.0,
         K=K, S=S, G=G, R=R, BR=1 if R == 1 else max(16, triton.next_power_of_2(R)), BS=SLOTS_PER_BLOCK,
         ALL=all_slots, SPAN=span, SPLITS=splits, SLIDES=slides, CODED=code is not None, WHOLE=code == torch.int8,
-        CAPPED=softcap is not None, SINKS=sinks is not None, WEIGHS=weighs, num_warps=WARPS, **dims,
+        CAPPED=softcap is not None, SINKS=sinks is not None, WEIGHS=weighs, num_warps=WARPS, **dims, **turning,
     )  # fmt: skip
     if splits > 1:
         combine_kernel[(B * K * R,)](

@@ -5,6 +5,8 @@ A rounding of the result comes on top: triton's interpreter cuts digits off wher
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from bounds import BOUNDS
@@ -12,7 +14,8 @@ from torch import Tensor
 
 from msrnn.decode import decode, decode_torch
 from msrnn.kernels.decode_triton import decode_triton
-from msrnn.policy import Bound, policy
+from msrnn.policy import Bound, Policy, policy
+from msrnn.positions import Places, Rotary, spacing
 from msrnn.rounding import STATE_DTYPES
 from msrnn.scoring import Scoring
 from msrnn.state import LayerShape, Slots
@@ -45,6 +48,8 @@ def check(run: Run, steps: int, seed: int = 0) -> None:
     draw = torch.Generator().manual_seed(seed)
     for step in range(steps):
         fresh = run.inputs(draw)
+        if run.scoring.places is not None and step == 4:
+            run.slots.seen += 30  # a gap that is worth compressing
         real = None
         if step % 5 == 2:
             real = torch.ones(run.slots.batch_size, 1, dtype=torch.bool, device=run.shape.device)
@@ -81,10 +86,11 @@ def layer(
     softcap: float | None = None,
     sinks: bool = False,
     code: torch.dtype | None = None,
+    places: Places | None = None,
 ) -> Run:
     sink = torch.linspace(-1, 1, heads, device=device) if sinks else None
     shape = LayerShape(heads, kv_heads, dim, dim, dtype, torch.device(device), code)
-    return Run(bound, shape, 2, Scoring(dim**-0.5, softcap, sink))
+    return Run(bound, shape, 2, Scoring(dim**-0.5, softcap, sink, places))
 
 
 @pytest.mark.parametrize("bound", BOUNDS, ids=str)
@@ -108,6 +114,24 @@ def test_half_precision(dtype: torch.dtype, heads: int, device: str) -> None:
     if (device, dtype, heads) == ("cpu", torch.bfloat16, 6):
         pytest.skip("triton's interpreter takes the bits of bfloat16 matrices for integers: this one needs a GPU")
     check(layer(device, Bound(policy("tova"), 6), heads, dtype=dtype), steps=10)
+
+
+PLACES: list[tuple[Any, int, bool, int, Bound]] = [  # positions, pairs, interleaved, query heads, bound
+    ("compressed", 8, False, 2, Bound(policy("tova+1"), 6)),
+    ("compact", 8, True, 6, Bound(Policy(0.9, "head", 1, 2), 6, window=40)),
+    ("compressed:sqrt", 4, False, 4, Bound(policy("echo+1"), 7)),
+    ("compressed:ln", 3, True, 2, Bound(policy("window+2"), 5)),
+    (lambda gap: gap**0.5, 6, False, 4, Bound(policy("h2o"), 6)),
+]
+
+
+@pytest.mark.parametrize(("positions", "pairs", "interleaved", "heads", "bound"), PLACES)
+def test_positions(positions: Any, pairs: int, interleaved: bool, heads: int, bound: Bound, device: str) -> None:
+    apart = spacing(positions)
+    assert apart is not None
+    frequency = 100.0 ** -(torch.arange(pairs, device=device) / pairs)
+    rotary = Rotary(frequency.float(), 16 - 2 * pairs if interleaved else 0, interleaved)
+    check(layer(device, bound, heads, places=Places(apart, rotary)), steps=9)
 
 
 @pytest.mark.parametrize("code", STATE_DTYPES)

@@ -1,0 +1,145 @@
+"""Where the tokens of a layer stand on a GPU, and the turns that take keys and queries there.
+
+Two launches before a token's attention, where positions are not the text's own: `msrnn.positions` is the reference.
+Turns are cosines and sines for every slot and pair of dimensions, formed once for all heads of a group.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from msrnn.positions import NEAR, Places, Spacing, Tabulated
+from msrnn.state import Slots
+
+LAST = tl.constexpr(2**63 - 1)
+NEAREST = tl.constexpr(NEAR)
+FULL_TURN, PER_RADIAN = tl.constexpr(2 * math.pi), tl.constexpr(0.5 / math.pi)
+KINDS = {"compact": 0, "compressed:lnln": 1, "compressed:ln": 2, "compressed:sqrt": 3}
+TABULATED = 4
+GAPS = 2**20  # that a function of the caller's own is asked for ahead of time; what is larger stands no farther apart
+LARGEST_GAP = tl.constexpr(GAPS - 1)
+ROWS_PER_BLOCK = 32
+
+
+@triton.jit
+def _apart(b_gap, table, KIND: tl.constexpr):
+    """How far apart neighbours stand that were `b_gap` tokens apart, float64."""
+    b_far = tl.maximum(b_gap, NEAREST).to(tl.float64)
+    if KIND == 0:
+        b_far = tl.full(b_gap.shape, 1.0, tl.float64)
+    elif KIND == 1:
+        b_far = tl.log(tl.log(b_far))
+    elif KIND == 2:
+        b_far = tl.log(b_far)
+    elif KIND == 3:
+        b_far = tl.sqrt(b_far)
+    if KIND == 4:
+        return tl.load(table + tl.minimum(b_gap, LARGEST_GAP))
+    if KIND == 0:
+        return b_far
+    return tl.where(b_gap > NEAREST, b_far, b_gap.to(tl.float64))
+
+
+@triton.jit
+def place_kernel(
+    position, query_position, table, ordered, place, window,
+    S: tl.constexpr, G: tl.constexpr, BS: tl.constexpr, KIND: tl.constexpr, SLIDES: tl.constexpr,
+):  # fmt: skip
+    """place [B, G, S + 1] float64 of every slot and, at the end, of the new token; `ordered` is scratch of that size.
+
+    One program a group: positions are sorted, and what lies between neighbours is summed up.
+    """
+    i = tl.program_id(0).to(tl.int64)
+    t = tl.load(query_position + i // G)
+    if t >= 0:
+        o_s = tl.arange(0, BS)
+        b_position = tl.load(position + i * S + o_s, mask=o_s < S, other=-1)
+        if SLIDES:
+            b_position = tl.where(b_position <= t - window, -1, b_position)
+        b_position = tl.where(o_s == S, t, b_position)
+        b_key = tl.sort(tl.where(b_position >= 0, (b_position.to(tl.int64) << 32) | o_s, LAST))
+        m_held = b_key != LAST
+        b_position, b_slot = (b_key >> 32).to(tl.int32), (b_key & 0xFFFFFFFF).to(tl.int32)
+        p_ordered = ordered + i * (S + 1) + o_s
+        tl.store(p_ordered, b_position, mask=m_held)
+        tl.debug_barrier()  # what one thread wrote another reads
+        m_after = m_held & (o_s > 0)
+        b_gap = tl.where(m_after, b_position - tl.load(p_ordered - 1, mask=m_after, other=0), 1)
+        b_place = tl.cumsum(tl.where(m_after, _apart(b_gap, table, KIND), 0.0))
+        tl.store(place + i * (S + 1) + b_slot, b_place, mask=m_held)
+
+
+@triton.jit
+def turn_kernel(
+    position, query_position, place, frequency, turns,
+    S: tl.constexpr, G: tl.constexpr, F: tl.constexpr, BS: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    """turns [B, G, S + 1, 2, F]: cosines and sines that take what was rotated at its position to its place.
+
+    The model formed its angle as a float32 product, which is what is undone. The rest is float64 until whole turns are
+    gone, since the difference to a far angle is far.
+    """
+    i = tl.program_id(0).to(tl.int64)
+    t = tl.load(query_position + i // G)
+    if t >= 0:
+        o_s, o_f = tl.program_id(1) * BS + tl.arange(0, BS), tl.arange(0, BF)
+        m_s, m_f = o_s <= S, o_f < F
+        b_position = tl.where(o_s == S, t, tl.load(position + i * S + o_s, mask=o_s < S, other=-1))
+        m_s = m_s & (b_position >= 0)
+        b_place = tl.load(place + i * (S + 1) + o_s, mask=m_s, other=0.0)
+        b_frequency = tl.load(frequency + o_f, mask=m_f, other=0.0)
+        b_applied = b_position.to(tl.float32)[:, None] * b_frequency[None, :]
+        b_angle = b_place[:, None] * b_frequency.to(tl.float64)[None, :] - b_applied.to(tl.float64)
+        b_turn = b_angle * PER_RADIAN
+        b_angle = (b_turn - tl.floor(b_turn + 0.5)).to(tl.float32) * FULL_TURN
+        p_turns = turns + (i * (S + 1) + o_s[:, None]) * (2 * F) + o_f[None, :]
+        m_turns = m_s[:, None] & m_f[None, :]
+        tl.store(p_turns, tl.cos(b_angle), mask=m_turns)
+        tl.store(p_turns + F, tl.sin(b_angle), mask=m_turns)
+
+
+@triton.jit
+def load_turned(p_rows, p_turns, m_rows, o_f, F: tl.constexpr, START: tl.constexpr, NEIGHBOURS: tl.constexpr):
+    """Rows at p_rows [n, 1], turned by what is at p_turns: first and second dimensions of the pairs, each [n, BF]."""
+    m = m_rows[:, None] & (o_f < F)[None, :]
+    p_first = p_rows + START + (2 * o_f if NEIGHBOURS else o_f)[None, :]
+    b_x = tl.load(p_first, mask=m, other=0.0).to(tl.float32)
+    b_y = tl.load(p_first + (1 if NEIGHBOURS else F), mask=m, other=0.0).to(tl.float32)
+    b_cos = tl.load(p_turns + o_f[None, :], mask=m, other=0.0).to(tl.float32)
+    b_sin = tl.load(p_turns + F + o_f[None, :], mask=m, other=0.0).to(tl.float32)
+    return b_x * b_cos - b_y * b_sin, b_y * b_cos + b_x * b_sin
+
+
+@lru_cache(maxsize=8)
+def _tabulated(spacing: Spacing, device: torch.device) -> Tensor | None:
+    """The gaps that a function of the caller's own makes of others; None: it has a name, and a kernel knows it."""
+    if not isinstance(spacing.function, Tabulated):
+        return None
+    return spacing.function.upto(GAPS - 1).to(device)
+
+
+def turns_of(slots: Slots, query_position: Tensor, places: Places) -> Tensor:
+    """[B, G, S + 1, 2, F] for every slot and, at the end, the new token; in half precision where states are."""
+    (B, G, S), F = slots.position.shape, len(places.rotary.frequency)
+    device, window = slots.position.device, slots.bound.window
+    table = _tabulated(places.spacing, device)
+    ordered = torch.empty(B, G, S + 1, dtype=torch.int32, device=device)
+    place = torch.empty(B, G, S + 1, dtype=torch.float64, device=device)
+    kind = TABULATED if table is not None else KINDS[places.spacing.name]
+    place_kernel[(B * G,)](
+        slots.position, query_position, table if table is not None else place, ordered, place, window or 0,
+        S=S, G=G, BS=triton.next_power_of_2(S + 1), KIND=kind, SLIDES=window is not None,
+    )  # fmt: skip
+    dtype = torch.float32 if slots.dtype == torch.float32 else torch.float16
+    turns = torch.empty(B, G, S + 1, 2, F, dtype=dtype, device=device)
+    turn_kernel[(B * G, triton.cdiv(S + 1, ROWS_PER_BLOCK))](
+        slots.position, query_position, place, places.rotary.frequency, turns,
+        S=S, G=G, F=F, BS=ROWS_PER_BLOCK, BF=triton.next_power_of_2(F),
+    )  # fmt: skip
+    return turns
