@@ -31,6 +31,7 @@ ORDER = [
     "tracing",
     "harness",
     "evaluate",
+    "analyze",
     "cli",
 ]
 ROOT = Path(msrnn.__file__).parent

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -18,13 +19,14 @@ TOGETHER = 4  # sizes side by side, so that a part fits a narrow terminal
 def show(report: Report, title: str) -> None:
     from msrnn.evaluate.perplexity.report import headers, shown, shown_ratio
 
-    _print(f"perplexity of {title}", headers(report), report.perplexities(shown))
+    print_table(f"perplexity of {title}", headers(report), report.perplexities(shown))
     if report.compared:
         against = f"perplexity against {report.against} at the same size, on the same chunks"
-        _print(against, headers(report), report.differences(shown_ratio))
+        print_table(against, headers(report), report.differences(shown_ratio))
 
 
-def _print(title: str, names: Sequence[str], rows: list[list[str]]) -> None:
+def print_table(title: str, names: Sequence[str], rows: list[list[str]]) -> None:
+    """In parts that fit, each with the first column; strings are shown as they are."""
     console = Console()
     for start in range(1, len(names), TOGETHER):
         columns = slice(start, start + TOGETHER)
@@ -33,5 +35,5 @@ def _print(title: str, names: Sequence[str], rows: list[list[str]]) -> None:
         for name in names[columns]:
             table.add_column(name, justify="right", no_wrap=True)
         for cells in rows:
-            table.add_row(cells[0], *cells[columns])
+            table.add_row(*map(escape, [cells[0], *cells[columns]]))
         console.print(table)

@@ -1,0 +1,9 @@
+from __future__ import annotations
+
+
+def explore() -> None:
+    """x
+
+    Examples:
+        msrnn explore
+    """
