@@ -12,10 +12,9 @@ from msrnn.analyze.further_tables import LONGEST, OFTEN, headwise
 from msrnn.analyze.measures import coverage
 from msrnn.analyze.study import Study
 from msrnn.analyze.summary import Summary
-from msrnn.analyze.words import NEWLINE
 from msrnn.evaluate.figures import drawn
 
-EMBER, INK = "YlOrRd", "#4a3b32"
+EMBERS, INK = ("#fffefb", "#fee8ae", "#fba450", "#e9633f", "#9c2c13"), "#4a3b32"
 PIXELS, SMALL_PIXELS, SHEET = 768, 192, 6  # of one picture, of one among many, and how many of those in a row
 
 
@@ -42,7 +41,7 @@ def retention(one: Summary, folder: Path, title: str) -> None:
 def _map(axes: Any, one: Summary, layer: int, pixels: int) -> None:
     seen = coverage(one.shown.evicted_at[layer, 0], pixels)
     extent = (0, one.length, one.length, 0)
-    axes.imshow(seen**0.6, cmap=EMBER, vmin=0, vmax=1.15, extent=extent, interpolation="nearest", aspect="equal")
+    axes.imshow(seen**0.6, cmap=_embers(), vmin=0, vmax=1.2, extent=extent, interpolation="nearest", aspect="equal")
 
 
 def recent_by_layer(study: Study, folder: Path, title: str) -> None:
@@ -52,10 +51,12 @@ def recent_by_layer(study: Study, folder: Path, title: str) -> None:
             for size in study.sizes:
                 one = study.summaries[policy, size]
                 axes.plot(one.layers, one.recent.mean(-1), marker="o", markersize=3, label=f"{size:,}")
-            axes.axhspan(*paper.RECENT, color=INK, alpha=0.12, linewidth=0, label="paper, all layers")
+            if policy == paper.POLICY:
+                axes.axhspan(*paper.RECENT, color=INK, alpha=0.12, linewidth=0, label="paper, all layers")
+            axes.set_ylim(0, 1.03)
             _percent(axes)
             _named(axes, policy, "layer", "recent share of kept states")
-        panels[-1].legend(frameon=False, title="size")
+        panels[0].legend(frameon=False, title="size", loc="lower right")
         whole.suptitle(title, fontsize=9)
 
 
@@ -84,17 +85,19 @@ def tags(study: Study, folder: Path, title: str) -> None:
         for axes, cell in zip(drawn_panels, panels, strict=True):
             rows = numpy.arange(len(known))
             axes.axvline(1, color=INK, linewidth=0.8)
-            if cell[1] in paper.SIZES:
+            if cell[0] == paper.POLICY and cell[1] in paper.SIZES:
                 i = paper.SIZES.index(cell[1])
                 theirs = [paper.TAGS[lived.name][i] / paper.TAGS[paper.ALL][i] for lived in known]
                 axes.scatter(theirs, rows, s=18, facecolors="none", edgecolors=INK, label="paper")
             ours = [lived.mean[cell].value / every.mean[cell].value for lived in known]
             axes.scatter(ours, rows, s=14, color="#d9480f", label="here", zorder=3)
-            axes.set_yticks(rows, [lived.name if lived.name != NEWLINE else "newline" for lived in known], fontsize=7)
+            axes.set_yticks(rows, [lived.name.replace("$", r"\$") for lived in known], fontsize=7)
             axes.set_ylim(len(known) - 0.4, -0.6)
             axes.grid(axis="y", alpha=0.15)
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter("{x:g}")
             _named(axes, f"{cell[0]} {cell[1]:,}", "steps kept, all tokens = 1", "")
-        drawn_panels[-1].legend(frameon=False, loc="lower right")
+        drawn_panels[0].legend(frameon=False, loc="lower right")
         whole.suptitle(title, fontsize=9)
 
 
@@ -156,7 +159,7 @@ def between_layers(study: Study, folder: Path, title: str) -> None:
             axes.set_axis_off()
         for axes, one in zip(panels, cells, strict=False):
             axes.set_axis_on()
-            shown = axes.imshow(one.between_layers, cmap=EMBER, vmin=0, vmax=1, interpolation="nearest")
+            shown = axes.imshow(one.between_layers, cmap=_embers(), vmin=0, vmax=1, interpolation="nearest")
             axes.set_title(one.label, fontsize=9)
         whole.colorbar(shown, ax=panels, shrink=0.7, label="overlap")
         whole.suptitle(f"overlap of what layers keep, {title}", fontsize=9)
@@ -179,11 +182,17 @@ def between_heads(study: Study, folder: Path, title: str) -> None:
 
 
 def _square(axes: Any, square: Any, names: list[str]) -> None:
-    axes.imshow(square, cmap=EMBER, vmin=0, vmax=1)
+    axes.imshow(square, cmap=_embers(), vmin=0, vmax=1)
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
     axes.set_yticks(range(len(names)), names, fontsize=7)
     for (i, j), share in numpy.ndenumerate(square):
         axes.text(j, i, f"{share:.0%}", ha="center", va="center", fontsize=7, color="white" if share > 0.65 else INK)
+
+
+def _embers() -> Any:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("embers", EMBERS)
 
 
 def _percent(axes: Any) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-SIZES = (256, 512, 1024, 2048)
-CHUNKS, LENGTH, POSITIONS = 31, 4096, 25
-NAME = "the paper's LLaMA-2-7B"
+POLICY, SIZES = "tova", (256, 512, 1024, 2048)
+POSITIONS = 25
 RECENT = (0.73, 0.76)  # the share of kept states that are recent, from the lowest to the highest of its sizes
 ALL = "all"
 

@@ -127,7 +127,8 @@ def asked(policies: list[str] | None, sizes: list[int] | None, paper: bool, leng
         resolve(name, size)
     if sizes[-1] + 1 >= length:
         raise ValueError(
-            f"--size {sizes[-1]}: chunks of {length:,} tokens show none of its choices; take a smaller one or longer chunks"
+            f"--size {sizes[-1]}: chunks of {length:,} tokens show none of its choices; "
+            "take a smaller size or longer chunks"
         )
     return list(product(dict.fromkeys(policy(name).name for name in names), sizes))
 
