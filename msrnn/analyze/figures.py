@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 
 from msrnn.analyze import paper
-from msrnn.analyze.further_tables import LONGEST, OFTEN, headwise
+from msrnn.analyze.further_tables import headwise, longest
 from msrnn.analyze.measures import coverage
 from msrnn.analyze.study import Study
 from msrnn.analyze.summary import Summary
@@ -116,14 +116,13 @@ def lifetimes(study: Study, folder: Path, title: str) -> None:
 
 
 def longest_lived(study: Study, folder: Path, title: str, strings: Any) -> None:
-    found = study.by_token(OFTEN)
-    if not found:
-        return
     cells = list(study.summaries)
+    if not longest(study, cells[0]):
+        return
     with drawn(folder, "longest-lived", len(cells), 0.6 + 2.7 * len(cells), height=5) as (whole, panels):
         for axes, cell in zip(panels, cells, strict=True):
-            top = sorted(found, key=lambda row: -row[2][cell])[:LONGEST]
-            axes.barh(range(len(top)), [means[cell] for _, _, means in top], color="#f08c3a")
+            top = longest(study, cell)
+            axes.barh(range(len(top)), [steps for _, _, steps in top], color="#f08c3a")
             names = [repr(strings(token)).replace("$", r"\$") for token, _, _ in top]
             axes.set_yticks(range(len(top)), names, fontsize=7, family="monospace")
             axes.invert_yaxis()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy
 
 from msrnn.analyze.paper_tables import KEPT
-from msrnn.analyze.study import Study
+from msrnn.analyze.study import Cell, Study
 from msrnn.analyze.summary import QUANTILES, Summary
 from msrnn.analyze.tables import Share, Table, Value
 
@@ -33,12 +33,18 @@ def lifetimes(study: Study) -> Table:
     )
 
 
+def longest(study: Study, cell: Cell) -> list[tuple[int, int, float]]:
+    """Of the tokens that occur often, those kept longest: id, occurrences, mean steps kept."""
+    found = [(token, count, means[cell]) for token, count, means in study.by_token(OFTEN)]
+    return sorted(found, key=lambda row: -row[2])[:LONGEST]
+
+
 def longest_lived(study: Study, strings: Callable[[int], str]) -> Table | None:
-    rows: list[list[Value]] = []
-    found = study.by_token(OFTEN)
-    for cell in study.summaries:
-        for token, count, means in sorted(found, key=lambda row: -row[2][cell])[:LONGEST]:
-            rows.append([*cell, f"`{strings(token)!r}`", count, means[cell]])
+    rows: list[list[Value]] = [
+        [*cell, f"`{strings(token)!r}`", count, steps]
+        for cell in study.summaries
+        for token, count, steps in longest(study, cell)
+    ]
     if not rows:
         return None
     return Table(

@@ -42,6 +42,7 @@ async function open() {
   }
 
   function draw() {
+    cancelAnimationFrame(frame);
     frame = 0;
     const rows = `${look.layer}/${look.head}`, all = !drawn;
     if (all) {
@@ -194,8 +195,8 @@ async function open() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   if (look.theme) document.documentElement.dataset.theme = look.theme;
   tab(0);
+  draw();
   if (look.token !== undefined) {
-    draw();
     texts[look.shown].show(look.token);
     const box = texts[look.shown].spans[look.token].getBoundingClientRect();
     point(look.token, { x: box.right, y: box.bottom }, true);

@@ -18,13 +18,13 @@ function ramp({ sheet, shades }) {
   return new Uint32Array(bytes.buffer);
 }
 
-/** The pixel that each token is in, the tokens in each pixel, and for pixels without one the next to the left. */
+/** The pixel that each token begins in, the tokens in each pixel, and for pixels without one the next before it. */
 const grids = new Map();
 function grid(pixels) {
   if (!grids.has(pixels)) {
-    const of = Uint16Array.from({ length: T }, (_, j) => Math.floor((j * pixels) / T));
+    const of = Uint16Array.from({ length: T + 1 }, (_, j) => Math.floor((j * pixels) / T));
     const count = new Uint16Array(pixels), from = new Uint16Array(pixels);
-    for (const x of of) count[x]++;
+    for (let j = 0; j < T; j++) count[of[j]]++;
     for (let x = 1; x < pixels; x++) from[x] = count[x] ? x : from[x - 1];
     grids.set(pixels, { of, count, from });
   }
@@ -71,8 +71,9 @@ class Maps {
     const change = new Int32Array((height + 1) * width);
     for (const row of policy.rows) {
       for (let j = 0, i = row * T; j < T; j++, i++) {
-        change[down.of[j] * width + across.of[j]]++;
-        change[(down.of[Math.min(policy.times[i], T - 1)] + 1) * width + across.of[j]]--;
+        const top = down.of[j], bottom = Math.max(top + 1, down.of[Math.min(policy.times[i] + 1, T)]);
+        change[top * width + across.of[j]]++;
+        change[bottom * width + across.of[j]]--;
       }
     }
     const { image, pixels } = this.image(width, height), seen = new Int32Array(width);
