@@ -77,7 +77,7 @@ def analyze(
     Examples:
         msrnn analyze --length 1024 --size 128
         msrnn analyze --text books/ --paper --nltk-data ~/nltk_data
-        msrnn analyze --text book.txt --policy tova --policy h2o --policy window+4 --size 256 --size 512
+        msrnn analyze --text book.txt --policy tova --policy h2o --size 256
     """
     cells = asked(policy, size, paper, length)
     check_counts(length=length, books=books, chunks_per_book=chunks_per_book, batch=batch)

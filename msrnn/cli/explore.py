@@ -50,8 +50,8 @@ def explore(
 
     Examples:
         msrnn explore book.txt
-        msrnn explore book.txt --policy tova --policy window+4 --size 256 --tokens 2048
-        msrnn explore "$(cat letter.txt)" --out letter.html --no-open
+        msrnn explore book.txt --policy tova --policy window+4 --size 256
+        fortune -l | msrnn explore - --out fortune.html --no-open
     """
     name, text = text_of(source)
     target = out or Path(f"{name}.html")
@@ -82,17 +82,21 @@ def text_of(source: str) -> tuple[str, str]:
     """A name and the text: of a file where there is one by that name. Bytes that are no text are replaced."""
     if source == "-":
         return "text", read_text(source)
-    try:
-        if Path(source).is_file():
-            return Path(source).stem, read_text(source)
-    except (OSError, ValueError):  # too long for a file's name, or with a null byte
-        pass
+    if is_file(source):
+        return Path(source).stem, read_text(source)
     text = source.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     if not text.strip():
         raise ValueError("TEXT|FILE: empty; give a text or a file to read")
     if "\n" not in source and " " not in source.strip():
         raise ValueError(f"{source}: no such file; a text of one word shows nothing")
     return "text", text
+
+
+def is_file(source: str) -> bool:
+    try:
+        return Path(source).is_file()
+    except (OSError, ValueError):  # too long for a file's name, or with a null byte in it
+        return False
 
 
 def asked(policies: list[str] | None, size: int | None, tokens: int) -> list[str]:
@@ -102,7 +106,7 @@ def asked(policies: list[str] | None, size: int | None, tokens: int) -> list[str
     for name in names:
         if name == FULL:
             raise ValueError("--policy full: it forgets nothing; name a bounded one")
-        resolve(name, size or tokens)
+        resolve(name, tokens if size is None else size)
     if tokens < 2:
         raise ValueError(f"--tokens {tokens}: must be 2 or more")
     return [policy(name).name for name in names]
@@ -110,7 +114,7 @@ def asked(policies: list[str] | None, size: int | None, tokens: int) -> list[str
 
 def bounded(size: int | None, tokens: int) -> int:
     """The size asked for, or one that shows something."""
-    states = size or min(LARGEST, max(2, tokens // 4))
+    states = min(LARGEST, max(2, tokens // 4)) if size is None else size
     if states + 1 >= tokens:
         raise ValueError(
             f"--size {states}: none of {tokens:,} tokens has to leave; take a smaller one or a longer text"
