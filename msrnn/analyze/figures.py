@@ -22,9 +22,8 @@ def retention(one: Summary, folder: Path, title: str) -> None:
     """The last layer by itself, and a sheet of all layers; of head-wise policies the first KV head."""
     with drawn(folder, f"retention-{one.policy}-{one.size}", 1, 6, height=5.6) as (whole, (axes,)):
         _map(axes, one, -1, PIXELS)
-        axes.set_xlabel("token attended to")
-        axes.set_ylabel("step")
-        whole.suptitle(f"{one.label}, layer {one.layers[-1]}, {title}", fontsize=9)
+        _named(axes, f"{one.label}, layer {one.layers[-1]}", "token attended to", "step")
+        whole.suptitle(title, fontsize=8)
     columns = min(SHEET, len(one.layers))
     rows = -(-len(one.layers) // columns)
     size = (1.7 * columns + 0.3, 1.85 * rows + 0.6)

@@ -41,7 +41,7 @@ def write(made: list[Table], folder: Path, title: str, told: dict[str, str]) -> 
 def draw(study: Study, folder: Path, title: str, strings: Strings) -> None:
     """NAME.png and NAME.svg, named as the tables; retention has two for each policy and size."""
     for one in study.summaries.values():
-        figures.retention(one, folder, f"the first chunk of {title}")
+        figures.retention(one, folder, f"{title} (the first)")
     figures.recent_by_layer(study, folder, title)
     figures.first_positions(study, folder, title)
     figures.tags(study, folder, title)

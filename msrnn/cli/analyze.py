@@ -12,12 +12,12 @@ from msrnn.cli.demo import manual
 from msrnn.cli.eval.perplexity import Batch, Length, Seed, check_counts, check_positions, quiet
 from msrnn.cli.eval.terminal import print_table
 from msrnn.cli.options import SMALL, Device, Dtype, Model
-from msrnn.cli.terminal import note, progress
+from msrnn.cli.terminal import note
+from msrnn.cli.traced import studied
 from msrnn.policy import FULL, policy, resolve
 
 if TYPE_CHECKING:
-    from msrnn.analyze.study import Cell, Study
-    from msrnn.analyze.traces import Traced, Traces
+    from msrnn.analyze.study import Cell
     from msrnn.evaluate.chunks import Data
     from msrnn.evaluate.texts import Document
 
@@ -101,7 +101,8 @@ def analyze(
     note(data.told())
     told = {"model": model or SMALL, "text": named, "seed": str(seed), **setting(decoder.device)}
     made = studied(decoder, data, cells, traces or out / "traces", batch, told, tags_of(tagger, data, found, tokenizer))
-    title = f"{told['model']}, {named}, {len(data.chunks):,} chunks of {length:,} tokens"
+    chunks = f"{len(data.chunks):,} chunks" if len(data.chunks) > 1 else "1 chunk"
+    title = f"{told['model']}, {named}, {chunks} of {length:,} tokens"
     strings = partial(string_of, tokenizer)
     shown = tables(made, strings)
     for table in shown:
@@ -175,43 +176,3 @@ def tags_of(tagger: Any, data: Data, found: list[Document], tokenizer: Any) -> l
 
 def string_of(tokenizer: Any, token: int) -> str:
     return str(tokenizer.decode([token]))
-
-
-def studied(
-    model: Any,
-    data: Data,
-    cells: list[Cell],
-    folder: Path,
-    batch: int | None,
-    told: dict[str, str],
-    tags: list[list[str]] | None,
-) -> Study:
-    """Every cell traced, with a bar that counts the tokens still to be read."""
-    import numpy
-
-    from msrnn.analyze.study import study
-    from msrnn.analyze.traces import Traces
-
-    ids = numpy.array([chunk.ids for chunk in data.chunks])
-    stores = {cell: Traces(folder, model, *cell, beside=told) for cell in cells}
-    missing = sum(len(store.missing(ids)) for store in stores.values())
-    if not missing:
-        note("nothing left to trace")
-    with progress() as bar:
-        task = bar.add_task("", total=missing * data.length)
-        for store in stores.values():
-            trace_all(store, ids, batch, bar, task)
-
-    def load(cell: Cell) -> list[Traced]:
-        return [stores[cell].load(row) for row in ids]
-
-    return study(cells, load, ids, tags)
-
-
-def trace_all(store: Traces, ids: Any, batch: int | None, bar: Any, task: Any) -> None:
-    if not store.missing(ids):
-        return
-    bar.update(task, description=store.label)
-    if bar.disable:
-        note(store.label)
-    store.fill(ids, batch or (8 if store.rnn.model.device.type == "cuda" else 1), partial(bar.advance, task))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import webbrowser
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,12 +8,12 @@ from rich.filesize import decimal
 from typer import Argument, Option
 
 from msrnn.cli.options import SMALL, Device, Dtype, Force, Model
-from msrnn.cli.terminal import note, progress
+from msrnn.cli.terminal import note
 from msrnn.cli.text import check_target, read_text
+from msrnn.cli.traced import traced_all
 from msrnn.policy import FULL, policy, resolve
 
 if TYPE_CHECKING:
-    from msrnn.analyze.explorer.page import Shown
     from msrnn.analyze.passages import Passage
 
 POLICIES, MOST, LARGEST = ("tova", "h2o"), 4096, 512
@@ -69,7 +68,7 @@ def explore(
     decoder, tokenizer = load(model, device, dtype, on_convert=note)
     read = passage(text, tokenizer, opening=True, tokens=tokens)
     states = bounded(size, len(read.ids))
-    shown = traced_all(decoder, read, names, states)
+    shown = traced_all(decoder, read.ids, names, states)
     about = f"{model or SMALL} · {name} · {len(read.ids):,} tokens · {len(shown[0].traced.layers)} layers"
     html = page(name, about, shown_pieces(read, tokenizer), shown)
     write_atomically(target, lambda path: _write(html, path))
@@ -120,20 +119,6 @@ def bounded(size: int | None, tokens: int) -> int:
             f"--size {states}: none of {tokens:,} tokens has to leave; take a smaller one or a longer text"
         )
     return states
-
-
-def traced_all(model: Any, read: Passage, names: list[str], size: int) -> list[Shown]:
-    from msrnn.analyze.explorer.page import Shown
-    from msrnn.analyze.traces import traced
-    from msrnn.rnn import MultiStateRNN
-
-    shown = []
-    with progress() as bar:
-        for name in names:
-            task = bar.add_task(name.ljust(8), total=len(read.ids))
-            (one,) = traced(MultiStateRNN(model, name, size), [read.ids], partial(bar.advance, task))
-            shown.append(Shown(name, size, one))
-    return shown
 
 
 def shown_pieces(read: Passage, tokenizer: Any) -> list[str]:

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-Visit = Callable[..., Any]
+from hand import Visit
 
 
 @pytest.fixture(scope="session")

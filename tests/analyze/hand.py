@@ -1,10 +1,15 @@
-"""A trace made by hand, whose every answer is obvious, and pages made of such traces."""
+"""A trace made by hand, whose every answer is obvious."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy
 
 from msrnn.analyze.traces import Traced
+
+Visit = Callable[..., Any]  # opens a page in a browser, which it returns
 
 # Eight tokens, two states: a step sees at most three. Rows are layers; one group.
 # Layer 0 is a window: token j is seen at steps j, j + 1 and j + 2.

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy
 import pytest
-from conftest import Visit
-from hand import LENGTH, SINK, SIZE, WINDOW, traced
+from hand import LENGTH, SINK, SIZE, WINDOW, Visit, traced
 from test_page import HOSTILE
 
 from msrnn.analyze.explorer.page import Shown, page, visible
@@ -120,6 +119,26 @@ def test_keys_and_the_address(visit: Visit) -> None:
     assert where() == ("0 of 7", "all", "1")
     press(browser, Keys.END)
     assert where()[0] == "7 of 7"
+
+
+WATCH = """
+const shown = document.getElementById("step-shown");
+window.steps = [];
+new MutationObserver(() => window.steps.push(shown.textContent)).observe(shown, { childList: true });
+"""
+
+
+def test_reading_on(visit: Visit) -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    browser = visit(page("hand", "by hand", TOKENS, TWO))
+    browser.execute_script(WATCH)
+    press(browser, " ")
+    WebDriverWait(browser, 5).until(lambda _: browser.execute_script("return window.steps.at(-1)") == "7 of 7")
+    steps = browser.execute_script("return window.steps")
+    assert steps == sorted(steps)
+    assert len(set(steps)) > 3
+    assert text(browser, "#play") == "▶"
 
 
 def test_a_tokens_story(visit: Visit) -> None:

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 from command import Run
+from tagger import trained
 
 from msrnn.analyze.traces import Traces
-
-sys.path.append(str(Path(__file__).parent.parent / "analyze"))
-from tagger import trained
 
 WORDS = " ".join(f"Tom's dog barks. The dog barks loud {i} times." for i in range(12))
 TINY = ("analyze", "--device", "cpu", "--length", 60, "--size", 8, "--size", 16, "--policy", "tova", "--policy", "h2o")
@@ -33,7 +31,9 @@ def nltk_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return trained(tmp_path / "nltk_data")
 
 
-def test_tables_pictures_and_traces(run: Run, texts: Path, nltk_data: Path, tmp_path: Path) -> None:
+def test_tables_pictures_and_traces(
+    run: Run, texts: Path, nltk_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = (
         *TINY,
         "--text",
@@ -60,6 +60,7 @@ def test_tables_pictures_and_traces(run: Run, texts: Path, nltk_data: Path, tmp_
     assert "- text: texts" in (made / "analysis.md").read_text()
     assert (made / "retention-layers-h2o-16.png").exists()
 
+    monkeypatch.setattr("msrnn.analyze.report.draw", lambda *_: None)
     again = run(*words)
     assert (again.code, again.out) == (0, out)
     assert "nothing left to trace" in again.err

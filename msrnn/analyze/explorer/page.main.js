@@ -1,8 +1,6 @@
 // Where the reader looks, and everything that follows from it: one state, one way to draw it.
 
-const find = (id) => document.getElementById(id);
-
-async function open() {
+async function explore() {
   const policies = await Promise.all(data.policies.map(async (about) => new Policy(about, await unpacked(about.after))));
   const heads = Math.max(...policies.map((policy) => policy.groups));
   const look = { step: T - 1, layer: -1, head: -1, token: undefined, fade: false, follow: true, shown: 0, ...hash() };
@@ -35,7 +33,7 @@ async function open() {
     look.layer = within(look.layer, -1, L - 1);
     look.head = within(look.head, -1, heads - 1);
     if ("step" in change) {
-      look.fade = true; // at the end every token shows how long it was kept; at a step, what is left
+      look.fade ||= !look.asked; // at first every token shows how long it is kept; at a step, what is left of it
       look.scroll = look.follow;
     }
     frame ||= requestAnimationFrame(draw);
@@ -101,7 +99,7 @@ async function open() {
     find("play").textContent = on ? "❚❚" : "▶";
     if (!on) return;
     if (look.step >= T - 1) move({ step: 0 });
-    const started = performance.now(), from = look.step >= T - 1 ? 0 : look.step, speed = Math.max(20, T / 40);
+    const started = performance.now(), from = look.step, speed = Math.max(20, T / 40);
     const tick = (now) => {
       const step = Math.floor(from + ((now - started) / 1000) * speed);
       move({ step });
@@ -117,6 +115,11 @@ async function open() {
     const narrow = matchMedia(NARROW).matches;
     texts.forEach((text, i) => { text.panel.hidden = maps[i].figure.hidden = narrow && i !== index; });
     [...find("tabs").children].forEach((button, i) => button.setAttribute("aria-selected", i === index));
+    redraw();
+  }
+
+  /** Everything, in colours and sizes that may have changed. */
+  function redraw() {
     drawn = null;
     move({});
   }
@@ -131,68 +134,8 @@ async function open() {
     }, 400);
   }
 
-  find("about").textContent = data.about;
-  document.title = `${data.name} · which tokens stay`;
-  Object.assign(find("step"), { max: T - 1 });
-  Object.assign(find("layer"), { max: L - 1 });
-  Object.assign(find("head"), { max: heads - 1 });
-  find("head-label").hidden = heads === 1;
-  find("main").dataset.panels = policies.length;
-  find("maps").style.setProperty("--maps", policies.length);
-  find("maps").before(...texts.map((text) => text.panel));
-  find("maps").append(...maps.map((map) => map.figure));
-  find("tabs").hidden = policies.length < 2;
-  policies.forEach((policy, i) => {
-    const button = element("button", "", policy.name);
-    button.setAttribute("role", "tab");
-    button.addEventListener("click", () => tab(i));
-    find("tabs").append(button);
-  });
-  legend(policies[0].size);
-
-  for (const name of ["step", "layer", "head"]) {
-    find(name).addEventListener("input", (event) => { play(false); move({ [name]: Number(event.target.value) }); });
-  }
-  find("play").addEventListener("click", () => play());
-  find("fade").addEventListener("click", () => move({ fade: !look.fade }));
-  find("follow").addEventListener("click", () => move({ follow: !look.follow }));
-  find("theme").addEventListener("click", () => theme());
-  function theme() {
-    const dark = getComputedStyle(document.documentElement).colorScheme === "dark" ||
-      (!document.documentElement.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
-    document.documentElement.dataset.theme = dark ? "light" : "dark";
-    drawn = null;
-    move({});
-  }
-  const tokenOf = (event) => event.target.dataset?.token === undefined ? undefined : Number(event.target.dataset.token);
-  for (const { body } of texts) {
-    body.addEventListener("pointermove", (event) => event.pointerType === "touch" || point(tokenOf(event), event));
-    body.addEventListener("pointerleave", () => point(undefined));
-    body.addEventListener("click", (event) => point(tokenOf(event), event, true));
-  }
-  document.addEventListener("pointerdown", (event) => event.target.closest(".text, #controls, .plot") || point(undefined, null, true));
-  addEventListener("keydown", (event) => keys(event));
-  function keys(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const slider = event.target.type === "range", stride = event.shiftKey ? Math.max(2, Math.round(T / 32)) : 1;
-    const press = event.target.tagName === "BUTTON" && event.key === " ";
-    const actions = {
-      ArrowLeft: () => move({ step: look.step - stride }), ArrowRight: () => move({ step: look.step + stride }),
-      ArrowUp: () => move({ layer: look.layer - 1 }), ArrowDown: () => move({ layer: look.layer + 1 }),
-      Home: () => move({ step: 0 }), End: () => move({ step: T - 1 }),
-      ",": () => move({ head: look.head - 1 }), ".": () => move({ head: look.head + 1 }),
-      " ": () => play(), Escape: () => point(undefined, null, true),
-      f: () => move({ fade: !look.fade }), s: () => move({ follow: !look.follow }), d: () => theme(),
-    };
-    const native = slider && /^(Arrow|Home|End)/.test(event.key) && !event.shiftKey;
-    if (!actions[event.key] || native || press) return;
-    event.preventDefault();
-    if (event.key !== " ") play(false);
-    actions[event.key]();
-  }
-  const redraw = () => { drawn = null; tab(look.shown); };
-  addEventListener("resize", redraw);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  furnish(policies, texts, maps, tab);
+  listen({ look, texts, move, point, play, tab, redraw });
   if (look.theme) document.documentElement.dataset.theme = look.theme;
   tab(0);
   draw();
@@ -204,26 +147,6 @@ async function open() {
   document.documentElement.dataset.ready = "yes";
 }
 
-/** What the address says of where to look. */
-function hash() {
-  const asked = new URLSearchParams(location.hash.slice(1)), found = {};
-  for (const name of ["step", "layer", "head", "token", "fade"]) {
-    if (/^-?\d+$/.test(asked.get(name) ?? "")) found[name] = Number(asked.get(name));
-  }
-  if ("fade" in found) found.fade = Boolean(found.fade);
-  else if ("step" in found) found.fade = true;
-  if (!(found.token >= 0 && found.token < T)) delete found.token;
-  if (["light", "dark"].includes(asked.get("theme"))) found.theme = asked.get("theme");
-  return found;
-}
-
-function legend(size) {
-  const swatches = Array.from({ length: 8 }, (_, k) => {
-    const from = shadeStart(k, size);
-    return element("i", `k${k}`, k === 0 ? `< ${number(shadeStart(1, size))}` : `${number(from)}+`);
-  });
-  find("legend").append(element("span", "", "steps kept"), ...swatches,
-    element("span", "", `a window would keep every token for ${number(size + 1)}`));
-}
-
-open();
+explore().catch((error) => {
+  find("about").textContent = `This page needs a browser of 2024 or newer (${error.message}).`;
+});

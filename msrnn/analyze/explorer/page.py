@@ -15,7 +15,7 @@ import numpy
 
 from msrnn.analyze.traces import Traced
 
-SCRIPTS = ("data", "text", "maps", "story", "main")
+SCRIPTS = ("data", "text", "maps", "story", "controls", "main")
 LONGEST = 2**16 - 1  # tokens: steps are two bytes each
 
 

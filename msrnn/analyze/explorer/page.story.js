@@ -1,7 +1,5 @@
 // A token's story: when it was read, when each policy dropped it, and which layers still hold it.
 
-const NARROW = "(max-width: 60rem)";
-
 class Story {
   constructor(policies) {
     this.policies = policies;

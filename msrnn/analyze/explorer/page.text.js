@@ -1,5 +1,6 @@
 // The text of one policy: a span for each token, whose class is all that ever changes.
 
+const NARROW = "(max-width: 60rem)"; // where there is room for one policy, and controls are at the bottom
 const STATES = ["unread", "held", "f1", "f2", "f3", "f4"];
 const CLASSES = STATES.flatMap((state) => [0, 1, 2, 3, 4, 5, 6, 7].map((k) => (k ? `${state} k${k}` : state)));
 const SINCE = [4, 32, 128]; // steps since a token was dropped, from which it fades further
@@ -85,16 +86,16 @@ class Text {
     const shared = other ? [" · ", element("b", "", percent(overlap(this.policy, other, step))), ` shared with ${other.name}`] : [];
     this.stats.replaceChildren(
       "sees ", element("b", "", number(seen)), ` of ${number(step + 1)} tokens read · `,
-      element("b", "", percent(recent)), " recent", ...shared, ` · oldest: ${number(oldest)}`,
+      element("b", "", percent(recent)), " recent", ...shared, ` · oldest: token ${number(oldest)}`,
     );
   }
 
   /** Into view, where it is out of it. */
   show(token) {
     const box = this.spans[token].getBoundingClientRect();
-    const below = document.getElementById("controls").getBoundingClientRect();
-    const narrow = below.top > 60, rest = narrow ? 0.2 : 0.6;
-    const [top, bottom] = narrow ? [20, below.top - 20] : [below.bottom + 20, innerHeight - 20];
+    const controls = document.getElementById("controls").getBoundingClientRect();
+    const narrow = matchMedia(NARROW).matches, rest = narrow ? 0.2 : 0.6;
+    const [top, bottom] = narrow ? [20, controls.top - 20] : [controls.bottom + 20, innerHeight - 20];
     if (box.top < top || box.bottom > bottom) scrollBy({ top: box.top - top - (bottom - top) * rest, behavior: "instant" });
   }
 }
