@@ -225,6 +225,9 @@ def test_on_a_phone_one_policy_at_a_time(visit: Visit, width: int) -> None:
     assert browser.execute_script("return document.documentElement.scrollWidth") == width
 
 
+PLACE = "const { top, bottom } = document.querySelector('.now').getBoundingClientRect(); return [top, bottom]"
+
+
 def test_a_long_text_under_two_policies_is_small_and_fluid(visit: Visit) -> None:
     length, layers, random = 4096, 30, numpy.random.default_rng(0)
 
@@ -243,3 +246,9 @@ def test_a_long_text_under_two_policies_is_small_and_fluid(visit: Visit) -> None
     print(f"milliseconds: a step {statistics.median(steps):.0f}, a layer {statistics.median(layered):.0f}")
     assert statistics.median(steps) < 100
     assert statistics.median(layered) < 100
+    for step in (4000, 5):
+        move(browser, "step", step)
+        for _ in range(3):
+            settle(browser)
+        top, bottom = browser.execute_script(PLACE)
+        assert 0 < top < bottom < 800  # the text follows the step

@@ -139,6 +139,7 @@ async function explore() {
   if (look.theme) document.documentElement.dataset.theme = look.theme;
   tab(0);
   draw();
+  for (let i = 0; i < 2; i++) await new Promise(requestAnimationFrame); // until what is in view lies where it will be
   if (look.token !== undefined) {
     texts[look.shown].show(look.token);
     const box = texts[look.shown].spans[look.token].getBoundingClientRect();

@@ -90,12 +90,14 @@ class Text {
     );
   }
 
-  /** Into view, where it is out of it. */
-  show(token) {
+  /** Into view, where it is out of it; and once more when what came into view has found its size. */
+  show(token, again = true) {
     const box = this.spans[token].getBoundingClientRect();
     const controls = document.getElementById("controls").getBoundingClientRect();
     const narrow = matchMedia(NARROW).matches, rest = narrow ? 0.2 : 0.6;
     const [top, bottom] = narrow ? [20, controls.top - 20] : [controls.bottom + 20, innerHeight - 20];
-    if (box.top < top || box.bottom > bottom) scrollBy({ top: box.top - top - (bottom - top) * rest, behavior: "instant" });
+    if (box.top >= top && box.bottom <= bottom) return;
+    scrollBy({ top: box.top - top - (bottom - top) * rest, behavior: "instant" });
+    if (again) requestAnimationFrame(() => requestAnimationFrame(() => this.show(token, false)));
   }
 }
