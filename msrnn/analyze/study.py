@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -17,7 +17,7 @@ from msrnn.analyze.traces import Traced
 from msrnn.evaluate.statistics import Estimate, mean
 
 Cell = tuple[str, int]  # a policy and a size
-Load = Callable[[Cell], Sequence[Traced]]
+Load = Callable[[Cell], Iterable[Traced]]
 
 
 class Lived(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,8 +41,8 @@ def studied(
         for store in stores.values():
             trace_all(store, ids, batch, bar, task)
 
-    def load(cell: Cell) -> list[Traced]:
-        return [stores[cell].load(row) for row in ids]
+    def load(cell: Cell) -> Iterator[Traced]:
+        return (stores[cell].load(row) for row in ids)
 
     return study(cells, load, ids, tags)
 
