@@ -7,9 +7,9 @@ function furnish(policies, texts, maps, tab) {
   const heads = Math.max(...policies.map((policy) => policy.groups));
   find("about").textContent = data.about;
   document.title = `${data.name} · which tokens stay`;
-  Object.assign(find("step"), { max: T - 1 });
-  Object.assign(find("layer"), { max: L - 1 });
-  Object.assign(find("head"), { max: heads - 1 });
+  find("step").max = T - 1;
+  find("layer").max = L - 1;
+  find("head").max = heads - 1;
   find("head-label").hidden = heads === 1;
   find("main").dataset.panels = policies.length;
   find("maps").style.setProperty("--maps", policies.length);
@@ -23,7 +23,6 @@ function furnish(policies, texts, maps, tab) {
     find("tabs").append(button);
   });
   legend(policies[0].size);
-
 }
 
 function legend(size) {
@@ -31,8 +30,7 @@ function legend(size) {
     const from = shadeStart(k, size);
     return element("i", `k${k}`, k === 0 ? `< ${number(shadeStart(1, size))}` : `${number(from)}+`);
   });
-  find("legend").append(element("span", "", "steps kept"), ...swatches,
-    element("span", "", `a window would keep every token for ${number(size + 1)}`));
+  find("legend").append(element("span", "", "steps kept"), ...swatches);
 }
 
 function listen({ look, texts, move, point, play, tab, redraw }) {
