@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from msrnn.reference import HELD
-from msrnn.scan import scan
 from msrnn.scoring import Scoring
 from msrnn.state import Slots
+from msrnn.walk import walk
 
 
 class Chunk(NamedTuple):
@@ -34,27 +34,25 @@ def chunk_torch(
     key, value      [B, K, C, D], [B, K, C, Dv]
     query_position  [B, C] int32, -1 for padding
     """
-    (B, H, C, D), K, (_, G, S) = query.shape, key.shape[1], slots.position.shape
-    position = torch.cat([slots.position, query_position[:, None].expand(B, G, C)], dim=-1)
-    importance = torch.zeros(position.shape, device=position.device)
-    if slots.importance is not None:
-        importance[..., :S] = slots.importance
+    (B, H, C, D), K, S = query.shape, key.shape[1], slots.position.shape[2]
     fresh = slots.encode(key, value)
+    position, importance, norm = slots.candidates(query_position, fresh[1])
     keys, values = (
         torch.cat([old, new.dense(slots.dtype)], dim=2) for old, new in zip(slots.dense(), fresh, strict=True)
     )
-    scores = scoring(query.reshape(B, K, -1, D), keys)
-    evicted_at = scan(
-        scores.view(B, G, H // G, C, S + C),
+    attention, evicted_at = walk(
+        query.reshape(B, K, -1, C, D),
+        keys,
         position,
         importance,
         query_position,
         slots.bound,
-        scoring.sinks_of(G),
+        scoring,
+        norm,
         backend,
     )
-    output = torch.matmul(scores.to(values.dtype), values)
-    slots.keep(*fresh, position, importance, (position >= 0) & (evicted_at == HELD))
+    output = torch.matmul(attention.view(B, K, -1, S + C).to(values.dtype), values)
+    slots.keep(*fresh, position, importance, norm, (position >= 0) & (evicted_at == HELD))
     return Chunk(output.view(B, H, C, -1).transpose(1, 2), position, evicted_at)
 
 

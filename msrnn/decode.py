@@ -7,9 +7,9 @@ from torch import Tensor
 
 from msrnn.kernels.decode_cpu import decode_cpu
 from msrnn.reference import HELD
-from msrnn.scan import scan
 from msrnn.scoring import Scoring
 from msrnn.state import Slots
+from msrnn.walk import walk
 
 
 def decode_torch(
@@ -35,20 +35,25 @@ def decode_torch(
     if importance is None:
         importance = torch.zeros(position.shape, device=position.device)
     importance.scatter_(-1, slot, 0.0)
-    slots.write(slot, *slots.encode(key[:, :, None], value[:, :, None]))
+    fresh = slots.encode(key[:, :, None], value[:, :, None])
+    slots.write(slot, *fresh)
+    norm = slots.norms(fresh[1])
+    if slots.norm is not None and norm is not None:
+        slots.norm.scatter_(-1, slot, norm)
     keys, values = slots.dense()
-    scores = scoring(query, keys)
-    evicted_at = scan(
-        scores.view(B, G, K * R // G, 1, -1),
+    attention, evicted_at = walk(
+        query[:, :, :, None],
+        keys,
         position,
         importance,
         query_position[:, None],
         slots.bound,
-        scoring.sinks_of(G),
+        scoring,
+        slots.norm,
         backend,
     )
     position.masked_fill_(evicted_at != HELD, -1)
-    return torch.matmul(scores.to(values.dtype), values)
+    return torch.matmul(attention.view(B, K, R, -1).to(values.dtype), values)
 
 
 def decode(
@@ -60,11 +65,11 @@ def decode(
     scoring: Scoring,
     backend: str,
 ) -> Tensor:
-    """`decode_torch`, by the backend's own kernel where it has one for the state's dtype."""
+    """`decode_torch`, by the backend's own kernel where it has one for such states and positions."""
     if backend == "triton":
         from msrnn.kernels.decode_triton import decode_triton
 
         return decode_triton(slots, query, key, value, query_position, scoring)
-    if backend == "compiled" and slots.keys.dtype == torch.float32:
+    if backend == "compiled" and slots.keys.dtype == torch.float32 and scoring.places is None:
         return decode_cpu(slots, query, key, value, query_position, scoring)
     return decode_torch(slots, query, key, value, query_position, scoring, backend)

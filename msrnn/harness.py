@@ -55,6 +55,7 @@ class BoundedLM(TemplateLM):
         dtype: str | None = None,
         batch_size: int | str = 1,
         state_dtype: str | None = None,
+        positions: str = "original",
         max_length: int | None = None,
         max_gen_toks: int = 256,
     ) -> None:
@@ -63,7 +64,7 @@ class BoundedLM(TemplateLM):
             raise ValueError(f"batch_size={batch_size!r}: must be a whole number of sequences, 1 or more")
         model, tokenizer = load(pretrained, device, dtype)
         self.tokenizer: Any = tokenizer
-        self.rnn = MultiStateRNN(model, policy, size, state_dtype=state_dtype)
+        self.rnn = MultiStateRNN(model, policy, size, state_dtype=state_dtype, positions=positions)
         self.batch_size = int(batch_size)
         told = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self.max_length: int = max_length or told or DEFAULT_LENGTH

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from msrnn.attention import Record, attend, attend_unbounded, plain_attention
+from msrnn.positions import Places
 from msrnn.scoring import Scoring
 from msrnn.state import Growing, Slots
 
@@ -122,9 +124,11 @@ class StateLayer(OwnedLayer):
         backend: str,
         columns: int = 0,
         record: Record | None = None,
+        places: Places | None = None,
     ) -> None:
         super().__init__(config)
         self.memory, self.chunk, self.backend, self.columns, self.record = memory, chunk, backend, columns, record
+        self.places = places
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         if not isinstance(self.memory, Memory):
@@ -138,6 +142,8 @@ class StateLayer(OwnedLayer):
             raise ValueError(f"a batch of {query.shape[0]} does not fit a state of {memory.batch_size} rows")
         if isinstance(memory, Growing):
             return attend_unbounded(memory, query, key, value, real, scoring)
+        if self.places is not None:
+            scoring = replace(scoring, places=self.places)
         with torch.cuda.device_of(query):  # kernels are launched on the current device
             return attend(memory, query, key, value, real, scoring, self.chunk, self.backend, self.record)
 

@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 
-from msrnn.attention import Record, plain_attention
+from msrnn.attention import Record
 from msrnn.backend import choose
-from msrnn.huggingface import NAME, LinearLayer, Memory, OwnedCache, OwnedLayer, StateLayer
+from msrnn.huggingface import NAME, LinearLayer, Memory, OwnedCache, StateLayer
 from msrnn.policy import FULL, Bound, Policy, layer_bound, resolve
+from msrnn.positions import ORIGINAL, Gap, Places, Spacing, spacing
+from msrnn.probe import host_layers, probe
+from msrnn.rotary import learn
 from msrnn.rounding import state_dtype_of
-from msrnn.scoring import Scoring
 from msrnn.state import Growing, LayerShape, MultiState, Slots
 
 DEFAULT_CHUNK, WIDE_CHUNK = 128, 192  # on a CPU, columns that nobody sees cost; on a GPU, launches do
@@ -35,6 +35,7 @@ class Plan:
     shapes: list[LayerShape | None]  # None: a linear-attention layer
     bounds: list[Bound | None]  # None: the layer grows
     backends: list[str]
+    places: list[Places | None]  # None: the layer's tokens stand where the model rotated them
     chunk: int
     fingerprint: dict[str, Any]
 
@@ -44,7 +45,7 @@ class Plan:
         return Growing(batch_size, shape) if bound is None else Slots(batch_size, shape, bound)
 
     def state(self, batch_size: int) -> MultiState:
-        linear = _host_layers(self.config)
+        linear = host_layers(self.config)
         layers = [
             LinearLayer(linear[i]) if shape is None else self.memory(i, batch_size)
             for i, shape in enumerate(self.shapes)
@@ -65,7 +66,7 @@ class Plan:
     def layer(
         self, i: int, memory: Memory | Callable[[int], Memory], columns: int = 0, record: Record | None = None
     ) -> StateLayer:
-        return StateLayer(self.config, memory, self.chunk, self.backends[i], columns, record)
+        return StateLayer(self.config, memory, self.chunk, self.backends[i], columns, record, self.places[i])
 
 
 def plan(
@@ -75,12 +76,16 @@ def plan(
     chunk: int | None,
     backend: str,
     state_dtype: str | None,
+    positions: str | Gap = ORIGINAL,
 ) -> Plan:
     """Check that a model can be bounded, hand its attention to msrnn, and learn its layers from one token."""
     policy_, size = resolve(policy, size)
     code = state_dtype_of(state_dtype)
     if code and policy_ is None:
         raise ValueError(f"state_dtype={state_dtype!r}: policy 'full' keeps states as they are; bound them, or drop it")
+    apart = spacing(positions)
+    if apart and policy_ is None:
+        raise ValueError(f"positions={apart.name!r}: policy 'full' leaves no gaps to close; bound it, or drop this")
     if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
         raise ValueError(f"chunk={chunk!r}: must be a whole number of tokens, 1 or more")
     if not isinstance(model, PreTrainedModel):
@@ -90,8 +95,9 @@ def plan(
     before = config._attn_implementation
     model.set_attn_implementation(NAME)
     try:
-        shapes = _probe(model, config)
+        shapes = [seen.shape if seen else None for seen in probe(model, config)]
         backends = [choose(backend, shape.device if shape else model.device) for shape in shapes]
+        places = _places(model, config, apart, backends)
     except BaseException:
         model.set_attn_implementation(before)
         raise
@@ -100,16 +106,12 @@ def plan(
         "policy": policy_.name if policy_ else FULL,
         "size": size,
         "dtype": state_dtype or "/".join(sorted(dtypes)),
+        "positions": apart.name if apart else ORIGINAL,
         "model": fingerprint_of(model),
     }
     shapes = [shape and replace(shape, code=code) for shape in shapes]
     chunk = chunk or (WIDE_CHUNK if "triton" in backends else DEFAULT_CHUNK)
-    return Plan(config, shapes, [layer_bound(policy_, size, w) for w in own], backends, chunk, fingerprint)
-
-
-def _host_layers(config: Any) -> list[Any]:
-    """The layers that transformers itself would cache with."""
-    return list(DynamicCache(config=config).layers)
+    return Plan(config, shapes, [layer_bound(policy_, size, w) for w in own], backends, places, chunk, fingerprint)
 
 
 def windows(model: PreTrainedModel, config: Any) -> list[int | None]:
@@ -119,7 +121,7 @@ def windows(model: PreTrainedModel, config: Any) -> list[int | None]:
         raise ValueError(f"{name} is an encoder-decoder: msrnn bounds decoders, whose states grow with the text")
     if getattr(config, "num_kv_shared_layers", None):
         raise ValueError(f"{name} has layers that read the states of others: they cannot forget on their own")
-    layers = _host_layers(config)
+    layers = host_layers(config)
     known = (DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer)
     odd = {type(layer).__name__ for layer in layers if type(layer) not in known}
     if "chunked_attention" in (getattr(config, "layer_types", None) or []):
@@ -131,30 +133,12 @@ def windows(model: PreTrainedModel, config: Any) -> list[int | None]:
     return [getattr(layer, "sliding_window", None) for layer in layers]
 
 
-class _Probe(OwnedLayer):
-    """Learns what a layer's states are made of from the first token that passes."""
-
-    shape: LayerShape | None = None
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, _: Tensor | None, scoring: Scoring) -> Tensor:
-        self.shape = LayerShape(query.shape[1], key.shape[1], key.shape[3], value.shape[3], key.dtype, key.device)
-        return plain_attention(query, key, value, None, scoring)
-
-
-@torch.no_grad()
-def _probe(model: PreTrainedModel, config: Any) -> list[LayerShape | None]:
-    layers: list[Any] = [
-        layer if isinstance(layer, LinearAttentionLayer) else _Probe(config) for layer in _host_layers(config)
-    ]
-    unreached = f"{type(model).__name__}: its attention does not pass through transformers' AttentionInterface"
-    if config._attn_implementation != NAME:
-        raise ValueError(f"{unreached}, so msrnn cannot bound it")
-    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-    model(input_ids=token, attention_mask=torch.ones_like(token), past_key_values=Cache(layers=layers), use_cache=True)
-    missed = [i for i, layer in enumerate(layers) if isinstance(layer, _Probe) and layer.shape is None]
-    if missed:
-        raise ValueError(f"{unreached} in layers {missed}, so msrnn cannot bound it")
-    return [layer.shape if isinstance(layer, _Probe) else None for layer in layers]
+def _places(model: PreTrainedModel, config: Any, apart: Spacing | None, backends: list[str]) -> list[Places | None]:
+    if apart is None:
+        return [None] * len(backends)
+    if "triton" in backends:
+        raise ValueError(f"positions={apart.name!r}: not on this backend yet; pass backend='torch'")
+    return [Places(apart, rotary) if rotary else None for rotary in learn(model, config)]
 
 
 def fingerprint_of(model: PreTrainedModel) -> str:
@@ -178,9 +162,10 @@ class MultiStateCache(OwnedCache):
         chunk: int | None = None,
         backend: str = "auto",
         state_dtype: str | None = None,
+        positions: str | Gap = ORIGINAL,
     ) -> None:
-        self.plan = plan(model, policy, size, chunk, backend, state_dtype)
-        host = _host_layers(self.plan.config)
+        self.plan = plan(model, policy, size, chunk, backend, state_dtype, positions)
+        host = host_layers(self.plan.config)
         super().__init__(
             layers=[
                 host[i] if shape is None else self.plan.layer(i, partial(self.plan.memory, i))

@@ -1,4 +1,4 @@
-"""What a bounded layer forgets. A policy is four numbers; every name is a point in that space.
+"""What a bounded layer forgets. A policy is five numbers; every name is a point in that space.
 
 Knows nothing of tensors: the scan, the slots and the command line all read the same value.
 """
@@ -23,6 +23,7 @@ class Policy:
     per: Literal["layer", "head"] = "layer"  # who forgets together: all heads of a layer, or those of one KV head
     first: int = 0  # the first tokens of the sequence never leave
     recent: int | float = 0  # nor do the newest; a float is a share of the size, rounded down
+    value: bool = False  # whether states are ranked by importance times the norm of their value, which attention scales
 
     def __post_init__(self) -> None:
         if self.decay is not None and not (_is_number(self.decay) and 0 <= self.decay <= 1):
@@ -36,6 +37,10 @@ class Policy:
                 raise ValueError(f"recent={self.recent!r}: must be 0 or more tokens")
         elif not (_is_number(self.recent) and 0 <= self.recent < 1):
             raise ValueError(f"recent={self.recent!r}: must be a number of tokens, or a share of the size in [0, 1)")
+        if not isinstance(self.value, bool):
+            raise ValueError(f"value={self.value!r}: must be True or False")
+        if self.value and self.decay is None:
+            raise ValueError("value=True weighs attention, and decay=None observes none: give a decay from 0 to 1")
 
     def recent_at(self, size: int) -> int:
         """The number of newest tokens protected at this size."""
@@ -43,11 +48,12 @@ class Policy:
 
     @property
     def name(self) -> str:
-        """The shortest name that means this policy, or its four numbers."""
+        """The shortest name that means this policy, or its numbers."""
         for name, value in NAMES.items():
             if replace(value, first=self.first) == self:
                 return f"{name}+{self.first}" if self.first else name
-        return f"decay={self.decay},per={self.per},first={self.first},recent={self.recent}"
+        numbers = f"decay={self.decay},per={self.per},first={self.first},recent={self.recent}"
+        return f"{numbers},value=1" if self.value else numbers
 
 
 def _is_int(value: object) -> bool:
@@ -64,6 +70,7 @@ NAMES: dict[str, Policy] = {
     "h2o-layer": Policy(decay=1.0, recent=0.5),
     "tova": Policy(decay=0.0),
     "tova-head": Policy(decay=0.0, per="head"),
+    "echo": Policy(decay=0.98, recent=0.4, value=True),
 }
 MEANINGS: dict[str, str] = {
     "window": "the oldest token leaves (Longformer, Beltagy et al. 2020)",
@@ -71,6 +78,7 @@ MEANINGS: dict[str, str] = {
     "h2o-layer": "least attention summed since birth, the whole layer together (H2O, Zhang et al. 2023)",
     "tova": "least attended by the newest token, averaged over the layer's heads (TOVA, Oren et al. 2024)",
     "tova-head": "least attended by the newest token, per KV head (TOVA, Oren et al. 2024)",
+    "echo": "least attention, fading, times the norm of the value that it fetches (chosen here: docs/log.md)",
 }
 FULL = "full"
 
@@ -78,7 +86,7 @@ FULL = "full"
 def policy(name: str) -> Policy:
     """The policy a name means: one of NAMES, NAME+I to protect the first I tokens as well, or numbers.
 
-    Numbers are written as in "decay=0.9,recent=0.25"; those that are not given are 0, and `per` is the layer.
+    Numbers are written as in "decay=0.9,recent=0.25,value=1"; those that are not given are 0, and `per` is the layer.
     """
     if not isinstance(name, str):
         raise TypeError(f"policy name {name!r}: must be a string such as 'tova' or 'window+4'")
@@ -101,6 +109,7 @@ _READ: dict[str, Callable[[str], Any]] = {
     "per": str,
     "first": int,
     "recent": lambda text: int(text) if text.isdecimal() else float(text),
+    "value": lambda text: bool(("0", "1").index(text)),
 }
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from msrnn.policy import Bound
+from msrnn.positions import Places
 
 HELD = 2**31 - 1  # the eviction time of a state that is still held
 
@@ -30,11 +31,15 @@ def recurrent(
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    places: Places | None = None,
 ) -> Recurrence:
-    """query [H, T, D], key [K, T, D], value [K, T, Dv], sinks [H]; bound None: nothing ever leaves."""
+    """query [H, T, D], key [K, T, D], value [K, T, Dv], sinks [H]; bound None: nothing ever leaves.
+
+    Without `places`, tokens stand where the model rotated them.
+    """
     groups = bound.groups(key.shape[0]) if bound else 1
     parts = [
-        _one_group(q, k, v, bound, scale, softcap, s)
+        _one_group(q, k, v, bound, scale, softcap, s, places)
         for q, k, v, s in zip(
             query.chunk(groups),
             key.chunk(groups),
@@ -58,9 +63,11 @@ def _one_group(
     scale: float,
     softcap: float | None,
     sinks: Tensor | None,
+    places: Places | None,
 ) -> Recurrence:
     """The heads that forget together."""
     share = query.shape[0] // key.shape[0]  # query heads that share a KV head
+    norm = value.float().square().sum((0, 2)).sqrt().tolist()  # of each token's values in all heads
     key, value = key.repeat_interleave(share, 0), value.repeat_interleave(share, 0)
     length = query.shape[1]
     held: list[int] = []
@@ -77,7 +84,13 @@ def _one_group(
         held.append(t)
 
         # attend
-        scores = (query[:, t, None] * key[:, held]).sum(-1).float() * scale
+        newest, kept = query[:, t, None], key[:, held]
+        if places is not None:
+            position = torch.tensor(held)
+            stands = places.spacing.along(position)
+            newest = places.moved(newest, position[-1:], stands[-1:])
+            kept = places.moved(kept, position, stands)
+        scores = (newest * kept).sum(-1).float() * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         if sinks is not None:
@@ -95,9 +108,10 @@ def _one_group(
         # evict
         if len(held) > bound.size:
             free = [j for j in held if bound.policy.first <= j <= t - bound.recent]
-            ranked = sorted(free, key=lambda j: (importance[j], j))
+            rank = {j: importance[j] * (norm[j] if bound.policy.value else 1.0) for j in free}
+            ranked = sorted(free, key=lambda j: (rank[j], j))
             if len(ranked) > 1:
-                least, next_least = importance[ranked[0]], importance[ranked[1]]
+                least, next_least = rank[ranked[0]], rank[ranked[1]]
                 margin[0, t] = (next_least - least) / max(abs(next_least), 1e-30)
             held.remove(ranked[0])
             evicted_at[0, ranked[0]] = t

@@ -14,6 +14,7 @@ from msrnn.attention import Record
 from msrnn.graph import Graphs, replaying
 from msrnn.plan import plan
 from msrnn.policy import Policy
+from msrnn.positions import ORIGINAL, Gap
 from msrnn.state import MultiState
 
 DEFAULT_BLOCK = 512
@@ -27,7 +28,9 @@ class MultiStateRNN:
     At most `chunk` tokens are scored at once inside a layer (None: as suits the backend), and `block` tokens pass
     through the model at once: neither changes the answer, both bound memory. `backend` is "auto", "torch", "compiled"
     (CPU) or "triton" (GPU). `state_dtype` "int8" or "fp8" keeps states in half the bytes, rounded as they are appended.
-    `fuse` compiles what lies between the kernels of a captured step: seconds at first, then a tenth off every step.
+    `positions` past the training length: "original", "compressed" (far neighbours among the kept tokens stand ln ln gap
+    apart; "compressed:ln", "compressed:sqrt"), "compact" (0, 1, 2, …), or any function of a gap. `fuse` compiles what
+    lies between the kernels of a captured step: seconds at first, then a tenth off every step.
     """
 
     def __init__(
@@ -40,10 +43,11 @@ class MultiStateRNN:
         backend: str = "auto",
         state_dtype: str | None = None,
         fuse: bool = False,
+        positions: str | Gap = ORIGINAL,
     ) -> None:
         if not isinstance(block, int) or isinstance(block, bool) or block < 1:
             raise ValueError(f"block={block!r}: must be a whole number of tokens, 1 or more")
-        self.plan = plan(model, policy, size, chunk, backend, state_dtype)
+        self.plan = plan(model, policy, size, chunk, backend, state_dtype, positions)
         self.model = model.eval()
         self.block = block
         self._graphs = Graphs(model, self.plan, fuse)
@@ -61,6 +65,14 @@ class MultiStateRNN:
     def load(self, path: str | os.PathLike[str]) -> MultiState:
         """A state that `state.save` wrote for this model, policy, size and dtype."""
         return MultiState.load(path, self.plan.fingerprint, self.plan.state)
+
+    def adopt(self, state: MultiState) -> MultiState:
+        """A copy of a state that was read under other `positions`, to go on from under these.
+
+        Keys are held as they were first written, and positions as in the text: either may begin or end at any token.
+        """
+        state.check_fits({**self.plan.fingerprint, "positions": state.fingerprint["positions"]})
+        return MultiState(state.fork(1).layers, self.plan.fingerprint)
 
     @torch.no_grad()
     def step(self, input_ids: Tensor, state: MultiState) -> Tensor:

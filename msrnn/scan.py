@@ -6,6 +6,8 @@ C new tokens, N candidates (slots, then new tokens).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,8 @@ def scan_torch(
     query_position: Tensor,
     bound: Bound,
     sinks: Tensor | None = None,
+    norm: Tensor | None = None,
+    score: Callable[[int, Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Walk the C rows in order: attend, observe, evict.
 
@@ -29,6 +33,8 @@ def scan_torch(
     importance      [B, G, N] float32, updated in place
     query_position  [B, C] int32, -1 for padding, which attends to nothing and makes nothing leave
     sinks           [G, M] float32: a score that takes part in the softmax and is no state
+    norm            [B, G, N] float32 of the candidates' values, where the policy ranks by it
+    score           (i, seen [B, G, N]) -> row i [B, G, M, N], where that depends on who is seen; else `scores` has it
     returns         [B, G, N] int32: the last step (a token's position) that sees the candidate, or HELD
     """
     policy = bound.policy
@@ -44,7 +50,8 @@ def scan_torch(
             present = present & ~expired
         seen = present & (position <= t)  # none for padding: no position is at most -1 and present
 
-        row = scores[:, :, :, i].masked_fill(~seen[:, :, None], -torch.inf)
+        row = scores[:, :, :, i] if score is None else score(i, seen)
+        row = row.masked_fill(~seen[:, :, None], -torch.inf)
         if sinks is not None:
             row = torch.cat([row, sinks[None, :, :, None].expand(*row.shape[:3], 1)], dim=-1)
         attention = row.softmax(-1)[..., : position.shape[-1]].masked_fill(~seen[:, :, None], 0.0)
@@ -55,7 +62,7 @@ def scan_torch(
             importance.copy_(torch.where(seen, updated, importance))
 
         free = seen & (position >= policy.first) & (position <= t - bound.recent)
-        ranked = importance.masked_fill(~free, torch.inf)
+        ranked = (importance if norm is None else importance * norm).masked_fill(~free, torch.inf)
         least = free & (ranked == ranked.amin(-1, keepdim=True))
         oldest = position.masked_fill(~least, HELD)
         leaves = least & (oldest == oldest.amin(-1, keepdim=True)) & (seen.sum(-1, keepdim=True) > bound.size)
@@ -71,8 +78,9 @@ def scan(
     query_position: Tensor,
     bound: Bound,
     sinks: Tensor | None,
+    norm: Tensor | None,
     backend: str,
 ) -> Tensor:
     """`scan_torch`, by the compiled loop where the backend is that."""
     walk = scan_cpu if backend == "compiled" else scan_torch
-    return walk(scores, position, importance, query_position, bound, sinks)
+    return walk(scores, position, importance, query_position, bound, sinks, norm)

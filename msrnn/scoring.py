@@ -7,12 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from msrnn.positions import Places
+
 
 @dataclass(frozen=True)
 class Scoring:
     scale: float
     softcap: float | None = None
     sinks: Tensor | None = None  # [H]: gpt-oss's learned scores that are no states
+    places: Places | None = None  # where tokens stand; None: where the model rotated them
 
     def __call__(self, query: Tensor, keys: Tensor) -> Tensor:
         """query [B, K, Q, D], keys [B, K, N, D] -> [B, K, Q, N] float32."""

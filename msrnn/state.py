@@ -113,6 +113,8 @@ class Slots(_Buffers):
         self.dtype, self.code = shape.dtype, shape.code
         remembers = bool(bound.policy.decay)  # otherwise the newest query, or the position, says it all
         self.importance = torch.zeros(self.position.shape, device=shape.device) if remembers else None
+        # of each row's value in all heads of a group
+        self.norm = torch.zeros(self.position.shape, device=shape.device) if bound.policy.value else None
         rows = self.keys.shape[:3]
         self.key_scale, self.value_scale = (
             torch.ones(rows, dtype=SCALE_DTYPE, device=shape.device) if shape.code else None for _ in range(2)
@@ -121,6 +123,28 @@ class Slots(_Buffers):
     def encode(self, key: Tensor, value: Tensor) -> tuple[Rows, Rows]:
         """New rows as these slots keep them."""
         return encode(key, self.code), encode(value, self.code)
+
+    def norms(self, value: Rows) -> Tensor | None:
+        """[B, G, C] float32 of new rows [B, K, C, D]; None where the policy does not ask for them."""
+        if self.norm is None:
+            return None
+        squares = value.dense(torch.float32).float().square().sum(-1)
+        B, _, C = squares.shape
+        return squares.view(B, self.norm.shape[1], -1, C).sum(2).sqrt()
+
+    def candidates(self, query_position: Tensor, value: Rows) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Slots and new tokens side by side: position, importance and, where the policy asks, norm, all [B, G, S + C].
+
+        query_position [B, C]; rows [B, K, C, D]
+        """
+        (B, G, S), C = self.position.shape, query_position.shape[1]
+        position = torch.cat([self.position, query_position[:, None].expand(B, G, C)], dim=-1)
+        importance = torch.zeros(position.shape, device=position.device)
+        if self.importance is not None:
+            importance[..., :S] = self.importance
+        fresh = self.norms(value)
+        norm = None if self.norm is None or fresh is None else torch.cat([self.norm, fresh], dim=-1)
+        return position, importance, norm
 
     def dense(self) -> tuple[Tensor, Tensor]:
         """Keys and values in the dtype that the model computes in."""
@@ -135,10 +159,12 @@ class Slots(_Buffers):
             into, rows = (t.view(torch.int8) if self.code else t for t in (buffer, fresh.codes))
             into.scatter_(2, slot[..., None].expand(rows.shape), rows)
 
-    def keep(self, key: Rows, value: Rows, position: Tensor, importance: Tensor, held: Tensor) -> None:
+    def keep(
+        self, key: Rows, value: Rows, position: Tensor, importance: Tensor, norm: Tensor | None, held: Tensor
+    ) -> None:
         """After a chunk: free what left, and move the surviving new tokens into free slots.
 
-        Rows [B, K, C, D]; position, importance, held [B, G, S + C]: slots, then new tokens.
+        Rows [B, K, C, D]; position, importance, norm, held [B, G, S + C]: slots, then new tokens.
         """
         S = self.position.shape[-1]
         old, new = held[..., :S], held[..., S:]
@@ -151,6 +177,8 @@ class Slots(_Buffers):
         if self.importance is not None:
             self.importance.copy_(importance[..., :S])
             self.importance.scatter_(-1, slot, importance[..., S:])
+        if self.norm is not None and norm is not None:
+            self.norm.scatter_(-1, slot, norm[..., S:])
         self.write(slot, key, value)
 
 

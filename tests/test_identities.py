@@ -10,13 +10,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import FAMILIES, build, left_padded, llama, oracle, tokens
+from tiny import FAMILIES, ROTARY, build, left_padded, llama, oracle, tokens
 from torch import Tensor
 
 import msrnn
 from msrnn.attention import attend
 from msrnn.models import Loaded
 from msrnn.policy import NAMES, Bound, Policy
+from msrnn.positions import SPACINGS, Places, Rotary, spacing
 from msrnn.reference import HELD, recurrent
 from msrnn.rounding import STATE_DTYPES, encode
 from msrnn.scoring import Scoring
@@ -34,8 +35,18 @@ def bounds(draw: st.DrawFn) -> Bound:
     spare = size - 1 - first
     recent = draw(st.integers(0, spare) | st.floats(0, spare / size))
     decay = draw(st.sampled_from([None, 0.0, 1.0]) | st.floats(0, 1))
-    policy = Policy(decay, draw(st.sampled_from(["layer", "head"])), first, recent)
+    value = decay is not None and draw(st.booleans())
+    policy = Policy(decay, draw(st.sampled_from(["layer", "head"])), first, recent, value)
     return Bound(policy, size, draw(st.none() | st.integers(size + 2, 60)))
+
+
+@st.composite
+def places(draw: st.DrawFn) -> Places:
+    """Some way of standing closer together, and some rotation of 8 dimensions."""
+    apart = draw(st.sampled_from([*SPACINGS.values(), spacing(lambda gap: min(gap, 3) / 2)]))
+    rotated = draw(st.integers(1, 4))
+    frequency = 10.0 ** -torch.arange(rotated, dtype=torch.float32) * 0.7
+    return Places(apart, Rotary(frequency, draw(st.sampled_from([0, 8 - 2 * rotated])), draw(st.booleans())))
 
 
 @st.composite
@@ -52,6 +63,7 @@ def layers(draw: st.DrawFn) -> dict[str, Any]:
         "padding": [draw(st.integers(0, length - 1)), 0],
         "softcap": draw(st.none() | st.just(3.0)),
         "sinks": draw(st.booleans()),
+        "places": draw(st.none() | places()),
         "code": draw(st.sampled_from([None, None, *STATE_DTYPES.values()])),
         "seed": draw(st.integers(0, 10_000)),
     }
@@ -94,12 +106,14 @@ def test_chunked_layer_is_recurrent_layer(backend: str, case: dict[str, Any]) ->
     draw = torch.Generator().manual_seed(case["seed"])
     query = torch.randn(2, heads, length, 8, generator=draw) * 2
     key, value = (torch.randn(2, kv_heads, length, 8, generator=draw) for _ in range(2))
-    scoring = Scoring(0.5, case["softcap"], torch.randn(heads, generator=draw) if case["sinks"] else None)
+    scoring = Scoring(
+        0.5, case["softcap"], torch.randn(heads, generator=draw) if case["sinks"] else None, case["places"]
+    )
     output, times = run_layer(case, (query, key, value), scoring, backend)
     key, value = (encode(x, case["code"]).dense(x.dtype) for x in (key, value))
     for row, start in enumerate(case["padding"]):
         inputs = [x[row, :, start:] for x in (query, key, value)]
-        truth = recurrent(*inputs, case["bound"], scoring.scale, scoring.softcap, scoring.sinks)
+        truth = recurrent(*inputs, case["bound"], scoring.scale, scoring.softcap, scoring.sinks, scoring.places)
         close = (truth.margin < 1e-5).any(0).nonzero()
         cut = int(close[0]) if len(close) else length - start
         assert torch.equal(truth.evicted_at.clamp(max=cut), times[row, :, : length - start].long().clamp(max=cut))
@@ -116,14 +130,18 @@ def test_decoded_layer_is_recurrent_layer(backend: str, case: dict[str, Any]) ->
     draw = torch.Generator().manual_seed(case["seed"])
     query = torch.randn(1, heads, length, 8, generator=draw) * 2
     key, value = (torch.randn(1, kv_heads, length, 8, generator=draw) for _ in range(2))
-    scoring = Scoring(0.5, case["softcap"], torch.randn(heads, generator=draw) if case["sinks"] else None)
+    scoring = Scoring(
+        0.5, case["softcap"], torch.randn(heads, generator=draw) if case["sinks"] else None, case["places"]
+    )
     slots = Slots(1, LayerShape(heads, kv_heads, 8, 8, query.dtype, query.device, case["code"]), case["bound"])
     output = [
         attend(slots, *(x[:, :, t : t + 1] for x in (query, key, value)), None, scoring, 1, backend)
         for t in range(length)
     ]
     key, value = (encode(x, case["code"]).dense(x.dtype) for x in (key, value))
-    truth = recurrent(query[0], key[0], value[0], case["bound"], scoring.scale, scoring.softcap, scoring.sinks)
+    truth = recurrent(
+        query[0], key[0], value[0], case["bound"], scoring.scale, scoring.softcap, scoring.sinks, scoring.places
+    )
     close = (truth.margin < 1e-5).any(0).nonzero()
     cut = int(close[0]) if len(close) else length
     mine = torch.cat(output, dim=1)[0].transpose(0, 1)
@@ -152,6 +170,15 @@ def test_family_is_recurrent_model(family: str, device: str) -> None:
         check_against_oracle(rnn, policy, size, ids, mask)
 
 
+@pytest.mark.parametrize("family", ROTARY)
+def test_family_is_recurrent_model_wherever_its_tokens_stand(family: str) -> None:
+    model = build(ROTARY[family]())
+    ids, mask = left_padded(tokens(2, 48, seed=2), [0, 9])
+    for policy, size, positions in (("tova", 8, "compressed"), (Policy(0.5, "head", 1, 2), 9, "compact")):
+        rnn = msrnn.MultiStateRNN(model, policy, size, chunk=16, block=32, positions=positions)
+        check_against_oracle(rnn, policy, size, ids, mask)
+
+
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(case=layers())
 def test_chunked_model_is_recurrent_model_for_any_policy(case: dict[str, Any]) -> None:
@@ -174,7 +201,7 @@ def check_against_oracle(
     evicted_at = msrnn.trace(rnn, ids, mask).evicted_at
     length = ids.shape[1]
     for row, start in enumerate((mask == 0).sum(-1).tolist()):
-        truth = oracle(rnn.model, ids[row, start:], policy, size)
+        truth = oracle(rnn.model, ids[row, start:], policy, size, rnn.plan.places)
         steps = torch.where(evicted_at[row, ..., start:] == length, HELD, evicted_at[row, ..., start:] - start)
         assert truth.agrees(steps), f"row {row}: other tokens left than by the definition"
         assert (evicted_at[row, ..., :start] == -1).all()
@@ -212,6 +239,38 @@ def test_family_with_a_size_beyond_the_length(family: str, policy: str, device: 
     torch.testing.assert_close(ownerless, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
+@pytest.mark.parametrize("family", ROTARY)
+@pytest.mark.parametrize("positions", ["compressed", "compact"])
+def test_family_with_no_gaps_stands_where_it_stood(family: str, positions: str) -> None:
+    model = build(ROTARY[family]())
+    ids = tokens(2, 40)
+    expected_tokens = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
+    with torch.no_grad():
+        expected = model(ids, use_cache=False).logits
+    rnn = msrnn.MultiStateRNN(model, "tova", 64, chunk=16, block=24, positions=positions)
+    torch.testing.assert_close(rnn.read(ids, rnn.state(2)), expected, atol=TOLERANCE, rtol=TOLERANCE)
+    assert torch.equal(rnn.generate(ids, max_new_tokens=8, do_sample=False), expected_tokens)
+
+
+@pytest.mark.parametrize("backend", ["compiled", "torch"])
+@pytest.mark.parametrize("family", ["default", "yarn", "neighbours, partial: glm"])
+def test_a_million_tokens_on_it_reads_as_at_the_start(family: str, backend: str) -> None:
+    """Where the model's own angles, in float32, are 0.06 apart."""
+    model, ids = build(ROTARY[family]()), tokens(2, 60)
+    rnn = msrnn.MultiStateRNN(model, "tova", 12, chunk=16, backend=backend, positions="compressed")
+    expected = rnn.read(ids, rnn.state(2))
+    far = rnn.state(2)
+    for layer in far.layers:
+        layer.seen.fill_(1_000_000)
+    torch.testing.assert_close(rnn.read(ids, far), expected, atol=1e-3, rtol=1e-3)
+    plain = msrnn.MultiStateRNN(model, "tova", 12, chunk=16, backend=backend)
+    for layer in far.layers:
+        layer.reset()
+        layer.seen.fill_(1_000_000)
+    off = plain.read(ids, plain.adopt(far)) - plain.read(ids, plain.state(2))
+    assert off.abs().max() > 0.01, "original positions do lose precision there"
+
+
 def positions(mask: Tensor) -> Tensor:
     return (mask.cumsum(-1) - 1).clamp(min=0)
 
@@ -222,14 +281,15 @@ def positions(mask: Tensor) -> Tensor:
     chunk=st.integers(1, 70),
     block=st.integers(1, 70),
     policy=st.sampled_from(POLICIES),
+    where=st.sampled_from(["original", "original", *SPACINGS]),
 )
-def test_the_split_never_changes_the_answer(cuts: list[int], chunk: int, block: int, policy: str) -> None:
+def test_the_split_never_changes_the_answer(cuts: list[int], chunk: int, block: int, policy: str, where: str) -> None:
     model = build(llama())
     ids, mask = left_padded(tokens(2, 60), [0, 11])
-    whole = msrnn.MultiStateRNN(model, policy, 12)
+    whole = msrnn.MultiStateRNN(model, policy, 12, positions=where)
     expected_state = whole.state(2)
     expected = whole.read(ids, expected_state, mask)
-    rnn = msrnn.MultiStateRNN(model, policy, 12, chunk, block)
+    rnn = msrnn.MultiStateRNN(model, policy, 12, chunk, block, positions=where)
     state = rnn.state(2)
     edges = sorted({0, *cuts, 60})
     parts = [rnn.read(ids[:, a:b], state, mask[:, a:b]) for a, b in itertools.pairwise(edges)]

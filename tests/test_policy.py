@@ -7,13 +7,14 @@ import pytest
 from msrnn.policy import MEANINGS, NAMES, Bound, Policy, layer_bound, policy, resolve
 
 
-def test_names_are_points_in_the_space_of_four_numbers() -> None:
+def test_names_are_points_in_the_space_of_five_numbers() -> None:
     assert policy("tova") == Policy(decay=0.0, per="layer", first=0, recent=0)
     assert policy("tova+4") == Policy(decay=0.0, per="layer", first=4, recent=0)
     assert policy("tova-head") == Policy(decay=0.0, per="head")
     assert policy("window+1") == Policy(decay=None, first=1)
     assert policy("h2o") == Policy(decay=1.0, per="head", recent=0.5)
     assert policy("h2o-layer") == Policy(decay=1.0, per="layer", recent=0.5)
+    assert policy("echo+2") == Policy(decay=0.98, per="layer", first=2, recent=0.4, value=True)
 
 
 @pytest.mark.parametrize("name", [*NAMES, "tova+4", "window+1", "h2o+2"])
@@ -27,6 +28,7 @@ def test_every_name_has_a_meaning() -> None:
 
 def test_a_policy_without_a_name_is_told_by_its_numbers() -> None:
     assert Policy(0.5, "head", 1, 2).name == "decay=0.5,per=head,first=1,recent=2"
+    assert Policy(0.5, value=True).name == "decay=0.5,per=layer,first=0,recent=0,value=1"
 
 
 def test_a_policy_is_a_value() -> None:
@@ -62,6 +64,8 @@ def test_an_unknown_name_suggests_the_nearest(wrong: str, near: str) -> None:
         ({"decay": 0.0, "recent": -2}, "-2"),
         ({"decay": 0.0, "recent": 1.0}, "1.0"),
         ({"decay": 0.0, "recent": True}, "True"),
+        ({"decay": 0.0, "value": 1}, "value=1"),
+        ({"decay": None, "value": True}, "decay=None"),
     ],
 )
 def test_a_bad_number_is_named(fields: dict[str, object], named: str) -> None:
@@ -110,6 +114,8 @@ def test_sliding_layers_forget_what_they_cannot_see() -> None:
         ("decay=none,first=4", Policy(None, first=4)),
         ("per=head,recent=3", Policy(0.0, "head", recent=3)),
         ("decay=1.0,per=head,first=0,recent=0.5", NAMES["h2o"]),
+        ("decay=0.5,value=1", Policy(0.5, value=True)),
+        ("decay=0.5,value=0", Policy(0.5)),
     ],
 )
 def test_policies_by_their_numbers(text: str, value: Policy) -> None:
@@ -118,7 +124,7 @@ def test_policies_by_their_numbers(text: str, value: Policy) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["decay=2", "decay=", "decay=0.5,per=row", "rate=0.5", "decay=0.5,first=x", "=", "a,b=1"]
+    "text", ["decay=2", "decay=", "decay=0.5,per=row", "rate=0.5", "decay=0.5,first=x", "value=2", "=", "a,b=1"]
 )
 def test_numbers_that_mean_nothing_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="write it as decay="):

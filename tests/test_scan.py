@@ -69,6 +69,13 @@ def test_importance_decays(scan: Scan) -> None:
     assert by_last.tolist() == [[[2, HELD, HELD]]]
 
 
+@every
+def test_a_small_value_makes_attention_count_for_little(scan: Scan) -> None:
+    rows = [[0, 0, 0], [0, 0, 0], [2, 1, 3]]
+    norm = torch.tensor([[[0.1, 1.0, 1.0]]])
+    assert scan(*chunk(rows), Bound(Policy(0.0, value=True), 2), norm=norm).tolist() == [[[2, HELD, HELD]]]
+
+
 @gives_attention
 def test_scores_become_attention_over_what_is_seen(scan: Scan) -> None:
     scores, *rest = chunk([[1, 9, 9], [1, 2, 9], [1, 2, 3]])

@@ -17,7 +17,8 @@ def rnn() -> msrnn.MultiStateRNN:
 
 
 @pytest.mark.parametrize(
-    ("policy", "groups", "bookkeeping"), [("tova", 1, 4), ("window+4", 1, 4), ("h2o-layer", 1, 8), ("h2o", 2, 8)]
+    ("policy", "groups", "bookkeeping"),
+    [("tova", 1, 4), ("window+4", 1, 4), ("h2o-layer", 1, 8), ("h2o", 2, 8), ("echo", 1, 12)],
 )
 def test_bytes_are_what_the_formula_says_from_the_start(policy: str, groups: int, bookkeeping: int) -> None:
     rnn = msrnn.MultiStateRNN(build(llama()), policy, 10)
@@ -197,3 +198,24 @@ def test_hybrid_models_fork_but_do_not_save(tmp_path: Path) -> None:
     torch.testing.assert_close(rnn.read(more.repeat(2, 1), forked)[1:], expected)
     with pytest.raises(ValueError, match="layer 0"):
         state.save(tmp_path / "s")
+
+
+@pytest.mark.parametrize("policy", ["tova", "h2o"])
+def test_positions_can_be_changed_at_any_token(policy: str, tmp_path: Path) -> None:
+    """A state that nothing has left yet is the same under any positions, so that what follows is, too."""
+    plain, closer = (msrnn.MultiStateRNN(build(llama()), policy, 10, positions=p) for p in ("original", "compressed"))
+    ids = tokens(2, 40)
+    whole, part = closer.state(2), plain.state(2)
+    closer.read(ids[:, :10], whole)
+    plain.read(ids[:, :10], part)
+    adopted = closer.adopt(part)
+    expected = closer.read(ids[:, 10:], whole)
+    torch.testing.assert_close(closer.read(ids[:, 10:], adopted), expected, atol=1e-4, rtol=1e-4)
+    assert part.seen.tolist() == [10, 10]
+    with pytest.raises(ValueError, match="positions 'original' does not fit a model with positions 'compressed:lnln'"):
+        closer.read(ids, part)
+    part.save(tmp_path / "state")
+    with pytest.raises(ValueError, match="saved with positions 'original' does not fit"):
+        closer.load(tmp_path / "state")
+    with pytest.raises(ValueError, match="a state with size 10 does not fit a model with size 11"):
+        msrnn.MultiStateRNN(build(llama()), policy, 11, positions="compact").adopt(part)

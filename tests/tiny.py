@@ -13,6 +13,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from msrnn.plan import windows
 from msrnn.policy import Policy, layer_bound, resolve
+from msrnn.positions import Places
 from msrnn.reference import recurrent
 
 VOCABULARY = 97
@@ -77,6 +78,28 @@ FAMILIES: dict[str, Callable[[], tf.PreTrainedConfig]] = {
 }
 
 
+def _scaled(kind: str, **more: Any) -> tf.PreTrainedConfig:
+    parameters = {"rope_type": kind, "factor": 4.0, "rope_theta": 10000.0, **more}
+    return llama(hidden_size=96, rope_parameters=parameters)
+
+
+_ORIGINALLY = {"original_max_position_embeddings": 128}
+ROTARY: dict[str, Callable[[], tf.PreTrainedConfig]] = {
+    "default": llama,
+    "linear": lambda: _scaled("linear"),
+    "yarn": lambda: _scaled("yarn", **_ORIGINALLY),
+    "llama3": lambda: _scaled("llama3", low_freq_factor=1.0, high_freq_factor=4.0, **_ORIGINALLY),
+    "partial: gpt-neox": FAMILIES["gpt-neox"],
+    "partial: phi": lambda: tf.PhiConfig(**_BASE),
+    "neighbours: cohere": lambda: tf.CohereConfig(**_BASE),
+    "neighbours, partial: glm": lambda: tf.GlmConfig(**_WIDE),
+    "two: gemma3": FAMILIES["gemma3"],
+    "not in every layer: smollm3": lambda: tf.SmolLM3Config(**_BASE, no_rope_layer_interval=2),
+    "sinks: gpt-oss": FAMILIES["gpt-oss"],
+    "window: mistral": FAMILIES["mistral-sliding"],
+}
+
+
 def build(config: tf.PreTrainedConfig, device: str = "cpu", seed: int = 0) -> PreTrainedModel:
     """A model with random weights and the attention that counts as unmodified."""
     torch.manual_seed(seed)
@@ -112,8 +135,14 @@ class Oracle(NamedTuple):
 
 
 @torch.no_grad()
-def oracle(model: PreTrainedModel, ids: Tensor, policy: str | Policy, size: int | None) -> Oracle:
-    """Run one sequence [T] by the definition."""
+def oracle(
+    model: PreTrainedModel,
+    ids: Tensor,
+    policy: str | Policy,
+    size: int | None,
+    places: list[Places | None] | None = None,
+) -> Oracle:
+    """Run one sequence [T] by the definition; `places` of each layer, or all tokens where the model rotated them."""
     policy_, size = resolve(policy, size)
     bounds = [layer_bound(policy_, size, window) for window in windows(model, model.config)]
     times: dict[int, Tensor] = {}
@@ -130,6 +159,7 @@ def oracle(model: PreTrainedModel, ids: Tensor, policy: str | Policy, size: int 
             scaling,
             kwargs.get("softcap"),
             s.cpu() if (s := kwargs.get("s_aux")) is not None else None,
+            places and places[module.layer_idx],
         )
         times[module.layer_idx] = run.evicted_at
         margins.append(run.margin)

@@ -17,6 +17,7 @@ def scan_by_weights(
     query_position: Tensor,
     bound: Bound,
     sinks: Tensor | None = None,
+    norm: Tensor | None = None,
 ) -> Tensor:
     """The arguments of `scan_torch`; scores stay as they are. The kernel runs on a GPU where there is one."""
     where = "cuda" if torch.cuda.is_available() else "cpu"
@@ -31,6 +32,6 @@ def scan_by_weights(
     if sinks is not None:
         sink = pad((sinks[None, :, :, None] - top[..., 0]).exp().transpose(2, 3), spare).contiguous().to(where)
     there = [t.to(where).contiguous() for t in (position, importance, query_position)]
-    evicted_at = scan_triton(weights, *there, bound, sink)
+    evicted_at = scan_triton(weights, *there, bound, sink, norm.to(where) if norm is not None else None)
     importance.copy_(there[1])
     return evicted_at.to(scores.device)

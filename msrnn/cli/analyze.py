@@ -10,7 +10,7 @@ from typer import Option
 
 from msrnn.cli.demo import manual
 from msrnn.cli.eval.perplexity import Batch, Length, Seed, check_counts, check_positions, quiet
-from msrnn.cli.eval.terminal import print_table
+from msrnn.cli.eval.terminal import show_table
 from msrnn.cli.options import SMALL, Device, Dtype, Model
 from msrnn.cli.terminal import note
 from msrnn.cli.traced import studied
@@ -106,7 +106,7 @@ def analyze(
     strings = partial(string_of, tokenizer)
     shown = tables(made, strings)
     for table in shown:
-        print_table(table.title, table.header, table.strings())
+        show_table(table.title, table.header, table.strings())
         print(table.note)
     out.mkdir(parents=True, exist_ok=True)
     write(shown, out, title, {"chunks": data.told(), **told})

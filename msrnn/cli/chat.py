@@ -8,6 +8,7 @@ from typer import Option
 
 from msrnn.cli import turns
 from msrnn.cli.options import (
+    ORIGINAL,
     Choice,
     Device,
     Dtype,
@@ -15,6 +16,7 @@ from msrnn.cli.options import (
     MaxNewTokens,
     Model,
     PolicyName,
+    Positions,
     Sample,
     SaveTo,
     Seed,
@@ -23,6 +25,7 @@ from msrnn.cli.options import (
     StateDtype,
     Temperature,
     TopP,
+    positions_of,
     state_of,
 )
 from msrnn.cli.terminal import note, summary
@@ -31,6 +34,7 @@ from msrnn.cli.text import check_target
 if TYPE_CHECKING:
     from msrnn.cli.conversation import Conversation
 
+AUTO = "auto"
 COMMANDS = "/state, /save FILE and /quit"
 
 
@@ -49,10 +53,12 @@ def chat(
     device: Device = "auto",
     dtype: Dtype = None,
     state_dtype: StateDtype = None,
+    positions: Positions = AUTO,
     seed: Seed = None,
 ) -> None:
     """Talk for ever: the conversation is one bounded state, and only what is new is read.
 
+    Positions are original until the model's length may be passed, and compressed from there on, unless they are given.
     Ctrl-C stops an answer; /state, /save FILE and /quit are commands.
 
     Examples:
@@ -60,7 +66,8 @@ def chat(
         msrnn chat --load talk.safetensors --save talk.safetensors
         printf 'Hello!\\n/state\\n' | msrnn chat --size 256
     """
-    choice = Choice(model, policy, size, device, dtype, seed, state_dtype)
+    where = positions_of(load) if positions == AUTO else positions
+    choice = Choice(model, policy, size, device, dtype, seed, state_dtype, where)
     speech = Speech(max_new_tokens, sample, temperature, top_p)
     check_target(save, force or save == load)
     if system and load:
@@ -68,9 +75,11 @@ def chat(
     choice.check_state(load)
     rnn, tokenizer = choice.load()
     turns.check_template(tokenizer)
+    from msrnn.cli.beyond import Beyond
     from msrnn.cli.conversation import Conversation
 
-    talk = Conversation(rnn, tokenizer, state_of(rnn, load), speech, system)
+    beyond = Beyond(choice) if positions == AUTO and where == ORIGINAL else None
+    talk = Conversation(rnn, tokenizer, state_of(rnn, load), speech, system, beyond)
     try:
         _converse(talk, {path for path in (load, save) if path})
     finally:

@@ -6,6 +6,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from msrnn.cli import turns
+from msrnn.cli.beyond import Beyond
 from msrnn.cli.options import Speech
 from msrnn.cli.text import encode
 from msrnn.cli.voice import Voice
@@ -23,13 +24,16 @@ class Conversation:
         state: MultiState,
         speech: Speech,
         system: str | None = None,
+        beyond: Beyond | None = None,
     ) -> None:
         self.rnn, self.tokenizer, self.state, self.speech, self.system = rnn, tokenizer, state, speech, system
+        self.beyond = beyond
         self.closing = encode(tokenizer, turns.closing(tokenizer), opening=False)[0].tolist()
 
     def turn(self, message: str) -> None:
         """Answer a message. Ctrl-C ends the answer, and what was said so far counts."""
         ids = encode(self.tokenizer, self._render(message), opening=False)
+        self._go_beyond(ids.shape[1])
         voice = Voice(self.tokenizer)
         state = self.state.fork(1)
         try:
@@ -41,6 +45,14 @@ class Conversation:
         ended = self.closing[:1] == voice.ids[-1:]
         self._read(self.closing[1:] if ended else self.closing, state)
         self.state = state
+
+    def _go_beyond(self, new: int) -> None:
+        """Before the turn that may pass the model's length: a turn is read under the same positions from end to end."""
+        if self.beyond:
+            room = new + self.speech.max_new_tokens + len(self.closing)
+            successor = self.beyond.successor(self.rnn, int(self.state.seen[0]) + room)
+            if successor is not self.rnn:
+                self.rnn, self.state = successor, successor.adopt(self.state)
 
     def _render(self, message: str) -> str:
         if int(self.state.seen[0]):

@@ -7,6 +7,7 @@ from typer import Argument, Option
 
 from msrnn.cli import turns
 from msrnn.cli.options import (
+    ORIGINAL,
     Choice,
     Device,
     Dtype,
@@ -14,6 +15,7 @@ from msrnn.cli.options import (
     MaxNewTokens,
     Model,
     PolicyName,
+    Positions,
     Sample,
     SaveTo,
     Seed,
@@ -43,6 +45,7 @@ def generate(
     device: Device = "auto",
     dtype: Dtype = None,
     state_dtype: StateDtype = None,
+    positions: Positions = ORIGINAL,
     seed: Seed = None,
 ) -> None:
     """Go on from a prompt, streaming; from a saved state, the prompt is all that is read.
@@ -52,7 +55,7 @@ def generate(
         msrnn generate "Name three rivers." --chat --temperature 0.7 --seed 1
         echo "The moral of the story is" | msrnn generate - --state book.safetensors
     """
-    choice = Choice(model, policy, size, device, dtype, seed, state_dtype)
+    choice = Choice(model, policy, size, device, dtype, seed, state_dtype, positions)
     speech = Speech(max_new_tokens, sample, temperature, top_p)
     check_target(save, force or save == state)
     text = read_text("-").removesuffix("\n") if prompt == "-" else prompt

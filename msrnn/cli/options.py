@@ -12,11 +12,12 @@ from msrnn.cli.terminal import note
 from msrnn.policy import FULL, resolve
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from msrnn.rnn import MultiStateRNN
     from msrnn.state import MultiState
 
+ORIGINAL = "original"
 SMALL = "SmolLM2-135M-Instruct"
 
 Model = Annotated[str | None, Option(help="A folder, a .gguf file or a name on the hub.", show_default=SMALL)]
@@ -26,6 +27,13 @@ Device = Annotated[str, Option(help="cpu, cuda, or auto: cuda where there is one
 Dtype = Annotated[
     str | None,
     Option(help="float32, bfloat16, float16, or auto: the checkpoint's own.", show_default="float32 on cpu, else auto"),
+]
+Positions = Annotated[
+    str,
+    Option(
+        help="Where kept tokens stand: original; closer, for texts beyond the model's length: compressed "
+        "(or compressed:ln, compressed:sqrt); compact."
+    ),
 ]
 StateDtype = Annotated[str | None, Option(help="int8 or fp8: states in half the bytes, rounded.", show_default="dtype")]
 Seed = Annotated[int | None, Option(help="Makes sampling repeatable.", show_default=False)]
@@ -50,6 +58,7 @@ class Choice:
     dtype: str | None = None
     seed: int | None = None
     state_dtype: str | None = None
+    positions: str = ORIGINAL
 
     def __post_init__(self) -> None:
         resolve(self.policy, self.size)
@@ -57,6 +66,10 @@ class Choice:
             from msrnn.rounding import state_dtype_of
 
             state_dtype_of(self.state_dtype)
+        if self.positions != ORIGINAL:
+            from msrnn.positions import spacing
+
+            spacing(self.positions)
 
     def check_state(self, path: Path | None) -> None:
         """Whether a saved state is whole and was bounded like this."""
@@ -68,28 +81,54 @@ class Choice:
         saved = load_tensors(path)[1]
         policy, size = resolve(self.policy, self.size)
         rounded = saved.get("dtype") if saved.get("dtype") in STATE_DTYPES else None
-        asked = (policy.name if policy else FULL, size, self.state_dtype)
-        if (saved.get("policy"), saved.get("size"), rounded) != asked:
-            given = {"--policy": saved.get("policy"), "--size": saved.get("size"), "--state-dtype": rounded}
-            mend = " ".join(f"{name} {value}" for name, value in given.items() if value)
-            raise ValueError(f"{path}: a state of another policy, size or dtype than asked for; go on with {mend}")
+        found = {
+            "--policy": saved.get("policy"),
+            "--size": saved.get("size"),
+            "--state-dtype": rounded,
+            "--positions": saved.get("positions"),
+        }
+        asked = (policy.name if policy else FULL, size, self.state_dtype, self._placed)
+        if tuple(found.values()) != asked:
+            mend = " ".join(f"{name} {value}" for name, value in found.items() if value)
+            raise ValueError(
+                f"{path}: a state of another policy, size, dtype or positions than asked for; go on with {mend}"
+            )
+
+    @property
+    def _placed(self) -> str:
+        """The positions by the name that states are saved under."""
+        from msrnn.positions import spacing
+
+        apart = spacing(self.positions)
+        return apart.name if apart else ORIGINAL
 
     def load(self) -> tuple[MultiStateRNN, PreTrainedTokenizerBase]:
         import transformers
 
         from msrnn.models import load
-        from msrnn.rnn import MultiStateRNN
 
         transformers.logging.set_verbosity_error()
         if self.seed is not None:
             transformers.set_seed(self.seed)
         model, tokenizer = load(self.model, self.device, self.dtype, on_convert=note)
-        return MultiStateRNN(model, self.policy, self.size, state_dtype=self.state_dtype), tokenizer
+        return self.bounded(model), tokenizer
+
+    def bounded(self, model: PreTrainedModel) -> MultiStateRNN:
+        from msrnn.rnn import MultiStateRNN
+
+        return MultiStateRNN(model, self.policy, self.size, state_dtype=self.state_dtype, positions=self.positions)
 
 
 def state_of(rnn: MultiStateRNN, path: Path | None) -> MultiState:
     """The state that was saved, or an empty one."""
     return rnn.load(path) if path else rnn.state()
+
+
+def positions_of(path: Path | None) -> str:
+    """Those that a saved state was read under; of none, the original ones."""
+    from msrnn.files import load_tensors
+
+    return load_tensors(path)[1].get("positions", ORIGINAL) if path else ORIGINAL
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,18 @@ def policies() -> None:
         msrnn policies
         msrnn generate "Once upon a time" --policy h2o --size 128
         msrnn generate "Once upon a time" --policy window+4 --size 128
+        msrnn generate "Once upon a time" --policy decay=0.9,value=1
     """
     table = Table(title="The least important state that is not protected leaves")
-    for column in ("policy", "decay", "per", "first", "recent", "which state leaves"):
+    for column in ("policy", "decay", "per", "first", "recent", "value", "which state leaves"):
         table.add_column(column, no_wrap=column == "policy")
-    table.add_row(FULL, "", "", "", "", "none: the unmodified model, whose state grows")
+    table.add_row(FULL, "", "", "", "", "", "none: the unmodified model, whose state grows")
     for name, policy in NAMES.items():
         decay = "none" if policy.decay is None else f"{policy.decay:g}"
         recent = f"{policy.recent:.0%} of size" if isinstance(policy.recent, float) else str(policy.recent)
-        table.add_row(name, decay, policy.per, str(policy.first), recent, MEANINGS[name])
-    table.add_row("NAME+I", "", "", "I", "", "as NAME, but never the first I tokens: window+4, tova+4, …")
+        table.add_row(name, decay, policy.per, str(policy.first), recent, "yes" if policy.value else "", MEANINGS[name])
+    table.add_row("NAME+I", "", "", "I", "", "", "as NAME, but never the first I tokens: window+4, tova+4, …")
     console = Console()
     console.print(table)
     console.print("importance ← decay · importance + attention of the newest token; decay none: the position itself")
+    console.print("value: states are ranked by importance times the norm of their value")

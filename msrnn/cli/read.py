@@ -6,7 +6,20 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from msrnn.cli.options import Choice, Device, Dtype, Force, Model, PolicyName, Seed, Size, StateDtype, state_of
+from msrnn.cli.options import (
+    ORIGINAL,
+    Choice,
+    Device,
+    Dtype,
+    Force,
+    Model,
+    PolicyName,
+    Positions,
+    Seed,
+    Size,
+    StateDtype,
+    state_of,
+)
 from msrnn.cli.terminal import progress, summary
 from msrnn.cli.text import check_target, encode, read_text
 
@@ -22,6 +35,7 @@ def read(
     device: Device = "auto",
     dtype: Dtype = None,
     state_dtype: StateDtype = None,
+    positions: Positions = ORIGINAL,
     seed: Seed = None,
 ) -> None:
     """Read a text once and keep the state: a file of fixed size to ask, fork or go on from.
@@ -30,8 +44,9 @@ def read(
         msrnn read book.txt --save book.safetensors
         msrnn generate "The moral of the story is" --state book.safetensors
         msrnn read sequel.txt --load book.safetensors --save both.safetensors
+        msrnn read ten_books.txt --positions compressed --save books.safetensors
     """
-    choice = Choice(model, policy, size, device, dtype, seed, state_dtype)
+    choice = Choice(model, policy, size, device, dtype, seed, state_dtype, positions)
     check_target(save, force or save == load)
     choice.check_state(load)
     text = read_text(file)

@@ -29,6 +29,7 @@ class Choice:
     books: int | None = None  # None: all
     chunks_per_book: int = 4
     seed: int = 0
+    first: bool = False  # the first chunks of each text, and not those that the seed decides
 
 
 @dataclass(frozen=True)
@@ -108,11 +109,13 @@ def choose(found: Sequence[Document], tokenizer: Any, choice: Choice) -> Data:
 
 
 def _cut(book: Document, tokenizer: Any, opening: list[int], choice: Choice) -> _Cut:
-    """A book's chunks lie end to end from its first token on; which are taken, the seed decides."""
+    """A book's chunks lie end to end from its first token on; which are taken, the choice decides."""
     tokens = list(tokenizer(book.read(), add_special_tokens=False)["input_ids"])
     room = choice.length - len(opening)
     whole, rest = divmod(len(tokens), room)
-    order = sorted(range(whole), key=lambda i: _rank(choice.seed, f"{book.name}/{i}"))
+    order = list(range(whole))
+    if not choice.first:
+        order.sort(key=lambda i: _rank(choice.seed, f"{book.name}/{i}"))
     starts = [i * room for i in order[: choice.chunks_per_book]]
     return _Cut([Chunk(book.name, start, opening + tokens[start : start + room]) for start in starts], whole, rest)
 

@@ -12,8 +12,7 @@ from torch.nn.functional import cross_entropy
 from msrnn.rnn import MultiStateRNN
 from msrnn.state import MultiState
 
-SLICE = 256  # tokens whose logits are float32 at once
-LOGIT_BYTES = {"cpu": 2**26, "cuda": 2**30}  # that exist at once, in the model's dtype
+LOGIT_BYTES = {"cpu": 2**26, "cuda": 2**30}  # that exist at once, in the model's dtype; and again in float32
 
 
 def losses(
@@ -37,10 +36,15 @@ def _columns(rnn: MultiStateRNN, rows: int) -> int:
     """Tokens of each row that are read in one call: whole blocks, at least one."""
     vocabulary: Any = rnn.model.get_input_embeddings().num_embeddings
     column: int = rows * int(vocabulary) * rnn.model.dtype.itemsize
-    return max(1, LOGIT_BYTES.get(rnn.model.device.type, 2**28) // column // rnn.block) * rnn.block
+    return max(1, _logit_bytes(rnn.model.device) // column // rnn.block) * rnn.block
+
+
+def _logit_bytes(device: torch.device) -> int:
+    return LOGIT_BYTES.get(device.type, 2**28)
 
 
 def _losses(logits: Tensor, targets: Tensor) -> Tensor:
     """[B, T, V] and [B, T] -> [B, T]"""
-    slices = zip(logits.flatten(0, 1).split(SLICE), targets.flatten().split(SLICE), strict=True)
+    tokens = max(1, _logit_bytes(logits.device) // (4 * logits.shape[-1]))
+    slices = zip(logits.flatten(0, 1).split(tokens), targets.flatten().split(tokens), strict=True)
     return torch.cat([cross_entropy(some.float(), true, reduction="none") for some, true in slices]).view_as(targets)

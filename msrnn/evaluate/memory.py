@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -46,6 +47,18 @@ def says_out_of_memory(text: str) -> bool:
     return any(sign in text.lower() for sign in _SIGNS)
 
 
+@contextmanager
+def batch_that_fits(batch: int, what: str) -> Iterator[None]:
+    """Where memory does not suffice for `what`, the batch is the value to blame."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        mend = "what was computed is kept, go on with a smaller one"
+        raise ValueError(f"--batch {batch}: {what} does not fit into memory; {mend}") from error
+
+
 def if_it_fits(work: Callable[[], T]) -> T | None:
     """What the work returns; None where memory did not suffice. What it used is free afterwards."""
     try:
@@ -80,5 +93,6 @@ def largest(fits: Callable[[int], bool], estimate: int, cap: int, more: Callable
 
 
 def rounded(batch: int) -> int:
-    """A multiple of 8 where that loses little: matrix products like it."""
-    return batch // 8 * 8 if batch >= 64 else batch
+    """A multiple of 8, or of 4, where that loses little: matrix products like it."""
+    unit = 8 if batch >= 128 else 4 if batch >= 64 else 1
+    return batch // unit * unit

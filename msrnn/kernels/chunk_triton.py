@@ -177,10 +177,7 @@ def chunk_triton(
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     fresh = slots.encode(key, value)
     key, value = (rows.codes for rows in fresh)
-    position = torch.cat([slots.position, query_position[:, None].expand(B, G, C)], dim=-1)
-    importance = torch.zeros(position.shape, device=position.device)
-    if slots.importance is not None:
-        importance[..., :S] = slots.importance
+    position, importance, norm = slots.candidates(query_position, fresh[1])
     query_position = query_position.contiguous()
     sinks, softcap = scoring.sinks_of(1), scoring.softcap
 
@@ -202,7 +199,7 @@ def chunk_triton(
             ROWS=space.rows, WIDTH=space.width, SPAN=triton.cdiv(C, columns) * columns,
             BC=rows, BN=columns, num_warps=warps, num_stages=stages, **shape, **flags,
         )  # fmt: skip
-    evicted_at = scan_triton(weights, position, importance, query_position, slots.bound, sink_weights)
+    evicted_at = scan_triton(weights, position, importance, query_position, slots.bound, sink_weights, norm)
     output = torch.empty(B, C, H, DV, device=query.device, dtype=query.dtype)
     rows, columns, warps, stages = ATTEND
     attend_kernel[(triton.cdiv(C, rows), H, B)](
@@ -212,5 +209,5 @@ def chunk_triton(
         DV=DV, SPAN=triton.cdiv(C, columns) * columns, BC=rows, BN=columns, BV=max(16, triton.next_power_of_2(DV)),
         num_warps=warps, num_stages=stages, **shape, **flags,
     )  # fmt: skip
-    keep_triton(slots, *fresh, position, importance, evicted_at)
+    keep_triton(slots, *fresh, position, importance, norm, evicted_at)
     return output, position, evicted_at

@@ -13,14 +13,14 @@ from numpy import float32 as f32
 from numpy import int32 as i32
 from torch import Tensor
 
-from msrnn.kernels.scan_cpu import LANES, Array, attend_row, decay_code, expire, least_important, observe
+from msrnn.kernels.scan_cpu import LANES, Array, attend_row, decay_code, expire, least_important, observe, weigh
 from msrnn.policy import Bound
 from msrnn.scoring import Scoring
 from msrnn.state import Slots
 
 
 @njit(fastmath=LANES, cache=True, nogil=True)
-def _dots(query: Array, keys: Array, scale: f32, into: Array) -> None:
+def dots(query: Array, keys: Array, scale: f32, into: Array) -> None:
     """Four slots at a time, so that a query's row is loaded once for all of them."""
     S = keys.shape[0]
     for j in range(0, S - 3, 4):
@@ -59,8 +59,18 @@ def _weighted_sum(attention: Array, values: Array, into: Array) -> None:
                 into[r, d] += attention[r, j] * values[j, d]
 
 
+@njit(fastmath=LANES, cache=True, nogil=True)
+def _length(rows: Array) -> f32:
+    """The norm of some rows together."""
+    total = f32(0.0)
+    for k in range(rows.shape[0]):
+        for d in range(rows.shape[1]):
+            total += rows[k, d] * rows[k, d]
+    return f32(math.sqrt(total))
+
+
 @njit(cache=True, nogil=True)
-def _cap(scores: Array, softcap: f32) -> None:
+def cap(scores: Array, softcap: f32) -> None:
     for m in range(scores.shape[0]):
         for j in range(scores.shape[1]):
             scores[m, j] = softcap * f32(math.tanh(scores[m, j] / softcap))
@@ -75,6 +85,7 @@ def _decode(
     values: Array,
     position: Array,
     importance: Array,
+    norm: Array,
     query_position: Array,
     sinks: Array,
     output: Array,
@@ -118,9 +129,9 @@ def _decode(
                 if m % R == 0:
                     keys[b, kv, slot] = key[b, kv]
                     values[b, kv, slot] = value[b, kv]
-                    _dots(query[b, kv], keys[b, kv], scale, scores[m : m + R])
+                    dots(query[b, kv], keys[b, kv], scale, scores[m : m + R])
             if softcap > f32(0.0):
-                _cap(scores, softcap)
+                cap(scores, softcap)
             for m in range(M):
                 sink = sinks[g, m] if sinks.shape[0] else f32(-np.inf)
                 attend_row(scores[m], max(scores[m].max(), sink), sink, present, scratch, observed)
@@ -128,8 +139,13 @@ def _decode(
                 kv = g * members + local
                 _weighted_sum(scores[local * R : (local + 1) * R], values[b, kv], output[b, kv])
             observe(weight, observed, present, where, decay, M)
+            ranked = weight
+            if norm.shape[0]:
+                norm[b, g, slot] = _length(value[b, g * members : (g + 1) * members])
+                weigh(weight, norm[b, g], scratch)
+                ranked = scratch
             if held > size:
-                j = least_important(weight, present, where, first, t - recent)
+                j = least_important(ranked, present, where, first, t - recent)
                 present[j] = f32(0.0)
             for j in range(S):
                 if present[j] == f32(0.0):
@@ -139,7 +155,10 @@ def _decode(
 def decode_cpu(
     slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
 ) -> Tensor:
-    sinks, importance = scoring.sinks_of(slots.position.shape[1]), slots.importance
+    sinks = scoring.sinks_of(slots.position.shape[1])
+    importance, norm = (
+        kept.numpy() if kept is not None else np.empty((0, 0, 0), f32) for kept in (slots.importance, slots.norm)
+    )
     output = torch.empty(*query.shape[:3], value.shape[-1])
     _decode(
         query.contiguous().numpy(),
@@ -148,7 +167,8 @@ def decode_cpu(
         slots.keys.numpy(),
         slots.values.numpy(),
         slots.position.numpy(),
-        importance.numpy() if importance is not None else np.empty((0, 0, 0), f32),
+        importance,
+        norm,
         query_position.contiguous().numpy(),
         sinks.numpy() if sinks is not None else np.empty((0, 0), f32),
         output.numpy(),

@@ -38,6 +38,7 @@ def attend_kernel(
     scores,
     log_sums,
     sums,
+    squares,
     output,
     scale,
     softcap,
@@ -61,6 +62,7 @@ def attend_kernel(
     WHOLE: tl.constexpr,
     CAPPED: tl.constexpr,
     SINKS: tl.constexpr,
+    WEIGHS: tl.constexpr,
 ):
     """The R query heads of one KV head, in one pass over its keys and values; raw scores are kept for who leaves.
 
@@ -95,6 +97,8 @@ def attend_kernel(
             b_v = tl.load(value + i_kv * DV + o_v, mask=m_v, other=0.0)
             b_k = write(b_k, keys, key_scale, i_kv * S + slot, D, o_d, m_d, largest, CODED, WHOLE)
             b_v = write(b_v, values, value_scale, i_kv * S + slot, DV, o_v, m_v, largest, CODED, WHOLE)
+            if WEIGHS:
+                tl.store(squares + i_kv, tl.sum(b_v * b_v))
             b_max = tl.sum(b_q.to(tl.float32) * b_k[None, :], axis=1) * scale
             if CAPPED:
                 b_max = softcap * (1.0 - 2.0 / (tl.exp(2.0 * b_max / softcap) + 1.0))
@@ -186,7 +190,7 @@ def combine_kernel(
 def decode_triton(
     slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
 ) -> Tensor:
-    position, importance, bound = slots.position, slots.importance, slots.bound
+    position, bound = slots.position, slots.bound
     (B, K, R, D), DV, (_, G, S) = query.shape, value.shape[-1], position.shape
     query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
     sinks, softcap, code = scoring.sinks_of(G), scoring.softcap, slots.code
@@ -196,6 +200,7 @@ def decode_triton(
 
     scores = torch.empty(B, K * R, S, device=query.device)
     log_sums = torch.empty(B, K * R, device=query.device)
+    squares = torch.empty(B, K, device=query.device)
     fresh = torch.empty(B, G, device=query.device, dtype=torch.int32)
     output = torch.empty(B, K, R, DV, device=query.device, dtype=query.dtype)
     maxima, sums, parts = log_sums, log_sums, output
@@ -203,18 +208,18 @@ def decode_triton(
         maxima, sums = (torch.empty(B, K * R, splits, device=query.device) for _ in range(2))
         parts = torch.empty(B, K * R, splits, DV, device=query.device)
     # Pointers that are not followed.
-    memory = importance if importance is not None else log_sums
+    memory, norm = (kept if kept is not None else log_sums for kept in (slots.importance, slots.norm))
     scales = [s if s is not None else log_sums for s in (slots.key_scale, slots.value_scale)]
     # Sixteen is the least that the matrix units take.
     dims = {"D": D, "DV": DV, "BD": max(16, triton.next_power_of_2(D)), "BV": max(16, triton.next_power_of_2(DV))}
-    all_slots, slides = triton.next_power_of_2(S), bound.window is not None
+    all_slots, slides, weighs = triton.next_power_of_2(S), bound.window is not None, bound.policy.value
     attend_kernel[(B, K, splits)](
         query, key, value, slots.keys, slots.values, *scales, position, query_position,
-        sinks if sinks is not None else log_sums, fresh, scores, maxima, sums, parts,
+        sinks if sinks is not None else log_sums, fresh, scores, maxima, sums, squares, parts,
         scoring.scale, softcap or 1.0, bound.window or 0, LARGEST[code] if code else 1.0,
         K=K, S=S, G=G, R=R, BR=1 if R == 1 else max(16, triton.next_power_of_2(R)), BS=SLOTS_PER_BLOCK,
         ALL=all_slots, SPAN=span, SPLITS=splits, SLIDES=slides, CODED=code is not None, WHOLE=code == torch.int8,
-        CAPPED=softcap is not None, SINKS=sinks is not None, num_warps=WARPS, **dims,
+        CAPPED=softcap is not None, SINKS=sinks is not None, WEIGHS=weighs, num_warps=WARPS, **dims,
     )  # fmt: skip
     if splits > 1:
         combine_kernel[(B * K * R,)](
@@ -222,9 +227,10 @@ def decode_triton(
             DV=DV, BV=dims["BV"], SPLITS=splits, BP=triton.next_power_of_2(splits), num_warps=1,
         )  # fmt: skip
     evict_kernel[(B, G)](
-        fresh, scores, log_sums, position, memory, query_position,
+        fresh, scores, log_sums, position, memory, norm, squares, query_position,
         bound.policy.decay or 0.0, bound.size, bound.policy.first, bound.recent, bound.window or 0,
-        S=S, G=G, M=K * R // G, BM=min(HEADS_PER_TILE, triton.next_power_of_2(K * R // G)), BS=all_slots,
-        OBSERVES=bound.policy.decay is not None, REMEMBERS=importance is not None, SLIDES=slides,
+        S=S, G=G, K=K, M=K * R // G, BM=min(HEADS_PER_TILE, triton.next_power_of_2(K * R // G)),
+        BK=triton.next_power_of_2(K // G), BS=all_slots, OBSERVES=bound.policy.decay is not None,
+        REMEMBERS=slots.importance is not None, WEIGHS=weighs, SLIDES=slides,
     )  # fmt: skip
     return output

@@ -18,6 +18,8 @@ def evict_kernel(
     log_sums,
     position,
     importance,
+    norm,
+    squares,
     query_position,
     decay,
     size,
@@ -26,15 +28,18 @@ def evict_kernel(
     window,
     S: tl.constexpr,
     G: tl.constexpr,
+    K: tl.constexpr,
     M: tl.constexpr,
     BM: tl.constexpr,
+    BK: tl.constexpr,
     BS: tl.constexpr,
     OBSERVES: tl.constexpr,
     REMEMBERS: tl.constexpr,
+    WEIGHS: tl.constexpr,
     SLIDES: tl.constexpr,
 ):
     """The new token is entered; the group's mean attention becomes importance, and the least important state that is
-    not protected leaves.
+    not protected leaves. `squares` [B, K] are those of the new token's values, summed over a head.
 
     Without observation every importance is 0 and ties, which go to the oldest, are all there is.
     """
@@ -65,6 +70,13 @@ def evict_kernel(
             b_before = tl.load(p_importance, mask=m_held & (m_new == 0), other=0.0)
             b_importance += tl.cast(decay, tl.float32) * b_before
             tl.store(p_importance, b_importance, mask=m_held)
+        if WEIGHS:
+            o_k = tl.arange(0, BK)
+            b_squares = tl.load(squares + (i_b * G + i_g) * (K // G) + o_k, mask=o_k < K // G, other=0.0)
+            p_norm = norm + (i_b * G + i_g) * S + o_s
+            b_norm = tl.where(m_new, tl.sqrt(tl.sum(b_squares)), tl.load(p_norm, mask=m_s, other=0.0))
+            tl.store(p_norm, b_norm, mask=m_new)
+            b_importance *= b_norm
         m_free = m_held & (b_position >= first) & (b_position <= t - recent)
         b_ranked = tl.where(m_free, b_importance, float("inf"))
         m_least = m_free & (b_ranked == tl.min(b_ranked))

@@ -17,8 +17,8 @@ SLOTS_PER_BLOCK = 64
 
 @triton.jit(do_not_specialize=["C"])
 def assign_kernel(
-    position, evicted_at, importance, slot_position, slot_importance, survivors, source, C,
-    S: tl.constexpr, BS: tl.constexpr, BC: tl.constexpr, REMEMBERS: tl.constexpr,
+    position, evicted_at, importance, norm, slot_position, slot_importance, slot_norm, survivors, source, C,
+    S: tl.constexpr, BS: tl.constexpr, BC: tl.constexpr, REMEMBERS: tl.constexpr, WEIGHS: tl.constexpr,
 ):  # fmt: skip
     """What left frees its slot, and the survivors among the new tokens take the free slots in order.
 
@@ -42,9 +42,11 @@ def assign_kernel(
     tl.store(source + i * S + o_s, b_source, mask=m_s)
     b_position = tl.load(position + i * N + S + b_source, mask=m_taken, other=-1)
     tl.store(slot_position + i * S + o_s, tl.where(m_held, b_old, b_position), mask=m_s)
+    b_from = i * N + tl.where(m_taken, S + b_source, o_s)
+    if WEIGHS:
+        tl.store(slot_norm + i * S + o_s, tl.load(norm + b_from, mask=m_s, other=0.0), mask=m_s)
     if REMEMBERS:
-        b_from = tl.where(m_taken, S + b_source, o_s)
-        b_importance = tl.load(importance + i * N + b_from, mask=m_s, other=0.0)
+        b_importance = tl.load(importance + b_from, mask=m_s, other=0.0)
         tl.store(slot_importance + i * S + o_s, b_importance, mask=m_s)
 
 
@@ -63,14 +65,24 @@ def move_kernel(
     tl.store(slots + ((i_b * K + i_k) * S + o_s[:, None]) * D + o_d[None, :], b_rows, mask=m_rows)
 
 
-def keep_triton(slots: Slots, key: Rows, value: Rows, position: Tensor, importance: Tensor, evicted_at: Tensor) -> None:
+def keep_triton(
+    slots: Slots,
+    key: Rows,
+    value: Rows,
+    position: Tensor,
+    importance: Tensor,
+    norm: Tensor | None,
+    evicted_at: Tensor,
+) -> None:
     (B, G, S), C = slots.position.shape, key.codes.shape[2]
     source = torch.empty_like(slots.position)
-    remembers = slots.importance is not None
+    # Pointers that are not followed stand for what is not kept.
+    memory, slot_norm = (importance if kept is None else kept for kept in (slots.importance, slots.norm))
     assign_kernel[(B * G,)](
-        position, evicted_at, importance, slots.position, slots.importance if remembers else importance,
+        position, evicted_at, importance, importance if norm is None else norm, slots.position, memory, slot_norm,
         torch.empty(B, G, C, dtype=torch.int32, device=source.device), source, C,
-        S=S, BS=triton.next_power_of_2(S), BC=max(32, triton.next_power_of_2(C)), REMEMBERS=remembers,
+        S=S, BS=triton.next_power_of_2(S), BC=max(32, triton.next_power_of_2(C)),
+        REMEMBERS=slots.importance is not None, WEIGHS=norm is not None,
     )  # fmt: skip
     for buffer, scales, fresh in ((slots.keys, slots.key_scale, key), (slots.values, slots.value_scale, value)):
         if scales is None or fresh.scale is None:

@@ -98,6 +98,12 @@ def observe(importance: Array, observed: Array, present: Array, position: Array,
         importance[j] = (decay * importance[j] + observed[j] * mean) * present[j]
 
 
+@njit(fastmath=LANES, cache=True, nogil=True)
+def weigh(importance: Array, norm: Array, into: Array) -> None:
+    for j in range(importance.shape[0]):
+        into[j] = importance[j] * norm[j]
+
+
 @njit(cache=True, nogil=True)
 def least_important(importance: Array, present: Array, position: Array, oldest: i32, newest: i32) -> int:
     """The candidate that leaves, among positions oldest..newest; ties go to the older."""
@@ -118,6 +124,7 @@ def _scan(
     importance: Array,
     query_position: Array,
     sinks: Array,
+    norm: Array,
     evicted_at: Array,
     size: int,
     first: i32,
@@ -153,7 +160,11 @@ def _scan(
                     scores[b, g, m, i, n:] = f32(0.0)
                 observe(importance[b, g, :n], observed[:n], present[:n], position[b, g, :n], decay, M)
                 if held > size:
-                    j = least_important(importance[b, g, :n], present[:n], position[b, g, :n], first, t - recent)
+                    ranked = importance[b, g, :n]
+                    if norm.shape[0]:
+                        weigh(ranked, norm[b, g, :n], scratch[:n])
+                        ranked = scratch[:n]
+                    j = least_important(ranked, present[:n], position[b, g, :n], first, t - recent)
                     present[j] = f32(0.0)
                     evicted_at[b, g, j] = t
                     held -= 1
@@ -170,6 +181,7 @@ def scan_cpu(
     query_position: Tensor,
     bound: Bound,
     sinks: Tensor | None = None,
+    norm: Tensor | None = None,
 ) -> Tensor:
     evicted_at = torch.full(position.shape, HELD, dtype=torch.int32)
     tops = scores.amax(-1)
@@ -182,6 +194,7 @@ def scan_cpu(
         importance.numpy(),
         query_position.contiguous().numpy(),
         sinks.numpy() if sinks is not None else np.empty((0, 0), f32),
+        norm.numpy() if norm is not None else np.empty((0, 0, 0), f32),
         evicted_at.numpy(),
         bound.size,
         i32(bound.policy.first),

@@ -62,6 +62,7 @@ def scan_kernel(
     importance,
     query_position,
     sinks,
+    norm,
     evicted_at,
     decay,
     size,
@@ -79,6 +80,7 @@ def scan_kernel(
     OBSERVES: tl.constexpr,
     SLIDES: tl.constexpr,
     SINKS: tl.constexpr,
+    WEIGHS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     i_b, i_g = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -94,6 +96,9 @@ def scan_kernel(
     if OBSERVES:
         b_importance_l = tl.load(importance + p_group + o_l, mask=m_l, other=0.0)
         b_importance_r = tl.load(importance + p_group + o_r, mask=m_r, other=0.0)
+    if WEIGHS:
+        b_norm_l = tl.load(norm + p_group + o_l, mask=m_l, other=0.0)
+        b_norm_r = tl.load(norm + p_group + o_r, mask=m_r, other=0.0)
     b_evicted_l = tl.full([BN], FAR, tl.int32)
     b_evicted_r = tl.full([BR], FAR, tl.int32)
     m_present_l, m_present_r = b_position_l >= 0, b_position_r >= 0
@@ -128,8 +133,11 @@ def scan_kernel(
                     b_observed_l, b_observed_r = b_observed_l + b_l, b_observed_r + b_r
             b_importance_l = tl.where(m_seen_l, decay * b_importance_l + b_observed_l, b_importance_l)
             b_importance_r = tl.where(m_seen_r, decay * b_importance_r + b_observed_r, b_importance_r)
-        b_rank_l = _rank(b_position_l, b_importance_l, m_seen_l, first, t - recent)
-        b_rank_r = _rank(b_position_r, b_importance_r, m_seen_r, first, t - recent)
+        b_weight_l, b_weight_r = b_importance_l, b_importance_r
+        if WEIGHS:
+            b_weight_l, b_weight_r = b_weight_l * b_norm_l, b_weight_r * b_norm_r
+        b_rank_l = _rank(b_position_l, b_weight_l, m_seen_l, first, t - recent)
+        b_rank_r = _rank(b_position_r, b_weight_r, m_seen_r, first, t - recent)
         least = tl.minimum(tl.min(b_rank_l, axis=0), tl.min(b_rank_r, axis=0))
         leaves = (held > size) & (t >= 0)
         held -= leaves.to(tl.int32)
@@ -175,6 +183,7 @@ def scan_triton(
     query_position: Tensor,
     bound: Bound,
     sinks: Tensor | None = None,
+    norm: Tensor | None = None,
 ) -> Tensor:
     """`scan_torch`, with weights [B, G, rows, M, width] for scores: exponentials, each row of a head up to a factor.
 
@@ -193,10 +202,10 @@ def scan_triton(
     assert not observes or weights is not None
     scan_kernel[(B, G)](
         weights if weights is not None else position, position, importance, query_position.contiguous(),
-        sinks if sinks is not None else position, evicted_at,
+        sinks if sinks is not None else position, norm if norm is not None else position, evicted_at,
         policy.decay or 0.0, bound.size, policy.first, bound.recent, bound.window or 0, C, N,
         G=G, M=M, BC=rows, BM=heads, BN=left, BR=right,
         OBSERVES=observes, SLIDES=bound.window is not None, SINKS=sinks is not None,
-        STAGES=1 + min(2, ahead), num_warps=WARPS,
+        WEIGHS=norm is not None, STAGES=1 + min(2, ahead), num_warps=WARPS,
     )  # fmt: skip
     return evicted_at

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -161,3 +162,51 @@ def test_template_that_refuses(tokenizer: PreTrainedTokenizerBase) -> None:
     tokenizer.chat_template = "{{ raise_exception('no system role here') }}"
     with pytest.raises(ValueError, match="no system role here"):
         turns.opening(tokenizer, "hello", "be brief")
+
+
+@pytest.fixture
+def short(folder: Path, tmp_path: Path) -> Path:
+    """The same model, which says that it was made for 200 tokens."""
+    path = shutil.copytree(folder, tmp_path / "short")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 200}))
+    return path
+
+
+def test_past_the_length_positions_are_compressed(run: Run, short: Path, tmp_path: Path) -> None:
+    """From the turn on that may pass it, which is said once; a saved conversation goes on as it was."""
+    asked = [f"message {i}, which is not short" for i in range(6)]
+    words = ("chat", *SIZE, *SHORT, "--model", short, "--save", tmp_path / "talk")
+    code, _, err = run(*words, stdin="\n".join(asked), small=True)
+    assert code == 0
+    assert err.count("past the 200 tokens that this model was made for, positions are compressed") == 1
+
+    rnn, beyond = (
+        MultiStateRNN(AutoModelForCausalLM.from_pretrained(short), "tova", 16, positions=where)
+        for where in ("original", "compressed")
+    )
+    tokenizer = AutoTokenizer.from_pretrained(short)
+    talk = Conversation(rnn, tokenizer, rnn.state(), Speech(12, False, None, None))
+    switched = []
+    for message in asked:
+        ids = tokenizer(talk._render(message), add_special_tokens=False)["input_ids"]
+        if not switched and int(talk.state.seen[0]) + len(ids) + 12 + len(talk.closing) > 200:
+            switched.append(int(talk.state.seen[0]))
+            talk.rnn, talk.state = beyond, beyond.adopt(talk.state)
+        talk.turn(message)
+    assert switched[0] > 100
+    assert_same(beyond.load(tmp_path / "talk"), talk.state)
+
+    more = (*words[:-1], tmp_path / "talk", "--load", tmp_path / "talk")
+    code, _, err = run(*more, stdin="and on", small=True)
+    assert (code, err.count("past the 200")) == (0, 0)
+
+
+def test_past_the_length_of_a_model_that_cannot(run: Run, short: Path) -> None:
+    """What helps nothing is said, too."""
+    words = ("chat", *SIZE, *SHORT, "--model", short, "--policy", "full")
+    code, _, err = run(*words, stdin="a\n" * 16, small=True)
+    assert code == 0
+    assert err.count("answers may get worse (positions='compressed:lnln': policy 'full'") == 1
+    fixed = run("chat", *SIZE, *SHORT, "--model", short, "--positions", "original", stdin="a\n" * 16, small=True)
+    assert (fixed.code, fixed.err.count("past")) == (0, 0)

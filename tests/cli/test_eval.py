@@ -165,6 +165,46 @@ def test_chunks_longer_than_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     check_positions(SimpleNamespace(), 65)
     assert capsys.readouterr().err == ""
     check_positions(SimpleNamespace(max_position_embeddings=64, rope_parameters={"rope_theta": 1e4}), 65)
-    assert "longer than the 64" in capsys.readouterr().err
+    assert "more than the 64" in capsys.readouterr().err
     with pytest.raises(ValueError, match="--length 65: this model knows 64 positions"):
         check_positions(SimpleNamespace(max_position_embeddings=64), 65)
+
+
+FAR = ("eval", "extrapolation", "--device", "cpu", "--size", 8, "--tokens", 60, "--window", 10, "--leg", 20)
+
+
+def test_extrapolation_writes_tables_and_a_figure(run: Run, texts: Path, tmp_path: Path) -> None:
+    words = (*FAR, "--text", texts, "--out", tmp_path / "out")
+    code, out, err = run(*words)
+    assert code == 0
+    assert "2 of 2 chunks of 60 tokens, from 2 of 3 texts" in err
+    assert all(name in out for name in ("tova@compressed:lnln", "window+4@compact", "tova@original", "10", "60"))
+    made = {path.name: path for path in (tmp_path / "out").iterdir()}
+    assert sorted(made) == [f"extrapolation.{kind}" for kind in ("csv", "jsonl", "md", "png", "svg")]
+    lines = list(csv.DictReader(made["extrapolation.csv"].read_text().splitlines()))
+    assert len(lines) == 4 * 6
+    assert {line["texts"] for line in lines} == {"2"}
+    rows = [json.loads(line) for line in made["extrapolation.jsonl"].read_text().splitlines()]
+    assert [(row["start"], row["stop"]) for row in rows] == [(0, 20), (20, 40), (40, 60)] * 8
+
+    again = run(*words)
+    assert (again.code, again.out) == (0, out)
+    assert "nothing left to compute" in again.err
+
+
+FAR_BAD = {
+    "leg": (["--leg", "15", "--window", "10"], "--leg 15: must be whole windows of 10 tokens, as 20 is"),
+    "tokens": (["--tokens", "1"], "--tokens 1: must be 2 or more"),
+    "row": (["--row", "tova@far"], "positions='far'"),
+    "batch": (["--batch", "0"], "--batch 0"),
+}
+
+
+@pytest.mark.parametrize("name", FAR_BAD)
+def test_bad_values_of_extrapolation(name: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msrnn.models.AutoModelForCausalLM", None)  # refused before the slow part
+    words, told = FAR_BAD[name]
+    code, out, err = run("eval", "extrapolation", "--text", tmp_path, "--out", tmp_path / "out", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert told in err
+    assert list(tmp_path.iterdir()) == []

@@ -62,3 +62,17 @@ def test_rounded_states(run: Run, tmp_path: Path) -> None:
     said = ("generate", "abc", "--state", small, "--size", 16, "--state-dtype", "int8", "--max-new-tokens", 4)
     assert run(*said).code == 0
     assert "'int4': must be None, 'int8' or 'fp8'" in run("generate", "abc", "--state-dtype", "int4").err
+
+
+def test_positions(run: Run, tmp_path: Path) -> None:
+    state, plain = tmp_path / "compressed", tmp_path / "original"
+    how = ("--size", 16, "--positions", "compressed")
+    assert run("read", "-", "--save", state, *how, stdin=TEXT).code == 0
+    assert run("read", "-", "--save", plain, "--size", 16, stdin=TEXT).code == 0
+    assert not same(state, plain)
+    code, _, err = run("generate", "abc", "--state", state, "--size", 16)
+    assert code == 2
+    assert "go on with --policy tova --size 16 --positions compressed:lnln" in err
+    said = run("generate", "abc", "--state", state, *how, "--max-new-tokens", 8)
+    assert (said.code, said.out) == (0, run("generate", TEXT + "abc", *how, "--max-new-tokens", 8).out)
+    assert "did you mean 'compressed" in run("generate", "abc", "--positions", "compresed").err

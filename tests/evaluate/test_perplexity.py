@@ -20,10 +20,11 @@ from msrnn.evaluate.perplexity.cells import BASELINE, PAPER_ROWS, PAPER_SIZES, C
 from msrnn.evaluate.perplexity.figure import figure
 from msrnn.evaluate.perplexity.reading import Reader, pieces
 from msrnn.evaluate.perplexity.report import Report, as_csv, markdown, shown, shown_ratio
-from msrnn.evaluate.perplexity.run import Run, Watch
+from msrnn.evaluate.perplexity.run import Run
 from msrnn.evaluate.statistics import Estimate
 from msrnn.evaluate.store import Store
 from msrnn.evaluate.texts import Document
+from msrnn.evaluate.watch import Watch
 from msrnn.models import Loaded
 from msrnn.plan import MultiStateCache
 from msrnn.policy import NAMES, Policy
@@ -82,12 +83,14 @@ def test_as_if_stepped_on_words(small: Loaded) -> None:
     assert Reader(small.model, FULL, 0).nll(ids) == pytest.approx([unmodified(small.model, ids[0])], rel=1e-4)
 
 
-def test_losses_are_the_same_however_they_are_cut(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("logits", [5, 3 * 15], ids=["less than a block", "two blocks"])
+def test_losses_are_the_same_however_they_are_cut(
+    logits: int, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids, blocks = tokens(3, 50), list[int]()
     whole = losses(MultiStateRNN(model, "tova", 8), ids, MultiStateRNN(model, "tova", 8).state(3))
     assert (whole.shape, whole.dtype) == ((3, 49), torch.float32)
-    monkeypatch.setattr("msrnn.evaluate.loss.SLICE", 5)
-    monkeypatch.setattr("msrnn.evaluate.loss.LOGIT_BYTES", {"cpu": 3 * VOCABULARY * 4 * 15})
+    monkeypatch.setattr("msrnn.evaluate.loss.LOGIT_BYTES", {"cpu": VOCABULARY * 4 * logits})
     rnn = MultiStateRNN(model, "tova", 8, block=7)
     assert torch.allclose(losses(rnn, ids, rnn.state(3), blocks.append), whole, atol=1e-4)
     assert blocks == [7] * 7
@@ -216,7 +219,7 @@ def test_a_row_tells_where_it_is_from(model: PreTrainedModel, tmp_path: Path) ->
     Run(model, made, Store(path), 2, {"torch": "2"}).results(CELLS[1:2], Watch(tokens=told.append))
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["texts"] for row in rows] == [[["book", 0], ["book", 40]], [["book", 80]]]
-    assert rows[0]["numbers"] == {"decay": 0.0, "per": "layer", "first": 0, "recent": 0}
+    assert rows[0]["numbers"] == {"decay": 0.0, "per": "layer", "first": 0, "recent": 0, "value": False}
     assert {"seconds", "backend", "data", "fingerprint", "dtype", "length", "torch"} <= rows[0].keys()
     assert rows[0]["tokens"] == 39
     assert sum(told) == 3 * 39

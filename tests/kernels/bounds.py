@@ -12,4 +12,6 @@ BOUNDS = [
     Bound(policy("h2o"), 8),
     Bound(Policy(0.5, "layer", 2, 0.25), 9),
     Bound(Policy(0.9, "head", 1, 2), 6, window=9),
+    Bound(Policy(0.9, "layer", 0, 0.5, value=True), 9),
+    Bound(Policy(0.0, "head", 1, value=True), 6),
 ]

@@ -22,7 +22,8 @@ def chunks(draw: st.DrawFn, rows: int) -> dict[str, Any]:
     first = draw(st.integers(0, size - 1))
     recent = draw(st.integers(0, size - 1 - first))
     decay = draw(st.sampled_from([None, 0.0, 0.5, 1.0]))
-    policy = Policy(decay, draw(st.sampled_from(["layer", "head"])), first, recent)
+    value = decay is not None and draw(st.booleans())
+    policy = Policy(decay, draw(st.sampled_from(["layer", "head"])), first, recent, value)
     return {
         "bound": Bound(policy, size, draw(st.none() | st.integers(size + 2, 30))),
         "heads": draw(st.integers(1, 5)),
@@ -52,8 +53,9 @@ def arguments(case: dict[str, Any], device: str) -> list[Any]:
     importance = torch.rand(position.shape, generator=draw) * (position >= 0)
     importance[..., bound.slots :] = 0
     sinks = torch.randn(G, M, generator=draw) if case["sinks"] else None
+    norm = torch.rand(position.shape, generator=draw) + 0.5 if bound.policy.value else None
     tensors = [scores, position, importance, query]
-    return [*(t.to(device) for t in tensors), bound, sinks.to(device) if sinks is not None else None]
+    return [*(t.to(device) for t in tensors), bound, *(t if t is None else t.to(device) for t in (sinks, norm))]
 
 
 def check(kernel: Any, case: dict[str, Any], device: str) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import typer
 
+from msrnn.cli.eval.extrapolation import extrapolation
 from msrnn.cli.eval.perplexity import perplexity
 from msrnn.cli.verbs import register
 
 app = typer.Typer(name="eval", no_args_is_help=True)
-register(app, perplexity)
+register(app, perplexity, extrapolation)
 
 
 @app.callback()

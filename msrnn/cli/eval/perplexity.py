@@ -1,22 +1,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from msrnn.cli.eval.terminal import show
+from msrnn.cli.eval.terminal import show, watched
 from msrnn.cli.options import SMALL, Device, Dtype, Model
 from msrnn.cli.results import rows_file
-from msrnn.cli.terminal import note, progress
+from msrnn.cli.terminal import note
 from msrnn.policy import FULL
 
 if TYPE_CHECKING:
-    from msrnn.evaluate.perplexity.cells import Cell, Grid
+    from msrnn.evaluate.perplexity.cells import Grid
     from msrnn.evaluate.perplexity.report import Report
-    from msrnn.evaluate.perplexity.run import Results, Run
 
 TOVA, SIZES = "tova", (512,)
 POLICIES = (TOVA, "window+4", FULL)
@@ -143,35 +141,14 @@ def quiet() -> None:
         logger.set_verbosity_error()
 
 
-def check_positions(config: Any, length: int) -> None:
+def check_positions(config: Any, length: int, option: str = "--length") -> None:
     """Positions that are learned end; those that are rotated go on, past what the model was trained for."""
     known = getattr(config, "max_position_embeddings", None)
     if not known or length <= known:
         return
     if not getattr(config, "rope_parameters", None):
-        raise ValueError(f"--length {length}: this model knows {known:,} positions; take shorter chunks")
-    note(f"chunks of {length:,} tokens are longer than the {known:,} that this model was made for")
-
-
-def watched(run: Run, cells: list[Cell]) -> Results:
-    """With a bar that counts the tokens which are still to be read, and names the cell that reads them."""
-    from msrnn.evaluate.perplexity.run import Watch
-
-    with progress() as bar:
-        task = bar.add_task("", total=None)
-
-        def on_cell(cell: Cell) -> None:
-            named = f"{cell.label} ({cells.index(cell) + 1} of {len(cells)})"
-            bar.update(task, description=named)
-            if bar.disable:
-                note(named)
-
-        def on_total(tokens: int) -> None:
-            bar.update(task, total=tokens)
-            if not tokens:
-                note("nothing left to compute")
-
-        return run.results(cells, Watch(on_total, on_cell, partial(bar.advance, task)))
+        raise ValueError(f"{option} {length}: this model knows {known:,} positions; take fewer tokens")
+    note(f"{length:,} tokens are more than the {known:,} that this model was made for")
 
 
 def write(report: Report, folder: Path, title: str, told: dict[str, Any]) -> None:

@@ -94,8 +94,10 @@ def fill(state: MultiState) -> None:
         layer.position[..., :size] = torch.arange(size, device=layer.position.device)
         layer.seen.fill_(size)
         for name, tensor in layer.tensors().items():
-            if name in ("keys", "values", "importance"):
+            if name in ("keys", "values"):
                 randomize(tensor)
+            elif name in ("importance", "norm"):
+                tensor.uniform_()
             elif name in ("key_scale", "value_scale"):
                 tensor.fill_(1 / 32 if layer.keys.dtype == torch.int8 else 1)
 

@@ -30,7 +30,10 @@ class Report:
 
     def nll(self, name: str, size: int) -> Estimate:
         """Per token."""
-        return self._nll[self.grid.at(name, size)]
+        return self.nll_of(self.grid.at(name, size))
+
+    def nll_of(self, cell: Cell) -> Estimate:
+        return self._nll[cell]
 
     def perplexity(self, name: str, size: int) -> Estimate:
         return self.nll(name, size).exp()

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from msrnn.evaluate.chunks import Data
-from msrnn.evaluate.memory import out_of_memory, release
+from msrnn.evaluate.memory import batch_that_fits, release
 from msrnn.evaluate.perplexity.cells import Cell
 from msrnn.evaluate.perplexity.reading import Reader
 from msrnn.evaluate.store import Store
+from msrnn.evaluate.watch import Watch
 from msrnn.policy import FULL
 
 Results = dict[Cell, list[float]]  # each chunk's summed negative log-likelihood, in the order of the chunks
-
-
-class Watch(NamedTuple):
-    """Who is told: how many tokens there are to read, which cell is being read, how many tokens it has read since."""
-
-    total: Callable[[int], object] = lambda _: None
-    cell: Callable[[Cell], object] = lambda _: None
-    tokens: Callable[[int], object] = lambda _: None
 
 
 class Run:
@@ -67,13 +60,8 @@ class Run:
 
     def _nll(self, reader: Reader, chunks: list[int], watch: Watch) -> list[float]:
         ids = torch.tensor([self.data.chunks[i].ids for i in chunks])
-        try:
+        with batch_that_fits(len(chunks), reader.cell.label):
             return reader.nll(ids, watch.tokens)
-        except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
-                raise
-            mend = "what was computed is kept, go on with a smaller one"
-            raise ValueError(f"--batch {len(chunks)}: {reader.cell.label} does not fit into memory; {mend}") from error
 
     def _of(self, chunks: list[int]) -> dict[str, Any]:
         """What a row says of its chunks: their content, and where they are from."""

@@ -1,0 +1,35 @@
+"""Past the length that a model was made for: from there on, what a conversation keeps stands closer together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from msrnn.cli.options import Choice
+from msrnn.cli.terminal import note
+from msrnn.positions import COMPRESSED
+from msrnn.rnn import MultiStateRNN
+
+
+class Beyond:
+    """Who goes on where a conversation passes the model's length. It does so once, and says so."""
+
+    def __init__(self, choice: Choice) -> None:
+        self.choice = replace(choice, positions=COMPRESSED)
+        self.passed = False
+
+    def successor(self, rnn: MultiStateRNN, tokens: int) -> MultiStateRNN:
+        """For a turn that may end after so many tokens; the same one while there is room, or where nothing helps."""
+        config: Any = rnn.model.config.get_text_config(decoder=True)
+        length = getattr(config, "max_position_embeddings", None)
+        if self.passed or length is None or tokens <= length:
+            return rnn
+        self.passed = True
+        what = f"past the {length:,} tokens that this model was made for"
+        try:
+            successor = self.choice.bounded(rnn.model)
+        except ValueError as reason:
+            note(f"{what}, answers may get worse ({reason})")
+            return rnn
+        note(f"{what}, positions are compressed")
+        return successor

@@ -1,0 +1,47 @@
+"""The rows of the table: which states are forgotten, and where those that are kept stand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedModel
+
+from msrnn.evaluate.perplexity.cells import Cell
+from msrnn.policy import FULL, policy, resolve
+from msrnn.positions import COMPRESSED, ORIGINAL, spacing
+from msrnn.rnn import MultiStateRNN
+
+
+class Case(NamedTuple):
+    policy: str
+    positions: str
+    size: int | None  # None: full, which has no limit
+
+    @property
+    def label(self) -> str:
+        return f"{self.policy}@{self.positions}"
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What a result depends on."""
+        return {**Cell(self.policy, self.size).key, "positions": self.positions}
+
+    def rnn(self, model: PreTrainedModel) -> MultiStateRNN:
+        return MultiStateRNN(model, self.policy, self.size, positions=self.positions)
+
+
+def cases(rows: Sequence[str], size: int) -> list[Case]:
+    """Each once; a row is written POLICY@POSITIONS, and without positions they are compressed."""
+    return list(dict.fromkeys(_case(row, size) for row in rows))
+
+
+def _case(row: str, size: int) -> Case:
+    name, _, positions = row.partition("@")
+    if name == FULL:
+        if positions not in ("", ORIGINAL):
+            raise ValueError(f"--row {row}: {FULL} leaves no gaps to close; write {FULL}@{ORIGINAL}")
+        return Case(FULL, ORIGINAL, None)
+    resolve(name, size)
+    apart = spacing(positions or COMPRESSED)
+    return Case(policy(name).name, apart.name if apart else ORIGINAL, size)

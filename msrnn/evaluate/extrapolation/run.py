@@ -1,0 +1,109 @@
+"""All cases on all texts, each leg of a batch a row of a store: what was stopped goes on in the middle of a text."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from msrnn.evaluate.chunks import Data
+from msrnn.evaluate.extrapolation.carried import Carried
+from msrnn.evaluate.extrapolation.cases import Case
+from msrnn.evaluate.extrapolation.legs import Course, leg_nll
+from msrnn.evaluate.memory import batch_that_fits, release
+from msrnn.evaluate.store import Store
+from msrnn.evaluate.watch import Watch
+from msrnn.policy import FULL
+from msrnn.rnn import MultiStateRNN
+
+Results = dict[Case, list[list[float]]]  # by text, in their order: the summed negative log-likelihood of each window
+
+
+class _Batch(NamedTuple):
+    texts: list[int]
+    done: int  # tokens of each that are read already
+    carried: Carried
+
+
+class Run:
+    """One model on the first tokens of texts. `beside` is written into every row, and tells no results apart."""
+
+    def __init__(
+        self, model: PreTrainedModel, data: Data, course: Course, store: Store, batch: int, beside: dict[str, Any]
+    ) -> None:
+        self.model, self.data, self.course, self.store, self.batch = model, data, course, store, batch
+        plan = MultiStateRNN(model, FULL, None).plan
+        told = plan.fingerprint
+        self.key = {"fingerprint": told["model"], "dtype": told["dtype"], "window": course.window}
+        backend = "/".join(sorted(set(plan.backends)))
+        self.beside = {"tokens": data.length, "data": data.fingerprint, "backend": backend, **beside}
+
+    def results(self, cases: list[Case], watch: Watch | None = None) -> Results:
+        """Of every case; an interruption costs the leg that was being read, and no other."""
+        watch = watch or Watch()
+        todo = {case: self._batches(case) for case in cases}
+        watch.total(sum(len(b.texts) * (self.course.tokens - b.done) for batches in todo.values() for b in batches))
+        for case, batches in todo.items():
+            if batches:
+                watch.cell(case)
+                rnn = case.rnn(self.model)
+                for batch in batches:
+                    self._read(case, rnn, batch, watch)
+                del rnn
+                release()
+        found = {case: self._stored(case) for case in cases}
+        windows = range(len(self.course.counts))
+        return {case: [[found[case][key][i] for i in windows] for key in self.data.keys] for case in cases}
+
+    def _stored(self, case: Case) -> dict[str, dict[int, float]]:
+        """By a text's content and the number of a window."""
+        found: dict[str, dict[int, float]] = {key: {} for key in self.data.keys}
+        for row in self.store.matching({**case.key, **self.key}):
+            first = row["start"] // self.course.window
+            for key, nll in zip(row["chunks"], row["nll"], strict=True):
+                found.setdefault(key, {}).update(enumerate(nll, first))
+        return found
+
+    def _batches(self, case: Case) -> list[_Batch]:
+        """The texts that are not read to their end, and from where their states go on."""
+        stored = self._stored(case)
+        done = [self._done(stored[key]) for key in self.data.keys]
+        missing = [i for i, tokens in enumerate(done) if tokens < self.course.tokens]
+        batches = []
+        for start in range(0, len(missing), self.batch):
+            texts = missing[start : start + self.batch]
+            folder = self.store.path.with_suffix(".states") if self.store.path else None
+            carried = Carried(folder, [case.key, self.key, [self.data.keys[i] for i in texts]])
+            known = [tokens for tokens in carried.files if all(tokens <= done[i] for i in texts)]
+            batches.append(_Batch(texts, max(known, default=0), carried))
+        return batches
+
+    def _done(self, windows: dict[int, float]) -> int:
+        """How many tokens from a text's first on have been read."""
+        known = next((i for i in range(len(self.course.counts)) if i not in windows), len(self.course.counts))
+        return min(known * self.course.window, self.course.tokens)
+
+    def _read(self, case: Case, rnn: MultiStateRNN, batch: _Batch, watch: Watch) -> None:
+        ids = torch.tensor([self.data.chunks[i].ids for i in batch.texts])
+        texts = {
+            "chunks": [self.data.keys[i] for i in batch.texts],
+            "texts": [self.data.chunks[i].book for i in batch.texts],
+        }
+
+        def on_block(columns: int) -> None:
+            watch.tokens(columns * len(batch.texts))
+
+        with batch_that_fits(len(batch.texts), case.label):
+            state = rnn.load(batch.carried.files[batch.done]) if batch.done else rnn.state(len(batch.texts))
+            for start, stop in self.course.legs(batch.done):
+                began = perf_counter()
+                nll = leg_nll(rnn, ids, state, self.course, (start, stop), on_block)
+                row = {"start": start, "stop": stop, "nll": nll, "seconds": perf_counter() - began}
+                # The new state comes first, then the row that counts on it: only then is the old one of no use.
+                last = stop == self.course.tokens
+                if not last:
+                    batch.carried.save(state, stop)
+                self.store.append({**case.key, **self.key, **texts, **row, **self.beside})
+                batch.carried.forget(but=None if last else stop)

@@ -1,0 +1,81 @@
+"""Where tokens stand and how their keys get there, for compiled CPU loops; `msrnn.positions` is the reference."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+from numpy import float32 as f32
+from numpy import float64 as f64
+from numpy import int32 as i32
+
+from msrnn.kernels.scan_cpu import Array
+from msrnn.positions import NEAR, SPACINGS, Rotary, Spacing, Tabulated
+
+COMPACT, LNLN, LN, SQRT = range(4)
+KINDS = dict(zip(SPACINGS, (COMPACT, LNLN, LN, SQRT), strict=True))
+TABULATED = -1
+_HALF_PI, _PER_HALF_PI = math.pi / 2, 2 / math.pi
+_S3, _S5, _S7 = f32(-1.6666654611e-1), f32(8.3321608736e-3), f32(-1.9515295891e-4)
+_C4, _C6, _C8 = f32(4.166664568298827e-2), f32(-1.388731625493765e-3), f32(2.443315711809948e-5)
+
+
+@njit(cache=True, nogil=True)
+def apart(gap: int, kind: int, table: Array) -> float:
+    """How far apart two neighbours stand that were `gap` tokens apart."""
+    if kind == TABULATED:
+        return float(table[gap])
+    if kind == COMPACT:
+        return 1.0
+    if gap <= NEAR:
+        return float(gap)
+    if kind == SQRT:
+        return math.sqrt(gap)
+    return math.log(gap) if kind == LN else math.log(math.log(gap))
+
+
+@njit(cache=True, nogil=True)
+def turn(frequency: Array, position: i32, place: f64, cos: Array, sin: Array) -> None:
+    """Cosine and sine of `Rotary.angle`, reduced in float64; library calls would keep the loop from vectorising."""
+    for d in range(frequency.shape[0]):
+        angle = place * f64(frequency[d]) - f64(f32(position) * frequency[d])
+        quarters = np.floor(angle * _PER_HALF_PI + 0.5)
+        x = f32(angle - quarters * _HALF_PI)
+        xx = x * x
+        s = x + x * xx * (_S3 + xx * (_S5 + xx * _S7))
+        c = f32(1.0) - f32(0.5) * xx + xx * xx * (_C4 + xx * (_C6 + xx * _C8))
+        q = np.int64(quarters) & 3
+        swapped_s, swapped_c = (c, s) if q & 1 else (s, c)
+        sin[d] = -swapped_s if q & 2 else swapped_s
+        cos[d] = -swapped_c if (q + 1) & 2 else swapped_c
+
+
+@njit(fastmath={"contract"}, cache=True, nogil=True)
+def rotate(row: Array, start: int, step: int, cos: Array, sin: Array, into: Array) -> None:
+    """First dimensions of all pairs, then the second ones, then what is not rotated.
+
+    Scores do not depend on the order of dimensions, if keys and queries share it.
+    """
+    F, D = cos.shape[0], row.shape[0]
+    second = start + F if step == 1 else start + 1
+    for d in range(F):
+        x, y = row[start + d * step], row[second + d * step]
+        into[d] = x * cos[d] - y * sin[d]
+        into[F + d] = y * cos[d] + x * sin[d]
+    for d in range(start):
+        into[2 * F + d] = row[d]
+    for d in range(start + 2 * F, D):
+        into[d] = row[d]
+
+
+def spacing_code(spacing: Spacing, largest: int) -> tuple[int, Array]:
+    """A function's number, or its table up to the largest gap there can be."""
+    if isinstance(spacing.function, Tabulated):
+        return TABULATED, spacing.function.upto(largest).numpy()
+    return KINDS[spacing.name], np.empty(0, f64)
+
+
+def layout(rotary: Rotary) -> tuple[int, int]:
+    """`start` and `step` of `rotate`."""
+    return rotary.start, 2 if rotary.interleaved else 1

@@ -1,0 +1,68 @@
+"""The walk over a chunk's rows, from queries and keys: attention and eviction times.
+
+Where tokens stand as the model rotated them, all scores are one matmul, and the scan does the rest. Elsewhere, who
+leaves changes where everyone behind it stands: a row's scores are known only when the row before it is done, and the
+walk scores each row itself.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from msrnn.kernels.walk_cpu import walk_cpu
+from msrnn.policy import Bound
+from msrnn.scan import scan, scan_torch
+from msrnn.scoring import Scoring
+
+
+def walk_torch(
+    query: Tensor,
+    keys: Tensor,
+    position: Tensor,
+    importance: Tensor,
+    query_position: Tensor,
+    bound: Bound,
+    scoring: Scoring,
+    norm: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """What `scan_torch` makes of scores, from what scores are made of.
+
+    query    [B, K, R, C, D], keys [B, K, N, D]: as the model rotated them, the queries' own tokens among the keys
+    returns  attention [B, G, M, C, N] float32, and what `scan_torch` returns
+    """
+    (B, K, R, C, _), (_, G, N), places = query.shape, position.shape, scoring.places
+    assert places is not None
+
+    def score(i: int, seen: Tensor) -> Tensor:
+        t = query_position[:, None, i, None].expand(B, G, 1)
+        place = places.spacing.places(position, seen)
+        newest = place.gather(-1, (position == t).int().argmax(-1, keepdim=True))
+        q = places.moved(query[:, :, :, i], *(x.repeat_interleave(K // G, 1) for x in (t, newest)))
+        k = places.moved(keys, *(x.repeat_interleave(K // G, 1) for x in (position, place)))
+        return scoring(q, k).view(B, G, -1, N)
+
+    attention = torch.zeros(B, G, K * R // G, C, N, device=query.device)
+    sinks = scoring.sinks_of(G)
+    return attention, scan_torch(attention, position, importance, query_position, bound, sinks, norm, score)
+
+
+def walk(
+    query: Tensor,
+    keys: Tensor,
+    position: Tensor,
+    importance: Tensor,
+    query_position: Tensor,
+    bound: Bound,
+    scoring: Scoring,
+    norm: Tensor | None,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """`walk_torch`, by the compiled loop where the backend is that, and by the scan where nobody moves."""
+    if scoring.places is not None:
+        steps = walk_cpu if backend == "compiled" else walk_torch
+        return steps(query, keys, position, importance, query_position, bound, scoring, norm)
+    G, C = position.shape[1], query.shape[3]
+    scores = scoring(query.flatten(2, 3), keys).view(query.shape[0], G, -1, C, keys.shape[2])
+    sinks = scoring.sinks_of(G)
+    return scores, scan(scores, position, importance, query_position, bound, sinks, norm, backend)

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+
+from msrnn.attention import attend
+from msrnn.kernels.turn_cpu import apart, turn
+from msrnn.policy import Bound, policy
+from msrnn.positions import SPACINGS, Places, Rotary, Tabulated, spacing
+from msrnn.scoring import Scoring
+from msrnn.state import LayerShape, Slots
+
+KEPT = [3, 4, 14, 25, 26, 1000, 70_000]
+BY_HAND: dict[str, Callable[[int], float]] = {
+    "compact": lambda gap: 1,
+    "compressed:lnln": lambda gap: gap if gap <= 10 else math.log(math.log(gap)),
+    "compressed:ln": lambda gap: gap if gap <= 10 else math.log(gap),
+    "compressed:sqrt": lambda gap: gap if gap <= 10 else math.sqrt(gap),
+}
+FREQUENCY = 10_000.0 ** -(torch.arange(16, dtype=torch.float32) / 16)
+FAR = 1_000_000
+
+
+@pytest.mark.parametrize("name", SPACINGS)
+def test_neighbours_stand_by_their_gaps(name: str) -> None:
+    stands = SPACINGS[name].along(torch.tensor(KEPT)).tolist()
+    expected = [0.0]
+    for a, b in pairwise(KEPT):
+        expected.append(expected[-1] + BY_HAND[name](b - a))
+    assert stands == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", SPACINGS)
+def test_the_order_in_memory_means_nothing(name: str) -> None:
+    position = torch.tensor([[25, -1, 4, 70_000, 3, 7, 14, 26, 1000], [-1] * 9], dtype=torch.int32)
+    present = (position >= 0) & (position != 7)
+    places = SPACINGS[name].places(position, present)
+    order = position[0].argsort()[present[0, position[0].argsort()]]
+    assert torch.equal(places[0, order], SPACINGS[name].along(torch.tensor(KEPT)))
+    assert places.isfinite().all()
+
+
+def test_any_function_of_a_gap() -> None:
+    calls: list[int] = []
+
+    def third(gap: int) -> float:
+        calls.append(gap)
+        return min(gap, 90) / 3
+
+    chosen = spacing(third)
+    assert chosen is not None
+    assert chosen.along(torch.tensor(KEPT)).tolist() == pytest.approx(
+        [0, 1 / 3, 11 / 3, 22 / 3, 23 / 3, 113 / 3, 203 / 3]
+    )
+    assert len(calls) == len(set(calls)), "each gap once"
+    assert chosen.name == spacing(lambda gap: min(gap, 90) / 3).name != spacing(lambda gap: gap / 3).name
+
+
+@pytest.mark.parametrize("made", [math.nan, math.inf, -1.0])
+def test_functions_that_are_none(made: float) -> None:
+    with pytest.raises(ValueError, match=f"makes {made} of a gap of 12"):
+        spacing(lambda gap: made if gap == 12 else gap)
+
+
+def test_names() -> None:
+    assert spacing("original") is None
+    assert spacing("compressed") is SPACINGS["compressed:lnln"]
+    with pytest.raises(ValueError, match="did you mean 'compressed:lnln'"):
+        spacing("compressed:lnn")
+    with pytest.raises(ValueError, match="use one of original"):
+        spacing("xyz")
+    with pytest.raises(TypeError, match="positions=10"):
+        spacing(10)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [*range(4), -1])
+def test_the_compiled_function_is_the_named_one(kind: int) -> None:
+    functions = [*SPACINGS.values()]
+    function = functions[kind].function if kind >= 0 else Tabulated(lambda gap: gap / 3)
+    table = function.upto(FAR // 10).numpy() if isinstance(function, Tabulated) else torch.empty(0).double().numpy()
+    for gap in (1, 2, 10, 11, 12, 99, FAR // 10):
+        assert apart(gap, kind, table) == pytest.approx(
+            float(function(torch.tensor([float(gap)], dtype=torch.float64))), rel=1e-14
+        )
+
+
+def as_the_model_does(rows: torch.Tensor, position: int) -> torch.Tensor:
+    """Half-split rotation with angles in float32."""
+    angle = torch.tensor(position).float() * FREQUENCY
+    cos, sin = (torch.cat([x, x], dim=-1) for x in (angle.cos(), angle.sin()))
+    half = torch.cat([-rows[..., 16:], rows[..., :16]], dim=-1)
+    return rows * cos + half * sin
+
+
+@pytest.mark.parametrize("position", [0, 1, 513, 70_001, FAR, 2**24 - 1])
+def test_far_positions_lose_no_precision(position: int) -> None:
+    rows = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
+    written = as_the_model_does(rows, position)
+    place = 12.3456789
+    exact = Rotary(FREQUENCY).turned(rows, place * FREQUENCY.double())
+    angle = Rotary(FREQUENCY).angle(torch.tensor(position), torch.tensor(place, dtype=torch.float64))
+    torch.testing.assert_close(Rotary(FREQUENCY).turned(written, angle), exact, atol=2e-6, rtol=0)
+    naive = (torch.tensor(place - position, dtype=torch.float32) * FREQUENCY).double()
+    if position >= FAR:
+        assert (Rotary(FREQUENCY).turned(written, naive) - exact).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("place", [0.0, 0.87, 511.5, 8_000.25])
+@pytest.mark.parametrize("position", [0, 7, 70_001, FAR])
+def test_compiled_cosines_are_exact_to_rounding(position: int, place: float) -> None:
+    cos, sin = torch.empty(16), torch.empty(16)
+    turn(FREQUENCY.numpy(), torch.tensor(position, dtype=torch.int32).numpy()[()], place, cos.numpy(), sin.numpy())
+    angle = Rotary(FREQUENCY).angle(torch.tensor(position), torch.tensor(place).double())
+    torch.testing.assert_close(cos.double(), angle.cos(), atol=2e-7, rtol=0)
+    torch.testing.assert_close(sin.double(), angle.sin(), atol=2e-7, rtol=0)
+
+
+def test_a_thousand_turns_are_one() -> None:
+    """Even one after the other; states do not do that, see below."""
+    draw = torch.Generator().manual_seed(0)
+    rows, rotary = torch.randn(8, 32, generator=draw), Rotary(FREQUENCY)
+    turns = torch.randn(1000, generator=draw, dtype=torch.float64) * 50
+    turned = rows
+    for by in turns:
+        turned = rotary.turned(turned, by * FREQUENCY.double())
+    once = rotary.turned(rows, turns.sum() * FREQUENCY.double())
+    torch.testing.assert_close(turned, once, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("backend", ["compiled", "torch"])
+def test_keys_stay_as_they_were_written(backend: str) -> None:
+    """After a thousand steps that moved them, they are the same bits, and are read as one turn makes them."""
+    draw = torch.Generator().manual_seed(0)
+    length, places = 1200 if backend == "compiled" else 300, Places(SPACINGS["compressed:lnln"], Rotary(FREQUENCY[:4]))
+    query, key, value = (torch.randn(1, 2, length, 8, generator=draw) for _ in range(3))
+    slots = Slots(1, LayerShape(2, 2, 8, 8, query.dtype, query.device), Bound(policy("tova+2"), 24))
+    scoring = Scoring(0.5, places=places)
+    outputs = attend(slots, query, key, value, None, scoring, 512, backend)
+    held = (slots.position[0, 0] >= 0).nonzero()[:, 0]
+    where = slots.position[0, 0, held].long()
+    assert {0, 1} <= {*where.tolist()}, "those that are moved by every step"
+    assert torch.equal(slots.keys[0, :, held], key[0, :, where])
+    assert torch.equal(slots.values[0, :, held], value[0, :, where])
+
+    again = Slots(1, LayerShape(2, 2, 8, 8, query.dtype, query.device), Bound(policy("tova+2"), 24))
+    attend(again, *(x[:, :, : length - 1] for x in (query, key, value)), None, scoring, 512, backend)
+    seen = [*sorted(p for p in again.position[0, 0].tolist() if p >= 0), length - 1]
+    stands = places.spacing.along(torch.tensor(seen))
+    k = places.moved(key[0, :, seen], torch.tensor(seen), stands)
+    q = places.moved(query[0, :, -1:], torch.tensor(seen[-1:]), stands[-1:])
+    expected = (q @ k.mT * 0.5).softmax(-1) @ value[0, :, seen]
+    torch.testing.assert_close(outputs[0, -1], expected[:, 0], atol=1e-5, rtol=1e-5)
