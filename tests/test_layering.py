@@ -35,6 +35,7 @@ ORDER = [
     "tracing",
     "harness",
     "evaluate",
+    "analyze",
     "cli",
 ]
 ROOT = Path(msrnn.__file__).parent

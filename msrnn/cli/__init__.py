@@ -8,10 +8,12 @@ from typing import Annotated
 
 import typer
 
+from msrnn.cli.analyze import analyze
 from msrnn.cli.bench import bench
 from msrnn.cli.chat import chat
 from msrnn.cli.demo import demo
 from msrnn.cli.eval import app as evaluations
+from msrnn.cli.explore import explore
 from msrnn.cli.generate import generate
 from msrnn.cli.policies import policies
 from msrnn.cli.read import read
@@ -22,7 +24,7 @@ BAD_INPUT, INTERRUPTED = 2, 130
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
-register(app, demo, generate, chat, read, policies, bench)
+register(app, demo, generate, chat, read, policies, bench, analyze, explore)
 app.add_typer(evaluations)
 
 

@@ -15,17 +15,19 @@ def check_matplotlib() -> None:
 
 
 @contextmanager
-def drawn(folder: Path, name: str, columns: int, width: float) -> Iterator[tuple[Any, list[Any]]]:
-    """A figure and its axes side by side, written as NAME.png and NAME.svg: the same bytes for the same figures."""
+def drawn(
+    folder: Path, name: str, columns: int, width: float, rows: int = 1, height: float = 4.2
+) -> Iterator[tuple[Any, list[Any]]]:
+    """A figure and its axes, row by row, written as NAME.png and NAME.svg: the same bytes for the same figures."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     with pyplot.rc_context({"svg.hashsalt": "msrnn", "axes.spines.top": False, "axes.spines.right": False}):
-        figure, axes = pyplot.subplots(1, columns, figsize=(width, 4.2), layout="constrained", squeeze=False)
+        figure, axes = pyplot.subplots(rows, columns, figsize=(width, height), layout="constrained", squeeze=False)
         try:
-            yield figure, list(axes[0])
+            yield figure, list(axes.flat)
             figure.savefig(folder / f"{name}.png", dpi=150)
             figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
         finally:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from msrnn.cli.terminal import note, progress
@@ -28,6 +29,7 @@ def show(report: Report, title: str) -> None:
 
 
 def show_table(title: str, names: Sequence[str], rows: list[list[str]]) -> None:
+    """In parts that fit, each with the first column; strings are shown as they are."""
     console = Console()
     for start in range(1, len(names), TOGETHER):
         columns = slice(start, start + TOGETHER)
@@ -36,7 +38,7 @@ def show_table(title: str, names: Sequence[str], rows: list[list[str]]) -> None:
         for name in names[columns]:
             table.add_column(name, justify="right", no_wrap=True)
         for cells in rows:
-            table.add_row(cells[0], *cells[columns])
+            table.add_row(*map(escape, [cells[0], *cells[columns]]))
         console.print(table)
 
 

@@ -1,0 +1,95 @@
+// What the reader can touch: sliders, buttons, keys, tokens and the page's address.
+
+const find = (id) => document.getElementById(id);
+
+/** The page, filled with what it is about. */
+function furnish(policies, texts, maps, tab) {
+  const heads = Math.max(...policies.map((policy) => policy.groups));
+  find("about").textContent = data.about;
+  document.title = `${data.name} · which tokens stay`;
+  find("step").max = T - 1;
+  find("layer").max = L - 1;
+  find("head").max = heads - 1;
+  find("head-label").hidden = heads === 1;
+  find("main").dataset.panels = policies.length;
+  find("maps").style.setProperty("--maps", policies.length);
+  find("maps").before(...texts.map((text) => text.panel));
+  find("maps").append(...maps.map((map) => map.figure));
+  find("tabs").hidden = policies.length < 2;
+  policies.forEach((policy, i) => {
+    const button = element("button", "", policy.name);
+    button.setAttribute("role", "tab");
+    button.addEventListener("click", () => tab(i));
+    find("tabs").append(button);
+  });
+  legend(policies[0].size);
+}
+
+function legend(size) {
+  const swatches = Array.from({ length: 8 }, (_, k) => {
+    const from = shadeStart(k, size);
+    return element("i", `k${k}`, k === 0 ? `< ${number(shadeStart(1, size))}` : `${number(from)}+`);
+  });
+  find("legend").append(element("span", "", "steps kept"), ...swatches);
+}
+
+function listen({ look, texts, move, point, play, tab, redraw }) {
+  const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)");
+  const fade = () => move({ fade: !look.fade, asked: true }), follow = () => move({ follow: !look.follow });
+  function theme() {
+    root.dataset.theme = (root.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark" ? "light" : "dark";
+    redraw();
+  }
+  for (const name of ["step", "layer", "head"]) {
+    find(name).addEventListener("input", (event) => { play(false); move({ [name]: Number(event.target.value) }); });
+  }
+  for (const [name, act] of Object.entries({ play: () => play(), fade, follow, theme })) find(name).addEventListener("click", act);
+  for (const { body } of texts) {
+    body.addEventListener("pointermove", (event) => event.pointerType === "touch" || point(tokenOf(event), event));
+    body.addEventListener("pointerleave", () => point(undefined));
+    body.addEventListener("click", (event) => point(tokenOf(event), event, true));
+  }
+  document.addEventListener("pointerdown", (event) => {
+    if (!event.target.closest(".text, #controls, .plot")) point(undefined, null, true);
+  });
+  addEventListener("keydown", (event) => {
+    const stride = event.shiftKey ? Math.max(2, Math.round(T / 32)) : 1;
+    const actions = {
+      ArrowLeft: () => move({ step: look.step - stride }), ArrowRight: () => move({ step: look.step + stride }),
+      ArrowUp: () => move({ layer: look.layer - 1 }), ArrowDown: () => move({ layer: look.layer + 1 }),
+      Home: () => move({ step: 0 }), End: () => move({ step: T - 1 }),
+      ",": () => move({ head: look.head - 1 }), ".": () => move({ head: look.head + 1 }),
+      " ": () => play(), Escape: () => point(undefined, null, true), f: fade, s: follow, d: theme,
+    };
+    if (!actions[event.key] || hasItsOwn(event)) return;
+    event.preventDefault();
+    if (event.key !== " ") play(false);
+    actions[event.key]();
+  });
+  addEventListener("resize", () => tab(look.shown));
+  dark.addEventListener("change", redraw);
+}
+
+/** Whether a key means something else where it was pressed: to a slider, a button or the browser. */
+function hasItsOwn({ target, key, shiftKey, ctrlKey, metaKey, altKey }) {
+  if (ctrlKey || metaKey || altKey) return true;
+  if (target.type === "range") return /^(Arrow|Home|End)/.test(key) && !shiftKey;
+  return target.tagName === "BUTTON" && key === " ";
+}
+
+function tokenOf({ target }) {
+  return target.dataset?.token === undefined ? undefined : Number(target.dataset.token);
+}
+
+/** What the address says of where to look. */
+function hash() {
+  const asked = new URLSearchParams(location.hash.slice(1)), found = {};
+  for (const name of ["step", "layer", "head", "token", "fade"]) {
+    if (/^-?\d+$/.test(asked.get(name) ?? "")) found[name] = Number(asked.get(name));
+  }
+  if ("fade" in found) found.fade = Boolean(found.fade);
+  else if ("step" in found) found.fade = true;
+  if (!(found.token >= 0 && found.token < T)) delete found.token;
+  if (["light", "dark"].includes(asked.get("theme"))) found.theme = asked.get("theme");
+  return found;
+}

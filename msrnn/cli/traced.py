@@ -1,0 +1,71 @@
+"""Tracing, with bars that count tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msrnn.cli.terminal import note, progress
+
+if TYPE_CHECKING:
+    from msrnn.analyze.explorer.page import Shown
+    from msrnn.analyze.study import Cell, Study
+    from msrnn.analyze.traces import Traced, Traces
+    from msrnn.evaluate.chunks import Data
+
+
+def studied(
+    model: Any,
+    data: Data,
+    cells: list[Cell],
+    folder: Path,
+    batch: int | None,
+    told: dict[str, str],
+    tags: list[list[str]] | None,
+) -> Study:
+    """Every cell traced, with a bar that counts the tokens still to be read."""
+    import numpy
+
+    from msrnn.analyze.study import study
+    from msrnn.analyze.traces import Traces
+
+    ids = numpy.array([chunk.ids for chunk in data.chunks])
+    stores = {cell: Traces(folder, model, *cell, beside=told) for cell in cells}
+    missing = sum(len(store.missing(ids)) for store in stores.values())
+    if not missing:
+        note("nothing left to trace")
+    with progress() as bar:
+        task = bar.add_task("", total=missing * data.length)
+        for store in stores.values():
+            trace_all(store, ids, batch, bar, task)
+
+    def load(cell: Cell) -> Iterator[Traced]:
+        return (stores[cell].load(row) for row in ids)
+
+    return study(cells, load, ids, tags)
+
+
+def trace_all(store: Traces, ids: Any, batch: int | None, bar: Any, task: Any) -> None:
+    if not store.missing(ids):
+        return
+    bar.update(task, description=store.label)
+    if bar.disable:
+        note(store.label)
+    store.fill(ids, batch or (8 if store.rnn.model.device.type == "cuda" else 1), partial(bar.advance, task))
+
+
+def traced_all(model: Any, ids: list[int], names: list[str], size: int) -> list[Shown]:
+    """One text under each policy, with a bar for each."""
+    from msrnn.analyze.explorer.page import Shown
+    from msrnn.analyze.traces import traced
+    from msrnn.rnn import MultiStateRNN
+
+    shown = []
+    with progress() as bar:
+        for name in names:
+            task = bar.add_task(name.ljust(8), total=len(ids))
+            (one,) = traced(MultiStateRNN(model, name, size), [ids], partial(bar.advance, task))
+            shown.append(Shown(name, size, one))
+    return shown

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import csv
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from command import Run
+from tagger import trained
+
+from msrnn.analyze.traces import Traces
+
+WORDS = " ".join(f"Tom's dog barks. The dog barks loud {i} times." for i in range(12))
+TINY = ("analyze", "--device", "cpu", "--length", 60, "--size", 8, "--size", 16, "--policy", "tova", "--policy", "h2o")
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name in ("one", "two"):
+        (folder / f"{name}.txt").write_text(f"{name}. {WORDS}")
+    return folder
+
+
+@pytest.fixture
+def nltk_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    nltk = pytest.importorskip("nltk", reason="parts of speech need nltk: pip install 'msrnn[analyze]'")
+    monkeypatch.setattr(nltk.data, "path", [])
+    return trained(tmp_path / "nltk_data")
+
+
+def test_tables_pictures_and_traces(
+    run: Run, texts: Path, nltk_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (
+        *TINY,
+        "--text",
+        texts,
+        "--chunks-per-book",
+        2,
+        "--nltk-data",
+        nltk_data,
+        "--out",
+        tmp_path / "new" / "out",
+    )
+    code, out, err = run(*words)
+    assert code == 0
+    assert "4 of " in err
+    assert all(
+        title in out for title in ("Tokens kept at each step", "by part of speech", "Agreement between policies")
+    )
+    made = tmp_path / "new" / "out"
+    assert len(list((made / "traces").glob("*.npz"))) == 4 * 4
+    lines = {(line["tag"], line["policy"], line["size"]): line for line in csv.DictReader((made / "tags.csv").open())}
+    every = lines["all", "tova", "8"]
+    assert float(every["mean"]) == pytest.approx((9 * 10 / 2 + 51 * 9) / 60)  # steps see 1, 2, … 9 tokens, then 9 each
+    assert int(every["tokens"]) == 240
+    assert "- text: texts" in (made / "analysis.md").read_text()
+    assert (made / "retention-layers-h2o-16.png").exists()
+
+    monkeypatch.setattr("msrnn.analyze.report.draw", lambda *_: None)
+    again = run(*words)
+    assert (again.code, again.out) == (0, out)
+    assert "nothing left to trace" in again.err
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures take most of the time."""
+    monkeypatch.setattr("msrnn.analyze.report.draw", lambda *_: None)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_traces_from_elsewhere(run: Run, texts: Path, tmp_path: Path) -> None:
+    words = (*TINY, "--text", texts, "--traces", tmp_path / "traces", "--out")
+    first = run(*words, tmp_path / "a")
+    assert "no table of parts of speech" in first.err or "Mean steps kept by part of speech" in first.out
+    moved = (tmp_path / "traces").rename(tmp_path / "moved")
+    second = run(*TINY, "--text", texts, "--traces", moved, "--out", tmp_path / "b")
+    assert (second.code, second.out) == (0, first.out)
+    assert "nothing left to trace" in second.err
+    assert not (tmp_path / "b" / "traces").exists()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_an_interrupted_run_goes_on(run: Run, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words, original, calls = (*TINY, "--text", texts, "--out", tmp_path / "out"), Traces._together, list[str]()
+
+    def together(store: Traces, *arguments: object) -> object:
+        calls.append(store.label)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return original(store, *arguments)
+
+    monkeypatch.setattr(Traces, "_together", together)
+    assert run(*words, "--chunks-per-book", 1).code == 130
+    assert run(*words, "--chunks-per-book", 1).code == 0
+    assert len(calls) == 2 * 4 + 1
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_without_a_text(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    verb = sys.modules["msrnn.cli.analyze"]
+    monkeypatch.setattr(verb, "manual", lambda: WORDS)
+    original = importlib.util.find_spec
+    absent = ("datasets", "nltk")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in absent else original(name))
+    code, out, err = run("analyze", "--length", 60, "--size", 8, "--out", tmp_path / "out")
+    assert code == 0
+    assert "no PG-19 here: reading Python's own manual instead" in err
+    assert "no table of parts of speech" in err
+    assert "Agreement between policies" not in out
+
+
+BAD = {
+    "text": (["--text", "none"], "none: no such file"),
+    "policy": (["--policy", "tovas"], "did you mean 'tova'?"),
+    "full": (["--policy", "full"], "--policy full"),
+    "size": (["--size", "0"], "size=0"),
+    "size of all": (["--size", "63", "--length", "64"], "--size 63"),
+    "paper": (["--paper", "--size", "8"], "--paper"),
+    "books": (["--books", "0"], "--books 0"),
+    "chunks": (["--chunks-per-book", "0"], "--chunks-per-book 0"),
+    "out": (["--out", "file.txt"], "file.txt: a file"),
+    "traces": (["--traces", "file.txt"], "file.txt: a file"),
+    "device": (["--device", "abacus"], "device='abacus'"),
+    "nltk": (["--nltk-data", "."], "nltk"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_values(name: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file.txt").write_text("words")
+    monkeypatch.setattr("msrnn.models.AutoModelForCausalLM", None)  # refused before the slow part
+    if name == "nltk":
+        monkeypatch.setattr(pytest.importorskip("nltk").data, "path", [])
+    words, told = BAD[name]
+    text = () if name == "text" else ("--text", "file.txt")
+    code, out, err = run("analyze", *text, *words)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file.txt"]

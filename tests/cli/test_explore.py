@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import base64
+import json
+import re
+import zlib
+from pathlib import Path
+
+import numpy
+import pytest
+from command import Run
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import msrnn
+
+TEXT = "A text of some words, which is <b>long</b> enough.\nIt has two lines & more."
+
+
+def data(path: Path) -> dict:
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text())[1])
+
+
+def times(policy: dict, length: int) -> numpy.ndarray:
+    raw = numpy.frombuffer(zlib.decompress(base64.b64decode(policy["after"])), dtype=numpy.uint8)
+    low, high = raw.reshape(2, -1, policy["groups"], length).astype(int)
+    return low + 256 * high + numpy.arange(length)
+
+
+def test_a_page_of_a_file(run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    monkeypatch.chdir(tmp_path)
+    Path("letter.txt").write_text(TEXT)
+    code, out, _ = run("explore", "letter.txt", "--size", 8)
+    assert code == 0
+    assert out.startswith("letter.html: ")
+    assert opened == [(tmp_path / "letter.html").as_uri()]
+    shown = data(Path("letter.html"))
+    assert shown["tokens"] == ["<s>", *TEXT]
+    named = [(policy["name"], policy["size"], policy["groups"]) for policy in shown["policies"]]
+    assert named == [("tova", 8, 1), ("h2o", 8, 2)]
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    ids = AutoTokenizer.from_pretrained(folder)(TEXT, return_tensors="pt").input_ids
+    for policy in shown["policies"]:
+        expected = msrnn.trace(msrnn.MultiStateRNN(model, policy["name"], 8), ids).evicted_at[0].numpy()
+        assert (times(policy, ids.shape[1]) == expected).all()
+
+
+def test_texts_and_standard_input(run: Run, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    words = ("--no-open", "--out", page, "--policy", "window+1")
+    assert run("explore", TEXT, *words).code == 0
+    assert data(page)["policies"][0]["size"] == len(data(page)["tokens"]) // 4
+    refused = run("explore", TEXT, *words)
+    assert refused.code == 2
+    assert "--force" in refused.err
+    assert run("explore", "-", *words, "--force", "--tokens", 30, stdin=TEXT * 3).code == 0
+    assert len(data(page)["tokens"]) == 30
+    assert run("explore", f"{TEXT} \udcff", *words, "--force").code == 0  # a byte that is no text
+    assert data(page)["tokens"][-1] == "\N{REPLACEMENT CHARACTER}"
+    assert run("explore", TEXT * 40, *words, "--force").code == 0  # longer than any file's name
+
+
+def test_no_browser_is_said(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("webbrowser.open", lambda _: False)
+    assert "no browser" in run("explore", TEXT, "--out", tmp_path / "page.html").err
+
+
+BAD = {
+    "no file": (["none.txt"], "none.txt: no such file"),
+    "empty": ([" "], "TEXT|FILE: empty"),
+    "empty file": (["empty.txt"], "empty.txt: empty"),
+    "not UTF-8": (["latin.txt"], "latin.txt: not UTF-8"),
+    "policies": ([TEXT, "--policy", "tova", "--policy", "h2o", "--policy", "window"], "--policy window"),
+    "full": ([TEXT, "--policy", "full"], "--policy full"),
+    "policy": ([TEXT, "--policy", "tovas"], "did you mean 'tova'?"),
+    "size": ([TEXT, "--size", "0"], "size=0"),
+    "tokens": ([TEXT, "--tokens", "1"], "--tokens 1"),
+    "too many": ([TEXT, "--tokens", "70000"], "--tokens 70000"),
+    "target": ([TEXT, "--out", "empty.txt"], "--force"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_values(name: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty.txt").write_text("")
+    Path("latin.txt").write_bytes("déjà vu".encode("latin-1"))
+    monkeypatch.setattr("msrnn.models.AutoModelForCausalLM", None)  # refused before the slow part
+    words, told = BAD[name]
+    code, out, err = run("explore", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert told in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.txt", "latin.txt"]
+
+
+def test_a_size_that_shows_nothing(run: Run, tmp_path: Path) -> None:
+    code, _, err = run("explore", TEXT, "--size", 500, "--out", tmp_path / "page.html")
+    assert code == 2
+    assert "--size 500: " in err
