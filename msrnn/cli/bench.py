@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from typer import Option
 
-from msrnn.cli.options import SMALL, Device, Dtype, Model, PolicyName
+from msrnn.cli.options import ORIGINAL, SMALL, Device, Dtype, Model, PolicyName
 from msrnn.cli.results import rows_file
 from msrnn.cli.terminal import note
 from msrnn.evaluate.efficiency import NATIVE, PROMPT
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from msrnn.evaluate.efficiency.bench import Row
 
-SIZES, AS_THE_MODEL = [256, 512, 1024, 2048], [NATIVE]
+SIZES, AS_THE_MODEL, AS_IN_THE_TEXT = [256, 512, 1024, 2048], [NATIVE], [ORIGINAL]
 
 Sizes = Annotated[list[int], Option("--size", help="States that each layer may hold; repeat for more.")]
 Length = Annotated[int, Option(help="Tokens of a prompt, and of a whole sequence.")]
@@ -32,6 +32,9 @@ EqualBatch = Annotated[
 PrefillBatch = Annotated[int | None, Option(help="Prompts read at once.", show_default="1 on cpu, else 8")]
 StateDtypes = Annotated[
     list[str], Option("--state-dtype", help="States in 16-bit (the model's own dtype), int8 or fp8; repeat for more.")
+]
+Positions = Annotated[
+    list[str], Option("--positions", help="Where kept tokens stand: original, compressed, …; repeat for more.")
 ]
 Fuse = Annotated[
     bool | None, Option("--fuse/--no-fuse", help="Compile what lies between kernels.", show_default="on cuda")
@@ -56,6 +59,7 @@ def bench(
     prefill_batch: PrefillBatch = None,
     policy: PolicyName = "tova",
     state_dtype: StateDtypes = AS_THE_MODEL,
+    positions: Positions = AS_IN_THE_TEXT,
     fuse: Fuse = None,
     others: Others = None,
     model: Model = None,
@@ -77,9 +81,10 @@ def bench(
         msrnn bench --size 64 --length 256
         msrnn bench --random-weights llama-2-7b --out results
         msrnn bench --size 512 --state-dtype 16-bit --state-dtype int8
+        msrnn bench --size 512 --positions original --positions compressed
         msrnn bench --size 512 --with benchmarks.published:published
     """
-    check(size, policy, state_dtype, length)
+    check(size, policy, state_dtype, positions, length)
     batches = {"batch": batch, "max_batch": max_batch, "equal_batch": equal_batch, "prefill_batch": prefill_batch}
     check_batches(batches)
     if model is not None and random_weights is not None:
@@ -103,7 +108,7 @@ def bench(
         **setting(decoder.device),
     }
     made = setup(decoder, length)
-    contenders = Lineup(policy, size, state_dtype, fuse, factories).contenders(made, note)
+    contenders = Lineup(policy, size, state_dtype, fuse, positions, factories).contenders(made, note)
     rows = Bench(made, Asked(**batches), Ledger(rows_at, told), note).table(contenders)
     title = f"{told['model']}, {length:,} tokens, {told.get('gpu') or told['machine']}"
     show(rows, title)
@@ -111,7 +116,7 @@ def bench(
         write(rows, out, title, {name: str(value) for name, value in told.items()})
 
 
-def check(sizes: list[int], policy: str, state_dtypes: list[str], length: int) -> None:
+def check(sizes: list[int], policy: str, state_dtypes: list[str], positions: list[str], length: int) -> None:
     if policy == FULL:
         raise ValueError(f"--policy {FULL}: the full model is measured anyway; name a policy that forgets")
     for size in sizes:
@@ -119,6 +124,9 @@ def check(sizes: list[int], policy: str, state_dtypes: list[str], length: int) -
     for name in state_dtypes:
         if name != NATIVE:
             check_state_dtype(name)
+    for name in positions:
+        if name != ORIGINAL:
+            check_positions(name)
     if length <= PROMPT:
         raise ValueError(f"--length {length}: must be more than {PROMPT}, the tokens a whole sequence starts from")
 
@@ -128,6 +136,12 @@ def check_state_dtype(name: str) -> None:
 
     if name not in STATE_DTYPES:
         raise ValueError(f"--state-dtype {name}: must be one of {', '.join((NATIVE, *STATE_DTYPES))}")
+
+
+def check_positions(name: str) -> None:
+    from msrnn.positions import spacing
+
+    spacing(name)
 
 
 def check_batches(batches: dict[str, int | None]) -> None:

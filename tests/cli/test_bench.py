@@ -63,6 +63,7 @@ BAD = {
     "batch": (["--batch", "0"], "--batch 0"),
     "equal batch": (["--equal-batch", "-1"], "--equal-batch -1"),
     "state dtype": (["--state-dtype", "int3"], "--state-dtype int3"),
+    "positions": (["--positions", "compac"], "did you mean 'compact'"),
     "shape": (["--random-weights", "lama"], "give this or --model"),
     "contender": (["--with", "nowhere:at_all"], "nowhere:at_all"),
     "folder": (["--out", "file"], "--out file"),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from msrnn.positions import ORIGINAL
 from msrnn.rnn import MultiStateRNN
 from msrnn.state import LayerShape, MultiState, Slots
 
@@ -61,10 +62,17 @@ class Bounded(Contender):
     """A `MultiStateRNN` at one size. Its step has one time, however long the text."""
 
     def __init__(
-        self, model: PreTrainedModel, policy: str, size: int, state_dtype: str | None = None, fuse: bool = False
+        self,
+        model: PreTrainedModel,
+        policy: str,
+        size: int,
+        state_dtype: str | None = None,
+        fuse: bool = False,
+        positions: str = ORIGINAL,
     ) -> None:
-        self.rnn = MultiStateRNN(model, policy, size, state_dtype=state_dtype, fuse=fuse)
-        self.label = " ".join(str(word) for word in (policy, size, state_dtype) if word)
+        self.rnn = MultiStateRNN(model, policy, size, state_dtype=state_dtype, fuse=fuse, positions=positions)
+        moved = None if positions == ORIGINAL else positions
+        self.label = " ".join(str(word) for word in (policy, size, state_dtype, moved) if word)
         self.size, self.rows, self.buckets = size, size, (size,)
         self.nbytes = self.rnn.state().nbytes
 

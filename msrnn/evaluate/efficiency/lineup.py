@@ -7,20 +7,23 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import product
 
 from msrnn.evaluate.efficiency import NATIVE
 from msrnn.evaluate.efficiency.contenders import Bounded, Contender, Factory, Setup
 from msrnn.evaluate.efficiency.full import DynamicFull, StaticFull
+from msrnn.positions import ORIGINAL
 
 
 @dataclass(frozen=True)
 class Lineup:
-    """The full model, a policy at every size and dtype of the states, and others at every size."""
+    """The full model, a policy at every size, dtype of the states and positions, and others at every size."""
 
     policy: str
     sizes: Sequence[int]
     state_dtypes: Sequence[str] = (NATIVE,)
     fuse: bool = False
+    positions: Sequence[str] = (ORIGINAL,)
     others: Sequence[Factory] = ()
 
     def contenders(self, setup: Setup, say: Callable[[str], None]) -> Iterator[Contender]:
@@ -30,9 +33,9 @@ class Lineup:
         else:
             say("this model has sliding or linear layers: the full model is measured with its dynamic cache alone")
         yield DynamicFull(setup)
-        for dtype in self.state_dtypes:
-            for size in self.sizes:
-                yield Bounded(setup.model, self.policy, size, None if dtype == NATIVE else dtype, self.fuse)
+        for positions, dtype, size in product(self.positions, self.state_dtypes, self.sizes):
+            code = None if dtype == NATIVE else dtype
+            yield Bounded(setup.model, self.policy, size, code, self.fuse, positions)
         for factory in self.others:
             for size in self.sizes:
                 yield factory(setup, size)

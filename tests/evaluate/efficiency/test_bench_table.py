@@ -118,10 +118,10 @@ def test_a_table() -> None:
     assert text.endswith("\n\n- torch: 2\n")
 
 
-@pytest.mark.parametrize("policy", ["tova", "h2o"])
-def test_bounded_states_are_full(policy: str) -> None:
+@pytest.mark.parametrize(("policy", "positions"), [("tova", "original"), ("h2o", "original"), ("echo", "compressed")])
+def test_bounded_states_are_full(policy: str, positions: str) -> None:
     model = build(llama())
-    contender = Bounded(model, policy, 8)
+    contender = Bounded(model, policy, 8, positions=positions)
     state = contender.rnn.state(3)
     assert state.nbytes == 3 * contender.nbytes
     fill(state)
@@ -142,11 +142,12 @@ def test_eight_bits_can_be_random(dtype: torch.dtype) -> None:
 
 def test_the_lineup_starts_with_the_full_model() -> None:
     made = setup(build(llama()), 64)
-    names = [
-        c.label
-        for c in Lineup("tova", [8, 16], others=[lambda _, size: Pretended(f"p {size}", 1)]).contenders(made, print)
-    ]
-    assert names == ["full", "full, dynamic", "tova 8", "tova 16", "p 8", "p 16"]
+    lineup = Lineup(
+        "tova", [8, 16], positions=["original", "compact"], others=[lambda _, size: Pretended(f"p {size}", 1)]
+    )
+    names = [c.label for c in lineup.contenders(made, print)]
+    bounded = ["tova 8", "tova 16", "tova 8 compact", "tova 16 compact"]
+    assert names == ["full", "full, dynamic", *bounded, "p 8", "p 16"]
 
 
 @pytest.mark.parametrize(
