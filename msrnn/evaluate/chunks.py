@@ -110,7 +110,7 @@ def choose(found: Sequence[Document], tokenizer: Any, choice: Choice) -> Data:
 
 def _cut(book: Document, tokenizer: Any, opening: list[int], choice: Choice) -> _Cut:
     """A book's chunks lie end to end from its first token on; which are taken, the choice decides."""
-    tokens = list(tokenizer(book.read(), add_special_tokens=False)["input_ids"])
+    tokens = book.ids() if book.ids else list(tokenizer(book.read(), add_special_tokens=False)["input_ids"])
     room = choice.length - len(opening)
     whole, rest = divmod(len(tokens), room)
     order = list(range(whole))

@@ -1,4 +1,4 @@
-"""Where texts come from: a folder, a file, lines of JSON, or the PG-19 test set on the hub. Knows nothing of tokens."""
+"""Where texts come from: a folder, a file, lines of JSON, or the PG-19 test set on the hub; also as token ids."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy
+
 PG19 = "emozilla/pg19-test"  # of the 28,752 books, the 100 of the test set, as data that needs no code to be read
 
 
@@ -18,23 +20,48 @@ class Document(NamedTuple):
 
     name: str
     read: Callable[[], str]
+    ids: Callable[[], list[int]] | None = None  # where it was tokenized before, as for a machine without the text
 
 
 def documents(source: Path | None) -> list[Document]:
-    """By name. A folder has one in each .txt file, a .jsonl file one in each line; None: PG-19's test set."""
+    """By name. A folder has one in each .txt file, a .jsonl file one in each line; None: PG-19's test set.
+
+    A .npy file, or a folder of them and no .txt, has the token ids of one text in each.
+    """
     if source is None:
         found = _pg19()
     elif source.is_dir():
         found = [Document(path.stem, partial(read_file, path)) for path in source.glob("*.txt")]
+        found = found or [_tokenized(path) for path in source.glob("*.npy")]
         if not found:
             raise ValueError(f"{source}: a folder without .txt files; name one that has them, one text in each")
     elif not source.is_file():
         raise ValueError(f"{source}: no such file or folder; name a folder of .txt files, a .txt or a .jsonl file")
     elif source.suffix == ".jsonl":
         found = _lines(source)
+    elif source.suffix == ".npy":
+        found = [_tokenized(source)]
     else:
         found = [Document(source.stem, partial(read_file, source))]
     return sorted(_told_apart(found, source), key=lambda document: document.name)
+
+
+def _tokenized(path: Path) -> Document:
+    def read() -> str:
+        raise ValueError(f"{path}: token ids, and the text is wanted; give a .txt file")
+
+    return Document(path.stem, read, partial(_ids, path))
+
+
+def _ids(path: Path) -> list[int]:
+    try:
+        ids = numpy.load(path, allow_pickle=False)
+    except ValueError as error:
+        raise ValueError(f"{path}: not an array of numpy ({error})") from error
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ValueError(f"{path}: {ids.dtype} of shape {list(ids.shape)}; must be the token ids of one text in a row")
+    tokens: list[int] = ids.tolist()
+    return tokens
 
 
 def read_file(path: Path) -> str:

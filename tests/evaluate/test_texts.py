@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy
 import pytest
 
 from msrnn.evaluate.chunks import Choice, Data, choose, opening_of
@@ -89,6 +90,33 @@ def test_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ValueError, match=r"pip install 'msrnn\[eval\]', or give --text"):
         documents(None)
+
+
+def test_token_ids_are_the_chunks_of_their_text(tmp_path: Path) -> None:
+    """Whether a text was tokenized here or before, on a machine that has it, chunks and their keys are the same."""
+    for kind in ("words", "ids"):
+        (tmp_path / kind).mkdir()
+    for name in ("a", "b"):
+        text = name * 25 + "c" * 10
+        (tmp_path / "words" / f"{name}.txt").write_text(text)
+        numpy.save(tmp_path / "ids" / f"{name}.npy", numpy.array([ord(letter) for letter in text], dtype=numpy.uint16))
+    made = [choose(documents(tmp_path / kind), Letters(7), Choice(9, chunks_per_book=2)) for kind in ("words", "ids")]
+    assert made[0] == made[1]
+    alone = documents(tmp_path / "ids" / "b.npy")
+    assert [document.name for document in alone] == ["b"]
+    with pytest.raises(ValueError, match="the text is wanted"):
+        alone[0].read()
+
+
+@pytest.mark.parametrize(("array", "told"), [([[1, 2]], r"shape \[1, 2\]"), ([0.5], "float64"), (None, "not an array")])
+def test_what_are_no_token_ids(array: Any, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "text.npy"
+    if array is None:
+        path.write_text("Once upon a time")
+    else:
+        numpy.save(path, numpy.array(array))
+    with pytest.raises(ValueError, match=told):
+        choose(documents(path), Letters(), Choice(2))
 
 
 def test_what_opens_a_text() -> None:

@@ -21,7 +21,10 @@ POLICIES = (TOVA, "window+4", FULL)
 
 Text = Annotated[
     Path | None,
-    Option(help="A folder of .txt files, one .txt file, or .jsonl lines with a text.", show_default="PG-19's test set"),
+    Option(
+        help="A folder of .txt files, one .txt file, .jsonl lines with a text, or .npy files of token ids.",
+        show_default="PG-19's test set",
+    ),
 ]
 Policies = Annotated[
     list[str] | None,
