@@ -24,6 +24,15 @@ PROGRAMS = 4096  # as many as fill the chip, at one warp each
 
 
 @triton.jit
+def _products(b_rows, b_columns, BR: tl.constexpr):
+    """[BR, BS] of [BR, n] and [BS, n], all float32."""
+    if BR == 1:
+        return tl.sum(b_rows * b_columns, axis=1)[None, :]
+    else:
+        return tl.dot(b_rows, tl.trans(b_columns), input_precision="ieee")
+
+
+@triton.jit
 def attend_kernel(
     query,
     key,
@@ -139,16 +148,12 @@ def attend_kernel(
                 b_kx, b_ky = load_turned(
                     p_keys + o_s[:, None] * D, p_turns + o_s[:, None] * (2 * F), m_held, o_f, F, START, NEIGHBOURS
                 )
-                if BR == 1:
-                    b_s = tl.sum(b_x * b_kx + b_y * b_ky, axis=1)[None, :]
-                else:
-                    b_s = tl.dot(b_x, tl.trans(b_kx), input_precision="ieee")
-                    b_s += tl.dot(b_y, tl.trans(b_ky), input_precision="ieee")
+                b_s = _products(b_x, b_kx, BR) + _products(b_y, b_ky, BR)
             if 2 * F < D:
                 # [BS, BD]
                 b_k = tl.load(p_keys + o_s[:, None] * D + o_d[None, :], mask=m_s[:, None] & m_plain[None, :], other=0.0)
                 if F > 0:
-                    b_s += tl.sum(b_q.to(tl.float32)[:, None, :] * b_k.to(tl.float32)[None, :, :], axis=2)
+                    b_s += _products(b_q.to(tl.float32), b_k.to(tl.float32), BR)
                 elif BR == 1:
                     b_s = (tl.sum(b_q.to(tl.float32) * numbers(b_k, WHOLE), axis=1) - q_bias)[None, :]
                 else:
