@@ -28,8 +28,7 @@ def _products(b_rows, b_columns, BR: tl.constexpr):
     """[BR, BS] of [BR, n] and [BS, n], all float32."""
     if BR == 1:
         return tl.sum(b_rows * b_columns, axis=1)[None, :]
-    else:
-        return tl.dot(b_rows, tl.trans(b_columns), input_precision="ieee")
+    return tl.dot(b_rows, tl.trans(b_columns), input_precision="ieee")
 
 
 @triton.jit
