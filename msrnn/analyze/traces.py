@@ -16,7 +16,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from transformers import PreTrainedModel
 
-from msrnn.evaluate.memory import out_of_memory
+from msrnn.evaluate.memory import batch_that_fits
 from msrnn.files import write_atomically
 from msrnn.policy import Policy, policy
 from msrnn.rnn import MultiStateRNN
@@ -98,13 +98,8 @@ class Traces:
                 write_atomically(self.path(chunks[i]), partial(_write, one, about))
 
     def _together(self, chunks: NDArray[Any], on_tokens: Callable[[int], object] | None) -> list[Traced]:
-        try:
+        with batch_that_fits(len(chunks), self.label):
             return traced(self.rnn, chunks, on_tokens)
-        except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
-                raise
-            mend = "what was traced is kept, go on with a smaller one"
-            raise ValueError(f"--batch {len(chunks)}: {self.label} does not fit into memory; {mend}") from error
 
     def load(self, ids: ArrayLike) -> Traced:
         """The trace of one chunk [T], which must be there."""
