@@ -223,7 +223,7 @@ def decode_triton(
 ) -> Tensor:
     position, bound = slots.position, slots.bound
     (B, K, R, D), DV, (_, G, S) = query.shape, value.shape[-1], position.shape
-    query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+    query, key, value, query_position = (t.contiguous() for t in (query, key, value, query_position))
     sinks, softcap, code = scoring.sinks_of(G), scoring.softcap, slots.code
     splits = max(1, min(triton.cdiv(S, SLOTS_PER_BLOCK), PROGRAMS // (B * K)))
     span = triton.cdiv(S, splits * SLOTS_PER_BLOCK) * SLOTS_PER_BLOCK

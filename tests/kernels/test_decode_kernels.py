@@ -12,6 +12,7 @@ import torch
 from bounds import BOUNDS
 from torch import Tensor
 
+from msrnn.attention import attend
 from msrnn.decode import decode, decode_torch
 from msrnn.kernels.decode_triton import decode_triton
 from msrnn.policy import Bound, Policy, policy
@@ -132,6 +133,21 @@ def test_positions(positions: Any, pairs: int, interleaved: bool, heads: int, bo
     frequency = 100.0 ** -(torch.arange(pairs, device=device) / pairs)
     rotary = Rotary(frequency.float(), 16 - 2 * pairs if interleaved else 0, interleaved)
     check(layer(device, bound, heads, places=Places(apart, rotary)), steps=9)
+
+
+def test_a_block_of_tokens_that_move(device: str) -> None:
+    apart = spacing("compressed")
+    assert apart is not None
+    places = Places(apart, Rotary(100.0 ** -(torch.arange(4.0, device=device) / 4)))
+    run = layer(device, Bound(policy("tova+1"), 4), dim=8, places=places)
+    draw = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, n, 7, 8, generator=draw).to(device) for n in (4, 2, 2))
+    real = torch.arange(7, device=device) >= torch.tensor([[0], [2]], device=device)
+    mine, theirs = run.copy(), run.copy()
+    output = attend(mine, query, key, value, real, run.scoring, 128, "triton")
+    expected = attend(theirs, query, key, value, real, run.scoring, 128, "torch")
+    torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(mine.position.sort(-1).values, theirs.position.sort(-1).values)
 
 
 @pytest.mark.parametrize("code", STATE_DTYPES)
