@@ -37,8 +37,10 @@ def attend(
     position = slots.advance(query.shape[2], real)
     # On a GPU, tokens that move with whoever leaves are decoded one by one: kernels there have no other walk.
     if record is None and (query.shape[2] == 1 or (backend == "triton" and scoring.places is not None)):
-        columns = zip(query.split(1, 2), key.split(1, 2), value.split(1, 2), position.unbind(1), strict=True)
-        return torch.cat([_attend_one(slots, q, k, v, t, scoring, backend) for q, k, v, t in columns], dim=1)
+        columns = (x.movedim(2, 0).contiguous() for x in (query, key, value))
+        rows = zip(*columns, position.T.contiguous(), strict=True)
+        outputs = [_attend_one(slots, q, k, v, t, scoring, backend) for q, k, v, t in rows]
+        return torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]
     count = -(-query.shape[2] // chunk)
     outputs = []
     for q, k, v, t in zip(
@@ -54,9 +56,9 @@ def attend(
 def _attend_one(
     slots: Slots, query: Tensor, key: Tensor, value: Tensor, position: Tensor, scoring: Scoring, backend: str
 ) -> Tensor:
-    (B, H, _, D), K = query.shape, key.shape[1]
-    grouped = query.reshape(B, K, H // K, D)
-    return decode(slots, grouped, key[:, :, 0], value[:, :, 0], position, scoring, backend).view(B, 1, H, -1)
+    """query [B, H, D], key and value [B, K, D], position [B] -> [B, 1, H, Dv]"""
+    (B, H, D), K = query.shape, key.shape[1]
+    return decode(slots, query.view(B, K, H // K, D), key, value, position, scoring, backend).view(B, 1, H, -1)
 
 
 def attend_unbounded(
