@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -232,6 +233,29 @@ def test_a_batch_that_does_not_fit(model: PreTrainedModel, monkeypatch: pytest.M
     monkeypatch.setattr(Reader, "nll", nll)
     with pytest.raises(ValueError, match="--batch 2: tova 8 does not fit"):
         Run(model, data(2), Store(None), 8, {}).results([Cell("tova", 8)])
+
+
+def test_a_batch_that_nobody_asked_for_is_halved_until_it_fits(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried, counted, original = list[int](), list[int](), Reader.nll
+    expected = Run(model, data(5), Store(None), 1, {}).results([Cell("tova", 8)])
+
+    def nll(self: Reader, ids: torch.Tensor, on_tokens: Callable[[int], object]) -> list[float]:
+        tried.append(len(ids))
+        if len(ids) > 2:
+            on_tokens(7)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(self, ids, on_tokens)
+
+    monkeypatch.setattr(Reader, "nll", nll)
+    run = Run(model, data(5), Store(None), None, {})
+    assert run.batch == 1, "on a CPU"
+    run.batch = 4
+    found = run.results([Cell("tova", 8)], Watch(tokens=counted.append))
+    assert found == {cell: pytest.approx(values) for cell, values in expected.items()}
+    assert tried == [4, 2, 2, 1]
+    assert sum(counted) == 5 * 39
 
 
 @pytest.fixture

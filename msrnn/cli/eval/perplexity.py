@@ -39,7 +39,7 @@ Length = Annotated[int, Option(help="Tokens of a chunk, with the model's first t
 Books = Annotated[int | None, Option(help="Texts to take chunks of.", show_default="all")]
 ChunksPerBook = Annotated[int, Option(help="Chunks to take of each text, at most.")]
 Seed = Annotated[int, Option(help="Decides which texts and which chunks.")]
-Batch = Annotated[int | None, Option(help="Chunks read at once.", show_default="1 on cpu, 8 on cuda")]
+Batch = Annotated[int | None, Option(help="Chunks read at once.", show_default="1 on cpu, 64 or what fits on cuda")]
 Against = Annotated[
     str | None, Option(help="The policy that the others are compared with.", show_default="tova, or the first")
 ]
@@ -98,8 +98,7 @@ def perplexity(
     note(f"cutting {min(books or len(found), len(found)):,} of {len(found):,} texts into chunks of {length:,} tokens")
     data = choose(found, tokenizer, Choice(length, books, chunks_per_book, seed))
     note(data.told())
-    batch = batch or (8 if decoder.device.type == "cuda" else 1)
-    told = {"model": model or SMALL, "text": text.resolve().name if text else PG19, "seed": seed, "batch": batch}
+    told = {"model": model or SMALL, "text": text.resolve().name if text else PG19, "seed": seed}
     run = Run(decoder, data, store, batch, {**told, **setting(decoder.device)})
     report = Report(table, watched(run, table.cells), data.predicted, other)
     title = f"{told['model']}, {told['text']}, {len(data.chunks):,} chunks of {length:,} tokens"

@@ -10,21 +10,28 @@ import torch
 from transformers import PreTrainedModel
 
 from msrnn.evaluate.chunks import Data
-from msrnn.evaluate.memory import batch_that_fits, release
+from msrnn.evaluate.memory import batch_that_fits, if_it_fits, release
 from msrnn.evaluate.perplexity.cells import Cell
 from msrnn.evaluate.perplexity.reading import Reader
 from msrnn.evaluate.store import Store
 from msrnn.evaluate.watch import Watch
 from msrnn.policy import FULL
 
+MANY = 64  # chunks at once on a GPU, whose scan walks as many as it has multiprocessors in the time of one
 Results = dict[Cell, list[float]]  # each chunk's summed negative log-likelihood, in the order of the chunks
 
 
 class Run:
-    """One model on one choice of chunks. `beside` is written into every row, and tells no results apart."""
+    """One model on one choice of chunks. `beside` is written into every row, and tells no results apart.
 
-    def __init__(self, model: PreTrainedModel, data: Data, store: Store, batch: int, beside: dict[str, Any]) -> None:
-        self.model, self.data, self.store, self.batch = model, data, store, batch
+    So many chunks are read at once as `batch` says; None: as many as suit the device, fewer where they do not fit.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, data: Data, store: Store, batch: int | None, beside: dict[str, Any]
+    ) -> None:
+        self.model, self.data, self.store = model, data, store
+        self.batch, self.shrinks = batch or (MANY if model.device.type == "cuda" else 1), batch is None
         plan = Reader(model, Cell(FULL, None), len(data.opening)).rnn.plan
         self.key = {"fingerprint": plan.fingerprint["model"], "dtype": plan.fingerprint["dtype"]}
         backend = "/".join(sorted(set(plan.backends)))
@@ -49,19 +56,33 @@ class Run:
         return {key: nll for row in rows for key, nll in zip(row["chunks"], row["nll"], strict=True)}
 
     def _read(self, cell: Cell, chunks: list[int], watch: Watch) -> Iterator[tuple[str, float]]:
-        reader = Reader(self.model, cell, len(self.data.opening))
-        for start in range(0, len(chunks), self.batch):
-            some = chunks[start : start + self.batch]
-            started = perf_counter()
+        reader, batch = Reader(self.model, cell, len(self.data.opening)), self.batch
+        while chunks:
+            some, started = chunks[:batch], perf_counter()
             nll = self._nll(reader, some, watch)
+            if nll is None:
+                batch = len(some) // 2
+                continue
+            chunks = chunks[len(some) :]
             row = {**cell.key, **self.key, **self._of(some), "nll": nll, "seconds": perf_counter() - started}
             self.store.append({**row, **self.beside})
             yield from zip(row["chunks"], nll, strict=True)
 
-    def _nll(self, reader: Reader, chunks: list[int], watch: Watch) -> list[float]:
-        ids = torch.tensor([self.data.chunks[i].ids for i in chunks])
+    def _nll(self, reader: Reader, chunks: list[int], watch: Watch) -> list[float] | None:
+        """None: fewer might fit."""
+        ids, counted = torch.tensor([self.data.chunks[i].ids for i in chunks]), list[int]()
+
+        def on_tokens(count: int) -> None:
+            counted.append(count)
+            watch.tokens(count)
+
+        if self.shrinks and len(chunks) > 1:
+            nll = if_it_fits(lambda: reader.nll(ids, on_tokens))
+            if nll is None:
+                watch.tokens(-sum(counted))
+            return nll
         with batch_that_fits(len(chunks), reader.cell.label):
-            return reader.nll(ids, watch.tokens)
+            return reader.nll(ids, on_tokens)
 
     def _of(self, chunks: list[int]) -> dict[str, Any]:
         """What a row says of its chunks: their content, and where they are from."""
