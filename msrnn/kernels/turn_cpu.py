@@ -16,9 +16,12 @@ from msrnn.positions import NEAR, SPACINGS, Rotary, Spacing, Tabulated
 COMPACT, LNLN, LN, SQRT = range(4)
 KINDS = dict(zip(SPACINGS, (COMPACT, LNLN, LN, SQRT), strict=True))
 TABULATED = -1
-_HALF_PI, _PER_HALF_PI = math.pi / 2, 2 / math.pi
-_S3, _S5, _S7 = f32(-1.6666654611e-1), f32(8.3321608736e-3), f32(-1.9515295891e-4)
-_C4, _C6, _C8 = f32(4.166664568298827e-2), f32(-1.388731625493765e-3), f32(2.443315711809948e-5)
+HALF_PI, PER_HALF_PI = math.pi / 2, 2 / math.pi
+# of x³, x⁵, x⁷ in a sine and x⁴, x⁶, x⁸ in a cosine, up to an eighth of a turn
+SINE = -1.6666654611e-1, 8.3321608736e-3, -1.9515295891e-4
+COSINE = 4.166664568298827e-2, -1.388731625493765e-3, 2.443315711809948e-5
+_S3, _S5, _S7 = (f32(x) for x in SINE)
+_C4, _C6, _C8 = (f32(x) for x in COSINE)
 
 
 @njit(cache=True, nogil=True)
@@ -40,8 +43,8 @@ def turn(frequency: Array, position: i32, place: f64, cos: Array, sin: Array) ->
     """Cosine and sine of `Rotary.angle`, reduced in float64; library calls would keep the loop from vectorising."""
     for d in range(frequency.shape[0]):
         angle = place * f64(frequency[d]) - f64(f32(position) * frequency[d])
-        quarters = np.floor(angle * _PER_HALF_PI + 0.5)
-        x = f32(angle - quarters * _HALF_PI)
+        quarters = np.floor(angle * PER_HALF_PI + 0.5)
+        x = f32(angle - quarters * HALF_PI)
         xx = x * x
         s = x + x * xx * (_S3 + xx * (_S5 + xx * _S7))
         c = f32(1.0) - f32(0.5) * xx + xx * xx * (_C4 + xx * (_C6 + xx * _C8))

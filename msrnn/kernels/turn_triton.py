@@ -6,7 +6,6 @@ Turns are cosines and sines for every slot and pair of dimensions, formed once f
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 
 import torch
@@ -14,14 +13,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from msrnn.kernels.turn_cpu import COSINE, HALF_PI, KINDS, PER_HALF_PI, SINE, TABULATED
 from msrnn.positions import NEAR, Places, Spacing, Tabulated
 from msrnn.state import Slots
 
 LAST = tl.constexpr(2**63 - 1)
 NEAREST = tl.constexpr(NEAR)
-FULL_TURN, PER_RADIAN = tl.constexpr(2 * math.pi), tl.constexpr(0.5 / math.pi)
-KINDS = {"compact": 0, "compressed:lnln": 1, "compressed:ln": 2, "compressed:sqrt": 3}
-TABULATED = 4
+QUARTER, PER_QUARTER = tl.constexpr(HALF_PI), tl.constexpr(PER_HALF_PI)
+S3, S5, S7 = (tl.constexpr(x) for x in SINE)
+C4, C6, C8 = (tl.constexpr(x) for x in COSINE)
 GAPS = 2**20  # that a function of the caller's own is asked for ahead of time; what is larger stands no farther apart
 LARGEST_GAP = tl.constexpr(GAPS - 1)
 ROWS_PER_BLOCK = 32
@@ -29,20 +29,18 @@ ROWS_PER_BLOCK = 32
 
 @triton.jit
 def _apart(b_gap, table, KIND: tl.constexpr):
-    """How far apart neighbours stand that were `b_gap` tokens apart, float64."""
-    b_far = tl.maximum(b_gap, NEAREST).to(tl.float64)
+    """How far apart neighbours stand that were `b_gap` tokens apart, float64; KIND as for `turn_cpu.apart`."""
+    if KIND == -1:
+        return tl.load(table + tl.minimum(b_gap, LARGEST_GAP))
     if KIND == 0:
-        b_far = tl.full(b_gap.shape, 1.0, tl.float64)
-    elif KIND == 1:
+        return tl.full(b_gap.shape, 1.0, tl.float64)
+    b_far = tl.maximum(b_gap, NEAREST).to(tl.float64)
+    if KIND == 1:
         b_far = tl.log(tl.log(b_far))
     elif KIND == 2:
         b_far = tl.log(b_far)
-    elif KIND == 3:
+    else:
         b_far = tl.sqrt(b_far)
-    if KIND == 4:
-        return tl.load(table + tl.minimum(b_gap, LARGEST_GAP))
-    if KIND == 0:
-        return b_far
     return tl.where(b_gap > NEAREST, b_far, b_gap.to(tl.float64))
 
 
@@ -82,8 +80,8 @@ def turn_kernel(
 ):  # fmt: skip
     """turns [B, G, S + 1, 2, F]: cosines and sines that take what was rotated at its position to its place.
 
-    The model formed its angle as a float32 product, which is what is undone. The rest is float64 until whole turns are
-    gone, since the difference to a far angle is far.
+    The model formed its angle as a float32 product, which is what is undone. The rest is float64 until whole quarters
+    of a turn are gone, since the difference to a far angle is far.
     """
     i = tl.program_id(0).to(tl.int64)
     t = tl.load(query_position + i // G)
@@ -96,12 +94,18 @@ def turn_kernel(
         b_frequency = tl.load(frequency + o_f, mask=m_f, other=0.0)
         b_applied = b_position.to(tl.float32)[:, None] * b_frequency[None, :]
         b_angle = b_place[:, None] * b_frequency.to(tl.float64)[None, :] - b_applied.to(tl.float64)
-        b_turn = b_angle * PER_RADIAN
-        b_angle = (b_turn - tl.floor(b_turn + 0.5)).to(tl.float32) * FULL_TURN
+        b_quarters = tl.floor(b_angle * PER_QUARTER + 0.5)
+        b_x = (b_angle - b_quarters * QUARTER).to(tl.float32)
+        b_xx = b_x * b_x
+        b_sin = b_x + b_x * b_xx * (S3 + b_xx * (S5 + b_xx * S7))
+        b_cos = 1.0 - 0.5 * b_xx + b_xx * b_xx * (C4 + b_xx * (C6 + b_xx * C8))
+        b_q = b_quarters.to(tl.int32)
+        m_odd = (b_q & 1) != 0
+        b_sin, b_cos = tl.where(m_odd, b_cos, b_sin), tl.where(m_odd, b_sin, b_cos)
         p_turns = turns + (i * (S + 1) + o_s[:, None]) * (2 * F) + o_f[None, :]
         m_turns = m_s[:, None] & m_f[None, :]
-        tl.store(p_turns, tl.cos(b_angle), mask=m_turns)
-        tl.store(p_turns + F, tl.sin(b_angle), mask=m_turns)
+        tl.store(p_turns, tl.where(((b_q + 1) & 2) != 0, -b_cos, b_cos), mask=m_turns)
+        tl.store(p_turns + F, tl.where((b_q & 2) != 0, -b_sin, b_sin), mask=m_turns)
 
 
 @triton.jit
