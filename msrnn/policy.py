@@ -78,7 +78,7 @@ MEANINGS: dict[str, str] = {
     "h2o-layer": "least attention summed since birth, the whole layer together (H2O, Zhang et al. 2023)",
     "tova": "least attended by the newest token, averaged over the layer's heads (TOVA, Oren et al. 2024)",
     "tova-head": "least attended by the newest token, per KV head (TOVA, Oren et al. 2024)",
-    "echo": "least attention, fading, times the norm of the value that it fetches (chosen here: docs/log.md)",
+    "echo": "least attention, fading, times the norm of the value that it fetches",
 }
 FULL = "full"
 

@@ -21,10 +21,10 @@ def policies() -> None:
     table.add_row(FULL, "", "", "", "", "", "none: the unmodified model, whose state grows")
     for name, policy in NAMES.items():
         decay = "none" if policy.decay is None else f"{policy.decay:g}"
-        recent = f"{policy.recent:.0%} of size" if isinstance(policy.recent, float) else str(policy.recent)
+        recent = f"{policy.recent:.0%}" if isinstance(policy.recent, float) else str(policy.recent)
         table.add_row(name, decay, policy.per, str(policy.first), recent, "yes" if policy.value else "", MEANINGS[name])
     table.add_row("NAME+I", "", "", "I", "", "", "as NAME, but never the first I tokens: window+4, tova+4, …")
     console = Console()
     console.print(table)
     console.print("importance ← decay · importance + attention of the newest token; decay none: the position itself")
-    console.print("value: states are ranked by importance times the norm of their value")
+    console.print("recent: so many tokens, or a share of the size; value: ranked by importance times the norm of the value")

@@ -14,5 +14,5 @@ def test_policies_shows_every_name(run: Run) -> None:
         "1",
         "head",
         "0",
-        "50% of size",
+        "50%",
     ]
