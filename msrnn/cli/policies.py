@@ -27,4 +27,4 @@ def policies() -> None:
     console = Console()
     console.print(table)
     console.print("importance ← decay · importance + attention of the newest token; decay none: the position itself")
-    console.print("recent: so many tokens, or a share of the size; value: importance counts times the norm of the value")
+    console.print("recent: so many tokens, or a share of the size; value: importance counts times the value's norm")
