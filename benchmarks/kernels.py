@@ -1,0 +1,106 @@
+"""How fast is one layer's decode step and one layer's reading, alone, on this GPU?
+
+    python -m benchmarks.kernels [--batch 448] [--size 512] [--only int8]
+
+A step's bytes are those of the states, so that its speed stands beside the memory's; reading is told by the row, since
+its scan walks one row after the other. Every case is one CUDA graph, and its time the median of many replays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from msrnn.attention import attend
+from msrnn.evaluate.efficiency.contenders import fill
+from msrnn.evaluate.efficiency.timing import bandwidth, captured, milliseconds
+from msrnn.evaluate.setting import setting
+from msrnn.policy import Bound, policy
+from msrnn.positions import ORIGINAL, Places, Rotary, spacing
+from msrnn.scoring import Scoring
+from msrnn.state import LayerShape, MultiState, Slots
+
+ROWS = 192  # tokens of a chunk
+
+
+class Case(NamedTuple):
+    name: str
+    heads: int = 32
+    kv_heads: int = 32
+    dim: int = 128
+    policy: str = "tova"
+    code: torch.dtype | None = None
+    positions: str = ORIGINAL
+
+
+CASES = [
+    Case("one query head to a KV head"),
+    Case("one query head, echo", policy="echo"),
+    Case("one query head, compressed positions", positions="compressed"),
+    Case("one query head, int8", code=torch.int8),
+    Case("one query head, fp8", code=torch.float8_e4m3fn),
+    Case("four query heads", kv_heads=8),
+    Case("four query heads, compressed positions", kv_heads=8, positions="compressed"),
+    Case("four query heads, int8", kv_heads=8, code=torch.int8),
+    Case("head size 64, three query heads, choice per head", heads=9, kv_heads=3, dim=64, policy="h2o"),
+]
+
+
+def layer(case: Case, batch: int, size: int) -> tuple[Slots, Scoring]:
+    """A layer whose slots are full of random states, and how it scores."""
+    device = torch.device("cuda")
+    shape = LayerShape(case.heads, case.kv_heads, case.dim, case.dim, torch.bfloat16, device, case.code)
+    slots = Slots(batch, shape, Bound(policy(case.policy), size))
+    fill(MultiState([slots], {}))
+    apart, pairs = spacing(case.positions), case.dim // 2
+    frequency = 10_000.0 ** -(torch.arange(pairs, dtype=torch.float32, device=device) / pairs)
+    return slots, Scoring(case.dim**-0.5, places=Places(apart, Rotary(frequency)) if apart else None)
+
+
+def work(case: Case, batch: int, size: int, tokens: int) -> tuple[Callable[[], object], int]:
+    """So many tokens of a layer, to be called again and again; and the bytes of its states."""
+    slots, scoring = layer(case, batch, size)
+    query, key, value = (
+        torch.randn(batch, heads, tokens, case.dim, dtype=torch.bfloat16, device="cuda")
+        for heads in (case.heads, case.kv_heads, case.kv_heads)
+    )
+    return lambda: attend(slots, query, key, value, None, scoring, tokens, "triton"), slots.nbytes
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=448, help="sequences of a step; an eighth of them read")
+    parser.add_argument("--size", type=int, default=512)
+    parser.add_argument("--only", default="", help="cases whose name has this in it")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("these kernels need a GPU, and torch sees no CUDA device here")
+    device = torch.device("cuda")
+    memory = bandwidth(device) / 1e9
+    print(f"the memory: {memory:.2f} TB/s")
+    for case in CASES:
+        if args.only not in case.name:
+            continue
+        step, nbytes = work(case, args.batch, args.size, 1)
+        step_ms = milliseconds(captured(step, device), device)
+        told: dict[str, Any] = {"case": case.name, "batch": args.batch, "size": args.size, "step_ms": step_ms}
+        told |= {"TB/s": nbytes / step_ms / 1e9, "memory TB/s": memory}
+        del step
+        if case.positions == ORIGINAL:  # others are read by steps
+            read, _ = work(case, max(1, args.batch // 8), args.size, ROWS)
+            told["µs per row"] = 1000 * milliseconds(captured(read, device), device) / ROWS
+            del read
+        torch.cuda.empty_cache()
+        print(
+            ", ".join(f"{name} {value:.3g}" if isinstance(value, float) else str(value) for name, value in told.items())
+        )
+        print(json.dumps({**told, **setting(device)}))
+
+
+if __name__ == "__main__":
+    main()
