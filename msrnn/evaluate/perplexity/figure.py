@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from msrnn.evaluate.cells import BASELINE, Cell
 from msrnn.evaluate.figures import drawn
-from msrnn.evaluate.perplexity.cells import BASELINE, Cell
 from msrnn.evaluate.perplexity.report import Report
 from msrnn.policy import FULL
 

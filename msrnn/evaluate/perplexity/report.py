@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from msrnn.evaluate import statistics
-from msrnn.evaluate.perplexity.cells import Cell, Grid
+from msrnn.evaluate.cells import Cell, Grid
 from msrnn.evaluate.perplexity.run import Results
 from msrnn.evaluate.statistics import Estimate
 from msrnn.evaluate.tables import MISSING, markdown_list, markdown_table
