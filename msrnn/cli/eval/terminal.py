@@ -48,7 +48,7 @@ def watched(run: Any, cells: list[Any]) -> Any:
         task = bar.add_task("", total=None)
 
         def on_cell(cell: Any) -> None:
-            named = f"{cell.label} ({cells.index(cell) + 1} of {len(cells)})"
+            named = f"{cell.label} ({cells.index(cell) + 1} of {len(cells)})" if cell in cells else cell.label
             bar.update(task, description=named)
             if bar.disable:
                 note(named)
