@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from msrnn import turns
 from msrnn.rnn import MultiStateRNN
 
 Choose = Callable[[Tensor], Tensor]  # logits [B, V] -> tokens [B]
@@ -61,6 +62,12 @@ def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     return ids, mask
+
+
+def prompted(tokenizer: Any, text: str, chat: bool) -> list[int]:
+    """A prompt's tokens: by the model's chat template, or the bare text with what the tokenizer puts in front."""
+    whole = turns.opening(tokenizer, text) if chat else text
+    return list(tokenizer(whole, add_special_tokens=not chat)["input_ids"])
 
 
 def ends_of(model: PreTrainedModel, tokenizer: Any) -> set[int]:

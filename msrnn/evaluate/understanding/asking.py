@@ -9,6 +9,7 @@ import numpy
 
 from msrnn import turns
 from msrnn.evaluate.prompts import filled
+from msrnn.evaluate.speaking import prompted
 from msrnn.evaluate.understanding.questions import Question
 
 
@@ -44,13 +45,7 @@ class Asker:
         raise ValueError(f"{option} {length}: question {question.name} alone takes {alone} tokens; take more than that")
 
     def _whole(self, document: str, question: str) -> list[int]:
-        text = filled(self.template, document=document, question=question)
-        if self.chat:
-            return self._encoded(turns.opening(self.tokenizer, text), opening=False)
-        return self._encoded(text, opening=True)
-
-    def _encoded(self, text: str, opening: bool) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=opening)["input_ids"])
+        return prompted(self.tokenizer, filled(self.template, document=document, question=question), self.chat)
 
     def _ends(self, text: str) -> list[int]:
         """Where each token of a document ends in its text; a document comes with several questions."""
