@@ -13,6 +13,7 @@ from msrnn.cli.chat import chat
 from msrnn.cli.demo import demo
 from msrnn.cli.eval import app as evaluations
 from msrnn.cli.generate import generate
+from msrnn.cli.judge import judge
 from msrnn.cli.policies import policies
 from msrnn.cli.read import read
 from msrnn.cli.verbs import register
@@ -24,6 +25,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 register(app, demo, generate, chat, read, policies, bench)
 app.add_typer(evaluations)
+register(app, judge)
 
 
 def _version(asked: bool) -> None:
