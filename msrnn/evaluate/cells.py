@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -44,6 +44,14 @@ class Grid(NamedTuple):
         """Each once, the unbounded model first."""
         shown = dict.fromkeys(self.at(name, size) for name in self.policies for size in self.sizes)
         return sorted(shown, key=lambda cell: cell.size is not None)
+
+    def rows(self, names: Sequence[str], shown: Callable[[str, int], str]) -> list[list[str]]:
+        """Of these policies: each one's name, and what is shown at each size."""
+        return [[name, *(shown(name, size) for size in self.sizes)] for name in names]
+
+    @property
+    def headers(self) -> list[str]:
+        return ["policy", *(f"{size:,}" for size in self.sizes)]
 
 
 def table(policies: Sequence[str], sizes: Sequence[int], length: int) -> Grid:

@@ -105,6 +105,17 @@ def test_an_interrupted_run_keeps_what_it_has(
     assert len(calls) == 3 + 2
 
 
+def test_the_paper_and_one_more(run: Run, stories: Path, tmp_path: Path) -> None:
+    words = ("eval", "squality", "--data", stories, "--out", tmp_path / "out", "--limit", 1, "--max-new-tokens", 2)
+    code, _, err = run(*words, "--paper", "--policy", "echo", "--length", 100, "--device", "cpu", "--no-chat")
+    assert code == 0, err
+    lines = list(csv.DictReader((tmp_path / "out" / "squality.csv").read_text().splitlines()))
+    assert [line["policy"] for line in lines[::5]] == ["tova", "window+4", "truncated", "full", "echo"]
+    assert [line["size"] for line in lines[:5]] == ["256", "512", "1024", "2048", "4096"]
+    rows = (tmp_path / "out" / "squality.jsonl").read_text().splitlines()
+    assert len(rows) == 2, "a question, and one answer: every size is longer than this prompt"
+
+
 BAD = {
     "data": (["--data", "none"], "none: no such file"),
     "policy": (["--policy", "tovas"], "did you mean 'tova'?"),

@@ -19,12 +19,12 @@ TOGETHER = 4  # sizes side by side, so that a part fits a narrow terminal
 
 
 def show(report: Report, title: str) -> None:
-    from msrnn.evaluate.perplexity.report import headers, shown, shown_ratio
+    from msrnn.evaluate.perplexity.report import shown, shown_ratio
 
-    show_table(f"perplexity of {title}", headers(report), report.perplexities(shown))
+    show_table(f"perplexity of {title}", report.grid.headers, report.perplexities(shown))
     if report.compared:
         against = f"perplexity against {report.against} at the same size, on the same chunks"
-        show_table(against, headers(report), report.differences(shown_ratio))
+        show_table(against, report.grid.headers, report.differences(shown_ratio))
 
 
 def show_table(title: str, names: Sequence[str], rows: list[list[str]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from msrnn.evaluate.cells import TRUNCATED
-from msrnn.evaluate.figures import drawn
+from msrnn.evaluate.figures import curve, drawn
 from msrnn.evaluate.understanding.report import Report
 from msrnn.policy import FULL
 
@@ -20,10 +20,7 @@ def figure(report: Report, folder: Path, title: str) -> None:
                 axes.axhline(points[0].value, color="black", linestyle="--", linewidth=1, label=FULL)
                 continue
             style = {"color": "gray", "linestyle": ":"} if name == TRUNCATED else {}
-            (line,) = axes.plot(sizes, [p.value for p in points], marker="o", markersize=3, label=name, **style)
-            if all(point.low is not None for point in points):
-                ends = [point.low for point in points], [point.high for point in points]
-                axes.fill_between(sizes, *ends, color=line.get_color(), alpha=0.15, linewidth=0)
+            curve(axes, sizes, points, marker="o", markersize=3, label=name, **style)
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
         axes.set_xlabel("size: states in each layer")

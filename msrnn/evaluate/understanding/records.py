@@ -20,7 +20,7 @@ class Exam(NamedTuple):
     dtype: str
     chat: bool
     length: int  # tokens that a prompt may have
-    positions: str  # of bounded states past which tokens left
+    positions: str  # where the tokens that a bounded state keeps stand
     answer: int  # tokens that an answer may have
 
     @property

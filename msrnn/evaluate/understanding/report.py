@@ -45,16 +45,12 @@ class Report:
         return self.task.metric.score(row["prediction"], asked.references)
 
     def _columns(self, cell: Cell) -> list[list[float]]:
-        """For each document, the sums of each part over its questions, and how many these are."""
-        documents = list(dict.fromkeys(asked.document for asked in self.asked))
-        parts = range(len(self.task.metric.parts))
-        found = {name: [[0.0] * len(parts), 0] for name in documents}
+        """For each document, the sums of each part over its questions; and last, how many these are."""
+        documents: dict[str, list[list[float]]] = {}
         for asked, score in zip(self.asked, self.scores[cell], strict=True):
-            sums: Any = found[asked.document]
-            sums[0] = [total + value for total, value in zip(sums[0], score.values, strict=True)]
-            sums[1] += 1
-        rows: list[Any] = [found[name] for name in documents]
-        return [*([row[0][part] for row in rows] for part in parts), [row[1] for row in rows]]
+            documents.setdefault(asked.document, []).append([*score.values, 1.0])
+        sums = [[sum(part) for part in zip(*found, strict=True)] for found in documents.values()]
+        return [list(column) for column in zip(*sums, strict=True)]
 
     def _overall(self, sums: Sequence[Any]) -> Any:
         return self.task.metric.overall([total / sums[-1] for total in sums[:-1]])
@@ -102,12 +98,13 @@ class Report:
 
     def table(self, show: Show) -> list[list[str]]:
         """A row for each policy: its name, and each size's score."""
-        return [[name, *(show(self.score(name, n)) for n in self.grid.sizes)] for name in self.grid.policies]
+        return self.grid.rows(self.grid.policies, lambda name, size: show(self.score(name, size)))
 
     def differences(self, show: Show) -> list[list[str]]:
         """A row for each other policy: its name, and each size's difference."""
-        found = ((name, [self.difference(name, size) for size in self.grid.sizes]) for name in self.compared)
-        return [[name, *(show(one) if one else MISSING for one in row)] for name, row in found]
+        return self.grid.rows(
+            self.compared, lambda name, size: show(one) if (one := self.difference(name, size)) else MISSING
+        )
 
     def told(self) -> str:
         """The questions, and what of their documents was read."""
@@ -127,18 +124,14 @@ def shown(estimate: Estimate, between: str = "\n", sign: str = "") -> str:
     return f"{value}" + ("" if low is None else f"{between}{low} to {high}")
 
 
-def headers(report: Report) -> list[str]:
-    return ["policy", *(f"{size:,}" for size in report.grid.sizes)]
-
-
 def markdown(report: Report, title: str, told: dict[str, str]) -> str:
     """All tables, and below them what they were computed with."""
     about = f"{title}. {report.task.metric.name}; beside each value its 95 % interval, by bootstrap over the documents."
     parts = [f"# {report.task.title}\n\n{about}\n"]
-    parts.append(markdown_table(headers(report), report.table(lambda x: shown(x, " · "))))
+    parts.append(markdown_table(report.grid.headers, report.table(lambda x: shown(x, " · "))))
     if report.compared:
         parts.append(f"Points against {report.against} at the same size, on the same questions.\n")
-        parts.append(markdown_table(headers(report), report.differences(lambda x: shown(x, " · ", "+"))))
+        parts.append(markdown_table(report.grid.headers, report.differences(lambda x: shown(x, " · ", "+"))))
     if kinds := _kinds(report):
         parts.append("By the kind of the nearest answer, and how many these are.\n")
         parts.append(markdown_table(["", *kinds], _kind_rows(report, kinds)))

@@ -49,11 +49,11 @@ class Run:
 
     def _missing(self, cells: list[Cell]) -> dict[Cell, dict[str, Prompt]]:
         """Who is still to be asked, and which prompts by their key; each once, however many cells show the answer."""
-        lengths = {self.records.length(cell) for cell in cells}
+        whole = self.records.exam.length
+        lengths = sorted({self.records.length(cell) for cell in cells})
         missing: dict[Cell, dict[str, Prompt]] = {}
         for question in self.questions:
-            option = {length: "--length" if length == self.records.exam.length else "--size" for length in lengths}
-            prompts = {length: self.asker.ask(question, length, option[length]) for length in sorted(lengths)}
+            prompts = {n: self.asker.ask(question, n, "--length" if n == whole else "--size") for n in lengths}
             self.records.ask(question, prompts)
             by_key = {prompt.key: prompt for prompt in prompts.values()}
             for cell in cells:
