@@ -56,7 +56,8 @@ class Records:
         self.store, self.exam = store, exam
         self.asked: dict[str, Asked] = {}
         for row in store.matching(exam.key):
-            self._take(row)
+            if "references" in row:
+                self._take(row)
         rows = [row for row in store.matching(exam.answer_key) if "prediction" in row]
         self.answers: dict[tuple[str, str, str], Row] = {self._place(row): row for row in rows}
 

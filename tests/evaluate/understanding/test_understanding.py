@@ -25,6 +25,7 @@ from msrnn.evaluate.understanding.report import Report, as_csv, markdown, shown
 from msrnn.evaluate.understanding.run import Run, fingerprints
 from msrnn.evaluate.understanding.tasks import QASPER, SQUALITY
 from msrnn.evaluate.watch import Watch
+from msrnn.models import Loaded
 from msrnn.plan import MultiStateCache
 from msrnn.rnn import MultiStateRNN
 
@@ -125,6 +126,28 @@ def test_answers_are_those_of_each_question_alone(model: PreTrainedModel, chat: 
             assert row["prediction"] == stepped(model, prompt.ids, FULL if cell.policy == TRUNCATED else cell)
     tova, full = ([records.answer(*records.who(cell, one)) for one in records.asked.values()] for cell in CELLS[1::-1])
     assert [row and row["prediction"] for row in tova] != [row and row["prediction"] for row in full]
+
+
+@pytest.mark.small_model
+def test_on_words(small: Loaded) -> None:
+    """Cut between tokens of the text, and answered as transformers' own generation does from a full cache."""
+    text = "Call me Ishmael. Some years ago, having little or no money in my purse, I thought I would sail about. " * 9
+    question = Question("moby/1", "moby", text, "Who tells this story?", [Reference("Ishmael")])
+    asker = Asker(small.tokenizer, QASPER.prompt, chat=True)
+    prompt = asker.ask(question, 180)
+    assert 176 <= len(prompt.ids) <= 180
+    written = small.tokenizer.decode(prompt.ids)
+    beginning, _, rest = written.partition("\n\nAnswer the question as concisely")
+    assert text.startswith(beginning.partition("<|im_start|>user\n")[2])
+    assert rest.endswith("Who tells this story?\n\nAnswer:<|im_end|>\n<|im_start|>assistant\n")
+    kept = small.tokenizer(beginning.partition("user\n")[2])["input_ids"]
+    assert prompt.cut == len(small.tokenizer(text)["input_ids"]) - len(kept)
+    ends = speaking.ends_of(small.model, small.tokenizer)
+    (said,) = say(MultiStateRNN(small.model, "full", None), [prompt.ids], ends, 8)
+    small.model.set_attn_implementation("eager")
+    ids = torch.tensor([prompt.ids])
+    out = small.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8)
+    assert said == [token for token in out[0, len(prompt.ids) :].tolist() if token not in ends]
 
 
 def test_what_is_the_same_is_answered_once(model: PreTrainedModel) -> None:
