@@ -48,8 +48,9 @@ def story(
     """Long stories of every version of a model, a seed each, to be compared by `msrnn judge`.
 
     A seed decides the noise that is added to the logits before the likeliest token is taken, whatever the batch and
-    the version. The full model has a state with room for everything, so two versions of a story are the same until
-    something was forgotten. Stories that the folder has are not told again, so a run that was stopped goes on.
+    the version. The full model has a state with room for everything; what a version tells before it can have forgotten
+    anything is the full model's story, and is taken over from there. Stories that the folder has are not told again, so
+    a run that was stopped goes on.
 
     Examples:
         msrnn eval story --stories 2 --size 64 --max-new-tokens 128
@@ -86,7 +87,7 @@ def story(
     batch = batch or (50 if decoder.device.type == "cuda" else 1)
     told = {"model": model or SMALL, "chat": chat, "batch": batch, **setting(decoder.device)}
     run = Run(decoder, tokenizer, telling, ends_of(decoder, tokenizer), store, batch, told)
-    found = lines(watched(run, cells), telling)
+    found = lines(watched(run, cells))
     title = f"{told['model']}, {stories:,} stories of at most {max_new_tokens:,} tokens"
     show_table(f"stories: {title}", HEADERS, rows(found))
     beside = {name: str(value) for name, value in {**run.key, **told}.items()}

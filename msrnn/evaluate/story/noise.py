@@ -14,12 +14,17 @@ class Noise:
     The argmax of logits and Gumbel noise is a sample of their softmax. Drawn on the CPU: the same on any device.
     """
 
-    def __init__(self, seeds: Sequence[int], temperature: float) -> None:
+    def __init__(self, seeds: Sequence[int], temperature: float, skipped: int = 0) -> None:
         self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self.temperature = temperature
+        self.temperature, self.skipped = temperature, skipped  # tokens of each story that are told already
 
     def __call__(self, logits: Tensor) -> Tensor:
         """[B, V] -> [B]"""
-        drawn = [torch.empty(logits.shape[1]).exponential_(generator=generator) for generator in self.generators]
-        noise = torch.stack(drawn).log_().neg_()
+        while self.skipped:
+            self._drawn(logits.shape[1])
+            self.skipped -= 1
+        noise = self._drawn(logits.shape[1]).log_().neg_()
         return (logits.float() / self.temperature + noise.to(logits.device)).argmax(-1)
+
+    def _drawn(self, vocabulary: int) -> Tensor:
+        return torch.stack([torch.empty(vocabulary).exponential_(generator=one) for one in self.generators])

@@ -1,4 +1,4 @@
-"""How long stories are, how many of them forgot something, and where they part from those of the full model."""
+"""How long stories are, how many of them forgot something, and how many are the full model's."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from msrnn.evaluate import statistics
 from msrnn.evaluate.cells import Cell
 from msrnn.evaluate.statistics import Estimate
 from msrnn.evaluate.store import Row
-from msrnn.evaluate.story.run import Stories, Telling
-from msrnn.evaluate.tables import MISSING, markdown_list, markdown_table
-from msrnn.policy import FULL
+from msrnn.evaluate.story.run import FULL_MODEL, Stories
+from msrnn.evaluate.tables import markdown_list, markdown_table
 
-HEADERS = ("version", "tokens", "words", "ended", "forgot", "as full", "parted early")
+HEADERS = ("version", "tokens", "words", "ended", "forgot", "as full")
 
 
 class Line(NamedTuple):
@@ -27,28 +26,23 @@ class Line(NamedTuple):
     ended: int  # by themselves
     forgot: int  # something was evicted before the end
     same: int  # word for word the full model's
-    early: int  # differ from it before anything forgotten could tell: rounding did it
 
 
-def lines(stories: Stories, telling: Telling) -> list[Line]:
-    whole = stories[Cell(FULL, None)]
-    return [_line(cell, told, whole, telling) for cell, told in stories.items()]
+def lines(stories: Stories) -> list[Line]:
+    whole = stories[FULL_MODEL]
+    return [_line(cell, told, whole) for cell, told in stories.items()]
 
 
-def _line(cell: Cell, told: list[Row], whole: list[Row], telling: Telling) -> Line:
-    parted = [parting(one["ids"], other["ids"]) for one, other in zip(told, whole, strict=True)]
-    tokens, words = ([len(story["ids"]) for story in told], [len(story["story"].split()) for story in told])
+def _line(cell: Cell, told: list[Row], whole: list[Row]) -> Line:
     count = [1] * len(told)
-    limit = telling.most if cell.size is None else telling.free_at(cell.size)
     return Line(
         cell,
         len(told),
-        statistics.mean(tokens, count),
-        statistics.mean(words, count),
+        statistics.mean([len(story["ids"]) for story in told], count),
+        statistics.mean([len(story["story"].split()) for story in told], count),
         sum(story["ended"] for story in told),
         sum(forgot(story) for story in told),
-        sum(at is None for at in parted),
-        sum(at is not None and at < limit for at in parted),
+        sum(one["ids"] == other["ids"] for one, other in zip(told, whole, strict=True)),
     )
 
 
@@ -58,21 +52,12 @@ def forgot(story: Row) -> bool:
     return story["size"] is not None and read > story["size"]
 
 
-def parting(ids: list[int], others: list[int]) -> int | None:
-    """The first token at which two stories differ; None: they do not."""
-    if ids == others:
-        return None
-    pairs = enumerate(zip(ids, others, strict=False))
-    return next((i for i, (one, other) in pairs if one != other), min(len(ids), len(others)))
-
-
 def rows(found: list[Line], between: str = "\n") -> list[list[str]]:
     return [
         [
             line.cell.label,
             *(_shown(estimate, between) for estimate in (line.tokens, line.words)),
-            *(f"{count} of {line.stories}" for count in (line.ended, line.forgot)),
-            *(MISSING if line.cell.size is None else f"{count} of {line.stories}" for count in (line.same, line.early)),
+            *(f"{count} of {line.stories}" for count in (line.ended, line.forgot, line.same)),
         ]
         for line in found
     ]
@@ -92,8 +77,8 @@ def markdown(found: list[Line], title: str, told: dict[str, str]) -> str:
 def as_csv(found: list[Line]) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    names = *("tokens", "tokens_low", "tokens_high", "words", "words_low", "words_high"), "ended", "forgot", "same"
-    writer.writerow(["policy", "size", "stories", *names, "early"])
+    names = *("tokens", "tokens_low", "tokens_high", "words", "words_low", "words_high"), "ended", "forgot"
+    writer.writerow(["policy", "size", "stories", *names, "same"])
     for line in found:
         writer.writerow([*line.cell, line.stories, *line.tokens, *line.words, *line[4:]])
     return file.getvalue()

@@ -18,6 +18,7 @@ from msrnn.evaluate.watch import Watch
 from msrnn.policy import FULL
 from msrnn.rnn import MultiStateRNN
 
+FULL_MODEL = Cell(FULL, None)
 Stories = dict[Cell, list[Row]]  # by seed, in their order
 
 
@@ -61,23 +62,47 @@ class Run:
         self.key = {"fingerprint": told["model"], "dtype": told["dtype"], **telling.key}
 
     def results(self, cells: list[Cell], watch: Watch | None = None) -> Stories:
-        """An interruption costs the batch that was being told, and no other."""
+        """The full model's first, since others begin with them; an interruption costs the batch that was being told."""
         watch = watch or Watch()
-        todo = {cell: self._batches(cell) for cell in cells}
+        told = {cell: self._stored(cell) for cell in dict.fromkeys([FULL_MODEL, *cells])}
+        missing = {cell: [seed for seed in self.telling.seeds if seed not in told[cell]] for cell in told}
         columns = len(self.telling.prompt) + self.telling.most
-        watch.total(sum(len(batch) * columns for batches in todo.values() for batch in batches))
-        for cell, batches in todo.items():
-            if batches:
+        watch.total(sum(len(seeds) for seeds in missing.values()) * columns)
+        for cell, seeds in missing.items():
+            if seeds:
                 watch.cell(cell)
-                rnn = self._rnn(cell)
-                for batch in batches:
-                    self._tell(cell, rnn, batch, watch)
-                del rnn
+                self._tell_all(cell, seeds, watch)
                 release()
         return {cell: [self._stored(cell)[seed] for seed in self.telling.seeds] for cell in cells}
 
+    def _tell_all(self, cell: Cell, seeds: list[int], watch: Watch) -> None:
+        """Before it can have forgotten anything, a version tells what the full model does: that much is taken over."""
+        rnn, told = self._rnn(cell), self._stored(FULL_MODEL) if cell.size is not None else {}
+        first = self.telling.free_at(cell.size) if cell.size is not None else 0
+        backend = {"backend": "/".join(sorted(set(rnn.plan.backends)))}
+        same = [seed for seed in seeds if cell.size is not None and _choices(told[seed]) <= first]
+        for seed in same:
+            self._append(cell, seed, told[seed]["ids"], {"taken_over": len(told[seed]["ids"]), **backend})
+            watch.tokens(len(self.telling.prompt) + self.telling.most)
+        rest = [seed for seed in seeds if seed not in same]
+        for start in range(0, len(rest), self.batch):
+            some, began = rest[start : start + self.batch], perf_counter()
+            begun = [told[seed]["ids"][:first] if told else [] for seed in some]
+            with batch_that_fits(len(some), cell.label):
+                said = self._said(rnn, some, begun, first, watch)
+            seconds = (perf_counter() - began) / len(some)
+            for seed, before, after in zip(some, begun, said, strict=True):
+                self._append(cell, seed, before + after, {"taken_over": first, "seconds": seconds, **backend})
+
+    def _said(
+        self, rnn: MultiStateRNN, seeds: list[int], begun: list[list[int]], first: int, watch: Watch
+    ) -> list[list[int]]:
+        noise = Noise(seeds, self.telling.temperature, skipped=first)
+        prompts = [self.telling.prompt + ids for ids in begun]
+        return say(rnn, prompts, self.ends, self.telling.most - first, noise, watch.tokens)
+
     def _rnn(self, cell: Cell) -> MultiStateRNN:
-        """`full` has a state, too, with room for everything: the same attention, with the same rounding."""
+        """`full` has a state, too, with room for everything: the same attention, in the same dtype."""
         if cell.size is None:
             return MultiStateRNN(self.model, "window", len(self.telling.prompt) + self.telling.most)
         return MultiStateRNN(self.model, cell.policy, cell.size)
@@ -85,23 +110,13 @@ class Run:
     def _stored(self, cell: Cell) -> dict[int, Row]:
         return {row["seed"]: row for row in self.store.matching({**cell.key, **self.key}) if "ids" in row}
 
-    def _batches(self, cell: Cell) -> list[list[int]]:
-        """The seeds that are told together are the same for every version, so that rounding is, too."""
-        known, seeds = self._stored(cell), self.telling.seeds
-        batches = [seeds[start : start + self.batch] for start in range(0, len(seeds), self.batch)]
-        return [batch for batch in batches if any(seed not in known for seed in batch)]
+    def _append(self, cell: Cell, seed: int, ids: list[int], found: dict[str, Any]) -> None:
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        length = {"ended": len(ids) < self.telling.most, "prompt_tokens": len(self.telling.prompt)}
+        story = {"seed": seed, "story": text, "ids": ids, **length}
+        self.store.append({**cell.key, **self.key, **story, **found, **self.beside})
 
-    def _tell(self, cell: Cell, rnn: MultiStateRNN, seeds: list[int], watch: Watch) -> None:
-        telling, began = self.telling, perf_counter()
-        noise = Noise(seeds, telling.temperature)
-        with batch_that_fits(len(seeds), cell.label):
-            told = say(rnn, [telling.prompt] * len(seeds), self.ends, telling.most, noise, watch.tokens)
-        beside = {"seconds": (perf_counter() - began) / len(seeds), "backend": "/".join(sorted(set(rnn.plan.backends)))}
-        known = self._stored(cell)
-        for seed, ids in zip(seeds, told, strict=True):
-            if seed not in known:
-                story = {"ids": ids, "ended": len(ids) < telling.most, "prompt_tokens": len(telling.prompt)}
-                text = self.tokenizer.decode(ids, skip_special_tokens=True)
-                self.store.append(
-                    {**cell.key, **self.key, "seed": seed, "story": text, **story, **beside, **self.beside}
-                )
+
+def _choices(story: Row) -> int:
+    """That were made for a story; to end it is one, too."""
+    return len(story["ids"]) + bool(story["ended"])
