@@ -56,9 +56,10 @@ def judge(
     """Which is better: the stories of a bounded model, or the full model's of the same seed?
 
     Each pair is shown twice, in both orders, and is a win only if both answers agree; else it is a tie. An answer that
-    cannot be read is asked for once more, then counted apart. Pairs in which nothing was forgotten are dropped. An
-    endpoint's key is read from OPENAI_API_KEY and written nowhere. Every answer is kept with the fingerprint of what
-    was asked, so a judgement that was stopped goes on, and pays nothing twice.
+    cannot be read is asked for once more, then counted apart; a local model's answer is the option that is likeliest to
+    it. Pairs in which nothing was forgotten are dropped. An endpoint's key is read from OPENAI_API_KEY and written
+    nowhere. Every answer is kept with the fingerprint of what was asked, so a judgement that was stopped goes on, and
+    pays nothing twice.
 
     Examples:
         msrnn judge results/story --judge gpt-4o --price 2.5 10 --estimate
@@ -120,7 +121,8 @@ def local(model: str | None, device: str, dtype: str | None) -> Judge:
 
     quiet()
     decoder, tokenizer = load(model, device, dtype, on_convert=note)
-    return Local(str(model), decoder, tokenizer)
+    name = Path(str(model))
+    return Local(name.resolve().name if name.exists() else str(model), decoder, tokenizer)
 
 
 def ruled(court: Court) -> None:

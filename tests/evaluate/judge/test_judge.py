@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import served
+import torch
 from characters import character_tokenizer
 from served import answering
 from tiny import build, llama
 
+from msrnn import turns
 from msrnn.evaluate.cells import Cell
 from msrnn.evaluate.judge import endpoint as endpoints
 from msrnn.evaluate.judge.endpoint import Answer, Endpoint
@@ -228,16 +230,22 @@ def test_another_judge_is_asked_anew() -> None:
     assert [one["model"] for one in server.asked] == ["one", "one", "two", "two"]
 
 
-def test_a_local_judge() -> None:
+def test_a_local_judge_takes_the_likeliest_option() -> None:
     tokenizer = character_tokenizer()
-    judge = Local("tiny", build(llama(vocab_size=len(tokenizer), max_position_embeddings=4096)), tokenizer)
-    store = Store(None)
+    model = build(llama(vocab_size=len(tokenizer), max_position_embeddings=4096))
+    judge, store = Local("tiny", model, tokenizer), Store(None)
     court = Court(judge, paired(1), store)
     assert court.judge_all()
-    assert len(court.verdicts()[SMALL]) == 1
-    assert {row["judge"] for row in store.rows} == {"tiny"}
-    assert store.rows[0]["prompt_tokens"] > 500
-    assert store.rows[0]["answer"] == judge.ask(paired(1).pairs[0].prompt(False), lambda: None).text
+    assert len(store.rows) == 2
+    assert court.verdicts()[SMALL] != [UNREADABLE]
+    row, prompt = store.rows[0], turns.opening(tokenizer, paired(1).pairs[0].prompt(False))
+    model.set_attn_implementation("eager")
+    for option, found in zip(("(A)", "(B)", "(C)"), row["log_likelihoods"], strict=True):
+        ids = tokenizer(prompt + option, add_special_tokens=False, return_tensors="pt").input_ids
+        with torch.no_grad():
+            logs = model(input_ids=ids).logits[0, -4:-1].log_softmax(-1)
+        assert found == pytest.approx(float(logs.gather(-1, ids[0, -3:, None]).sum()), rel=1e-4)
+    assert row["answer"] == ("(A)", "(B)", "(C)")[max(range(3), key=lambda i: row["log_likelihoods"][i])]
 
 
 def test_a_guess_of_the_cost() -> None:
