@@ -32,6 +32,7 @@ ORDER = [
     "graph",
     "rnn",
     "models",
+    "turns",
     "tracing",
     "harness",
     "evaluate",

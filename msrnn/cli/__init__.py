@@ -15,6 +15,7 @@ from msrnn.cli.demo import demo
 from msrnn.cli.eval import app as evaluations
 from msrnn.cli.explore import explore
 from msrnn.cli.generate import generate
+from msrnn.cli.judge import judge
 from msrnn.cli.policies import policies
 from msrnn.cli.read import read
 from msrnn.cli.verbs import register
@@ -26,6 +27,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 register(app, demo, generate, chat, read, policies, bench, analyze, explore)
 app.add_typer(evaluations)
+register(app, judge)
 
 
 def _version(asked: bool) -> None:

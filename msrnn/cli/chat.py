@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from msrnn.cli import turns
+from msrnn import turns
 from msrnn.cli.options import (
     ORIGINAL,
     Choice,

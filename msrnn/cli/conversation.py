@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from msrnn.cli import turns
+from msrnn import turns
 from msrnn.cli.beyond import Beyond
 from msrnn.cli.options import Speech
 from msrnn.cli.text import encode

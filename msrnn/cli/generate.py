@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from msrnn.cli import turns
+from msrnn import turns
 from msrnn.cli.options import (
     ORIGINAL,
     Choice,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def rows_file(folder: Path, name: str, force: bool) -> Path:
+def rows_file(folder: Path, name: str, force: bool, figure: bool = True) -> Path:
     """NAME.jsonl in a folder that exists from now on; `force` empties it."""
     from msrnn.evaluate.figures import check_matplotlib
     from msrnn.evaluate.store import read_rows
 
-    check_matplotlib()
+    if figure:
+        check_matplotlib()
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out {folder}: a file; name a folder")
     folder.mkdir(parents=True, exist_ok=True)

@@ -20,15 +20,19 @@ def note(text: str) -> None:
 
 
 class _Speed(ProgressColumn):
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
-        return Text(f"{speed:,.0f} tokens/s" if speed else "")
+        return Text(f"{speed:,.0f} {self.what}/s" if speed else "")
 
 
-def progress() -> Progress:
-    """A bar that counts tokens; nothing where standard error is no terminal."""
+def progress(what: str = "tokens") -> Progress:
+    """A bar that counts tokens, or others; nothing where standard error is no terminal."""
     console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Speed(), TimeRemainingColumn()
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Speed(what), TimeRemainingColumn()
     return Progress(*columns, console=console, disable=not console.is_terminal)
 
 

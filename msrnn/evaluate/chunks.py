@@ -95,7 +95,7 @@ def choose(found: Sequence[Document], tokenizer: Any, choice: Choice) -> Data:
         raise ValueError(
             f"--length {choice.length}: the first {max(1, len(opening))} are given, so nothing is predicted"
         )
-    for book in sorted(found, key=lambda document: _rank(choice.seed, document.name)):
+    for book in sorted(found, key=lambda document: rank(choice.seed, document.name)):
         if choice.books is not None and sum(cut.whole > 0 for cut in cuts) == choice.books:
             break
         cuts.append(_cut(book, tokenizer, opening, choice))
@@ -115,11 +115,11 @@ def _cut(book: Document, tokenizer: Any, opening: list[int], choice: Choice) -> 
     whole, rest = divmod(len(tokens), room)
     order = list(range(whole))
     if not choice.first:
-        order.sort(key=lambda i: _rank(choice.seed, f"{book.name}/{i}"))
+        order.sort(key=lambda i: rank(choice.seed, f"{book.name}/{i}"))
     starts = [i * room for i in order[: choice.chunks_per_book]]
     return _Cut([Chunk(book.name, start, opening + tokens[start : start + room]) for start in starts], whole, rest)
 
 
-def _rank(seed: int, name: str) -> bytes:
+def rank(seed: int, name: str) -> bytes:
     """A random order that depends on nothing but these: neither on a library's version nor on what else there is."""
     return hashlib.sha256(f"{seed}/{name}".encode()).digest()

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from msrnn.evaluate.statistics import Estimate
 
 
 def check_matplotlib() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError("the figure needs matplotlib, which is not installed: pip install 'msrnn[plots]'")
+
+
+def curve(axes: Any, x: Sequence[float], points: Sequence[Estimate], **style: Any) -> None:
+    """Estimates over x, and their intervals as a band."""
+    (line,) = axes.plot(x, [point.value for point in points], **style)
+    if all(point.low is not None for point in points):
+        ends = [point.low for point in points], [point.high for point in points]
+        axes.fill_between(x, *ends, color=line.get_color(), alpha=0.15, linewidth=0)
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -22,21 +22,29 @@ class Estimate(NamedTuple):
         return Estimate(*(None if x is None else float(numpy.exp(x)) for x in self))  # type: ignore[arg-type]
 
 
-def mean(sums: Sequence[float], counts: Sequence[int], seed: int = SEED) -> Estimate:
-    """The mean over all tokens of texts, given each one's sum and count.
+Statistic = Callable[[list[Any]], Any]  # of the columns' sums over texts, numbers or arrays of them alike
+
+
+def bootstrap(columns: Sequence[Sequence[float]], statistic: Statistic, seed: int = SEED) -> Estimate:
+    """What a statistic makes of texts that each have a number in every column.
 
     The interval is the percentile bootstrap's, 95 %: texts are drawn anew with replacement, 2,000 times.
     """
+    values = [numpy.asarray(column, dtype=float) for column in columns]
+    value, count = float(statistic([column.sum() for column in values])), len(values[0])
+    if count < 2:
+        return Estimate(value)
+    drawn = numpy.random.default_rng(seed).integers(0, count, (RESAMPLES, count))
+    found = statistic([column[drawn].sum(1) for column in values])
+    low, high = numpy.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Estimate(value, float(low), float(high))
+
+
+def mean(sums: Sequence[float], counts: Sequence[int], seed: int = SEED) -> Estimate:
+    """The mean over all tokens of texts, given each one's sum and count."""
     if not len(sums) == len(counts) > 0:
         raise ValueError(f"{len(sums)} sums of {len(counts)} texts: must be as many, 1 or more")
-    total, tokens = numpy.asarray(sums, dtype=float), numpy.asarray(counts, dtype=float)
-    value = float(total.sum() / tokens.sum())
-    if len(total) < 2:
-        return Estimate(value)
-    drawn = numpy.random.default_rng(seed).integers(0, len(total), (RESAMPLES, len(total)))
-    means = total[drawn].sum(1) / tokens[drawn].sum(1)
-    low, high = numpy.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Estimate(value, float(low), float(high))
+    return bootstrap([sums, counts], lambda columns: columns[0] / columns[1], seed)
 
 
 def perplexity(sums: Sequence[float], counts: Sequence[int], seed: int = SEED) -> Estimate:

@@ -105,19 +105,24 @@ def _of(name: str, text: str) -> Document:
 
 def _pg19() -> list[Document]:
     """Named by their number at Project Gutenberg, as the files of the original are."""
-    instead = "or give --text a folder of .txt files"
+    rows = hub_rows(PG19, "test", "PG-19", "or give --text a folder of .txt files")
+    return [_of(str(row["url"]).rstrip("/").rsplit("/", 1)[-1], row["text"]) for row in rows]
+
+
+def hub_rows(name: str, split: str, what: str, instead: str, **more: str) -> Iterable[dict[str, Any]]:
+    """A dataset of the hub; where there is none to be had, the reason, and what to do instead."""
     if importlib.util.find_spec("datasets") is None:
         raise ValueError(
-            f"PG-19 comes through the package datasets, which is not installed: pip install 'msrnn[eval]', {instead}"
+            f"{what} comes through the package datasets, which is not installed: pip install 'msrnn[eval]', {instead}"
         )
     from datasets import load_dataset
 
     try:
-        rows: Iterable[dict[str, Any]] = load_dataset(PG19, split="test")
+        rows: Iterable[dict[str, Any]] = load_dataset(name, split=split, **more)
     except Exception as error:  # its errors, and those of the network below it, have no common kind
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise ValueError(f"{PG19} cannot be had from the hub ({reason}): check the network, {instead}") from error
-    return [_of(str(row["url"]).rstrip("/").rsplit("/", 1)[-1], row["text"]) for row in rows]
+        raise ValueError(f"{name} cannot be had from the hub ({reason}): check the network, {instead}") from error
+    return rows
 
 
 def _told_apart(found: list[Document], source: Path | None) -> list[Document]:

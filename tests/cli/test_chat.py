@@ -11,8 +11,8 @@ import torch
 from command import Run, same
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from msrnn import MultiState, MultiStateRNN
-from msrnn.cli import conversation, turns
+from msrnn import MultiState, MultiStateRNN, turns
+from msrnn.cli import conversation
 from msrnn.cli.conversation import Conversation
 from msrnn.cli.options import Speech
 from msrnn.cli.voice import Voice

@@ -8,7 +8,7 @@ from command import TEXT, Run, same
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from msrnn import MultiStateRNN
-from msrnn.cli.turns import opening
+from msrnn.turns import opening
 
 SIZE = ("--size", 16)
 SHORT = ("--max-new-tokens", 12)

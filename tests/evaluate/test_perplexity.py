@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
+from msrnn.evaluate.cells import BASELINE, Cell, Grid
 from msrnn.evaluate.chunks import Choice, Chunk, Data, choose
 from msrnn.evaluate.loss import losses
-from msrnn.evaluate.perplexity.cells import BASELINE, PAPER_ROWS, PAPER_SIZES, Cell, Grid, grid
+from msrnn.evaluate.perplexity.cells import PAPER_ROWS, PAPER_SIZES, grid
 from msrnn.evaluate.perplexity.figure import figure
 from msrnn.evaluate.perplexity.reading import Reader, pieces
 from msrnn.evaluate.perplexity.report import Report, as_csv, markdown, shown, shown_ratio

@@ -6,10 +6,12 @@ import typer
 
 from msrnn.cli.eval.extrapolation import extrapolation
 from msrnn.cli.eval.perplexity import perplexity
+from msrnn.cli.eval.story import story
+from msrnn.cli.eval.understanding import qasper, squality, verb
 from msrnn.cli.verbs import register
 
 app = typer.Typer(name="eval", no_args_is_help=True)
-register(app, perplexity, extrapolation)
+register(app, perplexity, extrapolation, verb(squality), verb(qasper), story)
 
 
 @app.callback()

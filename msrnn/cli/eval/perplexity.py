@@ -13,7 +13,7 @@ from msrnn.cli.terminal import note
 from msrnn.policy import FULL
 
 if TYPE_CHECKING:
-    from msrnn.evaluate.perplexity.cells import Grid
+    from msrnn.evaluate.cells import Grid
     from msrnn.evaluate.perplexity.report import Report
 
 TOVA, SIZES = "tova", (512,)

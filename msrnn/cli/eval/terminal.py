@@ -20,12 +20,12 @@ TOGETHER = 4  # sizes side by side, so that a part fits a narrow terminal
 
 
 def show(report: Report, title: str) -> None:
-    from msrnn.evaluate.perplexity.report import headers, shown, shown_ratio
+    from msrnn.evaluate.perplexity.report import shown, shown_ratio
 
-    show_table(f"perplexity of {title}", headers(report), report.perplexities(shown))
+    show_table(f"perplexity of {title}", report.grid.headers, report.perplexities(shown))
     if report.compared:
         against = f"perplexity against {report.against} at the same size, on the same chunks"
-        show_table(against, headers(report), report.differences(shown_ratio))
+        show_table(against, report.grid.headers, report.differences(shown_ratio))
 
 
 def show_table(title: str, names: Sequence[str], rows: list[list[str]]) -> None:
@@ -50,7 +50,7 @@ def watched(run: Any, cells: list[Any]) -> Any:
         task = bar.add_task("", total=None)
 
         def on_cell(cell: Any) -> None:
-            named = f"{cell.label} ({cells.index(cell) + 1} of {len(cells)})"
+            named = f"{cell.label} ({cells.index(cell) + 1} of {len(cells)})" if cell in cells else cell.label
             bar.update(task, description=named)
             if bar.disable:
                 note(named)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
 
-from msrnn.evaluate.perplexity.cells import Cell
+from msrnn.evaluate.cells import Cell
 from msrnn.policy import FULL, policy, resolve
 from msrnn.positions import COMPRESSED, ORIGINAL, spacing
 from msrnn.rnn import MultiStateRNN

@@ -7,7 +7,7 @@ from typing import Any
 
 from msrnn.evaluate.extrapolation.cases import Case
 from msrnn.evaluate.extrapolation.report import Report
-from msrnn.evaluate.figures import drawn
+from msrnn.evaluate.figures import curve, drawn
 from msrnn.evaluate.statistics import Estimate
 
 
@@ -28,10 +28,7 @@ def figure(report: Report, folder: Path, title: str, trained: int | None) -> Non
 
 def _lines(axes: Any, report: Report, perplexities: dict[Case, list[Estimate]]) -> None:
     for case, points in perplexities.items():
-        (line,) = axes.plot(report.ends, [point.value for point in points], linewidth=1.2, label=case.label)
-        if all(point.low is not None for point in points):
-            ends = [point.low for point in points], [point.high for point in points]
-            axes.fill_between(report.ends, *ends, color=line.get_color(), alpha=0.12, linewidth=0)
+        curve(axes, report.ends, points, linewidth=1.2, label=case.label)
 
 
 def _scales(axes: Any) -> None:

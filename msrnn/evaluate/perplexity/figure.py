@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from msrnn.evaluate.figures import drawn
-from msrnn.evaluate.perplexity.cells import BASELINE, Cell
+from msrnn.evaluate.cells import BASELINE, Cell
+from msrnn.evaluate.figures import curve, drawn
 from msrnn.evaluate.perplexity.report import Report
 from msrnn.policy import FULL
 
@@ -18,7 +18,8 @@ def figure(report: Report, folder: Path, title: str) -> None:
     with drawn(folder, "perplexity", 2 if away else 1, 11 if away else 7.5) as (whole, panels):
         for name in report.grid.policies:
             if name != FULL:
-                _line(panels[0], report, name)
+                points = [report.perplexity(name, size) for size in report.grid.sizes]
+                curve(panels[0], report.grid.sizes, points, label=name, **_style(name))
         if FULL in report.grid.policies:
             value = report.perplexity(FULL, report.grid.sizes[0]).value
             panels[0].axhline(value, color="black", linestyle="--", linewidth=1, label=FULL)
@@ -34,15 +35,6 @@ def figure(report: Report, folder: Path, title: str) -> None:
 
 def _style(name: str) -> dict[str, Any]:
     return {"marker": "o", "markersize": 3, **({"color": "gray", "linestyle": ":"} if name == BASELINE else {})}
-
-
-def _line(axes: Any, report: Report, name: str) -> None:
-    sizes = report.grid.sizes
-    points = [report.perplexity(name, size) for size in sizes]
-    (line,) = axes.plot(sizes, [point.value for point in points], label=name, **_style(name))
-    if all(point.low is not None for point in points):
-        ends = [point.low for point in points], [point.high for point in points]
-        axes.fill_between(sizes, *ends, color=line.get_color(), alpha=0.15, linewidth=0)
 
 
 def _distances(report: Report) -> dict[str, list[float]]:

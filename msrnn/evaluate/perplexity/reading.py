@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from msrnn.evaluate.cells import BASELINE, Cell
 from msrnn.evaluate.loss import losses
-from msrnn.evaluate.perplexity.cells import BASELINE, Cell
 from msrnn.policy import FULL
 from msrnn.rnn import MultiStateRNN
 

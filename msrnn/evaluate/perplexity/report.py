@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from msrnn.evaluate import statistics
-from msrnn.evaluate.perplexity.cells import Cell, Grid
+from msrnn.evaluate.cells import Cell, Grid
 from msrnn.evaluate.perplexity.run import Results
 from msrnn.evaluate.statistics import Estimate
 from msrnn.evaluate.tables import MISSING, markdown_list, markdown_table
@@ -66,12 +66,13 @@ class Report:
 
     def perplexities(self, show: Show) -> list[list[str]]:
         """A row for each policy: its name, and each size's perplexity."""
-        return [[name, *(show(self.perplexity(name, n)) for n in self.grid.sizes)] for name in self.grid.policies]
+        return self.grid.rows(self.grid.policies, lambda name, size: show(self.perplexity(name, size)))
 
     def differences(self, show: Show) -> list[list[str]]:
         """A row for each other policy: its name, and each size's difference in nats per token."""
-        found = ((name, [self.difference(name, size) for size in self.grid.sizes]) for name in self.compared)
-        return [[name, *(show(one) if one else MISSING for one in row)] for name, row in found]
+        return self.grid.rows(
+            self.compared, lambda name, size: show(one) if (one := self.difference(name, size)) else MISSING
+        )
 
 
 def shown(estimate: Estimate, between: str = "\n") -> str:
@@ -93,19 +94,15 @@ def shown_ratio(difference: Estimate, between: str = "\n") -> str:
     return f"{value}" + ("" if low is None else f"{between}{low} to {high}")
 
 
-def headers(report: Report) -> list[str]:
-    return ["policy", *(f"{size:,}" for size in report.grid.sizes)]
-
-
 def markdown(report: Report, title: str, told: dict[str, str]) -> str:
     """Both tables, and below them what they were computed with."""
     parts = [f"# Perplexity\n\n{title}. Beside each value its 95 % interval, by bootstrap over the chunks.\n"]
-    parts.append(markdown_table(headers(report), report.perplexities(lambda x: shown(x, " · "))))
+    parts.append(markdown_table(report.grid.headers, report.perplexities(lambda x: shown(x, " · "))))
     if report.compared:
         parts.append(
             f"Against {report.against} at the same size, on the same chunks: nats per token, and perplexity.\n"
         )
-        parts.append(markdown_table(headers(report), report.differences(_both)))
+        parts.append(markdown_table(report.grid.headers, report.differences(_both)))
     return "\n".join([*parts, markdown_list(told)])
 
 

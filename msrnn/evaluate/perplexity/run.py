@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from msrnn.evaluate.cells import Cell
 from msrnn.evaluate.chunks import Data
 from msrnn.evaluate.memory import batch_that_fits, if_it_fits, release
-from msrnn.evaluate.perplexity.cells import Cell
 from msrnn.evaluate.perplexity.reading import Reader
 from msrnn.evaluate.store import Store
 from msrnn.evaluate.watch import Watch

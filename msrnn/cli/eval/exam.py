@@ -1,0 +1,121 @@
+"""A task's questions, the exam that a model sits, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msrnn.cli.eval.perplexity import check_positions
+from msrnn.cli.eval.terminal import show_table, watched
+from msrnn.cli.options import ORIGINAL
+from msrnn.cli.terminal import note
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from msrnn.evaluate.cells import Cell, Grid
+    from msrnn.evaluate.store import Store
+    from msrnn.evaluate.understanding.questions import Question
+    from msrnn.evaluate.understanding.records import Exam, Records
+    from msrnn.evaluate.understanding.report import Report
+    from msrnn.evaluate.understanding.tasks import Task
+    from msrnn.models import Loaded
+
+KINDS = ("jsonl", "md", "csv", "png", "svg")
+AUTO = "auto"
+
+
+def sourced(task: Task, data: Path | None, split: str, limit: int | None, seed: int) -> list[Question]:
+    from msrnn.evaluate.understanding.sources import questions
+
+    found = questions(data, split, task.hub, task.forms, limit, seed)
+    note(found.told())
+    return found.questions
+
+
+def examined(
+    task: Task, model: PreTrainedModel, chat: bool, length: int, answer: int, positions: str, cells: Sequence[Cell]
+) -> Exam:
+    """What is computed, and whether it can be: refused before anything is."""
+    from msrnn.evaluate.cells import UNBOUNDED
+    from msrnn.evaluate.understanding.records import Exam
+    from msrnn.evaluate.understanding.run import fingerprints
+    from msrnn.positions import COMPRESSED, spacing
+    from msrnn.rnn import MultiStateRNN
+
+    config = model.config.get_text_config(decoder=True)
+    rotated = getattr(config, "rope_parameters", None)
+    check_positions(config, length if rotated else length + answer)  # learned positions end with the answer, too
+    known = getattr(config, "max_position_embeddings", None)
+    if positions == AUTO:
+        positions = COMPRESSED if known and length > known else ORIGINAL
+        if positions == COMPRESSED:
+            note("so bounded states have compressed positions; --positions original leaves them as they are")
+    apart = spacing(positions)
+    for cell in cells:
+        if cell.policy not in UNBOUNDED:
+            MultiStateRNN(model, cell.policy, cell.size, positions=positions)
+            break
+    placed = apart.name if apart else ORIGINAL
+    return Exam(task.name, **fingerprints(model), chat=chat, length=length, positions=placed, answer=answer)
+
+
+def answered(
+    task: Task,
+    loaded: Loaded,
+    exam: Exam,
+    found: list[Question],
+    store: Store,
+    batch: int | None,
+    cells: list[Cell],
+    told: dict[str, Any],
+) -> Records:
+    from msrnn.evaluate.setting import setting
+    from msrnn.evaluate.understanding.asking import Asker
+    from msrnn.evaluate.understanding.records import Records
+    from msrnn.evaluate.understanding.run import Run
+
+    batch = batch or (16 if loaded.model.device.type == "cuda" else 1)
+    asker = Asker(loaded.tokenizer, task.prompt, exam.chat)
+    beside = {**told, "batch": batch, **setting(loaded.model.device)}
+    records: Records = watched(Run(loaded.model, asker, found, Records(store, exam), batch, beside), cells)
+    return records
+
+
+def stored(task: Task, store: Store, cells: list[Cell]) -> tuple[Records, list[str]]:
+    """Of the exam that was last sat: questions that all cells have answered."""
+    from msrnn.evaluate.understanding.records import Exam, Records
+
+    records = Records(store, Exam.last(store, task.name))
+    keys = records.complete(cells)
+    if not keys:
+        missing = ", ".join(cell.label for cell in cells if not records.complete([cell]))
+        raise ValueError(f"{store.path}: no question that all have answered ({missing} none); answer, or ask for less")
+    note(f"{len(keys):,} of {len(records.asked):,} questions have been answered by all")
+    return records, keys
+
+
+def finish(task: Task, grid: Grid, records: Records, keys: list[str], against: str, folder: Path) -> None:
+    from msrnn.evaluate.understanding.report import Report, shown
+
+    report = Report(task, grid, records, keys, against)
+    told = {**records.exam.key, **records.told(grid.cells[0], keys[0])}
+    title = f"{told['model']}, {task.title}, {len(keys):,} questions, prompts of {records.exam.length:,} tokens"
+    show_table(f"{task.metric.name}: {title}", report.grid.headers, report.table(shown))
+    if report.compared:
+        title_ = f"points against {against} at the same size, on the same questions"
+        show_table(title_, report.grid.headers, report.differences(lambda x: shown(x, sign="+")))
+    note(report.told())
+    write(report, folder, title, {name: str(value) for name, value in told.items()})
+
+
+def write(report: Report, folder: Path, title: str, told: dict[str, str]) -> None:
+    from msrnn.evaluate.understanding.figure import figure
+    from msrnn.evaluate.understanding.report import as_csv, markdown
+
+    name = report.task.name
+    (folder / f"{name}.md").write_text(markdown(report, title, told))
+    (folder / f"{name}.csv").write_text(as_csv(report))
+    figure(report, folder, title)
+    note(f"written to {folder}: " + ", ".join(f"{name}.{kind}" for kind in KINDS))

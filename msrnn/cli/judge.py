@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from msrnn.cli.options import Device, Dtype
+from msrnn.cli.results import rows_file
+from msrnn.cli.terminal import note, progress
+
+if TYPE_CHECKING:
+    from msrnn.evaluate.judge.run import Court, Judge
+    from msrnn.evaluate.store import Store
+
+NAME = "judge"
+KINDS = ("jsonl", "md", "csv", "png", "svg")
+
+Folder = Annotated[Path, Argument(help="The folder that `msrnn eval story` wrote to.")]
+Name = Annotated[
+    str | None,
+    Option("--judge", help="A model behind an OpenAI-compatible endpoint, as gpt-4o.", show_default=False),
+]
+BaseUrl = Annotated[str | None, Option(help="The endpoint's address.", show_default="OpenAI's")]
+LocalModel = Annotated[
+    str | None,
+    Option("--model", help="A local judge: a folder, a .gguf file or a name on the hub.", show_default=False),
+]
+MaxRequests = Annotated[int | None, Option(help="Ask no more often than this.", show_default="as needed")]
+Price = Annotated[
+    tuple[float, float] | None,
+    Option(help="Of a million tokens to read, and to write; for the estimate.", show_default=False),
+]
+Timeout = Annotated[float, Option(help="Seconds to wait for an answer.")]
+EstimateOnly = Annotated[bool, Option("--estimate", help="Only say what the judgement would cost.")]
+Out = Annotated[
+    Path | None, Option(help=f"Write {NAME}.jsonl, .md, .csv, .png and .svg here.", show_default="the folder")
+]
+Anew = Annotated[bool, Option("--force", help="Forget all answers, and ask anew.")]
+
+
+def judge(
+    folder: Folder = Path("results/story"),
+    judge: Name = None,
+    base_url: BaseUrl = None,
+    model: LocalModel = None,
+    max_requests: MaxRequests = None,
+    price: Price = None,
+    timeout: Timeout = 60.0,
+    estimate: EstimateOnly = False,
+    device: Device = "auto",
+    dtype: Dtype = None,
+    out: Out = None,
+    force: Anew = False,
+) -> None:
+    """Which is better: the stories of a bounded model, or the full model's of the same seed?
+
+    Each pair is shown twice, in both orders, and is a win only if both answers agree; else it is a tie. An answer that
+    cannot be read is asked for once more, then counted apart; a local model's answer is the option that is likeliest to
+    it. Pairs in which nothing was forgotten are dropped. An endpoint's key is read from OPENAI_API_KEY and written
+    nowhere. Every answer is kept with the fingerprint of what was asked, so a judgement that was stopped goes on, and
+    pays nothing twice.
+
+    Examples:
+        msrnn judge results/story --judge gpt-4o --price 2.5 10 --estimate
+        msrnn judge results/story --judge gpt-4o --max-requests 100
+        msrnn judge --judge qwen3 --base-url http://localhost:8000/v1
+        msrnn judge --model Qwen/Qwen2.5-7B-Instruct
+    """
+    check(judge, base_url, model, max_requests, timeout)
+    from msrnn.evaluate.judge.pairs import pairs
+    from msrnn.evaluate.judge.run import Court
+    from msrnn.evaluate.setting import setting
+    from msrnn.evaluate.store import Store
+
+    found = pairs(stories(folder))
+    where = out or folder
+    judging = endpoint(judge, base_url, timeout) if judge else local(model, device, dtype)
+    store = Store(rows_file(where, NAME, force and not estimate, figure=not estimate))
+    court = Court(judging, found, store, max_requests)
+    dropped = sum(found.dropped.values())
+    note(f"{len(found.pairs):,} pairs; {dropped:,} more, in which nothing was forgotten, are dropped")
+    note(f"left to ask: {court.cost().told(price)}")
+    if estimate:
+        return
+    told = {name: str(value) for name, value in {"judge": judging.name, **found.told, **setting()}.items()}
+    ruled(court)
+    finish(court, where, told)
+
+
+def check(name: str | None, base_url: str | None, model: str | None, max_requests: int | None, timeout: float) -> None:
+    if (name is None) == (model is None):
+        raise ValueError("give --judge, a model behind an endpoint, or --model, one on this machine; and not both")
+    if base_url and model:
+        raise ValueError(f"--base-url {base_url}: a local judge has none; give --judge, or leave it out")
+    if max_requests is not None and max_requests < 1:
+        raise ValueError(f"--max-requests {max_requests}: must be 1 or more; --estimate asks nothing")
+    if not 0 < timeout < float("inf"):
+        raise ValueError(f"--timeout {timeout}: must be above 0 seconds")
+
+
+def stories(folder: Path) -> Store:
+    from msrnn.evaluate.store import Store
+
+    path = folder / "story.jsonl"
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; tell stories first, with msrnn eval story --out {folder}")
+    return Store(path)
+
+
+def endpoint(name: str, base_url: str | None, timeout: float) -> Judge:
+    from msrnn.evaluate.judge.endpoint import Endpoint
+
+    return Endpoint(name, base_url, timeout, on_wait=note)
+
+
+def local(model: str | None, device: str, dtype: str | None) -> Judge:
+    from msrnn.cli.eval.perplexity import quiet
+    from msrnn.evaluate.judge.local import Local
+    from msrnn.models import load
+
+    quiet()
+    decoder, tokenizer = load(model, device, dtype, on_convert=note)
+    name = Path(str(model))
+    return Local(name.resolve().name if name.exists() else str(model), decoder, tokenizer)
+
+
+def ruled(court: Court) -> None:
+    """All pairs, or as many as --max-requests allows, with a bar."""
+    with progress("pairs") as bar:
+        task = bar.add_task("judging", total=len(court.pairs.pairs))
+        whole = court.judge_all(lambda _: bar.advance(task))
+    if not whole:
+        note(f"--max-requests {court.most}: reached; left to ask: {court.cost().told(None)}")
+
+
+def finish(court: Court, folder: Path, told: dict[str, str]) -> None:
+    from msrnn.cli.eval.terminal import show_table
+    from msrnn.evaluate.judge.report import HEADERS, as_csv, figure, lines, markdown, rows
+
+    found = lines(court.verdicts(), court.pairs.dropped)
+    title = f"{told['model']}, judged by {told['judge']}"
+    show_table(f"bounded against full: {title}", HEADERS, rows(found))
+    (folder / f"{NAME}.md").write_text(markdown(found, title, told))
+    (folder / f"{NAME}.csv").write_text(as_csv(found))
+    figure(found, folder, title)
+    note(f"written to {folder}: " + ", ".join(f"{NAME}.{kind}" for kind in KINDS))

@@ -1,0 +1,43 @@
+"""A judge on this machine: any model, unbounded, and which of the three answers is likeliest to it.
+
+Small models say many things beside what they were asked; this way all of them answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from msrnn.evaluate.judge.endpoint import Answer
+from msrnn.evaluate.speaking import prompted
+from msrnn.policy import FULL
+from msrnn.rnn import MultiStateRNN
+
+OPTIONS = ("(A)", "(B)", "(C)")
+
+
+class Local:
+    def __init__(self, name: str, model: PreTrainedModel, tokenizer: Any) -> None:
+        self.rnn, self.tokenizer, self.name = MultiStateRNN(model, FULL, None), tokenizer, name
+        self.key = {"judge": name, "judge_fingerprint": self.rnn.plan.fingerprint["model"]}
+        self.options = [list(tokenizer(option, add_special_tokens=False)["input_ids"]) for option in OPTIONS]
+
+    def ask(self, prompt: str, on_request: Callable[[], None]) -> Answer:
+        on_request()
+        ids = prompted(self.tokenizer, prompt, chat=bool(self.tokenizer.chat_template))
+        found = self._likelihoods(ids)
+        told = {"prompt_tokens": len(ids), "log_likelihoods": found}
+        return Answer(OPTIONS[max(range(len(OPTIONS)), key=lambda i: found[i])], told)
+
+    def _likelihoods(self, ids: list[int]) -> list[float]:
+        """The logarithm of each option's probability, after the prompt."""
+        state, found = self.rnn.state(1), []
+        first = self.rnn.read(torch.tensor([ids]), state, last_only=True)
+        for option in self.options:
+            rest = [self.rnn.read(torch.tensor([option[:-1]]), state.fork(1))] if len(option) > 1 else []
+            logs = torch.cat([first, *rest], dim=1)[0].float().log_softmax(-1)
+            found.append(float(logs[torch.arange(len(option)), torch.tensor(option)].sum()))
+        return found

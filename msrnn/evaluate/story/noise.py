@@ -1,0 +1,30 @@
+"""Sampling as noise: added to the logits before the likeliest token is taken, and each story has its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Noise:
+    """Chooses tokens for rows of logits; which, depends on a row's seed and on its logits, and on no other row.
+
+    The argmax of logits and Gumbel noise is a sample of their softmax. Drawn on the CPU: the same on any device.
+    """
+
+    def __init__(self, seeds: Sequence[int], temperature: float, skipped: int = 0) -> None:
+        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self.temperature, self.skipped = temperature, skipped  # tokens of each story that are told already
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """[B, V] -> [B]"""
+        while self.skipped:
+            self._drawn(logits.shape[1])
+            self.skipped -= 1
+        noise = self._drawn(logits.shape[1]).log_().neg_()
+        return (logits.float() / self.temperature + noise.to(logits.device)).argmax(-1)
+
+    def _drawn(self, vocabulary: int) -> Tensor:
+        return torch.stack([torch.empty(vocabulary).exponential_(generator=one) for one in self.generators])

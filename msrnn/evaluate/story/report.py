@@ -1,0 +1,84 @@
+"""How long stories are, how many of them forgot something, and how many are the full model's."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import NamedTuple
+
+from msrnn.evaluate import statistics
+from msrnn.evaluate.cells import Cell
+from msrnn.evaluate.statistics import Estimate
+from msrnn.evaluate.store import Row
+from msrnn.evaluate.story.run import FULL_MODEL, Stories
+from msrnn.evaluate.tables import markdown_list, markdown_table
+
+HEADERS = ("version", "tokens", "words", "ended", "forgot", "as full")
+
+
+class Line(NamedTuple):
+    """What is told of one version's stories."""
+
+    cell: Cell
+    stories: int
+    tokens: Estimate
+    words: Estimate
+    ended: int  # by themselves
+    forgot: int  # something was evicted before the end
+    same: int  # word for word the full model's
+
+
+def lines(stories: Stories) -> list[Line]:
+    whole = stories[FULL_MODEL]
+    return [_line(cell, told, whole) for cell, told in stories.items()]
+
+
+def _line(cell: Cell, told: list[Row], whole: list[Row]) -> Line:
+    count = [1] * len(told)
+    return Line(
+        cell,
+        len(told),
+        statistics.mean([len(story["ids"]) for story in told], count),
+        statistics.mean([len(story["story"].split()) for story in told], count),
+        sum(story["ended"] for story in told),
+        sum(forgot(story) for story in told),
+        sum(one["ids"] == other["ids"] for one, other in zip(told, whole, strict=True)),
+    )
+
+
+def forgot(story: Row) -> bool:
+    """Whether a state had to let something go. The last token of a story that did not end was never read."""
+    read = story["prompt_tokens"] + len(story["ids"]) - (0 if story["ended"] else 1)
+    return story["size"] is not None and read > story["size"]
+
+
+def rows(found: list[Line], between: str = "\n") -> list[list[str]]:
+    return [
+        [
+            line.cell.label,
+            *(_shown(estimate, between) for estimate in (line.tokens, line.words)),
+            *(f"{count} of {line.stories}" for count in (line.ended, line.forgot, line.same)),
+        ]
+        for line in found
+    ]
+
+
+def _shown(estimate: Estimate, between: str) -> str:
+    value, low, high = (None if x is None else f"{x:,.0f}" for x in estimate)
+    return f"{value}" + ("" if low is None else f"{between}{low} to {high}")
+
+
+def markdown(found: list[Line], title: str, told: dict[str, str]) -> str:
+    """The table, and below it what it was computed with."""
+    about = f"# Stories\n\n{title}. Mean lengths and their 95 % intervals, by bootstrap over the stories.\n"
+    return "\n".join([about, markdown_table(HEADERS, rows(found, " · ")), markdown_list(told)])
+
+
+def as_csv(found: list[Line]) -> str:
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    names = *("tokens", "tokens_low", "tokens_high", "words", "words_low", "words_high"), "ended", "forgot"
+    writer.writerow(["policy", "size", "stories", *names, "same"])
+    for line in found:
+        writer.writerow([*line.cell, line.stories, *line.tokens, *line.words, *line[4:]])
+    return file.getvalue()

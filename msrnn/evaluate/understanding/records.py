@@ -1,0 +1,133 @@
+"""An examination as rows of a store: questions with their prompts, and answers. Scores are made of nothing else."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from msrnn.evaluate.cells import TRUNCATED, UNBOUNDED, Cell
+from msrnn.evaluate.store import Row, Store
+from msrnn.evaluate.understanding.asking import Prompt
+from msrnn.evaluate.understanding.questions import Question, Reference
+from msrnn.policy import FULL
+from msrnn.positions import ORIGINAL
+
+
+class Exam(NamedTuple):
+    """What all answers of a table share."""
+
+    task: str
+    fingerprint: str  # of the model's weights
+    dtype: str
+    chat: bool
+    length: int  # tokens that a prompt may have
+    positions: str  # where the tokens that a bounded state keeps stand
+    answer: int  # tokens that an answer may have
+
+    @property
+    def answer_key(self) -> Row:
+        return {"task": self.task, "fingerprint": self.fingerprint, "dtype": self.dtype, "answer": self.answer}
+
+    @property
+    def key(self) -> Row:
+        return self._asdict()
+
+    @classmethod
+    def last(cls, store: Store, task: str) -> Exam:
+        """The one that questions were last written down for."""
+        for row in reversed(store.matching({"task": task})):
+            if "references" in row:
+                return cls(**{name: row[name] for name in cls._fields})
+        raise ValueError(f"{store.path}: no question of {task} in it; answer some first")
+
+
+class Asked(NamedTuple):
+    """A question as it was put to the model: for each length, the prompt's key, its tokens, and those cut."""
+
+    name: str
+    document: str
+    references: list[Reference]
+    prompts: dict[int, tuple[str, int, int]]
+
+
+class Records:
+    """What a store has of one exam."""
+
+    def __init__(self, store: Store, exam: Exam) -> None:
+        self.store, self.exam = store, exam
+        self.asked: dict[str, Asked] = {}
+        for row in store.matching(exam.key):
+            if "references" in row:
+                self._take(row)
+        rows = [row for row in store.matching(exam.answer_key) if "prediction" in row]
+        self.answers: dict[tuple[str, str, str], Row] = {self._place(row): row for row in rows}
+
+    def _take(self, row: Row) -> None:
+        prompts = {int(length): tuple(told) for length, told in row["prompts"].items()}
+        if row["question"] in self.asked:
+            self.asked[row["question"]].prompts.update(prompts)
+        else:
+            references = [Reference(*one) for one in row["references"]]
+            self.asked[row["question"]] = Asked(row["name"], row["document"], references, prompts)
+
+    @staticmethod
+    def _place(row: Row) -> tuple[str, str, str]:
+        return str([row["policy"], row["numbers"], row["size"]]), row["positions"], row["prompt"]
+
+    def ask(self, question: Question, prompts: dict[int, Prompt]) -> None:
+        """Written down where a prompt is new."""
+        known = self.asked[question.key].prompts if question.key in self.asked else {}
+        told = {length: (p.key, len(p.ids), p.cut) for length, p in prompts.items()}
+        if all(known.get(length) == one for length, one in told.items()):
+            return
+        row = {
+            **self.exam.key,
+            "question": question.key,
+            "name": question.name,
+            "document": question.document,
+            "asked": question.question,
+            "references": question.references,
+            "prompts": told,
+        }
+        self.store.append(row)
+        self._take(row)
+
+    def who(self, cell: Cell, asked: Asked) -> tuple[Cell, str]:
+        """Who answers in a cell, and to which prompt. Where all fits the size, that is the unbounded model."""
+        length = self.length(cell)
+        key, tokens, _ = asked.prompts[length]
+        fits = cell.size is None or tokens + self.exam.answer <= cell.size
+        return (Cell(FULL, None) if fits or cell.policy in UNBOUNDED else cell), key
+
+    def length(self, cell: Cell) -> int:
+        """Tokens that a cell's prompts may have."""
+        if cell.policy == TRUNCATED and cell.size is not None:
+            return min(cell.size, self.exam.length)
+        return self.exam.length
+
+    def answer(self, who: Cell, prompt: str) -> Row | None:
+        return self.answers.get(self._place({**self.key(who), "prompt": prompt}))
+
+    def complete(self, cells: list[Cell]) -> list[str]:
+        """The questions that all cells have answered, by name."""
+        done = [
+            key
+            for key, asked in self.asked.items()
+            if all(self.length(cell) in asked.prompts and self.answer(*self.who(cell, asked)) for cell in cells)
+        ]
+        return sorted(done, key=lambda key: self.asked[key].name)
+
+    def told(self, cell: Cell, question: str) -> Row:
+        """What stands beside an answer."""
+        row = self.answer(*self.who(cell, self.asked[question])) or {}
+        own = {"prompt", "prediction", "tokens", "said", "seconds", *cell.key}
+        return {name: value for name, value in row.items() if name not in own}
+
+    def key(self, who: Cell) -> Row:
+        """What an answer depends on, beside the prompt."""
+        positions = ORIGINAL if who.policy == FULL else self.exam.positions
+        return {**who.key, **self.exam.answer_key, "positions": positions}
+
+    def add(self, who: Cell, prompt: str, found: dict[str, Any]) -> None:
+        row = {**self.key(who), "prompt": prompt, **found}
+        self.store.append(row)
+        self.answers[self._place(row)] = row

@@ -1,0 +1,88 @@
+"""All cells on all questions, each answer a row of a store: what is there already is not asked again."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from msrnn.evaluate.cells import Cell
+from msrnn.evaluate.memory import batch_that_fits, release
+from msrnn.evaluate.speaking import ends_of, say
+from msrnn.evaluate.understanding.asking import Asker, Prompt
+from msrnn.evaluate.understanding.questions import Question
+from msrnn.evaluate.understanding.records import Records
+from msrnn.evaluate.watch import Watch
+from msrnn.policy import FULL
+from msrnn.rnn import MultiStateRNN
+
+
+class Run:
+    """One model on one choice of questions. `beside` is written into every answer, and tells none apart."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        asker: Asker,
+        questions: list[Question],
+        records: Records,
+        batch: int,
+        beside: dict[str, Any],
+    ) -> None:
+        self.model, self.asker, self.questions, self.records, self.batch = model, asker, questions, records, batch
+        self.beside = beside
+        self.ends = ends_of(model, asker.tokenizer)
+
+    def results(self, cells: list[Cell], watch: Watch | None = None) -> Records:
+        """An interruption costs the batch that was being answered, and no other."""
+        watch = watch or Watch()
+        todo = {who: self._batches(prompts) for who, prompts in self._missing(cells).items()}
+        most = self.records.exam.answer
+        columns = [(max(len(p.ids) for p in batch) + most) * len(batch) for found in todo.values() for batch in found]
+        watch.total(sum(columns))
+        for who in todo:
+            watch.cell(who)
+            self._answer(who, todo[who], watch)
+            release()
+        return self.records
+
+    def _missing(self, cells: list[Cell]) -> dict[Cell, dict[str, Prompt]]:
+        """Who is still to be asked, and which prompts by their key; each once, however many cells show the answer."""
+        whole = self.records.exam.length
+        lengths = sorted({self.records.length(cell) for cell in cells})
+        missing: dict[Cell, dict[str, Prompt]] = {}
+        for question in self.questions:
+            prompts = {n: self.asker.ask(question, n, "--length" if n == whole else "--size") for n in lengths}
+            self.records.ask(question, prompts)
+            by_key = {prompt.key: prompt for prompt in prompts.values()}
+            for cell in cells:
+                who, key = self.records.who(cell, self.records.asked[question.key])
+                if self.records.answer(who, key) is None:
+                    missing.setdefault(who, {})[key] = by_key[key]
+        return dict(sorted(missing.items(), key=lambda found: found[0].size is not None))
+
+    def _batches(self, prompts: dict[str, Prompt]) -> list[list[Prompt]]:
+        """Of prompts that are about as long, so that there is little padding; the longest first, which may not fit."""
+        ordered = sorted(prompts.values(), key=lambda prompt: -len(prompt.ids))
+        return [ordered[start : start + self.batch] for start in range(0, len(ordered), self.batch)]
+
+    def _answer(self, who: Cell, batches: list[list[Prompt]], watch: Watch) -> None:
+        exam = self.records.exam
+        rnn = MultiStateRNN(self.model, who.policy, who.size, positions=self.records.key(who)["positions"])
+        beside = {"backend": "/".join(sorted(set(rnn.plan.backends))), "length": exam.length, **self.beside}
+        for batch in batches:
+            began = perf_counter()
+            with batch_that_fits(len(batch), who.label):
+                said = say(rnn, [prompt.ids for prompt in batch], self.ends, exam.answer, on_tokens=watch.tokens)
+            seconds = (perf_counter() - began) / len(batch)
+            for prompt, ids in zip(batch, said, strict=True):
+                text = self.asker.tokenizer.decode(ids, skip_special_tokens=True).strip()
+                found = {"prediction": text, "tokens": len(prompt.ids), "said": len(ids), "seconds": seconds}
+                self.records.add(who, prompt.key, {**found, **beside})
+
+
+def fingerprints(model: PreTrainedModel) -> dict[str, str]:
+    """What tells a model's answers from another's."""
+    told = MultiStateRNN(model, FULL, None).plan.fingerprint
+    return {"fingerprint": told["model"], "dtype": told["dtype"]}

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command import Run
+
+
+def test_stories(run: Run, tmp_path: Path) -> None:
+    words = ("eval", "story", "--stories", 3, "--size", 200, "--size", 4000, "--max-new-tokens", 60, "--batch", 2)
+    code, out, err = run(*words, "--out", tmp_path / "out", "--device", "cpu")
+    assert code == 0, err
+    assert "tova 200" in out
+    assert "tova 4000" not in out, "a size with room for everything is the full model"
+    rows = [json.loads(line) for line in (tmp_path / "out" / "story.jsonl").read_text().splitlines()]
+    assert [(row["policy"], row["seed"]) for row in rows] == [(name, i) for name in ("full", "tova") for i in range(3)]
+    assert all(row["chat"] and row["model"] for row in rows)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["story.csv", "story.jsonl", "story.md"]
+    again = run(*words, "--out", tmp_path / "out", "--device", "cpu")
+    assert (again.out, "nothing left to compute" in again.err) == (out, True)
+
+
+BAD = {
+    "stories": (["--stories", "0"], "--stories 0"),
+    "temperature": (["--temperature", "0"], "--temperature 0"),
+    "policy": (["--policy", "tovas"], "did you mean 'tova'?"),
+    "size": (["--size", "0"], "size=0"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_values(name: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msrnn.models.AutoModelForCausalLM", None)  # refused before the slow part
+    words, told = BAD[name]
+    code, out, err = run("eval", "story", "--out", tmp_path / "out", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert told in err
+    assert list(tmp_path.iterdir()) == []

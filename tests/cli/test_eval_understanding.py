@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import csv
+import json
+import string
+from pathlib import Path
+
+import pytest
+from command import Run
+
+from msrnn.evaluate.understanding import run as running
+
+TINY = ("--device", "cpu", "--length", 120, "--size", 80, "--max-new-tokens", 5)
+
+
+@pytest.fixture
+def stories(tmp_path: Path) -> Path:
+    """Two stories, of which one is longer than a prompt may be, with two questions each."""
+    path = tmp_path / "stories.jsonl"
+    with path.open("w") as file:
+        for name, length in {"long": 300, "short": 20}.items():
+            asked = [
+                {"question_text": f"Who is {who}?", "responses": [{"response_text": f"{who}, {n}"} for n in range(4)]}
+                for who in ("she", "he")
+            ]
+            text = "".join(string.ascii_lowercase[(i * i + length) % 26] for i in range(length))
+            file.write(json.dumps({"metadata": {"passage_id": name}, "document": text, "questions": asked}) + "\n")
+    return path
+
+
+def test_squality_writes_tables_and_a_figure(run: Run, stories: Path, tmp_path: Path) -> None:
+    words = ("eval", "squality", *TINY, "--data", stories, "--out", tmp_path / "out", "--batch", 2, "--no-chat")
+    code, out, err = run(*words)
+    assert code == 0, err
+    assert "4 of 4 questions on 2 documents, in the form of SQuALITY" in err
+    assert "tokens of the document cut on average, in 2 of them" in err
+    assert all(name in out for name in ("tova", "window+4", "truncated", "full", "against tova"))
+    made = {path.name: path for path in (tmp_path / "out").iterdir()}
+    assert sorted(made) == [f"squality.{kind}" for kind in ("csv", "jsonl", "md", "png", "svg")]
+    lines = list(csv.DictReader(made["squality.csv"].read_text().splitlines()))
+    assert {(line["policy"], line["questions"]) for line in lines} == {
+        (name, "4") for name in ("tova", "window+4", "truncated", "full")
+    }
+    rows = [json.loads(line) for line in made["squality.jsonl"].read_text().splitlines()]
+    assert {row["source"] for row in rows if "prediction" in row} == {"stories.jsonl"}
+    assert "- chat: False" in made["squality.md"].read_text()
+
+    before = {name: path.read_bytes() for name, path in made.items()}
+    again = run(*words)
+    assert (again.code, again.out) == (0, out)
+    assert "nothing left to compute" in again.err
+    assert {name: path.read_bytes() for name, path in made.items()} == before
+
+
+def test_answers_here_and_scores_elsewhere(
+    run: Run, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("eval", "squality", *TINY, "--limit", 3, "--policy", "tova", "--policy", "full", "--out", tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda _: None)
+        assert run(*words, "--data", stories).err.count("rouge-score") == 1
+        code, out, _ = run(*words, "--data", stories, "--stage", "answer")
+    assert (code, out) == (0, "")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["squality.jsonl"]
+    monkeypatch.setattr("msrnn.models.AutoModelForCausalLM", None)
+    code, out, err = run(*words, "--stage", "score")
+    assert (code, "3 of 3 questions have been answered by all" in err) == (0, True)
+    assert len(list((tmp_path / "out").iterdir())) == 5
+    code, _, err = run(*words, "--stage", "score", "--policy", "window")
+    assert (code, "window 80 none" in err) == (2, True)
+
+
+def test_qasper_through_the_chat_template_past_the_length_of_the_model(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paper = {"title": "A ship", "text": "sea " * 700, "qas": [{"question": "Is it?", "free_form_answer": "yes"}]}
+    (tmp_path / "papers.jsonl").write_text(json.dumps(paper))
+    words = ("eval", "qasper", "--data", tmp_path / "papers.jsonl", "--out", tmp_path / "out", "--size", 32)
+    code, _, err = run(*words, "--length", 2100, "--max-new-tokens", 3, "--policy", "tova", "--device", "cpu")
+    assert code == 0, err
+    assert err.count("bounded states have compressed positions") == 1
+    text = (tmp_path / "out" / "qasper.md").read_text()
+    assert "- positions: compressed:lnln" in text
+    assert "- chat: True" in text
+    assert "yes/no" in text
+
+
+def test_an_interrupted_run_keeps_what_it_has(
+    run: Run, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, calls = running.say, list[int]()
+
+    def say(*arguments: object, **named: object) -> object:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(running, "say", say)
+    words = ("eval", "squality", *TINY, "--data", stories, "--out", tmp_path / "out", "--policy", "tova")
+    assert run(*words).code == 130
+    rows = [json.loads(line) for line in (tmp_path / "out" / "squality.jsonl").read_text().splitlines()]
+    assert len([row for row in rows if "prediction" in row]) == 2
+    assert run(*words).code == 0
+    assert len(calls) == 3 + 2
+
+
+def test_the_paper_and_one_more(run: Run, stories: Path, tmp_path: Path) -> None:
+    words = ("eval", "squality", "--data", stories, "--out", tmp_path / "out", "--limit", 1, "--max-new-tokens", 2)
+    code, _, err = run(*words, "--paper", "--policy", "echo", "--length", 100, "--device", "cpu", "--no-chat")
+    assert code == 0, err
+    lines = list(csv.DictReader((tmp_path / "out" / "squality.csv").read_text().splitlines()))
+    assert [line["policy"] for line in lines[::5]] == ["tova", "window+4", "truncated", "full", "echo"]
+    assert [line["size"] for line in lines[:5]] == ["256", "512", "1024", "2048", "4096"]
+    rows = (tmp_path / "out" / "squality.jsonl").read_text().splitlines()
+    assert len(rows) == 2, "a question, and one answer: every size is longer than this prompt"
+
+
+BAD = {
+    "data": (["--data", "none"], "none: no such file"),
+    "policy": (["--policy", "tovas"], "did you mean 'tova'?"),
+    "limit": (["--limit", "0"], "--limit 0"),
+    "answer": (["--max-new-tokens", "0"], "--max-new-tokens 0"),
+    "against": (["--against", "h2o"], "add --policy h2o"),
+    "paper": (["--paper", "--size", "8"], "--paper"),
+    "positions": (["--positions", "far"], "positions='far'"),
+    "stage": (["--stage", "guess"], "guess"),
+    "both": (["--stage", "score", "--force"], "--force"),
+    "nothing to score": (["--stage", "score", "--out", "."], "no question of squality"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_values(name: str, run: Run, stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(stories.parent)
+    monkeypatch.setattr("msrnn.models.AutoModelForCausalLM", None)  # refused before the slow part
+    words, told = BAD[name]
+    code, out, err = run("eval", "squality", *(() if name == "data" else ("--data", stories)), *words)
+    assert (code, out) == (2, "")
+    assert told in err.splitlines()[-1]
+    assert [path.name for path in stories.parent.iterdir()] == ["stories.jsonl"]

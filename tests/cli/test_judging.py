@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command import Run
+from served import answering, limited, served
+
+SECRET = "sk-very-secret-0123456789"
+
+
+@pytest.fixture
+def stories(tmp_path: Path) -> Path:
+    """Three pairs, one of which forgot nothing."""
+    shared = {"fingerprint": "f", "dtype": "float32", "prompt": "p", "most": 99, "temperature": 1.0, "model": "tiny"}
+    with (tmp_path / "story.jsonl").open("w") as file:
+        for policy, size in (("full", None), ("tova", 8)):
+            for seed, length in enumerate((3, 20, 30)):
+                story = {"ids": [1] * length, "story": f"{policy} {seed}", "ended": True, "prompt_tokens": 4}
+                file.write(json.dumps({**shared, "policy": policy, "size": size, "seed": seed, **story}) + "\n")
+    return tmp_path
+
+
+def test_an_endpoint(run: Run, stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    with served(limited, answering("(A)"), answering("(B)"), answering("(C)")) as server:
+        words = ("judge", stories, "--judge", "gpt-4o", "--base-url", server.base_url)
+        estimated = run(*words, "--estimate", "--price", 2.5, 10, small=True)
+        assert (estimated.code, estimated.out, server.asked) == (0, "", [])
+        assert "left to ask: 4 requests" in estimated.err
+        assert "at 2.5 and 10 per million" in estimated.err
+        assert [path.name for path in stories.iterdir()] == ["story.jsonl"]
+        part = run(*words, "--max-requests", 3, small=True)
+        assert "2 pairs; 1 more, in which nothing was forgotten, are dropped" in part.err
+        assert "trying again in 0 s" in part.err
+        assert "--max-requests 3: reached; left to ask: 2 requests" in part.err
+        whole = run(*words, small=True)
+        assert len(server.asked) == 5
+        again = run(*words, small=True)
+        assert (again.out, len(server.asked)) == (whole.out, 5)
+    assert whole.code == 0
+    assert "50%" in whole.out
+    assert sorted(path.name for path in stories.iterdir()) == [
+        *(f"judge.{kind}" for kind in ("csv", "jsonl", "md", "png", "svg")),
+        "story.jsonl",
+    ]
+    written = b"".join(path.read_bytes() for path in stories.iterdir())
+    assert SECRET.encode() not in written
+    assert SECRET not in "".join(told for ran in (estimated, part, whole) for told in (ran.out, ran.err))
+
+
+def test_a_local_model(run: Run, stories: Path) -> None:
+    code, out, err = run("judge", stories, "--device", "cpu")
+    assert code == 0, err
+    assert "tova 8" in out
+    rows = [json.loads(line) for line in (stories / "judge.jsonl").read_text().splitlines()]
+    assert {row["seed"] for row in rows} == {1, 2}
+
+
+BAD = {
+    "nobody": ([], "give --judge"),
+    "both": (["--judge", "a", "--model", "b"], "give --judge"),
+    "address": (["--model", "b", "--base-url", "http://x"], "--base-url http://x"),
+    "requests": (["--judge", "a", "--max-requests", "0"], "--max-requests 0"),
+    "timeout": (["--judge", "a", "--timeout", "0"], "--timeout 0"),
+    "key": (["--judge", "a"], "OPENAI_API_KEY"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_values(name: str, run: Run, stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    words, told = BAD[name]
+    code, out, err = run("judge", stories, *words, small=True)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert told in err
+    assert [path.name for path in stories.iterdir()] == ["story.jsonl"]
+
+
+def test_no_stories(run: Run, tmp_path: Path) -> None:
+    code, _, err = run("judge", tmp_path, "--judge", "a", small=True)
+    assert (code, "tell stories first" in err) == (2, True)
+
+
+def test_help_ends_with_examples(run: Run) -> None:
+    code, out, _ = run("judge", "--help", small=True)
+    assert code == 0
+    examples = [line.strip() for line in out[out.index("Examples:") :].splitlines()[1:] if line.strip()]
+    assert examples
+    assert all(line.startswith("msrnn judge") for line in examples)
