@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from msrnn.evaluate.chunks import rank
 from msrnn.evaluate.texts import hub_rows, read_file
-from msrnn.evaluate.understanding.questions import Form, Question, Reference
+from msrnn.evaluate.understanding.questions import Form, Question
 
 
 class Hub(NamedTuple):
@@ -96,11 +96,9 @@ def _read(form: Form, row: Any, where: str, number: int) -> list[Question]:
 
 
 def _merged(found: Iterable[Question]) -> list[Question]:
-    """Rows that repeat a question for another answer to it, as SCROLLS has them, are one question."""
-    merged: dict[tuple[str, str, str], list[Reference]] = {}
-    texts: dict[tuple[str, str, str], Question] = {}
+    """A question that is repeated, as SCROLLS does for another answer to it and L-Eval for none, is one question."""
+    merged: dict[tuple[str, str], Question] = {}
     for one in found:
-        asked = one.name, one.document, one.question
-        texts.setdefault(asked, one)
-        merged.setdefault(asked, []).extend(one.references)
-    return [texts[asked]._replace(references=list(dict.fromkeys(all_))) for asked, all_ in merged.items()]
+        first = merged.setdefault((one.text, one.question), one._replace(references=[]))
+        first.references.extend(answer for answer in one.references if answer not in first.references)
+    return list(merged.values())

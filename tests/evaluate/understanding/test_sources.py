@@ -100,7 +100,8 @@ def test_papers_as_text_and_answers_that_are_missing(tmp_path: Path) -> None:
 
 def test_leval(tmp_path: Path) -> None:
     row = {"instructions": ["a?", "b?"], "outputs": ["Unanswerable", "x"], "input": "words", "source": "scientific_qa"}
-    found = read(written(tmp_path / "a.jsonl", row, row | {"instructions": ["c?", "d?"]}))
+    found = read(written(tmp_path / "a.jsonl", row, row | {"instructions": ["c?", "d?"]}, row))
+    assert len(found.questions) == found.offered == 4, "a line that is repeated counts once"
     assert [(q.name, q.question, q.references) for q in found.questions[:2]] == [
         ("1/1", "a?", [Reference("Unanswerable", UNANSWERABLE)]),
         ("1/2", "b?", [Reference("x", FREE)]),
@@ -127,7 +128,7 @@ def test_scrolls_repeats_a_question_for_each_answer(tmp_path: Path) -> None:
 
 
 def test_fewer_are_among_those_of_more(tmp_path: Path) -> None:
-    rows = [STORY | {"metadata": {"passage_id": str(i)}} for i in range(10)]
+    rows = [STORY | {"metadata": {"passage_id": str(i)}, "document": f"Ship {i}."} for i in range(10)]
     path = written(tmp_path / "a.jsonl", *rows)
     some, more, other = ({q.name for q in read(path, SQUALITY, n, s).questions} for n, s in ((4, 0), (9, 0), (9, 1)))
     assert (len(some), len(more)) == (4, 9)
