@@ -1,13 +1,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench install clean
+.PHONY: demo test test-gpu check bench install clean
 
 demo: install  ## the main job, on the small default model
 	$(BIN)/msrnn demo
 
 test: install  ## CPU, offline; what needs a GPU is skipped without one
 	$(BIN)/pytest -q
+
+test-gpu:  ## what needs a GPU, with the python that has torch for it; kernels compile long, so in many processes
+	$(PYTHON) -m pytest --collect-only -q -m gpu tests | grep :: | xargs -P $$(nproc) -n 6 $(PYTHON) -m pytest -q
 
 check: install  ## style and types
 	$(BIN)/ruff check .
