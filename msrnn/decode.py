@@ -36,10 +36,7 @@ def decode_torch(
         importance = torch.zeros(position.shape, device=position.device)
     importance.scatter_(-1, slot, 0.0)
     fresh = slots.encode(key[:, :, None], value[:, :, None])
-    slots.write(slot, *fresh)
-    norm = slots.norms(fresh[1])
-    if slots.norm is not None and norm is not None:
-        slots.norm.scatter_(-1, slot, norm)
+    slots.write(slot, *fresh, slots.norms(fresh[1]))
     keys, values = slots.dense()
     attention, evicted_at = walk(
         query[:, :, :, None],

@@ -150,8 +150,10 @@ class Slots(_Buffers):
         """Keys and values in the dtype that the model computes in."""
         return Rows(self.keys, self.key_scale).dense(self.dtype), Rows(self.values, self.value_scale).dense(self.dtype)
 
-    def write(self, slot: Tensor, key: Rows, value: Rows) -> None:
-        """Rows [B, K, C, D] go into slot [B, G, C]."""
+    def write(self, slot: Tensor, key: Rows, value: Rows, norm: Tensor | None) -> None:
+        """Rows [B, K, C, D] and the norms [B, G, C] of their values go into slot [B, G, C]."""
+        if self.norm is not None and norm is not None:
+            self.norm.scatter_(-1, slot, norm)
         for buffer, scales, fresh in ((self.keys, self.key_scale, key), (self.values, self.value_scale, value)):
             if scales is not None and fresh.scale is not None:
                 scales.scatter_(2, slot.expand(fresh.scale.shape), fresh.scale)
@@ -177,9 +179,7 @@ class Slots(_Buffers):
         if self.importance is not None:
             self.importance.copy_(importance[..., :S])
             self.importance.scatter_(-1, slot, importance[..., S:])
-        if self.norm is not None and norm is not None:
-            self.norm.scatter_(-1, slot, norm[..., S:])
-        self.write(slot, key, value)
+        self.write(slot, key, value, None if norm is None else norm[..., S:])
 
 
 class Growing(_Buffers):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from msrnn.cli.demo import manual
-from msrnn.cli.eval.perplexity import Batch, Length, Seed, check_counts, check_positions, quiet
+from msrnn.cli.eval.common import Batch, Length, Seed, check_counts, check_positions, quiet
 from msrnn.cli.eval.terminal import show_table
 from msrnn.cli.options import SMALL, Device, Dtype, Model
 from msrnn.cli.terminal import note

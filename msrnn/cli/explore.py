@@ -58,7 +58,7 @@ def explore(
     check_target(target, force)
     from msrnn.analyze.explorer.page import LONGEST, page
     from msrnn.analyze.passages import passage
-    from msrnn.cli.eval.perplexity import quiet
+    from msrnn.cli.eval.common import quiet
     from msrnn.files import write_atomically
     from msrnn.models import load
 

@@ -115,7 +115,7 @@ def endpoint(name: str, base_url: str | None, timeout: float) -> Judge:
 
 
 def local(model: str | None, device: str, dtype: str | None) -> Judge:
-    from msrnn.cli.eval.perplexity import quiet
+    from msrnn.cli.eval.common import quiet
     from msrnn.evaluate.judge.local import Local
     from msrnn.models import load
 

@@ -1,10 +1,18 @@
-"""Tables as Markdown."""
+"""Tables as Markdown, and what stands in their cells."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from msrnn.evaluate.statistics import Estimate
 
 MISSING = "—"
+
+
+def estimated(estimate: Estimate, show: Callable[[float], str], between: str) -> str:
+    """A value and its interval, if it has one."""
+    value, low, high = (None if x is None else show(x) for x in estimate)
+    return f"{value}" + ("" if low is None else f"{between}{low} to {high}")
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

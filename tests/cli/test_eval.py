@@ -13,7 +13,7 @@ from command import Run
 from transformers import AutoModelForCausalLM
 
 from msrnn.cli.eval import app
-from msrnn.cli.eval.perplexity import check_positions
+from msrnn.cli.eval.common import check_positions
 from msrnn.evaluate.perplexity.reading import Reader
 
 VERBS = [command.callback.__name__ for command in app.registered_commands]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msrnn.cli.eval.perplexity import check_positions
+from msrnn.cli.eval.common import check_positions
 from msrnn.cli.eval.terminal import show_table, watched
 from msrnn.cli.options import ORIGINAL
 from msrnn.cli.terminal import note

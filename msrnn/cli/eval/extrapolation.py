@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from msrnn.cli.eval.perplexity import Anew, Books, Text, check_positions, quiet
+from msrnn.cli.eval.common import Anew, Books, Text, check_positions, quiet
 from msrnn.cli.eval.terminal import show_table, watched
 from msrnn.cli.options import SMALL, Device, Dtype, Model, Size
 from msrnn.cli.results import rows_file

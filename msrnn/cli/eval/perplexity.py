@@ -1,11 +1,24 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from msrnn.cli.eval.common import (
+    TOVA,
+    Against,
+    Anew,
+    Batch,
+    Books,
+    Length,
+    Seed,
+    Text,
+    check_counts,
+    check_positions,
+    compared,
+    quiet,
+)
 from msrnn.cli.eval.terminal import show, watched
 from msrnn.cli.options import SMALL, Device, Dtype, Model
 from msrnn.cli.results import rows_file
@@ -16,16 +29,9 @@ if TYPE_CHECKING:
     from msrnn.evaluate.cells import Grid
     from msrnn.evaluate.perplexity.report import Report
 
-TOVA, SIZES = "tova", (512,)
+SIZES = (512,)
 POLICIES = (TOVA, "window+4", FULL)
 
-Text = Annotated[
-    Path | None,
-    Option(
-        help="A folder of .txt files, one .txt file, .jsonl lines with a text, or .npy files of token ids.",
-        show_default="PG-19's test set",
-    ),
-]
 Policies = Annotated[
     list[str] | None,
     Option("--policy", help="A row: a policy, full or baseline; repeat for more.", show_default=", ".join(POLICIES)),
@@ -35,16 +41,8 @@ Sizes = Annotated[
     Option("--size", help="A column: states that each layer may hold; repeat for more.", show_default="512"),
 ]
 Paper = Annotated[bool, Option("--paper", help="All ten rows and seven sizes of the paper's table.")]
-Length = Annotated[int, Option(help="Tokens of a chunk, with the model's first token where it has one.")]
-Books = Annotated[int | None, Option(help="Texts to take chunks of.", show_default="all")]
 ChunksPerBook = Annotated[int, Option(help="Chunks to take of each text, at most.")]
-Seed = Annotated[int, Option(help="Decides which texts and which chunks.")]
-Batch = Annotated[int | None, Option(help="Chunks read at once.", show_default="1 on cpu, 64 or what fits on cuda")]
-Against = Annotated[
-    str | None, Option(help="The policy that the others are compared with.", show_default="tova, or the first")
-]
 Out = Annotated[Path, Option(help="Write perplexity.jsonl, .md, .csv, .png and .svg here.")]
-Anew = Annotated[bool, Option("--force", help="Compute anew what the folder already has, of any model.")]
 
 
 def perplexity(
@@ -115,42 +113,6 @@ def asked(policies: list[str] | None, sizes: list[int] | None, paper: bool, leng
     if policies or sizes:
         raise ValueError("--paper: it has rows and sizes of its own; give this, or --policy and --size")
     return grid([*PAPER_ROWS, FULL], PAPER_SIZES, length)
-
-
-def compared(against: str | None, policies: Sequence[str]) -> str:
-    if against is None:
-        return TOVA if TOVA in policies else policies[0]
-    if against not in policies:
-        raise ValueError(f"--against {against}: not among the rows {', '.join(policies)}; add --policy {against}")
-    return against
-
-
-def check_counts(length: int, **counts: int | None) -> None:
-    if length < 2:
-        raise ValueError(f"--length {length}: must be 2 or more, since the first token is given")
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
-
-
-def quiet() -> None:
-    """No remarks of others: on texts longer than a model, or each time that the network is tried again."""
-    import huggingface_hub
-    import transformers
-
-    loggers: tuple[Any, Any] = transformers.logging, huggingface_hub.logging
-    for logger in loggers:
-        logger.set_verbosity_error()
-
-
-def check_positions(config: Any, length: int, option: str = "--length") -> None:
-    """Positions that are learned end; those that are rotated go on, past what the model was trained for."""
-    known = getattr(config, "max_position_embeddings", None)
-    if not known or length <= known:
-        return
-    if not getattr(config, "rope_parameters", None):
-        raise ValueError(f"{option} {length}: this model knows {known:,} positions; take fewer tokens")
-    note(f"{length:,} tokens are more than the {known:,} that this model was made for")
 
 
 def write(report: Report, folder: Path, title: str, told: dict[str, Any]) -> None:

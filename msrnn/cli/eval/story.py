@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Option
 
-from msrnn.cli.eval.perplexity import Anew, check_counts, check_positions, quiet
+from msrnn.cli.eval.common import Anew, check_counts, check_positions, quiet
 from msrnn.cli.eval.terminal import show_table, watched
 from msrnn.cli.eval.understanding import Chat
 from msrnn.cli.options import SMALL, Device, Dtype, MaxNewTokens, Model

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from msrnn.cli.eval.common import Against, Anew, check_counts, compared, quiet
 from msrnn.cli.eval.exam import AUTO, answered, examined, finish, sourced, stored
-from msrnn.cli.eval.perplexity import Against, Anew, check_counts, compared, quiet
 from msrnn.cli.options import SMALL, Device, Dtype, Model
 from msrnn.cli.results import rows_file
 from msrnn.cli.terminal import note

@@ -13,7 +13,7 @@ from msrnn.evaluate.figures import drawn
 from msrnn.evaluate.judge.run import Verdicts, readable
 from msrnn.evaluate.judge.verdict import LOSS, TIE, WIN
 from msrnn.evaluate.statistics import Estimate
-from msrnn.evaluate.tables import MISSING, markdown_list, markdown_table
+from msrnn.evaluate.tables import MISSING, estimated, markdown_list, markdown_table
 
 OUTCOMES = (WIN, TIE, LOSS)
 HEADERS = ("version", *OUTCOMES, "pairs", "unreadable", "dropped")
@@ -42,16 +42,11 @@ def rows(found: list[Line], between: str = "\n") -> list[list[str]]:
     return [
         [
             line.cell.label,
-            *(_shown(line.shares[name], between) if line.shares else MISSING for name in OUTCOMES),
+            *(estimated(line.shares[name], "{:.0%}".format, between) if line.shares else MISSING for name in OUTCOMES),
             *(str(count) for count in line[2:]),
         ]
         for line in found
     ]
-
-
-def _shown(estimate: Estimate, between: str) -> str:
-    value, low, high = (None if x is None else f"{x:.0%}" for x in estimate)
-    return f"{value}" + ("" if low is None else f"{between}{low} to {high}")
 
 
 def markdown(found: list[Line], title: str, told: dict[str, str]) -> str:

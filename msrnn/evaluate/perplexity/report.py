@@ -12,7 +12,7 @@ from msrnn.evaluate import statistics
 from msrnn.evaluate.cells import Cell, Grid
 from msrnn.evaluate.perplexity.run import Results
 from msrnn.evaluate.statistics import Estimate
-from msrnn.evaluate.tables import MISSING, markdown_list, markdown_table
+from msrnn.evaluate.tables import MISSING, estimated, markdown_list, markdown_table
 
 COLUMNS = (
     *("policy", "size", "perplexity", "low", "high", "nll", "nll_low", "nll_high", "chunks", "tokens"),
@@ -90,8 +90,7 @@ def _number(value: float) -> str:
 
 def shown_ratio(difference: Estimate, between: str = "\n") -> str:
     """How the perplexity changes, in percent."""
-    value, low, high = (None if x is None else f"{x - 1:+.1%}" for x in difference.exp())
-    return f"{value}" + ("" if low is None else f"{between}{low} to {high}")
+    return estimated(difference.exp(), lambda x: f"{x - 1:+.1%}", between)
 
 
 def markdown(report: Report, title: str, told: dict[str, str]) -> str:

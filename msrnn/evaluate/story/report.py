@@ -11,7 +11,7 @@ from msrnn.evaluate.cells import Cell
 from msrnn.evaluate.statistics import Estimate
 from msrnn.evaluate.store import Row
 from msrnn.evaluate.story.run import FULL_MODEL, Stories
-from msrnn.evaluate.tables import markdown_list, markdown_table
+from msrnn.evaluate.tables import estimated, markdown_list, markdown_table
 
 HEADERS = ("version", "tokens", "words", "ended", "forgot", "as full")
 
@@ -56,16 +56,11 @@ def rows(found: list[Line], between: str = "\n") -> list[list[str]]:
     return [
         [
             line.cell.label,
-            *(_shown(estimate, between) for estimate in (line.tokens, line.words)),
+            *(estimated(estimate, "{:,.0f}".format, between) for estimate in (line.tokens, line.words)),
             *(f"{count} of {line.stories}" for count in (line.ended, line.forgot, line.same)),
         ]
         for line in found
     ]
-
-
-def _shown(estimate: Estimate, between: str) -> str:
-    value, low, high = (None if x is None else f"{x:,.0f}" for x in estimate)
-    return f"{value}" + ("" if low is None else f"{between}{low} to {high}")
 
 
 def markdown(found: list[Line], title: str, told: dict[str, str]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from msrnn.evaluate import statistics
 from msrnn.evaluate.cells import Cell, Grid
 from msrnn.evaluate.statistics import Estimate
-from msrnn.evaluate.tables import MISSING, markdown_list, markdown_table
+from msrnn.evaluate.tables import MISSING, estimated, markdown_list, markdown_table
 from msrnn.evaluate.understanding.metrics import Score
 from msrnn.evaluate.understanding.records import Asked, Records
 from msrnn.evaluate.understanding.tasks import Task
@@ -120,8 +120,7 @@ class Report:
 
 def shown(estimate: Estimate, between: str = "\n", sign: str = "") -> str:
     """A score or a difference, and its interval."""
-    value, low, high = (None if x is None else f"{x:{sign}.2f}" for x in estimate)
-    return f"{value}" + ("" if low is None else f"{between}{low} to {high}")
+    return estimated(estimate, lambda x: f"{x:{sign}.2f}", between)
 
 
 def markdown(report: Report, title: str, told: dict[str, str]) -> str:
