@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from msrnn.graph import Graphs, replaying
 from msrnn.plan import plan
 from msrnn.policy import Policy
 from msrnn.positions import ORIGINAL, Gap
-from msrnn.state import MultiState
+from msrnn.state import MultiState, each
 
 DEFAULT_BLOCK = 512
 STEPWISE_BLOCK = 64  # where a GPU decodes tokens one by one: more launches take too long to capture
@@ -75,6 +75,15 @@ class MultiStateRNN:
         """
         state.check_fits({**self.plan.fingerprint, "positions": state.fingerprint["positions"]})
         return MultiState(state.fork(1).layers, self.plan.fingerprint)
+
+    def select(self, state: MultiState, rows: Sequence[int] | Tensor) -> MultiState:
+        """`state.select`, on buffers that have their graph already where there are such."""
+        index = state.rows(rows)
+        if not self._graphs.possible:
+            return state.select(index)
+        chosen = self.state(len(index))
+        chosen.become(state, index)
+        return chosen
 
     @torch.no_grad()
     def step(self, input_ids: Tensor, state: MultiState) -> Tensor:
@@ -167,7 +176,7 @@ class MultiStateRNN:
         before = input_ids.shape[1] - 1
         if before:
             self.read(input_ids[:, :-1], state, None if mask is None else mask[:, :-1], last_only=True)
-        working = state if own and copies == 1 else self._copies(state, copies)
+        working = state if own and copies == 1 else self.select(state, each(state.batch_size, copies))
         graph = self._graphs.of(working)
         speaker: Any = replaying(self.model, graph) if graph else self.model
         out = speaker.generate(
@@ -182,14 +191,6 @@ class MultiStateRNN:
             spoken = _spoken(new[:, 1:], self._setting("eos_token_id", kwargs), self._setting("pad_token_id", kwargs))
             self.read(new, state, torch.cat([torch.ones_like(spoken[:, :1]), spoken], dim=1), last_only=True)
         return out
-
-    def _copies(self, state: MultiState, copies: int) -> MultiState:
-        """`state.fork`, on buffers that have their graph already where there are such."""
-        if not self._graphs.possible:
-            return state.fork(copies)
-        working = self.state(state.batch_size * copies)
-        working.become(state, copies)
-        return working
 
     def _setting(self, name: str, kwargs: dict[str, Any]) -> Any:
         """A generation setting as transformers resolves it: the call, its config, the model's config."""

@@ -261,12 +261,17 @@ class MultiState:
 
     def select(self, rows: Sequence[int] | Tensor) -> MultiState:
         """A new state with these rows of the batch; the old one is untouched."""
-        index = torch.as_tensor(rows)
+        index = self.rows(rows)
+        return MultiState([layer.select(index) for layer in self.layers], self.fingerprint)
+
+    def rows(self, numbers: Sequence[int] | Tensor) -> Tensor:
+        """Row numbers as an index [N], refused where this state has no such rows."""
+        index = torch.as_tensor(numbers)
         if index.ndim != 1 or index.numel() == 0 or index.is_floating_point() or index.dtype == torch.bool:
-            raise ValueError(f"rows={rows!r}: must be a non-empty list of row numbers")
+            raise ValueError(f"rows={numbers!r}: must be a non-empty list of row numbers")
         if int(index.min()) < 0 or int(index.max()) >= self.batch_size:
             raise ValueError(f"rows={index.tolist()}: this state has rows 0 to {self.batch_size - 1}")
-        return MultiState([layer.select(index) for layer in self.layers], self.fingerprint)
+        return index
 
     def part(self, rows: slice) -> MultiState:
         """These rows of the batch as a state of their own, on the same buffers."""
@@ -276,11 +281,10 @@ class MultiState:
         """A new state with every row `copies` times, copies of a row side by side; the old one is untouched."""
         if not isinstance(copies, int) or isinstance(copies, bool) or copies < 1:
             raise ValueError(f"fork({copies!r}): must be a whole number of copies, 1 or more")
-        return self.select(torch.arange(self.batch_size).repeat_interleave(copies))
+        return self.select(each(self.batch_size, copies))
 
-    def become(self, other: MultiState, copies: int) -> None:
-        """What `other.fork(copies)` would be, in the buffers that are here already."""
-        rows = torch.arange(other.batch_size).repeat_interleave(copies)
+    def become(self, other: MultiState, rows: Tensor) -> None:
+        """What `other.select(rows)` would be, in the buffers that are here already."""
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             mine.columns = theirs.columns
             for name, buffer in mine.tensors().items():
@@ -311,6 +315,11 @@ class MultiState:
         except (KeyError, ValueError) as error:
             raise ValueError(f"{path}: its tensors are not those of such a state ({error})") from error
         return state
+
+
+def each(rows: int, copies: int) -> Tensor:
+    """Every row's number so many times, copies side by side."""
+    return torch.arange(rows).repeat_interleave(copies)
 
 
 def _compare(what: str, found: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -10,12 +10,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from msrnn import turns
+from msrnn.evaluate.kin import families
 from msrnn.rnn import MultiStateRNN
+from msrnn.state import MultiState
 
-Choose = Callable[[Tensor], Tensor]  # logits [B, V] -> tokens [B]
+Choose = Callable[[Tensor, Sequence[int]], Tensor]  # logits [B, V] and the prompts they follow -> tokens [B]
 
 
-def likeliest(logits: Tensor) -> Tensor:
+def likeliest(logits: Tensor, _: Sequence[int]) -> Tensor:
     return logits.argmax(-1)
 
 
@@ -25,35 +27,63 @@ def say(
     ends: set[int],
     most: int,
     choose: Choose = likeliest,
-    on_tokens: Callable[[int], object] | None = None,
+    on_tokens: Callable[[int], object] = lambda _: None,
 ) -> list[list[int]]:
-    """Each row's tokens, at most so many, up to one that ends it and without that one.
+    """What follows each prompt: at most so many tokens, up to one that ends it and without that one.
 
-    Prompts are read exactly, padded on the left; `on_tokens` is told of padding, too, since it takes as long.
+    `on_tokens` is told of each prompt's tokens and of `most` for each answer, however few were needed.
     """
-    ids, mask = left_padded(prompts)
-    state, rows = rnn.state(len(prompts)), len(prompts)
-
-    def on_columns(columns: int) -> None:
-        if on_tokens:
-            on_tokens(rows * columns)
-
-    logits = rnn.read(ids, state, mask, last_only=True, on_block=on_columns)
+    logits, state = _read(rnn, prompts, on_tokens)
     said: list[list[int]] = [[] for _ in prompts]
-    speaking = set(range(rows))
+    rows, ended = list(range(len(prompts))), set[int]()
     for step in range(most):
-        chosen = choose(logits[:, -1])
-        for row, token in enumerate(chosen.tolist()):
-            if row in speaking and token in ends:
-                speaking.remove(row)
-            elif row in speaking:
+        chosen = choose(logits[:, -1], rows)
+        for row, token in zip(rows, chosen.tolist(), strict=True):
+            if row not in ended and token in ends:
+                ended.add(row)
+            elif row not in ended:
                 said[row].append(token)
-        if not speaking or step == most - 1:
-            on_columns(most - step)
+        if len(ended) == len(prompts) or step == most - 1:
+            on_tokens(len(prompts) * (most - step))
             break
-        on_columns(1)
-        logits = rnn.step(chosen[:, None], state)  # rows that have ended go on unheard: shapes stay, and so do graphs
+        on_tokens(len(prompts))
+        going = [i for i, row in enumerate(rows) if row not in ended]
+        # On a GPU, who has ended goes on unheard: shapes stay, and so do graphs. On a CPU, every row costs.
+        if 2 * len(going) <= len(rows) and chosen.device.type == "cpu":
+            rows, chosen, state = [rows[i] for i in going], chosen[going], state.select(going)
+        logits = rnn.step(chosen[:, None], state)
     return said
+
+
+def _read(
+    rnn: MultiStateRNN, prompts: Sequence[Sequence[int]], on_tokens: Callable[[int], object]
+) -> tuple[Tensor, MultiState]:
+    """Prompts read exactly, padded on the left: the logits after each, and the state. What some share is read once."""
+    kin = families(prompts)
+    state = rnn.state(len(kin))
+    beginnings = [prompts[family.rows[0]][: family.shared] for family in kin]
+    if any(beginnings):
+        ids, mask = left_padded(beginnings)
+        tokens = sum(family.shared * len(family.rows) for family in kin)
+        rnn.read(ids, state, mask, last_only=True, on_block=_in_parts(tokens, ids.shape[1], on_tokens))
+    family_of = {row: number for number, family in enumerate(kin) for row in family.rows}
+    state = rnn.select(state, [family_of[row] for row in range(len(prompts))])
+    rests = [prompt[kin[family_of[row]].shared :] for row, prompt in enumerate(prompts)]
+    ids, mask = left_padded(rests)
+    on_block = _in_parts(sum(len(rest) for rest in rests), ids.shape[1], on_tokens)
+    return rnn.read(ids, state, mask, last_only=True, on_block=on_block), state
+
+
+def _in_parts(tokens: int, columns: int, on_tokens: Callable[[int], object]) -> Callable[[int], None]:
+    """Tells of so many tokens while so many columns are read."""
+    done = 0
+
+    def on_block(more: int) -> None:
+        nonlocal done
+        on_tokens(tokens * (done + more) // columns - tokens * done // columns)
+        done += more
+
+    return on_block
 
 
 def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

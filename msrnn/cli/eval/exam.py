@@ -76,7 +76,7 @@ def answered(
     from msrnn.evaluate.understanding.records import Records
     from msrnn.evaluate.understanding.run import Run
 
-    batch = batch or (16 if loaded.model.device.type == "cuda" else 1)
+    batch = batch or (16 if loaded.model.device.type == "cuda" else 8)
     asker = Asker(loaded.tokenizer, task.prompt, exam.chat)
     beside = {**told, "batch": batch, **setting(loaded.model.device)}
     records: Records = watched(Run(loaded.model, asker, found, Records(store, exam), batch, beside), cells)

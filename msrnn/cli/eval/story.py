@@ -26,7 +26,7 @@ Sizes = Annotated[
 Count = Annotated[int, Option(help="Stories of each version.")]
 Seed = Annotated[int, Option(help="Of the first story; the others follow.")]
 Warmth = Annotated[float, Option(help="Sample at this temperature.")]
-Batch = Annotated[int | None, Option(help="Stories told at once.", show_default="1 on cpu, 50 on cuda")]
+Batch = Annotated[int | None, Option(help="Stories told at once.", show_default="8 on cpu, 50 on cuda")]
 Out = Annotated[Path, Option(help=f"Write {NAME}.jsonl, .md and .csv here.")]
 
 
@@ -84,7 +84,7 @@ def story(
     check_positions(decoder.config.get_text_config(decoder=True), whole, "--max-new-tokens")
     telling = Telling(prompt, max_new_tokens, temperature, list(range(seed, seed + stories)))
     cells = list(dict.fromkeys([Cell(FULL, None), *table(policies, sizes, whole).cells]))
-    batch = batch or (50 if decoder.device.type == "cuda" else 1)
+    batch = batch or (50 if decoder.device.type == "cuda" else 8)
     told = {"model": model or SMALL, "chat": chat, "batch": batch, **setting(decoder.device)}
     run = Run(decoder, tokenizer, telling, ends_of(decoder, tokenizer), store, batch, told)
     found = lines(watched(run, cells))

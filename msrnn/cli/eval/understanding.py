@@ -50,7 +50,7 @@ Positions = Annotated[
 ]
 Limit = Annotated[int | None, Option(help="Questions to ask.", show_default="all")]
 Seed = Annotated[int, Option(help="Decides which questions, where there are more than --limit.")]
-Batch = Annotated[int | None, Option(help="Questions answered at once.", show_default="1 on cpu, 16 on cuda")]
+Batch = Annotated[int | None, Option(help="Questions answered at once.", show_default="8 on cpu, 16 on cuda")]
 Stages = Annotated[
     Stage, Option(help="answer: only write answers down; score: only score those in the folder, without the model.")
 ]

@@ -18,13 +18,13 @@ class Noise:
         self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         self.temperature, self.skipped = temperature, skipped  # tokens of each story that are told already
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        """[B, V] -> [B]"""
+    def __call__(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
+        """Logits [B, V] of these stories, by the numbers of their seeds -> [B]"""
         while self.skipped:
-            self._drawn(logits.shape[1])
+            self._drawn(logits.shape[1], rows)
             self.skipped -= 1
-        noise = self._drawn(logits.shape[1]).log_().neg_()
+        noise = self._drawn(logits.shape[1], rows).log_().neg_()
         return (logits.float() / self.temperature + noise.to(logits.device)).argmax(-1)
 
-    def _drawn(self, vocabulary: int) -> Tensor:
-        return torch.stack([torch.empty(vocabulary).exponential_(generator=one) for one in self.generators])
+    def _drawn(self, vocabulary: int, rows: Sequence[int]) -> Tensor:
+        return torch.stack([torch.empty(vocabulary).exponential_(generator=self.generators[row]) for row in rows])

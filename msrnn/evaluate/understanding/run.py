@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from msrnn.evaluate.cells import Cell
+from msrnn.evaluate.kin import families
 from msrnn.evaluate.memory import batch_that_fits, release
 from msrnn.evaluate.speaking import ends_of, say
 from msrnn.evaluate.understanding.asking import Asker, Prompt
@@ -39,8 +40,7 @@ class Run:
         watch = watch or Watch()
         todo = {who: self._batches(prompts) for who, prompts in self._missing(cells).items()}
         most = self.records.exam.answer
-        columns = [(max(len(p.ids) for p in batch) + most) * len(batch) for found in todo.values() for batch in found]
-        watch.total(sum(columns))
+        watch.total(sum(len(p.ids) + most for batches in todo.values() for batch in batches for p in batch))
         for who in todo:
             watch.cell(who)
             self._answer(who, todo[who], watch)
@@ -63,9 +63,19 @@ class Run:
         return dict(sorted(missing.items(), key=lambda found: found[0].size is not None))
 
     def _batches(self, prompts: dict[str, Prompt]) -> list[list[Prompt]]:
-        """Of prompts that are about as long, so that there is little padding; the longest first, which may not fit."""
-        ordered = sorted(prompts.values(), key=lambda prompt: -len(prompt.ids))
-        return [ordered[start : start + self.batch] for start in range(0, len(ordered), self.batch)]
+        """Questions on one document together, since it is then read once; the longest first, which may not fit."""
+        asked = list(prompts.values())
+        together = [[asked[row] for row in family.rows] for family in families([prompt.ids for prompt in asked])]
+        together.sort(key=lambda family: -max(len(prompt.ids) for prompt in family))
+        batches: list[list[Prompt]] = []
+        for family in together:
+            for start in range(0, len(family), self.batch):
+                some = family[start : start + self.batch]
+                if batches and len(batches[-1]) + len(some) <= self.batch:
+                    batches[-1] += some
+                else:
+                    batches.append(some)
+        return batches
 
     def _answer(self, who: Cell, batches: list[list[Prompt]], watch: Watch) -> None:
         exam = self.records.exam

@@ -41,7 +41,7 @@ def told(
 def test_noise_is_a_sample_of_the_softmax() -> None:
     logits = torch.tensor([[1.0, 0.0, 2.0, -1.0]])
     noise = Noise([0], temperature=2.0)
-    counts = Counter(int(noise(logits)) for _ in range(4000))
+    counts = Counter(int(noise(logits, [0])) for _ in range(4000))
     for token, share in enumerate((logits[0] / 2).softmax(-1).tolist()):
         assert counts[token] / 4000 == pytest.approx(share, abs=0.03)
 
@@ -49,9 +49,12 @@ def test_noise_is_a_sample_of_the_softmax() -> None:
 def test_noise_depends_on_the_seed_alone() -> None:
     logits = torch.randn(6, 3, 50, generator=torch.Generator().manual_seed(0))
     together, alone, other = Noise([7, 8, 9], 1.0), Noise([8], 1.0), Noise([8], 1.0)
-    rows = [together(step)[1].item() for step in logits]
-    assert rows == [alone(step[1:2]).item() for step in logits]
-    assert rows != [other(step[1:2] * 0).item() for step in logits]
+    rows = [together(step, [0, 1, 2])[1].item() for step in logits]
+    assert rows == [alone(step[1:2], [0]).item() for step in logits]
+    assert rows != [other(step[1:2] * 0, [0]).item() for step in logits]
+    fewer = Noise([7, 8, 9], 1.0)
+    first = [fewer(step, [0, 1, 2])[1].item() for step in logits[:3]]
+    assert rows == first + [fewer(step[1:], [1, 2])[0].item() for step in logits[3:]]
 
 
 def parting(ids: list[int], others: list[int]) -> int | None:

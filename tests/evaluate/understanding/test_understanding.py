@@ -11,10 +11,9 @@ from characters import END, character_tokenizer
 from tiny import build, llama
 from transformers import PreTrainedModel
 
-from msrnn.evaluate import speaking
 from msrnn.evaluate.cells import TRUNCATED, Cell, table
 from msrnn.evaluate.prompts import filled
-from msrnn.evaluate.speaking import say
+from msrnn.evaluate.speaking import ends_of, say
 from msrnn.evaluate.store import Store
 from msrnn.evaluate.understanding import run as running
 from msrnn.evaluate.understanding.asking import Asker
@@ -142,7 +141,7 @@ def test_on_words(small: Loaded) -> None:
     assert rest.endswith("Who tells this story?\n\nAnswer:<|im_end|>\n<|im_start|>assistant\n")
     kept = small.tokenizer(beginning.partition("user\n")[2])["input_ids"]
     assert prompt.cut == len(small.tokenizer(text)["input_ids"]) - len(kept)
-    ends = speaking.ends_of(small.model, small.tokenizer)
+    ends = ends_of(small.model, small.tokenizer)
     (said,) = say(MultiStateRNN(small.model, "full", None), [prompt.ids], ends, 8)
     small.model.set_attn_implementation("eager")
     ids = torch.tensor([prompt.ids])
@@ -219,17 +218,6 @@ def test_what_makes_another_answer(model: PreTrainedModel) -> None:
     assert answered(started(build(llama(vocab_size=len(TOKENIZER)), seed=1), store)) == 3
     cells = [Cell("tova", 17)]
     assert answered(started(model, store)) == 3
-
-
-def test_an_answer_ends_where_the_model_ends_it(model: PreTrainedModel) -> None:
-    rnn = MultiStateRNN(model, "tova", 16)
-    prompts = [[1, 50, 51], [1, *range(20, 40)]]
-    said = say(rnn, prompts, set(), 8)
-    assert [len(row) for row in said] == [8, 8]
-    end = said[0][3]
-    cut = say(rnn, prompts, {end}, 8)
-    assert cut == [row[: row.index(end)] if end in row else row for row in said]
-    assert speaking.ends_of(model, TOKENIZER) == {END}
 
 
 def reported(tmp_path: Path | None = None) -> Report:
