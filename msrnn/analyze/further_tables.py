@@ -9,7 +9,7 @@ import numpy
 from msrnn.analyze.paper_tables import KEPT
 from msrnn.analyze.study import Cell, Study
 from msrnn.analyze.summary import QUANTILES, Summary
-from msrnn.analyze.tables import Share, Table, Value
+from msrnn.analyze.tables import Share, Table, Value, code
 
 OFTEN, LONGEST = 10, 20  # occurrences that make a mean, and how many tokens are listed
 
@@ -41,7 +41,7 @@ def longest(study: Study, cell: Cell) -> list[tuple[int, int, float]]:
 
 def longest_lived(study: Study, strings: Callable[[int], str]) -> Table | None:
     rows: list[list[Value]] = [
-        [*cell, f"`{strings(token)!r}`", count, steps]
+        [*cell, code(repr(strings(token))), count, steps]
         for cell in study.summaries
         for token, count, steps in longest(study, cell)
     ]

@@ -6,7 +6,7 @@ import numpy
 
 from msrnn.analyze import paper
 from msrnn.analyze.study import Study
-from msrnn.analyze.tables import Share, Table, Value
+from msrnn.analyze.tables import Share, Table, Value, code
 from msrnn.analyze.words import HOW
 
 SEEN = "A step sees a token from the token's own step on, up to and with the step that drops it."
@@ -90,15 +90,17 @@ def tags(study: Study) -> Table | None:
     for lived in study.by_tag:
         theirs = paper.TAGS.get(lived.name)
         beside: list[Value] = [theirs[i] if theirs else None for i, _ in known]
-        rows.append([f"`{lived.name}`", lived.tokens, *(estimate.value for estimate in lived.mean.values()), *beside])
+        rows.append([code(lived.name), lived.tokens, *(estimate.value for estimate in lived.mean.values()), *beside])
         for (policy, size), estimate in lived.mean.items():
             same = theirs[paper.SIZES.index(size)] if theirs and size in paper.SIZES else None
             lines.append([lived.name, policy, size, lived.tokens, *estimate, same])
+    absent = [code(name) for name in paper.TAGS if name not in {lived.name for lived in study.by_tag}]
+    missing = f" Of the paper's tags, none of these here: {', '.join(absent)}." if known and absent else ""
     return Table(
         "tags",
         "Mean steps kept by part of speech",
         f"{KEPT} Tags: {HOW} The row `all` follows from the size and the length alone. The paper's figures are of TOVA "
-        "on LLaMA-2-7B in chunks of 4,096 tokens. The CSV has 95 % intervals, by bootstrap over the chunks.",
+        f"on LLaMA-2-7B in chunks of 4,096 tokens.{missing} The CSV has 95 % intervals, by bootstrap over the chunks.",
         ["tag", "tokens", *(one.label for one in study.summaries.values()), *(f"paper {size:,}" for _, size in known)],
         rows,
         lines,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from typing import NamedTuple
 
 from msrnn.evaluate.tables import MISSING, markdown_table
@@ -25,6 +26,12 @@ class Table(NamedTuple):
 
     def strings(self) -> list[list[str]]:
         return [[_shown(value) for value in row] for row in self.rows]
+
+
+def code(text: str) -> str:
+    """As it stands, in Markdown; what holds backticks is set in more of them."""
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return f"{fence} {text} {fence}" if text[:1] == "`" or text[-1:] == "`" else f"{fence}{text}{fence}"
 
 
 def _shown(value: Value) -> str:

@@ -14,7 +14,7 @@ from msrnn.analyze import further_tables, paper_tables
 from msrnn.analyze.report import draw, tables, write
 from msrnn.analyze.study import Study, study
 from msrnn.analyze.summary import agreement, summarize
-from msrnn.analyze.tables import Share, Table, as_csv, markdown
+from msrnn.analyze.tables import Share, Table, as_csv, code, markdown
 
 # Chunks of one policy: a window in both layers, then a sink in both. Another: heads that differ in layer 0.
 PLAIN = [traced(WINDOW, WINDOW), traced(SINK, SINK)]
@@ -101,6 +101,11 @@ def test_the_papers_figures_stand_beside_its_sizes() -> None:
     lines = list(csv.DictReader(as_csv(table).splitlines()))
     assert [line["paper"] for line in lines] == ["249", "1134", "240"]
     assert {line["low"] for line in lines} == {""}  # one chunk cannot tell
+    assert "none of these here: `''`, `$`, `)`," in table.note
+
+
+def test_backticks_in_markdown() -> None:
+    assert [code(text) for text in ("NN", "``", "a`b")] == ["`NN`", "``` `` ```", "``a`b``", "``"]
 
 
 def test_tables_beyond_the_paper(made: Study) -> None:
