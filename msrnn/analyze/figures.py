@@ -66,9 +66,10 @@ def first_positions(study: Study, folder: Path, title: str) -> None:
             for size in study.sizes:
                 means = study.summaries[policy, size].first(paper.POSITIONS)
                 axes.plot(means, marker="o", markersize=3, label=f"{size:,}")
-            axes.set_yscale("log")
+            axes.set_yscale("log", base=2)
+            axes.yaxis.set_major_formatter("{x:,.0f}")
             _named(axes, policy, "position", "mean steps kept")
-        panels[-1].legend(frameon=False, title="size")
+        panels[-1].legend(frameon=False, title="size", loc="center left", bbox_to_anchor=(1, 0.5))
         whole.suptitle(title, fontsize=9)
 
 

@@ -105,7 +105,7 @@ def test_the_papers_figures_stand_beside_its_sizes() -> None:
 
 
 def test_backticks_in_markdown() -> None:
-    assert [code(text) for text in ("NN", "``", "a`b")] == ["`NN`", "``` `` ```", "``a`b``", "``"]
+    assert [code(text) for text in ("NN", "``", "a`b")] == ["`NN`", "``` `` ```", "``a`b``"]
 
 
 def test_tables_beyond_the_paper(made: Study) -> None:
