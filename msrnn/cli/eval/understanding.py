@@ -48,7 +48,7 @@ Positions = Annotated[
     str,
     Option(help="Where kept tokens stand: original, compressed, compact; auto: compressed past the model's length."),
 ]
-Limit = Annotated[int | None, Option(help="Questions to ask.", show_default="all")]
+Limit = Annotated[int | None, Option(help="Questions to ask, document by document.", show_default="all")]
 Seed = Annotated[int, Option(help="Decides which questions, where there are more than --limit.")]
 Batch = Annotated[int | None, Option(help="Questions answered at once.", show_default="8 on cpu, 16 on cuda")]
 Stages = Annotated[

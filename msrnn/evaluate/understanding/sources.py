@@ -33,7 +33,10 @@ class Found(NamedTuple):
 
 
 def questions(source: Path | None, split: str, hub: Hub, forms: dict[str, Form], limit: int | None, seed: int) -> Found:
-    """All that have an answer, or as many as wanted: a seed decides which, and fewer are among those of more."""
+    """All that have an answer, or as many as wanted: a seed decides which, and fewer are among those of more.
+
+    One document after the other gives all its questions, since it is read once for all of them.
+    """
     rows, where = _rows(source, split, hub), str(source or hub.name)
     form = _form(rows, forms, where)
     found = _merged(one for number, row in enumerate(rows, start=1) for one in _read(form, row, where, number))
@@ -45,7 +48,7 @@ def questions(source: Path | None, split: str, hub: Hub, forms: dict[str, Form],
     name, times = Counter(question.name for question in answered).most_common(1)[0]
     if times > 1:
         raise ValueError(f"{where}: {times} questions are named {name!r}; give each document an id of its own")
-    chosen = sorted(answered, key=lambda question: rank(seed, question.name))[:limit]
+    chosen = sorted(answered, key=lambda one: (rank(seed, one.document), rank(seed, one.name)))[:limit]
     named = next(name for name, known in forms.items() if known is form)
     return Found(sorted(chosen), named, len(found), len(found) - len(answered))
 

@@ -133,6 +133,7 @@ def test_fewer_are_among_those_of_more(tmp_path: Path) -> None:
     some, more, other = ({q.name for q in read(path, SQUALITY, n, s).questions} for n, s in ((4, 0), (9, 0), (9, 1)))
     assert (len(some), len(more)) == (4, 9)
     assert some < more != other
+    assert len({name.partition("/")[0] for name in some}) == 2, "a document gives all its questions before the next"
 
 
 BAD = {
