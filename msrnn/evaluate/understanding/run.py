@@ -79,7 +79,7 @@ class Run:
 
     def _answer(self, who: Cell, batches: list[list[Prompt]], watch: Watch) -> None:
         exam = self.records.exam
-        rnn = MultiStateRNN(self.model, who.policy, who.size, positions=self.records.key(who)["positions"])
+        rnn = self._rnn(who, max(len(prompt.ids) for batch in batches for prompt in batch))
         beside = {"backend": "/".join(sorted(set(rnn.plan.backends))), "length": exam.length, **self.beside}
         for batch in batches:
             began = perf_counter()
@@ -90,6 +90,12 @@ class Run:
                 text = self.asker.tokenizer.decode(ids, skip_special_tokens=True).strip()
                 found = {"prediction": text, "tokens": len(prompt.ids), "said": len(ids), "seconds": seconds}
                 self.records.add(who, prompt.key, {**found, **beside})
+
+    def _rnn(self, who: Cell, longest: int) -> MultiStateRNN:
+        """On a GPU, the unbounded model has room for everything from the start: one shape, so steps are captured."""
+        if who.size is None and self.model.device.type == "cuda":
+            return MultiStateRNN(self.model, "window", longest + self.records.exam.answer)
+        return MultiStateRNN(self.model, who.policy, who.size, positions=self.records.key(who)["positions"])
 
 
 def fingerprints(model: PreTrainedModel) -> dict[str, str]:

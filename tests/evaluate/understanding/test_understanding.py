@@ -127,6 +127,15 @@ def test_answers_are_those_of_each_question_alone(model: PreTrainedModel, chat: 
     assert [row and row["prediction"] for row in tova] != [row and row["prediction"] for row in full]
 
 
+@pytest.mark.gpu
+def test_answers_on_a_gpu_are_those_on_a_cpu(model: PreTrainedModel) -> None:
+    """The unbounded model's too, which has room for everything there."""
+    other = build(llama(vocab_size=len(TOKENIZER)), "cuda")
+    found = [started(one, Store(None)).results(CELLS) for one in (model, other)]
+    cpu, gpu = ([row["prediction"] for _, row in sorted(records.answers.items())] for records in found)
+    assert cpu == gpu
+
+
 @pytest.mark.small_model
 def test_on_words(small: Loaded) -> None:
     """Cut between tokens of the text, and answered as transformers' own generation does from a full cache."""
