@@ -15,7 +15,7 @@ from msrnn.evaluate.speaking import say
 from msrnn.evaluate.store import Store
 from msrnn.evaluate.story import run as running
 from msrnn.evaluate.story.noise import Noise
-from msrnn.evaluate.story.report import as_csv, forgot, lines, markdown
+from msrnn.evaluate.story.report import as_csv, forgot, lines, markdown, repeated
 from msrnn.evaluate.story.run import Run, Stories, Telling
 from msrnn.evaluate.watch import Watch
 from msrnn.rnn import MultiStateRNN
@@ -145,5 +145,11 @@ def test_what_is_told_of_stories() -> None:
     assert (found[1].stories, found[1].ended, found[1].forgot, found[1].same) == (3, 2, 2, 1)
     assert found[1].tokens.value == pytest.approx(21)
     text = markdown(found, "a model", {"torch": "2"})
-    assert "| tova 12 | 21 · 8 to 40 | 2 · 2 to 2 | 2 of 3 | 2 of 3 | 1 of 3 |" in text
+    assert "| tova 12 | 21 · 8 to 40 | 2 · 2 to 2 | 0.0% · 0.0% to 0.0% | 2 of 3 | 2 of 3 | 1 of 3 |" in text
     assert [line["forgot"] for line in csv.DictReader(as_csv(found).splitlines())] == ["0", "2"]
+
+
+def test_what_a_story_has_told_before() -> None:
+    assert repeated("a b c d e") == 0
+    assert repeated("a b") == 0
+    assert repeated("Once upon a time once upon a time once upon a time") == pytest.approx(5 / 9)
