@@ -138,7 +138,7 @@ def finish(court: Court, folder: Path, told: dict[str, str]) -> None:
     from msrnn.cli.eval.terminal import show_table
     from msrnn.evaluate.judge.report import HEADERS, as_csv, figure, lines, markdown, rows
 
-    found = lines(court.verdicts(), court.pairs.dropped)
+    found = lines(court.verdicts(), court.leanings(), court.pairs.dropped)
     title = f"{told['model']}, judged by {told['judge']}"
     show_table(f"bounded against full: {title}", HEADERS, rows(found))
     (folder / f"{NAME}.md").write_text(markdown(found, title, told))

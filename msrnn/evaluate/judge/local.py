@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from msrnn.evaluate.judge.endpoint import Answer
+from msrnn.evaluate.judge.verdict import LIKELIHOODS
 from msrnn.evaluate.speaking import prompted
 from msrnn.policy import FULL
 from msrnn.rnn import MultiStateRNN
@@ -29,7 +30,7 @@ class Local:
         on_request()
         ids = prompted(self.tokenizer, prompt, chat=bool(self.tokenizer.chat_template))
         found = self._likelihoods(ids)
-        told = {"prompt_tokens": len(ids), "log_likelihoods": found}
+        told = {"prompt_tokens": len(ids), LIKELIHOODS: found}
         return Answer(OPTIONS[max(range(len(OPTIONS)), key=lambda i: found[i])], told)
 
     def _likelihoods(self, ids: list[int]) -> list[float]:

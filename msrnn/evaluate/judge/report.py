@@ -16,37 +16,48 @@ from msrnn.evaluate.statistics import Estimate
 from msrnn.evaluate.tables import MISSING, estimated, markdown_list, markdown_table
 
 OUTCOMES = (WIN, TIE, LOSS)
-HEADERS = ("version", *OUTCOMES, "pairs", "unreadable", "dropped")
+HEADERS = ("version", *OUTCOMES, "leaning", "pairs", "unreadable", "dropped")
 COLORS = {WIN: "tab:green", TIE: "lightgray", LOSS: "tab:red"}
 
 
 class Line(NamedTuple):
     cell: Cell
     shares: dict[str, Estimate]  # of the pairs that could be judged; empty where there are none
+    leaning: Estimate | None  # share of the pairs, the same ones left out; None where the judge does not tell
     pairs: int
     unreadable: int
     dropped: int  # nothing was forgotten
 
 
-def lines(verdicts: Verdicts, dropped: dict[Cell, int]) -> list[Line]:
-    return [_line(cell, found, dropped[cell]) for cell, found in verdicts.items()]
+def lines(verdicts: Verdicts, leanings: dict[Cell, list[float]], dropped: dict[Cell, int]) -> list[Line]:
+    return [_line(cell, found, leanings[cell], dropped[cell]) for cell, found in verdicts.items()]
 
 
-def _line(cell: Cell, found: list[str], dropped: int) -> Line:
+def _line(cell: Cell, found: list[str], leanings: list[float], dropped: int) -> Line:
     judged = readable(found)
-    shares = {name: statistics.mean([one == name for one in judged], [1] * len(judged)) for name in OUTCOMES if judged}
-    return Line(cell, shares, len(judged), len(found) - len(judged), dropped)
+    shares = {name: _share([one == name for one in judged]) for name in OUTCOMES if judged}
+    leaning = _share([one > 0 for one in leanings]) if leanings else None
+    return Line(cell, shares, leaning, len(judged), len(found) - len(judged), dropped)
+
+
+def _share(among: list[bool]) -> Estimate:
+    return statistics.mean(among, [1] * len(among))
 
 
 def rows(found: list[Line], between: str = "\n") -> list[list[str]]:
     return [
         [
             line.cell.label,
-            *(estimated(line.shares[name], "{:.0%}".format, between) if line.shares else MISSING for name in OUTCOMES),
-            *(str(count) for count in line[2:]),
+            *(_shown(line.shares.get(name), between) for name in OUTCOMES),
+            _shown(line.leaning, between),
+            *(str(count) for count in line[3:]),
         ]
         for line in found
     ]
+
+
+def _shown(share: Estimate | None, between: str) -> str:
+    return estimated(share, "{:.0%}".format, between) if share else MISSING
 
 
 def markdown(found: list[Line], title: str, told: dict[str, str]) -> str:
@@ -54,7 +65,9 @@ def markdown(found: list[Line], title: str, told: dict[str, str]) -> str:
     about = (
         f"# Stories before a judge\n\n{title}. How often the bounded model's story is better than the full model's of "
         "the same seed: each pair is shown in both orders, and what is not preferred in both is a tie. Beside each "
-        "share its 95 % interval, by bootstrap over the pairs. Dropped are pairs in which nothing was forgotten.\n"
+        "share its 95 % interval, by bootstrap over the pairs. Leaning: the share of pairs in which a local judge "
+        "finds it likelier that the bounded model's story is the better one, both orders together, so that what speaks "
+        "for a letter cancels. Dropped are pairs in which nothing was forgotten.\n"
     )
     return "\n".join([about, markdown_table(HEADERS, rows(found, " · ")), markdown_list(told)])
 
@@ -62,11 +75,11 @@ def markdown(found: list[Line], title: str, told: dict[str, str]) -> str:
 def as_csv(found: list[Line]) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    shares = [f"{name}{end}" for name in OUTCOMES for end in ("", "_low", "_high")]
+    shares = [f"{name}{end}" for name in (*OUTCOMES, "leaning") for end in ("", "_low", "_high")]
     writer.writerow(["policy", "size", *shares, "pairs", "unreadable", "dropped"])
     for line in found:
-        values = [value for name in OUTCOMES for value in (line.shares[name] if line.shares else [""] * 3)]
-        writer.writerow([*line.cell, *values, *line[2:]])
+        means = [*(line.shares.get(name) for name in OUTCOMES), line.leaning]
+        writer.writerow([*line.cell, *(value for mean in means for value in mean or [""] * 3), *line[3:]])
     return file.getvalue()
 
 

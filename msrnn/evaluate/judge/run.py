@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from msrnn.evaluate.cells import Cell
 from msrnn.evaluate.judge.endpoint import ANSWER, Answer
 from msrnn.evaluate.judge.pairs import Pair, Pairs, fingerprint
-from msrnn.evaluate.judge.verdict import TIE, UNREADABLE, choice, verdict
+from msrnn.evaluate.judge.verdict import LIKELIHOODS, TIE, UNREADABLE, choice, leaning, verdict
 from msrnn.evaluate.store import Row, Store
 
 ATTEMPTS = 2  # an unreadable answer is asked for once more
@@ -81,6 +81,15 @@ class Court:
             elif not any(self._open(prompt) for prompt in self._prompts(pair)):
                 first, swapped = (self._choice(prompt) for prompt in self._prompts(pair))
                 found[pair.cell].append(verdict(first, swapped))
+        return found
+
+    def leanings(self) -> dict[Cell, list[float]]:
+        """Of the pairs that were judged by someone who tells how likely each answer was."""
+        found: dict[Cell, list[float]] = {cell: [] for cell in self.pairs.cells}
+        for pair in self._asked:
+            told = [self._answers.get(fingerprint(prompt), [{}])[0] for prompt in self._prompts(pair)]
+            if all(LIKELIHOODS in row for row in told):
+                found[pair.cell].append(leaning(*(row[LIKELIHOODS] for row in told)))
         return found
 
     @property

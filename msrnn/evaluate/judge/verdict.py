@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 WIN, TIE, LOSS, UNREADABLE = "win", "tie", "loss", "unreadable"
+LIKELIHOODS = "log_likelihoods"  # of (A), (B) and (C), where a judge tells them
 _EQUAL = re.compile(r"\b(equal|equally|tie|same quality)\b", re.IGNORECASE)
 _FORMS = (
     re.compile(r"\(([ABC])\)"),
@@ -30,3 +32,11 @@ def verdict(first: str | None, swapped: str | None) -> str:
     if first is None or swapped is None:
         return UNREADABLE
     return {("A", "B"): WIN, ("B", "A"): LOSS}.get((first, swapped), TIE)
+
+
+def leaning(first: Sequence[float], swapped: Sequence[float]) -> float:
+    """How much likelier a judge was to call the bounded model's story the better one, as logarithms of A and B.
+
+    In both orders together: what speaks for a letter, whatever stands behind it, cancels.
+    """
+    return first[0] - first[1] + swapped[1] - swapped[0]

@@ -20,7 +20,7 @@ from msrnn.evaluate.judge.local import Local
 from msrnn.evaluate.judge.pairs import Pair, Pairs, pairs
 from msrnn.evaluate.judge.report import as_csv, figure, lines, markdown
 from msrnn.evaluate.judge.run import Court
-from msrnn.evaluate.judge.verdict import LOSS, TIE, UNREADABLE, WIN, choice, verdict
+from msrnn.evaluate.judge.verdict import LOSS, TIE, UNREADABLE, WIN, choice, leaning, verdict
 from msrnn.evaluate.store import Store
 
 SECRET = "sk-very-secret-0123456789"
@@ -245,7 +245,16 @@ def test_a_local_judge_takes_the_likeliest_option() -> None:
         with torch.no_grad():
             logs = model(input_ids=ids).logits[0, -4:-1].log_softmax(-1)
         assert found == pytest.approx(float(logs.gather(-1, ids[0, -3:, None]).sum()), rel=1e-4)
+    (one,), (first, swapped) = court.leanings()[SMALL], (row["log_likelihoods"] for row in store.rows)
+    assert one == pytest.approx((first[0] - swapped[0]) - (first[1] - swapped[1]))
     assert row["answer"] == ("(A)", "(B)", "(C)")[max(range(3), key=lambda i: row["log_likelihoods"][i])]
+
+
+def test_what_speaks_for_a_letter_cancels() -> None:
+    """A judge that likes (A) whatever it stands for, and one that likes the bounded model's story a little."""
+    assert leaning([-1, -5, -9], [-1, -5, -9]) == 0
+    assert leaning([-1, -5, -9], [-1, -4, -9]) == 1
+    assert leaning([-2, -5, -9], [-1, -5, -9]) == -1
 
 
 def test_a_guess_of_the_cost() -> None:
@@ -258,12 +267,14 @@ def test_a_guess_of_the_cost() -> None:
 
 def test_shares_and_files(tmp_path: Path) -> None:
     verdicts = {SMALL: [WIN, TIE, LOSS, LOSS, UNREADABLE], LARGE: []}
-    found = lines(verdicts, {SMALL: 2, LARGE: 5})
+    found = lines(verdicts, {SMALL: [0.5, -2.0, -0.1, 1.0, 3.0], LARGE: []}, {SMALL: 2, LARGE: 5})
     assert {name: share.value for name, share in found[0].shares.items()} == {WIN: 0.25, TIE: 0.25, LOSS: 0.5}
-    assert found[0][2:] == (4, 1, 2)
+    assert found[0][3:] == (4, 1, 2)
+    assert found[0].leaning is not None
+    assert found[0].leaning.value == pytest.approx(0.6)
     text = markdown(found, "a model", {"torch": "2"})
-    assert "| tova 8 | 25% · 0% to 75% | 25% · 0% to 75% | 50% · 0% to 100% | 4 | 1 | 2 |" in text
-    assert "| tova 16 | — | — | — | 0 | 0 | 5 |" in text
+    assert "| tova 8 | 25% · 0% to 75% | 25% · 0% to 75% | 50% · 0% to 100% | 60% · 20% to 100% | 4 | 1 | 2 |" in text
+    assert "| tova 16 | — | — | — | — | 0 | 0 | 5 |" in text
     rows = list(csv.DictReader(as_csv(found).splitlines()))
     assert (rows[0]["loss"], rows[1]["loss"], rows[1]["dropped"]) == ("0.5", "", "5")
     figure(found, tmp_path, "a model")
