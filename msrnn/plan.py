@@ -18,7 +18,7 @@ from msrnn.attention import Record
 from msrnn.backend import choose
 from msrnn.huggingface import NAME, LinearLayer, Memory, OwnedCache, StateLayer
 from msrnn.policy import FULL, Bound, Policy, layer_bound, resolve
-from msrnn.positions import ORIGINAL, Gap, Places, Spacing, spacing
+from msrnn.positions import FITTED, ORIGINAL, Gap, Places, Spacing, spacing
 from msrnn.probe import host_layers, probe
 from msrnn.rotary import learn
 from msrnn.rounding import state_dtype_of
@@ -83,14 +83,14 @@ def plan(
     code = state_dtype_of(state_dtype)
     if code and policy_ is None:
         raise ValueError(f"state_dtype={state_dtype!r}: policy 'full' keeps states as they are; bound them, or drop it")
-    apart = spacing(positions)
-    if apart and policy_ is None:
+    if policy_ is None and (apart := spacing(positions)):
         raise ValueError(f"positions={apart.name!r}: policy 'full' leaves no gaps to close; bound it, or drop this")
     if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
         raise ValueError(f"chunk={chunk!r}: must be a whole number of tokens, 1 or more")
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"{type(model).__name__} is not a transformers model: load one with AutoModelForCausalLM")
     config = model.config.get_text_config(decoder=True)
+    apart = spacing(positions, _fitting(config, size) if positions == FITTED else 1)
     own = windows(model, config)
     before = config._attn_implementation
     model.set_attn_implementation(NAME)
@@ -131,6 +131,15 @@ def windows(model: PreTrainedModel, config: Any) -> list[int | None]:
     if all(isinstance(layer, LinearAttentionLayer) for layer in layers):
         raise ValueError(f"{name} has no attention layer: its state is bounded already")
     return [getattr(layer, "sliding_window", None) for layer in layers]
+
+
+def _fitting(config: Any, size: int | None) -> int:
+    """How far apart neighbours may stand, so that `size` tokens and one never take more room than the model has."""
+    length: int | None = getattr(config, "max_position_embeddings", None)
+    if not length or size is None:
+        reason = "this model does not say for what length it was made; name a largest gap, as in 'compressed:16'"
+        raise ValueError(f"positions={FITTED!r}: {reason}")
+    return max(1, (length - 1) // size)
 
 
 def _places(model: PreTrainedModel, config: Any, apart: Spacing | None, layers: int) -> list[Places | None]:

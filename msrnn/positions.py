@@ -47,11 +47,21 @@ def _beyond(far: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda gaps: torch.where(gaps > NEAR, far(gaps.clamp(min=NEAR)), gaps)
 
 
-COMPRESSED, COMPACT = "compressed", "compact"
+@dataclass(frozen=True)
+class Capped:
+    """Gaps above a limit become that limit."""
+
+    limit: int
+
+    def __call__(self, gaps: Tensor) -> Tensor:
+        return gaps.clamp(max=self.limit)
+
+
+COMPRESSED, COMPACT, FITTED = "compressed", "compact", "fitted"
 SPACINGS: dict[str, Spacing] = {
     spacing.name: spacing
     for spacing in (
-        Spacing(COMPACT, torch.ones_like),
+        Spacing(COMPACT, Capped(1)),
         Spacing("compressed:lnln", _beyond(lambda gaps: gaps.log().log())),
         Spacing("compressed:ln", _beyond(torch.log)),
         Spacing("compressed:sqrt", _beyond(torch.sqrt)),
@@ -63,6 +73,8 @@ MEANINGS: dict[str, str] = {
     "compressed:lnln": f"gaps above {NEAR} become ln ln gap, as `compressed` alone means (Oren et al. 2024)",
     "compressed:ln": f"gaps above {NEAR} become ln gap",
     "compressed:sqrt": f"gaps above {NEAR} become their root",
+    "compressed:N": "gaps above N, any whole number, become N",
+    FITTED: "the same with the largest N at which all that is kept fits the length that the model was made for",
 }
 
 
@@ -92,8 +104,8 @@ class Tabulated:
         return apart
 
 
-def spacing(positions: str | Gap) -> Spacing | None:
-    """What `positions` means: a name, or a function of a gap. None: as in the text."""
+def spacing(positions: str | Gap, fitting: int = 1) -> Spacing | None:
+    """What `positions` means: a name, or a function of a gap; None: as in the text. `fitting` is the N of `fitted`."""
     if callable(positions):
         tabulated = Tabulated(positions)
         return Spacing(f"{COMPRESSED}:{_digest(tabulated)}", tabulated)
@@ -101,6 +113,11 @@ def spacing(positions: str | Gap) -> Spacing | None:
         raise TypeError(f"positions={positions!r}: must be a name such as {COMPRESSED!r}, or a function of a gap")
     if positions == ORIGINAL:
         return None
+    if positions == FITTED:
+        return Spacing(FITTED, Capped(fitting))
+    limit = positions.removeprefix(f"{COMPRESSED}:")
+    if limit != positions and limit.isdecimal() and int(limit):
+        return Spacing(f"{COMPRESSED}:{int(limit)}", Capped(int(limit)))
     found = SPACINGS.get("compressed:lnln" if positions == COMPRESSED else positions)
     if found is None:
         names = [*MEANINGS, COMPRESSED]

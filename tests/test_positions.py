@@ -6,11 +6,13 @@ from itertools import pairwise
 
 import pytest
 import torch
+from tiny import build, llama
 
 from msrnn.attention import attend
-from msrnn.kernels.turn_cpu import apart, turn
+from msrnn.kernels.turn_cpu import apart, spacing_code, turn
 from msrnn.policy import Bound, policy
-from msrnn.positions import SPACINGS, Places, Rotary, Tabulated, spacing
+from msrnn.positions import SPACINGS, Capped, Places, Rotary, spacing
+from msrnn.rnn import MultiStateRNN
 from msrnn.scoring import Scoring
 from msrnn.state import LayerShape, Slots
 
@@ -77,15 +79,45 @@ def test_names() -> None:
         spacing(10)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", [*range(4), -1])
-def test_the_compiled_function_is_the_named_one(kind: int) -> None:
-    functions = [*SPACINGS.values()]
-    function = functions[kind].function if kind >= 0 else Tabulated(lambda gap: gap / 3)
-    table = function.upto(FAR // 10).numpy() if isinstance(function, Tabulated) else torch.empty(0).double().numpy()
-    for gap in (1, 2, 10, 11, 12, 99, FAR // 10):
+@pytest.mark.parametrize("name", [*SPACINGS, "compressed:7", "its own"])
+def test_the_compiled_function_is_the_named_one(name: str) -> None:
+    chosen = spacing((lambda gap: gap / 3) if name == "its own" else name)
+    assert chosen is not None
+    kind, table = spacing_code(chosen, FAR // 10)
+    for gap in (1, 2, 7, 8, 10, 11, 12, 99, FAR // 10):
         assert apart(gap, kind, table) == pytest.approx(
-            float(function(torch.tensor([float(gap)], dtype=torch.float64))), rel=1e-14
+            float(chosen.function(torch.tensor([float(gap)], dtype=torch.float64))), rel=1e-14
         )
+
+
+def test_a_largest_gap() -> None:
+    chosen = spacing("compressed:016")
+    assert chosen is not None
+    assert chosen.name == "compressed:16"
+    assert chosen.along(torch.tensor(KEPT)).tolist() == [0, 1, 11, 22, 23, 39, 55]
+    for name in ("compressed:0", "compressed:-3", "compressed:1.5", "compressed:"):
+        with pytest.raises(ValueError, match="positions="):
+            spacing(name)
+
+
+@pytest.mark.parametrize(("length", "size", "limit"), [(64, 8, 7), (64, 9, 7), (65, 8, 8), (64, 63, 1), (64, 200, 1)])
+def test_what_is_kept_fits_the_length(length: int, size: int, limit: int) -> None:
+    model = build(llama(max_position_embeddings=length))
+    rnn = MultiStateRNN(model, "tova", size, positions="fitted")
+    places = rnn.plan.places[0]
+    assert places is not None
+    assert places.spacing.function == Capped(limit)
+    assert rnn.plan.fingerprint["positions"] == "fitted"
+    if limit > 1:
+        apart = places.spacing.along(torch.arange(size + 1) * 10_000)
+        assert apart[-1] == limit * size < length <= (limit + 1) * size
+
+
+def test_no_length_to_fit() -> None:
+    model = build(llama())
+    model.config.__dict__["max_position_embeddings"] = None
+    with pytest.raises(ValueError, match=r"'fitted'.*name a largest gap, as in 'compressed:16'"):
+        MultiStateRNN(model, "tova", 8, positions="fitted")
 
 
 def as_the_model_does(rows: torch.Tensor, position: int) -> torch.Tensor:

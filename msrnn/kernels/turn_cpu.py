@@ -11,11 +11,10 @@ from numpy import float64 as f64
 from numpy import int32 as i32
 
 from msrnn.kernels.scan_cpu import Array
-from msrnn.positions import NEAR, SPACINGS, Rotary, Spacing, Tabulated
+from msrnn.positions import NEAR, Capped, Rotary, Spacing, Tabulated
 
-COMPACT, LNLN, LN, SQRT = range(4)
-KINDS = dict(zip(SPACINGS, (COMPACT, LNLN, LN, SQRT), strict=True))
-TABULATED = -1
+TABULATED, CAPPED, LNLN, LN, SQRT = range(5)
+KINDS = {"compressed:lnln": LNLN, "compressed:ln": LN, "compressed:sqrt": SQRT}
 HALF_PI, PER_HALF_PI = math.pi / 2, 2 / math.pi
 # of x³, x⁵, x⁷ in a sine and x⁴, x⁶, x⁸ in a cosine, up to an eighth of a turn
 SINE = -1.6666654611e-1, 8.3321608736e-3, -1.9515295891e-4
@@ -26,11 +25,11 @@ _C4, _C6, _C8 = (f32(x) for x in COSINE)
 
 @njit(cache=True, nogil=True)
 def apart(gap: int, kind: int, table: Array) -> float:
-    """How far apart two neighbours stand that were `gap` tokens apart."""
+    """How far apart two neighbours stand that were `gap` tokens apart; `kind` and `table` as of `spacing_code`."""
     if kind == TABULATED:
         return float(table[gap])
-    if kind == COMPACT:
-        return 1.0
+    if kind == CAPPED:
+        return min(float(gap), float(table[0]))
     if gap <= NEAR:
         return float(gap)
     if kind == SQRT:
@@ -73,9 +72,11 @@ def rotate(row: Array, start: int, step: int, cos: Array, sin: Array, into: Arra
 
 
 def spacing_code(spacing: Spacing, largest: int) -> tuple[int, Array]:
-    """A function's number, or its table up to the largest gap there can be."""
+    """What kind of function it is, and its numbers: what it makes of gaps up to the largest, its limit, or none."""
     if isinstance(spacing.function, Tabulated):
         return TABULATED, spacing.function.upto(largest).numpy()
+    if isinstance(spacing.function, Capped):
+        return CAPPED, np.array([spacing.function.limit], f64)
     return KINDS[spacing.name], np.empty(0, f64)
 
 

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from msrnn.kernels.turn_cpu import COSINE, HALF_PI, KINDS, PER_HALF_PI, SINE, TABULATED
-from msrnn.positions import NEAR, Places, Spacing, Tabulated
+from msrnn.kernels.turn_cpu import COSINE, HALF_PI, PER_HALF_PI, SINE, spacing_code
+from msrnn.positions import NEAR, Places, Spacing
 from msrnn.state import Slots
 
 LAST = tl.constexpr(2**63 - 1)
@@ -30,14 +30,14 @@ ROWS_PER_BLOCK = 32
 @triton.jit
 def _apart(b_gap, table, KIND: tl.constexpr):
     """How far apart neighbours stand that were `b_gap` tokens apart, float64; KIND as for `turn_cpu.apart`."""
-    if KIND == -1:
-        return tl.load(table + tl.minimum(b_gap, LARGEST_GAP))
     if KIND == 0:
-        return tl.full(b_gap.shape, 1.0, tl.float64)
-    b_far = tl.maximum(b_gap, NEAREST).to(tl.float64)
+        return tl.load(table + tl.minimum(b_gap, LARGEST_GAP))
     if KIND == 1:
+        return tl.minimum(b_gap.to(tl.float64), tl.load(table))
+    b_far = tl.maximum(b_gap, NEAREST).to(tl.float64)
+    if KIND == 2:
         b_far = tl.log(tl.log(b_far))
-    elif KIND == 2:
+    elif KIND == 3:
         b_far = tl.log(b_far)
     else:
         b_far = tl.sqrt(b_far)
@@ -121,23 +121,21 @@ def load_turned(p_rows, p_turns, m_rows, o_f, F: tl.constexpr, START: tl.constex
 
 
 @lru_cache(maxsize=8)
-def _tabulated(spacing: Spacing, device: torch.device) -> Tensor | None:
-    """The gaps that a function of the caller's own makes of others; None: it has a name, and a kernel knows it."""
-    if not isinstance(spacing.function, Tabulated):
-        return None
-    return spacing.function.upto(GAPS - 1).to(device)
+def _coded(spacing: Spacing, device: torch.device) -> tuple[int, Tensor]:
+    """As `spacing_code`, on a GPU; kept, since a graph is captured on it."""
+    kind, table = spacing_code(spacing, GAPS - 1)
+    return kind, torch.from_numpy(table).to(device)
 
 
 def turns_of(slots: Slots, query_position: Tensor, places: Places) -> Tensor:
     """[B, G, S + 1, 2, F] for every slot and, at the end, the new token; in half precision where states are."""
     (B, G, S), F = slots.position.shape, len(places.rotary.frequency)
     device, window = slots.position.device, slots.bound.window
-    table = _tabulated(places.spacing, device)
+    kind, table = _coded(places.spacing, device)
     ordered = torch.empty(B, G, S + 1, dtype=torch.int32, device=device)
     place = torch.empty(B, G, S + 1, dtype=torch.float64, device=device)
-    kind = TABULATED if table is not None else KINDS[places.spacing.name]
     place_kernel[(B * G,)](
-        slots.position, query_position, table if table is not None else place, ordered, place, window or 0,
+        slots.position, query_position, table if len(table) else place, ordered, place, window or 0,
         S=S, G=G, BS=triton.next_power_of_2(S + 1), KIND=kind, SLIDES=window is not None,
     )  # fmt: skip
     dtype = torch.float32 if slots.dtype == torch.float32 else torch.float16

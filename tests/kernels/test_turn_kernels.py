@@ -15,9 +15,9 @@ pytestmark = pytest.mark.usefixtures("poisoned")
 FAR = 1_000_000
 
 
-@pytest.mark.parametrize("name", [*SPACINGS, "its own"])
+@pytest.mark.parametrize("name", [*SPACINGS, "compressed:5", "its own"])
 def test_turns_are_exact_to_rounding(name: str, device: str) -> None:
-    apart = spacing(name if name in SPACINGS else lambda gap: gap / 3)
+    apart = spacing((lambda gap: gap / 3) if name == "its own" else name)
     assert apart is not None
     frequency = 10_000.0 ** -(torch.arange(12, dtype=torch.float32, device=device) / 12)
     places = Places(apart, Rotary(frequency))
