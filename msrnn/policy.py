@@ -1,4 +1,4 @@
-"""What a bounded layer forgets. A policy is five numbers; every name is a point in that space.
+"""What a bounded layer forgets. A policy is six numbers; every name is a point in that space.
 
 Knows nothing of tensors: the scan, the slots and the command line all read the same value.
 """
@@ -24,6 +24,7 @@ class Policy:
     first: int = 0  # the first tokens of the sequence never leave
     recent: int | float = 0  # nor do the newest; a float is a share of the size, rounded down
     value: bool = False  # whether states are ranked by importance times the norm of their value, which attention scales
+    horizon: int | None = None  # but for the first ones, nobody sees a token that is not among the last so many
 
     def __post_init__(self) -> None:
         if self.decay is not None and not (_is_number(self.decay) and 0 <= self.decay <= 1):
@@ -39,6 +40,8 @@ class Policy:
             raise ValueError(f"recent={self.recent!r}: must be a number of tokens, or a share of the size in [0, 1)")
         if not isinstance(self.value, bool):
             raise ValueError(f"value={self.value!r}: must be True or False")
+        if self.horizon is not None and (not _is_int(self.horizon) or self.horizon < 2):
+            raise ValueError(f"horizon={self.horizon!r}: must be None or a whole number of tokens, 2 or more")
         if self.value and self.decay is None:
             raise ValueError("value=True weighs attention, and decay=None observes none: give a decay from 0 to 1")
 
@@ -50,10 +53,12 @@ class Policy:
     def name(self) -> str:
         """The shortest name that means this policy, or its numbers."""
         for name, value in NAMES.items():
-            if replace(value, first=self.first) == self:
-                return f"{name}+{self.first}" if self.first else name
+            if replace(value, first=self.first, horizon=self.horizon) == self:
+                first = f"+{self.first}" if self.first else ""
+                return f"{name}{first}" if self.horizon is None else f"{name}{first}~{self.horizon}"
         numbers = f"decay={self.decay},per={self.per},first={self.first},recent={self.recent}"
-        return f"{numbers},value=1" if self.value else numbers
+        more = [",value=1" if self.value else "", f",horizon={self.horizon}" if self.horizon is not None else ""]
+        return numbers + "".join(more)
 
 
 def _is_int(value: object) -> bool:
@@ -84,7 +89,8 @@ FULL = "full"
 
 
 def policy(name: str) -> Policy:
-    """The policy a name means: one of NAMES, NAME+I to protect the first I tokens as well, or numbers.
+    """The policy a name means: one of NAMES, NAME+I to protect the first I tokens as well, NAME~H or NAME+I~H to keep
+    nothing else that is not among the last H, or numbers.
 
     Numbers are written as in "decay=0.9,recent=0.25,value=1"; those that are not given are 0, and `per` is the layer.
     """
@@ -94,11 +100,16 @@ def policy(name: str) -> Policy:
         raise ValueError("'full' keeps every state and so is no Policy: pass policy='full' where a model is wrapped")
     if "=" in name:
         return _by_numbers(name)
-    base, plus, first = name.partition("+")
-    if base in NAMES and (not plus or first.isdecimal()):
-        return replace(NAMES[base], first=int(first or 0))
+    rest, tilde, horizon = name.partition("~")
+    base, plus, first = rest.partition("+")
+    if base in NAMES and (not plus or first.isdecimal()) and (not tilde or horizon.isdecimal()):
+        return replace(NAMES[base], first=int(first or 0), horizon=int(horizon) if tilde else None)
     near = difflib.get_close_matches(base, [*NAMES, FULL], n=1)
-    hint = f"did you mean {near[0]!r}?" if near and near[0] != base else "a number must follow '+', as in 'tova+4'"
+    hint = (
+        f"did you mean {near[0]!r}?"
+        if near and near[0] != base
+        else "numbers must follow '+' and '~', as in 'tova+4~4096'"
+    )
     if not near:
         hint = "use one of " + ", ".join([FULL, *NAMES]) + ", or NAME+I to protect the first I tokens"
     raise ValueError(f"unknown policy {name!r}: {hint}")
@@ -110,6 +121,7 @@ _READ: dict[str, Callable[[str], Any]] = {
     "first": int,
     "recent": lambda text: int(text) if text.isdecimal() else float(text),
     "value": lambda text: bool(("0", "1").index(text)),
+    "horizon": lambda text: None if text in ("none", "None") else int(text),
 }
 
 
@@ -124,11 +136,12 @@ def _by_numbers(name: str) -> Policy:
 
 @dataclass(frozen=True)
 class Bound:
-    """What one layer may hold: at most `size` states by `policy`, none older than the layer's own `window`."""
+    """What one layer may hold: at most `size` states by `policy`, and what of them a query may see."""
 
     policy: Policy
     size: int
-    window: int | None = None  # of a sliding layer: a query sees this many tokens, itself included
+    window: int | None = None  # of a sliding layer, or the policy's horizon: as many tokens, the query's own included
+    spared: int = 0  # first tokens that it does not hide
 
     @property
     def recent(self) -> int:
@@ -159,13 +172,22 @@ def resolve(policy_: str | Policy, size: int | None) -> tuple[Policy | None, int
             f"first={value.first} and recent={recent} protect {value.first + recent} tokens, "
             f"which must be fewer than size={size}: take a larger size or protect less"
         )
+    if value.horizon is not None and value.horizon <= size:
+        raise ValueError(
+            f"horizon={value.horizon} at size={size}: so few tokens are never forgotten by importance; "
+            "take a larger horizon, or the policy window"
+        )
     return value, size
 
 
 def layer_bound(policy_: Policy | None, size: int | None, window: int | None) -> Bound | None:
-    """One layer's bound; None: it grows. A sliding layer that fits the size forgets just what it could not see."""
+    """One layer's bound; None: it grows. A sliding layer that fits the size forgets just what it could not see, and no
+    sliding layer sees first tokens for ever, whatever the policy protects.
+    """
     if window is not None and (size is None or window - 1 <= size):
         return Bound(NAMES["window"], window - 1)
     if policy_ is None or size is None:
         return None
-    return Bound(policy_, size, window)
+    if policy_.horizon is None or (window is not None and window <= policy_.horizon):
+        return Bound(policy_, size, window)
+    return Bound(policy_, size, policy_.horizon, spared=policy_.first if window is None else 0)

@@ -78,7 +78,7 @@ def _one_group(
     for t in range(length):
         # append
         if bound and bound.window is not None:
-            for j in [j for j in held if j <= t - bound.window]:
+            for j in [j for j in held if bound.spared <= j <= t - bound.window]:
                 held.remove(j)
                 evicted_at[0, j] = t - 1
         held.append(t)

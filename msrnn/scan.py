@@ -45,7 +45,7 @@ def scan_torch(
     for i in range(scores.shape[3]):
         t = query_position[:, i, None, None]
         if bound.window is not None:
-            expired = present & (position <= t - bound.window)
+            expired = present & (position >= bound.spared) & (position <= t - bound.window)
             evicted_at = torch.where(expired, t - 1, evicted_at)
             present = present & ~expired
         seen = present & (position <= t)  # none for padding: no position is at most -1 and present

@@ -23,7 +23,7 @@ from msrnn.rounding import STATE_DTYPES, encode
 from msrnn.scoring import Scoring
 from msrnn.state import LayerShape, Slots
 
-POLICIES = [*NAMES, "window+1", "window+4", "tova+1", "tova+4"]
+POLICIES = [*NAMES, "window+1", "window+4", "tova+1", "tova+4", "echo+1~45"]
 TOLERANCE = 1e-4
 PROSE = "\n".join(topics[name] for name in ("objects", "naming"))
 
@@ -37,13 +37,14 @@ def bounds(draw: st.DrawFn) -> Bound:
     decay = draw(st.sampled_from([None, 0.0, 1.0]) | st.floats(0, 1))
     value = decay is not None and draw(st.booleans())
     policy = Policy(decay, draw(st.sampled_from(["layer", "head"])), first, recent, value)
-    return Bound(policy, size, draw(st.none() | st.integers(size + 2, 60)))
+    window = draw(st.none() | st.integers(size + 1, 60))
+    return Bound(policy, size, window, spared=draw(st.sampled_from([0, first])) if window else 0)
 
 
 @st.composite
 def places(draw: st.DrawFn) -> Places:
     """Some way of standing closer together, and some rotation of 8 dimensions."""
-    apart = draw(st.sampled_from([*SPACINGS.values(), spacing(lambda gap: min(gap, 3) / 2)]))
+    apart = draw(st.sampled_from([*SPACINGS.values(), spacing("compressed:4"), spacing(lambda gap: min(gap, 3) / 2)]))
     rotated = draw(st.integers(1, 4))
     frequency = 10.0 ** -torch.arange(rotated, dtype=torch.float32) * 0.7
     return Places(apart, Rotary(frequency, draw(st.sampled_from([0, 8 - 2 * rotated])), draw(st.booleans())))

@@ -7,17 +7,19 @@ import pytest
 from msrnn.policy import MEANINGS, NAMES, Bound, Policy, layer_bound, policy, resolve
 
 
-def test_names_are_points_in_the_space_of_five_numbers() -> None:
+def test_names_are_points_in_the_space_of_six_numbers() -> None:
     assert policy("tova") == Policy(decay=0.0, per="layer", first=0, recent=0)
     assert policy("tova+4") == Policy(decay=0.0, per="layer", first=4, recent=0)
     assert policy("tova-head") == Policy(decay=0.0, per="head")
     assert policy("window+1") == Policy(decay=None, first=1)
     assert policy("h2o") == Policy(decay=1.0, per="head", recent=0.5)
     assert policy("h2o-layer") == Policy(decay=1.0, per="layer", recent=0.5)
+    assert policy("tova~4096") == Policy(decay=0.0, horizon=4096)
+    assert policy("tova+1~4096") == policy("first=1,horizon=4096") == Policy(decay=0.0, first=1, horizon=4096)
     assert policy("echo+2") == Policy(decay=0.98, per="layer", first=2, recent=0.4, value=True)
 
 
-@pytest.mark.parametrize("name", [*NAMES, "tova+4", "window+1", "h2o+2"])
+@pytest.mark.parametrize("name", [*NAMES, "tova+4", "window+1", "h2o+2", "echo~99", "h2o+2~512"])
 def test_a_policy_knows_its_name(name: str) -> None:
     assert policy(name).name == name
 
@@ -29,6 +31,7 @@ def test_every_name_has_a_meaning() -> None:
 def test_a_policy_without_a_name_is_told_by_its_numbers() -> None:
     assert Policy(0.5, "head", 1, 2).name == "decay=0.5,per=head,first=1,recent=2"
     assert Policy(0.5, value=True).name == "decay=0.5,per=layer,first=0,recent=0,value=1"
+    assert Policy(0.5, horizon=9).name == "decay=0.5,per=layer,first=0,recent=0,horizon=9"
 
 
 def test_a_policy_is_a_value() -> None:
@@ -43,7 +46,15 @@ def test_a_share_of_the_size_is_rounded_down() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "near"), [("tovo", "tova"), ("windw+4", "window"), ("h20", "h2o"), ("ful", "full"), ("tova+x", "tova+4")]
+    ("wrong", "near"),
+    [
+        ("tovo", "tova"),
+        ("windw+4", "window"),
+        ("h20", "h2o"),
+        ("ful", "full"),
+        ("tova+x", "tova+4"),
+        ("tova~x", "tova+4"),
+    ],
 )
 def test_an_unknown_name_suggests_the_nearest(wrong: str, near: str) -> None:
     with pytest.raises(ValueError, match=near.replace("+", r"\+")) as error:
@@ -56,6 +67,8 @@ def test_an_unknown_name_suggests_the_nearest(wrong: str, near: str) -> None:
     [
         ({"decay": 1.5}, "1.5"),
         ({"decay": -0.1}, "-0.1"),
+        ({"decay": 0.0, "horizon": 1}, "horizon=1"),
+        ({"decay": 0.0, "horizon": 9.5}, "horizon=9.5"),
         ({"decay": float("nan")}, "nan"),
         ({"decay": "0"}, "'0'"),
         ({"decay": 0.0, "per": "token"}, "token"),
@@ -82,6 +95,7 @@ def test_a_bad_number_is_named(fields: dict[str, object], named: str) -> None:
         ("tova", None, TypeError, "None"),
         ("tova", True, TypeError, "True"),
         ("tova+4", 4, ValueError, "first=4"),
+        ("tova~512", 512, ValueError, "horizon=512 at size=512"),
         (Policy(0.0, first=3, recent=0.5), 6, ValueError, "recent=3"),
         (7, 8, TypeError, "7"),
     ],
@@ -105,6 +119,14 @@ def test_sliding_layers_forget_what_they_cannot_see() -> None:
     assert layer_bound(tova, 512, 514) == Bound(tova, 512, window=514)
     assert layer_bound(None, None, 128) == Bound(policy("window"), 127)
     assert layer_bound(None, None, None) is None
+
+
+def test_a_horizon_hides_all_but_the_first_tokens() -> None:
+    far = policy("tova+2~600")
+    assert layer_bound(far, 512, None) == Bound(far, 512, window=600, spared=2)
+    assert layer_bound(far, 512, 1024) == Bound(far, 512, window=600), "a sliding layer does not see them for ever"
+    assert layer_bound(far, 512, 550) == Bound(far, 512, window=550)
+    assert layer_bound(far, 512, 128) == Bound(policy("window"), 127)
 
 
 @pytest.mark.parametrize(

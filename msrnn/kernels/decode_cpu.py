@@ -95,6 +95,7 @@ def _decode(
     first: i32,
     recent: i32,
     window: i32,
+    spared: i32,
     decay: f32,
 ) -> None:
     B, K, R, _ = query.shape
@@ -120,7 +121,7 @@ def _decode(
                 present[j] = f32(1.0) if where[j] >= 0 else f32(0.0)
                 held += where[j] >= 0
             if window > 0:
-                held -= expire(where, present, expired, t, window)
+                held -= expire(where, present, expired, spared, t - window, t)
             weight = importance[b, g] if importance.shape[0] else fresh
             weight[slot] = f32(0.0)
             observed[:] = f32(0.0)
@@ -181,4 +182,4 @@ def decode_cpu(
 def _settings(bound: Bound, scale: float, softcap: float | None) -> tuple[Any, ...]:
     """The scalars in the types of the compiled loop: the same for every token of a layer."""
     first, recent, window = i32(bound.policy.first), i32(bound.recent), i32(bound.window or 0)
-    return f32(scale), f32(softcap or 0.0), bound.size, first, recent, window, decay_code(bound)
+    return f32(scale), f32(softcap or 0.0), bound.size, first, recent, window, i32(bound.spared), decay_code(bound)

@@ -53,6 +53,7 @@ def attend_kernel(
     scale,
     softcap,
     window,
+    spared,
     largest,
     K: tl.constexpr,
     S: tl.constexpr,
@@ -141,7 +142,7 @@ def attend_kernel(
             b_position = tl.load(p_position + o_s, mask=m_s, other=-1)
             m_held = b_position >= 0
             if SLIDES:
-                m_held = m_held & (b_position > t - window)
+                m_held = m_held & ((b_position > t - window) | (b_position < spared))
             # [BR, BS]
             if F > 0:
                 b_kx, b_ky = load_turned(
@@ -254,7 +255,7 @@ def decode_triton(
     attend_kernel[(B, K, splits)](
         query, key, value, slots.keys, slots.values, *scales, position, query_position,
         sinks if sinks is not None else log_sums, turns, fresh, scores, maxima, sums, squares, parts,
-        scoring.scale, softcap or 1.0, bound.window or 0, LARGEST[code] if code else 1.0,
+        scoring.scale, softcap or 1.0, bound.window or 0, bound.spared, LARGEST[code] if code else 1.0,
         K=K, S=S, G=G, R=R, BR=1 if R == 1 else max(16, triton.next_power_of_2(R)), BS=SLOTS_PER_BLOCK,
         ALL=all_slots, SPAN=span, SPLITS=splits, SLIDES=slides, CODED=code is not None, WHOLE=code == torch.int8,
         CAPPED=softcap is not None, SINKS=sinks is not None, WEIGHS=weighs, num_warps=WARPS, **dims, **turning,
@@ -266,7 +267,7 @@ def decode_triton(
         )  # fmt: skip
     evict_kernel[(B, G)](
         fresh, scores, log_sums, position, memory, norm, squares, query_position,
-        bound.policy.decay or 0.0, bound.size, bound.policy.first, bound.recent, bound.window or 0,
+        bound.policy.decay or 0.0, bound.size, bound.policy.first, bound.recent, bound.window or 0, bound.spared,
         S=S, G=G, K=K, M=K * R // G, BM=min(HEADS_PER_TILE, triton.next_power_of_2(K * R // G)),
         BK=triton.next_power_of_2(K // G), BS=all_slots, OBSERVES=bound.policy.decay is not None,
         REMEMBERS=slots.importance is not None, WEIGHS=weighs, SLIDES=slides,

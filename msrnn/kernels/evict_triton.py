@@ -26,6 +26,7 @@ def evict_kernel(
     first,
     recent,
     window,
+    spared,
     S: tl.constexpr,
     G: tl.constexpr,
     K: tl.constexpr,
@@ -53,7 +54,7 @@ def evict_kernel(
         b_position = tl.load(p_position, mask=m_s, other=-1)
         m_new = o_s == tl.load(fresh + i_b * G + i_g)
         if SLIDES:
-            b_position = tl.where(b_position <= t - window, -1, b_position)
+            b_position = tl.where((b_position >= spared) & (b_position <= t - window), -1, b_position)
         b_position = tl.where(m_new, t, b_position)
         m_held = b_position >= 0
         b_importance = tl.zeros([BS], tl.float32)

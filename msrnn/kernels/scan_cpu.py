@@ -76,11 +76,11 @@ def attend_row(scores: Array, top: f32, sink: f32, present: Array, scratch: Arra
 
 
 @njit(fastmath=LANES, cache=True, nogil=True)
-def expire(position: Array, present: Array, evicted_at: Array, t: i32, window: i32) -> int:
-    """States that the newest token can no longer see leave as it is appended; how many did."""
+def expire(position: Array, present: Array, evicted_at: Array, spared: i32, last: i32, t: i32) -> int:
+    """States from `spared` to `last` leave as token t, which no longer sees them, is appended; how many did."""
     left = 0
     for j in range(position.shape[0]):
-        if present[j] > f32(0.0) and position[j] <= t - window:
+        if present[j] > f32(0.0) and spared <= position[j] <= last:
             present[j] = f32(0.0)
             evicted_at[j] = t - i32(1)
             left += 1
@@ -130,6 +130,7 @@ def _scan(
     first: i32,
     recent: i32,
     window: i32,
+    spared: i32,
     decay: f32,
 ) -> None:
     B, G, M, C, N = scores.shape
@@ -152,7 +153,7 @@ def _scan(
                     present[n - 1] = f32(1.0)
                     held += 1
                 if window > 0:
-                    held -= expire(position[b, g, :n], present[:n], evicted_at[b, g, :n], t, window)
+                    held -= expire(position[b, g, :n], present[:n], evicted_at[b, g, :n], spared, t - window, t)
                 observed[:n] = f32(0.0)
                 for m in range(M):
                     sink = sinks[g, m] if sinks.shape[0] else f32(-np.inf)
@@ -200,6 +201,7 @@ def scan_cpu(
         i32(bound.policy.first),
         i32(bound.recent),
         i32(bound.window or 0),
+        i32(bound.spared),
         decay_code(bound),
     )
     return evicted_at

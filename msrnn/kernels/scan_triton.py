@@ -55,7 +55,7 @@ def _observed(
     return tl.sum(b_l * b_share, axis=0), tl.sum(b_r * b_share, axis=0)
 
 
-@triton.jit(do_not_specialize=["C", "N", "size", "first", "recent", "window"])
+@triton.jit(do_not_specialize=["C", "N", "size", "first", "recent", "window", "spared"])
 def scan_kernel(
     weights,
     position,
@@ -69,6 +69,7 @@ def scan_kernel(
     first,
     recent,
     window,
+    spared,
     C,
     N,
     G: tl.constexpr,
@@ -107,8 +108,8 @@ def scan_kernel(
     for i in tl.range(0, BC, num_stages=STAGES):
         t = tl.load(query_position + i_b * C + i, mask=i < C, other=-1)
         if SLIDES:
-            m_expired_l = m_present_l & (b_position_l <= t - window)
-            m_expired_r = m_present_r & (b_position_r <= t - window)
+            m_expired_l = m_present_l & (b_position_l >= spared) & (b_position_l <= t - window)
+            m_expired_r = m_present_r & (b_position_r >= spared) & (b_position_r <= t - window)
             b_evicted_l = tl.where(m_expired_l, t - 1, b_evicted_l)
             b_evicted_r = tl.where(m_expired_r, t - 1, b_evicted_r)
             m_present_l, m_present_r = m_present_l & (m_expired_l == 0), m_present_r & (m_expired_r == 0)
@@ -203,7 +204,7 @@ def scan_triton(
     scan_kernel[(B, G)](
         weights if weights is not None else position, position, importance, query_position.contiguous(),
         sinks if sinks is not None else position, norm if norm is not None else position, evicted_at,
-        policy.decay or 0.0, bound.size, policy.first, bound.recent, bound.window or 0, C, N,
+        policy.decay or 0.0, bound.size, policy.first, bound.recent, bound.window or 0, bound.spared, C, N,
         G=G, M=M, BC=rows, BM=heads, BN=left, BR=right,
         OBSERVES=observes, SLIDES=bound.window is not None, SINKS=sinks is not None,
         WEIGHS=norm is not None, STAGES=1 + min(2, ahead), num_warps=WARPS,

@@ -46,7 +46,7 @@ def _apart(b_gap, table, KIND: tl.constexpr):
 
 @triton.jit
 def place_kernel(
-    position, query_position, table, ordered, place, window,
+    position, query_position, table, ordered, place, window, spared,
     S: tl.constexpr, G: tl.constexpr, BS: tl.constexpr, KIND: tl.constexpr, SLIDES: tl.constexpr,
 ):  # fmt: skip
     """place [B, G, S + 1] float64 of every slot and, at the end, of the new token; `ordered` is scratch of that size.
@@ -59,7 +59,7 @@ def place_kernel(
         o_s = tl.arange(0, BS)
         b_position = tl.load(position + i * S + o_s, mask=o_s < S, other=-1)
         if SLIDES:
-            b_position = tl.where(b_position <= t - window, -1, b_position)
+            b_position = tl.where((b_position >= spared) & (b_position <= t - window), -1, b_position)
         b_position = tl.where(o_s == S, t, b_position)
         b_key = tl.sort(tl.where(b_position >= 0, (b_position.to(tl.int64) << 32) | o_s, LAST))
         m_held = b_key != LAST
@@ -135,7 +135,7 @@ def turns_of(slots: Slots, query_position: Tensor, places: Places) -> Tensor:
     ordered = torch.empty(B, G, S + 1, dtype=torch.int32, device=device)
     place = torch.empty(B, G, S + 1, dtype=torch.float64, device=device)
     place_kernel[(B * G,)](
-        slots.position, query_position, table if len(table) else place, ordered, place, window or 0,
+        slots.position, query_position, table if len(table) else place, ordered, place, window or 0, slots.bound.spared,
         S=S, G=G, BS=triton.next_power_of_2(S + 1), KIND=kind, SLIDES=window is not None,
     )  # fmt: skip
     dtype = torch.float32 if slots.dtype == torch.float32 else torch.float16

@@ -112,6 +112,7 @@ def _walk(
     first: i32,
     recent: i32,
     window: i32,
+    spared: i32,
     decay: f32,
 ) -> None:
     (B, K, R, C, D), (_, G, N), F = query.shape, position.shape, frequency.shape[0]
@@ -142,10 +143,11 @@ def _walk(
                 present[new] = f32(1.0)
                 held = enter(new, order, held, place, where, kind, table)
                 if window > 0:
-                    gone = expire(where[:n], present[:n], evicted_at[b, g, :n], t, window)
-                    for r in range(gone, held):  # the oldest come first
-                        order[r - gone] = order[r]
-                    held -= gone
+                    oldest = 0
+                    while oldest < held and where[order[oldest]] < spared:
+                        oldest += 1
+                    for _ in range(expire(where[:n], present[:n], evicted_at[b, g, :n], spared, t - window, t)):
+                        held = leave(order[oldest], order, held, place, where, kind, table)
                 own, moved = keys[b, kv : kv + members], order[:held]
                 follow(own, frequency, start, step, where, moved, place, turned_to, turned, cos, sin)
                 turn(frequency, t, place[new], cos, sin)
@@ -207,6 +209,7 @@ def walk_cpu(
         i32(bound.policy.first),
         i32(bound.recent),
         i32(bound.window or 0),
+        i32(bound.spared),
         decay_code(bound),
     )
     return attention, evicted_at

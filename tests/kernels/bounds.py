@@ -1,4 +1,4 @@
-"""What layers may hold, for kernels to be tried on: every policy, odd sizes, a window."""
+"""What layers may hold, for kernels to be tried on: every policy, odd sizes, a window, a horizon."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ BOUNDS = [
     Bound(policy("h2o"), 8),
     Bound(Policy(0.5, "layer", 2, 0.25), 9),
     Bound(Policy(0.9, "head", 1, 2), 6, window=9),
+    Bound(policy("echo+2~12"), 9, window=12, spared=2),
     Bound(Policy(0.9, "layer", 0, 0.5, value=True), 9),
     Bound(Policy(0.0, "head", 1, value=True), 6),
 ]
