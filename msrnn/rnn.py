@@ -30,8 +30,9 @@ class MultiStateRNN:
     as suits the backend): neither changes the answer, both bound memory. `backend` is "auto", "torch", "compiled"
     (CPU) or "triton" (GPU). `state_dtype` "int8" or "fp8" keeps states in half the bytes, rounded as they are appended.
     `positions` past the training length: "original", "compressed" (far neighbours among the kept tokens stand ln ln gap
-    apart; "compressed:ln", "compressed:sqrt"), "compact" (0, 1, 2, …), or any function of a gap. `fuse` compiles what
-    lies between the kernels of a captured step: seconds at first, then a tenth off every step.
+    apart; "compressed:ln", "compressed:sqrt", "compressed:16": 16 at most), "fitted" (as far apart as always fits the
+    training length), "compact" (0, 1, 2, …), or any function of a gap. `fuse` compiles what lies between the kernels of
+    a captured step: seconds at first, then a tenth off every step.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ Positions = Annotated[
     str,
     Option(
         help="Where kept tokens stand: original; closer, for texts beyond the model's length: compressed "
-        "(or compressed:ln, compressed:sqrt); compact."
+        "(or compressed:ln, compressed:sqrt, compressed:16); fitted; compact."
     ),
 ]
 StateDtype = Annotated[str | None, Option(help="int8 or fp8: states in half the bytes, rounded.", show_default="dtype")]
