@@ -97,7 +97,7 @@ def test_an_interrupted_run_keeps_what_it_has(
         return original(*arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(running, "say", say)
-    words = ("eval", "squality", *TINY, "--data", stories, "--out", tmp_path / "out", "--policy", "tova")
+    words = ("eval", "squality", *TINY, "--batch", 1, "--data", stories, "--out", tmp_path / "out", "--policy", "tova")
     assert run(*words).code == 130
     rows = [json.loads(line) for line in (tmp_path / "out" / "squality.jsonl").read_text().splitlines()]
     assert len([row for row in rows if "prediction" in row]) == 2

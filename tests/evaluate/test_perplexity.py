@@ -221,7 +221,14 @@ def test_a_row_tells_where_it_is_from(model: PreTrainedModel, tmp_path: Path) ->
     Run(model, made, Store(path), 2, {"torch": "2"}).results(CELLS[1:2], Watch(tokens=told.append))
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["texts"] for row in rows] == [[["book", 0], ["book", 40]], [["book", 80]]]
-    assert rows[0]["numbers"] == {"decay": 0.0, "per": "layer", "first": 0, "recent": 0, "value": False}
+    assert rows[0]["numbers"] == {
+        "decay": 0.0,
+        "per": "layer",
+        "first": 0,
+        "recent": 0,
+        "value": False,
+        "horizon": None,
+    }
     assert {"seconds", "backend", "data", "fingerprint", "dtype", "length", "torch"} <= rows[0].keys()
     assert rows[0]["tokens"] == 39
     assert sum(told) == 3 * 39
