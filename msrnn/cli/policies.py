@@ -24,7 +24,7 @@ def policies() -> None:
         recent = f"{policy.recent:.0%}" if isinstance(policy.recent, float) else str(policy.recent)
         table.add_row(name, decay, policy.per, str(policy.first), recent, "yes" if policy.value else "", MEANINGS[name])
     table.add_row("NAME+I", "", "", "I", "", "", "as NAME, but never the first I tokens: window+4, tova+4, …")
-    table.add_row("NAME+I~H", "", "", "I", "", "", "as NAME+I, and all that is not among the last H: echo+1~4096, …")
+    table.add_row("NAME+I~H", "", "", "I", "", "", "as NAME+I, and all that is not among the last H: echo+1~2048, …")
     console = Console()
     console.print(table)
     console.print("importance ← decay · importance + attention of the newest token; decay none: the position itself")
