@@ -86,6 +86,11 @@ def _in_parts(tokens: int, columns: int, on_tokens: Callable[[int], object]) -> 
     return on_block
 
 
+def roomy(model: PreTrainedModel, tokens: int) -> MultiStateRNN:
+    """The unbounded model on so many tokens, by a bounded one's kernels: one shape, so a GPU captures its steps."""
+    return MultiStateRNN(model, "window", tokens)
+
+
 def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Ids and mask [B, T]; the padding's id is never read."""
     width = max(len(prompt) for prompt in prompts)

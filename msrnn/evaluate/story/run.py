@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from msrnn.evaluate.cells import Cell
 from msrnn.evaluate.memory import batch_that_fits, release
-from msrnn.evaluate.speaking import say
+from msrnn.evaluate.speaking import roomy, say
 from msrnn.evaluate.store import Row, Store
 from msrnn.evaluate.story.noise import Noise
 from msrnn.evaluate.watch import Watch
@@ -104,7 +104,7 @@ class Run:
     def _rnn(self, cell: Cell) -> MultiStateRNN:
         """`full` has a state, too, with room for everything: the same attention, in the same dtype."""
         if cell.size is None:
-            return MultiStateRNN(self.model, "window", len(self.telling.prompt) + self.telling.most)
+            return roomy(self.model, len(self.telling.prompt) + self.telling.most)
         return MultiStateRNN(self.model, cell.policy, cell.size)
 
     def _stored(self, cell: Cell) -> dict[int, Row]:

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from msrnn.evaluate.cells import Cell
 from msrnn.evaluate.kin import families
 from msrnn.evaluate.memory import batch_that_fits, release
-from msrnn.evaluate.speaking import ends_of, say
+from msrnn.evaluate.speaking import ends_of, roomy, say
 from msrnn.evaluate.understanding.asking import Asker, Prompt
 from msrnn.evaluate.understanding.questions import Question
 from msrnn.evaluate.understanding.records import Records
@@ -92,9 +92,9 @@ class Run:
                 self.records.add(who, prompt.key, {**found, **beside})
 
     def _rnn(self, who: Cell, longest: int) -> MultiStateRNN:
-        """On a GPU, the unbounded model has room for everything from the start: one shape, so steps are captured."""
+        """On a CPU, where nothing is captured, the unbounded model's state grows: it never attends to empty room."""
         if who.size is None and self.model.device.type == "cuda":
-            return MultiStateRNN(self.model, "window", longest + self.records.exam.answer)
+            return roomy(self.model, longest + self.records.exam.answer)
         return MultiStateRNN(self.model, who.policy, who.size, positions=self.records.key(who)["positions"])
 
 
