@@ -23,8 +23,12 @@ class Noise:
         while self.skipped:
             self._drawn(logits.shape[1], rows)
             self.skipped -= 1
-        noise = self._drawn(logits.shape[1], rows).log_().neg_()
+        noise = self._drawn(logits.shape[1], rows).log_().neg_().log_().neg_().float()
         return (logits.float() / self.temperature + noise.to(logits.device)).argmax(-1)
 
     def _drawn(self, vocabulary: int, rows: Sequence[int]) -> Tensor:
-        return torch.stack([torch.empty(vocabulary).exponential_(generator=self.generators[row]) for row in rows])
+        """Uniform; torch's own exponential draws take four times as long."""
+        drawn = torch.empty(len(rows), vocabulary, dtype=torch.float64)
+        for uniform, row in zip(drawn, rows, strict=True):
+            uniform.uniform_(generator=self.generators[row])
+        return drawn
