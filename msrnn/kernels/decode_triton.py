@@ -7,6 +7,9 @@ Nothing is read back, nothing depends on the length, and every shape is fixed, s
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -14,21 +17,43 @@ from torch import Tensor
 
 from msrnn.kernels.evict_triton import HEADS_PER_TILE, evict_kernel
 from msrnn.kernels.rounding_triton import BIAS, numbers, write
-from msrnn.kernels.turn_triton import load_turned, turns_of
+from msrnn.kernels.turn_triton import load_turned, load_turns, turns_of
 from msrnn.rounding import LARGEST
 from msrnn.scoring import Scoring
 from msrnn.state import Slots
 
-SLOTS_PER_BLOCK, WARPS = 32, 1
+
+class Tile(NamedTuple):
+    """What a program takes up at once."""
+
+    slots: int
+    heads: int = 1  # that have keys of their own, and share their turns
+    warps: int = 1
+    stages: int = 3
+
+
+PLAIN = Tile(32)
+TURNED = Tile(16, heads=2)  # where a query head has keys of its own
+TURNED_GROUPED = Tile(32, stages=2)  # where several share them
 PROGRAMS = 4096  # as many as fill the chip, at one warp each
 
 
 @triton.jit
-def _products(b_rows, b_columns, BR: tl.constexpr):
-    """[BR, BS] of [BR, n] and [BS, n], all float32."""
-    if BR == 1:
-        return tl.sum(b_rows * b_columns, axis=1)[None, :]
-    return tl.dot(b_rows, tl.trans(b_columns), input_precision="ieee")
+def _products(b_rows, b_keys, BR: tl.constexpr, HEADS: tl.constexpr, PRECISION: tl.constexpr):
+    """[BR, BS] of [BR, n] with [BS, n], or with [BR, BS, n] where each row has keys of its own; all float32."""
+    if HEADS > 1:
+        b_s = tl.sum(b_rows[:, None, :] * b_keys, axis=2)
+    elif BR == 1:
+        b_s = tl.sum(b_rows * b_keys, axis=1)[None, :]
+    else:
+        b_s = tl.dot(b_rows, tl.trans(b_keys), input_precision=PRECISION)
+    return b_s
+
+
+@triton.jit
+def _lifted(b_x, HEADS: tl.constexpr):
+    """[a, b], or [1, a, b] where a program has several heads that have rows of their own."""
+    return b_x[None, :, :] if HEADS > 1 else b_x
 
 
 @triton.jit
@@ -61,6 +86,7 @@ def attend_kernel(
     DV: tl.constexpr,
     G: tl.constexpr,
     R: tl.constexpr,
+    HEADS: tl.constexpr,
     BR: tl.constexpr,
     BS: tl.constexpr,
     BD: tl.constexpr,
@@ -78,20 +104,23 @@ def attend_kernel(
     SINKS: tl.constexpr,
     WEIGHS: tl.constexpr,
     NEIGHBOURS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """The R query heads of one KV head, in one pass over its keys and values; raw scores are kept for who leaves.
 
     The new token's row goes into the first empty slot and is attended to from registers; `position` still calls the
     slot empty, so that every program finds the same one, and `fresh` [B, G] says which it is. With splits, a program
     sees SPAN slots, and leaves its part of the output, its maximum and its sum of exponentials. Where F pairs of
-    dimensions are turned, scores are those of turned rows; query and key of the new token turn alike.
+    dimensions are turned, scores are those of turned rows; query and key of the new token turn alike. A program may
+    then have several KV heads of one query head each, whose slots turn together: turns are read once for all of them.
     """
     i_b, i_k, i_s = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     # Inside torch.compile, scalars come in double precision.
     scale, softcap = tl.cast(scale, tl.float32), tl.cast(softcap, tl.float32)
-    i_h, i_kv, i_g = (i_b * K + i_k) * R, i_b * K + i_k, i_k * G // K
-    o_r, o_d, o_v = tl.arange(0, BR), tl.arange(0, BD), tl.arange(0, BV)
-    m_r, m_d, m_v = o_r < R, o_d < D, o_v < DV
+    i_kv, i_g = i_b * K + i_k * HEADS, i_k * HEADS * G // K
+    i_h = i_kv * R
+    o_r, o_n, o_d, o_v = tl.arange(0, BR), tl.arange(0, HEADS), tl.arange(0, BD), tl.arange(0, BV)
+    m_r, m_d, m_v = o_r < R * HEADS, o_d < D, o_v < DV
     t = tl.load(query_position + i_b)
     # [BR, BD]
     b_q = tl.load(query + (i_h + o_r[:, None]) * D + o_d[None, :], mask=m_r[:, None] & m_d[None, :], other=0.0)
@@ -107,8 +136,9 @@ def attend_kernel(
     if F > 0:
         o_f = tl.arange(0, BF)
         p_turns = turns + (i_b * G + i_g) * (S + 1) * (2 * F)
+        q_cos, q_sin = load_turns(p_turns + S * (2 * F), t >= 0, o_f[None, :], F)
         b_x, b_y = load_turned(
-            query + (i_h + o_r[:, None]) * D, p_turns + S * (2 * F), m_r & (t >= 0), o_f, F, START, NEIGHBOURS
+            query + (i_h + o_r[:, None]) * D, q_cos, q_sin, m_r[:, None], o_f[None, :], F, START, NEIGHBOURS
         )
         m_plain = m_d & ((o_d < START) | (o_d >= START + 2 * F))
     if t >= 0:
@@ -117,20 +147,24 @@ def attend_kernel(
             # There always is one: of size + 1 slots, at most size are held between steps.
             slot = tl.min(tl.where(tl.load(p_position + o_all, mask=o_all < S, other=0) < 0, o_all, ALL))
             tl.store(fresh + i_b * G + i_g, slot)
-            b_k = tl.load(key + i_kv * D + o_d, mask=m_d, other=0.0)
-            b_v = tl.load(value + i_kv * DV + o_v, mask=m_v, other=0.0)
-            b_k = write(b_k, keys, key_scale, i_kv * S + slot, D, o_d, m_d, largest, CODED, WHOLE)
-            b_v = write(b_v, values, value_scale, i_kv * S + slot, DV, o_v, m_v, largest, CODED, WHOLE)
+            # [HEADS, BD], [HEADS, BV]
+            i_new = i_kv + o_n[:, None]
+            b_k = tl.load(key + i_new * D + o_d[None, :], mask=m_d[None, :], other=0.0)
+            b_v = tl.load(value + i_new * DV + o_v[None, :], mask=m_v[None, :], other=0.0)
+            b_k = write(b_k, keys, key_scale, i_new * S + slot, D, o_d[None, :], m_d[None, :], largest, CODED, WHOLE)
+            b_v = write(
+                b_v, values, value_scale, i_new * S + slot, DV, o_v[None, :], m_v[None, :], largest, CODED, WHOLE
+            )
             if WEIGHS:
-                tl.store(squares + i_kv, tl.sum(b_v * b_v))
-            b_max = tl.sum(b_q.to(tl.float32) * b_k[None, :], axis=1) * scale
+                tl.store(squares + i_kv + o_n, tl.sum(b_v * b_v, axis=1))
+            b_max = tl.sum(b_q.to(tl.float32) * b_k, axis=1) * scale
             if CAPPED:
                 b_max = softcap * (1.0 - 2.0 / (tl.exp(2.0 * b_max / softcap) + 1.0))
             tl.store(scores + (i_h + o_r) * S + slot, b_max, mask=m_r)
             b_sum += 1.0
-            b_o += b_v[None, :]
+            b_o += b_v
             if SINKS:
-                b_sink = tl.load(sinks + i_k * R + o_r, mask=m_r, other=0.0)
+                b_sink = tl.load(sinks + i_k * HEADS * R + o_r, mask=m_r, other=0.0)
                 b_new = tl.maximum(b_max, b_sink)
                 b_sum = tl.exp(b_max - b_new)
                 b_o *= b_sum[:, None]
@@ -143,17 +177,23 @@ def attend_kernel(
             m_held = b_position >= 0
             if SLIDES:
                 m_held = m_held & ((b_position > t - window) | (b_position < spared))
+            # Rows that all heads of a program share, [BS, 1], or those of each, [HEADS, BS, 1].
+            o_row = _lifted(o_s[:, None], HEADS)
+            if HEADS > 1:
+                o_row += o_n[:, None, None] * S
             # [BR, BS]
             if F > 0:
+                b_cos, b_sin = load_turns(p_turns + o_s[:, None] * (2 * F), m_held[:, None], o_f[None, :], F)
                 b_kx, b_ky = load_turned(
-                    p_keys + o_s[:, None] * D, p_turns + o_s[:, None] * (2 * F), m_held, o_f, F, START, NEIGHBOURS
-                )
-                b_s = _products(b_x, b_kx, BR) + _products(b_y, b_ky, BR)
+                    p_keys + o_row * D, _lifted(b_cos, HEADS), _lifted(b_sin, HEADS), _lifted(m_held[:, None], HEADS),
+                    _lifted(o_f[None, :], HEADS), F, START, NEIGHBOURS,
+                )  # fmt: skip
+                b_s = _products(b_x, b_kx, BR, HEADS, PRECISION) + _products(b_y, b_ky, BR, HEADS, PRECISION)
             if 2 * F < D:
-                # [BS, BD]
-                b_k = tl.load(p_keys + o_s[:, None] * D + o_d[None, :], mask=m_s[:, None] & m_plain[None, :], other=0.0)
+                m_k = _lifted(m_s[:, None] & m_plain[None, :], HEADS)
+                b_k = tl.load(p_keys + o_row * D + _lifted(o_d[None, :], HEADS), mask=m_k, other=0.0)
                 if F > 0:
-                    b_s += _products(b_q.to(tl.float32), b_k.to(tl.float32), BR)
+                    b_s += _products(b_q.to(tl.float32), b_k.to(tl.float32), BR, HEADS, PRECISION)
                 elif BR == 1:
                     b_s = (tl.sum(b_q.to(tl.float32) * numbers(b_k, WHOLE), axis=1) - q_bias)[None, :]
                 else:
@@ -173,9 +213,11 @@ def attend_kernel(
             b_sum = b_sum * b_old + tl.sum(b_p, axis=1)
             if CODED:
                 b_p *= tl.load(value_scale + i_kv * S + o_s, mask=m_s, other=0.0).to(tl.float32)[None, :]
-            # [BS, BV]
-            b_v = tl.load(p_values + o_s[:, None] * DV + o_v[None, :], mask=m_held[:, None] & m_v[None, :], other=0.0)
-            if BR == 1:
+            m_values = _lifted(m_held[:, None] & m_v[None, :], HEADS)
+            b_v = tl.load(p_values + o_row * DV + _lifted(o_v[None, :], HEADS), mask=m_values, other=0.0)
+            if HEADS > 1:
+                b_pv = tl.sum(b_p[:, :, None] * b_v.to(tl.float32), axis=1)
+            elif BR == 1:
                 b_pv = tl.sum(tl.trans(b_p) * numbers(b_v, WHOLE), axis=0)[None, :]
                 b_bias = b_bias * b_old + tl.sum(b_p, axis=1)
             else:
@@ -226,8 +268,10 @@ def decode_triton(
     (B, K, R, D), DV, (_, G, S) = query.shape, value.shape[-1], position.shape
     query, key, value, query_position = (t.contiguous() for t in (query, key, value, query_position))
     sinks, softcap, code = scoring.sinks_of(G), scoring.softcap, slots.code
-    splits = max(1, min(triton.cdiv(S, SLOTS_PER_BLOCK), PROGRAMS // (B * K)))
-    span = triton.cdiv(S, splits * SLOTS_PER_BLOCK) * SLOTS_PER_BLOCK
+    tile = PLAIN if scoring.places is None else TURNED if R == 1 else TURNED_GROUPED
+    heads = math.gcd(K // G, tile.heads) if code is None else 1
+    splits = max(1, min(triton.cdiv(S, tile.slots), PROGRAMS * heads // (B * K)))
+    span = triton.cdiv(S, splits * tile.slots) * tile.slots
     splits = triton.cdiv(S, span)
 
     scores = torch.empty(B, K * R, S, device=query.device)
@@ -244,21 +288,24 @@ def decode_triton(
     scales = [s if s is not None else log_sums for s in (slots.key_scale, slots.value_scale)]
     # Sixteen is the least that the matrix units take.
     dims = {"D": D, "DV": DV, "BD": max(16, triton.next_power_of_2(D)), "BV": max(16, triton.next_power_of_2(DV))}
-    turns, turning = log_sums, {"F": 0, "BF": 1, "START": 0, "NEIGHBOURS": False}
+    # On matrix units, numbers of 11 bits lose nothing beside those of 8 or 11 that states have.
+    precision = "ieee" if slots.dtype == torch.float32 else "tf32"
+    turns, turning = log_sums, {"F": 0, "BF": 1, "START": 0, "NEIGHBOURS": False, "PRECISION": precision}
     if scoring.places is not None:
         rotary = scoring.places.rotary
         pairs = len(rotary.frequency)
         turns = turns_of(slots, query_position, scoring.places)
-        turning = {"F": pairs, "BF": max(16, triton.next_power_of_2(pairs)), "START": rotary.start}
+        turning |= {"F": pairs, "BF": max(16, triton.next_power_of_2(pairs)), "START": rotary.start}
         turning["NEIGHBOURS"] = rotary.interleaved
     all_slots, slides, weighs = triton.next_power_of_2(S), bound.window is not None, bound.policy.value
-    attend_kernel[(B, K, splits)](
+    attend_kernel[(B, K // heads, splits)](
         query, key, value, slots.keys, slots.values, *scales, position, query_position,
         sinks if sinks is not None else log_sums, turns, fresh, scores, maxima, sums, squares, parts,
         scoring.scale, softcap or 1.0, bound.window or 0, bound.spared, LARGEST[code] if code else 1.0,
-        K=K, S=S, G=G, R=R, BR=1 if R == 1 else max(16, triton.next_power_of_2(R)), BS=SLOTS_PER_BLOCK,
+        K=K, S=S, G=G, R=R, HEADS=heads, BR=heads if R == 1 else max(16, triton.next_power_of_2(R)), BS=tile.slots,
         ALL=all_slots, SPAN=span, SPLITS=splits, SLIDES=slides, CODED=code is not None, WHOLE=code == torch.int8,
-        CAPPED=softcap is not None, SINKS=sinks is not None, WEIGHS=weighs, num_warps=WARPS, **dims, **turning,
+        CAPPED=softcap is not None, SINKS=sinks is not None, WEIGHS=weighs, **dims, **turning,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if splits > 1:
         combine_kernel[(B * K * R,)](

@@ -13,16 +13,16 @@ BIAS, BIAS_BITS, UNIT = tl.constexpr(384.0), tl.constexpr(0x43C00000), tl.conste
 
 
 @triton.jit
-def encode(b_row, largest, WHOLE: tl.constexpr):
-    """`msrnn.rounding.encode` of one row: its codes, as float32, and its scale."""
-    b_row = b_row.to(tl.float32)
-    top = tl.maximum(tl.max(tl.abs(b_row)) * (1.0 / tl.cast(largest, tl.float32)), LEAST)
+def encode(b_rows, largest, WHOLE: tl.constexpr):
+    """`msrnn.rounding.encode` of rows [n, W]: their codes, as float32, and their scales [n, 1]."""
+    b_rows = b_rows.to(tl.float32)
+    top = tl.maximum(tl.max(tl.abs(b_rows), axis=1, keep_dims=True) * (1.0 / tl.cast(largest, tl.float32)), LEAST)
     bits = top.to(tl.uint32, bitcast=True)
     scale = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)  # as bfloat16, to even
-    b_row = tl.minimum(tl.maximum(b_row * tl.div_rn(1.0, scale), -largest), largest)
+    b_rows = tl.minimum(tl.maximum(b_rows * tl.div_rn(1.0, scale), -largest), largest)
     if WHOLE:
-        b_row = (b_row + TO_WHOLE) - TO_WHOLE
-    return b_row, scale
+        b_rows = (b_rows + TO_WHOLE) - TO_WHOLE
+    return b_rows, scale
 
 
 @triton.jit
@@ -34,12 +34,14 @@ def numbers(b_codes, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def write(b_row, p_rows, p_scales, i_row, W: tl.constexpr, o_w, m_w, largest, CODED: tl.constexpr, WHOLE: tl.constexpr):
-    """A new row goes into its place; what is left of it, in float32."""
+def write(
+    b_rows, p_rows, p_scales, i_row, W: tl.constexpr, o_w, m_w, largest, CODED: tl.constexpr, WHOLE: tl.constexpr
+):
+    """New rows [n, W] go into their places i_row [n, 1]; what is left of them, in float32."""
     scale = 1.0
     if CODED:
-        b_row, scale = encode(b_row, largest, WHOLE)
+        b_rows, scale = encode(b_rows, largest, WHOLE)
         tl.store(p_scales + i_row, scale.to(tl.bfloat16))
-    b_kept = b_row.to(p_rows.dtype.element_ty)
+    b_kept = b_rows.to(p_rows.dtype.element_ty)
     tl.store(p_rows + i_row * W + o_w, b_kept, mask=m_w)
     return b_kept.to(tl.float32) * scale

@@ -17,7 +17,7 @@ from msrnn.kernels.turn_cpu import COSINE, HALF_PI, PER_HALF_PI, SINE, spacing_c
 from msrnn.positions import NEAR, Places, Spacing
 from msrnn.state import Slots
 
-LAST = tl.constexpr(2**63 - 1)
+LAST = tl.constexpr(2**31 - 1)
 NEAREST = tl.constexpr(NEAR)
 QUARTER, PER_QUARTER = tl.constexpr(HALF_PI), tl.constexpr(PER_HALF_PI)
 S3, S5, S7 = (tl.constexpr(x) for x in SINE)
@@ -46,31 +46,38 @@ def _apart(b_gap, table, KIND: tl.constexpr):
 
 @triton.jit
 def place_kernel(
-    position, query_position, table, ordered, place, window, spared,
-    S: tl.constexpr, G: tl.constexpr, BS: tl.constexpr, KIND: tl.constexpr, SLIDES: tl.constexpr,
+    position, query_position, table, ordered, ordered_place, place, window, spared,
+    S: tl.constexpr, G: tl.constexpr, LEVELS: tl.constexpr, KIND: tl.constexpr, SLIDES: tl.constexpr,
 ):  # fmt: skip
-    """place [B, G, S + 1] float64 of every slot and, at the end, of the new token; `ordered` is scratch of that size.
+    """place [B, G, S + 1] float64 of every slot and, at the end, of the new token; `ordered` and `ordered_place` are
+    scratch of that size.
 
-    One program a group: positions are sorted, and what lies between neighbours is summed up.
+    One program a group: positions are sorted, what lies between neighbours is summed up, and each slot finds its own.
     """
     i = tl.program_id(0).to(tl.int64)
     t = tl.load(query_position + i // G)
     if t >= 0:
+        BS: tl.constexpr = 2**LEVELS
         o_s = tl.arange(0, BS)
+        m_s = o_s <= S
         b_position = tl.load(position + i * S + o_s, mask=o_s < S, other=-1)
         if SLIDES:
             b_position = tl.where((b_position >= spared) & (b_position <= t - window), -1, b_position)
         b_position = tl.where(o_s == S, t, b_position)
-        b_key = tl.sort(tl.where(b_position >= 0, (b_position.to(tl.int64) << 32) | o_s, LAST))
-        m_held = b_key != LAST
-        b_position, b_slot = (b_key >> 32).to(tl.int32), (b_key & 0xFFFFFFFF).to(tl.int32)
-        p_ordered = ordered + i * (S + 1) + o_s
-        tl.store(p_ordered, b_position, mask=m_held)
+        b_ordered = tl.sort(tl.where(b_position >= 0, b_position, LAST))
+        p_ordered, p_place = ordered + i * (S + 1), ordered_place + i * (S + 1)
+        tl.store(p_ordered + o_s, b_ordered, mask=m_s)
         tl.debug_barrier()  # what one thread wrote another reads
-        m_after = m_held & (o_s > 0)
-        b_gap = tl.where(m_after, b_position - tl.load(p_ordered - 1, mask=m_after, other=0), 1)
-        b_place = tl.cumsum(tl.where(m_after, _apart(b_gap, table, KIND), 0.0))
-        tl.store(place + i * (S + 1) + b_slot, b_place, mask=m_held)
+        m_after = (b_ordered != LAST) & (o_s > 0)
+        b_gap = tl.where(m_after, b_ordered - tl.load(p_ordered + o_s - 1, mask=m_after, other=0), 1)
+        tl.store(p_place + o_s, tl.cumsum(tl.where(m_after, _apart(b_gap, table, KIND), 0.0)), mask=m_s)
+        tl.debug_barrier()
+        b_rank = tl.zeros([BS], tl.int32)
+        for halving in tl.static_range(1, LEVELS + 1):
+            b_next = b_rank + (BS >> halving)
+            m_higher = tl.load(p_ordered + b_next, mask=b_next <= S, other=LAST) <= b_position
+            b_rank = tl.where(m_higher, b_next, b_rank)
+        tl.store(place + i * (S + 1) + o_s, tl.load(p_place + b_rank), mask=m_s & (b_position >= 0))
 
 
 @triton.jit
@@ -109,14 +116,19 @@ def turn_kernel(
 
 
 @triton.jit
-def load_turned(p_rows, p_turns, m_rows, o_f, F: tl.constexpr, START: tl.constexpr, NEIGHBOURS: tl.constexpr):
-    """Rows at p_rows [n, 1], turned by what is at p_turns: first and second dimensions of the pairs, each [n, BF]."""
-    m = m_rows[:, None] & (o_f < F)[None, :]
-    p_first = p_rows + START + (2 * o_f if NEIGHBOURS else o_f)[None, :]
-    b_x = tl.load(p_first, mask=m, other=0.0).to(tl.float32)
-    b_y = tl.load(p_first + (1 if NEIGHBOURS else F), mask=m, other=0.0).to(tl.float32)
-    b_cos = tl.load(p_turns + o_f[None, :], mask=m, other=0.0).to(tl.float32)
-    b_sin = tl.load(p_turns + F + o_f[None, :], mask=m, other=0.0).to(tl.float32)
+def load_turns(p_turns, m_turns, o_f, F: tl.constexpr):
+    """Cosines and sines of some rows, float32; `o_f` along the last axis, as for `load_turned`."""
+    b_cos = tl.load(p_turns + o_f, mask=m_turns & (o_f < F), other=0.0).to(tl.float32)
+    b_sin = tl.load(p_turns + F + o_f, mask=m_turns & (o_f < F), other=0.0).to(tl.float32)
+    return b_cos, b_sin
+
+
+@triton.jit
+def load_turned(p_rows, b_cos, b_sin, m_rows, o_f, F: tl.constexpr, START: tl.constexpr, NEIGHBOURS: tl.constexpr):
+    """Rows at p_rows [..., 1], turned: first and second dimensions of the pairs, each [..., BF]."""
+    p_first = p_rows + START + (2 * o_f if NEIGHBOURS else o_f)
+    b_x = tl.load(p_first, mask=m_rows & (o_f < F), other=0.0).to(tl.float32)
+    b_y = tl.load(p_first + (1 if NEIGHBOURS else F), mask=m_rows & (o_f < F), other=0.0).to(tl.float32)
     return b_x * b_cos - b_y * b_sin, b_y * b_cos + b_x * b_sin
 
 
@@ -133,10 +145,10 @@ def turns_of(slots: Slots, query_position: Tensor, places: Places) -> Tensor:
     device, window = slots.position.device, slots.bound.window
     kind, table = _coded(places.spacing, device)
     ordered = torch.empty(B, G, S + 1, dtype=torch.int32, device=device)
-    place = torch.empty(B, G, S + 1, dtype=torch.float64, device=device)
+    ordered_place, place = (torch.empty(B, G, S + 1, dtype=torch.float64, device=device) for _ in range(2))
     place_kernel[(B * G,)](
-        slots.position, query_position, table if len(table) else place, ordered, place, window or 0, slots.bound.spared,
-        S=S, G=G, BS=triton.next_power_of_2(S + 1), KIND=kind, SLIDES=window is not None,
+        slots.position, query_position, table if len(table) else place, ordered, ordered_place, place,
+        window or 0, slots.bound.spared, S=S, G=G, LEVELS=S.bit_length(), KIND=kind, SLIDES=window is not None,
     )  # fmt: skip
     dtype = torch.float32 if slots.dtype == torch.float32 else torch.float16
     turns = torch.empty(B, G, S + 1, 2, F, dtype=dtype, device=device)

@@ -94,6 +94,11 @@ def layer(
     return Run(bound, shape, 2, Scoring(dim**-0.5, softcap, sink, places))
 
 
+def placed(positions: str, device: str) -> Places | None:
+    apart, frequency = spacing(positions), 100.0 ** -(torch.arange(8, device=device) / 8)
+    return Places(apart, Rotary(frequency.float())) if apart else None
+
+
 @pytest.mark.parametrize("bound", BOUNDS, ids=str)
 def test_policies(bound: Bound, device: str) -> None:
     check(layer(device, bound), steps=14)
@@ -111,10 +116,11 @@ def test_grouped_queries(heads: int, kv_heads: int, device: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("heads", [2, 6])
-def test_half_precision(dtype: torch.dtype, heads: int, device: str) -> None:
+@pytest.mark.parametrize("positions", ["original", "compressed"])
+def test_half_precision(dtype: torch.dtype, heads: int, positions: str, device: str) -> None:
     if (device, dtype, heads) == ("cpu", torch.bfloat16, 6):
         pytest.skip("triton's interpreter takes the bits of bfloat16 matrices for integers: this one needs a GPU")
-    check(layer(device, Bound(policy("tova"), 6), heads, dtype=dtype), steps=10)
+    check(layer(device, Bound(policy("tova"), 6), heads, dtype=dtype, places=placed(positions, device)), steps=10)
 
 
 PLACES: list[tuple[Any, int, bool, int, Bound]] = [  # positions, pairs, interleaved, query heads, bound
@@ -124,6 +130,7 @@ PLACES: list[tuple[Any, int, bool, int, Bound]] = [  # positions, pairs, interle
     ("compressed:3", 4, False, 4, Bound(policy("tova+2~9"), 6, window=9, spared=2)),
     ("compressed:ln", 3, True, 2, Bound(policy("window+2"), 5)),
     (lambda gap: gap**0.5, 6, False, 4, Bound(policy("h2o"), 6)),
+    ("compressed", 6, False, 2, Bound(policy("tova-head"), 17)),
 ]
 
 
@@ -153,10 +160,14 @@ def test_a_block_of_tokens_that_move(device: str) -> None:
 
 @pytest.mark.parametrize("code", STATE_DTYPES)
 @pytest.mark.parametrize("heads", [2, 6])
-def test_eight_bits(code: str, heads: int, device: str) -> None:
+@pytest.mark.parametrize("positions", ["original", "compressed"])
+def test_eight_bits(code: str, heads: int, positions: str, device: str) -> None:
     if (device, code) == ("cpu", "fp8"):
         pytest.skip("triton's interpreter loses the carry when it rounds to float8: this one needs a GPU")
-    check(layer(device, Bound(policy("h2o"), 6), heads, code=STATE_DTYPES[code]), steps=10)
+    check(
+        layer(device, Bound(policy("h2o"), 6), heads, code=STATE_DTYPES[code], places=placed(positions, device)),
+        steps=10,
+    )
 
 
 @pytest.mark.parametrize("programs", [4, 12, 4096])
