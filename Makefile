@@ -10,7 +10,7 @@ test: install  ## CPU, offline; what needs a GPU is skipped without one
 	$(BIN)/pytest -q
 
 test-gpu:  ## what needs a GPU, with the python that has torch for it; kernels compile long, so in many processes
-	$(PYTHON) -m pytest --collect-only -q -m gpu tests | grep :: | xargs -P $$(nproc) -n 6 $(PYTHON) -m pytest -q
+	$(PYTHON) -m pytest --collect-only -q -m gpu tests | grep :: | xargs -P $$(nproc) -n 2 $(PYTHON) -m pytest -q
 
 check: install  ## style and types
 	$(BIN)/ruff check .
