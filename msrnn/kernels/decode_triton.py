@@ -40,9 +40,9 @@ PROGRAMS = 4096  # as many as fill the chip, at one warp each
 
 @triton.jit
 def _products(b_rows, b_keys, BR: tl.constexpr, HEADS: tl.constexpr, PRECISION: tl.constexpr):
-    """[BR, BS] of [BR, n] with [BS, n], or with [BR, BS, n] where each row has keys of its own; all float32."""
+    """[BR, BS] of [BR, n] with [BS, n], or with [BS, BR, n] where each row has keys of its own; all float32."""
     if HEADS > 1:
-        b_s = tl.sum(b_rows[:, None, :] * b_keys, axis=2)
+        b_s = tl.trans(tl.sum(b_rows[None, :, :] * b_keys, axis=2))
     elif BR == 1:
         b_s = tl.sum(b_rows * b_keys, axis=1)[None, :]
     else:
@@ -52,8 +52,8 @@ def _products(b_rows, b_keys, BR: tl.constexpr, HEADS: tl.constexpr, PRECISION: 
 
 @triton.jit
 def _lifted(b_x, HEADS: tl.constexpr):
-    """[a, b], or [1, a, b] where a program has several heads that have rows of their own."""
-    return b_x[None, :, :] if HEADS > 1 else b_x
+    """[a, b], or [a, 1, b] where a program has several heads that have rows of their own."""
+    return b_x[:, None, :] if HEADS > 1 else b_x
 
 
 @triton.jit
@@ -177,15 +177,15 @@ def attend_kernel(
             m_held = b_position >= 0
             if SLIDES:
                 m_held = m_held & ((b_position > t - window) | (b_position < spared))
-            # Rows that all heads of a program share, [BS, 1], or those of each, [HEADS, BS, 1].
+            # Rows that all heads of a program share, [BS, 1], or those of each, [BS, HEADS, 1].
             o_row = _lifted(o_s[:, None], HEADS)
             if HEADS > 1:
-                o_row += o_n[:, None, None] * S
-            # [BR, BS]
+                o_row += o_n[None, :, None] * S
+            # [BR, BS]; those of empty slots are anything, and no load of theirs waits for a position
             if F > 0:
-                b_cos, b_sin = load_turns(p_turns + o_s[:, None] * (2 * F), m_held[:, None], o_f[None, :], F)
+                b_cos, b_sin = load_turns(p_turns + o_s[:, None] * (2 * F), m_s[:, None], o_f[None, :], F)
                 b_kx, b_ky = load_turned(
-                    p_keys + o_row * D, _lifted(b_cos, HEADS), _lifted(b_sin, HEADS), _lifted(m_held[:, None], HEADS),
+                    p_keys + o_row * D, _lifted(b_cos, HEADS), _lifted(b_sin, HEADS), _lifted(m_s[:, None], HEADS),
                     _lifted(o_f[None, :], HEADS), F, START, NEIGHBOURS,
                 )  # fmt: skip
                 b_s = _products(b_x, b_kx, BR, HEADS, PRECISION) + _products(b_y, b_ky, BR, HEADS, PRECISION)
@@ -216,7 +216,7 @@ def attend_kernel(
             m_values = _lifted(m_held[:, None] & m_v[None, :], HEADS)
             b_v = tl.load(p_values + o_row * DV + _lifted(o_v[None, :], HEADS), mask=m_values, other=0.0)
             if HEADS > 1:
-                b_pv = tl.sum(b_p[:, :, None] * b_v.to(tl.float32), axis=1)
+                b_pv = tl.sum(tl.trans(b_p)[:, :, None] * b_v.to(tl.float32), axis=0)
             elif BR == 1:
                 b_pv = tl.sum(tl.trans(b_p) * numbers(b_v, WHOLE), axis=0)[None, :]
                 b_bias = b_bias * b_old + tl.sum(b_p, axis=1)
