@@ -115,6 +115,15 @@ def policy(name: str) -> Policy:
     raise ValueError(f"unknown policy {name!r}: {hint}")
 
 
+def ranks_alike(one: str, other: str) -> bool:
+    """Whether the policies of two names differ by their first tokens and their horizons at most: then one can go on
+    from what the other kept.
+    """
+    if FULL in (one, other):
+        return one == other
+    return replace(policy(one), first=0, horizon=None) == replace(policy(other), first=0, horizon=None)
+
+
 _READ: dict[str, Callable[[str], Any]] = {
     "decay": lambda text: None if text in ("none", "None") else float(text),
     "per": str,

@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 from msrnn.attention import Record
 from msrnn.graph import Graphs, replaying
 from msrnn.plan import plan
-from msrnn.policy import Policy
+from msrnn.policy import Policy, ranks_alike
 from msrnn.positions import ORIGINAL, Gap
-from msrnn.state import MultiState, each
+from msrnn.state import MultiState, Slots, each
 
 DEFAULT_BLOCK = 512
 STEPWISE_BLOCK = 64  # where a GPU decodes tokens one by one: more launches take too long to capture
@@ -70,12 +70,22 @@ class MultiStateRNN:
         return MultiState.load(path, self.plan.fingerprint, self.plan.state)
 
     def adopt(self, state: MultiState) -> MultiState:
-        """A copy of a state that was read under other `positions`, to go on from under these.
+        """A copy of a state that was read under other `positions`, or under this policy with another `horizon` or other
+        `first` tokens, to go on from under these.
 
-        Keys are held as they were first written, and positions as in the text: either may begin or end at any token.
+        Keys are held as they were first written, and positions as in the text, so either may change at any token. What
+        a new horizon hides is seen no more; who has left does not come back.
         """
-        state.check_fits({**self.plan.fingerprint, "positions": state.fingerprint["positions"]})
-        return MultiState(state.fork(1).layers, self.plan.fingerprint)
+        theirs, mine = state.fingerprint, dict(self.plan.fingerprint)
+        mine["positions"] = theirs["positions"]
+        if ranks_alike(mine["policy"], theirs["policy"]):
+            mine["policy"] = theirs["policy"]
+        state.check_fits(mine)
+        layers = state.fork(1).layers
+        for layer, bound in zip(layers, self.plan.bounds, strict=True):
+            if isinstance(layer, Slots) and bound is not None:
+                layer.bound = bound
+        return MultiState(layers, self.plan.fingerprint)
 
     def select(self, state: MultiState, rows: Sequence[int] | Tensor) -> MultiState:
         """`state.select`, on buffers that have their graph already where there are such."""

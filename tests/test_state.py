@@ -219,3 +219,26 @@ def test_positions_can_be_changed_at_any_token(policy: str, tmp_path: Path) -> N
         closer.load(tmp_path / "state")
     with pytest.raises(ValueError, match="a state with size 10 does not fit a model with size 11"):
         msrnn.MultiStateRNN(build(llama()), policy, 11, positions="compact").adopt(part)
+
+
+@pytest.mark.parametrize("policy", ["tova", "h2o"])
+def test_a_horizon_can_begin_at_any_token(policy: str) -> None:
+    """One that nothing has passed yet is the same as one from the first token on; a later one hides what is farther."""
+    free, near = (msrnn.MultiStateRNN(build(llama()), f"{policy}+1{horizon}", 10) for horizon in ("", "~30"))
+    ids = tokens(2, 70)
+    whole, part = near.state(2), free.state(2)
+    near.read(ids[:, :29], whole)
+    free.read(ids[:, :29], part)
+    adopted = near.adopt(part)
+    torch.testing.assert_close(near.read(ids[:, 29:], adopted), near.read(ids[:, 29:], whole), atol=1e-4, rtol=1e-4)
+
+    free.read(ids[:, 29:], part)
+    late = near.adopt(part)
+    near.read(ids[:, :1], late)
+    for layer in late.layers:
+        held = layer.position[layer.position > 0]
+        assert held.numel()
+        assert int(held.min()) > 70 - 30
+    other = "tova-head" if policy == "tova" else "h2o-layer"
+    with pytest.raises(ValueError, match=f"policy '{policy}\\+1' does not fit a model with policy '{other}"):
+        msrnn.MultiStateRNN(build(llama()), f"{other}+1~30", 10).adopt(part)

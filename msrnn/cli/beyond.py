@@ -1,4 +1,6 @@
-"""Past the length that a model was made for: from there on, what a conversation keeps stands closer together."""
+"""Past the length that a model was made for: from there on, what a conversation keeps stands closer together, and what
+is farther back than that length is not kept, since old tokens gather where nothing ends them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from typing import Any
 
 from msrnn.cli.options import Choice
 from msrnn.cli.terminal import note
+from msrnn.policy import FULL, policy
 from msrnn.positions import COMPRESSED
 from msrnn.rnn import MultiStateRNN
 
@@ -27,9 +30,17 @@ class Beyond:
         self.passed = True
         what = f"past the {length:,} tokens that this model was made for"
         try:
-            successor = self.choice.bounded(rnn.model)
+            successor = replace(self.choice, policy=reaching(self.choice, length)).bounded(rnn.model)
         except ValueError as reason:
             note(f"{what}, answers may get worse ({reason})")
             return rnn
-        note(f"{what}, positions are compressed")
+        note(f"{what}, positions are compressed, and what is farther back is forgotten")
         return successor
+
+
+def reaching(choice: Choice, length: int) -> str:
+    """The policy with a horizon of so many tokens and its first token protected, unless it has a horizon already."""
+    if choice.policy == FULL or policy(choice.policy).horizon is not None:
+        return choice.policy
+    chosen = policy(choice.policy)
+    return replace(chosen, first=max(1, chosen.first), horizon=max(length, 2 * choice.size)).name

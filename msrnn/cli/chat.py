@@ -25,7 +25,6 @@ from msrnn.cli.options import (
     StateDtype,
     Temperature,
     TopP,
-    positions_of,
     state_of,
 )
 from msrnn.cli.terminal import note, summary
@@ -58,7 +57,8 @@ def chat(
 ) -> None:
     """Talk for ever: the conversation is one bounded state, and only what is new is read.
 
-    Positions are original until the model's length may be passed, and compressed from there on, unless they are given.
+    Until the model's length may be passed, positions are original; from there on they are compressed, and nothing but
+    the first token stays that is farther back than that length. Give --positions, and nothing changes on the way.
     Ctrl-C stops an answer; /state, /save FILE and /quit are commands.
 
     Examples:
@@ -66,8 +66,9 @@ def chat(
         msrnn chat --load talk.safetensors --save talk.safetensors
         printf 'Hello!\\n/state\\n' | msrnn chat --size 256
     """
-    where = positions_of(load) if positions == AUTO else positions
-    choice = Choice(model, policy, size, device, dtype, seed, state_dtype, where)
+    auto = positions == AUTO
+    choice = Choice(model, policy, size, device, dtype, seed, state_dtype, ORIGINAL if auto else positions)
+    choice = choice.as_saved(load) if auto else choice
     speech = Speech(max_new_tokens, sample, temperature, top_p)
     check_target(save, force or save == load)
     if system and load:
@@ -78,7 +79,7 @@ def chat(
     from msrnn.cli.beyond import Beyond
     from msrnn.cli.conversation import Conversation
 
-    beyond = Beyond(choice) if positions == AUTO and where == ORIGINAL else None
+    beyond = Beyond(choice) if auto and choice.positions == ORIGINAL else None
     talk = Conversation(rnn, tokenizer, state_of(rnn, load), speech, system, beyond)
     try:
         _converse(talk, {path for path in (load, save) if path})

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from msrnn.cli.terminal import note
-from msrnn.policy import FULL, resolve
+from msrnn.policy import FULL, ranks_alike, resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -71,6 +71,17 @@ class Choice:
 
             spacing(self.positions)
 
+    def as_saved(self, path: Path | None) -> Choice:
+        """With the positions that a state was saved with, and its horizon if it ranks as many states as this does."""
+        from msrnn.files import load_tensors
+
+        if path is None:
+            return self
+        saved = load_tensors(path)[1]
+        same = saved.get("size") == self.size and ranks_alike(self.policy, saved["policy"])
+        policy = saved["policy"] if same else self.policy
+        return replace(self, policy=policy, positions=saved.get("positions", ORIGINAL))
+
     def check_state(self, path: Path | None) -> None:
         """Whether a saved state is whole and was bounded like this."""
         from msrnn.files import load_tensors
@@ -122,13 +133,6 @@ class Choice:
 def state_of(rnn: MultiStateRNN, path: Path | None) -> MultiState:
     """The state that was saved, or an empty one."""
     return rnn.load(path) if path else rnn.state()
-
-
-def positions_of(path: Path | None) -> str:
-    """Those that a saved state was read under; of none, the original ones."""
-    from msrnn.files import load_tensors
-
-    return load_tensors(path)[1].get("positions", ORIGINAL) if path else ORIGINAL
 
 
 @dataclass(frozen=True)

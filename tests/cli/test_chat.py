@@ -173,17 +173,19 @@ def short(folder: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_past_the_length_positions_are_compressed(run: Run, short: Path, tmp_path: Path) -> None:
+def test_past_the_length_positions_are_compressed_and_a_horizon_ends_memory(
+    run: Run, short: Path, tmp_path: Path
+) -> None:
     """From the turn on that may pass it, which is said once; a saved conversation goes on as it was."""
     asked = [f"message {i}, which is not short" for i in range(6)]
     words = ("chat", *SIZE, *SHORT, "--model", short, "--save", tmp_path / "talk")
     code, _, err = run(*words, stdin="\n".join(asked), small=True)
     assert code == 0
-    assert err.count("past the 200 tokens that this model was made for, positions are compressed") == 1
+    assert err.count("past the 200 tokens that this model was made for, positions are compressed, and what is") == 1
 
     rnn, beyond = (
-        MultiStateRNN(AutoModelForCausalLM.from_pretrained(short), "tova", 16, positions=where)
-        for where in ("original", "compressed")
+        MultiStateRNN(AutoModelForCausalLM.from_pretrained(short), policy, 16, positions=where)
+        for policy, where in (("tova", "original"), ("tova+1~200", "compressed"))
     )
     tokenizer = AutoTokenizer.from_pretrained(short)
     talk = Conversation(rnn, tokenizer, rnn.state(), Speech(12, False, None, None))

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from msrnn.evaluate.extrapolation.report import Report
 
 NAME = "extrapolation"
-ROWS = ("tova@compressed", "window+4@compact", "tova@original", "echo@compressed")
+ROWS = ("tova@compressed", "window+4@compact", "tova@original", "echo+1~{horizon}@compressed")
+REACH = 4  # times the size is the horizon of the last one
 KINDS = ("jsonl", "md", "csv", "png", "svg")
 
+DEFAULT = ", ".join(ROWS).format(horizon=f"({REACH} times the size)")
 Rows = Annotated[
     list[str] | None,
-    Option("--row", metavar="POLICY@POSITIONS", help="A row; repeat for more.", show_default=", ".join(ROWS)),
+    Option("--row", metavar="POLICY@POSITIONS", help="A row; repeat for more.", show_default=DEFAULT),
 ]
 Tokens = Annotated[int, Option(help="Tokens to read of each text, from its first on.")]
 Window = Annotated[int, Option(help="Tokens of a point of the figure.")]
@@ -69,7 +71,7 @@ def extrapolation(
     from msrnn.evaluate.texts import PG19, documents
     from msrnn.models import check_dtype, device_named, load
 
-    asked = cases(row or ROWS, size)
+    asked = cases(row or [name.format(horizon=REACH * size) for name in ROWS], size)
     device_named(device)
     check_dtype(dtype)
     quiet()
