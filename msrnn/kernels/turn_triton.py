@@ -47,37 +47,42 @@ def _apart(b_gap, table, KIND: tl.constexpr):
 @triton.jit
 def place_kernel(
     position, query_position, table, ordered, ordered_place, place, window, spared,
-    S: tl.constexpr, G: tl.constexpr, LEVELS: tl.constexpr, KIND: tl.constexpr, SLIDES: tl.constexpr,
+    S: tl.constexpr, G: tl.constexpr, ALL: tl.constexpr, LEVELS: tl.constexpr, KIND: tl.constexpr, SLIDES: tl.constexpr,
 ):  # fmt: skip
-    """place [B, G, S + 1] float64 of every slot and, at the end, of the new token; `ordered` and `ordered_place` are
-    scratch of that size.
+    """place [B, G, S + 1] float64 of every slot and, at the end, of the new token; `ordered` and `ordered_place`
+    [B, G, S] are scratch.
 
     One program a group: positions are sorted, what lies between neighbours is summed up, and each slot finds its own.
+    The first empty slot, which there always is, is left out: a size that is a power of two is sorted as it is.
     """
     i = tl.program_id(0).to(tl.int64)
     t = tl.load(query_position + i // G)
     if t >= 0:
         BS: tl.constexpr = 2**LEVELS
-        o_s = tl.arange(0, BS)
-        m_s = o_s <= S
-        b_position = tl.load(position + i * S + o_s, mask=o_s < S, other=-1)
+        o_all, o_s = tl.arange(0, ALL), tl.arange(0, BS)
+        p_position, p_ordered, p_place = position + i * S, ordered + i * S, ordered_place + i * S
+        empty = tl.min(tl.where(tl.load(p_position + o_all, mask=o_all < S, other=0) < 0, o_all, ALL))
+        o_slot, m_s = o_s + (o_s >= empty).to(tl.int32), o_s < S - 1
+        b_position = tl.load(p_position + o_slot, mask=m_s, other=-1)
         if SLIDES:
             b_position = tl.where((b_position >= spared) & (b_position <= t - window), -1, b_position)
-        b_position = tl.where(o_s == S, t, b_position)
         b_ordered = tl.sort(tl.where(b_position >= 0, b_position, LAST))
-        p_ordered, p_place = ordered + i * (S + 1), ordered_place + i * (S + 1)
         tl.store(p_ordered + o_s, b_ordered, mask=m_s)
         tl.debug_barrier()  # what one thread wrote another reads
         m_after = (b_ordered != LAST) & (o_s > 0)
         b_gap = tl.where(m_after, b_ordered - tl.load(p_ordered + o_s - 1, mask=m_after, other=0), 1)
-        tl.store(p_place + o_s, tl.cumsum(tl.where(m_after, _apart(b_gap, table, KIND), 0.0)), mask=m_s)
+        b_place = tl.cumsum(tl.where(m_after, _apart(b_gap, table, KIND), 0.0))
+        tl.store(p_place + o_s, b_place, mask=m_s)
         tl.debug_barrier()
         b_rank = tl.zeros([BS], tl.int32)
         for halving in tl.static_range(1, LEVELS + 1):
             b_next = b_rank + (BS >> halving)
-            m_higher = tl.load(p_ordered + b_next, mask=b_next <= S, other=LAST) <= b_position
+            m_higher = tl.load(p_ordered + b_next, mask=b_next < S - 1, other=LAST) <= b_position
             b_rank = tl.where(m_higher, b_next, b_rank)
-        tl.store(place + i * (S + 1) + o_s, tl.load(p_place + b_rank), mask=m_s & (b_position >= 0))
+        tl.store(place + i * (S + 1) + o_slot, tl.load(p_place + b_rank), mask=m_s & (b_position >= 0))
+        newest = tl.max(b_position)
+        behind = tl.max(b_place) + _apart(tl.maximum(t - newest, 1), table, KIND)
+        tl.store(place + i * (S + 1) + S, tl.where(newest >= 0, behind, 0.0))
 
 
 @triton.jit
@@ -144,11 +149,12 @@ def turns_of(slots: Slots, query_position: Tensor, places: Places) -> Tensor:
     (B, G, S), F = slots.position.shape, len(places.rotary.frequency)
     device, window = slots.position.device, slots.bound.window
     kind, table = _coded(places.spacing, device)
-    ordered = torch.empty(B, G, S + 1, dtype=torch.int32, device=device)
-    ordered_place, place = (torch.empty(B, G, S + 1, dtype=torch.float64, device=device) for _ in range(2))
+    ordered = torch.empty(B, G, S, dtype=torch.int32, device=device)
+    ordered_place, place = (torch.empty(B, G, n, dtype=torch.float64, device=device) for n in (S, S + 1))
     place_kernel[(B * G,)](
         slots.position, query_position, table if len(table) else place, ordered, ordered_place, place,
-        window or 0, slots.bound.spared, S=S, G=G, LEVELS=S.bit_length(), KIND=kind, SLIDES=window is not None,
+        window or 0, slots.bound.spared, S=S, G=G, ALL=triton.next_power_of_2(S),
+        LEVELS=max(1, (S - 2).bit_length()), KIND=kind, SLIDES=window is not None,
     )  # fmt: skip
     dtype = torch.float32 if slots.dtype == torch.float32 else torch.float16
     turns = torch.empty(B, G, S + 1, 2, F, dtype=dtype, device=device)
