@@ -34,7 +34,9 @@ def chunk_torch(
     key, value      [B, K, C, D], [B, K, C, Dv]
     query_position  [B, C] int32, -1 for padding
     """
-    (B, H, C, D), K, S = query.shape, key.shape[1], slots.position.shape[2]
+    (B, H, C, D), K = query.shape, key.shape[1]
+    slots = slots.in_use(C)
+    S = slots.position.shape[2]
     fresh = slots.encode(key, value)
     position, importance, norm = slots.candidates(query_position, fresh[1])
     keys, values = (

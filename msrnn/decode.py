@@ -28,6 +28,7 @@ def decode_torch(
     query_position  [B] int32, -1 for padding
     returns         [B, K, R, Dv]
     """
+    slots = slots.in_use(1)
     (B, K, R, _), position, importance = query.shape, slots.position, slots.importance
     G = position.shape[1]
     slot = position.argmin(-1, keepdim=True)  # the first empty one: -1 is below every position

@@ -120,6 +120,18 @@ class Slots(_Buffers):
             torch.ones(rows, dtype=SCALE_DTYPE, device=shape.device) if shape.code else None for _ in range(2)
         )
 
+    def in_use(self, more: int) -> Slots:
+        """The slots up to the last that is held, and room for so many more: the same buffers, without what is empty.
+
+        Tokens go into the first slots that are free, so a state that is not full yet has all its tokens in front.
+        """
+        held = (self.position >= 0).flatten(0, 1).any(0).nonzero()
+        count = (int(held[-1]) + 1 if len(held) else 0) + more + 1  # one is always left over, as of all of them
+        if count >= self.position.shape[2]:
+            return self
+        slots: Slots = self._with(lambda tensor: tensor if tensor is self.seen else tensor[:, :, :count])
+        return slots
+
     def encode(self, key: Tensor, value: Tensor) -> tuple[Rows, Rows]:
         """New rows as these slots keep them."""
         return encode(key, self.code), encode(value, self.code)

@@ -200,6 +200,23 @@ def test_hybrid_models_fork_but_do_not_save(tmp_path: Path) -> None:
         state.save(tmp_path / "s")
 
 
+@pytest.mark.parametrize("policy", ["tova", "echo", "h2o"])
+def test_slots_in_use_are_those_in_front(policy: str) -> None:
+    """However large a state may become, what it holds lies in front, and is written there."""
+    rnn = msrnn.MultiStateRNN(build(llama()), policy, 40)
+    state = rnn.state(2)
+    assert state.layers[0].in_use(3).position.shape[2] == 4
+    for n in (7, 1, 2):
+        rnn.read(tokens(2, n, seed=n), state)
+    for layer in state.layers:
+        used = layer.in_use(3)
+        assert used.position.shape[2] == used.keys.shape[2] == 14
+        assert ((used.position >= 0) == (torch.arange(14) < 10)).all()
+        used.position[0, 0, 13] = 99
+        assert layer.position[0, 0, 13] == 99
+        assert layer.in_use(30) is layer
+
+
 @pytest.mark.parametrize("policy", ["tova", "h2o"])
 def test_positions_can_be_changed_at_any_token(policy: str, tmp_path: Path) -> None:
     """A state that nothing has left yet is the same under any positions, so that what follows is, too."""

@@ -102,27 +102,30 @@ def _decode(
     G, S = position.shape[1], position.shape[2]
     members = K // G  # KV heads of a group
     M = members * R
-    scores = np.empty((M, S), f32)
-    scratch, observed, present = np.empty(S, f32), np.empty(S, f32), np.empty(S, f32)
-    fresh, expired = np.zeros(S, f32), np.empty(S, np.int32)
     for b in range(B):
         t = query_position[b]
         if t < 0:
             output[b] = f32(0.0)
             continue
         for g in range(G):
-            where = position[b, g]
             slot = 0
-            while where[slot] >= 0:
+            while position[b, g, slot] >= 0:
                 slot += 1
+            N = S  # slots up to the last that is held: a state that is not full yet has all its tokens in front
+            while slot + 1 < N and position[b, g, N - 1] < 0:
+                N -= 1
+            scores = np.empty((M, N), f32)
+            scratch, observed, present = np.empty(N, f32), np.empty(N, f32), np.empty(N, f32)
+            fresh, expired = np.zeros(N, f32), np.empty(N, np.int32)
+            where = position[b, g, :N]
             where[slot] = t
             held = 0
-            for j in range(S):
+            for j in range(N):
                 present[j] = f32(1.0) if where[j] >= 0 else f32(0.0)
                 held += where[j] >= 0
             if window > 0:
                 held -= expire(where, present, expired, spared, t - window, t)
-            weight = importance[b, g] if importance.shape[0] else fresh
+            weight = importance[b, g, :N] if importance.shape[0] else fresh
             weight[slot] = f32(0.0)
             observed[:] = f32(0.0)
             for m in range(M):
@@ -130,7 +133,7 @@ def _decode(
                 if m % R == 0:
                     keys[b, kv, slot] = key[b, kv]
                     values[b, kv, slot] = value[b, kv]
-                    dots(query[b, kv], keys[b, kv], scale, scores[m : m + R])
+                    dots(query[b, kv], keys[b, kv, :N], scale, scores[m : m + R])
             if softcap > f32(0.0):
                 cap(scores, softcap)
             for m in range(M):
@@ -138,17 +141,17 @@ def _decode(
                 attend_row(scores[m], max(scores[m].max(), sink), sink, present, scratch, observed)
             for local in range(members):
                 kv = g * members + local
-                _weighted_sum(scores[local * R : (local + 1) * R], values[b, kv], output[b, kv])
+                _weighted_sum(scores[local * R : (local + 1) * R], values[b, kv, :N], output[b, kv])
             observe(weight, observed, present, where, decay, M)
             ranked = weight
             if norm.shape[0]:
                 norm[b, g, slot] = _length(value[b, g * members : (g + 1) * members])
-                weigh(weight, norm[b, g], scratch)
+                weigh(weight, norm[b, g, :N], scratch)
                 ranked = scratch
             if held > size:
                 j = least_important(ranked, present, where, first, t - recent)
                 present[j] = f32(0.0)
-            for j in range(S):
+            for j in range(N):
                 if present[j] == f32(0.0):
                     where[j] = -1
 
