@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from msrnn.policy import MEANINGS, NAMES, Bound, Policy, layer_bound, policy, resolve
+from msrnn.policy import MEANINGS, NAMES, Bound, Policy, layer_bound, policy, ranks_alike, resolve
 
 
 def test_names_are_points_in_the_space_of_six_numbers() -> None:
@@ -151,3 +151,18 @@ def test_policies_by_their_numbers(text: str, value: Policy) -> None:
 def test_numbers_that_mean_nothing_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="write it as decay="):
         policy(text)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ("tova", "tova+1~8192", True),
+        ("decay=0.5,first=3", "decay=0.5,horizon=90", True),
+        ("full", "full", True),
+        ("tova", "tova-head", False),
+        ("echo", "decay=0.98,recent=0.4", False),
+        ("full", "tova", False),
+    ],
+)
+def test_policies_that_rank_alike(one: str, other: str, alike: bool) -> None:
+    assert ranks_alike(one, other) is ranks_alike(other, one) is alike

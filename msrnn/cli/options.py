@@ -78,8 +78,9 @@ class Choice:
         if path is None:
             return self
         saved = load_tensors(path)[1]
-        same = saved.get("size") == self.size and ranks_alike(self.policy, saved["policy"])
-        policy = saved["policy"] if same else self.policy
+        policy = saved.get("policy", self.policy)
+        if saved.get("size") != self.size or not ranks_alike(self.policy, policy):
+            policy = self.policy
         return replace(self, policy=policy, positions=saved.get("positions", ORIGINAL))
 
     def check_state(self, path: Path | None) -> None:
