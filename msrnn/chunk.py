@@ -15,8 +15,10 @@ from msrnn.walk import walk
 
 class Chunk(NamedTuple):
     output: Tensor  # [B, C, H, Dv]
-    position: Tensor  # [B, G, S + C] int32 of the slots and the new tokens, -1 where there was no state
-    evicted_at: Tensor  # [B, G, S + C] int32: the last step that saw the candidate, or HELD
+    position: (
+        Tensor  # [B, G, N] int32 of the slots, all or those in use, and the new tokens; -1 where there is no state
+    )
+    evicted_at: Tensor  # [B, G, N] int32: the last step that saw the candidate, or HELD
 
 
 def chunk_torch(
