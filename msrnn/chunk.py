@@ -15,9 +15,7 @@ from msrnn.walk import walk
 
 class Chunk(NamedTuple):
     output: Tensor  # [B, C, H, Dv]
-    position: (
-        Tensor  # [B, G, N] int32 of the slots, all or those in use, and the new tokens; -1 where there is no state
-    )
+    position: Tensor  # [B, G, N] int32 of the slots (those in use, or all) and the new tokens, -1 where no state is
     evicted_at: Tensor  # [B, G, N] int32: the last step that saw the candidate, or HELD
 
 
