@@ -33,8 +33,8 @@ class Tile(NamedTuple):
 
 
 PLAIN = Tile(32)
-TURNED = Tile(16, heads=2)  # where a query head has keys of its own
-TURNED_GROUPED = Tile(32, stages=2)  # where several share them
+TURNED = Tile(8, heads=2)  # where a query head has keys of its own
+TURNED_GROUPED = Tile(16)  # where several share them
 PROGRAMS = 4096  # as many as fill the chip, at one warp each
 
 
@@ -114,7 +114,9 @@ def attend_kernel(
     dimensions are turned, scores are those of turned rows; query and key of the new token turn alike. A program may
     then have several KV heads of one query head each, whose slots turn together: turns are read once for all of them.
     """
-    i_b, i_k, i_s = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    # Heads of one sequence run side by side, so that what they share is in the cache: turns and positions.
+    i_program, i_s = tl.program_id(0), tl.program_id(1)
+    i_b, i_k = (i_program // (K // HEADS)).to(tl.int64), i_program % (K // HEADS)
     # Inside torch.compile, scalars come in double precision.
     scale, softcap = tl.cast(scale, tl.float32), tl.cast(softcap, tl.float32)
     i_kv, i_g = i_b * K + i_k * HEADS, i_k * HEADS * G // K
@@ -298,7 +300,7 @@ def decode_triton(
         turning |= {"F": pairs, "BF": max(16, triton.next_power_of_2(pairs)), "START": rotary.start}
         turning["NEIGHBOURS"] = rotary.interleaved
     all_slots, slides, weighs = triton.next_power_of_2(S), bound.window is not None, bound.policy.value
-    attend_kernel[(B, K // heads, splits)](
+    attend_kernel[(B * (K // heads), splits)](
         query, key, value, slots.keys, slots.values, *scales, position, query_position,
         sinks if sinks is not None else log_sums, turns, fresh, scores, maxima, sums, squares, parts,
         scoring.scale, softcap or 1.0, bound.window or 0, bound.spared, LARGEST[code] if code else 1.0,
