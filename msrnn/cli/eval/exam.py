@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from msrnn.cli.eval.common import check_positions
 from msrnn.cli.eval.terminal import show_table, watched
 from msrnn.cli.options import ORIGINAL
-from msrnn.cli.terminal import note
+from msrnn.cli.terminal import note, progress
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from msrnn.evaluate.understanding.questions import Question
     from msrnn.evaluate.understanding.records import Exam, Records
     from msrnn.evaluate.understanding.report import Report
+    from msrnn.evaluate.understanding.scores import Scores
     from msrnn.evaluate.understanding.tasks import Task
     from msrnn.models import Loaded
 
@@ -99,7 +100,7 @@ def stored(task: Task, store: Store, cells: list[Cell]) -> tuple[Records, list[s
 def finish(task: Task, grid: Grid, records: Records, keys: list[str], against: str, folder: Path) -> None:
     from msrnn.evaluate.understanding.report import Report, shown
 
-    report = Report(task, grid, records, keys, against)
+    report = Report(task, grid, records, keys, against, scored(task, grid, records, keys))
     told = {**records.exam.key, **records.told(grid.cells[0], keys[0])}
     title = f"{told['model']}, {task.title}, {len(keys):,} questions, prompts of {records.exam.length:,} tokens"
     show_table(f"{task.metric.name}: {title}", report.grid.headers, report.table(shown))
@@ -108,6 +109,22 @@ def finish(task: Task, grid: Grid, records: Records, keys: list[str], against: s
         show_table(title_, report.grid.headers, report.differences(lambda x: shown(x, sign="+")))
     note(report.told())
     write(report, folder, title, {name: str(value) for name, value in told.items()})
+
+
+def scored(task: Task, grid: Grid, records: Records, keys: list[str]) -> Scores:
+    """With a bar, since ROUGE takes its time."""
+    from msrnn.evaluate.understanding.scores import scores
+
+    with progress("answers") as bar:
+        line = bar.add_task("scoring", total=None)
+        return scores(
+            task.metric,
+            records,
+            grid.cells,
+            keys,
+            on_total=lambda answers: bar.update(line, total=answers),
+            on_score=lambda: bar.advance(line),
+        )
 
 
 def write(report: Report, folder: Path, title: str, told: dict[str, str]) -> None:

@@ -25,6 +25,7 @@ class Metric(NamedTuple):
     parts: tuple[str, ...]
     score: Callable[[str, Sequence[Reference]], Score]
     check: Callable[[], None] = lambda: None  # refuses where a package is missing
+    slow: bool = False
 
     def overall(self, means: Sequence[Any]) -> Any:
         """One number of the means of all parts: their geometric mean."""
@@ -74,5 +75,5 @@ def normalised(text: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
 
 
-ROUGE = Metric("geometric mean of ROUGE-1/2/L", ROUGES, rouge, check_rouge)
+ROUGE = Metric("geometric mean of ROUGE-1/2/L", ROUGES, rouge, check_rouge, slow=True)
 F1 = Metric("token F1", ("f1",), f1)

@@ -13,8 +13,8 @@ from msrnn.evaluate import statistics
 from msrnn.evaluate.cells import Cell, Grid
 from msrnn.evaluate.statistics import Estimate
 from msrnn.evaluate.tables import MISSING, estimated, markdown_list, markdown_table
-from msrnn.evaluate.understanding.metrics import Score
 from msrnn.evaluate.understanding.records import Asked, Records
+from msrnn.evaluate.understanding.scores import Scores
 from msrnn.evaluate.understanding.tasks import Task
 
 Show = Callable[[Estimate], str]
@@ -29,20 +29,11 @@ class Report:
     records: Records
     keys: list[str]
     against: str  # the policy that others are compared with, at the same size
+    scores: Scores
 
     @cached_property
     def asked(self) -> list[Asked]:
         return [self.records.asked[key] for key in self.keys]
-
-    @cached_property
-    def scores(self) -> dict[Cell, list[Score]]:
-        """Of every answer, in the order of the questions."""
-        return {cell: [self._score(cell, asked) for asked in self.asked] for cell in self.grid.cells}
-
-    def _score(self, cell: Cell, asked: Asked) -> Score:
-        row = self.records.answer(*self.records.who(cell, asked))
-        assert row is not None
-        return self.task.metric.score(row["prediction"], asked.references)
 
     def _columns(self, cell: Cell) -> list[list[float]]:
         """For each document, the sums of each part over its questions; and last, how many these are."""

@@ -11,7 +11,7 @@ from characters import END, character_tokenizer
 from tiny import build, llama
 from transformers import PreTrainedModel
 
-from msrnn.evaluate.cells import TRUNCATED, Cell, table
+from msrnn.evaluate.cells import TRUNCATED, Cell, Grid, table
 from msrnn.evaluate.prompts import filled
 from msrnn.evaluate.speaking import ends_of, say
 from msrnn.evaluate.store import Store
@@ -22,6 +22,7 @@ from msrnn.evaluate.understanding.questions import Question, Reference
 from msrnn.evaluate.understanding.records import Exam, Records
 from msrnn.evaluate.understanding.report import Report, as_csv, markdown, shown
 from msrnn.evaluate.understanding.run import Run, fingerprints
+from msrnn.evaluate.understanding.scores import MANY, scores
 from msrnn.evaluate.understanding.tasks import QASPER, SQUALITY
 from msrnn.evaluate.watch import Watch
 from msrnn.models import Loaded
@@ -245,7 +246,11 @@ def reported(tmp_path: Path | None = None) -> Report:
     for cell, texts in said.items():
         for i, text in enumerate(texts):
             records.add(cell, f"p{i}", {"prediction": text, "model": "m", "torch": "2"})
-    return Report(QASPER, grid, Records(store, exam), keys, "tova")
+    return remade(Records(store, exam), grid, keys)
+
+
+def remade(records: Records, grid: Grid, keys: list[str]) -> Report:
+    return Report(QASPER, grid, records, keys, "tova", scores(QASPER.metric, records, grid.cells, keys))
 
 
 def test_scores_and_differences() -> None:
@@ -262,6 +267,25 @@ def test_scores_and_differences() -> None:
     assert report.told() == (
         "3 on 2 documents; prompts of 60 tokens on average; 10 tokens of the document cut on average, in 2 of them"
     )
+
+
+def test_scores_are_the_same_in_many_processes_and_made_once() -> None:
+    """ROUGE is slow: other processes score what differs, and what two cells say alike counts once."""
+    exam = Exam("squality", "f", "float32", False, 64, "original", 4)
+    records, cells = Records(Store(None), exam), [FULL, Cell("tova", 8)]
+    keys = [f"q{i}" for i in range(MANY)]
+    for i, key in enumerate(keys):
+        row = {"question": key, "name": key, "document": key, "asked": "?", "prompts": {64: [f"p{i}", 60, 0]}}
+        records.store.append({**exam.key, **row, "references": [[f"the cat {i} sat there", ""], ["no cats", ""]]})
+        for cell in cells:
+            records.add(cell, f"p{i}", {"prediction": f"a cat {i}{' sits' * (cell == FULL and i == 0)}"})
+    records, heard = Records(records.store, exam), []
+    found = scores(SQUALITY.metric, records, cells, keys, heard.append, lambda: heard.append(1))
+    assert heard == [MANY + 1] + [1] * (MANY + 1)
+    assert found == scores(SQUALITY.metric._replace(slow=False), records, cells, keys)
+    assert found[FULL][0] != found[cells[1]][0]
+    assert found[FULL][1:] == found[cells[1]][1:]
+    assert len({tuple(score.values) for score in found[FULL]}) > 1
 
 
 def test_files(tmp_path: Path) -> None:
@@ -288,7 +312,7 @@ def test_rows_alone_make_the_report(tmp_path: Path) -> None:
     records = Records(store, exam)
     assert exam == report.records.exam
     assert records.complete(report.grid.cells) == report.keys
-    assert as_csv(Report(QASPER, report.grid, records, report.keys, "tova")) == as_csv(report)
+    assert as_csv(remade(records, report.grid, report.keys)) == as_csv(report)
     assert records.complete([Cell("tova", 9)]) == []
     assert records.told(FULL, "q0")["model"] == "m"
     with pytest.raises(ValueError, match="no question of squality"):
