@@ -83,7 +83,9 @@ def judge(
     note(f"left to ask: {court.cost().told(price)}")
     if estimate:
         return
-    told = {name: str(value) for name, value in {"judge": judging.name, **found.told, **setting()}.items()}
+    told = {
+        name: str(value) for name, value in {"judge": judging.name, **found.told, **setting(judging.device)}.items()
+    }
     ruled(court)
     finish(court, where, told)
 
@@ -115,14 +117,18 @@ def endpoint(name: str, base_url: str | None, timeout: float) -> Judge:
 
 
 def local(model: str | None, device: str, dtype: str | None) -> Judge:
-    from msrnn.cli.eval.common import quiet
+    from msrnn.cli.eval.common import check_positions, quiet
     from msrnn.evaluate.judge.local import Local
     from msrnn.models import load
 
     quiet()
     decoder, tokenizer = load(model, device, dtype, on_convert=note)
     name = Path(str(model))
-    return Local(name.resolve().name if name.exists() else str(model), decoder, tokenizer)
+    named = name.resolve().name if name.exists() else str(model)
+    config = decoder.config.get_text_config(decoder=True)
+    return Local(
+        named, decoder, tokenizer, lambda tokens: check_positions(config, tokens, f"--model {model}: prompt of")
+    )
 
 
 def ruled(court: Court) -> None:

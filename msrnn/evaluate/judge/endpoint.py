@@ -28,6 +28,8 @@ class NoCompletionError(Exception):
 class Endpoint:
     """Asks one prompt at a time. Whatever may pass is tried again, later and later; `on_request` hears of each try."""
 
+    device = "cpu"
+
     def __init__(
         self,
         name: str,

@@ -5,6 +5,7 @@ Small models say many things beside what they were asked; this way all of them a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,14 +22,27 @@ OPTIONS = ("(A)", "(B)", "(C)")
 
 
 class Local:
-    def __init__(self, name: str, model: PreTrainedModel, tokenizer: Any) -> None:
+    """`on_long` hears of the first prompt that is longer than what the model was made for."""
+
+    def __init__(
+        self,
+        name: str,
+        model: PreTrainedModel,
+        tokenizer: Any,
+        on_long: Callable[[int], object] = lambda _: None,
+    ) -> None:
         self.rnn, self.tokenizer, self.name = MultiStateRNN(model, FULL, None), tokenizer, name
+        self.device, self.on_long = str(model.device), on_long
+        self._known = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or math.inf
         self.key = {"judge": name, "judge_fingerprint": self.rnn.plan.fingerprint["model"]}
         self.options = [list(tokenizer(option, add_special_tokens=False)["input_ids"]) for option in OPTIONS]
 
     def ask(self, prompt: str, on_request: Callable[[], None]) -> Answer:
         on_request()
         ids = prompted(self.tokenizer, prompt, chat=bool(self.tokenizer.chat_template))
+        if len(ids) > self._known:
+            self._known = math.inf
+            self.on_long(len(ids))
         found = self._likelihoods(ids)
         told = {"prompt_tokens": len(ids), LIKELIHOODS: found}
         return Answer(OPTIONS[max(range(len(OPTIONS)), key=lambda i: found[i])], told)

@@ -21,6 +21,7 @@ Verdicts = dict[Cell, list[str]]  # of each version's pairs, in the order of the
 class Judge(Protocol):
     name: str
     key: dict[str, Any]
+    device: str  # of this machine, that it works on
 
     def ask(self, prompt: str, on_request: Callable[[], None]) -> Answer: ...
 

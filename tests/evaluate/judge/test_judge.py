@@ -250,6 +250,13 @@ def test_a_local_judge_takes_the_likeliest_option() -> None:
     assert row["answer"] == ("(A)", "(B)", "(C)")[max(range(3), key=lambda i: row["log_likelihoods"][i])]
 
 
+def test_a_local_judge_tells_once_that_prompts_are_long() -> None:
+    tokenizer, heard = character_tokenizer(), []
+    model = build(llama(vocab_size=len(tokenizer), max_position_embeddings=64))
+    assert Court(Local("tiny", model, tokenizer, heard.append), paired(1, 2), store := Store(None)).judge_all()
+    assert heard == [store.rows[0]["prompt_tokens"]]
+
+
 def test_what_speaks_for_a_letter_cancels() -> None:
     """A judge that likes (A) whatever it stands for, and one that likes the bounded model's story a little."""
     assert leaning([-1, -5, -9], [-1, -5, -9]) == 0
