@@ -22,12 +22,13 @@ def milliseconds(
     least: int = 5,
     patience: float = 3.0,
 ) -> float:
-    """The median of `repeats` runs after `warm_ups`; fewer, but `least`, once `patience` seconds are spent."""
+    """The median of `repeats` runs after `warm_ups`; fewer, but `least`, once these have taken `patience` seconds."""
+    for _ in range(warm_ups):
+        _once(work, device)
     began = time.perf_counter()
     times: list[float] = []
-    for i in range(warm_ups + repeats):
-        took = _once(work, device)
-        times += [took] if i >= warm_ups else []
+    for _ in range(repeats):
+        times.append(_once(work, device))
         if len(times) >= least and time.perf_counter() - began > patience:
             break
     return float(median(times))
