@@ -23,8 +23,6 @@ QUARTER, PER_QUARTER = tl.constexpr(HALF_PI), tl.constexpr(PER_HALF_PI)
 S3, S5, S7 = (tl.constexpr(x) for x in SINE)
 C4, C6, C8 = (tl.constexpr(x) for x in COSINE)
 GAPS = 2**20  # that a function of the caller's own is asked for ahead of time; what is larger stands no farther apart
-# Added to a float64, leaves the nearest whole number in the last bits: conversions between types are slow.
-TO_WHOLE = tl.constexpr(1.5 * 2**52)
 LARGEST_GAP = tl.constexpr(GAPS - 1)
 ROWS_PER_BLOCK = 32
 
@@ -108,12 +106,12 @@ def turn_kernel(
         b_frequency = tl.load(frequency + o_f, mask=m_f, other=0.0)
         b_applied = b_position.to(tl.float32)[:, None] * b_frequency[None, :]
         b_angle = b_place[:, None] * b_frequency.to(tl.float64)[None, :] - b_applied.to(tl.float64)
-        b_rounded = b_angle * PER_QUARTER + TO_WHOLE
-        b_x = (b_angle - (b_rounded - TO_WHOLE) * QUARTER).to(tl.float32)
+        b_quarters = tl.floor(b_angle * PER_QUARTER + 0.5)
+        b_x = (b_angle - b_quarters * QUARTER).to(tl.float32)
         b_xx = b_x * b_x
         b_sin = b_x + b_x * b_xx * (S3 + b_xx * (S5 + b_xx * S7))
         b_cos = 1.0 - 0.5 * b_xx + b_xx * b_xx * (C4 + b_xx * (C6 + b_xx * C8))
-        b_q = b_rounded.to(tl.int64, bitcast=True).to(tl.int32)
+        b_q = b_quarters.to(tl.int32)
         m_odd = (b_q & 1) != 0
         b_sin, b_cos = tl.where(m_odd, b_cos, b_sin), tl.where(m_odd, b_sin, b_cos)
         p_turns = turns + (i * (S + 1) + o_s[:, None]) * (2 * F) + o_f[None, :]
