@@ -10,7 +10,8 @@ test: install  ## CPU, offline; what needs a GPU is skipped without one
 	$(BIN)/pytest -q
 
 test-gpu:  ## what needs a GPU, with the python that has torch for it; kernels compile long, so in many processes
-	$(PYTHON) -m pytest --collect-only -q -m gpu tests | grep :: | xargs -P $$(nproc) -n 2 $(PYTHON) -m pytest -q
+	$(PYTHON) -m pytest --collect-only -q -m gpu tests | grep :: | shuf | tr '\n' '\0' \
+		| xargs -0 -P $$(nproc) -n 4 $(PYTHON) -m pytest -q
 
 check: install  ## style and types
 	$(BIN)/ruff check .

@@ -83,7 +83,7 @@ def check(
         assert (output[0, : max(0, 3 - number)] == 0).all()
 
 
-@pytest.mark.parametrize("bound", BOUNDS, ids=str)
+@pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
 def test_policies(bound: Bound, device: str) -> None:
     check(device, bound)
 

@@ -99,7 +99,7 @@ def placed(positions: str, device: str) -> Places | None:
     return Places(apart, Rotary(frequency.float())) if apart else None
 
 
-@pytest.mark.parametrize("bound", BOUNDS, ids=str)
+@pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
 def test_policies(bound: Bound, device: str) -> None:
     check(layer(device, bound), steps=14)
 
