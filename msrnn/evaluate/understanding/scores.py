@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+
+import torch
 
 from msrnn.evaluate.cells import Cell
 from msrnn.evaluate.understanding.metrics import Metric, Score
@@ -53,7 +54,7 @@ def _scored(metric: Metric, answers: Sequence[Answer]) -> Iterator[Score]:
         return
     # A fork would copy what torch's threads hold; an interruption is left to who started the processes.
     ignoring = signal.SIGINT, signal.SIG_IGN
-    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), signal.signal, ignoring) as pool:
+    with ProcessPoolExecutor(torch.get_num_threads(), get_context("spawn"), signal.signal, ignoring) as pool:
         try:
             yield from pool.map(metric.score, texts, references, chunksize=AT_ONCE)
         except BaseException:
