@@ -90,7 +90,8 @@ def plain_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | 
         return output.transpose(1, 2)
     if mask is None:
         mask = torch.ones(1, 1, T, keys.shape[2], dtype=torch.bool, device=query.device).tril(keys.shape[2] - T)
-    scores = scoring(query.reshape(B, K, -1, D), keys).view(B, H, T, -1).masked_fill(~mask, torch.finfo().min)
+    scores = scoring(query.reshape(B, K, -1, D), keys).view(B, H, T, -1)
+    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     if scoring.sinks is not None:
         scores = torch.cat([scores, scoring.sinks.float().view(1, H, 1, 1).expand(B, H, T, 1)], dim=-1)
     attention = scores.softmax(-1)[..., : keys.shape[2]].to(values.dtype)

@@ -37,6 +37,7 @@ def attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [B, H, T, D], key and value [B, K, T, D] -> [B, T, H, D].
@@ -49,6 +50,8 @@ def attention(
     if position_bias is not None:
         raise ValueError("this model adds a bias by distance to its scores, which msrnn does not know how to keep")
     if owner is None:
+        if attention_mask is None and not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+            attention_mask = query.new_ones(1, 1, query.shape[2], key.shape[2], dtype=torch.bool)  # as an image's
         return plain_attention(query, key, value, attention_mask, scoring).contiguous(), None
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):
         raise ValueError("bounded states carry no gradient: call the model under torch.no_grad()")
@@ -140,6 +143,11 @@ class StateLayer(OwnedLayer):
         assert isinstance(memory, Memory)
         if query.shape[0] != memory.batch_size:
             raise ValueError(f"a batch of {query.shape[0]} does not fit a state of {memory.batch_size} rows")
+        if key.dtype != memory.dtype:
+            raise ValueError(
+                f"keys of {key.dtype} do not fit a state of {memory.dtype}: leave autocast, or hand the model to msrnn "
+                "again once it is cast"
+            )
         if isinstance(memory, Growing):
             return attend_unbounded(memory, query, key, value, real, scoring)
         if self.places is not None:

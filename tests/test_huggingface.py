@@ -119,6 +119,14 @@ def test_a_float_mask_is_refused() -> None:
         model(tokens(1, 4), attention_mask=torch.zeros(1, 1, 4, 4), past_key_values=cached(model))
 
 
+SMALL = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
 REFUSED = {
     "encoder-decoder": (
         lambda: tf.T5ForConditionalGeneration(
@@ -134,6 +142,36 @@ REFUSED = {
         lambda: tf.BloomForCausalLM(tf.BloomConfig(vocab_size=97, hidden_size=16, n_layer=1, n_head=2)),
         "AttentionInterface",
     ),
+    "attends twice": (lambda: build(tf.DiffLlamaConfig(**SMALL)), "more than once"),
+    "positions from two on": (
+        lambda: build(tf.RobertaConfig(**SMALL, is_decoder=True, max_position_embeddings=64, initializer_range=0.2)),
+        "positions in a way of its own",
+    ),
+    "positions by the cache": (
+        lambda: build(
+            tf.BartConfig(
+                vocab_size=97,
+                d_model=48,
+                decoder_layers=1,
+                num_hidden_layers=1,
+                decoder_attention_heads=2,
+                decoder_ffn_dim=16,
+                is_encoder_decoder=False,
+                init_std=0.2,
+            )
+        ),
+        "positions in a way of its own",
+    ),
+    "forgets between reads": (
+        lambda: build(
+            tf.JambaConfig(
+                **SMALL, attn_layer_period=2, attn_layer_offset=1, num_experts=1, mamba_d_state=4, initializer_range=0.2
+            )
+        ),
+        "read in two parts",
+    ),
+    "no head": (lambda: build(llama()).model, "AutoModelForCausalLM"),
+    "no weights": (lambda: build(llama()).to("meta"), "meta device"),
 }
 
 
@@ -150,3 +188,33 @@ def test_what_cannot_be_bounded_is_refused_with_a_reason(kind: str) -> None:
 def test_a_fingerprint_tells_weights_apart() -> None:
     assert fingerprint_of(build(llama())) == fingerprint_of(build(llama()))
     assert fingerprint_of(build(llama())) != fingerprint_of(build(llama(), seed=1))
+
+
+def test_an_image_is_seen_whole() -> None:
+    """What attends without a state, and not causally, goes on to do so."""
+    vision = tf.CLIPVisionConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=14
+    )
+    config = tf.LlavaConfig(text_config=llama(), vision_config=vision, image_token_index=96, vision_feature_layer=-1)
+    torch.manual_seed(0)
+    model = tf.LlavaForConditionalGeneration(config).eval()
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            torch.nn.init.normal_(weight, std=0.2)
+    ids = tokens(1, 12).clamp(max=95)
+    ids[0, 2:6] = 96
+    asked = {"input_ids": ids, "pixel_values": torch.randn(1, 3, 28, 28)}
+    with torch.no_grad():
+        expected = model(**asked).logits
+        bounded = model(**asked, past_key_values=cached(model, 64)).logits
+        torch.testing.assert_close(bounded, expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(model(**asked).logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_model_that_was_cast_is_told_of() -> None:
+    model = build(llama())
+    rnn = msrnn.MultiStateRNN(model, "tova", 8)
+    state = rnn.state()
+    model.to(torch.bfloat16)
+    with pytest.raises(ValueError, match=r"keys of torch\.bfloat16 do not fit a state of torch\.float32"):
+        rnn.read(tokens(1, 4), state)
