@@ -34,7 +34,7 @@ def decode_torch(
     slot = position.argmin(-1, keepdim=True)  # the first empty one: -1 is below every position
     position.scatter_(-1, slot, query_position[:, None, None].expand(B, G, 1))
     if importance is None:
-        importance = torch.zeros(position.shape, device=position.device)
+        importance = torch.zeros(position.shape, dtype=torch.float32, device=position.device)
     importance.scatter_(-1, slot, 0.0)
     fresh = slots.encode(key[:, :, None], value[:, :, None])
     slots.write(slot, *fresh, slots.norms(fresh[1]))

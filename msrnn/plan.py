@@ -6,6 +6,7 @@ Learned from the model itself: transformers says how it would cache each layer, 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +20,7 @@ from msrnn.backend import choose
 from msrnn.huggingface import NAME, LinearLayer, Memory, OwnedCache, StateLayer
 from msrnn.policy import FULL, Bound, Policy, layer_bound, resolve
 from msrnn.positions import FITTED, ORIGINAL, Gap, Places, Spacing, spacing
-from msrnn.probe import host_layers, probe
+from msrnn.probe import check_driven, check_split, host_layers, probe
 from msrnn.rotary import learn
 from msrnn.rounding import state_dtype_of
 from msrnn.state import Growing, LayerShape, MultiState, Slots
@@ -38,6 +39,11 @@ class Plan:
     places: list[Places | None]  # None: the layer's tokens stand where the model rotated them
     chunk: int
     fingerprint: dict[str, Any]
+
+    @property
+    def hybrid(self) -> bool:
+        """Whether some layers have linear attention, whose states transformers itself keeps."""
+        return None in self.shapes
 
     def memory(self, layer: int, batch_size: int) -> Memory:
         shape, bound = self.shapes[layer], self.bounds[layer]
@@ -77,8 +83,12 @@ def plan(
     backend: str,
     state_dtype: str | None,
     positions: str | Gap = ORIGINAL,
+    driven: bool = False,
 ) -> Plan:
-    """Check that a model can be bounded, hand its attention to msrnn, and learn its layers from one token."""
+    """Check that a model can be bounded, hand its attention to msrnn, and learn its layers from one token.
+
+    `driven` by msrnn, the model is read in blocks, and told where each stands.
+    """
     policy_, size = resolve(policy, size)
     code = state_dtype_of(state_dtype)
     if code and policy_ is None:
@@ -89,6 +99,9 @@ def plan(
         raise ValueError(f"chunk={chunk!r}: must be a whole number of tokens, 1 or more")
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"{type(model).__name__} is not a transformers model: load one with AutoModelForCausalLM")
+    if model.device.type == "meta":
+        raise ValueError(f"{type(model).__name__} is on the meta device: load its weights first")
+    model.eval()
     config = model.config.get_text_config(decoder=True)
     apart = spacing(positions, _fitting(config, size) if positions == FITTED else 1)
     own = windows(model, config)
@@ -98,6 +111,10 @@ def plan(
         shapes = [seen.shape if seen else None for seen in probe(model, config)]
         backends = [choose(backend, shape.device if shape else model.device) for shape in shapes]
         places = _places(model, config, apart, len(shapes))
+        if driven:
+            check_driven(model, config)
+            if None in shapes:
+                check_split(model, config)
     except BaseException:
         model.set_attn_implementation(before)
         raise
@@ -108,6 +125,7 @@ def plan(
         "dtype": state_dtype or "/".join(sorted(dtypes)),
         "positions": apart.name if apart else ORIGINAL,
         "model": fingerprint_of(model),
+        "rotary": _digest(json.dumps(getattr(config, "rope_parameters", None), sort_keys=True, default=str).encode()),
     }
     shapes = [shape and replace(shape, code=code) for shape in shapes]
     chunk = chunk or (WIDE_CHUNK if "triton" in backends else DEFAULT_CHUNK)
@@ -150,12 +168,16 @@ def _places(model: PreTrainedModel, config: Any, apart: Spacing | None, layers: 
 
 def fingerprint_of(model: PreTrainedModel) -> str:
     """Tells models apart by what they compute: the shape and some values of every weight, not their file's name."""
-    digest = hashlib.sha256()
+    told = []
     for name, weight in model.state_dict().items():
         flat = weight.detach().flatten()
         sample = flat[:: max(1, flat.numel() // 16)].float().cpu()
-        digest.update(f"{name}{list(weight.shape)}".encode() + sample.numpy().tobytes())
-    return digest.hexdigest()[:16]
+        told.append(f"{name}{list(weight.shape)}".encode() + sample.numpy().tobytes())
+    return _digest(b"".join(told))
+
+
+def _digest(told: bytes) -> str:
+    return hashlib.sha256(told).hexdigest()[:16]
 
 
 class MultiStateCache(OwnedCache):

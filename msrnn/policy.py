@@ -44,6 +44,11 @@ class Policy:
             raise ValueError(f"horizon={self.horizon!r}: must be None or a whole number of tokens, 2 or more")
         if self.value and self.decay is None:
             raise ValueError("value=True weighs attention, and decay=None observes none: give a decay from 0 to 1")
+        # Equal policies have equal names.
+        if self.decay is not None:
+            object.__setattr__(self, "decay", float(self.decay))
+        if self.recent == 0:
+            object.__setattr__(self, "recent", 0)
 
     def recent_at(self, size: int) -> int:
         """The number of newest tokens protected at this size."""

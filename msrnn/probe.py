@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
@@ -13,6 +13,8 @@ from msrnn.attention import plain_attention
 from msrnn.huggingface import NAME, OwnedLayer
 from msrnn.scoring import Scoring
 from msrnn.state import LayerShape
+
+TRIED, ROUNDING = 8, 0.05  # tokens that a hybrid model is tried on; by how much parts may differ from the whole
 
 
 class Probed(NamedTuple):
@@ -29,19 +31,28 @@ class _Probe(OwnedLayer):
     """Remembers the token that passed."""
 
     seen: Probed | None = None
+    times = 0
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, _: Tensor | None, scoring: Scoring) -> Tensor:
         shape = LayerShape(query.shape[1], key.shape[1], key.shape[3], value.shape[3], key.dtype, key.device)
-        self.seen = Probed(shape, key)
+        self.seen, self.times = Probed(shape, key), self.times + 1
         return plain_attention(query, key, value, None, scoring)
 
 
 @torch.no_grad()
-def probe(model: PreTrainedModel, config: Any, rows: int = 1, position: int = 0) -> list[Probed | None]:
-    """What each layer sees of so many tokens, each alone in its row and at this position; None: linear attention."""
+def probe(
+    model: PreTrainedModel, config: Any, rows: int = 1, position: int | None = None, columns: int = 0
+) -> list[Probed | None]:
+    """What each layer sees of so many tokens, each alone in its row; None: linear attention.
+
+    The model is told this `position`, if any, and by the cache that so many columns came before.
+    """
     layers: list[Any] = [
         layer if isinstance(layer, LinearAttentionLayer) else _Probe(config) for layer in host_layers(config)
     ]
+    for layer in layers:
+        if isinstance(layer, _Probe):
+            layer.columns = columns
     unreached = f"{type(model).__name__}: its attention does not pass through transformers' AttentionInterface"
     if config._attn_implementation != NAME:
         raise ValueError(f"{unreached}, so msrnn cannot bound it")
@@ -52,9 +63,54 @@ def probe(model: PreTrainedModel, config: Any, rows: int = 1, position: int = 0)
         attention_mask=torch.ones_like(tokens),
         past_key_values=Cache(layers=layers),
         use_cache=True,
-        **({"position_ids": torch.full_like(tokens, position)} if position else {}),
+        **({} if position is None else {"position_ids": torch.full_like(tokens, position)}),
     )
+    again = [i for i, layer in enumerate(layers) if isinstance(layer, _Probe) and layer.times > 1]
+    if again:
+        raise ValueError(f"{type(model).__name__} attends more than once to the states of layers {again}")
     missed = [i for i, layer in enumerate(layers) if isinstance(layer, _Probe) and layer.seen is None]
     if missed:
         raise ValueError(f"{unreached} in layers {missed}, so msrnn cannot bound it")
     return [layer.seen if isinstance(layer, _Probe) else None for layer in layers]
+
+
+def check_driven(model: PreTrainedModel, config: Any) -> None:
+    """Whether a model can be read block by block: it gives logits, and takes the positions that it is told.
+
+    Some count positions by the cache, or from another number than 0.
+    """
+    if not model.can_generate():
+        raise ValueError(f"{type(model).__name__} gives no logits: load the model with AutoModelForCausalLM")
+    own, told = probe(model, config), probe(model, config, position=0, columns=1)
+    for mine, theirs in zip(own, told, strict=True):
+        if mine and theirs and not torch.allclose(mine.key, theirs.key, rtol=1e-2, atol=1e-2):
+            raise ValueError(
+                f"{type(model).__name__} counts positions in a way of its own, and cannot be told them: "
+                "use MultiStateCache with its own generate"
+            )
+
+
+@torch.no_grad()
+def check_split(model: PreTrainedModel, config: Any) -> None:
+    """Not every linear-attention layer goes on from where it was when more than one token comes."""
+    vocabulary: Any = model.get_input_embeddings().num_embeddings
+    tokens = torch.arange(TRIED, device=model.device)[None] % vocabulary
+    cache = DynamicCache(config=config)
+    whole = model(input_ids=tokens, use_cache=True, past_key_values=DynamicCache(config=config)).logits
+    parts = torch.cat([model(input_ids=part, past_key_values=cache).logits for part in tokens.chunk(2, dim=1)], dim=1)
+    off = float((parts - whole).abs().max() / whole.abs().max())
+    if off > ROUNDING:
+        raise ValueError(
+            f"{type(model).__name__}: read in two parts it answers otherwise than at once (by {off:.0%}): "
+            "its linear-attention layers lose their state between them, in transformers itself"
+        )
+
+
+def last_position(model: PreTrainedModel, config: Any) -> int | None:
+    """Where positions end, in a model that learned a row of a table for each; None: they go on."""
+    known = getattr(config, "max_position_embeddings", None)
+    if not known or getattr(config, "rope_parameters", None):
+        return None
+    words = model.get_input_embeddings()
+    tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding) and m is not words]
+    return int(known) - 1 if any(0 <= n - known <= 2 for n in tables) else None

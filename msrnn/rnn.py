@@ -15,6 +15,7 @@ from msrnn.graph import Graphs, replaying
 from msrnn.plan import plan
 from msrnn.policy import Policy, ranks_alike
 from msrnn.positions import ORIGINAL, Gap
+from msrnn.probe import last_position
 from msrnn.state import MultiState, Slots, each
 
 DEFAULT_BLOCK = 512
@@ -49,8 +50,9 @@ class MultiStateRNN:
     ) -> None:
         if block is not None and (not isinstance(block, int) or isinstance(block, bool) or block < 1):
             raise ValueError(f"block={block!r}: must be a whole number of tokens, 1 or more")
-        self.plan = plan(model, policy, size, chunk, backend, state_dtype, positions)
-        self.model = model.eval()
+        self.plan = plan(model, policy, size, chunk, backend, state_dtype, positions, driven=True)
+        self.model = model
+        self._last_position = last_position(model, self.plan.config)
         stepwise = "triton" in self.plan.backends and any(self.plan.places)
         self.block = block or (STEPWISE_BLOCK if stepwise else DEFAULT_BLOCK)
         self._graphs = Graphs(model, self.plan, fuse)
@@ -103,7 +105,8 @@ class MultiStateRNN:
             raise ValueError(f"step reads one token per row, not {input_ids.shape[1]}: use read for more")
         ids, _ = self._checked(input_ids, state, None)
         graph = self._graphs.of(state)
-        return self._forward(ids, state, None, last_only=True) if graph is None else graph(ids).clone()
+        with state.changing():
+            return self._forward(ids, state, None, last_only=True) if graph is None else graph(ids).clone()
 
     @torch.no_grad()
     def read(
@@ -129,7 +132,8 @@ class MultiStateRNN:
             graph = None
             if record is None and ids.shape[1] == self.block > 1:
                 graph = self._graphs.of(state, self.block, last_only, after=WORTH_CAPTURING)
-            out = self._forward(ids, state, part, last_only, record) if graph is None else graph(ids, part)
+            with state.changing():
+                out = self._forward(ids, state, part, last_only, record) if graph is None else graph(ids, part)
             if last_only:
                 logits = out[:, -1:].clone()
             else:
@@ -181,6 +185,11 @@ class MultiStateRNN:
             raise ValueError(
                 f"num_return_sequences={sequences}: a state goes on in one way; fork it and generate from the copies"
             )
+        if not own and state.batch_size > 1 and self.plan.hybrid:
+            raise ValueError(
+                f"a state of {state.batch_size} rows: where one ends before the others, this model's linear-attention "
+                "layers would read what fills it up; select a row and generate from it alone"
+            )
         copies = max(sequences, self._setting("num_beams", kwargs) or 1)
 
         positions = _positions(state.seen, input_ids, mask)
@@ -223,7 +232,7 @@ class MultiStateRNN:
         state.check_fits(self.plan.fingerprint)
         if input_ids.shape[0] != state.batch_size:
             raise ValueError(f"input_ids of {input_ids.shape[0]} rows do not fit a state of {state.batch_size}")
-        vocabulary = self.model.get_input_embeddings().num_embeddings
+        vocabulary: Any = self.model.get_input_embeddings().num_embeddings
         if input_ids.device.type == "cpu":
             low, high = int(input_ids.min()), int(input_ids.max())
             if low < 0 or high >= vocabulary:
@@ -236,7 +245,19 @@ class MultiStateRNN:
                     "columns of input_ids, no more and no fewer"
                 )
             attention_mask = None if bool(attention_mask.all()) else (attention_mask != 0).long().to(self.model.device)
-        return input_ids.long().to(self.model.device), attention_mask
+        if attention_mask is not None and self.plan.hybrid and bool((state.seen > 0).any()):
+            raise ValueError(
+                "attention_mask: this model's linear-attention layers read padding, too, unless it comes before all "
+                "tokens; select the rows and read each alone"
+            )
+        input_ids = input_ids.long().to(self.model.device)
+        if self._last_position is not None:
+            last = int(_positions(state.seen, input_ids, attention_mask).max())
+            if last > self._last_position:
+                raise ValueError(
+                    f"position {last:,}: this model learned positions 0 to {self._last_position:,}, and knows no other"
+                )
+        return input_ids, attention_mask
 
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

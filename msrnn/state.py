@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,7 @@ class _Buffers:
     def __init__(self, batch_size: int, shape: LayerShape, rows: int, groups: int) -> None:
         B, K, device = batch_size, shape.kv_heads, shape.device
         self.columns = 0  # ever appended, padding included; layers that disagree were interrupted half-way
+        self.dtype = shape.dtype  # that the model computes in
         self.keys = torch.zeros(B, K, rows, shape.key_dim, dtype=shape.code or shape.dtype, device=device)
         self.values = torch.zeros(B, K, rows, shape.value_dim, dtype=shape.code or shape.dtype, device=device)
         self.position = torch.full((B, groups, rows), -1, dtype=torch.int32, device=device)
@@ -110,11 +113,12 @@ class Slots(_Buffers):
     def __init__(self, batch_size: int, shape: LayerShape, bound: Bound) -> None:
         super().__init__(batch_size, shape, bound.slots, bound.groups(shape.kv_heads))
         self.bound = bound
-        self.dtype, self.code = shape.dtype, shape.code
+        self.code = shape.code
         remembers = bool(bound.policy.decay)  # otherwise the newest query, or the position, says it all
-        self.importance = torch.zeros(self.position.shape, device=shape.device) if remembers else None
+        zeros = partial(torch.zeros, self.position.shape, dtype=torch.float32, device=shape.device)
+        self.importance = zeros() if remembers else None
         # of each row's value in all heads of a group
-        self.norm = torch.zeros(self.position.shape, device=shape.device) if bound.policy.value else None
+        self.norm = zeros() if bound.policy.value else None
         rows = self.keys.shape[:3]
         self.key_scale, self.value_scale = (
             torch.ones(rows, dtype=SCALE_DTYPE, device=shape.device) if shape.code else None for _ in range(2)
@@ -151,7 +155,7 @@ class Slots(_Buffers):
         """
         (B, G, S), C = self.position.shape, query_position.shape[1]
         position = torch.cat([self.position, query_position[:, None].expand(B, G, C)], dim=-1)
-        importance = torch.zeros(position.shape, device=position.device)
+        importance = torch.zeros(position.shape, dtype=torch.float32, device=position.device)
         if self.importance is not None:
             importance[..., :S] = self.importance
         fresh = self.norms(value)
@@ -232,6 +236,7 @@ class MultiState:
 
     layers: list[Any]
     fingerprint: dict[str, Any]
+    whole: bool = True  # no forward pass was interrupted half-way
 
     def _own(self) -> Iterator[tuple[int, Slots | Growing]]:
         return ((i, layer) for i, layer in enumerate(self.layers) if isinstance(layer, Slots | Growing))
@@ -253,6 +258,14 @@ class MultiState:
         """Forget everything; the buffers stay where they are."""
         for layer in self.layers:
             layer.reset()
+        self.whole = True
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """While a forward pass goes through the layers: if it does not come to its end, neither does the state."""
+        self.whole = False
+        yield
+        self.whole = True
 
     def positions(self, layer: int) -> Tensor:
         """Positions of the tokens that a layer holds, [B, G, size + 1], -1 where a slot is empty."""
@@ -267,14 +280,14 @@ class MultiState:
         self.check_whole()
 
     def check_whole(self) -> None:
-        """A forward pass that was interrupted leaves layers at different lengths: such a state is good for nothing."""
-        if len({layer.columns for _, layer in self._own()}) > 1:
+        """A forward pass that was interrupted leaves layers that have read more than others, or half of a layer."""
+        if not self.whole or len({layer.columns for _, layer in self._own()}) > 1:
             raise ValueError("this state was interrupted half-way through a read: go on from a saved or forked one")
 
     def select(self, rows: Sequence[int] | Tensor) -> MultiState:
         """A new state with these rows of the batch; the old one is untouched."""
         index = self.rows(rows)
-        return MultiState([layer.select(index) for layer in self.layers], self.fingerprint)
+        return MultiState([layer.select(index) for layer in self.layers], self.fingerprint, self.whole)
 
     def rows(self, numbers: Sequence[int] | Tensor) -> Tensor:
         """Row numbers as an index [N], refused where this state has no such rows."""
@@ -297,6 +310,7 @@ class MultiState:
 
     def become(self, other: MultiState, rows: Tensor) -> None:
         """What `other.select(rows)` would be, in the buffers that are here already."""
+        self.whole = other.whole
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             mine.columns = theirs.columns
             for name, buffer in mine.tensors().items():
@@ -329,6 +343,9 @@ class MultiState:
         return state
 
 
+LATER = ("rotary",)  # what states that were saved before do not tell
+
+
 def each(rows: int, copies: int) -> Tensor:
     """Every row's number so many times, copies side by side."""
     return torch.arange(rows).repeat_interleave(copies)
@@ -336,5 +353,5 @@ def each(rows: int, copies: int) -> Tensor:
 
 def _compare(what: str, found: dict[str, Any], expected: dict[str, Any]) -> None:
     for name, value in expected.items():
-        if found.get(name) != value:
+        if found.get(name, value if name in LATER else None) != value:
             raise ValueError(f"{what} with {name} {found.get(name)!r} does not fit a model with {name} {value!r}")

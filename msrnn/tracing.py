@@ -39,6 +39,8 @@ def trace(
     layers = tuple(i for i, bound in enumerate(rnn.plan.bounds) if bound and rnn.plan.shapes[i])
     if not layers:
         raise ValueError("nothing ever leaves an unbounded model: take a policy and a size to trace")
+    if input_ids.ndim != 2:
+        raise ValueError(f"input_ids of shape {list(input_ids.shape)}: must be [batch, tokens]")
     batch_size, length = input_ids.shape
     times = {i: torch.full((batch_size, _groups(rnn, i), length), HELD, dtype=torch.int32) for i in layers}
 

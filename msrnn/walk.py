@@ -42,7 +42,7 @@ def walk_torch(
         k = places.moved(keys, *(x.repeat_interleave(K // G, 1) for x in (position, place)))
         return scoring(q, k).view(B, G, -1, N)
 
-    attention = torch.zeros(B, G, K * R // G, C, N, device=query.device)
+    attention = torch.zeros(B, G, K * R // G, C, N, dtype=torch.float32, device=query.device)
     sinks = scoring.sinks_of(G)
     return attention, scan_torch(attention, position, importance, query_position, bound, sinks, norm, score)
 

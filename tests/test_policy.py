@@ -166,3 +166,8 @@ def test_numbers_that_mean_nothing_are_refused(text: str) -> None:
 )
 def test_policies_that_rank_alike(one: str, other: str, alike: bool) -> None:
     assert ranks_alike(one, other) is ranks_alike(other, one) is alike
+
+
+def test_equal_policies_have_equal_names() -> None:
+    assert Policy(decay=1, recent=0.25).name == Policy(decay=1.0, recent=0.25).name
+    assert Policy(decay=0.5, recent=0).name == Policy(decay=0.5, recent=0.0).name

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import build, left_padded, llama, tokens
+from tiny import FAMILIES, build, left_padded, llama, tokens
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
@@ -103,7 +103,11 @@ def test_a_state_goes_on_over_prompt_and_answer(model: PreTrainedModel) -> None:
     assert state.seen.tolist() == [47, 47]
 
 
-def test_a_row_that_ended_reads_no_padding(model: PreTrainedModel) -> None:
+@pytest.mark.parametrize("own", [None, 1])
+def test_a_row_that_ended_reads_no_padding(
+    model: PreTrainedModel, own: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the end that the call names, whatever the model's own is."""
     rnn = msrnn.MultiStateRNN(model, "tova", 9)
     ids = tokens(2, 20)
     free = rnn.generate(ids, **greedy())[:, 20:]
@@ -111,6 +115,7 @@ def test_a_row_that_ended_reads_no_padding(model: PreTrainedModel) -> None:
     assert ends not in free[0, :3].tolist()
     assert ends not in free[1].tolist()
     state = rnn.state(2)
+    monkeypatch.setattr(model.generation_config, "eos_token_id", own and int(free[own, 2]))
     rnn.generate(ids, state=state, **greedy(eos_token_id=ends, pad_token_id=0))
     assert state.seen.tolist() == [24, 30]
     alone = rnn.state()
@@ -321,3 +326,26 @@ def test_a_row_without_tokens_stays_as_it_is(model: PreTrainedModel) -> None:
     rnn.read(tokens(2, 1), state, mask[:, :1])
     assert state.seen.tolist() == [21, 15]
     assert torch.equal(state.positions(1)[1].sort().values, before)
+
+
+def test_learned_positions_end() -> None:
+    rnn = msrnn.MultiStateRNN(build(FAMILIES["gpt2"]()), "tova", 8)
+    known = rnn.model.config.n_positions
+    state = rnn.state()
+    rnn.read(tokens(1, known), state, last_only=True)
+    with pytest.raises(ValueError, match=f"learned positions 0 to {known - 1:,}"):
+        rnn.step(tokens(1, 1), state)
+
+
+@pytest.mark.parametrize("backend", ["torch", "compiled"])
+def test_the_default_dtype_does_not_matter(backend: str) -> None:
+    model, ids = build(llama()), tokens(1, 30)
+    for policy, positions in (("echo", "original"), ("h2o", "compressed")):
+        rnn = msrnn.MultiStateRNN(model, policy, 8, backend=backend, positions=positions)
+        expected = rnn.read(ids, rnn.state())
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            found = rnn.read(ids, rnn.state())
+        finally:
+            torch.set_default_dtype(torch.float32)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from tiny import FAMILIES, build, left_padded, llama, tokens
+from transformers import PreTrainedModel
 
 import msrnn
+from msrnn.attention import Record
 from msrnn.policy import Policy
 
 
@@ -176,15 +178,74 @@ def test_a_read_interrupted_between_layers_is_noticed() -> None:
         state.save("never-written")
 
 
-def test_hybrid_models_fork_but_do_not_save(tmp_path: Path) -> None:
+def test_a_read_interrupted_inside_the_last_layer_is_noticed(tmp_path: Path) -> None:
+    rnn = msrnn.MultiStateRNN(build(llama()), "tova", 8, chunk=8)
+    state = rnn.state()
+
+    def record(layer: int) -> Record:
+        chunks = []
+
+        def take_down(*_: object) -> None:
+            chunks.append(layer)
+            if chunks == [1, 1, 1]:
+                raise KeyboardInterrupt
+
+        return take_down
+
+    with pytest.raises(KeyboardInterrupt):
+        rnn.read(tokens(1, 40), state, record=record)
+    for broken in (state, state.fork(2)):
+        with pytest.raises(ValueError, match="half-way"):
+            broken.save(tmp_path / "never")
+    state.reset()
+    rnn.read(tokens(1, 40), state)
+    assert torch.equal(state.positions(0) >= 0, state.positions(1) >= 0)
+
+
+def test_a_state_knows_how_its_model_rotates(tmp_path: Path) -> None:
+    rope = {"rope_type": "default", "rope_theta": 500_000.0}
+    mine, other = (build(llama(**more)) for more in ({}, {"rope_parameters": rope}))
+    other.load_state_dict(mine.state_dict())
+    rnn, turning = (msrnn.MultiStateRNN(model, "tova", 8) for model in (mine, other))
+    state = rnn.state()
+    rnn.read(tokens(1, 20), state)
+    state.save(tmp_path / "new")
+    with pytest.raises(ValueError, match="rotary"):
+        turning.load(tmp_path / "new")
+    del state.fingerprint["rotary"]  # as states were saved before
+    state.save(tmp_path / "old")
+    assert rnn.load(tmp_path / "old").seen.tolist() == [20]
+
+
+def hybrid() -> PreTrainedModel:
     from transformers import Lfm2Config
 
     base = FAMILIES["llama"]().to_dict()
     keys = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-    config = Lfm2Config(
-        **{k: base[k] for k in keys}, num_hidden_layers=2, layer_types=["conv", "full_attention"], eos_token_id=2
+    return build(
+        Lfm2Config(
+            **{k: base[k] for k in keys}, num_hidden_layers=2, layer_types=["conv", "full_attention"], eos_token_id=2
+        )
     )
-    rnn = msrnn.MultiStateRNN(build(config), "tova", 8, block=16)
+
+
+def test_hybrid_models_refuse_padding_that_their_linear_layers_would_read() -> None:
+    rnn = msrnn.MultiStateRNN(hybrid(), "tova", 8)
+    ids, mask = left_padded(tokens(2, 12), [0, 5])
+    state = rnn.state(2)
+    rnn.read(ids, state, mask)  # before all tokens it does no harm
+    alone = rnn.state()
+    rnn.read(tokens(2, 12)[1:, 5:], alone)
+    more = tokens(2, 3, seed=3)
+    torch.testing.assert_close(rnn.read(more, state)[1:], rnn.read(more[1:], alone), atol=1e-4, rtol=1e-4)
+    with pytest.raises(ValueError, match="read padding"):
+        rnn.read(ids, state, mask)
+    with pytest.raises(ValueError, match="select a row"):
+        rnn.generate(more, state=state, max_new_tokens=2)
+
+
+def test_hybrid_models_fork_but_do_not_save(tmp_path: Path) -> None:
+    rnn = msrnn.MultiStateRNN(hybrid(), "tova", 8, block=16)
     ids = tokens(1, 40)
     state = rnn.state()
     whole = rnn.read(ids, state)

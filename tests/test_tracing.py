@@ -5,6 +5,7 @@ import torch
 from tiny import FAMILIES, build, left_padded, llama, tokens
 
 import msrnn
+from msrnn.policy import Policy
 
 
 def test_a_window_is_a_diagonal() -> None:
@@ -49,3 +50,19 @@ def test_layers_of_one_group_repeat_it() -> None:
 def test_nothing_to_trace_is_said() -> None:
     with pytest.raises(ValueError, match="unbounded"):
         msrnn.trace(msrnn.MultiStateRNN(build(llama()), "full", None), tokens(1, 5))
+
+
+def test_tokens_to_trace_are_rows() -> None:
+    with pytest.raises(ValueError, match=r"shape \[5\]"):
+        msrnn.trace(msrnn.MultiStateRNN(build(llama()), "tova", 4), tokens(1, 5)[0])
+
+
+def test_so_many_recent_tokens_may_not_leave() -> None:
+    """By hand: where all are attended to alike, older ones have gathered more, so the youngest that may leave does."""
+    rnn = msrnn.MultiStateRNN(build(llama()), Policy(decay=1.0, recent=2), 4, chunk=5)
+    with torch.no_grad():
+        for layer in rnn.model.model.layers:
+            layer.self_attn.q_proj.weight.zero_()
+    trace = msrnn.trace(rnn, tokens(1, 12))
+    for layer in range(2):
+        assert trace.evicted_at[0, layer, 0].tolist() == [12, 12, 4, 5, 6, 7, 8, 9, 10, 11, 12, 12]

@@ -163,7 +163,7 @@ def decode_cpu(
     importance, norm = (
         kept.numpy() if kept is not None else np.empty((0, 0, 0), f32) for kept in (slots.importance, slots.norm)
     )
-    output = torch.empty(*query.shape[:3], value.shape[-1])
+    output = torch.empty(*query.shape[:3], value.shape[-1], dtype=torch.float32)
     _decode(
         query.contiguous().numpy(),
         key.contiguous().numpy(),

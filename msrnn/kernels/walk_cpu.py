@@ -187,7 +187,7 @@ def walk_cpu(
     assert places is not None
     kind, table = spacing_code(places.spacing, int(query_position.max()))
     sinks = scoring.sinks_of(G)
-    attention = torch.zeros(B, G, K * R // G, C, N)
+    attention = torch.zeros(B, G, K * R // G, C, N, dtype=torch.float32)
     evicted_at = torch.full(position.shape, HELD, dtype=torch.int32)
     _walk(
         query.float().contiguous().numpy(),
