@@ -71,10 +71,13 @@ def device_named(device: str) -> torch.device:
     """`auto` is CUDA where there is one."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    known = f"device={device!r}: must be 'auto', 'cpu' or 'cuda'"
     try:
         where = torch.device(device)
     except RuntimeError as error:
-        raise ValueError(f"device={device!r}: must be 'auto', 'cpu' or 'cuda'") from error
+        raise ValueError(known) from error
+    if where.type not in ("cpu", "cuda"):
+        raise ValueError(known)
     if where.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={device!r}: torch sees no CUDA device here; use 'cpu' or 'auto'")
     return where

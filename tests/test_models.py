@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from msrnn import models
-from msrnn.models import converted, load, small_model
+from msrnn.models import converted, device_named, load, small_model
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +30,12 @@ def file(tmp_path: Path) -> Path:
 def write_whole(_: Path, folder: Path) -> None:
     folder.mkdir()
     (folder / "weights").write_text("whole")
+
+
+@pytest.mark.parametrize("device", ["mps", "meta", "xpu:0", "abacus"])
+def test_devices_that_are_not_known_here(device: str) -> None:
+    with pytest.raises(ValueError, match=f"device='{device}': must be 'auto', 'cpu' or 'cuda'"):
+        device_named(device)
 
 
 def test_conversion_is_done_once(file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

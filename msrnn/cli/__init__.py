@@ -55,6 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except (ValueError, TypeError) as error:
         return _complain(str(error))
+    except (RuntimeError, MemoryError) as error:
+        from msrnn.evaluate.memory import out_of_memory
+
+        if not out_of_memory(error):
+            raise
+        return _complain("out of memory; take a smaller --size, or a smaller --batch where there is one")
     if code == INTERRUPTED:
         print(file=sys.stderr)
     return code if isinstance(code, int) else 0

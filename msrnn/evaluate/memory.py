@@ -12,7 +12,13 @@ import torch
 
 T = TypeVar("T")
 SHARE = {"cuda": 0.97, "cpu": 0.5}  # of what is free; the rest is left to activations, and to others
-_SIGNS = ("out of memory", "alloc_failed", "can't allocate memory")
+_SIGNS = (
+    "out of memory",
+    "alloc_failed",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "storage size calculation overflowed",
+)
 
 
 def unused_bytes(device: torch.device) -> int:

@@ -55,7 +55,8 @@ def _tokenized(path: Path) -> Document:
 
 def _ids(path: Path) -> list[int]:
     try:
-        ids = numpy.load(path, allow_pickle=False)
+        with path.open("rb") as file:
+            ids = numpy.lib.format.read_array(file, allow_pickle=False)
     except ValueError as error:
         raise ValueError(f"{path}: not an array of numpy ({error})") from error
     if ids.ndim != 1 or ids.dtype.kind not in "iu":

@@ -70,6 +70,57 @@ def test_answers_here_and_scores_elsewhere(
     assert (code, "window 80 none" in err) == (2, True)
 
 
+def test_the_exam_that_is_scored(run: Run, stories: Path, tmp_path: Path) -> None:
+    """The last that was sat; or the last that fits the options which are given."""
+
+    def answered(policy: str, *options: object) -> None:
+        words = ("--data", stories, "--device", "cpu", "--max-new-tokens", 5, "--stage", "answer", *options)
+        assert run("eval", "squality", "--out", tmp_path / "out", "--size", 16, "--policy", policy, *words).code == 0
+
+    def scored(policy: str, *options: object) -> str:
+        words = ("eval", "squality", "--out", tmp_path / "out", "--size", 16, "--policy", policy, "--stage", "score")
+        code, _, err = run(*words, *options)
+        assert code == 0, err
+        return (tmp_path / "out" / "squality.md").read_text()
+
+    answered("tova", "--length", 120)
+    answered("tova", "--length", 100, "--no-chat", "--positions", "compressed")
+    assert "- length: 100\n" in scored("tova")
+    answered("window", "--length", 120)
+    assert "- length: 120\n" in scored("window")
+    assert "- length: 120\n" in scored("tova")
+    for given in (("--length", 100), ("--no-chat",), ("--positions", "compressed"), ("--no-chat", "--length", 100)):
+        assert "- length: 100\n" in scored("tova", *given)
+    for given in (("--length", 120), ("--chat",), ("--positions", "original"), ("--max-new-tokens", 5)):
+        assert "- length: 120\n" in scored("tova", *given)
+
+
+@pytest.mark.parametrize("given", [("--length", 4096), ("--max-new-tokens", 6), ("--positions", "compact")])
+def test_no_exam_fits(given: tuple[object, ...], run: Run, stories: Path, tmp_path: Path) -> None:
+    words = ("eval", "squality", "--out", tmp_path / "out", "--size", 16, "--policy", "tova", "--stage")
+    assert run(*words, "answer", *TINY[:4], "--max-new-tokens", 5, "--data", stories).code == 0
+    code, out, err = run(*words, "score", *given)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"{given[0]} {given[1]}: no exam like this" in err
+    assert "there is --length 120 --positions original --max-new-tokens 5 --chat" in err
+
+
+def test_the_report_has_the_positions_and_the_length_of_its_exam(run: Run, stories: Path, tmp_path: Path) -> None:
+    """Though answers of the unbounded model, which come first, may have been computed at another length."""
+    words = ("eval", "squality", "--device", "cpu", "--data", stories, "--out", tmp_path / "out", "--size", 16)
+    words += ("--max-new-tokens", 5, "--policy", "tova", "--policy", "full", "--no-chat")
+    assert run(*words, "--length", 120).code == 0
+    assert run(*words, "--length", 125, "--positions", "compact").code == 0
+    text = (tmp_path / "out" / "squality.md").read_text()
+    assert "- positions: compact\n" in text
+    assert "- length: 125\n" in text
+
+
+def test_help_shows_the_defaults(run: Run) -> None:
+    out = run("eval", "squality", "--help", small=True).out
+    assert "4096" in out[out.index("--length") : out.index("--chat")]
+
+
 def test_qasper_through_the_chat_template_past_the_length_of_the_model(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +174,7 @@ BAD = {
     "answer": (["--max-new-tokens", "0"], "--max-new-tokens 0"),
     "against": (["--against", "h2o"], "add --policy h2o"),
     "paper": (["--paper", "--size", "8"], "--paper"),
+    "length": (["--length", "0"], "--length 0"),
     "positions": (["--positions", "far"], "positions='far'"),
     "stage": (["--stage", "guess"], "guess"),
     "both": (["--stage", "score", "--force"], "--force"),

@@ -64,6 +64,8 @@ def test_a_failed_capture_names_memory_as_its_reason() -> None:
     error.__context__ = torch.cuda.OutOfMemoryError("CUDA out of memory")
     assert out_of_memory(error)
     assert out_of_memory(RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
+    assert out_of_memory(RuntimeError("unable to mmap 8 bytes from file <weights>: Cannot allocate memory (12)"))
+    assert out_of_memory(RuntimeError("Storage size calculation overflowed with sizes=[1, 2, 1000000000000000001]"))
     assert not out_of_memory(RuntimeError("the capture was invalidated"))
 
 

@@ -119,6 +119,15 @@ def test_what_are_no_token_ids(array: Any, told: str, tmp_path: Path) -> None:
         choose(documents(path), Letters(), Choice(2))
 
 
+def test_an_empty_file_and_several_arrays_are_no_token_ids(tmp_path: Path) -> None:
+    with (tmp_path / "several.npy").open("wb") as file:
+        numpy.savez(file, ids=numpy.array([1, 2, 3]))
+    (tmp_path / "empty.npy").touch()
+    for name in ("empty", "several"):
+        with pytest.raises(ValueError, match=rf"{name}\.npy: not an array of numpy"):
+            choose(documents(tmp_path / f"{name}.npy"), Letters(), Choice(2))
+
+
 def test_what_opens_a_text() -> None:
     assert opening_of(Letters()) == []
     assert opening_of(Letters(1)) == [1]

@@ -42,7 +42,7 @@ def examined(
     from msrnn.evaluate.cells import UNBOUNDED
     from msrnn.evaluate.understanding.records import Exam
     from msrnn.evaluate.understanding.run import fingerprints
-    from msrnn.positions import COMPRESSED, spacing
+    from msrnn.positions import COMPRESSED
     from msrnn.rnn import MultiStateRNN
 
     config = model.config.get_text_config(decoder=True)
@@ -53,13 +53,20 @@ def examined(
         positions = COMPRESSED if known and length > known else ORIGINAL
         if positions == COMPRESSED:
             note("so bounded states have compressed positions; --positions original leaves them as they are")
-    apart = spacing(positions)
+    placed = placed_by(positions)
     for cell in cells:
         if cell.policy not in UNBOUNDED:
             MultiStateRNN(model, cell.policy, cell.size, positions=positions)
             break
-    placed = apart.name if apart else ORIGINAL
     return Exam(task.name, **fingerprints(model), chat=chat, length=length, positions=placed, answer=answer)
+
+
+def placed_by(positions: str) -> str:
+    """Positions by the name that exams have them under."""
+    from msrnn.positions import spacing
+
+    apart = spacing(positions)
+    return apart.name if apart else ORIGINAL
 
 
 def answered(
@@ -84,11 +91,18 @@ def answered(
     return records
 
 
-def stored(task: Task, store: Store, cells: list[Cell]) -> tuple[Records, list[str]]:
-    """Of the exam that was last sat: questions that all cells have answered."""
+def wanted(length: int | None, chat: bool | None, answer: int | None, positions: str) -> dict[str, Any]:
+    """What an exam must have to be meant. What `auto` comes to is the model's to say, so it leaves positions open."""
+    placed = None if positions == AUTO else placed_by(positions)
+    given = {"length": length, "chat": chat, "answer": answer, "positions": placed}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def stored(task: Task, store: Store, cells: list[Cell], meant: dict[str, Any]) -> tuple[Records, list[str]]:
+    """Of the exam that was last sat and is meant: questions that all cells have answered."""
     from msrnn.evaluate.understanding.records import Exam, Records
 
-    records = Records(store, Exam.last(store, task.name))
+    records = Records(store, Exam.last(store, task.name, **meant))
     keys = records.complete(cells)
     if not keys:
         missing = ", ".join(cell.label for cell in cells if not records.complete([cell]))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from msrnn.cli.eval.common import Against, Anew, check_counts, compared, quiet
-from msrnn.cli.eval.exam import AUTO, answered, examined, finish, sourced, stored
+from msrnn.cli.eval.exam import AUTO, answered, examined, finish, sourced, stored, wanted
 from msrnn.cli.options import SMALL, Device, Dtype, Model
 from msrnn.cli.results import rows_file
 from msrnn.cli.terminal import note
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from msrnn.evaluate.cells import Grid
 
 ROWS, SIZES, PAPER_SIZES = ("tova", "window+4", "truncated", FULL), (512,), (256, 512, 1024, 2048, 4096)
+LENGTH = 4096
 
 
 class Stage(StrEnum):
@@ -38,7 +39,10 @@ Sizes = Annotated[
     list[int] | None,
     Option("--size", help="A column: states, or tokens of truncated; repeat for more.", show_default="512"),
 ]
-Length = Annotated[int, Option(help="Tokens that a prompt may have; the document's end is cut.")]
+Length = Annotated[
+    int | None,
+    Option(help="Tokens that a prompt may have; the document's end is cut.", show_default=str(LENGTH)),
+]
 Chat = Annotated[
     bool | None,
     Option("--chat/--no-chat", help="Ask by the chat template, or with the bare text.", show_default="chat if any"),
@@ -52,7 +56,11 @@ Limit = Annotated[int | None, Option(help="Questions to ask, document by documen
 Seed = Annotated[int, Option(help="Decides which questions, where there are more than --limit.")]
 Batch = Annotated[int | None, Option(help="Questions answered at once.", show_default="8 on cpu, 16 on cuda")]
 Stages = Annotated[
-    Stage, Option(help="answer: only write answers down; score: only score those in the folder, without the model.")
+    Stage,
+    Option(
+        help="answer: only write answers down; score: only score those in the folder, without the model: the last, or "
+        "the last with the length, chat, positions and answers' tokens that are given."
+    ),
 ]
 Out = Annotated[Path | None, Option(help="Write rows, tables and the figure here.", show_default="results/ and name")]
 
@@ -98,7 +106,7 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         policy: Policies = None,
         size: Sizes = None,
         paper: Paper = False,
-        length: Length = 4096,
+        length: Length = None,
         chat: Chat = None,
         max_new_tokens: Answer = None,
         positions: Positions = AUTO,
@@ -119,7 +127,7 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         task = TASKS[about.__name__]
         table = asked(policy, size, paper)
         other = compared(against, table.policies)
-        check_counts(length, limit=limit, batch=batch, max_new_tokens=max_new_tokens)
+        check_counts(LENGTH if length is None else length, limit=limit, batch=batch, max_new_tokens=max_new_tokens)
         if stage != Stage.ANSWER:
             task.metric.check()
         if stage == Stage.SCORE and force:
@@ -130,13 +138,15 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         found = None if stage == Stage.SCORE else sourced(task, data, split, limit, seed)
         store = Store(rows_file(folder, task.name, force, figure=stage != Stage.ANSWER))
         if found is None:
-            records, keys = stored(task, store, table.cells)
+            meant = wanted(length, chat, max_new_tokens, positions)
+            records, keys = stored(task, store, table.cells, meant)
         else:
             from msrnn.models import load
 
             loaded = load(model, device, dtype, on_convert=note)
             chat = bool(loaded.tokenizer.chat_template) if chat is None else chat
-            exam = examined(task, loaded.model, chat, length, max_new_tokens or task.answer, positions, table.cells)
+            length, most = length or LENGTH, max_new_tokens or task.answer
+            exam = examined(task, loaded.model, chat, length, most, positions, table.cells)
             told = {"model": model or SMALL, "source": data.name if data else task.hub.name, "seed": seed}
             if data is None:
                 told["split"] = split

@@ -11,6 +11,8 @@ from msrnn.evaluate.understanding.questions import Question, Reference
 from msrnn.policy import FULL
 from msrnn.positions import ORIGINAL
 
+SAT = "sat"  # in a row that has an exam's key and nothing else
+
 
 class Exam(NamedTuple):
     """What all answers of a table share."""
@@ -32,12 +34,29 @@ class Exam(NamedTuple):
         return self._asdict()
 
     @classmethod
-    def last(cls, store: Store, task: str) -> Exam:
-        """The one that questions were last written down for."""
-        for row in reversed(store.matching({"task": task})):
-            if "references" in row:
-                return cls(**{name: row[name] for name in cls._fields})
-        raise ValueError(f"{store.path}: no question of {task} in it; answer some first")
+    def last(cls, store: Store, task: str, **wanted: Any) -> Exam:
+        """The one that was last sat, of those that have these values."""
+        sat = cls.sat(store, task)
+        if not sat:
+            raise ValueError(f"{store.path}: no question of {task} in it; answer some first")
+        fitting = [exam for exam in sat if wanted.items() <= exam.key.items()]
+        if not fitting:
+            there = ", or ".join(dict.fromkeys(_options(exam.key) for exam in sat))
+            raise ValueError(f"{_options(wanted)}: no exam like this in {store.path}; there is {there}")
+        return fitting[-1]
+
+    @classmethod
+    def sat(cls, store: Store, task: str) -> list[Exam]:
+        """All that a store has of a task, one after the other; who writes a question down sits its exam."""
+        rows = [row for row in store.matching({"task": task}) if SAT in row or "references" in row]
+        return [cls(**{name: row[name] for name in cls._fields}) for row in rows]
+
+
+def _options(key: Row) -> str:
+    """What of an exam is chosen by an option, as it is given."""
+    named = {"length": "--length", "positions": "--positions", "answer": "--max-new-tokens"}
+    words = [f"{option} {key[name]}" for name, option in named.items() if name in key]
+    return " ".join([*words, "--chat" if key["chat"] else "--no-chat"] if "chat" in key else words)
 
 
 class Asked(NamedTuple):
@@ -91,6 +110,11 @@ class Records:
         self.store.append(row)
         self._take(row)
 
+    def sit(self) -> None:
+        """Written down where another exam was the last: questions that are known leave no row."""
+        if Exam.sat(self.store, self.exam.task)[-1:] != [self.exam]:
+            self.store.append({**self.exam.key, SAT: True})
+
     def who(self, cell: Cell, asked: Asked) -> tuple[Cell, str]:
         """Who answers in a cell, and to which prompt. Where all fits the size, that is the unbounded model."""
         length = self.length(cell)
@@ -117,9 +141,9 @@ class Records:
         return sorted(done, key=lambda key: self.asked[key].name)
 
     def told(self, cell: Cell, question: str) -> Row:
-        """What stands beside an answer."""
+        """What stands beside an answer, but for what the exam says: it may have been computed in another one."""
         row = self.answer(*self.who(cell, self.asked[question])) or {}
-        own = {"prompt", "prediction", "tokens", "said", "seconds", *cell.key}
+        own = {"prompt", "prediction", "tokens", "said", "seconds", *cell.key, *self.exam.key}
         return {name: value for name, value in row.items() if name not in own}
 
     def key(self, who: Cell) -> Row:

@@ -60,6 +60,7 @@ class Run:
                 who, key = self.records.who(cell, self.records.asked[question.key])
                 if self.records.answer(who, key) is None:
                     missing.setdefault(who, {})[key] = by_key[key]
+        self.records.sit()
         return dict(sorted(missing.items(), key=lambda found: found[0].size is not None))
 
     def _batches(self, prompts: dict[str, Prompt]) -> list[list[Prompt]]:

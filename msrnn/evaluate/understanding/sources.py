@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -92,10 +93,22 @@ def _form(rows: Sequence[Any], forms: dict[str, Form], where: str) -> Form:
 
 def _read(form: Form, row: Any, where: str, number: int) -> list[Question]:
     try:
-        return list(form.read(row, number))
+        found = list(form.read(row, number))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"no field {error}" if isinstance(error, KeyError) else str(error)
-        raise ValueError(f"{where}, row {number}: not as the rows before it ({reason})") from error
+        raise ValueError(f"{where}, row {number}: not as rows of this form are ({reason})") from error
+    for question in found:
+        _check_words(question, f"{where}, row {number}")
+    return found
+
+
+def _check_words(question: Question, where: str) -> None:
+    """JSON has null, or a number, where words are missing."""
+    references = [("a reference", reference.text) for reference in question.references]
+    for what, value in [("the document", question.text), ("the question", question.question), *references]:
+        if not isinstance(value, str):
+            told = reprlib.repr(value)
+            raise ValueError(f"{where}: {what} of question {question.name!r} is {told}; must be a string")
 
 
 def _merged(found: Iterable[Question]) -> list[Question]:

@@ -155,6 +155,48 @@ def test_what_is_no_source(name: str, tmp_path: Path) -> None:
         read(tmp_path / name, SQUALITY)
 
 
+ASKED = STORY["questions"][0]
+PAPER = {"title": "T", "text": "words", "qas": [{"question": "a?", "free_form_answer": "yes"}]}
+LEVAL = {"instructions": ["a?"], "outputs": ["x"], "input": "words"}
+WORDLESS: dict[str, tuple[Task, dict[str, Any], str]] = {
+    "no text of a story": (SQUALITY, STORY | {"document": None}, "the document of question '63/1' is None"),
+    "no question": (SQUALITY, STORY | {"questions": [ASKED | {"question_text": None}]}, "the question of .* is None"),
+    "a list for a question": (
+        SQUALITY,
+        STORY | {"questions": [ASKED | {"question_text": []}]},
+        r"the question of .* is \[\]",
+    ),
+    "no response": (
+        SQUALITY,
+        STORY | {"questions": [ASKED | {"responses": [{"response_text": None}]}]},
+        "a reference of question '63/1' is None",
+    ),
+    "no text of a paper": (QASPER, PAPER | {"text": None}, "the document of question 'T/1' is None"),
+    "a number for a text": (QASPER, PAPER | {"text": 7}, "the document of question 'T/1' is 7"),
+    "no question on a paper": (
+        QASPER,
+        PAPER | {"qas": [{"question": None, "free_form_answer": "yes"}]},
+        "the question of question 'T/1' is None",
+    ),
+    "a number for an answer": (
+        QASPER,
+        RELEASED["1909.1"] | {"qas": [{"question": "Why?", "answers": [{"answer": annotated(free_form_answer=7)}]}]},
+        "a reference of question '1/1' is 7",
+    ),
+    "no output": (QASPER, LEVAL | {"outputs": [None]}, "not as rows of this form are"),
+    "no input": (QASPER, LEVAL | {"input": None}, "not as rows of this form are"),
+}
+
+
+@pytest.mark.parametrize("name", WORDLESS)
+def test_words_that_are_missing(name: str, tmp_path: Path) -> None:
+    task, row, reason = WORDLESS[name]
+    path = written(tmp_path / "a.json", [row])
+    with pytest.raises(ValueError, match=rf"a\.json, row 1: {reason}") as caught:
+        read(path, task)
+    assert "\n" not in str(caught.value)
+
+
 def test_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 

@@ -230,6 +230,33 @@ def test_what_makes_another_answer(model: PreTrainedModel) -> None:
     assert answered(started(model, store)) == 3
 
 
+def test_the_last_exam_is_the_one_that_was_last_sat(model: PreTrainedModel, tmp_path: Path) -> None:
+    """Though its questions, and all of its answers, were there before."""
+    path, one = tmp_path / "rows.jsonl", examination(model)
+    other = one._replace(length=50)
+    for exam, cell in ((one, "tova"), (other, "tova"), (one, "window"), (one, "tova"), (other, "tova")):
+        started(model, Store(path), exam=exam).results([Cell(cell, 16)])
+        assert Exam.last(Store(path), "squality") == exam
+    before = path.read_bytes()
+    started(model, Store(path), exam=other).results([Cell("tova", 16)])
+    assert path.read_bytes() == before, "the same exam again adds nothing"
+    assert len([row for row in Store(path).rows if "sat" in row]) == 2
+    assert Exam.last(Store(path), "squality", length=LENGTH, answer=ANSWER) == one
+    with pytest.raises(ValueError, match=r"^--length 9 --no-chat: no exam like this in .*; there is --length 60 --pos"):
+        Exam.last(Store(path), "squality", length=9, chat=False)
+
+
+def test_what_stands_beside_an_answer_is_not_what_the_exam_says(model: PreTrainedModel) -> None:
+    """The first document fits both lengths, so that its answer is one row, which the first exam wrote."""
+    store, one = Store(None), examination(model)
+    started(model, store, exam=one).results([FULL])
+    other = one._replace(length=LENGTH + 1, positions="compact")
+    records = started(model, store, exam=other).results([FULL])
+    told = records.told(FULL, asked()[0].key)
+    assert told["model"] == "tiny"
+    assert not told.keys() & other.key.keys()
+
+
 def reported(tmp_path: Path | None = None) -> Report:
     """Three questions on two documents, and answers whose scores are known."""
     store = Store(tmp_path and tmp_path / "rows.jsonl")
