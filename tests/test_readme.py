@@ -31,6 +31,8 @@ def test_every_policy_has_its_row() -> None:
     text = README.read_text()
     for name, policy in NAMES.items():
         row = next(line for line in text.splitlines() if line.startswith(f"| `{name}` |"))
-        _, decay, per, first, *_ = [cell.strip() for cell in row.strip("|").split("|")]
+        _, decay, per, first, recent, value, _ = [cell.strip() for cell in row.strip("|").split("|")]
         assert decay == ("none" if policy.decay is None else f"{policy.decay:g}")
         assert (per, int(first)) == (policy.per, policy.first)
+        assert recent.replace("half", "0.5") == (f"{policy.recent:g} of size" if policy.recent else "0")
+        assert value == ("yes" if policy.value else "")
