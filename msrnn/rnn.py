@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, StoppingCriteriaList
 
 from msrnn.attention import Record
+from msrnn.ending import Ends, spoken
 from msrnn.graph import Graphs, replaying
 from msrnn.plan import plan
 from msrnn.policy import Policy, ranks_alike
@@ -197,6 +198,10 @@ class MultiStateRNN:
         if before:
             self.read(input_ids[:, :-1], state, None if mask is None else mask[:, :-1], last_only=True)
         working = state if own and copies == 1 else self.select(state, each(state.batch_size, copies))
+        ends = None
+        if not own and copies == 1:  # beams change places, and are filled up by themselves
+            ends = Ends(kwargs, self._setting("stop_strings", kwargs))
+            kwargs["stopping_criteria"] = StoppingCriteriaList([ends])
         graph = self._graphs.of(working)
         speaker: Any = replaying(self.model, graph) if graph else self.model
         out = speaker.generate(
@@ -208,8 +213,11 @@ class MultiStateRNN:
         )
         if not own:
             new = (out if isinstance(out, Tensor) else out.sequences)[:, before:]
-            spoken = _spoken(new[:, 1:], self._setting("eos_token_id", kwargs), self._setting("pad_token_id", kwargs))
-            self.read(new, state, torch.cat([torch.ones_like(spoken[:, :1]), spoken], dim=1), last_only=True)
+            columns = None if ends is None or ends.columns is None else ends.columns - input_ids.shape[1]
+            said = spoken(
+                new[:, 1:], self._setting("eos_token_id", kwargs), self._setting("pad_token_id", kwargs), columns
+            )
+            self.read(new, state, torch.cat([torch.ones_like(said[:, :1]), said], dim=1), last_only=True)
         return out
 
     def _setting(self, name: str, kwargs: dict[str, Any]) -> Any:
@@ -268,15 +276,3 @@ def _positions(seen: Tensor, input_ids: Tensor, mask: Tensor | None) -> Tensor:
     """Each column's position among its row's tokens; padding takes that of the token before it, and is not read."""
     columns = torch.ones_like(input_ids) if mask is None else mask
     return (seen.to(input_ids.device)[:, None] + columns.cumsum(-1) - 1).clamp(min=0)
-
-
-def _spoken(generated: Tensor, eos: int | list[int] | None, pad: int | None) -> Tensor:
-    """[B, N], 0 where `generate` filled up a row that had already ended: after its first eos, and trailing pads."""
-    real = torch.ones_like(generated)
-    if eos is not None:
-        ended = torch.isin(generated, torch.as_tensor(eos, device=generated.device)).long()
-        real *= (ended.cumsum(-1) - ended) == 0
-        if pad is not None:
-            trailing = (generated == pad).flip(-1).long().cumprod(-1).flip(-1)
-            real *= (trailing == 0) | (ended == 1)
-    return real

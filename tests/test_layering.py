@@ -30,6 +30,7 @@ ORDER = [
     "rotary",
     "plan",
     "graph",
+    "ending",
     "rnn",
     "models",
     "turns",

@@ -5,16 +5,18 @@ from typing import Any
 import pytest
 import torch
 from tiny import FAMILIES, build, left_padded, llama, tokens
+from torch import Tensor
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
     PreTrainedModel,
+    StoppingCriteria,
     StoppingCriteriaList,
     TextStreamer,
 )
 
 import msrnn
-from msrnn.rnn import _spoken
+from msrnn.ending import spoken
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +136,7 @@ def test_a_row_that_ended_reads_no_padding(
     ],
 )
 def test_what_was_said_ends_where_the_row_ended(pad: int | None, generated: list[int], real: list[int]) -> None:
-    assert _spoken(torch.tensor([generated]), [2, 3], pad).tolist() == [real]
+    assert spoken(torch.tensor([generated]), [2, 3], pad).tolist() == [real]
 
 
 def test_beams_equal_the_stock_generate(model: PreTrainedModel) -> None:
@@ -349,3 +351,24 @@ def test_the_default_dtype_does_not_matter(backend: str) -> None:
         finally:
             torch.set_default_dtype(torch.float32)
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+class Fourths(StoppingCriteria):
+    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
+        return input_ids[:, -1] % 4 == 0
+
+
+@pytest.mark.parametrize("pad", [0, 2])
+def test_a_row_that_a_criterion_ended_reads_no_filling(model: PreTrainedModel, pad: int) -> None:
+    """Rows are filled up with what may be an eos, and none of them said it."""
+    rnn, ids = msrnn.MultiStateRNN(model, "tova", 9), tokens(3, 20)
+    asked = greedy(eos_token_id=2, pad_token_id=pad, stopping_criteria=StoppingCriteriaList([Fourths()]))
+    state = rnn.state(3)
+    rnn.generate(ids, state=state, **asked)
+    seen = []
+    for row in ids:
+        alone = rnn.state()
+        rnn.generate(row[None], state=alone, **asked)
+        seen += alone.seen.tolist()
+    assert state.seen.tolist() == seen
+    assert len(set(seen)) > 1
