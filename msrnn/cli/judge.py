@@ -71,13 +71,11 @@ def judge(
     from msrnn.evaluate.judge.pairs import pairs
     from msrnn.evaluate.judge.run import Court
     from msrnn.evaluate.setting import setting
-    from msrnn.evaluate.store import Store
 
     found = pairs(stories(folder))
     where = out or folder
-    judging = endpoint(judge, base_url, timeout) if judge else local(model, device, dtype)
-    store = Store(rows_file(where, NAME, force and not estimate, figure=not estimate))
-    court = Court(judging, found, store, max_requests)
+    judging = endpoint(judge, base_url, timeout, estimate) if judge else local(model, device, dtype)
+    court = Court(judging, found, answers(where, estimate, force), max_requests)
     dropped = sum(found.dropped.values())
     note(f"{len(found.pairs):,} pairs; {dropped:,} more, in which nothing was forgotten, are dropped")
     note(f"left to ask: {court.cost().told(price)}")
@@ -110,10 +108,23 @@ def stories(folder: Path) -> Store:
     return Store(path)
 
 
-def endpoint(name: str, base_url: str | None, timeout: float) -> Judge:
+def answers(folder: Path, estimate: bool, force: bool) -> Store:
+    """Those that a judgement goes on from; an estimate of one that starts anew leaves the file alone."""
+    from msrnn.evaluate.store import Store
+
+    if estimate and force:
+        return Store(None)
+    return Store(rows_file(folder, NAME, force, figure=not estimate))
+
+
+def endpoint(name: str, base_url: str | None, timeout: float, estimate: bool) -> Judge:
+    """Refused without a key before --force forgets anything; an estimate asks nothing, and needs none."""
     from msrnn.evaluate.judge.endpoint import Endpoint
 
-    return Endpoint(name, base_url, timeout, on_wait=note)
+    judge = Endpoint(name, base_url, timeout, on_wait=note)
+    if not estimate:
+        judge.open()
+    return judge
 
 
 def local(model: str | None, device: str, dtype: str | None) -> Judge:

@@ -58,6 +58,33 @@ def test_a_local_model(run: Run, stories: Path) -> None:
     assert {row["seed"] for row in rows} == {1, 2}
 
 
+def test_an_estimate_of_a_judgement_anew(run: Run, stories: Path) -> None:
+    assert run("judge", stories, "--device", "cpu").code == 0
+    (stories / "judge.jsonl").write_bytes((stories / "judge.jsonl").read_bytes() + b'{"judge"')
+    before = {path.name: path.read_bytes() for path in stories.iterdir()}
+    code, out, err = run("judge", stories, "--device", "cpu", "--estimate", "--force")
+    assert (code, out) == (0, "")
+    assert "left to ask: 4 requests" in err
+    assert {path.name: path.read_bytes() for path in stories.iterdir()} == before
+    assert "left to ask: 0 requests" in run("judge", stories, "--device", "cpu", "--estimate").err
+
+
+def test_an_estimate_needs_neither_key_nor_package(run: Run, stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    code, _, err = run("judge", stories, "--judge", "gpt-4o", "--estimate", small=True)
+    assert code == 0
+    assert "left to ask: 4 requests" in err
+
+
+def test_without_a_key_nothing_is_forgotten(run: Run, stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    (stories / "judge.jsonl").write_text("{}\n")
+    code, _, err = run("judge", stories, "--judge", "gpt-4o", "--force", small=True)
+    assert (code, "OPENAI_API_KEY" in err) == (2, True)
+    assert (stories / "judge.jsonl").read_text() == "{}\n"
+
+
 BAD = {
     "nobody": ([], "give --judge"),
     "both": (["--judge", "a", "--model", "b"], "give --judge"),

@@ -38,19 +38,26 @@ class Endpoint:
         on_wait: Callable[[str], object] = lambda _: None,
         pause: float = 1.0,
     ) -> None:
+        self.name, self.key = name, {"judge": name}
+        self.base_url, self.timeout = base_url, timeout
+        self.on_wait, self.pause = on_wait, pause
+        self._key = os.environ.get(KEY) or (NO_KEY if base_url else "")
+        self._client: Any = None
+
+    def open(self) -> None:
+        """Before anything is asked, which alone needs the package and the key; refuses to be without them."""
         check_openai()
         from openai import OpenAI
 
-        self._key = os.environ.get(KEY) or (NO_KEY if base_url else "")
         if not self._key:
             raise ValueError(
-                f"--judge {name}: set {KEY} in the environment, or give --base-url of a server of your own"
+                f"--judge {self.name}: set {KEY} in the environment, or give --base-url of a server of your own"
             )
-        self.name, self.key = name, {"judge": name}
-        self.on_wait, self.pause = on_wait, pause
-        self._client = OpenAI(api_key=self._key, base_url=base_url, timeout=timeout, max_retries=0)
+        self._client = OpenAI(api_key=self._key, base_url=self.base_url, timeout=self.timeout, max_retries=0)
 
     def ask(self, prompt: str, on_request: Callable[[], None]) -> Answer:
+        if self._client is None:
+            self.open()
         from openai import APIConnectionError, APIStatusError
 
         for tries in range(RETRIES + 1):

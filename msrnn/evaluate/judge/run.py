@@ -12,6 +12,7 @@ from msrnn.evaluate.judge.pairs import Pair, Pairs, fingerprint
 from msrnn.evaluate.judge.verdict import LIKELIHOODS, TIE, UNREADABLE, choice, leaning, verdict
 from msrnn.evaluate.store import Row, Store
 
+FINGERPRINT = "judge_fingerprint"  # of a local judge; an endpoint has none
 ATTEMPTS = 2  # an unreadable answer is asked for once more
 LETTERS = 4  # of a token, about
 
@@ -55,7 +56,8 @@ class Court:
         self.requests = 0
         self._answers: dict[str, list[Row]] = {}
         for row in store.matching(judge.key):
-            self._answers.setdefault(row["prompt"], []).append(row)
+            if row.get(FINGERPRINT) == judge.key.get(FINGERPRINT):  # an endpoint may have a local model's name
+                self._answers.setdefault(row["prompt"], []).append(row)
 
     def cost(self) -> Cost:
         prompts = {p for pair in self._asked for p in self._prompts(pair) if self._open(p)}

@@ -157,11 +157,13 @@ def test_what_will_not_pass_is_said_at_once_and_without_the_key(manner: served.M
 
 def test_no_key_and_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY")
+    judge = Endpoint("gpt-4o")
+    assert Court(judge, paired(1), Store(None)).cost().requests == 2
     with pytest.raises(ValueError, match="set OPENAI_API_KEY"):
-        Endpoint("gpt-4o")
+        judge.ask("Which?", lambda: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ValueError, match=r"pip install 'msrnn\[judge\]'"):
-        Endpoint("gpt-4o")
+        judge.ask("Which?", lambda: None)
 
 
 def better(word: str) -> Callable[[str], str]:
@@ -228,6 +230,19 @@ def test_another_judge_is_asked_anew() -> None:
         for name in ("one", "two", "one"):
             Court(Endpoint(name, server.base_url), paired(1), store).judge_all()
     assert [one["model"] for one in server.asked] == ["one", "one", "two", "two"]
+
+
+def test_an_endpoint_of_a_local_judges_name_is_asked_anew() -> None:
+    tokenizer, store = character_tokenizer(), Store(None)
+    model = build(llama(vocab_size=len(tokenizer), max_position_embeddings=4096))
+    assert Court(Local("tiny", model, tokenizer), paired(1), store).judge_all()
+    with served.served(answering("(A)"), answering("(B)")) as server:
+        court = Court(Endpoint("tiny", server.base_url), paired(1), store)
+        assert court.judge_all()
+    assert (len(server.asked), court.verdicts(), court.leanings()) == (2, {SMALL: [WIN]}, {SMALL: []})
+    for judge in (Endpoint("tiny"), Local("tiny", model, tokenizer)):
+        assert Court(judge, paired(1), store).cost().requests == 0
+    assert all("judge_fingerprint" not in row for row in store.rows[2:])
 
 
 def test_a_local_judge_takes_the_likeliest_option() -> None:
