@@ -4,11 +4,9 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 from typer import Option
 
+from msrnn.cli.eval.terminal import show_table
 from msrnn.cli.options import ORIGINAL, SMALL, Device, Dtype, Model, PolicyName
 from msrnn.cli.results import rows_file
 from msrnn.cli.terminal import note
@@ -161,18 +159,10 @@ def load(name: str | None, shape: str | None, device: str, dtype: str | None) ->
 
 
 def show(rows: list[Row], title: str) -> None:
-    """In two parts, so that each fits a narrow terminal."""
+    """Names in short lines, so that more columns fit side by side."""
     from msrnn.evaluate.efficiency.tables import headers, lines
 
-    names, console = headers(rows), Console()
-    for title_, columns in ((title, slice(1, 7)), (None, slice(7, None))):
-        table = Table(title=title_, box=SIMPLE_HEAD)
-        table.add_column(names[0], no_wrap=True)
-        for name in names[columns]:
-            table.add_column("\n".join(wrap(name, 9)), justify="right")
-        for cells in lines(rows):
-            table.add_row(cells[0], *cells[columns])
-        console.print(table)
+    show_table(title, ["\n".join(wrap(name, 9)) for name in headers(rows)], lines(rows))
 
 
 def write(rows: list[Row], folder: Path, title: str, told: dict[str, str]) -> None:
