@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -43,7 +44,7 @@ def chat(
     save: SaveTo = None,
     force: Force = False,
     max_new_tokens: MaxNewTokens = 512,
-    sample: Sample = False,
+    sample: Sample = None,
     temperature: Temperature = None,
     top_p: TopP = None,
     model: Model = None,
@@ -91,6 +92,8 @@ def chat(
 
 def _converse(talk: Conversation, mine: set[Path]) -> None:
     """Line by line until the end of input; files in `mine` may be written again."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # else one byte that is no UTF-8 may end the conversation
     note(f"{summary(talk.state)}; commands are {COMMANDS}")
     for line in iter(_ask, None):
         match line.split(maxsplit=1):

@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from msrnn import turns
 from msrnn.cli.beyond import Beyond
-from msrnn.cli.options import Speech
+from msrnn.cli.options import Speech, as_utf8
 from msrnn.cli.text import encode
 from msrnn.cli.voice import Voice
 from msrnn.rnn import MultiStateRNN
@@ -26,13 +26,13 @@ class Conversation:
         system: str | None = None,
         beyond: Beyond | None = None,
     ) -> None:
-        self.rnn, self.tokenizer, self.state, self.speech, self.system = rnn, tokenizer, state, speech, system
-        self.beyond = beyond
+        self.rnn, self.tokenizer, self.state, self.speech = rnn, tokenizer, state, speech
+        self.system, self.beyond = as_utf8(system) if system else system, beyond
         self.closing = encode(tokenizer, turns.closing(tokenizer), opening=False)[0].tolist()
 
     def turn(self, message: str) -> None:
         """Answer a message. Ctrl-C ends the answer, and what was said so far counts."""
-        ids = encode(self.tokenizer, self._render(message), opening=False)
+        ids = encode(self.tokenizer, self._render(as_utf8(message)), opening=False)
         self._go_beyond(ids.shape[1])
         voice = Voice(self.tokenizer)
         state = self.state.fork(1)

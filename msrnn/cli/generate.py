@@ -24,6 +24,7 @@ from msrnn.cli.options import (
     StateDtype,
     Temperature,
     TopP,
+    as_utf8,
     state_of,
 )
 from msrnn.cli.text import check_target, encode, read_text
@@ -36,7 +37,7 @@ def generate(
     force: Force = False,
     chat: Annotated[bool, Option("--chat/--no-chat", help="Ask by the model's chat template.")] = False,
     max_new_tokens: MaxNewTokens = 128,
-    sample: Sample = False,
+    sample: Sample = None,
     temperature: Temperature = None,
     top_p: TopP = None,
     model: Model = None,
@@ -58,7 +59,7 @@ def generate(
     choice = Choice(model, policy, size, device, dtype, seed, state_dtype, positions)
     speech = Speech(max_new_tokens, sample, temperature, top_p)
     check_target(save, force or save == state)
-    text = read_text("-").removesuffix("\n") if prompt == "-" else prompt
+    text = read_text("-").removesuffix("\n") if prompt == "-" else as_utf8(prompt)
     if not text.strip():
         raise ValueError(f"PROMPT {prompt!r}: empty; give a text to go on from")
     choice.check_state(state)

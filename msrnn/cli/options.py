@@ -39,7 +39,9 @@ StateDtype = Annotated[str | None, Option(help="int8 or fp8: states in half the 
 Seed = Annotated[int | None, Option(help="Makes sampling repeatable.", show_default=False)]
 
 MaxNewTokens = Annotated[int, Option(help="Tokens to say at most.")]
-Sample = Annotated[bool, Option("--sample/--greedy", help="Draw each token, or take the likeliest.")]
+Sample = Annotated[
+    bool | None, Option("--sample/--greedy", help="Draw each token, or take the likeliest.", show_default="greedy")
+]
 Temperature = Annotated[float | None, Option(help="Sample at this temperature.", show_default=False)]
 TopP = Annotated[float | None, Option(help="Sample from the likeliest tokens of this mass.", show_default=False)]
 
@@ -131,6 +133,11 @@ class Choice:
         return MultiStateRNN(model, self.policy, self.size, state_dtype=self.state_dtype, positions=self.positions)
 
 
+def as_utf8(text: str) -> str:
+    """What was typed, with a replacement character for each byte that is no UTF-8: no tokenizer takes these."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def state_of(rnn: MultiStateRNN, path: Path | None) -> MultiState:
     """The state that was saved, or an empty one."""
     return rnn.load(path) if path else rnn.state()
@@ -141,7 +148,7 @@ class Speech:
     """How the model speaks."""
 
     max_new_tokens: int
-    sample: bool
+    sample: bool | None  # None: as the other two wish
     temperature: float | None
     top_p: float | None
 
@@ -152,10 +159,19 @@ class Speech:
             raise ValueError(f"--temperature {self.temperature}: must be above 0; for the likeliest token use --greedy")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"--top-p {self.top_p}: must be above 0 and at most 1")
+        if self.sample is False and self._given:
+            wishes = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self._given.items())
+            raise ValueError(
+                f"--greedy: takes the likeliest token, and {wishes} is for sampling; leave one of them out"
+            )
 
     @property
     def settings(self) -> dict[str, Any]:
         """As arguments of `generate`: a temperature or a top-p is a wish to sample."""
+        given = self._given
+        return {"max_new_tokens": self.max_new_tokens, "do_sample": bool(self.sample or given), **given}
+
+    @property
+    def _given(self) -> dict[str, float]:
         given = {"temperature": self.temperature, "top_p": self.top_p}
-        given = {name: value for name, value in given.items() if value is not None}
-        return {"max_new_tokens": self.max_new_tokens, "do_sample": self.sample or bool(given), **given}
+        return {name: value for name, value in given.items() if value is not None}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -12,7 +13,7 @@ from command import Run, same
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from msrnn import MultiState, MultiStateRNN, turns
-from msrnn.cli import conversation
+from msrnn.cli import conversation, main
 from msrnn.cli.conversation import Conversation
 from msrnn.cli.options import Speech
 from msrnn.cli.voice import Voice
@@ -148,6 +149,20 @@ def test_commands(run: Run, tmp_path: Path) -> None:
     assert "/dance: commands are" in err
     assert taken.read_text() == "mine"
     assert out == run("chat", *SIZE, *SHORT, stdin="hello\n").out
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # of standard input, which the locale decides
+def test_bytes_that_are_no_utf8(
+    errors: str, run: Run, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = io.TextIOWrapper(io.BytesIO(b"hello \xff\nagain\n"), encoding="utf-8", errors=errors)
+    monkeypatch.setattr("sys.stdin", lines)
+    system = b"be \xfe".decode("utf-8", "surrogateescape")
+    words = [str(word) for word in ("chat", *SIZE, *SHORT, "--model", folder)]
+    assert main([*words, "--system", system]) == 0
+    said = capsys.readouterr().out
+    assert said.count("\n") == 2
+    assert said == run("chat", *SIZE, *SHORT, "--system", "be \ufffd", stdin="hello \ufffd\nagain\n").out
 
 
 def test_model_without_template(run: Run, folder: Path, tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ from command import Run
 from transformers import AutoModelForCausalLM
 
 from msrnn.cli.eval import app
-from msrnn.cli.eval.common import check_positions
+from msrnn.cli.eval.common import check_positions, compared
+from msrnn.cli.eval.terminal import show_table
 from msrnn.evaluate.perplexity.reading import Reader
+from msrnn.policy import FULL
 
 VERBS = [command.callback.__name__ for command in app.registered_commands]
 LETTERS = string.ascii_lowercase
@@ -99,8 +101,43 @@ def test_the_paper_and_another_to_compare_with(run: Run, texts: Path, tmp_path: 
     code, out, _ = run(*words, "--paper", "--against", "window+4", "--chunks-per-book", 1)
     assert code == 0  # every size is longer than these chunks
     assert "against window+4" in out
-    assert out.count("h2o-layer") == 4
+    assert out.count("h2o-layer") == 2
     assert len((tmp_path / "out" / "perplexity.jsonl").read_text().splitlines()) == 1
+
+
+def test_the_one_compared_with_may_have_any_of_its_names(run: Run, texts: Path, tmp_path: Path) -> None:
+    rows = ("--policy", "decay=0.5", "--policy", "tova")
+    code, out, err = run(*TINY, *rows, "--text", texts, "--out", tmp_path / "out", "--against", "decay=0.5")
+    assert code == 0, err
+    assert "against decay=0.5,per=layer" in " ".join(out.split())
+    assert [compared(name, ["tova", FULL]) for name in ("tova+0", FULL)] == ["tova", FULL]
+
+
+LABELS = ("echo+1~64@compressed:lnln", "tova@original", "[tova]")
+VALUES = [f"{12345.67 + i:,.2f}\n{12000 + i:,}–{13000 + i:,}" for i in range(7)]  # noqa: RUF001
+
+
+@pytest.mark.parametrize(("width", "parts"), [(45, 7), (60, 7), (61, 4), (80, 3), (141, 1)])
+def test_tables_are_in_parts_that_fit(
+    width: int, parts: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    names = ["policy@positions", *(f"{1000 * i:,}" for i in range(7))]
+    show_table("perplexity", names, [[label, *VALUES] for label in LABELS])
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= width
+    assert {word: out.count(word) for word in LABELS} == dict.fromkeys(LABELS, parts)
+    lines = [line for value in VALUES for line in value.split("\n")]
+    assert {line: out.count(line) for line in lines} == dict.fromkeys(lines, len(LABELS))
+    assert (out.count("perplexity"), "…" in out) == (1, False)
+
+
+def test_what_fits_nowhere_is_folded(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    show_table("", ["policy", "512", "1,024"], [["a" * 40, "b" * 20, "c"]])
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 30
+    assert [out.count(letter) for letter in "abc…"] == [2 * 40, 20, 3, 0]  # two parts, and in each the c of policy
 
 
 BAD = {

@@ -13,6 +13,7 @@ import pytest
 from command import Run
 
 from msrnn.cli import app
+from msrnn.cli.options import Speech
 from msrnn.version import __version__
 
 VERBS = [command.callback.__name__ for command in app.registered_commands]
@@ -41,6 +42,8 @@ BAD = {
     "empty standard input": (["generate", "-"], "empty"),
     "temperature": (["generate", "hi", "--temperature", "0"], "--temperature 0"),
     "top-p": (["generate", "hi", "--top-p", "1.5"], "--top-p 1.5"),
+    "greedy at a temperature": (["generate", "hi", "--greedy", "--temperature", "3.0"], "and --temperature 3.0 is"),
+    "greedy with top-p": (["chat", "--greedy", "--top-p", "0.9"], "and --top-p 0.9 is"),
     "max new tokens": (["chat", "--max-new-tokens", "0"], "--max-new-tokens 0"),
     "dtype": (["generate", "hi", "--dtype", "int3"], "dtype='int3'"),
     "device": (["generate", "hi", "--device", "abacus"], "device='abacus'"),
@@ -75,6 +78,18 @@ def test_bad_input_is_one_line_and_code_2(name: str, files: Path, run: Run, monk
     assert err.count("\n") == 1
     assert names in err
     assert {path: path.read_bytes() for path in files.iterdir()} == before
+
+
+def test_greedy_unless_sampling_is_asked_for() -> None:
+    wishes = {(None, None): False, (None, 3.0): True, (True, None): True, (True, 3.0): True, (False, None): False}
+    assert {wish: Speech(8, *wish, None).settings["do_sample"] for wish in wishes} == wishes
+
+
+def test_prompt_with_bytes_that_are_no_utf8(run: Run) -> None:
+    escaped = b"\xff hello".decode("utf-8", "surrogateescape")
+    code, out, err = run("generate", escaped, "--max-new-tokens", 4)
+    assert (code, err) == (0, "")
+    assert out == run("generate", "\ufffd hello", "--max-new-tokens", 4).out
 
 
 def test_missing_model(run: Run, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from msrnn.cli.terminal import note
+from msrnn.evaluate.cells import table
 
 TOVA = "tova"
 
@@ -32,9 +33,10 @@ Anew = Annotated[bool, Option("--force", help="Compute anew what the folder alre
 def compared(against: str | None, policies: Sequence[str]) -> str:
     if against is None:
         return TOVA if TOVA in policies else policies[0]
-    if against not in policies:
+    (name,) = table([against], sizes=(), length=0).policies  # as rows are named
+    if name not in policies:
         raise ValueError(f"--against {against}: not among the rows {', '.join(policies)}; add --policy {against}")
-    return against
+    return name
 
 
 def check_counts(length: int, **counts: int | None) -> None:
