@@ -181,7 +181,10 @@ def _digest(told: bytes) -> str:
 
 
 class MultiStateCache(OwnedCache):
-    """A bounded state for those who call `model.generate` or `model.forward` themselves."""
+    """A bounded state for those who call `model.generate` or `model.forward` themselves.
+
+    The model is put into evaluation mode and its attention is handed to msrnn, as by `MultiStateRNN`.
+    """
 
     def __init__(
         self,

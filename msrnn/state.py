@@ -21,6 +21,8 @@ from msrnn.files import load_tensors, save_tensors
 from msrnn.policy import Bound
 from msrnn.rounding import SCALE_DTYPE, Rows, encode
 
+LATER = ("rotary",)  # what a fingerprint did not always tell: states without it fit
+
 
 @dataclass(frozen=True)
 class LayerShape:
@@ -341,9 +343,6 @@ class MultiState:
         except (KeyError, ValueError) as error:
             raise ValueError(f"{path}: its tensors are not those of such a state ({error})") from error
         return state
-
-
-LATER = ("rotary",)  # what states that were saved before do not tell
 
 
 def each(rows: int, copies: int) -> Tensor:
