@@ -22,7 +22,8 @@ from msrnn.evaluate.setting import setting
 from msrnn.policy import Bound, policy
 from msrnn.positions import ORIGINAL, Places, Rotary, spacing
 from msrnn.scoring import Scoring
-from msrnn.state import LayerShape, MultiState, Slots
+from msrnn.slots import LayerShape, Slots
+from msrnn.state import MultiState
 
 ROWS = 192  # tokens of a chunk
 

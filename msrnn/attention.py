@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from msrnn.chunk import chunk as attend_chunk
 from msrnn.decode import decode
 from msrnn.scoring import Scoring
-from msrnn.state import Growing, Slots
+from msrnn.slots import Growing, Slots
 
 Record = Callable[[Tensor, Tensor], None]  # (position, evicted_at), both [B, G, N]
 

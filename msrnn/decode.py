@@ -8,7 +8,7 @@ from torch import Tensor
 from msrnn.kernels.decode_cpu import decode_cpu
 from msrnn.reference import HELD
 from msrnn.scoring import Scoring
-from msrnn.state import Slots
+from msrnn.slots import Slots
 from msrnn.walk import walk
 
 

@@ -20,10 +20,9 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from msrnn.attention import Record, attend, attend_unbounded, plain_attention
 from msrnn.positions import Places
 from msrnn.scoring import Scoring
-from msrnn.state import Growing, Slots
+from msrnn.slots import Growing, Memory
 
 NAME = "msrnn"
-Memory = Slots | Growing
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

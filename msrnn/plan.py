@@ -17,13 +17,14 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 
 from msrnn.attention import Record
 from msrnn.backend import choose
-from msrnn.huggingface import NAME, LinearLayer, Memory, OwnedCache, StateLayer
+from msrnn.huggingface import NAME, LinearLayer, OwnedCache, StateLayer
 from msrnn.policy import FULL, Bound, Policy, layer_bound, resolve
-from msrnn.positions import FITTED, ORIGINAL, Gap, Places, Spacing, spacing
+from msrnn.positions import FITTED, ORIGINAL, Gap, Places, Spacing, name_of, spacing
 from msrnn.probe import check_driven, check_split, host_layers, probe
 from msrnn.rotary import learn
 from msrnn.rounding import state_dtype_of
-from msrnn.state import Growing, LayerShape, MultiState, Slots
+from msrnn.slots import Growing, LayerShape, Memory, Slots
+from msrnn.state import MultiState
 
 DEFAULT_CHUNK, WIDE_CHUNK = 128, 192  # on a CPU, columns that nobody sees cost; on a GPU, launches do
 
@@ -123,7 +124,7 @@ def plan(
         "policy": policy_.name if policy_ else FULL,
         "size": size,
         "dtype": state_dtype or "/".join(sorted(dtypes)),
-        "positions": apart.name if apart else ORIGINAL,
+        "positions": name_of(apart),
         "model": fingerprint_of(model),
         "rotary": _digest(json.dumps(getattr(config, "rope_parameters", None), sort_keys=True, default=str).encode()),
     }

@@ -127,6 +127,11 @@ def spacing(positions: str | Gap, fitting: int = 1) -> Spacing | None:
     return found
 
 
+def name_of(apart: Spacing | None) -> str:
+    """The one that states and rows are known by."""
+    return apart.name if apart else ORIGINAL
+
+
 def _digest(function: Tabulated) -> str:
     """Tells functions apart by what they make of some gaps, not by their name."""
     some = function(torch.tensor([*range(1, 17), *(2**i for i in range(5, 13))]))

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 from msrnn.attention import plain_attention
 from msrnn.huggingface import NAME, OwnedLayer
 from msrnn.scoring import Scoring
-from msrnn.state import LayerShape
+from msrnn.slots import LayerShape
 
 TRIED, ROUNDING = 8, 0.05  # tokens that a hybrid model is tried on; by how much parts may differ from the whole
 

@@ -17,7 +17,8 @@ from msrnn.plan import plan
 from msrnn.policy import Policy, ranks_alike
 from msrnn.positions import ORIGINAL, Gap
 from msrnn.probe import last_position
-from msrnn.state import MultiState, Slots, each
+from msrnn.slots import Slots
+from msrnn.state import MultiState, each
 
 DEFAULT_BLOCK = 512
 STEPWISE_BLOCK = 64  # where a GPU decodes tokens one by one: more launches take too long to capture

@@ -21,7 +21,7 @@ from msrnn.positions import SPACINGS, Places, Rotary, spacing
 from msrnn.reference import HELD, recurrent
 from msrnn.rounding import STATE_DTYPES, encode
 from msrnn.scoring import Scoring
-from msrnn.state import LayerShape, Slots
+from msrnn.slots import LayerShape, Slots
 
 POLICIES = [*NAMES, "window+1", "window+4", "tova+1", "tova+4", "echo+1~45"]
 TOLERANCE = 1e-4

@@ -18,6 +18,7 @@ ORDER = [
     "backend",
     "files",
     "rounding",
+    "slots",
     "state",
     "kernels",
     "scan",

@@ -14,7 +14,7 @@ from msrnn.policy import Bound, policy
 from msrnn.positions import SPACINGS, Capped, Places, Rotary, spacing
 from msrnn.rnn import MultiStateRNN
 from msrnn.scoring import Scoring
-from msrnn.state import LayerShape, Slots
+from msrnn.slots import LayerShape, Slots
 
 KEPT = [3, 4, 14, 25, 26, 1000, 70_000]
 BY_HAND: dict[str, Callable[[int], float]] = {

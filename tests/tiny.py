@@ -115,6 +115,11 @@ def tokens(rows: int, length: int, seed: int = 1) -> Tensor:
     return torch.randint(3, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
+def greedy(**more: Any) -> dict[str, Any]:
+    """Settings of a short generation that depends on nothing but the model."""
+    return {"do_sample": False, "max_new_tokens": 10, **more}
+
+
 def left_padded(ids: Tensor, padding: list[int]) -> tuple[Tensor, Tensor]:
     """Rows cut to their last columns: row i keeps all but its first padding[i]."""
     mask = torch.ones_like(ids)

@@ -10,8 +10,8 @@ from typer import Option
 
 from msrnn.cli.demo import manual
 from msrnn.cli.eval.common import Batch, Length, Seed, check_counts, check_positions, quiet
-from msrnn.cli.eval.terminal import show_table
 from msrnn.cli.options import SMALL, Device, Dtype, Model
+from msrnn.cli.tables import show_table
 from msrnn.cli.terminal import note
 from msrnn.cli.traced import studied
 from msrnn.policy import FULL, policy, resolve

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from msrnn.cli.eval.terminal import show_table
 from msrnn.cli.options import ORIGINAL, SMALL, Device, Dtype, Model, PolicyName
 from msrnn.cli.results import rows_file
+from msrnn.cli.tables import show_table
 from msrnn.cli.terminal import note
 from msrnn.evaluate.efficiency import NATIVE, PROMPT
 from msrnn.policy import FULL, resolve

@@ -7,8 +7,8 @@ from transformers import PreTrainedTokenizerBase
 
 from msrnn import turns
 from msrnn.cli.beyond import Beyond
-from msrnn.cli.options import Speech, as_utf8
-from msrnn.cli.text import encode
+from msrnn.cli.options import Speech
+from msrnn.cli.text import as_utf8, encode
 from msrnn.cli.voice import Voice
 from msrnn.rnn import MultiStateRNN
 from msrnn.state import MultiState

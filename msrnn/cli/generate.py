@@ -24,10 +24,9 @@ from msrnn.cli.options import (
     StateDtype,
     Temperature,
     TopP,
-    as_utf8,
     state_of,
 )
-from msrnn.cli.text import check_target, encode, read_text
+from msrnn.cli.text import as_utf8, check_target, encode, read_text
 
 
 def generate(

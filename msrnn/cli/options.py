@@ -111,10 +111,9 @@ class Choice:
     @property
     def _placed(self) -> str:
         """The positions by the name that states are saved under."""
-        from msrnn.positions import spacing
+        from msrnn.positions import name_of, spacing
 
-        apart = spacing(self.positions)
-        return apart.name if apart else ORIGINAL
+        return name_of(spacing(self.positions))
 
     def load(self) -> tuple[MultiStateRNN, PreTrainedTokenizerBase]:
         import transformers
@@ -131,11 +130,6 @@ class Choice:
         from msrnn.rnn import MultiStateRNN
 
         return MultiStateRNN(model, self.policy, self.size, state_dtype=self.state_dtype, positions=self.positions)
-
-
-def as_utf8(text: str) -> str:
-    """What was typed, with a replacement character for each byte that is no UTF-8: no tokenizer takes these."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def state_of(rnn: MultiStateRNN, path: Path | None) -> MultiState:

@@ -42,3 +42,8 @@ def check_target(path: Path | None, force: bool = False) -> None:
         raise ValueError(f"{path}: the folder {path.parent} cannot be written to")
     if path.exists() and not force:
         raise ValueError(f"{path}: exists already; add --force to replace it, or name another file")
+
+
+def as_utf8(text: str) -> str:
+    """What was typed, with a replacement character for each byte that is no UTF-8: no tokenizer takes these."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

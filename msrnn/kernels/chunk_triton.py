@@ -14,7 +14,7 @@ from torch import Tensor
 from msrnn.kernels.keep_triton import keep_triton
 from msrnn.kernels.scan_triton import room, scan_triton
 from msrnn.scoring import Scoring
-from msrnn.state import Slots
+from msrnn.slots import Slots
 
 WEIGH = ATTEND = 64, 64, 4, 2  # rows, candidates, warps and stages of a block
 HEADROOM = tl.constexpr(60.0)  # e^60 under the ceiling of float32: what stays may lie 147 below a maximum that left

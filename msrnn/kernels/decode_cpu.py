@@ -16,7 +16,7 @@ from torch import Tensor
 from msrnn.kernels.scan_cpu import LANES, Array, attend_row, decay_code, expire, least_important, observe, weigh
 from msrnn.policy import Bound
 from msrnn.scoring import Scoring
-from msrnn.state import Slots
+from msrnn.slots import Slots
 
 
 @njit(fastmath=LANES, cache=True, nogil=True)

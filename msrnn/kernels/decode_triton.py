@@ -20,7 +20,7 @@ from msrnn.kernels.rounding_triton import BIAS, numbers, write
 from msrnn.kernels.turn_triton import load_turned, load_turns, turns_of
 from msrnn.rounding import LARGEST
 from msrnn.scoring import Scoring
-from msrnn.state import Slots
+from msrnn.slots import Slots
 
 
 class Tile(NamedTuple):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from msrnn.reference import HELD
 from msrnn.rounding import Rows
-from msrnn.state import Slots
+from msrnn.slots import Slots
 
 FAR = tl.constexpr(HELD)
 SLOTS_PER_BLOCK = 64

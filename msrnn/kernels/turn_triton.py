@@ -15,7 +15,7 @@ from torch import Tensor
 
 from msrnn.kernels.turn_cpu import COSINE, HALF_PI, PER_HALF_PI, SINE, spacing_code
 from msrnn.positions import NEAR, Places, Spacing
-from msrnn.state import Slots
+from msrnn.slots import Slots
 
 LAST = tl.constexpr(2**31 - 1)
 NEAREST = tl.constexpr(NEAR)

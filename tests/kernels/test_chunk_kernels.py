@@ -12,7 +12,7 @@ from msrnn.kernels.chunk_triton import chunk_triton
 from msrnn.policy import Bound, policy
 from msrnn.rounding import STATE_DTYPES
 from msrnn.scoring import Scoring
-from msrnn.state import LayerShape, Slots
+from msrnn.slots import LayerShape, Slots
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 

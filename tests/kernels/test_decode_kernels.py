@@ -19,7 +19,7 @@ from msrnn.policy import Bound, Policy, policy
 from msrnn.positions import Places, Rotary, spacing
 from msrnn.rounding import STATE_DTYPES
 from msrnn.scoring import Scoring
-from msrnn.state import LayerShape, Slots
+from msrnn.slots import LayerShape, Slots
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 

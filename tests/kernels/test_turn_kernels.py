@@ -8,7 +8,7 @@ import torch
 from msrnn.kernels.turn_triton import turns_of
 from msrnn.policy import Bound, policy
 from msrnn.positions import SPACINGS, Places, Rotary, spacing
-from msrnn.state import LayerShape, Slots
+from msrnn.slots import LayerShape, Slots
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msrnn.cli.eval.common import check_positions
-from msrnn.cli.eval.terminal import show_table, watched
+from msrnn.cli.eval.terminal import watched
 from msrnn.cli.options import ORIGINAL
+from msrnn.cli.tables import show_table
 from msrnn.cli.terminal import note, progress
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def examined(
     from msrnn.evaluate.cells import UNBOUNDED
     from msrnn.evaluate.understanding.records import Exam
     from msrnn.evaluate.understanding.run import fingerprints
-    from msrnn.positions import COMPRESSED
+    from msrnn.positions import COMPRESSED, name_of, spacing
     from msrnn.rnn import MultiStateRNN
 
     config = model.config.get_text_config(decoder=True)
@@ -53,20 +54,12 @@ def examined(
         positions = COMPRESSED if known and length > known else ORIGINAL
         if positions == COMPRESSED:
             note("so bounded states have compressed positions; --positions original leaves them as they are")
-    placed = placed_by(positions)
+    placed = name_of(spacing(positions))
     for cell in cells:
         if cell.policy not in UNBOUNDED:
             MultiStateRNN(model, cell.policy, cell.size, positions=positions)
             break
     return Exam(task.name, **fingerprints(model), chat=chat, length=length, positions=placed, answer=answer)
-
-
-def placed_by(positions: str) -> str:
-    """Positions by the name that exams have them under."""
-    from msrnn.positions import spacing
-
-    apart = spacing(positions)
-    return apart.name if apart else ORIGINAL
 
 
 def answered(
@@ -93,7 +86,9 @@ def answered(
 
 def wanted(length: int | None, chat: bool | None, answer: int | None, positions: str) -> dict[str, Any]:
     """What an exam must have to be meant. What `auto` comes to is the model's to say, so it leaves positions open."""
-    placed = None if positions == AUTO else placed_by(positions)
+    from msrnn.positions import name_of, spacing
+
+    placed = None if positions == AUTO else name_of(spacing(positions))
     given = {"length": length, "chat": chat, "answer": answer, "positions": placed}
     return {name: value for name, value in given.items() if value is not None}
 

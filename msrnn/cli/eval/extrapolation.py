@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from msrnn.cli.eval.common import Anew, Books, Text, check_positions, quiet
-from msrnn.cli.eval.terminal import show_table, watched
+from msrnn.cli.eval.terminal import watched
 from msrnn.cli.options import SMALL, Device, Dtype, Model, Size
 from msrnn.cli.results import rows_file
+from msrnn.cli.tables import show_table
 from msrnn.cli.terminal import note
 
 if TYPE_CHECKING:

@@ -6,10 +6,11 @@ from typing import Annotated
 from typer import Option
 
 from msrnn.cli.eval.common import Anew, check_counts, check_positions, quiet
-from msrnn.cli.eval.terminal import show_table, watched
+from msrnn.cli.eval.terminal import watched
 from msrnn.cli.eval.understanding import Chat
 from msrnn.cli.options import SMALL, Device, Dtype, MaxNewTokens, Model
 from msrnn.cli.results import rows_file
+from msrnn.cli.tables import show_table
 from msrnn.cli.terminal import note
 from msrnn.policy import FULL, resolve
 

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 
 from msrnn.positions import ORIGINAL
 from msrnn.rnn import MultiStateRNN
-from msrnn.state import LayerShape, MultiState, Slots
+from msrnn.slots import LayerShape, Slots
+from msrnn.state import MultiState
 
 Step = Callable[[], object]
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from msrnn.evaluate.cells import Cell
 from msrnn.policy import FULL, policy, resolve
-from msrnn.positions import COMPRESSED, ORIGINAL, spacing
+from msrnn.positions import COMPRESSED, ORIGINAL, name_of, spacing
 from msrnn.rnn import MultiStateRNN
 
 
@@ -43,5 +43,4 @@ def _case(row: str, size: int) -> Case:
             raise ValueError(f"--row {row}: {FULL} leaves no gaps to close; write {FULL}@{ORIGINAL}")
         return Case(FULL, ORIGINAL, None)
     resolve(name, size)
-    apart = spacing(positions or COMPRESSED)
-    return Case(policy(name).name, apart.name if apart else ORIGINAL, size)
+    return Case(policy(name).name, name_of(spacing(positions or COMPRESSED)), size)
