@@ -12,11 +12,14 @@ import triton.language as tl
 from torch import Tensor
 
 from msrnn.kernels.keep_triton import keep_triton
+from msrnn.kernels.matrix_triton import at_once, width
 from msrnn.kernels.scan_triton import room, scan_triton
 from msrnn.scoring import Scoring
 from msrnn.slots import Slots
 
-WEIGH = ATTEND = 64, 64, 4, 2  # rows, candidates, warps and stages of a block
+MOST = 64  # rows of a block, and candidates
+# Float32 as three products of numbers of 11 bits, as near to float64 as torch's; full ones would overflow registers.
+EXACT = tl.constexpr("tf32x3")
 HEADROOM = tl.constexpr(60.0)  # e^60 under the ceiling of float32: what stays may lie 147 below a maximum that left
 
 
@@ -24,7 +27,7 @@ HEADROOM = tl.constexpr(60.0)  # e^60 under the ceiling of float32: what stays m
 def _scores(b_q, p_keys, k_t, p_scale, o_n, m_n, o_d, m_d, scale, softcap, CODED: tl.constexpr, CAPPED: tl.constexpr):
     """[BC, BN]: of queries [BC, BD] with one block of rows of keys."""
     b_k = tl.load(p_keys + o_n[:, None] * k_t + o_d[None, :], mask=m_n[:, None] & m_d[None, :], other=0.0)
-    b_s = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision="ieee") * scale
+    b_s = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision=EXACT) * scale
     if CODED:
         b_s *= tl.load(p_scale + o_n, mask=m_n, other=0.0).to(tl.float32)[None, :]
     if CAPPED:
@@ -125,7 +128,7 @@ def _attend(
         b_v = tl.load(p_values + o_n[:, None] * v_t + o_v[None, :], mask=m_held, other=0.0)
         if CODED:
             b_p *= tl.load(p_value_scale + o_n, mask=m_n, other=0.0).to(tl.float32)[None, :]
-        b_o = b_o * b_old[:, None] + tl.dot(b_p.to(b_q.dtype), b_v.to(b_q.dtype), input_precision="ieee")
+        b_o = b_o * b_old[:, None] + tl.dot(b_p.to(b_q.dtype), b_v.to(b_q.dtype), input_precision=EXACT)
         b_max = b_new
     return b_max, b_sum, b_o
 
@@ -170,6 +173,14 @@ def attend_kernel(
     tl.store(p_o, b_o, mask=m_c[:, None] & m_v[None, :])
 
 
+def _blocks(C: int, dim: int, dtype: torch.dtype) -> tuple[int, dict[str, int]]:
+    """The rows that a program takes up, and what a launch is told of it."""
+    candidates = at_once(MOST, dim, dtype)
+    rows, stages = min(MOST, 2 * candidates), 1 if dtype == torch.float32 else 2
+    span = triton.cdiv(C, candidates) * candidates
+    return rows, {"SPAN": span, "BC": rows, "BN": candidates, "num_warps": 4, "num_stages": stages}
+
+
 def chunk_triton(
     slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -186,28 +197,26 @@ def chunk_triton(
 
     scales = [followed(s) for s in (fresh[0].scale, fresh[1].scale, slots.key_scale, slots.value_scale)]
     flags = {"CODED": slots.code is not None, "CAPPED": softcap is not None, "SINKS": sinks is not None}
-    shape = {"S": S, "H": H, "K": K, "G": G, "D": D, "BD": max(16, triton.next_power_of_2(D))}
+    rows, blocks = _blocks(C, max(D, DV), query.dtype)
+    grid = triton.cdiv(C, rows), H, B
+    shape = {"S": S, "H": H, "K": K, "G": G, "D": D, "BD": width(D)}
     weights = sink_weights = None
     if slots.bound.policy.decay is not None:
         space = room(C, S + C)
         weights = torch.empty(B, G, space.rows, H // G, space.width, device=query.device)
         sink_weights = torch.empty(weights.shape[:4], device=query.device) if sinks is not None else None
-        rows, columns, warps, stages = WEIGH
-        weigh_kernel[(triton.cdiv(C, rows), H, B)](
+        weigh_kernel[grid](
             query, key, scales[0], slots.keys, scales[2], position, query_position, followed(sinks), weights,
             followed(sink_weights), scoring.scale, softcap or 1.0, *query.stride()[:3], *key.stride()[:3], C,
-            ROWS=space.rows, WIDTH=space.width, SPAN=triton.cdiv(C, columns) * columns,
-            BC=rows, BN=columns, num_warps=warps, num_stages=stages, **shape, **flags,
+            ROWS=space.rows, WIDTH=space.width, **shape, **flags, **blocks,
         )  # fmt: skip
     evicted_at = scan_triton(weights, position, importance, query_position, slots.bound, sink_weights, norm)
     output = torch.empty(B, C, H, DV, device=query.device, dtype=query.dtype)
-    rows, columns, warps, stages = ATTEND
-    attend_kernel[(triton.cdiv(C, rows), H, B)](
+    attend_kernel[grid](
         query, key, value, *scales[:2], slots.keys, slots.values, *scales[2:],
         position, evicted_at, query_position, followed(sinks), output,
         scoring.scale, softcap or 1.0, *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], C,
-        DV=DV, SPAN=triton.cdiv(C, columns) * columns, BC=rows, BN=columns, BV=max(16, triton.next_power_of_2(DV)),
-        num_warps=warps, num_stages=stages, **shape, **flags,
+        DV=DV, BV=width(DV), **shape, **flags, **blocks,
     )  # fmt: skip
     keep_triton(slots, *fresh, position, importance, norm, evicted_at)
     return output, position, evicted_at

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from msrnn.kernels.evict_triton import HEADS_PER_TILE, evict_kernel
+from msrnn.kernels.matrix_triton import at_once, width
 from msrnn.kernels.rounding_triton import BIAS, numbers, write
 from msrnn.kernels.turn_triton import load_turned, load_turns, turns_of
 from msrnn.rounding import LARGEST
@@ -199,7 +200,7 @@ def attend_kernel(
                 elif BR == 1:
                     b_s = (tl.sum(b_q.to(tl.float32) * numbers(b_k, WHOLE), axis=1) - q_bias)[None, :]
                 else:
-                    b_s = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision="ieee")
+                    b_s = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision=PRECISION)
             b_s *= scale
             if CODED:
                 b_s *= tl.load(key_scale + i_kv * S + o_s, mask=m_s, other=0.0).to(tl.float32)[None, :]
@@ -223,7 +224,7 @@ def attend_kernel(
                 b_pv = tl.sum(tl.trans(b_p) * numbers(b_v, WHOLE), axis=0)[None, :]
                 b_bias = b_bias * b_old + tl.sum(b_p, axis=1)
             else:
-                b_pv = tl.dot(b_p.to(b_q.dtype), b_v.to(b_q.dtype), input_precision="ieee")
+                b_pv = tl.dot(b_p.to(b_q.dtype), b_v.to(b_q.dtype), input_precision=PRECISION)
             b_o = b_o * b_old[:, None] + b_pv
             b_max = b_new
     if WHOLE and BR == 1:
@@ -272,8 +273,9 @@ def decode_triton(
     sinks, softcap, code = scoring.sinks_of(G), scoring.softcap, slots.code
     tile = PLAIN if scoring.places is None else TURNED if R == 1 else TURNED_GROUPED
     heads = math.gcd(K // G, tile.heads) if code is None else 1
-    splits = max(1, min(triton.cdiv(S, tile.slots), PROGRAMS * heads // (B * K)))
-    span = triton.cdiv(S, splits * tile.slots) * tile.slots
+    block = tile.slots if R == 1 else at_once(tile.slots, max(D, DV), query.dtype)
+    splits = max(1, min(triton.cdiv(S, block), PROGRAMS * heads // (B * K)))
+    span = triton.cdiv(S, splits * block) * block
     splits = triton.cdiv(S, span)
 
     scores = torch.empty(B, K * R, S, device=query.device)
@@ -288,23 +290,22 @@ def decode_triton(
     # Pointers that are not followed.
     memory, norm = (kept if kept is not None else log_sums for kept in (slots.importance, slots.norm))
     scales = [s if s is not None else log_sums for s in (slots.key_scale, slots.value_scale)]
-    # Sixteen is the least that the matrix units take.
-    dims = {"D": D, "DV": DV, "BD": max(16, triton.next_power_of_2(D)), "BV": max(16, triton.next_power_of_2(DV))}
-    # On matrix units, numbers of 11 bits lose nothing beside those of 8 or 11 that states have.
-    precision = "ieee" if slots.dtype == torch.float32 else "tf32"
+    dims = {"D": D, "DV": DV, "BD": width(D), "BV": width(DV)}
+    # Turned rows are float32: numbers of 11 bits lose nothing beside those of 8 or 11 that states have.
+    precision = "ieee" if query.dtype == torch.float32 else "tf32"
     turns, turning = log_sums, {"F": 0, "BF": 1, "START": 0, "NEIGHBOURS": False, "PRECISION": precision}
     if scoring.places is not None:
         rotary = scoring.places.rotary
         pairs = len(rotary.frequency)
         turns = turns_of(slots, query_position, scoring.places)
-        turning |= {"F": pairs, "BF": max(16, triton.next_power_of_2(pairs)), "START": rotary.start}
+        turning |= {"F": pairs, "BF": width(pairs), "START": rotary.start}
         turning["NEIGHBOURS"] = rotary.interleaved
     all_slots, slides, weighs = triton.next_power_of_2(S), bound.window is not None, bound.policy.value
     attend_kernel[(B * (K // heads), splits)](
         query, key, value, slots.keys, slots.values, *scales, position, query_position,
         sinks if sinks is not None else log_sums, turns, fresh, scores, maxima, sums, squares, parts,
         scoring.scale, softcap or 1.0, bound.window or 0, bound.spared, LARGEST[code] if code else 1.0,
-        K=K, S=S, G=G, R=R, HEADS=heads, BR=heads if R == 1 else max(16, triton.next_power_of_2(R)), BS=tile.slots,
+        K=K, S=S, G=G, R=R, HEADS=heads, BR=heads if R == 1 else width(R), BS=block,
         ALL=all_slots, SPAN=span, SPLITS=splits, SLIDES=slides, CODED=code is not None, WHOLE=code == torch.int8,
         CAPPED=softcap is not None, SINKS=sinks is not None, WEIGHS=weighs, **dims, **turning,
         num_warps=tile.warps, num_stages=tile.stages,

@@ -21,8 +21,7 @@ pytestmark = pytest.mark.usefixtures("poisoned")
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter is slow, and small blocks are more of them."""
     if not torch.cuda.is_available():
-        monkeypatch.setattr("msrnn.kernels.chunk_triton.WEIGH", (16, 32, 4, 2))
-        monkeypatch.setattr("msrnn.kernels.chunk_triton.ATTEND", (16, 32, 4, 2))
+        monkeypatch.setattr("msrnn.kernels.chunk_triton.MOST", 16)
 
 
 def in_order(slots: Slots) -> list[Tensor]:

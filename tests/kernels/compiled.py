@@ -1,0 +1,71 @@
+"""Kernels compiled as they are launched for a GPU that need not be there: on each line one, and its shared memory.
+
+A process of its own, since `TRITON_INTERPRET` is looked at where kernels are defined.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from msrnn.kernels import decode_triton, scan_triton
+from msrnn.kernels.chunk_triton import chunk_triton
+from msrnn.policy import Bound, policy
+from msrnn.scoring import Scoring
+from msrnn.slots import LayerShape, Slots
+
+SHAPES = [(torch.bfloat16, 128), (torch.bfloat16, 256), (torch.float32, 64), (torch.float32, 128), (torch.float32, 256)]
+HEADS, KV_HEADS, SIZE, LENGTH = 8, 2, 512, 512
+
+
+class Absent:
+    """The driver of a GPU that is not there."""
+
+    def __init__(self, capability: int) -> None:
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def read_and_step(dtype: torch.dtype, dim: int) -> None:
+    shape = LayerShape(HEADS, KV_HEADS, dim, dim, dtype, torch.device("cpu"))
+    slots, scoring = Slots(1, shape, Bound(policy("tova"), SIZE)), Scoring(dim**-0.5)
+    query, key = (torch.zeros(1, heads, LENGTH, dim, dtype=dtype) for heads in (HEADS, KV_HEADS))
+    real = torch.ones(1, LENGTH, dtype=torch.bool)
+    chunk_triton(slots, query, key, key, slots.advance(LENGTH, real), scoring)
+    token = query[:, :, 0].view(1, KV_HEADS, -1, dim), key[:, :, 0], key[:, :, 0], slots.advance(1, real[:, :1])[:, 0]
+    decode_triton.decode_triton(slots, *token, scoring)
+
+
+def main(capability: int, shared_memory: int) -> None:
+    run = JITFunction.run
+    about: dict[str, Any] = {}
+
+    def compiled(kernel: Any, *args: Any, warmup: bool, **kwargs: Any) -> None:
+        made = run(kernel, *args, warmup=True, **kwargs)
+        print(json.dumps(about | {"kernel": f"{kernel.__module__}.{kernel.__name__}", "shared": made.metadata.shared}))
+
+    JITFunction.run = compiled
+    driver.set_active(Absent(capability))
+    decode_triton.PROGRAMS = 1  # one for all slots, which then are on their way while others are attended to
+    scan_triton._shared_memory = lambda device: shared_memory
+    for dtype, dim in SHAPES:
+        about = {"dtype": str(dtype), "dim": dim}
+        read_and_step(dtype, dim)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
