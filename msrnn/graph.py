@@ -80,6 +80,11 @@ def _on_streams(read: Any, parts: list[slice], times: int = 1) -> list[Tensor]:
     return results
 
 
+def _chain(error: BaseException) -> list[BaseException]:
+    """Back to the first that went wrong: a capture that is given up complains again, of what was left behind."""
+    return [error, *_chain(error.__context__)] if error.__context__ is not None else [error]
+
+
 def _unspecialized() -> Any:
     """A layer's index is a number like any other: layers of one kind share what was compiled for the first."""
     return torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True)
@@ -162,9 +167,10 @@ class Graphs:
         try:
             return Graph(self.model, self.plan, state, width, last_only, self.fuse)
         except RuntimeError as error:
-            if any(isinstance(e, torch.OutOfMemoryError) for e in (error, error.__context__)):
+            errors = _chain(error)
+            if any(isinstance(e, torch.OutOfMemoryError) for e in errors):
                 raise
-            reason = str(error).splitlines()[0]
+            reason = (str(errors[-1]) or type(errors[-1]).__name__).splitlines()[0]
             warnings.warn(f"the model cannot be captured, so every kernel is launched ({reason})", stacklevel=4)
             return None
         finally:

@@ -153,3 +153,18 @@ def test_there_is_no_graph_where_there_is_no_gpu_or_no_bound() -> None:
     for policy in ("tova", "full"):
         rnn = msrnn.MultiStateRNN(model, policy, 9)
         assert rnn._graphs.of(rnn.state()) is None
+
+
+def test_why_nothing_was_captured_is_the_first_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class GivenUp:
+        def __init__(self, *args: object) -> None:
+            try:
+                raise RuntimeError("the routing waits for the host\nmore of it")
+            finally:
+                raise RuntimeError("capturing stream has unjoined work")
+
+    monkeypatch.setattr("msrnn.graph.Graph", GivenUp)
+    rnn = msrnn.MultiStateRNN(build(llama()), "tova", 9)
+    rnn._graphs.possible = True
+    with pytest.warns(UserWarning, match=r"launched \(the routing waits for the host\)"):
+        assert rnn._graphs.of(rnn.state()) is None
