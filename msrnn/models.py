@@ -80,6 +80,8 @@ def device_named(device: str) -> torch.device:
         raise ValueError(known)
     if where.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={device!r}: torch sees no CUDA device here; use 'cpu' or 'auto'")
+    if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device={device!r}: the last that torch sees is 'cuda:{torch.cuda.device_count() - 1}'")
     return where
 
 

@@ -38,6 +38,14 @@ def test_devices_that_are_not_known_here(device: str) -> None:
         device_named(device)
 
 
+def test_a_gpu_beyond_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert device_named("cuda:1").index == 1
+    with pytest.raises(ValueError, match="device='cuda:7': the last that torch sees is 'cuda:1'"):
+        device_named("cuda:7")
+
+
 def test_conversion_is_done_once(file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(models, "_convert", write_whole)

@@ -109,10 +109,10 @@ def stories(folder: Path) -> Store:
 
 
 def answers(folder: Path, estimate: bool, force: bool) -> Store:
-    """Those that a judgement goes on from; an estimate of one that starts anew leaves the file alone."""
+    """Those that a judgement goes on from; an estimate of one that starts anew leaves the folder alone."""
     from msrnn.evaluate.store import Store
 
-    if estimate and force:
+    if estimate and (force or not folder.exists()):
         return Store(None)
     return Store(rows_file(folder, NAME, force, figure=not estimate))
 

@@ -72,9 +72,10 @@ def test_an_estimate_of_a_judgement_anew(run: Run, stories: Path) -> None:
 def test_an_estimate_needs_neither_key_nor_package(run: Run, stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    code, _, err = run("judge", stories, "--judge", "gpt-4o", "--estimate", small=True)
+    code, _, err = run("judge", stories, "--judge", "gpt-4o", "--estimate", "--out", stories / "none", small=True)
     assert code == 0
     assert "left to ask: 4 requests" in err
+    assert not (stories / "none").exists()
 
 
 def test_without_a_key_nothing_is_forgotten(run: Run, stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -296,6 +296,8 @@ def commands(lines: Iterable[str]) -> list[str]:
 
 
 SHOWN = commands(README.read_text().partition("## The command line")[2].split("```")[1].splitlines())
+PAGES = (page.read_text().splitlines() for page in README.parent.glob("docs/*.md"))
+DOCUMENTED = commands(line for lines in PAGES for line in lines if line.startswith("msrnn "))
 HELPED = commands(line for verb in VERBS.values() for line in verb.epilog.splitlines())
 
 
@@ -307,7 +309,7 @@ def parsed(command: str) -> dict[str, Any]:
     return values
 
 
-@pytest.mark.parametrize("command", dict.fromkeys([*SHOWN, *HELPED]))
+@pytest.mark.parametrize("command", dict.fromkeys([*SHOWN, *DOCUMENTED, *HELPED]))
 def test_examples_parse(command: str) -> None:
     assert parsed(command) is not None
 
