@@ -11,9 +11,10 @@ from pathlib import Path
 CAPABILITY, SHARED_MEMORY = 89, 99 * 2**10  # an RTX 4090's, the least of any since capability 8.0
 
 
-def test_kernels_fit_into_little_shared_memory() -> None:
+def test_kernels_fit_into_little_shared_memory(tmp_path: Path) -> None:
     script = Path(__file__).with_name("compiled.py")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
     arguments = [sys.executable, str(script), str(CAPABILITY), str(SHARED_MEMORY)]
     done = subprocess.run(arguments, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
