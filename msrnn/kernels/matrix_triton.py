@@ -6,7 +6,7 @@ import torch
 import triton
 
 LEAST = 16  # rows, columns or dimensions of a product
-BYTES = 2**14  # of rows at once: with what is on its way, the shared memory of any GPU holds them, 99 KiB
+BYTES = 2**14  # of rows at once: with what is on its way they fit into 99 KiB, the shared memory of GPUs from 8.0 on
 
 
 def width(n: int) -> int:
