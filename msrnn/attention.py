@@ -74,25 +74,37 @@ def attend_unbounded(
     if growing.padded or 1 < T < n:
         held = growing.position[:, :, None, :n]
         mask = (held >= 0) & (held <= position[:, None, :, None])
-    return plain_attention(query, keys, values, mask, scoring)
+    return plain_attention(query, keys, values, mask, scoring)[0]
 
 
-def plain_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
-    """Attention without states: mask [B, 1, T, N], True where seen; None is causal.
+def plain_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scoring: Scoring,
+    dropout: float = 0.0,
+    weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention without states, [B, T, H, Dv], and the weights [B, H, T, N] on request.
 
-    SDPA where it can; it knows neither soft-capping nor sinks.
+    mask [B, 1, T, N], True where seen, or float to add; None is causal. SDPA where it can; it knows neither
+    soft-capping nor sinks.
     """
     (B, H, T, D), K = query.shape, keys.shape[1]
-    if scoring.softcap is None and scoring.sinks is None:
+    if scoring.softcap is None and scoring.sinks is None and not weights:
         output = scaled_dot_product_attention(
-            query, keys, values, mask, is_causal=mask is None and T > 1, scale=scoring.scale, enable_gqa=H != K
+            query, keys, values, mask, dropout, is_causal=mask is None and T > 1, scale=scoring.scale, enable_gqa=H != K
         )
-        return output.transpose(1, 2)
+        return output.transpose(1, 2), None
     if mask is None:
         mask = torch.ones(1, 1, T, keys.shape[2], dtype=torch.bool, device=query.device).tril(keys.shape[2] - T)
     scores = scoring(query.reshape(B, K, -1, D), keys).view(B, H, T, -1)
-    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    lowest = torch.finfo(scores.dtype).min
+    scores = scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores + mask
     if scoring.sinks is not None:
         scores = torch.cat([scores, scoring.sinks.float().view(1, H, 1, 1).expand(B, H, T, 1)], dim=-1)
     attention = scores.softmax(-1)[..., : keys.shape[2]].to(values.dtype)
-    return torch.matmul(attention.view(B, K, -1, keys.shape[2]), values).view(B, H, T, -1).transpose(1, 2)
+    kept = torch.nn.functional.dropout(attention, dropout) if dropout else attention
+    output = torch.matmul(kept.view(B, K, -1, keys.shape[2]), values).view(B, H, T, -1).transpose(1, 2)
+    return output, attention if weights else None

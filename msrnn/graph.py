@@ -11,13 +11,11 @@ import warnings
 import weakref
 from collections import Counter
 from contextlib import nullcontext
-from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from msrnn.plan import Plan
 from msrnn.state import MultiState
@@ -38,10 +36,10 @@ class Graph:
             part, real = state.part(rows), self.real[rows]
             logits: Tensor = forward(
                 input_ids=self.ids[rows],
-                # In four dimensions, a mask reaches attention as it is, and only its diagonal counts.
+                # In four dimensions, a mask is not looked at: reading it back would break the capture.
                 attention_mask=real[:, None, None].expand(-1, 1, width, -1),
                 position_ids=(part.seen[:, None] + real.cumsum(-1) - 1).clamp(min=0),
-                past_key_values=plan.cache(part),
+                past_key_values=plan.cache(part, real=real),
                 use_cache=True,
                 logits_to_keep=1 if last_only else 0,
             ).logits
@@ -176,19 +174,3 @@ class Graphs:
         finally:
             for layer, count in zip(state.layers, columns, strict=True):
                 layer.columns = count  # what was warmed up was not read
-
-
-def replaying(model: PreTrainedModel, graph: Graph) -> PreTrainedModel:
-    """The same model, weights shared, whose single tokens replay a graph; the model that was given is untouched."""
-    original = type(model).forward
-
-    @wraps(original)
-    def forward(self: Any, input_ids: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        if input_ids is None or input_ids.shape != graph.ids.shape or kwargs.get("output_hidden_states"):
-            return original(self, input_ids, *args, **kwargs)
-        logits: Any = graph(input_ids)
-        return CausalLMOutputWithPast(logits=logits, past_key_values=kwargs.get("past_key_values"))
-
-    twin = copy.copy(model)
-    twin.__class__ = type(type(model).__name__, (type(model),), {"forward": forward})
-    return twin

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface
 
 from msrnn.attention import Record, attend, attend_unbounded, plain_attention
+from msrnn.masks import build_mask, real_columns
 from msrnn.positions import Places
 from msrnn.scoring import Scoring
 from msrnn.slots import Growing, Memory
@@ -37,37 +38,60 @@ def attention(
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
     is_causal: bool | None = None,
+    dropout: float = 0.0,
+    use_cache: bool | None = None,
+    output_attentions: bool | None = None,
     **_: Any,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor | None]:
     """transformers' attention interface: query [B, H, T, D], key and value [B, K, T, D] -> [B, T, H, D].
 
-    Dropout is not among the arguments that matter: a state that forgets is for inference. torch.compile leaves it alone
-    and compiles the rest of the layer: kernels of our own gain nothing, and it would compile anew at every count.
+    torch.compile leaves it alone and compiles the rest of the layer: its kernels gain nothing from compilation, and
+    every new column count would compile again.
     """
     scoring = Scoring(scaling if scaling is not None else query.shape[-1] ** -0.5, softcap, s_aux)
-    owner = getattr(key, "owner", None)
+    owner: OwnedLayer | None = getattr(key, "owner", None)
     if position_bias is not None:
-        raise ValueError("this model adds a bias by distance to its scores, which msrnn does not know how to keep")
+        raise ValueError(f"{type(module).__name__} adds a position bias to its scores, which msrnn does not support")
     if owner is None:
         if attention_mask is None and not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
             attention_mask = query.new_ones(1, 1, query.shape[2], key.shape[2], dtype=torch.bool)  # as an image's
-        return plain_attention(query, key, value, attention_mask, scoring).contiguous(), None
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):
+        output, weights = plain_attention(
+            query, key, value, attention_mask, scoring, dropout, weights=bool(output_attentions)
+        )
+        return output.contiguous(), weights
+    owner.waiting = False
+    try:
+        _check_inference(query.requires_grad or key.requires_grad, dropout, use_cache, output_attentions)
+        owner.check_module(module)
+        real = owner.real if owner.real is not None else real_columns(attention_mask, query.shape[2], owner.window)
+    except (TypeError, ValueError):
+        owner.columns -= query.shape[2]  # nothing was read
+        raise
+    return owner.attend(query, key, value, real, scoring).contiguous(), None
+
+
+def _check_inference(
+    requires_grad: bool, dropout: float, use_cache: bool | None, output_attentions: bool | None
+) -> None:
+    """Refuse what a state that evicts cannot do."""
+    if torch.is_grad_enabled() and requires_grad:
         raise ValueError("bounded states carry no gradient: call the model under torch.no_grad()")
-    return owner.attend(query, key, value, _real(attention_mask), scoring).contiguous(), None
-
-
-def _real(mask: Tensor | None) -> Tensor | None:
-    """[B, T], False where padding: a token sees itself unless it is padding, so it is the mask's diagonal."""
-    if mask is None:
-        return None
-    if mask.dtype != torch.bool:
-        raise TypeError(f"attention mask of {mask.dtype}: pass a 2-D mask of ones and zeros (1 for a token)")
-    return mask[:, 0].diagonal(dim1=-2, dim2=-1)
+    if dropout:
+        raise ValueError("a bounded state is for inference: call model.eval() first")
+    if use_cache is False:
+        raise ValueError(
+            "use_cache=False makes generate read the whole text again at every step, which a state that evicts cannot "
+            "undo: pass use_cache=True, or set it in the model's config and generation_config"
+        )
+    if output_attentions:
+        raise ValueError(
+            "output_attentions=True: attention over a bounded state has no fixed columns; msrnn.trace gives the "
+            "eviction times, and attn_implementation='eager' without a bounded cache gives all weights"
+        )
 
 
 AttentionInterface.register(NAME, attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionMaskInterface.register(NAME, build_mask)
 
 
 class OwnedLayer(CacheLayerMixin):
@@ -76,11 +100,15 @@ class OwnedLayer(CacheLayerMixin):
     is_compileable = False
     is_sliding = False
     supports_early_init = False
+    window: int | None = None  # of a layer that slides by itself, the query's own token included
+    real: Tensor | None = None  # [B, T], False where padding, when the caller knows; else the mask is read
 
     def __init__(self, config: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.config = config
         self.columns = 0
+        self.waiting = False  # for the attention function to take what `update` handed out
+        self.unfinished = False  # an exception or an interruption left this layer half-way through a token
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         active = self.config._attn_implementation
@@ -91,11 +119,18 @@ class OwnedLayer(CacheLayerMixin):
             )
         self.lazy_initialization(key_states, value_states)
         self.columns += key_states.shape[2]
+        self.waiting = True
         key_states.owner = self  # type: ignore[attr-defined]
         return key_states, value_states
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.is_initialized = True
+
+    def check_module(self, module: nn.Module) -> None:
+        """Whether this attention module may use the layer."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scoring: Scoring) -> Tensor:
+        raise NotImplementedError
 
     def get_seq_length(self) -> int:
         return self.columns
@@ -108,11 +143,32 @@ class OwnedLayer(CacheLayerMixin):
 
 
 class OwnedCache(Cache):
-    """A cache whose layers own their keys; like the attention that follows, none of torch.compile's business."""
+    """A cache whose layers own their keys; like the attention that follows, torch.compile leaves it alone."""
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def update(self, *args: Any, **kwargs: Any) -> Any:
-        return super().update(*args, **kwargs)
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        owned = [layer for layer in self.layers if isinstance(layer, OwnedLayer)]
+        if any(layer.unfinished for layer in owned):
+            raise ValueError("this cache was interrupted half-way through a forward pass: make a new one")
+        # Keys that no attention function of ours took went to another one, which saw the new tokens alone.
+        if any(layer.waiting for layer in owned):
+            raise ValueError(
+                f"the model that was given this cache does not read its states: its attention is not {NAME!r}; "
+                "make a MultiStateCache for that model"
+            )
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerSetup:
+    """How one layer attends to its states."""
+
+    config: Any  # of the decoder; names the attention that is active
+    module: Callable[[], nn.Module | None]  # a weak reference to the attention module that owns the states
+    chunk: int
+    backend: str
+    places: Places | None
+    window: int | None  # the layer's own sliding window
 
 
 class StateLayer(OwnedLayer):
@@ -120,25 +176,37 @@ class StateLayer(OwnedLayer):
 
     def __init__(
         self,
-        config: Any,
+        setup: LayerSetup,
         memory: Memory | Callable[[int], Memory],
-        chunk: int,
-        backend: str,
         columns: int = 0,
         record: Record | None = None,
-        places: Places | None = None,
+        real: Tensor | None = None,
     ) -> None:
-        super().__init__(config)
-        self.memory, self.chunk, self.backend, self.columns, self.record = memory, chunk, backend, columns, record
-        self.places = places
+        super().__init__(setup.config)
+        self.setup, self.memory, self.columns, self.record, self.real = setup, memory, columns, record, real
+        self.window = setup.window
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StateLayer:
+        """A copy of the states; the model that they belong to stays the same."""
+        memory = copy.deepcopy(self.memory, memo) if isinstance(self.memory, Memory) else self.memory
+        other = StateLayer(self.setup, memory, self.columns, self.record, self.real)
+        other.waiting, other.unfinished, other.is_initialized = self.waiting, self.unfinished, self.is_initialized
+        return other
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         if not isinstance(self.memory, Memory):
             self.memory = self.memory(key_states.shape[0])
         super().lazy_initialization(key_states, value_states)
 
+    def check_module(self, module: nn.Module) -> None:
+        if module is not self.setup.module():
+            raise ValueError(
+                f"this cache was made for another model than the one whose {type(module).__name__} reads it: "
+                "make a MultiStateCache for each model"
+            )
+
     def attend(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scoring: Scoring) -> Tensor:
-        memory = self.memory
+        memory, setup = self.memory, self.setup
         assert isinstance(memory, Memory)
         if query.shape[0] != memory.batch_size:
             raise ValueError(f"a batch of {query.shape[0]} does not fit a state of {memory.batch_size} rows")
@@ -147,15 +215,19 @@ class StateLayer(OwnedLayer):
                 f"keys of {key.dtype} do not fit a state of {memory.dtype}: leave autocast, or hand the model to msrnn "
                 "again once it is cast"
             )
+        self.unfinished = True
         if isinstance(memory, Growing):
-            return attend_unbounded(memory, query, key, value, real, scoring)
-        if self.places is not None:
-            scoring = replace(scoring, places=self.places)
-        with torch.cuda.device_of(query):  # kernels are launched on the current device
-            return attend(memory, query, key, value, real, scoring, self.chunk, self.backend, self.record)
+            output = attend_unbounded(memory, query, key, value, real, scoring)
+        else:
+            if setup.places is not None:
+                scoring = replace(scoring, places=setup.places)
+            with torch.cuda.device_of(query):  # kernels are launched on the current device
+                output = attend(memory, query, key, value, real, scoring, setup.chunk, setup.backend, self.record)
+        self.unfinished = False
+        return output
 
     def reset(self) -> None:
-        self.columns = 0
+        self.columns, self.waiting, self.unfinished = 0, False, False
         if isinstance(self.memory, Memory):
             self.memory.reset()
 

@@ -5,22 +5,27 @@ Learned from the model itself: transformers says how it would cache each layer, 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 
 from msrnn.attention import Record
 from msrnn.backend import choose
-from msrnn.huggingface import NAME, LinearLayer, OwnedCache, StateLayer
+from msrnn.huggingface import NAME, LayerSetup, LinearLayer, OwnedCache, StateLayer
+from msrnn.memory import check_fits
 from msrnn.policy import FULL, Bound, Policy, layer_bound, resolve
 from msrnn.positions import FITTED, ORIGINAL, Gap, Places, Spacing, name_of, spacing
-from msrnn.probe import check_driven, check_split, host_layers, probe
+from msrnn.probe import check_driven, check_split, host_layers, inspect_layers
 from msrnn.rotary import learn
 from msrnn.rounding import state_dtype_of
 from msrnn.slots import Growing, LayerShape, Memory, Slots
@@ -36,10 +41,22 @@ class Plan:
     config: Any
     shapes: list[LayerShape | None]  # None: a linear-attention layer
     bounds: list[Bound | None]  # None: the layer grows
-    backends: list[str]
-    places: list[Places | None]  # None: the layer's tokens stand where the model rotated them
-    chunk: int
+    setups: list[LayerSetup | None]
     fingerprint: dict[str, Any]
+
+    @property
+    def backends(self) -> list[str]:
+        return [setup.backend for setup in self.setups if setup]
+
+    @property
+    def places(self) -> list[Places | None]:
+        """Where each layer's tokens are moved to; None: they stay where the model rotated them."""
+        return [setup.places if setup else None for setup in self.setups]
+
+    @property
+    def repositions(self) -> bool:
+        """Whether some layer's keys are rotated anew, to other positions than the model gave them."""
+        return any(self.places)
 
     @property
     def hybrid(self) -> bool:
@@ -51,7 +68,26 @@ class Plan:
         assert shape is not None
         return Growing(batch_size, shape) if bound is None else Slots(batch_size, shape, bound)
 
+    def nbytes(self, batch_size: int) -> int:
+        """The bytes of a state's bounded layers, known before any is allocated."""
+        pairs = zip(self.shapes, self.bounds, strict=True)
+        return sum(Slots.nbytes_of(batch_size, shape, bound) for shape, bound in pairs if shape and bound)
+
+    def check_memory(self, batch_size: int) -> None:
+        """Refuse a state that does not fit into what is free, with what would."""
+        devices = {shape.device for shape in self.shapes if shape}
+        if len(devices) != 1 or batch_size < 1:
+            return
+        size, one = self.fingerprint["size"], self.nbytes(1)
+
+        def mend(free: int) -> str:
+            return f"{free // one:,} sequences fit" if free >= one else f"size {max(1, size * free // one):,} fits"
+
+        what = f"a state of size {size} for {batch_size} sequence{'s' if batch_size > 1 else ''}"
+        check_fits(self.nbytes(batch_size), next(iter(devices)), what, mend)
+
     def state(self, batch_size: int) -> MultiState:
+        self.check_memory(batch_size)
         linear = host_layers(self.config)
         layers = [
             LinearLayer(linear[i]) if shape is None else self.memory(i, batch_size)
@@ -59,21 +95,37 @@ class Plan:
         ]
         return MultiState(layers, self.fingerprint)
 
-    def cache(self, state: MultiState, columns: int = 0, record: Callable[[int], Record] | None = None) -> Cache:
-        """A state as a cache that says it has seen `columns` columns so far, whatever the state has."""
+    def cache(
+        self,
+        state: MultiState,
+        columns: int = 0,
+        record: Callable[[int], Record] | None = None,
+        real: Tensor | None = None,
+    ) -> Cache:
+        """A state as a cache that says it has seen `columns` columns so far, whatever the state has.
+
+        real [B, T] is False where the next columns are padding; without it, layers read the model's mask.
+        """
         return OwnedCache(
             layers=[
                 memory.layer
                 if isinstance(memory, LinearLayer)
-                else self.layer(i, memory, columns, record(i) if record else None)
+                else self.layer(i, memory, columns, record(i) if record else None, real)
                 for i, memory in enumerate(state.layers)
             ]
         )
 
     def layer(
-        self, i: int, memory: Memory | Callable[[int], Memory], columns: int = 0, record: Record | None = None
+        self,
+        i: int,
+        memory: Memory | Callable[[int], Memory],
+        columns: int = 0,
+        record: Record | None = None,
+        real: Tensor | None = None,
     ) -> StateLayer:
-        return StateLayer(self.config, memory, self.chunk, self.backends[i], columns, record, self.places[i])
+        setup = self.setups[i]
+        assert setup is not None
+        return StateLayer(setup, memory, columns, record, real)
 
 
 def plan(
@@ -102,35 +154,51 @@ def plan(
         raise TypeError(f"{type(model).__name__} is not a transformers model: load one with AutoModelForCausalLM")
     if model.device.type == "meta":
         raise ValueError(f"{type(model).__name__} is on the meta device: load its weights first")
-    model.eval()
     config = model.config.get_text_config(decoder=True)
     apart = spacing(positions, _fitting(config, size) if positions == FITTED else 1)
     own = windows(model, config)
-    before = config._attn_implementation
-    model.set_attn_implementation(NAME)
-    try:
-        shapes = [seen.shape if seen else None for seen in probe(model, config)]
-        backends = [choose(backend, shape.device if shape else model.device) for shape in shapes]
-        places = _places(model, config, apart, len(shapes))
+    with _handed_over(model, config):
+        layers = inspect_layers(model, config)
+        backends = [choose(backend, layer.shape.device if layer else model.device) for layer in layers]
+        places = _places(model, config, apart, len(layers))
         if driven:
             check_driven(model, config)
-            if None in shapes:
+            if None in layers:
                 check_split(model, config)
-    except BaseException:
-        model.set_attn_implementation(before)
-        raise
-    dtypes = {str(shape.dtype).removeprefix("torch.") for shape in shapes if shape}
+        weights = fingerprint_of(model)
+    dtypes = {str(layer.shape.dtype).removeprefix("torch.") for layer in layers if layer}
     fingerprint = {
         "policy": policy_.name if policy_ else FULL,
         "size": size,
         "dtype": state_dtype or "/".join(sorted(dtypes)),
         "positions": name_of(apart),
-        "model": fingerprint_of(model),
+        "model": weights,
         "rotary": _digest(json.dumps(getattr(config, "rope_parameters", None), sort_keys=True, default=str).encode()),
+        "windows": sorted({w for w in own if w is not None}),
     }
-    shapes = [shape and replace(shape, code=code) for shape in shapes]
     chunk = chunk or (WIDE_CHUNK if "triton" in backends else DEFAULT_CHUNK)
-    return Plan(config, shapes, [layer_bound(policy_, size, w) for w in own], backends, places, chunk, fingerprint)
+    shapes = [layer and replace(layer.shape, code=code) for layer in layers]
+    bounds = [layer_bound(policy_, size, window) for window in own]
+    setups = [
+        layer and LayerSetup(config, weakref.ref(layer.module), chunk, backends[i], places[i], own[i])
+        for i, layer in enumerate(layers)
+    ]
+    return Plan(config, shapes, bounds, setups, fingerprint)
+
+
+@contextmanager
+def _handed_over(model: PreTrainedModel, config: Any) -> Iterator[None]:
+    """The model in evaluation mode, its attention msrnn's; as it was before, should anything fail meanwhile."""
+    before, training = config._attn_implementation, [module for module in model.modules() if module.training]
+    try:
+        model.eval()
+        model.set_attn_implementation(NAME)
+        yield
+    except BaseException:
+        model.set_attn_implementation(before)
+        for module in training:
+            module.training = True
+        raise
 
 
 def windows(model: PreTrainedModel, config: Any) -> list[int | None]:
@@ -158,7 +226,10 @@ def _fitting(config: Any, size: int | None) -> int:
     if not length or size is None:
         reason = "this model does not say for what length it was made; name a largest gap, as in 'compressed:16'"
         raise ValueError(f"positions={FITTED!r}: {reason}")
-    return max(1, (length - 1) // size)
+    if size >= length:
+        reason = f"size={size} leaves no gap to close in the {length:,} positions of this model; take a smaller size"
+        raise ValueError(f"positions={FITTED!r}: {reason}")
+    return (length - 1) // size
 
 
 def _places(model: PreTrainedModel, config: Any, apart: Spacing | None, layers: int) -> list[Places | None]:
@@ -168,12 +239,23 @@ def _places(model: PreTrainedModel, config: Any, apart: Spacing | None, layers: 
 
 
 def fingerprint_of(model: PreTrainedModel) -> str:
-    """Tells models apart by what they compute: the shape and some values of every weight, not their file's name."""
+    """Tells models apart by their weights: names, shapes and 16 values of each, as they are when the model is wrapped.
+
+    Not noticed: a change to other values than those sampled, training after wrapping, adapters that are switched off.
+    Quantized weights that are no tensors count by their name and type, weights on the meta device (offloaded to disk)
+    by their shape.
+    """
     told = []
     for name, weight in model.state_dict().items():
-        flat = weight.detach().flatten()
-        sample = flat[:: max(1, flat.numel() // 16)].float().cpu()
-        told.append(f"{name}{list(weight.shape)}".encode() + sample.numpy().tobytes())
+        if not isinstance(weight, Tensor):
+            told.append(f"{name}{type(weight).__name__}".encode())
+            continue
+        sample = b""
+        if weight.device.type != "meta":
+            flat = weight.detach().flatten()
+            flat = flat.dequantize() if flat.is_quantized else flat
+            sample = flat[:: max(1, flat.numel() // 16)].float().cpu().numpy().tobytes()
+        told.append(f"{name}{list(weight.shape)}".encode() + sample)
     return _digest(b"".join(told))
 
 
@@ -197,14 +279,31 @@ class MultiStateCache(OwnedCache):
         state_dtype: str | None = None,
         positions: str | Gap = ORIGINAL,
     ) -> None:
+        for name in ("config", "generation_config"):
+            if getattr(getattr(model, name, None), "use_cache", None) is False:
+                raise ValueError(
+                    f"model.{name}.use_cache=False makes generate read the whole text again at every step, which a "
+                    f"state that evicts cannot undo: set model.{name}.use_cache = True"
+                )
         self.plan = plan(model, policy, size, chunk, backend, state_dtype, positions)
         host = host_layers(self.plan.config)
         super().__init__(
             layers=[
-                host[i] if shape is None else self.plan.layer(i, partial(self.plan.memory, i))
+                host[i] if shape is None else self.plan.layer(i, partial(self._memory, i))
                 for i, shape in enumerate(self.plan.shapes)
             ]
         )
+
+    def _memory(self, layer: int, batch_size: int) -> Memory:
+        if not any(isinstance(other, StateLayer) and isinstance(other.memory, Memory) for other in self.layers):
+            self.plan.check_memory(batch_size)
+        return self.plan.memory(layer, batch_size)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MultiStateCache:
+        """A copy of the states, for the same model."""
+        other = copy.copy(self)
+        other.layers = copy.deepcopy(self.layers, memo)
+        return other
 
     @property
     def state(self) -> MultiState:
@@ -212,4 +311,5 @@ class MultiStateCache(OwnedCache):
         layers = [layer.memory if isinstance(layer, StateLayer) else LinearLayer(layer) for layer in self.layers]
         if not all(isinstance(layer, Memory | LinearLayer) for layer in layers):
             raise ValueError("this cache has read nothing yet, so it holds no state")
-        return MultiState(layers, self.plan.fingerprint)
+        whole = not any(isinstance(layer, StateLayer) and layer.unfinished for layer in self.layers)
+        return MultiState(layers, self.plan.fingerprint, whole)

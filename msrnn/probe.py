@@ -14,12 +14,15 @@ from msrnn.huggingface import NAME, OwnedLayer
 from msrnn.scoring import Scoring
 from msrnn.slots import LayerShape
 
-TRIED, ROUNDING = 8, 0.05  # tokens that a hybrid model is tried on; by how much parts may differ from the whole
+TRIED = 8  # tokens that a hybrid model is tried on
+ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-6}  # by how much, relatively, its parts may differ from the whole
+COARSE = 0.05  # in 16 bits
 
 
 class Probed(NamedTuple):
     shape: LayerShape
-    key: Tensor  # [rows, K, 1, D]
+    key: Tensor  # [rows, K, 1, D] of the first token
+    module: nn.Module  # that attends
 
 
 def host_layers(config: Any) -> list[Any]:
@@ -32,20 +35,24 @@ class _Probe(OwnedLayer):
 
     seen: Probed | None = None
     times = 0
+    module: nn.Module
+
+    def check_module(self, module: nn.Module) -> None:
+        self.module = module
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, _: Tensor | None, scoring: Scoring) -> Tensor:
         shape = LayerShape(query.shape[1], key.shape[1], key.shape[3], value.shape[3], key.dtype, key.device)
-        self.seen, self.times = Probed(shape, key), self.times + 1
-        return plain_attention(query, key, value, None, scoring)
+        self.seen, self.times = Probed(shape, key[:, :, :1], self.module), self.times + 1
+        return plain_attention(query, key, value, None, scoring)[0]
 
 
 @torch.no_grad()
 def probe(
-    model: PreTrainedModel, config: Any, rows: int = 1, position: int | None = None, columns: int = 0
+    model: PreTrainedModel, config: Any, rows: int = 1, position: int | None = None, columns: int = 0, length: int = 1
 ) -> list[Probed | None]:
-    """What each layer sees of so many tokens, each alone in its row; None: linear attention.
+    """What each layer sees of a short batch, `rows` sequences of `length` tokens; None: linear attention.
 
-    The model is told this `position`, if any, and by the cache that so many columns came before.
+    The first token has this `position`, if any, and the cache says that `columns` columns came before it.
     """
     layers: list[Any] = [
         layer if isinstance(layer, LinearAttentionLayer) else _Probe(config) for layer in host_layers(config)
@@ -57,7 +64,7 @@ def probe(
     if config._attn_implementation != NAME:
         raise ValueError(f"{unreached}, so msrnn cannot bound it")
     vocabulary: Any = model.get_input_embeddings().num_embeddings
-    tokens = vocabulary // rows * torch.arange(rows, device=model.device)[:, None]
+    tokens = (vocabulary // rows * torch.arange(rows, device=model.device)[:, None]).repeat(1, length)
     model(
         input_ids=tokens,
         attention_mask=torch.ones_like(tokens),
@@ -72,6 +79,27 @@ def probe(
     if missed:
         raise ValueError(f"{unreached} in layers {missed}, so msrnn cannot bound it")
     return [layer.seen if isinstance(layer, _Probe) else None for layer in layers]
+
+
+def inspect_layers(model: PreTrainedModel, config: Any) -> list[Probed | None]:
+    """What each layer is made of; refuses a model that does not attend in causal order, or whose keys are NaN."""
+    name = type(model).__name__
+    try:
+        seen = probe(model, config, length=2)
+    except ValueError as error:
+        if "attention mask" not in str(error):
+            raise
+        raise ValueError(
+            f"{name} attends to later tokens (is_causal=False, use_bidirectional_attention=True or an encoder): "
+            "msrnn bounds decoders, which read in causal order"
+        ) from error
+    broken = [i for i, layer in enumerate(seen) if layer and not bool(layer.key.isfinite().all())]
+    if broken:
+        raise ValueError(
+            f"{name}: the keys of layer {broken[0]} are NaN or infinite: its weights are damaged, or its dtype is too "
+            "narrow; load the model again, or in float32"
+        )
+    return seen
 
 
 def check_driven(model: PreTrainedModel, config: Any) -> None:
@@ -92,18 +120,27 @@ def check_driven(model: PreTrainedModel, config: Any) -> None:
 
 @torch.no_grad()
 def check_split(model: PreTrainedModel, config: Any) -> None:
-    """Not every linear-attention layer goes on from where it was when more than one token comes."""
+    """Refuse a model whose linear-attention layers do not go on exactly from where they were.
+
+    Some lose their state when several tokens follow, some step by another formula than they read.
+    """
     vocabulary: Any = model.get_input_embeddings().num_embeddings
     tokens = torch.arange(TRIED, device=model.device)[None] % vocabulary
-    cache = DynamicCache(config=config)
-    whole = model(input_ids=tokens, use_cache=True, past_key_values=DynamicCache(config=config)).logits
-    parts = torch.cat([model(input_ids=part, past_key_values=cache).logits for part in tokens.chunk(2, dim=1)], dim=1)
-    off = float((parts - whole).abs().max() / whole.abs().max())
-    if off > ROUNDING:
-        raise ValueError(
-            f"{type(model).__name__}: read in two parts it answers otherwise than at once (by {off:.0%}): "
-            "its linear-attention layers lose their state between them, in transformers itself"
-        )
+
+    def logits(parts: list[Tensor]) -> Tensor:
+        cache = DynamicCache(config=config)
+        return torch.cat(
+            [model(input_ids=part, use_cache=True, past_key_values=cache).logits for part in parts], dim=1
+        ).float()
+
+    whole = logits([tokens])
+    for parts, how in (([*tokens.chunk(2, dim=1)], "in two parts"), ([*tokens.split(1, dim=1)], "token by token")):
+        off = float((logits(parts) - whole).abs().max() / whole.abs().max())
+        if not off <= ROUNDING.get(model.dtype, COARSE):
+            raise ValueError(
+                f"{type(model).__name__}: read {how}, its logits differ from one read by {off:.2%}: the states of its "
+                "linear-attention layers do not carry over in transformers"
+            )
 
 
 def last_position(model: PreTrainedModel, config: Any) -> int | None:

@@ -8,19 +8,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, StoppingCriteriaList
+from transformers import PreTrainedModel
 
 from msrnn.attention import Record
-from msrnn.ending import Ends, spoken
-from msrnn.graph import Graphs, replaying
+from msrnn.generation import Continuation, RowEnds, Settings, generated_columns, twin
+from msrnn.graph import Graphs
 from msrnn.plan import plan
 from msrnn.policy import Policy, ranks_alike
 from msrnn.positions import ORIGINAL, Gap
 from msrnn.probe import last_position
-from msrnn.slots import Slots
-from msrnn.state import MultiState, each
+from msrnn.slots import MOST_COLUMNS, Slots
+from msrnn.state import MultiState
 
 DEFAULT_BLOCK = 512
+BLOCK_TOKENS = 16_384  # of all rows of a batch together, so that activations stay within bounds at any batch size
 STEPWISE_BLOCK = 64  # where a GPU decodes tokens one by one: more launches take too long to capture
 WORTH_CAPTURING = 3  # blocks that were read alike: as many take as long as to capture one
 
@@ -55,7 +56,8 @@ class MultiStateRNN:
         self.plan = plan(model, policy, size, chunk, backend, state_dtype, positions, driven=True)
         self.model = model
         self._last_position = last_position(model, self.plan.config)
-        stepwise = "triton" in self.plan.backends and any(self.plan.places)
+        stepwise = "triton" in self.plan.backends and self.plan.repositions
+        self._given_block = block
         self.block = block or (STEPWISE_BLOCK if stepwise else DEFAULT_BLOCK)
         self._graphs = Graphs(model, self.plan, fuse)
 
@@ -64,6 +66,12 @@ class MultiStateRNN:
         if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
             raise ValueError(f"batch_size={batch_size!r}: must be a whole number of sequences, 1 or more")
         return self._graphs.state(batch_size)
+
+    def block_of(self, batch_size: int) -> int:
+        """Tokens of each row that pass through the model at once: as the caller said, or fewer in a larger batch."""
+        if self._given_block is not None:
+            return self._given_block
+        return min(self.block, max(1, BLOCK_TOKENS // batch_size))
 
     def release(self) -> None:
         """Give back the GPU memory that captured graphs keep for the next state of their batch size."""
@@ -108,7 +116,10 @@ class MultiStateRNN:
         ids, _ = self._checked(input_ids, state, None)
         graph = self._graphs.of(state)
         with state.changing():
-            return self._forward(ids, state, None, last_only=True) if graph is None else graph(ids).clone()
+            if graph is None:
+                return self._forward(ids, state, None, last_only=True)
+            state.count(1)
+            return graph(ids).clone()
 
     @torch.no_grad()
     def read(
@@ -128,14 +139,19 @@ class MultiStateRNN:
         """
         input_ids, mask = self._checked(input_ids, state, attention_mask)
         logits: Tensor | None = None
-        for start in range(0, input_ids.shape[1], self.block):
-            columns = slice(start, min(start + self.block, input_ids.shape[1]))
+        block = self.block_of(state.batch_size)
+        for start in range(0, input_ids.shape[1], block):
+            columns = slice(start, min(start + block, input_ids.shape[1]))
             ids, part = input_ids[:, columns], None if mask is None else mask[:, columns]
             graph = None
-            if record is None and ids.shape[1] == self.block > 1:
-                graph = self._graphs.of(state, self.block, last_only, after=WORTH_CAPTURING)
+            if record is None and ids.shape[1] == block > 1:
+                graph = self._graphs.of(state, block, last_only, after=WORTH_CAPTURING)
             with state.changing():
-                out = self._forward(ids, state, part, last_only, record) if graph is None else graph(ids, part)
+                if graph is None:
+                    out = self._forward(ids, state, part, last_only, record)
+                else:
+                    state.count(block)
+                    out = graph(ids, part)
             if last_only:
                 logits = out[:, -1:].clone()
             else:
@@ -159,7 +175,7 @@ class MultiStateRNN:
             input_ids=ids,
             attention_mask=mask,
             position_ids=_positions(state.seen, ids, mask),
-            past_key_values=self.plan.cache(state, record=record),
+            past_key_values=self.plan.cache(state, record=record, real=None if mask is None else mask.bool()),
             use_cache=True,
             logits_to_keep=1 if last_only else 0,
         ).logits
@@ -171,61 +187,48 @@ class MultiStateRNN:
 
         Given a `state`, `input_ids` are the new tokens only; the state then advances over them and over what was
         generated, and an interrupted call leaves it before the last of the new tokens. Without an `attention_mask`,
-        every id is a token.
+        every id is a token. What cannot be done is refused before anything is read.
         """
-        for name in _ROLLBACK:
-            if self._setting(name, kwargs):
-                raise ValueError(f"{name}: assisted decoding takes tokens back, and a state that forgets cannot")
-        own = state is None
+        settings = Settings(self.model, kwargs)
+        settings.check()
+        keeps_state = state is not None
         if state is None:
             state = self.state(input_ids.shape[0] if isinstance(input_ids, Tensor) and input_ids.ndim == 2 else 1)
-        input_ids, mask = self._checked(input_ids, state, kwargs.pop("attention_mask", None))
+        input_ids, mask = self._checked(input_ids, state, kwargs.get("attention_mask"))
         if mask is not None and not mask[:, -1].all():
             raise ValueError("attention_mask: generate goes on from the last column, so pad on the left")
-        sequences = self._setting("num_return_sequences", kwargs) or 1
-        if not own and sequences > 1:
+        sequences, beams = settings["num_return_sequences"] or 1, settings["num_beams"] or 1
+        if keeps_state and sequences > 1:
             raise ValueError(
                 f"num_return_sequences={sequences}: a state goes on in one way; fork it and generate from the copies"
             )
-        if not own and state.batch_size > 1 and self.plan.hybrid:
+        if keeps_state and state.batch_size > 1 and self.plan.hybrid:
             raise ValueError(
                 f"a state of {state.batch_size} rows: where one ends before the others, this model's linear-attention "
                 "layers would read what fills it up; select a row and generate from it alone"
             )
-        copies = max(sequences, self._setting("num_beams", kwargs) or 1)
-
-        positions = _positions(state.seen, input_ids, mask)
-        before = input_ids.shape[1] - 1
-        if before:
-            self.read(input_ids[:, :-1], state, None if mask is None else mask[:, :-1], last_only=True)
-        working = state if own and copies == 1 else self.select(state, each(state.batch_size, copies))
-        ends = None
-        if not own and copies == 1:  # beams change places, and are filled up by themselves
-            ends = Ends(kwargs, self._setting("stop_strings", kwargs))
-            kwargs["stopping_criteria"] = StoppingCriteriaList([ends])
-        graph = self._graphs.of(working)
-        speaker: Any = replaying(self.model, graph) if graph else self.model
-        out = speaker.generate(
+        continuation = Continuation(self.model, self, state, max(sequences, beams), keeps_state)
+        detailed = settings["return_dict_in_generate"]
+        forced: dict[str, Any] = {"use_cache": True}
+        ends = RowEnds(settings) if keeps_state and beams == 1 else None
+        if keeps_state:
+            forced["return_dict_in_generate"] = True
+        arguments = settings.arguments(**forced)
+        if ends is not None:
+            arguments["stopping_criteria"] = ends.criteria
+        out = twin(self.model, continuation).generate(
             input_ids,
             attention_mask=torch.ones_like(input_ids) if mask is None else mask,
-            position_ids=positions,
-            past_key_values=self.plan.cache(working, columns=before),
-            **kwargs,
+            past_key_values=continuation.cache,
+            **arguments,
         )
-        if not own:
-            new = (out if isinstance(out, Tensor) else out.sequences)[:, before:]
-            columns = None if ends is None or ends.columns is None else ends.columns - input_ids.shape[1]
-            said = spoken(
-                new[:, 1:], self._setting("eos_token_id", kwargs), self._setting("pad_token_id", kwargs), columns
-            )
-            self.read(new, state, torch.cat([torch.ones_like(said[:, :1]), said], dim=1), last_only=True)
-        return out
-
-    def _setting(self, name: str, kwargs: dict[str, Any]) -> Any:
-        """A generation setting as transformers resolves it: the call, its config, the model's config."""
-        configs = (kwargs.get("generation_config"), self.model.generation_config)
-        found = [kwargs.get(name), *(getattr(config, name, None) for config in configs)]
-        return next((value for value in found if value is not None), None)
+        if not keeps_state:
+            return out
+        prompt = input_ids.shape[1]
+        real = generated_columns(out, prompt, ends)
+        last = out.sequences[:, prompt - 1 :]
+        self.read(last, state, torch.cat([torch.ones_like(last[:, :1]), real], dim=1), last_only=True)
+        return out if detailed else out.sequences
 
     def _checked(
         self, input_ids: Tensor, state: MultiState, attention_mask: Tensor | None
@@ -241,6 +244,12 @@ class MultiStateRNN:
         state.check_fits(self.plan.fingerprint)
         if input_ids.shape[0] != state.batch_size:
             raise ValueError(f"input_ids of {input_ids.shape[0]} rows do not fit a state of {state.batch_size}")
+        if state.columns + input_ids.shape[1] > MOST_COLUMNS:
+            raise ValueError(
+                f"{state.columns + input_ids.shape[1]:,} columns: a state reads {MOST_COLUMNS:,} at most; "
+                "go on from an empty one"
+            )
+        self._check_autocast()
         vocabulary: Any = self.model.get_input_embeddings().num_embeddings
         if input_ids.device.type == "cpu":
             low, high = int(input_ids.min()), int(input_ids.max())
@@ -268,9 +277,20 @@ class MultiStateRNN:
                 )
         return input_ids, attention_mask
 
+    def _check_autocast(self) -> None:
+        kind = self.model.device.type
+        if torch.is_autocast_enabled(kind):
+            computed = torch.get_autocast_dtype(kind)
+            held = {shape.dtype for shape in self.plan.shapes if shape}
+            if held != {computed}:
+                names = ", ".join(sorted(str(dtype) for dtype in held))
+                raise ValueError(
+                    f"autocast computes in {computed}, and states are kept in {names}: leave autocast, or cast the "
+                    "model before it is wrapped"
+                )
+
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-_ROLLBACK = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
 
 
 def _positions(seen: Tensor, input_ids: Tensor, mask: Tensor | None) -> Tensor:

@@ -31,9 +31,16 @@ class LayerShape:
     code: torch.dtype | None = None  # of 8 bits, where states are rounded to it
 
 
+MOST_COLUMNS = 2**31 - 2**20  # positions are int32, and the largest stands for "still held"
+
+# Tensors made in inference mode cannot be changed outside of it, and a state outlives the mode that it was made in.
+ordinary_tensors = torch.inference_mode(False)
+
+
 class _Buffers:
     """Tensors whose first dimension is the batch: rows of keys and values, and who they are."""
 
+    @ordinary_tensors
     def __init__(self, batch_size: int, shape: LayerShape, rows: int, groups: int) -> None:
         B, K, device = batch_size, shape.kv_heads, shape.device
         self.columns = 0  # ever appended, padding included; layers that disagree were interrupted half-way
@@ -67,6 +74,7 @@ class _Buffers:
         """A layer that is these rows of this one: what one reads, the other has read."""
         return self._with(lambda tensor: tensor[rows])
 
+    @ordinary_tensors
     def _with(self, change: Callable[[Tensor], Tensor]) -> Any:
         other = object.__new__(type(self))
         vars(other).update(vars(self))
@@ -78,6 +86,7 @@ class _Buffers:
         for value in self.tensors().values():
             value.copy_(value.index_select(0, rows.to(value.device)))
 
+    @ordinary_tensors
     def restore(self, tensors: dict[str, Tensor], columns: int) -> None:
         """Take over saved tensors, which must be of this layer's kind."""
         for name, mine in self.tensors().items():
@@ -91,9 +100,17 @@ class _Buffers:
         """The dimensions that every state of this kind has in common."""
         return list(tensor.shape)
 
+    def count(self, columns: int) -> None:
+        """Count columns that are read, and refuse those whose positions do not fit into 32 bits."""
+        if self.columns + columns > MOST_COLUMNS:
+            raise ValueError(
+                f"{self.columns + columns:,} columns: a state reads {MOST_COLUMNS:,} at most; go on from an empty one"
+            )
+        self.columns += columns
+
     def advance(self, columns: int, real: Tensor | None) -> Tensor:
         """The positions [B, columns] int32 of the next columns, -1 where padding; counts the tokens among them."""
-        self.columns += columns
+        self.count(columns)
         start = self.seen[:, None].to(torch.int32)
         if real is None:
             self.seen += columns
@@ -106,6 +123,7 @@ class _Buffers:
 class Slots(_Buffers):
     """The fixed buffers of a bounded layer. Keys are rotated when written, so the order of slots means nothing."""
 
+    @ordinary_tensors
     def __init__(self, batch_size: int, shape: LayerShape, bound: Bound) -> None:
         super().__init__(batch_size, shape, bound.slots, bound.groups(shape.kv_heads))
         self.bound = bound
@@ -119,6 +137,17 @@ class Slots(_Buffers):
         self.key_scale, self.value_scale = (
             torch.ones(rows, dtype=SCALE_DTYPE, device=shape.device) if shape.code else None for _ in range(2)
         )
+
+    @staticmethod
+    def nbytes_of(batch_size: int, shape: LayerShape, bound: Bound) -> int:
+        """What `nbytes` will be, by arithmetic: nothing is allocated."""
+        policy, itemsize = bound.policy, (shape.code or shape.dtype).itemsize
+        row = shape.kv_heads * (shape.key_dim + shape.value_dim) * itemsize
+        if shape.code:
+            row += 2 * shape.kv_heads * SCALE_DTYPE.itemsize
+        numbers = 1 + bool(policy.decay) + policy.value  # position, importance, norm: 4 bytes each
+        row += bound.groups(shape.kv_heads) * numbers * 4
+        return batch_size * (bound.slots * row + 8)
 
     def in_use(self, more: int) -> Slots:
         """The slots up to the last that is held, and room for so many more: the same buffers, without what is empty.
@@ -212,6 +241,7 @@ class Growing(_Buffers):
     def _fixed(self, tensor: Tensor) -> list[int]:
         return [n for d, n in enumerate(tensor.shape) if d != 2]
 
+    @ordinary_tensors
     def append(self, key: Tensor, value: Tensor, position: Tensor) -> None:
         """key, value [B, K, T, D], position [B, T], already counted by `advance`."""
         start, stop = self.columns - key.shape[2], self.columns

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from msrnn.files import load_tensors, save_tensors
+from msrnn.memory import check_fits
 from msrnn.slots import Memory
 
-LATER = ("rotary",)  # what a fingerprint did not always tell: states without it fit
+LATER = ("rotary", "windows")  # what a fingerprint did not always tell: states without it fit
 
 
 @dataclass(eq=False)
@@ -35,8 +36,13 @@ class MultiState:
 
     @property
     def seen(self) -> Tensor:
-        """Tokens read so far, per row: [B]. Padding never counts."""
-        return next(layer for _, layer in self._own()).seen
+        """Tokens read so far, per row: [B], a copy. Padding never counts."""
+        return next(layer for _, layer in self._own()).seen.clone()
+
+    @property
+    def columns(self) -> int:
+        """Columns read so far, padding included."""
+        return next(layer for _, layer in self._own()).columns
 
     @property
     def nbytes(self) -> int:
@@ -48,6 +54,11 @@ class MultiState:
             layer.reset()
         self.whole = True
 
+    def count(self, columns: int) -> None:
+        """Count columns that a captured graph reads: its replay runs no Python."""
+        for _, layer in self._own():
+            layer.count(columns)
+
     @contextmanager
     def changing(self) -> Iterator[None]:
         """While a forward pass goes through the layers: if it does not come to its end, neither does the state."""
@@ -56,11 +67,11 @@ class MultiState:
         self.whole = True
 
     def positions(self, layer: int) -> Tensor:
-        """Positions of the tokens that a layer holds, [B, G, size + 1], -1 where a slot is empty."""
+        """Positions of the tokens that a layer holds, [B, G, size + 1], -1 where a slot is empty; a copy."""
         own = dict(self._own())
         if layer not in own:
             raise ValueError(f"layer={layer!r}: states are held by layers {sorted(own)}")
-        return own[layer].position
+        return own[layer].position.clone()
 
     def check_fits(self, fingerprint: dict[str, Any]) -> None:
         """Whether this is a state of the model, policy, size and dtype that `fingerprint` tells of."""
@@ -75,6 +86,7 @@ class MultiState:
     def select(self, rows: Sequence[int] | Tensor) -> MultiState:
         """A new state with these rows of the batch; the old one is untouched."""
         index = self.rows(rows)
+        self._check_memory(len(index))
         return MultiState([layer.select(index) for layer in self.layers], self.fingerprint, self.whole)
 
     def rows(self, numbers: Sequence[int] | Tensor) -> Tensor:
@@ -94,7 +106,13 @@ class MultiState:
         """A new state with every row `copies` times, copies of a row side by side; the old one is untouched."""
         if not isinstance(copies, int) or isinstance(copies, bool) or copies < 1:
             raise ValueError(f"fork({copies!r}): must be a whole number of copies, 1 or more")
+        self._check_memory(self.batch_size * copies)
         return self.select(each(self.batch_size, copies))
+
+    def _check_memory(self, rows: int) -> None:
+        one = self.nbytes // self.batch_size
+        device = next(layer for _, layer in self._own()).seen.device
+        check_fits(one * rows, device, f"a state of {rows:,} rows", lambda free: f"{free // one:,} rows fit")
 
     def become(self, other: MultiState, rows: Tensor) -> None:
         """What `other.select(rows)` would be, in the buffers that are here already."""

@@ -16,7 +16,6 @@ from transformers import (
 )
 
 import msrnn
-from msrnn.ending import spoken
 
 
 @pytest.fixture(scope="module")
@@ -80,20 +79,6 @@ def test_a_row_that_ended_reads_no_padding(
     alone = rnn.state()
     rnn.read(torch.cat([ids[:1], free[:1, :4]], dim=1), alone)
     assert sorted(state.positions(0)[0, 0].tolist()) == sorted(alone.positions(0)[0, 0].tolist())
-
-
-@pytest.mark.parametrize(
-    ("pad", "generated", "real"),
-    [
-        (2, [5, 2, 2, 2], [1, 1, 0, 0]),  # rows are filled up with the very token that ended them
-        (0, [5, 2, 0, 0], [1, 1, 0, 0]),
-        (0, [5, 6, 0, 0], [1, 1, 0, 0]),  # ended by something else than an eos
-        (0, [5, 0, 6, 2], [1, 1, 1, 1]),
-        (None, [5, 2, 2, 2], [1, 1, 0, 0]),
-    ],
-)
-def test_what_was_said_ends_where_the_row_ended(pad: int | None, generated: list[int], real: list[int]) -> None:
-    assert spoken(torch.tensor([generated]), [2, 3], pad).tolist() == [real]
 
 
 def test_beams_equal_the_stock_generate(model: PreTrainedModel) -> None:

@@ -1,0 +1,71 @@
+"""Attention masks: a bounded layer sees what it holds, so all that a mask may add is padding.
+
+Causal masks, with or without a sliding window, say which columns are padding. Any other mask (an image that is seen in
+both directions, packed sequences, holes) would be ignored without an error, so it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.masking_utils import causal_mask_function, sdpa_mask
+
+
+def build_mask(
+    mask_function: Callable[..., Any] = causal_mask_function,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    **kwargs: Any,
+) -> Tensor | None:
+    """transformers' mask interface: [B, 1, T, N], True where a query sees a key; None where that is all before it.
+
+    A mask in both directions is always built: None would be read as causal.
+    """
+    built: Tensor | None = sdpa_mask(mask_function=mask_function, allow_is_causal_skip=allow_is_causal_skip, **kwargs)
+    if built is not None:
+        # transformers clears `allow_is_causal_skip` wherever it adds anything to a causal mask.
+        built.known_causal = allow_is_causal_skip or mask_function is causal_mask_function  # type: ignore[attr-defined]
+    return built
+
+
+def real_columns(mask: Tensor | None, columns: int, window: int | None) -> Tensor | None:
+    """[B, T], False where padding, from a mask [B, 1, T, T]: a token sees itself unless it is padding.
+
+    `window` is the layer's own. Raises where the mask is more than causal order, that window and padding.
+    """
+    if mask is None:
+        return None
+    known: Tensor | None = getattr(mask, "real_columns", None)  # the mask of one layer is that of many
+    if known is not None:
+        return known
+    if mask.dtype != torch.bool:
+        raise TypeError(f"attention mask of {mask.dtype}: pass a 2-D mask of ones and zeros (1 for a token)")
+    if mask.ndim != 4 or mask.shape[2:] != (columns, columns):
+        raise ValueError(
+            f"attention mask of shape {list(mask.shape)}: must cover the {columns} new columns alone, as "
+            f"[batch, 1, {columns}, {columns}]; pass a 2-D mask instead"
+        )
+    real = mask[:, 0].diagonal(dim1=-2, dim2=-1)
+    if not getattr(mask, "known_causal", False):
+        _check_causal(mask, real, window)
+    mask.real_columns = real  # type: ignore[attr-defined]
+    return real
+
+
+def _check_causal(mask: Tensor, real: Tensor, window: int | None) -> None:
+    columns = torch.arange(mask.shape[-1], device=mask.device)
+    distance = columns[:, None] - columns
+    expected = real[:, None, None] & (distance >= 0)
+    if window is not None:
+        expected = expected & (distance < window)
+    wrong = (mask != expected) & real[:, None, :, None]  # what padding would see does not matter
+    if bool(wrong.any()):
+        row, _, query, key = wrong.nonzero()[0].tolist()
+        what = "sees" if key > query else "does not see"
+        raise ValueError(
+            f"attention mask: in row {row}, column {query} {what} column {key}. A bounded state reads in causal order, "
+            "with padding at most: masks for images, prefixes, packed sequences or holes are not supported"
+        )
