@@ -67,7 +67,7 @@ class Settings:
             if self[name]:
                 raise ValueError(f"{name}: assisted decoding takes tokens back, and a state that evicts cannot")
         for name, reason in _UNSUPPORTED.items():
-            if self[name] not in (None, False):
+            if self[name] is not None and self[name] is not False:
                 raise ValueError(f"{name}: {reason}")
         if self.kwargs.get("use_cache") is False:
             raise ValueError("use_cache=False: a state is the cache of its model; leave it out")

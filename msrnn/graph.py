@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from msrnn.plan import Plan
+from msrnn.slots import ordinary_tensors
 from msrnn.state import MultiState
 
 
@@ -96,6 +97,7 @@ class _Home:
         self.graphs: dict[tuple[int, bool], Graph | None] = {}
         self.resident = weakref.ref(state)
 
+    @ordinary_tensors
     def admit(self, state: MultiState) -> None:
         """A state moves in: its values into these buffers, which are then its own. Whoever was here takes a copy."""
         before = self.resident()
@@ -127,6 +129,7 @@ class Graphs:
         on_cuda = model.device.type == "cuda" and len(devices) == 1
         self.possible = fixed and on_cuda and set(plan.backends) == {"triton"}
         self._homes: dict[int, _Home] = {}
+        self._weights = self._addresses()
         self._asked: Counter[tuple[int, int, bool]] = Counter()
 
     def of(self, state: MultiState, width: int = 1, last_only: bool = True, after: int = 0) -> Graph | None:
@@ -136,6 +139,7 @@ class Graphs:
         """
         if not self.possible:
             return None
+        self._forget_moved_weights()
         self._asked[state.batch_size, width, last_only] += 1
         if self._asked[state.batch_size, width, last_only] <= after:
             return None
@@ -155,6 +159,18 @@ class Graphs:
             return home.newcomer(self.plan.fingerprint)
         self.release()
         return self.plan.state(batch_size)
+
+    def _addresses(self) -> tuple[int, ...]:
+        """Where the first and the last weight lie: casting or moving a model moves all."""
+        weights = [*self.model.parameters()]
+        return tuple(weight.data_ptr() for weight in (weights[:1] + weights[-1:]))
+
+    def _forget_moved_weights(self) -> None:
+        """Graphs read weights by their address: those of a model that was moved since would read freed memory."""
+        if self._weights != (addresses := self._addresses()):
+            self._weights = addresses
+            for home in self._homes.values():
+                home.graphs.clear()
 
     def release(self) -> None:
         """Give back the memory of graphs and buffers in which no state lives."""

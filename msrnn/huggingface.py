@@ -145,17 +145,20 @@ class OwnedLayer(CacheLayerMixin):
 class OwnedCache(Cache):
     """A cache whose layers own their keys; like the attention that follows, torch.compile leaves it alone."""
 
+    _last: int | None = None  # the layer that was updated last
+
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        owned = [layer for layer in self.layers if isinstance(layer, OwnedLayer)]
-        if any(layer.unfinished for layer in owned):
+        before = self.layers[self._last] if self._last is not None else None
+        if isinstance(before, OwnedLayer) and before.unfinished:
             raise ValueError("this cache was interrupted half-way through a forward pass: make a new one")
         # Keys that no attention function of ours took went to another one, which saw the new tokens alone.
-        if any(layer.waiting for layer in owned):
+        if isinstance(before, OwnedLayer) and before.waiting:
             raise ValueError(
                 f"the model that was given this cache does not read its states: its attention is not {NAME!r}; "
                 "make a MultiStateCache for that model"
             )
+        self._last = layer_idx
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
 

@@ -225,9 +225,9 @@ class MultiStateRNN:
         if not keeps_state:
             return out
         prompt = input_ids.shape[1]
-        real = generated_columns(out, prompt, ends)
-        last = out.sequences[:, prompt - 1 :]
-        self.read(last, state, torch.cat([torch.ones_like(last[:, :1]), real], dim=1), last_only=True)
+        new = out.sequences[:, prompt - 1 :]
+        real = torch.cat([torch.ones_like(new[:, :1]), generated_columns(out, prompt, ends)], dim=1)
+        self.read(new.masked_fill(real == 0, 0), state, real, last_only=True)
         return out if detailed else out.sequences
 
     def _checked(

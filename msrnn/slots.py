@@ -93,7 +93,7 @@ class _Buffers:
             saved = tensors[name]
             if saved.dtype != mine.dtype or self._fixed(saved) != self._fixed(mine):
                 raise ValueError(f"{name}: {saved.dtype} {list(saved.shape)}, not {mine.dtype} {list(mine.shape)}")
-            setattr(self, name, saved.to(mine.device))
+            setattr(self, name, saved.to(mine.device, copy=saved.is_inference()))
         self.columns = columns
 
     def _fixed(self, tensor: Tensor) -> list[int]:

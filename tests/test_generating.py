@@ -184,3 +184,129 @@ def test_a_row_that_a_criterion_ended_reads_no_filling(model: PreTrainedModel, p
         seen += alone.seen.tolist()
     assert state.seen.tolist() == seen
     assert len(set(seen)) > 1
+
+
+def test_a_config_without_a_cache_does_not_read_the_text_again() -> None:
+    ids = tokens(1, 20)
+    model = build(llama(eos_token_id=None))
+    expected = model.generate(ids, attention_mask=torch.ones_like(ids), **greedy())
+    model.config.use_cache = model.generation_config.use_cache = False
+    rnn = msrnn.MultiStateRNN(model, "tova", 64)
+    assert torch.equal(rnn.generate(ids, **greedy()), expected)
+    config = GenerationConfig(do_sample=False, max_new_tokens=10, use_cache=False)
+    state = rnn.state()
+    assert torch.equal(rnn.generate(ids, state=state, generation_config=config), expected)
+    assert state.seen.tolist() == [30]
+    assert config.use_cache is False
+    with pytest.raises(ValueError, match="use_cache=False"):
+        rnn.generate(ids, use_cache=False)
+
+
+def test_stock_generate_without_a_cache_is_refused() -> None:
+    ids = tokens(1, 20)
+    model = build(llama(eos_token_id=None))
+    for config in (model.config, model.generation_config):
+        config.use_cache = False
+        with pytest.raises(ValueError, match=r"use_cache=False.*set model\..*config\.use_cache = True"):
+            msrnn.MultiStateCache(model, "tova", 8)
+        config.use_cache = True
+    cache = msrnn.MultiStateCache(model, "tova", 8)
+    with pytest.raises(ValueError, match="use_cache=False makes generate read the whole text again"):
+        model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, use_cache=False, **greedy())
+
+
+def test_a_state_reads_all_that_was_returned_when_nothing_ends_it() -> None:
+    """eos_token_id=None in the call is a value, not the lack of one."""
+    model = build(llama())
+    rnn = msrnn.MultiStateRNN(model, "tova", 9)
+    always_eos = LogitsProcessorList(
+        [lambda _, scores: torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([2]), 0.0)]
+    )
+    state = rnn.state()
+    out = rnn.generate(tokens(1, 20), state=state, eos_token_id=None, logits_processor=always_eos, **greedy())
+    assert out.shape == (1, 30)
+    assert state.seen.tolist() == [30]
+
+
+def test_a_pad_that_was_generated_is_read() -> None:
+    rnn = msrnn.MultiStateRNN(build(llama()), "tova", 9)
+
+    def pads(_: Tensor, scores: Tensor) -> Tensor:
+        return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([0]), 0.0)
+
+    state = rnn.state(2)
+    asked = greedy(eos_token_id=2, pad_token_id=0, logits_processor=LogitsProcessorList([pads]))
+    out = rnn.generate(tokens(2, 20), state=state, **asked)
+    assert out[:, 20:].tolist() == [[0] * 10] * 2
+    assert state.seen.tolist() == [30, 30]
+
+
+@pytest.mark.parametrize("eos", [2, None])
+def test_beams_of_a_batch_read_no_filling(model: PreTrainedModel, eos: int | None) -> None:
+    rnn, ids = msrnn.MultiStateRNN(model, "tova", 9), tokens(3, 20)
+    asked = greedy(num_beams=3, eos_token_id=eos, pad_token_id=0, stopping_criteria=StoppingCriteriaList([Fourths()]))
+    state = rnn.state(3)
+    together = rnn.generate(ids, state=state, **asked)
+    seen = []
+    for i, row in enumerate(ids):
+        alone = rnn.state()
+        out = rnn.generate(row[None], state=alone, **asked)
+        assert torch.equal(together[i, : out.shape[1]], out[0])
+        seen += alone.seen.tolist()
+        expected = rnn.state()
+        rnn.read(out, expected)
+        assert alone.seen.tolist() == expected.seen.tolist() == [out.shape[1]]
+    assert state.seen.tolist() == seen
+    assert len(set(seen)) > 1
+
+
+REFUSED_ARGUMENTS = {
+    "a misspelt one": ({"max_new_token": 5}, "max_new_token"),
+    "images": ({"pixel_values": torch.zeros(1, 3, 4, 4)}, "pixel_values"),
+    "positions": ({"position_ids": torch.zeros(1, 20)}, "position_ids: a state counts"),
+    "embeddings": ({"inputs_embeds": torch.zeros(1, 20, 48)}, "inputs_embeds"),
+    "a static cache": ({"cache_implementation": "static"}, "cache_implementation: the state is the cache"),
+    "attentions": ({"output_attentions": True}, "output_attentions"),
+    "a bad setting": ({"temperature": -1.0, "do_sample": True}, "temperature"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED_ARGUMENTS)
+def test_a_refused_call_has_read_nothing(model: PreTrainedModel, kind: str) -> None:
+    arguments, reason = REFUSED_ARGUMENTS[kind]
+    rnn, ids = msrnn.MultiStateRNN(model, "tova", 9), tokens(1, 20)
+    state = rnn.state()
+    with pytest.raises(ValueError, match=reason):
+        rnn.generate(ids, state=state, **arguments)
+    assert state.seen.tolist() == [0]
+    rnn.generate(ids, state=state, **greedy())
+    assert state.seen.tolist() == [30]
+
+
+def test_guidance_is_the_models_own_call(device: str) -> None:
+    """Classifier-free guidance calls the model with a cache of its own, one token at a time as well."""
+    model = build(llama(eos_token_id=None), device)
+    ids, other = tokens(1, 20).to(device), tokens(1, 7, seed=5).to(device)
+    ones = torch.ones_like(ids)
+    asked = greedy(guidance_scale=3.0, negative_prompt_ids=other)
+    expected = model.generate(ids, attention_mask=ones, **asked)
+    rnn = msrnn.MultiStateRNN(model, "tova", 64)
+    assert torch.equal(rnn.generate(ids, **asked), expected)
+    assert not torch.equal(rnn.generate(ids, **greedy()), expected)
+
+
+def test_hidden_states_come_with_every_token(model: PreTrainedModel) -> None:
+    rnn, ids = msrnn.MultiStateRNN(model, "tova", 9), tokens(2, 20)
+    asked = {"return_dict_in_generate": True, "output_hidden_states": True}
+    out = rnn.generate(ids, **greedy(), **asked)
+    assert torch.equal(out.sequences, by_hand(rnn, ids, 10))
+    assert len(out.hidden_states) == 10
+    assert out.hidden_states[-1][0].shape == (2, 1, 48)
+
+
+def test_hooks_of_a_model_run_once_for_each_forward_pass(model: PreTrainedModel) -> None:
+    rnn, widths = msrnn.MultiStateRNN(model, "tova", 9), []
+    hook = model.register_forward_hook(lambda _, __, out: widths.append(out.logits.shape[1]))
+    rnn.generate(tokens(1, 20), **greedy(max_new_tokens=4))
+    hook.remove()
+    assert widths == [1, 1, 1, 1]

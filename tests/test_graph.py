@@ -7,6 +7,7 @@ import torch
 from tiny import FAMILIES, build, left_padded, llama, tokens
 
 import msrnn
+from msrnn.slots import MOST_COLUMNS
 
 SETTINGS = {"max_new_tokens": 12, "do_sample": False}
 
@@ -168,3 +169,59 @@ def test_why_nothing_was_captured_is_the_first_error(monkeypatch: pytest.MonkeyP
     rnn._graphs.possible = True
     with pytest.warns(UserWarning, match=r"launched \(the routing waits for the host\)"):
         assert rnn._graphs.of(rnn.state()) is None
+
+
+@pytest.mark.gpu
+def test_a_model_that_was_moved_is_captured_again() -> None:
+    model = build(llama(), "cuda")
+    rnn = msrnn.MultiStateRNN(model, "tova", 9)
+    state = rnn.state()
+    expected = rnn.step(tokens(1, 1), state)
+    model.to("cpu")
+    torch.cuda.empty_cache()
+    held = model.to("cuda"), torch.full((2**22,), torch.nan, device="cuda")
+    again = rnn.state()
+    torch.testing.assert_close(rnn.step(tokens(1, 1), again), expected)
+    del held
+
+
+@pytest.mark.gpu
+def test_columns_that_a_graph_reads_are_counted() -> None:
+    rnn = msrnn.MultiStateRNN(build(llama(), "cuda"), "tova", 9, block=16)
+    state = rnn.state()
+    rnn.read(tokens(1, 100), state)
+    for token in tokens(1, 5).split(1, dim=1):
+        rnn.step(token, state)
+    assert [layer.columns for layer in state.layers] == [105, 105]
+    assert state.seen.tolist() == [105]
+    for layer in state.layers:
+        layer.columns = MOST_COLUMNS
+    with pytest.raises(ValueError, match="at most"):
+        rnn.step(tokens(1, 1), state)
+
+
+@pytest.mark.gpu
+def test_a_large_batch_is_read_in_short_blocks() -> None:
+    model = build(llama(), "cuda")
+    ids, mask = left_padded(tokens(448, 80), [0, 30] * 224)
+    mine, theirs = msrnn.MultiStateRNN(model, "tova", 9), msrnn.MultiStateRNN(model, "tova", 9, backend="torch")
+    for _ in range(3):
+        state, expected = mine.state(448), theirs.state(448)
+        logits, truth = mine.read(ids, state, mask, last_only=True), theirs.read(ids, expected, mask, last_only=True)
+        torch.testing.assert_close(logits, truth, atol=1e-3, rtol=1e-3)
+        assert torch.equal(state.positions(1).sort(-1).values, expected.positions(1).sort(-1).values)
+
+
+@pytest.mark.gpu
+def test_a_row_that_ended_reads_nothing_more() -> None:
+    """As on a CPU, with steps that are replayed."""
+    model = build(llama(), "cuda")
+    rnn, ids = msrnn.MultiStateRNN(model, "tova", 9), tokens(2, 20)
+    state = rnn.state(2)
+    out = rnn.generate(ids, state=state, max_new_tokens=12, do_sample=False, eos_token_id=None)
+    assert state.seen.tolist() == [32, 32]
+    token = int(out[0, 25])
+    state = rnn.state(2)
+    rnn.generate(ids, state=state, max_new_tokens=12, do_sample=False, eos_token_id=token, pad_token_id=0)
+    ends = [row[20:].tolist().index(token) + 21 if token in row[20:].tolist() else 32 for row in out]
+    assert state.seen.tolist() == ends

@@ -100,7 +100,7 @@ def test_a_largest_gap() -> None:
             spacing(name)
 
 
-@pytest.mark.parametrize(("length", "size", "limit"), [(64, 8, 7), (64, 9, 7), (65, 8, 8), (64, 63, 1), (64, 200, 1)])
+@pytest.mark.parametrize(("length", "size", "limit"), [(64, 8, 7), (64, 9, 7), (65, 8, 8), (64, 63, 1)])
 def test_what_is_kept_fits_the_length(length: int, size: int, limit: int) -> None:
     model = build(llama(max_position_embeddings=length))
     rnn = MultiStateRNN(model, "tova", size, positions="fitted")
@@ -111,6 +111,14 @@ def test_what_is_kept_fits_the_length(length: int, size: int, limit: int) -> Non
     if limit > 1:
         apart = places.spacing.along(torch.arange(size + 1) * 10_000)
         assert apart[-1] == limit * size < length <= (limit + 1) * size
+
+
+@pytest.mark.parametrize("size", [64, 200])
+def test_a_size_that_leaves_no_room_is_refused(size: int) -> None:
+    model = build(llama(max_position_embeddings=64))
+    with pytest.raises(ValueError, match=f"'fitted': size={size} leaves no gap to close in the 64 positions"):
+        MultiStateRNN(model, "tova", size, positions="fitted")
+    assert model.config._attn_implementation == "eager"
 
 
 def test_no_length_to_fit() -> None:

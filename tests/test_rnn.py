@@ -1,15 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny import FAMILIES, build, greedy, left_padded, llama, tokens
-from transformers import (
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 
 import msrnn
+from msrnn.slots import MOST_COLUMNS
 
 
 @pytest.fixture(scope="module")
@@ -184,3 +184,93 @@ def test_the_default_dtype_does_not_matter(backend: str) -> None:
         finally:
             torch.set_default_dtype(torch.float32)
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_tokens_whose_position_does_not_fit_are_refused(model: PreTrainedModel) -> None:
+    """Positions are 32 bits wide: beyond them every token would be padding."""
+    rnn = msrnn.MultiStateRNN(model, "tova", 9)
+    state = rnn.state()
+    rnn.read(tokens(1, 12), state)
+    for layer in state.layers:
+        layer.columns = MOST_COLUMNS - 2
+        layer.seen.fill_(MOST_COLUMNS - 2)
+    rnn.step(tokens(1, 1), state)
+    before = state.positions(0)
+    assert before.max() == MOST_COLUMNS - 2
+    with pytest.raises(ValueError, match=r"2,146,435,073 columns: a state reads 2,146,435,072 at most"):
+        rnn.read(tokens(1, 2), state)
+    assert torch.equal(state.positions(0), before)
+    rnn.step(tokens(1, 1), state)
+    with pytest.raises(ValueError, match="at most"):
+        rnn.step(tokens(1, 1), state)
+
+
+def test_a_cache_ends_where_positions_end(model: PreTrainedModel) -> None:
+    cache = msrnn.MultiStateCache(model, "tova", 9)
+    with torch.no_grad():
+        model(tokens(1, 12), past_key_values=cache)
+        for layer in cache.layers:
+            layer.memory.columns = MOST_COLUMNS - 2
+        with pytest.raises(ValueError, match="at most"):
+            model(tokens(1, 3), past_key_values=cache)
+
+
+def test_a_state_made_in_inference_mode_is_a_state(model: PreTrainedModel, tmp_path: Path) -> None:
+    for policy in ("tova", "echo", "full"):
+        rnn = msrnn.MultiStateRNN(model, policy, None if policy == "full" else 9)
+        ids = tokens(1, 150)
+        expected = rnn.state()
+        first, second = rnn.read(ids[:, :100], expected), rnn.read(ids[:, 100:], expected)
+        with torch.inference_mode():
+            state = rnn.state()
+            assert torch.equal(rnn.read(ids[:, :100], state), first)
+            forked = state.fork(1)
+            state.save(tmp_path / policy)
+            loaded = rnn.load(tmp_path / policy)
+        for other in (state, forked, loaded):
+            torch.testing.assert_close(rnn.read(ids[:, 100:], other), second)
+
+
+def test_autocast_is_refused_before_anything_is_read(model: PreTrainedModel) -> None:
+    rnn = msrnn.MultiStateRNN(model, "tova", 9)
+    state = rnn.state()
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(ValueError, match=r"autocast computes in torch\.bfloat16"),
+    ):
+        rnn.read(tokens(1, 12), state)
+    assert state.seen.tolist() == [0]
+    assert rnn.read(tokens(1, 12), state).isfinite().all()
+
+
+def test_what_a_state_tells_is_a_copy(model: PreTrainedModel) -> None:
+    rnn = msrnn.MultiStateRNN(model, "tova", 9)
+    state = rnn.state()
+    rnn.read(tokens(1, 12), state)
+    seen, positions = state.seen, state.positions(0)
+    before = positions.clone()
+    rnn.read(tokens(1, 12), state)
+    assert seen.tolist() == [12]
+    assert torch.equal(positions, before)
+    state.positions(0).fill_(-1)
+    state.seen.zero_()
+    assert state.seen.tolist() == [24]
+    assert (state.positions(0) >= 0).sum() == 9
+
+
+def test_learned_positions_end_with_a_line() -> None:
+    config = FAMILIES["gpt2"]()
+    config.n_positions = 24
+    rnn = msrnn.MultiStateRNN(build(config), "tova", 9)
+    with pytest.raises(ValueError, match="position 24: this model learned positions 0 to 23"):
+        rnn.generate(tokens(1, 20), max_new_tokens=10, eos_token_id=None)
+    assert rnn.generate(tokens(1, 20), max_new_tokens=5, eos_token_id=None).shape == (1, 25)
+
+
+def test_a_block_is_bounded_by_the_tokens_of_all_rows(model: PreTrainedModel) -> None:
+    rnn = msrnn.MultiStateRNN(model, "tova", 9)
+    assert [rnn.block_of(rows) for rows in (1, 32, 33, 448, 10**6)] == [512, 512, 496, 36, 1]
+    assert msrnn.MultiStateRNN(model, "tova", 9, block=64).block_of(448) == 64
+    read: list[int] = []
+    rnn.read(tokens(448, 40), rnn.state(448), last_only=True, on_block=read.append)
+    assert read == [36, 4]

@@ -1,0 +1,156 @@
+"""A mask that is more than causal order and padding is refused, and what is refused leaves the cache as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from tiny import build, left_padded, llama, tokens
+
+import msrnn
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "initializer_range": 0.2,
+}
+
+
+def causal(length: int) -> torch.Tensor:
+    return torch.ones(1, 1, length, length, dtype=torch.bool).tril()
+
+
+def cached(model: tf.PreTrainedModel, size: int = 64) -> msrnn.MultiStateCache:
+    return msrnn.MultiStateCache(model, "tova", size)
+
+
+@torch.no_grad()
+def test_a_causal_mask_in_four_dimensions_is_read() -> None:
+    model, ids = build(llama()), tokens(2, 12)
+    expected = model(ids).logits
+    mask = causal(12).expand(2, -1, -1, -1)
+    torch.testing.assert_close(
+        model(ids, attention_mask=mask, past_key_values=cached(model)).logits, expected, atol=1e-4, rtol=1e-4
+    )
+
+
+@torch.no_grad()
+def test_padding_in_four_dimensions_is_padding() -> None:
+    model = build(llama())
+    ids, flat = left_padded(tokens(2, 12), [0, 5])
+    whole = causal(12) & flat.bool()[:, None, None] & flat.bool()[:, None, :, None]
+    positions = (flat.cumsum(-1) - 1).clamp(min=0)
+    expected = model(ids, attention_mask=flat, position_ids=positions).logits
+    cache = cached(model)
+    bounded = model(ids, attention_mask=whole, position_ids=positions, past_key_values=cache).logits
+    torch.testing.assert_close(bounded[flat.bool()], expected[flat.bool()], atol=1e-4, rtol=1e-4)
+    assert cache.state.seen.tolist() == [12, 7]
+
+
+def with_hole(length: int) -> torch.Tensor:
+    mask = causal(length)
+    mask[0, 0, 6:, 3] = False
+    return mask
+
+
+def both_directions(length: int) -> torch.Tensor:
+    mask = causal(length)
+    mask[0, 0, 2:5, 2:5] = True
+    return mask
+
+
+def packed(length: int) -> torch.Tensor:
+    mask = causal(length)
+    mask[0, 0, 6:, :6] = False
+    return mask
+
+
+@pytest.mark.parametrize("make", [with_hole, both_directions, packed])
+@torch.no_grad()
+def test_other_masks_are_refused_and_change_nothing(make: Any) -> None:
+    model, ids = build(llama()), tokens(1, 10)
+    expected = model(ids).logits
+    cache = cached(model)
+    with pytest.raises(ValueError, match=r"attention mask: in row 0, column \d+ (sees|does not see) column \d+"):
+        model(ids, attention_mask=make(10), past_key_values=cache)
+    assert cache.get_seq_length() == 0
+    torch.testing.assert_close(model(ids, past_key_values=cache).logits, expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_mask_over_columns_of_the_past_is_refused() -> None:
+    model, cache = build(llama()), None
+    cache = cached(model, 8)
+    model(tokens(1, 10), past_key_values=cache)
+    with pytest.raises(ValueError, match=r"attention mask of shape \[1, 1, 1, 11\]: must cover the 1 new columns"):
+        model(tokens(1, 1), attention_mask=torch.ones(1, 1, 1, 11, dtype=torch.bool), past_key_values=cache)
+    with pytest.raises(TypeError, match=r"attention mask of torch\.float32"):
+        model(tokens(1, 2), attention_mask=torch.zeros(1, 1, 2, 2), past_key_values=cache)
+
+
+@torch.no_grad()
+def test_a_sliding_mask_is_the_layers_own() -> None:
+    model, ids = build(tf.MistralConfig(**SMALL, sliding_window=4)), tokens(1, 12)
+    expected = model(ids).logits
+    columns = torch.arange(12)
+    banded = causal(12) & (columns[:, None] - columns < 4)
+    cache = cached(model, 8)
+    torch.testing.assert_close(
+        model(ids, attention_mask=banded, past_key_values=cache).logits, expected, atol=1e-4, rtol=1e-4
+    )
+    with pytest.raises(ValueError, match="does not see"):
+        model(ids, attention_mask=causal(12) & (columns[:, None] - columns < 3), past_key_values=cached(model, 8))
+
+
+def gemma3() -> tf.PreTrainedModel:
+    text = tf.Gemma3TextConfig(**SMALL, query_pre_attn_scalar=16, sliding_window=64)
+    vision = tf.SiglipVisionConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
+    )
+    config = tf.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_id=96)
+    torch.manual_seed(0)
+    model = tf.Gemma3ForConditionalGeneration(config).eval()
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            torch.nn.init.normal_(weight, std=0.1)
+    return model
+
+
+@torch.no_grad()
+def test_an_image_that_is_seen_in_both_directions_is_refused() -> None:
+    model = gemma3()
+    ids = tokens(1, 12).clamp(max=95)
+    plain = {"input_ids": ids, "token_type_ids": torch.zeros_like(ids)}
+    expected = model(**plain).logits
+    torch.testing.assert_close(model(**plain, past_key_values=cached(model)).logits, expected, atol=1e-4, rtol=1e-4)
+    ids = ids.clone()
+    ids[0, 2:6] = 96
+    asked = {"input_ids": ids, "pixel_values": torch.randn(1, 3, 28, 28), "token_type_ids": (ids == 96).long()}
+    with pytest.raises(ValueError, match="masks for images, prefixes, packed sequences or holes are not supported"):
+        model(**asked, past_key_values=cached(model))
+
+
+BOTH_WAYS = {
+    "bert": lambda: build(tf.BertConfig(**{k: v for k, v in SMALL.items() if k not in ("num_key_value_heads",)})),
+    "config.is_causal": lambda: build(tf.LlamaConfig(**SMALL, is_causal=False)),
+    "gemma3": lambda: build(
+        tf.Gemma3TextConfig(**SMALL, query_pre_attn_scalar=16, use_bidirectional_attention=True, sliding_window=64)
+    ),
+}
+
+
+@pytest.mark.parametrize("wrap", [msrnn.MultiStateCache, msrnn.MultiStateRNN])
+@pytest.mark.parametrize("kind", BOTH_WAYS)
+def test_models_that_attend_in_both_directions_are_refused(kind: str, wrap: Any) -> None:
+    model = BOTH_WAYS[kind]()
+    before = model.config._attn_implementation
+    with pytest.raises(ValueError, match=r"attends to later tokens|is_causal|encoder"):
+        wrap(model, "tova", 8)
+    assert model.config._attn_implementation == before
