@@ -41,6 +41,7 @@ def attention(
     dropout: float = 0.0,
     use_cache: bool | None = None,
     output_attentions: bool | None = None,
+    position_ids: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """transformers' attention interface: query [B, H, T, D], key and value [B, K, T, D] -> [B, T, H, D].
@@ -64,10 +65,18 @@ def attention(
         _check_inference(query.requires_grad or key.requires_grad, dropout, use_cache, output_attentions)
         owner.check_module(module)
         real = owner.real if owner.real is not None else real_columns(attention_mask, query.shape[2], owner.window)
+        if 1 < query.shape[2] < owner.columns and position_ids is not None:
+            owner.check_goes_on(position_ids, real)
     except (TypeError, ValueError):
         owner.columns -= query.shape[2]  # nothing was read
         raise
     return owner.attend(query, key, value, real, scoring).contiguous(), None
+
+
+_READS_AGAIN = (
+    "makes generate read the whole text again at every step, which a state that evicts cannot undo: "
+    "pass use_cache=True, or set it in the model's config and generation_config"
+)
 
 
 def _check_inference(
@@ -79,10 +88,7 @@ def _check_inference(
     if dropout:
         raise ValueError("a bounded state is for inference: call model.eval() first")
     if use_cache is False:
-        raise ValueError(
-            "use_cache=False makes generate read the whole text again at every step, which a state that evicts cannot "
-            "undo: pass use_cache=True, or set it in the model's config and generation_config"
-        )
+        raise ValueError(f"use_cache=False {_READS_AGAIN}")
     if output_attentions:
         raise ValueError(
             "output_attentions=True: attention over a bounded state has no fixed columns; msrnn.trace gives the "
@@ -128,6 +134,9 @@ class OwnedLayer(CacheLayerMixin):
 
     def check_module(self, module: nn.Module) -> None:
         """Whether this attention module may use the layer."""
+
+    def check_goes_on(self, position_ids: Tensor, real: Tensor | None) -> None:
+        """Whether tokens with these positions may follow what the layer has read."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scoring: Scoring) -> Tensor:
         raise NotImplementedError
@@ -207,6 +216,20 @@ class StateLayer(OwnedLayer):
                 f"this cache was made for another model than the one whose {type(module).__name__} reads it: "
                 "make a MultiStateCache for each model"
             )
+
+    def check_goes_on(self, position_ids: Tensor, real: Tensor | None) -> None:
+        """Refuse tokens from position 0 on in rows that have read others; position_ids [..., B, T].
+
+        Not every model hands `use_cache` on to its attention, and without it generate begins again at every step.
+        """
+        assert isinstance(self.memory, Memory)
+        first, follows = position_ids[..., 0], self.memory.seen > 0
+        if real is not None:
+            position_ids = position_ids.expand(*position_ids.shape[:-2], *real.shape)
+            columns = real.int().argmax(-1, keepdim=True).expand(*position_ids.shape[:-1], 1)
+            first, follows = position_ids.gather(-1, columns)[..., 0], follows & real.any(-1)
+        if bool(((first == 0) & follows).any()):
+            raise ValueError(f"tokens from position 0 on, after others: use_cache=False {_READS_AGAIN}")
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scoring: Scoring) -> Tensor:
         memory, setup = self.memory, self.setup

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import build, greedy, llama, tokens
+from tiny import FAMILIES, build, greedy, left_padded, llama, tokens
 from torch import Tensor
 from transformers import (
     GenerationConfig,
@@ -200,6 +200,25 @@ def test_a_config_without_a_cache_does_not_read_the_text_again() -> None:
     assert config.use_cache is False
     with pytest.raises(ValueError, match="use_cache=False"):
         rnn.generate(ids, use_cache=False)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("padding", [[0], [0, 6]])
+def test_stock_generate_without_a_cache_is_refused_by_every_family(family: str, padding: list[int]) -> None:
+    model = build(FAMILIES[family]())
+    cache = msrnn.MultiStateCache(model, "tova", 8)
+    ids, mask = left_padded(tokens(len(padding), 20), padding)
+    with pytest.raises(ValueError, match="use_cache=False makes generate read the whole text again"):
+        model.generate(ids, attention_mask=mask, past_key_values=cache, use_cache=False, **greedy())
+
+
+def test_a_row_may_begin_after_others(model: PreTrainedModel) -> None:
+    """Prefill in chunks, of which the first is all padding for one row."""
+    ids, mask = left_padded(tokens(2, 20), [0, 12])
+    rnn = msrnn.MultiStateRNN(model, "tova", 9)
+    cache = msrnn.MultiStateCache(model, "tova", 9)
+    stock = model.generate(ids, attention_mask=mask, past_key_values=cache, prefill_chunk_size=8, **greedy())
+    assert torch.equal(rnn.generate(ids, attention_mask=mask, **greedy()), stock)
 
 
 def test_stock_generate_without_a_cache_is_refused() -> None:

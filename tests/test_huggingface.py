@@ -248,6 +248,17 @@ def test_a_cache_of_another_model_is_refused(attention: str) -> None:
 
 
 @torch.no_grad()
+def test_positions_of_one_row_serve_a_batch() -> None:
+    model, ids = build(llama()), tokens(2, 20)
+    mask, positions = torch.ones_like(ids), torch.arange(20)[None]
+    mask[1, 8:10] = 0
+    cache = cached(model, 64)
+    model(ids[:, :8], attention_mask=mask[:, :8], position_ids=positions[:, :8], past_key_values=cache)
+    model(ids[:, 8:], attention_mask=mask, position_ids=positions[:, 8:], past_key_values=cache)
+    assert cache.state.seen.tolist() == [20, 18]
+
+
+@torch.no_grad()
 def test_a_cache_of_a_copied_model_is_refused() -> None:
     model = build(llama())
     cache = cached(model)
