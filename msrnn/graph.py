@@ -129,6 +129,8 @@ class Graphs:
         on_cuda = model.device.type == "cuda" and len(devices) == 1
         self.possible = fixed and on_cuda and set(plan.backends) == {"triton"}
         self._homes: dict[int, _Home] = {}
+        weights = [*model.parameters()]
+        self._ends = weights[:1] + weights[-1:]  # of the weights: casting or moving a model moves all
         self._weights = self._addresses()
         self._asked: Counter[tuple[int, int, bool]] = Counter()
 
@@ -161,9 +163,7 @@ class Graphs:
         return self.plan.state(batch_size)
 
     def _addresses(self) -> tuple[int, ...]:
-        """Where the first and the last weight lie: casting or moving a model moves all."""
-        weights = [*self.model.parameters()]
-        return tuple(weight.data_ptr() for weight in (weights[:1] + weights[-1:]))
+        return tuple(weight.data_ptr() for weight in self._ends)
 
     def _forget_moved_weights(self) -> None:
         """Graphs read weights by their address: those of a model that was moved since would read freed memory."""
