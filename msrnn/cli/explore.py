@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import webbrowser
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +16,14 @@ from msrnn.cli.traced import traced_all
 from msrnn.policy import FULL, policy, resolve
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from msrnn.analyze.passages import Passage
 
+    Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase, str]  # and the model's name
+
 POLICIES, MOST, LARGEST = ("tova", "h2o"), 4096, 512
+FEWEST = 3  # tokens: a state of size 1 sees two of them and then evicts
 
 Source = Annotated[str, Argument(metavar="TEXT|FILE", help="A text file, a text itself, or - for standard input.")]
 Policies = Annotated[
@@ -25,7 +32,7 @@ Policies = Annotated[
 Size = Annotated[
     int | None, Option(help="States that each layer may hold.", show_default="a quarter of the tokens, 512 at most")
 ]
-Tokens = Annotated[int, Option(help="Tokens to read at most.")]
+Tokens = Annotated[int, Option(help="Read this many tokens at most.")]
 Out = Annotated[Path | None, Option(help="Write the page here.", show_default="NAME.html")]
 Open = Annotated[bool, Option("--open/--no-open", help="Open the page in a browser.")]
 
@@ -56,73 +63,121 @@ def explore(
     target = out or Path(f"{name}.html")
     names = asked(policy, size, tokens)
     check_target(target, force)
-    from msrnn.analyze.explorer.page import LONGEST, page
-    from msrnn.analyze.passages import passage
-    from msrnn.cli.eval.common import quiet
-    from msrnn.files import write_atomically
-    from msrnn.models import load
-
-    if tokens > LONGEST:
-        raise ValueError(f"--tokens {tokens}: a page shows {LONGEST:,} at most")
-    quiet()
-    decoder, tokenizer = load(model, device, dtype, on_convert=note)
-    read = passage(text, tokenizer, opening=True, tokens=tokens)
-    states = bounded(size, len(read.ids))
-    shown = traced_all(decoder, read.ids, names, states)
-    about = f"{model or SMALL} · {name} · {len(read.ids):,} tokens · {len(shown[0].traced.layers)} layers"
-    html = page(name, about, shown_pieces(read, tokenizer), shown)
-    write_atomically(target, lambda path: _write(html, path))
+    try:
+        about = write_page(target, name, text, names, size, tokens, partial(loaded, model, device, dtype))
+    except KeyboardInterrupt:
+        note(f"\nstopped: {target} was not written; run the same command to start again (fewer --tokens are faster)")
+        raise
     print(f"{target}: {about} ({decimal(target.stat().st_size)})")
     if open_ and not webbrowser.open(target.resolve().as_uri()):
         note("no browser to open it with; open the file in one")
+
+
+def write_page(
+    target: Path, name: str, text: str, policies: list[str], size: int | None, tokens: int, load: Callable[[], Loaded]
+) -> str:
+    """Trace the first tokens of the text under each policy and write the page; one line about it."""
+    from msrnn.analyze.explorer.page import LONGEST, page
+    from msrnn.analyze.passages import passage
+    from msrnn.files import write_atomically
+
+    if tokens > LONGEST:
+        raise ValueError(f"--tokens {tokens}: a page shows {LONGEST:,} at most")
+    model, tokenizer, called = load()
+    read = passage(text, tokenizer, opening=True, tokens=tokens)
+    shown = traced_all(model, read.ids, policies, bounded(size, len(read.ids), policies))
+    about = f"{called} · {name} · {len(read.ids):,} tokens · {len(shown[0].traced.layers)} layers"
+    html = page(name, about, shown_pieces(read, tokenizer), shown)
+    write_atomically(target, lambda path: _write(html, path))
+    return about
+
+
+def loaded(name: str | None, device: str, dtype: str | None) -> Loaded:
+    from msrnn.cli.eval.common import quiet
+    from msrnn.models import load
+
+    quiet()
+    called = name or SMALL
+    note(f"loading {called}")
+    return (*load(name, device, dtype, on_convert=note), called)
 
 
 def text_of(source: str) -> tuple[str, str]:
     """A name and the text: of a file where there is one by that name. Bytes that are no text are replaced."""
     if source == "-":
         return "text", read_text(source)
-    if is_file(source):
-        return Path(source).stem, read_text(source)
+    if path := existing(source):
+        if path.is_dir():
+            example = next((f", such as {file}" for file in sorted(path.glob("*.txt"))), "")
+            raise ValueError(f"{path}: a folder; name a text file in it{example}")
+        return path.stem, read_text(source)
     text = source.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     if not text.strip():
         raise ValueError("TEXT|FILE: empty; give a text or a file to read")
+    if "\n" not in source and source.endswith((".txt", ".md")):
+        raise ValueError(f"{source}: no such file")
     if "\n" not in source and " " not in source.strip():
         raise ValueError(f"{source}: no such file; a text of one word shows nothing")
     return "text", text
 
 
-def is_file(source: str) -> bool:
+def existing(source: str) -> Path | None:
+    """The file, pipe or folder of this name."""
+    path = Path(source)
     try:
-        return Path(source).is_file()
+        return path if source and path.exists() else None
     except (OSError, ValueError):  # too long for a file's name, or with a null byte in it
-        return False
+        return None
 
 
 def asked(policies: list[str] | None, size: int | None, tokens: int) -> list[str]:
+    """The policies by name. What can be refused before a model is loaded is refused here."""
+    if tokens < FEWEST:
+        raise ValueError(f"--tokens {tokens}: must be at least {FEWEST}; fewer fit into every size")
     names = list(dict.fromkeys(policies or POLICIES))
     if len(names) > 2:
         raise ValueError(f"--policy {names[2]}: a page has room for two")
     for name in names:
         if name == FULL:
-            raise ValueError("--policy full: it forgets nothing; name a bounded one")
-        resolve(name, tokens if size is None else size)
-    if tokens < 2:
-        raise ValueError(f"--tokens {tokens}: must be 2 or more")
+            raise ValueError("--policy full: it evicts nothing; name a bounded policy")
+        if size is None:
+            check_default(name, default_size(tokens), f"at most {default_size(tokens)}")
+        else:
+            resolve(name, size)
     return [policy(name).name for name in names]
 
 
-def bounded(size: int | None, tokens: int) -> int:
-    """The size asked for, or one that shows something."""
-    states = min(LARGEST, max(2, tokens // 4)) if size is None else size
+def default_size(tokens: int) -> int:
+    return min(LARGEST, max(2, tokens // 4))
+
+
+def check_default(name: str, size: int, described: str) -> None:
+    """Whether the policy takes the default size, which the user did not give and so cannot be blamed for."""
+    chosen = policy(name)
+    try:
+        resolve(chosen, size)
+    except ValueError as error:
+        raise ValueError(f"--policy {name} at the default --size of {described}: {error}; give --size") from error
+
+
+def bounded(size: int | None, tokens: int, policies: list[str]) -> int:
+    """The size asked for, or a quarter of the tokens; it must evict something."""
+    states = default_size(tokens) if size is None else size
     if states + 1 >= tokens:
+        if size is None:
+            mend = "give a longer text, more --tokens or --size 1"
+            raise ValueError(f"{tokens:,} tokens: the default --size of {states} evicts none of them; {mend}")
         raise ValueError(
             f"--size {states}: none of {tokens:,} tokens has to leave; take a smaller one or a longer text"
         )
+    if size is None:
+        for name in policies:
+            check_default(name, states, f"{states}, a quarter of {tokens:,} tokens")
     return states
 
 
 def shown_pieces(read: Passage, tokenizer: Any) -> list[str]:
-    """What each token adds to the text; those that stand for none of it by their own names."""
+    """What each token adds to the text; a special token, which adds nothing, by its name."""
     named = (str(tokenizer.decode([token])) for token in read.ids)
     spans = zip(read.pieces, read.spans, named, strict=True)
     return [name if start == stop else piece for piece, (start, stop), name in spans]

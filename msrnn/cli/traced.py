@@ -65,7 +65,9 @@ def traced_all(model: Any, ids: list[int], names: list[str], size: int) -> list[
     shown = []
     with progress() as bar:
         for name in names:
-            task = bar.add_task(name.ljust(8), total=len(ids))
+            if bar.disable:
+                note(f"reading {len(ids):,} tokens under {name}")
+            task = bar.add_task(f"reading under {name}", total=len(ids))
             (one,) = traced(MultiStateRNN(model, name, size), [ids], partial(bar.advance, task))
             shown.append(Shown(name, size, one))
     return shown

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import zlib
 from pathlib import Path
@@ -75,7 +76,14 @@ BAD = {
     "full": ([TEXT, "--policy", "full"], "--policy full"),
     "policy": ([TEXT, "--policy", "tovas"], "did you mean 'tova'?"),
     "size": ([TEXT, "--size", "0"], "size=0"),
-    "tokens": ([TEXT, "--tokens", "1"], "--tokens 1"),
+    "tokens": ([TEXT, "--tokens", "1"], "--tokens 1: must be at least 3"),
+    "no tokens": ([TEXT, "--tokens", "0"], "--tokens 0: must be at least 3"),
+    "negative tokens": ([TEXT, "--tokens", "-5", "--size", "8"], "--tokens -5: must be at least 3"),
+    "a folder": (["folder"], "folder: a folder; name a text file in it, such as folder/a.txt"),
+    "a folder with a slash": (["folder/"], "such as folder/a.txt"),
+    "a folder with a space": (["two words"], "two words: a folder; name a text file"),
+    "a file's name with a space": (["my book.txt"], "my book.txt: no such file"),
+    "protected tokens": ([TEXT, "--policy", "tova+600"], "--policy tova+600 at the default --size of at most 512"),
     "too many": ([TEXT, "--tokens", "70000"], "--tokens 70000"),
     "target": ([TEXT, "--out", "empty.txt"], "--force"),
 }
@@ -86,15 +94,68 @@ def test_bad_values(name: str, run: Run, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     Path("empty.txt").write_text("")
     Path("latin.txt").write_bytes("déjà vu".encode("latin-1"))
+    for name_ in ("folder", "two words"):
+        Path(name_).mkdir()
+    Path("folder/a.txt").write_text(TEXT)
+    before = sorted(tmp_path.rglob("*"))
     monkeypatch.setattr("msrnn.models.AutoModelForCausalLM", None)  # refused before the slow part
     words, told = BAD[name]
     code, out, err = run("explore", *words)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert told in err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.txt", "latin.txt"]
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_size_that_shows_nothing(run: Run, tmp_path: Path) -> None:
     code, _, err = run("explore", TEXT, "--size", 500, "--out", tmp_path / "page.html")
     assert code == 2
     assert "--size 500: " in err
+
+
+def test_a_text_too_short_for_the_default_size(run: Run, tmp_path: Path) -> None:
+    """The user gave no --size: the message does not blame it."""
+    code, _, err = run("explore", "a b", "--tokens", 3, "--out", tmp_path / "page.html")
+    assert (code, err.splitlines()[-1]) == (
+        2,
+        "msrnn: 3 tokens: the default --size of 2 evicts none of them; give a longer text, more --tokens or --size 1",
+    )
+    code, _, err = run("explore", TEXT, "--policy", "tova+60", "--out", tmp_path / "page.html")
+    assert code == 2
+    assert "--policy tova+60 at the default --size of 19, a quarter of 76 tokens: " in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipe_is_read_like_a_file(run: Run, tmp_path: Path) -> None:
+    """As `msrnn explore <(gzip -cd book.gz)` names one."""
+    reader, writer = os.pipe()
+    os.write(writer, TEXT.encode())
+    os.close(writer)
+    try:
+        ran = run("explore", f"/dev/fd/{reader}", "--no-open", "--out", tmp_path / "page.html")
+    finally:
+        os.close(reader)
+    assert ran.code == 0, ran.err
+    assert data(tmp_path / "page.html")["tokens"] == ["<s>", *TEXT]
+
+
+def test_ctrl_c_says_what_to_do(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    page = tmp_path / "page.html"
+    page.write_text("old")
+    words = ("explore", TEXT, "--no-open", "--out", page, "--force")
+    for place in ("msrnn.models.load", "msrnn.rnn.MultiStateRNN.read", "msrnn.files.write_atomically"):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, interrupted)
+            code, out, err = run(*words)
+        assert (code, out) == (130, "")
+        assert f"stopped: {page} was not written; run the same command to start again" in err
+        assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+        assert page.read_text() == "old"
+    assert run(*words).code == 0
+
+
+def test_progress_where_there_is_no_terminal(run: Run, folder: Path, tmp_path: Path) -> None:
+    err = run("explore", TEXT, "--no-open", "--out", tmp_path / "page.html").err
+    assert err.splitlines() == [f"loading {folder}", "reading 76 tokens under tova", "reading 76 tokens under h2o"]
