@@ -64,8 +64,8 @@ def expected(times: list[int], step: int) -> str:
 
 def test_tokens_are_shaded_as_the_eviction_times_say(visit: Visit) -> None:
     browser = visit(page("hand", "by hand", TOKENS, TWO))
-    # Means over layers of 3, 3, … 2, 1 and 8, 2, … 2, 1 steps: as many as the size, which is 2, are shade 4.
-    assert shades(browser.execute_script(CLASSES)[0]) == [5, *[4] * 6, 3]
+    # Means over layers of 3, 3, … 2, 1 and 8, 2, … 2, 1 steps: shades begin at 2, 3 and 4, half of the text.
+    assert shades(browser.execute_script(CLASSES)[0]) == [7, *[2] * 6, 0]
     seen = set()
     for layer, (left, right) in enumerate([(WINDOW, SINK), (SINK, SINK)]):
         move(browser, "layer", layer)
@@ -80,7 +80,7 @@ def test_tokens_are_shaded_as_the_eviction_times_say(visit: Visit) -> None:
     move(browser, "layer", 0)
     move(browser, "head", 1)
     assert states(browser.execute_script(CLASSES)[1]) == expected(WINDOW, LENGTH - 1)
-    assert "sees 3 of 8 tokens read · 100% recent" in text(browser, ".stats")
+    assert "sees 3 of 8 · 100% recent" in text(browser, ".stats")
 
 
 def test_all_layers_together(visit: Visit) -> None:
@@ -99,7 +99,7 @@ def test_fading_can_be_switched_off(visit: Visit) -> None:
     assert "f" in states(browser.execute_script(CLASSES)[0])
     press(browser, "f")
     assert states(browser.execute_script(CLASSES)[0]) == "hhhhhhuu"
-    assert shades(browser.execute_script(CLASSES)[0])[:6] == [4] * 6  # all were kept for three steps
+    assert shades(browser.execute_script(CLASSES)[0])[:6] == [5] * 6  # all were kept for three steps
 
 
 def test_keys_and_the_address(visit: Visit) -> None:

@@ -1,16 +1,15 @@
-// What the reader can touch: sliders, buttons, keys, tokens and the page's address.
+// What the reader can touch: sliders, buttons, keys and tokens.
 
 const find = (id) => document.getElementById(id);
 
 /** The page, filled with what it is about. */
 function furnish(policies, texts, maps, tab) {
-  const heads = Math.max(...policies.map((policy) => policy.groups));
   find("about").textContent = data.about;
   document.title = `${data.name} · which tokens stay`;
   find("step").max = T - 1;
   find("layer").max = L - 1;
-  find("head").max = heads - 1;
-  find("head-label").hidden = heads === 1;
+  find("head").max = HEADS - 1;
+  find("head-label").hidden = HEADS === 1;
   find("main").dataset.panels = policies.length;
   find("maps").style.setProperty("--maps", policies.length);
   find("maps").before(...texts.map((text) => text.panel));
@@ -18,19 +17,10 @@ function furnish(policies, texts, maps, tab) {
   find("tabs").hidden = policies.length < 2;
   policies.forEach((policy, i) => {
     const button = element("button", "", policy.name);
-    button.setAttribute("role", "tab");
     button.addEventListener("click", () => tab(i));
     find("tabs").append(button);
   });
-  legend(policies[0].size);
-}
-
-function legend(size) {
-  const swatches = Array.from({ length: 8 }, (_, k) => {
-    const from = shadeStart(k, size);
-    return element("i", `k${k}`, k === 0 ? `< ${number(shadeStart(1, size))}` : `${number(from)}+`);
-  });
-  find("legend").append(element("span", "", "steps kept"), ...swatches);
+  legend();
 }
 
 function listen({ look, texts, move, point, play, tab, redraw }) {
@@ -44,13 +34,14 @@ function listen({ look, texts, move, point, play, tab, redraw }) {
     find(name).addEventListener("input", (event) => { play(false); move({ [name]: Number(event.target.value) }); });
   }
   for (const [name, act] of Object.entries({ play: () => play(), fade, follow, theme })) find(name).addEventListener("click", act);
-  for (const { body } of texts) {
-    body.addEventListener("pointermove", (event) => event.pointerType === "touch" || point(tokenOf(event), event));
+  for (const text of texts) {
+    const { body } = text;
+    body.addEventListener("pointermove", (event) => event.pointerType === "touch" || point(tokenOf(event), text));
     body.addEventListener("pointerleave", () => point(undefined));
-    body.addEventListener("click", (event) => point(tokenOf(event), event, true));
+    body.addEventListener("click", (event) => point(tokenOf(event), text, true));
   }
   document.addEventListener("pointerdown", (event) => {
-    if (!event.target.closest(".text, #controls, .plot")) point(undefined, null, true);
+    if (!event.target.closest(".text, #controls, #bar, .plot")) point(undefined, null, true);
   });
   addEventListener("keydown", (event) => {
     const stride = event.shiftKey ? Math.max(2, Math.round(T / 32)) : 1;
@@ -60,6 +51,7 @@ function listen({ look, texts, move, point, play, tab, redraw }) {
       Home: () => move({ step: 0 }), End: () => move({ step: T - 1 }),
       ",": () => move({ head: look.head - 1 }), ".": () => move({ head: look.head + 1 }),
       " ": () => play(), Escape: () => point(undefined, null, true), f: fade, s: follow, d: theme,
+      "/": () => find("query").focus(),
     };
     if (!actions[event.key] || hasItsOwn(event)) return;
     event.preventDefault();
@@ -72,24 +64,11 @@ function listen({ look, texts, move, point, play, tab, redraw }) {
 
 /** Whether a key means something else where it was pressed: to a slider, a button or the browser. */
 function hasItsOwn({ target, key, shiftKey, ctrlKey, metaKey, altKey }) {
-  if (ctrlKey || metaKey || altKey) return true;
+  if (ctrlKey || metaKey || altKey || target.type === "search") return true;
   if (target.type === "range") return /^(Arrow|Home|End)/.test(key) && !shiftKey;
   return target.tagName === "BUTTON" && key === " ";
 }
 
 function tokenOf({ target }) {
   return target.dataset?.token === undefined ? undefined : Number(target.dataset.token);
-}
-
-/** What the address says of where to look. */
-function hash() {
-  const asked = new URLSearchParams(location.hash.slice(1)), found = {};
-  for (const name of ["step", "layer", "head", "token", "fade"]) {
-    if (/^-?\d+$/.test(asked.get(name) ?? "")) found[name] = Number(asked.get(name));
-  }
-  if ("fade" in found) found.fade = Boolean(found.fade);
-  else if ("step" in found) found.fade = true;
-  if (!(found.token >= 0 && found.token < T)) delete found.token;
-  if (["light", "dark"].includes(asked.get("theme"))) found.theme = asked.get("theme");
-  return found;
 }

@@ -3,6 +3,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const T = data.tokens.length;
 const L = data.layers.length;
+const HEADS = Math.max(...data.policies.map((policy) => policy.groups));
 
 /** Steps from a token's birth to its last, as the low bytes of all and then the high ones, deflated. */
 async function unpacked(text) {
@@ -39,7 +40,7 @@ class Policy {
     for (const row of this.rows) for (let j = 0; j < T; j++) this.life[j] += this.kept(row, j);
     for (let j = 0; j < T; j++) {
       this.life[j] /= this.rows.length;
-      this.shades[j] = shade(this.life[j], this.size);
+      this.shades[j] = shade(this.life[j]);
     }
   }
 
@@ -94,7 +95,3 @@ function overlap(one, other, step) {
 
 const number = (value) => Math.round(value).toLocaleString("en");
 const percent = (value) => `${Math.round(100 * value)}%`;
-
-/** Shades 0 to 7 double from an eighth of the size on: a window would keep every token for the size, shade 4. */
-const shade = (kept, size) => Math.max(0, Math.min(7, Math.floor(Math.log2(kept / size) + 4)));
-const shadeStart = (k, size) => Math.max(1, Math.ceil(size * 2 ** (k - 4)));

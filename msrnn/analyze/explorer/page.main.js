@@ -2,15 +2,14 @@
 
 async function explore() {
   const policies = await Promise.all(data.policies.map(async (about) => new Policy(about, await unpacked(about.after))));
-  const heads = Math.max(...policies.map((policy) => policy.groups));
-  const look = { step: T - 1, layer: -1, head: -1, token: undefined, fade: false, follow: true, shown: 0, ...hash() };
+  const look = { step: T - 1, layer: -1, head: -1, token: undefined, fade: false, follow: true, shown: 0 };
   const texts = policies.map((policy) => new Text(policy));
   const story = new Story(policies);
   const act = {
     onMap(x, y, event, down) {
       if (x === null) return point(undefined);
       if (down) move({ step: Math.floor(y * T) });
-      point(Math.floor(x * T), event);
+      point(Math.floor(x * T), besides(event));
     },
     onStrip(x, y, event, down) {
       if (x === null) return point(undefined);
@@ -19,10 +18,13 @@ async function explore() {
         move({ layer: Math.floor(y * L) });
         texts.forEach((text) => text.panel.hidden || text.show(token));
       }
-      point(token, event);
+      point(token, besides(event));
     },
   };
   const maps = policies.map((policy) => new Maps(policy, act));
+  /** Where a token is in one of the texts, or the pointer in a map: asked again when something has moved. */
+  const inText = (token, text) => () => (text.panel.hidden ? texts[look.shown] : text).spans[token].getBoundingClientRect();
+  const besides = ({ clientX: x, clientY: y }) => () => ({ left: x, right: x, top: y - 16, bottom: y + 16, beside: true });
   let chosen = "", pinned = false, colours = null, drawn = null, frame = 0, timer = 0;
 
   /** Look elsewhere; everything is drawn once, in the next frame. */
@@ -31,7 +33,7 @@ async function explore() {
     const within = (value, low, high) => Math.max(low, Math.min(high, value));
     look.step = within(look.step, 0, T - 1);
     look.layer = within(look.layer, -1, L - 1);
-    look.head = within(look.head, -1, heads - 1);
+    look.head = within(look.head, -1, HEADS - 1);
     if ("step" in change) {
       look.fade ||= !look.asked; // at first every token shows how long it is kept; at a step, what is left of it
       look.scroll = look.follow;
@@ -69,34 +71,52 @@ async function explore() {
 
   function label() {
     for (const name of ["step", "layer", "head"]) find(name).value = look[name];
-    find("step-shown").textContent = `${number(look.step)} of ${number(T - 1)}`;
-    find("layer-shown").textContent = look.layer < 0 ? "all" : data.layers[look.layer];
-    find("head-shown").textContent = look.head < 0 ? "all" : look.head;
+    const shown = {
+      step: `${number(look.step)} of ${number(T - 1)}`,
+      layer: look.layer < 0 ? ALL : String(data.layers[look.layer]),
+      head: look.head < 0 ? ALL : String(look.head),
+    };
+    for (const [name, text] of Object.entries(shown)) {
+      find(`${name}-shown`).textContent = text;
+      find(name).setAttribute("aria-valuetext", text);
+    }
     const where = look.layer < 0 ? "all layers" : `layer ${data.layers[look.layer]}`;
-    maps.forEach(({ policy, caption }) => {
+    maps.forEach(({ policy, caption, moment }) => {
       const head = policy.groups === 1 ? "" : look.head < 0 ? ", all heads" : `, head ${look.head}`;
       caption.textContent = where + head;
+      moment.textContent = `held at step ${number(look.step)}, by layer`;
     });
     find("fade").setAttribute("aria-pressed", look.fade);
     find("follow").setAttribute("aria-pressed", look.follow);
   }
 
   /** A token to look at, until the pointer is elsewhere; a click holds on to it. */
-  function point(token, pointer, pin = false) {
+  function point(token, anchor, pin = false) {
     if (pinned && !pin) return;
-    pinned = pin && token !== undefined && (pointer ?? true);
+    pinned = pin && token !== undefined && anchor;
     look.token = token;
     if (token === undefined) story.hide();
-    else story.show(token, look, pointer);
+    else story.show(token, look, anchor);
     texts.forEach((text) => text.mark("focus", token));
     maps.forEach((map) => map.figure.hidden || map.drawMarks(look, colours));
     if (pin) remember();
   }
 
+  /** To a token in the text, and hold on to it. */
+  function go(token) {
+    const text = texts[look.shown];
+    text.show(token);
+    point(token, inText(token, text), true);
+  }
+
   function play(on = !timer) {
     cancelAnimationFrame(timer);
     timer = 0;
-    find("play").textContent = on ? "❚❚" : "▶";
+    const button = (playing) => {
+      find("play").textContent = playing ? "❚❚" : "▶";
+      find("play").setAttribute("aria-label", playing ? "Pause" : "Play");
+    };
+    button(on);
     if (!on) return;
     if (look.step >= T - 1) move({ step: 0 });
     const started = performance.now(), from = look.step, speed = Math.max(20, T / 40);
@@ -104,7 +124,7 @@ async function explore() {
       const step = Math.floor(from + ((now - started) / 1000) * speed);
       move({ step });
       timer = step < T - 1 ? requestAnimationFrame(tick) : 0;
-      if (!timer) find("play").textContent = "▶";
+      if (!timer) button(false);
     };
     timer = requestAnimationFrame(tick);
   }
@@ -114,7 +134,7 @@ async function explore() {
     look.shown = index;
     const narrow = matchMedia(NARROW).matches;
     texts.forEach((text, i) => { text.panel.hidden = maps[i].figure.hidden = narrow && i !== index; });
-    [...find("tabs").children].forEach((button, i) => button.setAttribute("aria-selected", i === index));
+    [...find("tabs").children].forEach((button, i) => button.setAttribute("aria-pressed", i === index));
     redraw();
   }
 
@@ -127,24 +147,28 @@ async function explore() {
   let saving = 0;
   function remember() {
     clearTimeout(saving);
-    const token = pinned ? `&token=${look.token}` : "";
-    const theme = document.documentElement.dataset.theme ? `&theme=${document.documentElement.dataset.theme}` : "";
-    saving = setTimeout(() => {
-      history.replaceState(null, "", `#step=${look.step}&layer=${look.layer}&head=${look.head}&fade=${Number(look.fade)}${token}${theme}`);
-    }, 400);
+    saving = setTimeout(() => history.replaceState(null, "", address(look, pinned ? look.token : undefined)), 200);
+  }
+
+  /** To where the address says, when the page opens and when the address is changed by hand or by a link. */
+  async function visit() {
+    const { theme, token, ...asked } = hash();
+    if (theme) document.documentElement.dataset.theme = theme;
+    Object.assign(look, asked);
+    look.scroll = look.follow && token === undefined && look.step < T - 1;
+    redraw();
+    for (let i = 0; i < 2; i++) await new Promise(requestAnimationFrame); // until what is in view lies where it will be
+    if (token !== undefined) go(token);
   }
 
   furnish(policies, texts, maps, tab);
-  listen({ look, texts, move, point, play, tab, redraw });
-  if (look.theme) document.documentElement.dataset.theme = look.theme;
+  listen({ look, texts, move, point: (token, text, pin) => point(token, text && inText(token, text), pin), play, tab, redraw });
+  new Search(texts, go);
+  addEventListener("hashchange", visit);
+  addEventListener("scroll", () => pinned && story.place(pinned()), { passive: true });
+  new ResizeObserver(() => document.documentElement.style.setProperty("--top", `${find("top").offsetHeight}px`)).observe(find("top"));
   tab(0);
-  draw();
-  for (let i = 0; i < 2; i++) await new Promise(requestAnimationFrame); // until what is in view lies where it will be
-  if (look.token !== undefined) {
-    texts[look.shown].show(look.token);
-    const box = texts[look.shown].spans[look.token].getBoundingClientRect();
-    point(look.token, { x: box.right, y: box.bottom }, true);
-  }
+  await visit();
   document.documentElement.dataset.ready = "yes";
 }
 

@@ -1,13 +1,5 @@
 // Maps of one policy: steps down and tokens across; and below it, at this step, layers down and tokens across.
 
-/** Colours of the theme, from elements that have them: [red, green, blue] for sheet and shades 0 to 7. */
-function palette() {
-  const colours = [...document.querySelectorAll("#legend i")].map((swatch) => rgb(getComputedStyle(swatch).backgroundColor));
-  return { sheet: rgb(getComputedStyle(document.querySelector(".plot")).backgroundColor), shades: colours,
-    ink: getComputedStyle(document.body).color, accent: getComputedStyle(document.getElementById("play")).accentColor };
-}
-const rgb = (text) => text.match(/[\d.]+/g).slice(0, 3).map(Number);
-
 /** From the sheet through the shades, in 256 steps, each as one number of four bytes. */
 function ramp({ sheet, shades }) {
   const stops = [sheet, ...shades.slice(2)], bytes = new Uint8ClampedArray(4 * 256).fill(255);
@@ -40,7 +32,12 @@ class Maps {
     caption.append(element("b", "", policy.name), this.caption);
     this.map = this.plot("map", "Steps down, tokens across");
     this.strip = this.plot("strip", "Layers down, tokens across, at this step");
-    this.figure.append(caption, this.map.box, this.strip.box);
+    this.moment = element("p", "moment");
+    const chart = element("div", "chart"), tokens = ticks(T, 6), steps = ticks(T, 6);
+    const layers = ticks(L, 4).map(([share, l]) => [share, data.layers[l]]);
+    chart.append(axis("y", "step (tokens read)", steps), this.map.box, axis("x", "token", tokens));
+    chart.append(this.moment, axis("y", "layer", layers), this.strip.box, axis("x", "token", tokens));
+    this.figure.append(caption, chart);
     this.listen(this.map.box, act.onMap);
     this.listen(this.strip.box, act.onStrip);
   }

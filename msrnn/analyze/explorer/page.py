@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy
 
+from msrnn.analyze.explorer.wrapped import wrapped
 from msrnn.analyze.traces import Traced
 
-SCRIPTS = ("data", "text", "maps", "story", "controls", "main")
+SCRIPTS = ("data", "shades", "text", "axes", "maps", "story", "search", "address", "controls", "main")
 LONGEST = 2**16 - 1  # tokens: steps are two bytes each
 
 
@@ -36,6 +37,7 @@ def page(name: str, about: str, tokens: Sequence[str], policies: Sequence[Shown]
         "name": visible(name),
         "about": visible(about),
         "tokens": [visible(token) for token in tokens],
+        "wrapped": wrapped(tokens),
         "layers": layers,
         "policies": [_policy(one) for one in policies],
     }

@@ -10,22 +10,32 @@ class Story {
     this.card.hidden = true;
   }
 
-  /** Beside the pointer where there is room; a phone has its own place for it. */
-  show(token, { step, layer, shown }, pointer) {
+  /** `anchor` tells where on the window the token, or the pointer in a map, is now: the card must not cover it. */
+  show(token, { step, layer, shown }, anchor) {
     const title = element("h3", "", visible(data.tokens[token]));
     title.append(" ", element("small", "", `token ${number(token)} · read at step ${number(token)}`));
-    const narrow = matchMedia(NARROW).matches, told = narrow ? [this.policies[shown]] : this.policies;
+    const told = matchMedia(NARROW).matches ? [this.policies[shown]] : this.policies;
     this.card.replaceChildren(title, ...told.flatMap((policy) => this.of(policy, token, step, layer)));
     this.card.hidden = false;
-    if (!pointer || narrow) {
-      this.card.style.left = this.card.style.top = "";
-      return;
+    this.place(anchor());
+  }
+
+  /** Under the box or over it; on a phone at the bottom or the top; else beside it, as next to a map's pointer. */
+  place(box) {
+    const narrow = matchMedia(NARROW).matches, gap = 10;
+    const { width, height } = this.card.getBoundingClientRect(), [from, to] = uncovered();
+    const low = from + 8, high = to - 8 - height; // for the card's own top
+    if (box.bottom < from || box.top > to) return; // scrolled away: the card stays where it was
+    const within = (value, least, most) => Math.max(least, Math.min(most, value));
+    const under = box.bottom + gap, over = box.top - gap - height;
+    let left = box.left - 24, top = narrow ? high : under;
+    if (under > high) top = narrow ? low : over;
+    if ((under > high && over < low) || (box.beside && !narrow)) {
+      left = box.right + 18 + width > innerWidth - 8 ? box.left - 18 - width : box.right + 18;
+      top = within(box.top, low, high);
     }
-    const { width, height } = this.card.getBoundingClientRect();
-    const left = pointer.x + 18 + width > innerWidth - 8 ? pointer.x - width - 18 : pointer.x + 18;
-    const top = Math.min(pointer.y + 16, innerHeight - height - 8);
-    this.card.style.left = `${Math.max(8, left)}px`;
-    this.card.style.top = `${Math.max(8, top)}px`;
+    this.card.style.left = `${within(left, 8, innerWidth - width - 8)}px`;
+    this.card.style.top = `${top}px`;
   }
 
   of(policy, token, step, layer) {

@@ -3,6 +3,7 @@
 const NARROW = "(max-width: 60rem)"; // where there is room for one policy, and controls are at the bottom
 const STATES = ["unread", "held", "f1", "f2", "f3", "f4"];
 const CLASSES = STATES.flatMap((state) => [0, 1, 2, 3, 4, 5, 6, 7].map((k) => (k ? `${state} k${k}` : state)));
+const WRAPPED = new Set(data.wrapped); // tokens whose line break only wraps a paragraph
 const SINCE = [4, 32, 128]; // steps since a token was dropped, from which it fades further
 
 /** A new element; its text is text, whatever it says. */
@@ -25,14 +26,17 @@ class Text {
       span.dataset.token = token;
       if (piece === "") span.dataset.is = "part";
       else if (/^\s*\n\s*$/.test(piece)) span.dataset.is = "newline";
+      if (WRAPPED.has(token)) span.dataset.wrapped = "";
       return span;
     });
     this.body = element("div", "text");
     this.stats = element("p", "stats");
     this.panel = element("article", "panel");
+    this.head = element("div", "head");
     const title = element("h2", "", policy.name);
     title.append(" ", element("small", "", `${number(policy.size)} states in each layer`));
-    this.panel.append(title, this.stats, this.body);
+    this.head.append(title, this.stats);
+    this.panel.append(this.head, this.body);
     this.fill();
   }
 
@@ -47,7 +51,7 @@ class Text {
       }
       if (spaced(data.tokens[span.dataset.token])) block.append(" ");
       block.append(span);
-      if (span.textContent.includes("\n") && block.childElementCount >= 24) block = null;
+      if (span.textContent.includes("\n") && !("wrapped" in span.dataset) && block.childElementCount >= 24) block = null;
     }
   }
 
@@ -83,21 +87,36 @@ class Text {
 
   tell(step, other) {
     const { seen, recent, oldest } = this.policy.summary(step);
-    const shared = other ? [" · ", element("b", "", percent(overlap(this.policy, other, step))), ` shared with ${other.name}`] : [];
-    this.stats.replaceChildren(
-      "sees ", element("b", "", number(seen)), ` of ${number(step + 1)} tokens read · `,
-      element("b", "", percent(recent)), " recent", ...shared, ` · oldest: token ${number(oldest)}`,
-    );
+    const counts = [["sees ", number(seen), ` of ${number(step + 1)}`], ["", percent(recent), " recent"]];
+    if (other) counts.push(["", percent(overlap(this.policy, other, step)), ` shared with ${other.name}`]);
+    counts.push(["oldest ", number(oldest), ""]);
+    this.stats.replaceChildren(...counts.flatMap(([before, count, after], i) => {
+      const whole = element("span", "", before);
+      whole.append(element("b", "", count), after);
+      return i ? [" · ", whole] : [whole];
+    }));
   }
 
   /** Into view, where it is out of it; and once more when what came into view has found its size. */
   show(token, again = true) {
-    const box = this.spans[token].getBoundingClientRect();
-    const controls = document.getElementById("controls").getBoundingClientRect();
-    const narrow = matchMedia(NARROW).matches, rest = narrow ? 0.2 : 0.6;
-    const [top, bottom] = narrow ? [20, controls.top - 20] : [controls.bottom + 20, innerHeight - 20];
+    const box = this.spans[token].getBoundingClientRect(), [top, bottom] = this.room();
     if (box.top >= top && box.bottom <= bottom) return;
-    scrollBy({ top: box.top - top - (bottom - top) * rest, behavior: "instant" });
+    scrollBy({ top: box.top - top - (bottom - top) * (matchMedia(NARROW).matches ? 0.2 : 0.6), behavior: "instant" });
     if (again) requestAnimationFrame(() => requestAnimationFrame(() => this.show(token, false)));
   }
+
+  /** From where to where, down the window, nothing covers the text; on a phone the story may. */
+  room() {
+    const [top, bottom] = uncovered(), story = document.getElementById("story"), card = story.getBoundingClientRect();
+    if (story.hidden || !matchMedia(NARROW).matches) return [top + 12, bottom - 20];
+    return card.top < (top + bottom) / 2 ? [card.bottom + 12, bottom - 20] : [top + 12, card.top - 12];
+  }
+}
+
+/** The part of the window between the bars at its edges, legend and counts included. */
+function uncovered() {
+  const bars = [document.getElementById("top"), document.querySelector(".panel:not([hidden]) .head")];
+  const heights = bars.map((bar) => (getComputedStyle(bar).position === "sticky" ? bar.offsetHeight : 0));
+  const controls = document.getElementById("controls").getBoundingClientRect();
+  return [heights[0] + heights[1], matchMedia(NARROW).matches ? controls.top : innerHeight];
 }

@@ -1,0 +1,24 @@
+// Axes: numbers beside a plot, where their row or column of it is.
+
+/** At most so many round numbers below a count, each with the share of the axis that it is at. */
+function ticks(count, most) {
+  let unit = 1;
+  for (let i = 0; Math.ceil(count / unit) > most; i++) unit *= i % 3 === 1 ? 2.5 : 2; // 1, 2, 5, 10, 20, 50, …
+  return Array.from({ length: Math.ceil(count / unit) }, (_, i) => [(i * unit + 0.5) / count, i * unit]);
+}
+
+/** Across ("x") or down ("y"). The plot's own label is what is read aloud. */
+function axis(direction, name, marks) {
+  const made = element("div", `axis ${direction}`), labels = marks.map(([, value]) => number(value));
+  made.setAttribute("aria-hidden", "true");
+  const scale = element("div", "scale");
+  if (direction === "y") scale.style.width = `${Math.max(...labels.map((label) => label.length)) + 1}ch`;
+  marks.forEach(([share], i) => {
+    const mark = element("span", "", direction === "x" && i === 0 ? `${name} ${labels[i]}` : labels[i]);
+    mark.style[direction === "x" ? "left" : "top"] = `${100 * share}%`;
+    scale.append(mark);
+  });
+  if (direction === "y") made.append(element("b", "", name));
+  made.append(scale);
+  return made;
+}
