@@ -1,34 +1,62 @@
-"""Tensors and a description in one file: whole or not at all, and never executable."""
+"""Tensors and a description in one file: written whole or not at all, and never executable."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
+import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-_KEY = "msrnn"
+_KEY, _CHECKSUM = "msrnn", "checksum"
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def target_of(path: Path) -> Path:
+    """The file that a write to `path` replaces: a symbolic link stays, and the file that it names is replaced.
+
+    Refuses what is no regular file, and a folder that does not exist.
+    """
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        raise ValueError(f"{path}: the folder {target.parent} does not exist; make it first")
+    try:
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        return target
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"{path}: {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}; name a file to save to")
+    return target
+
+
+def write_atomically(path: Path, write: Callable[[Path], None], mode: int = 0o666) -> None:
     """`write` fills a temporary file beside `path`, which then takes its place: an interruption loses nothing."""
-    if not path.parent.is_dir():
-        raise ValueError(f"{path}: the folder {path.parent} does not exist")
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    target = target_of(path)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name[:100]}.", suffix=".tmp", dir=target.parent)
     os.close(handle)
     temporary = Path(name)
     try:
         write(temporary)
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
+        temporary.chmod(mode & ~_umask())
+        temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -39,19 +67,62 @@ def _umask() -> int:
     return mask
 
 
+def checksum(tensors: dict[str, Tensor]) -> str:
+    """Of names, dtypes, shapes and numbers."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        numbers: Any = tensor.contiguous().flatten().view(torch.uint8).numpy()
+        digest.update(numbers)
+    return digest.hexdigest()
+
+
 def save_tensors(path: Path, tensors: dict[str, Tensor], description: dict[str, Any]) -> None:
-    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, lambda to: save_file(contiguous, to, metadata={_KEY: json.dumps(description)}))
+    saved = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    metadata = {_KEY: json.dumps({**description, _CHECKSUM: checksum(saved)})}
+
+    def write(to: Path) -> None:
+        try:
+            save_file(saved, to, metadata=metadata)
+        except SafetensorError as error:
+            raise _system_error(error, path) from error
+
+    write_atomically(path, write)
+
+
+def _system_error(error: SafetensorError, path: Path) -> Exception:
+    """The error of the operating system, as on a full disk, that safetensors only quotes."""
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(found[1]), os.strerror(int(found[1])), str(path)) if found else ValueError(f"{path}: {error}")
+
+
+def load_description(path: Path) -> dict[str, Any]:
+    """The description alone, which is small; the tensors are not read."""
+    with _opened(path) as (_, description):
+        return description
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and description, refused where the tensors are not those that were saved."""
+    with _opened(path) as (file, description):
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if description.get(_CHECKSUM, expected := checksum(tensors)) != expected:
+        raise ValueError(f"{path}: damaged, its numbers do not match its checksum; take a copy, or make it again")
+    return tensors, description
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
     if not path.is_file():
-        raise ValueError(f"{path}: no such file")
+        raise ValueError(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if _KEY not in metadata:
                 raise ValueError(f"{path}: not a state that msrnn saved")
-            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(metadata[_KEY])  # noqa: SIM118
-    except (SafetensorError, json.JSONDecodeError) as error:
+            description = json.loads(metadata[_KEY])
+            if not isinstance(description, dict):
+                raise ValueError(f"{path}: its description is {description!r:.40}, not a state that msrnn saved")
+            yield file, description
+    except (SafetensorError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: truncated, or not a state that msrnn saved ({error})") from error

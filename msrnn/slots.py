@@ -87,18 +87,19 @@ class _Buffers:
             value.copy_(value.index_select(0, rows.to(value.device)))
 
     @ordinary_tensors
-    def restore(self, tensors: dict[str, Tensor], columns: int) -> None:
-        """Take over saved tensors, which must be of this layer's kind."""
+    def restore(self, tensors: dict[str, Tensor], columns: int, batch_size: int) -> None:
+        """Take over copies of saved tensors, which must be of this layer's kind; their batch size replaces its own."""
         for name, mine in self.tensors().items():
-            saved = tensors[name]
-            if saved.dtype != mine.dtype or self._fixed(saved) != self._fixed(mine):
-                raise ValueError(f"{name}: {saved.dtype} {list(saved.shape)}, not {mine.dtype} {list(mine.shape)}")
-            setattr(self, name, saved.to(mine.device, copy=saved.is_inference()))
+            saved, shape = tensors[name], self._saved_shape(mine, tensors, batch_size)
+            if saved.dtype != mine.dtype or list(saved.shape) != shape:
+                raise ValueError(f"{name}: {saved.dtype} {list(saved.shape)}, not {mine.dtype} {shape}")
+        for name, mine in self.tensors().items():
+            # A copy: what was loaded may lie in a mapped file, at an address that kernels do not expect.
+            setattr(self, name, tensors[name].to(mine.device, copy=True))
         self.columns = columns
 
-    def _fixed(self, tensor: Tensor) -> list[int]:
-        """The dimensions that every state of this kind has in common."""
-        return list(tensor.shape)
+    def _saved_shape(self, mine: Tensor, tensors: dict[str, Tensor], batch_size: int) -> list[int]:
+        return [batch_size, *mine.shape[1:]]
 
     def count(self, columns: int) -> None:
         """Count columns that are read, and refuse those whose positions do not fit into 32 bits."""
@@ -173,6 +174,10 @@ class Slots(_Buffers):
         B, _, C = squares.shape
         return squares.view(B, self.norm.shape[1], -1, C).sum(2).sqrt()
 
+    def stored_norms(self) -> Tensor | None:
+        """`norms` of the values that are held."""
+        return self.norms(Rows(self.values, self.value_scale))
+
     def candidates(self, query_position: Tensor, value: Rows) -> tuple[Tensor, Tensor, Tensor | None]:
         """Slots and new tokens side by side: position, importance and, where the policy asks, norm, all [B, G, S + C].
 
@@ -234,12 +239,14 @@ class Growing(_Buffers):
         super().reset()
         self.padded = False
 
-    def restore(self, tensors: dict[str, Tensor], columns: int) -> None:
-        super().restore(tensors, columns)
+    def restore(self, tensors: dict[str, Tensor], columns: int, batch_size: int) -> None:
+        super().restore(tensors, columns, batch_size)
         self.padded = bool((self.seen != columns).any())
 
-    def _fixed(self, tensor: Tensor) -> list[int]:
-        return [n for d, n in enumerate(tensor.shape) if d != 2]
+    def _saved_shape(self, mine: Tensor, tensors: dict[str, Tensor], batch_size: int) -> list[int]:
+        """As many rows as were saved, the same number of keys, values and positions."""
+        rows = list(tensors["position"].shape[2:3])
+        return [batch_size, *mine.shape[1:2], *rows, *mine.shape[3:]] if mine.ndim > 1 else [batch_size]
 
     @ordinary_tensors
     def append(self, key: Tensor, value: Tensor, position: Tensor) -> None:

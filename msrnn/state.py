@@ -15,6 +15,7 @@ from torch import Tensor
 from msrnn.files import load_tensors, save_tensors
 from msrnn.memory import check_fits
 from msrnn.slots import Memory
+from msrnn.validate import check_counts, check_layers, clear_free, is_incomplete
 
 LATER = ("rotary", "windows")  # what a fingerprint did not always tell: states without it fit
 
@@ -122,31 +123,63 @@ class MultiState:
             for name, buffer in mine.tensors().items():
                 buffer.copy_(getattr(theirs, name)[rows.to(buffer.device)])
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state to one safetensors file, whole or not at all."""
+    def save(self, path: str | os.PathLike[str], notes: dict[str, Any] | None = None) -> None:
+        """Write the state to one safetensors file, whole or not at all; `notes` are kept in its description.
+
+        What could not be loaded again is refused: numbers that are not finite, as a model that overflows computes them.
+        """
         self.check_whole()
-        tensors, columns = {}, []
-        for index, layer in enumerate(self.layers):
-            if not isinstance(layer, Memory):
-                raise ValueError(f"layer {index} keeps a linear-attention state of its own, which cannot be saved")
-            columns.append(layer.columns)
-            tensors.update({f"{index}.{name}": tensor for name, tensor in layer.tensors().items()})
-        save_tensors(Path(path), tensors, {**self.fingerprint, "batch_size": self.batch_size, "columns": columns})
+        layers = self._savable()
+        incomplete = is_incomplete(layers)
+        try:
+            check_layers(layers, incomplete)
+        except ValueError as error:
+            raise ValueError(f"{path}: not saved, {error}; save the other rows of the batch with select()") from error
+        description = {
+            **self.fingerprint,
+            "batch_size": self.batch_size,
+            "columns": [layer.columns for _, layer in layers],
+            "model_dtype": "/".join(sorted({str(layer.dtype).removeprefix("torch.") for _, layer in layers})),
+            "notes": notes or {},
+        }
+        tensors = {f"{i}.{name}": tensor for i, layer in layers for name, tensor in layer.tensors().items()}
+        save_tensors(Path(path), tensors, {**description, "incomplete": True} if incomplete else description)
 
     @classmethod
     def load(
         cls, path: str | os.PathLike[str], fingerprint: dict[str, Any], empty: Callable[[int], MultiState]
     ) -> MultiState:
-        """Read a state that was saved under this very fingerprint; `empty` makes one of a given batch size."""
+        """Read a state that was saved under this very fingerprint; `empty` makes one of a given batch size.
+
+        Everything that kernels take for granted is checked, so that no file can make one write out of its bounds.
+        """
         tensors, found = load_tensors(Path(path))
         _compare(f"{path}: saved", found, fingerprint)
-        state = empty(found["batch_size"])
+        state = empty(1)  # the file's batch size is not trusted until its tensors agree
         try:
-            for index, (layer, columns) in enumerate(zip(state.layers, found["columns"], strict=True)):
-                layer.restore({name: tensors.pop(f"{index}.{name}") for name in layer.tensors()}, columns)
-        except (KeyError, ValueError) as error:
-            raise ValueError(f"{path}: its tensors are not those of such a state ({error})") from error
+            state._restore(tensors, found)
+        except ValueError as error:
+            raise ValueError(f"{path}: not a state to go on from, {error}; take a copy, or make it again") from error
         return state
+
+    def _restore(self, tensors: dict[str, Tensor], found: dict[str, Any]) -> None:
+        layers = self._savable()
+        batch_size, columns = check_counts(found, len(layers))
+        expected = {f"{i}.{name}" for i, layer in layers for name in layer.tensors()}
+        if expected != tensors.keys():
+            odd = sorted(expected ^ tensors.keys())
+            raise ValueError(f"tensor {odd[0]} {'is missing' if odd[0] in expected else 'belongs to no layer'}")
+        for i, layer in layers:
+            layer.restore({name: tensors[f"{i}.{name}"] for name in layer.tensors()}, columns, batch_size)
+        check_layers(layers, incomplete=found.get("incomplete") is True)
+        for _, layer in layers:
+            clear_free(layer)
+
+    def _savable(self) -> list[tuple[int, Memory]]:
+        for index, layer in enumerate(self.layers):
+            if not isinstance(layer, Memory):
+                raise ValueError(f"layer {index} keeps a linear-attention state of its own, which cannot be saved")
+        return list(self._own())
 
 
 def each(rows: int, copies: int) -> Tensor:

@@ -20,6 +20,7 @@ ORDER = [
     "memory",
     "rounding",
     "slots",
+    "validate",
     "state",
     "kernels",
     "scan",
