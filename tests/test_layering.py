@@ -16,6 +16,7 @@ ORDER = [
     "reference",
     "scoring",
     "backend",
+    "atomic",
     "files",
     "memory",
     "rounding",

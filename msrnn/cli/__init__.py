@@ -18,12 +18,18 @@ from msrnn.cli.generate import generate
 from msrnn.cli.judge import judge
 from msrnn.cli.policies import policies
 from msrnn.cli.read import read
+from msrnn.cli.terminal import Stopped
 from msrnn.cli.verbs import register
 from msrnn.version import __version__
 
 BAD_INPUT, INTERRUPTED = 2, 130
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 register(app, demo, generate, chat, read, policies, bench, analyze, explore)
 app.add_typer(evaluations)
@@ -49,6 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; the exit code. Bad input is one line that names the value and the mend, with code 2."""
     try:
         code = app(arguments, prog_name="msrnn", standalone_mode=False)
+    except Stopped as stopped:
+        print(f"\nmsrnn: {stopped}", file=sys.stderr)
+        return INTERRUPTED
     except typer.TyperException as error:
         return _complain(error.format_message())
     except OSError as error:

@@ -7,11 +7,30 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from msrnn.cli.options import Choice
+from msrnn.cli.options import ORIGINAL, Choice
 from msrnn.cli.terminal import note
 from msrnn.policy import FULL, policy
 from msrnn.positions import COMPRESSED
 from msrnn.rnn import MultiStateRNN
+
+
+def training_length(rnn: MultiStateRNN) -> int | None:
+    """The longest text that the model was trained on; None where its config does not say."""
+    config: Any = rnn.model.config.get_text_config(decoder=True)
+    length = getattr(config, "max_position_embeddings", None)
+    return length if isinstance(length, int) else None
+
+
+def warn_beyond(rnn: MultiStateRNN, choice: Choice, tokens: int) -> None:
+    """Say once, before the work, that a text of `tokens` ends at positions that the model never saw in training."""
+    length = training_length(rnn)
+    if length is None or tokens <= length or choice.positions != ORIGINAL:
+        return
+    bounded = " and a bounded --policy" if choice.policy == FULL else ""
+    note(
+        f"--positions original: the text reaches token {tokens:,}, past the {length:,} that this model was trained on, "
+        f"and answers may get worse; read it from its beginning with --positions compressed{bounded}"
+    )
 
 
 class Beyond:
@@ -23,8 +42,7 @@ class Beyond:
 
     def successor(self, rnn: MultiStateRNN, tokens: int) -> MultiStateRNN:
         """For a turn that may end after so many tokens; the same one while there is room, or where nothing helps."""
-        config: Any = rnn.model.config.get_text_config(decoder=True)
-        length = getattr(config, "max_position_embeddings", None)
+        length = training_length(rnn)
         if self.passed or length is None or tokens <= length:
             return rnn
         self.passed = True

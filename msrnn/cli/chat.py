@@ -8,33 +8,40 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from msrnn import turns
+from msrnn.cli.history import history
 from msrnn.cli.options import (
     ORIGINAL,
-    Choice,
     Device,
-    Dtype,
     Force,
     MaxNewTokens,
     Model,
-    PolicyName,
-    Positions,
     Sample,
+    SavedDtype,
+    SavedPolicy,
+    SavedSize,
+    SavedStateDtype,
     SaveTo,
     Seed,
-    Size,
     Speech,
-    StateDtype,
     Temperature,
     TopP,
     state_of,
 )
+from msrnn.cli.saved import choose
+from msrnn.cli.saving import check_target, keep, same_file
 from msrnn.cli.terminal import note, summary
-from msrnn.cli.text import check_target
 
 if TYPE_CHECKING:
     from msrnn.cli.conversation import Conversation
 
 AUTO = "auto"
+Positions = Annotated[
+    str,
+    Option(
+        help="Where kept tokens stand: original, compressed (or compressed:ln, compressed:sqrt, compressed:16), "
+        "fitted, compact; auto: the saved state's, or original until the model's length is passed."
+    ),
+]
 COMMANDS = "/state, /save FILE and /quit"
 
 
@@ -48,11 +55,11 @@ def chat(
     temperature: Temperature = None,
     top_p: TopP = None,
     model: Model = None,
-    policy: PolicyName = "tova",
-    size: Size = 512,
+    policy: SavedPolicy = None,
+    size: SavedSize = None,
     device: Device = "auto",
-    dtype: Dtype = None,
-    state_dtype: StateDtype = None,
+    dtype: SavedDtype = None,
+    state_dtype: SavedStateDtype = None,
     positions: Positions = AUTO,
     seed: Seed = None,
 ) -> None:
@@ -60,7 +67,8 @@ def chat(
 
     Until the model's length may be passed, positions are original; from there on they are compressed, and nothing but
     the first token stays that is farther back than that length. Give --positions, and nothing changes on the way.
-    Ctrl-C stops an answer; /state, /save FILE and /quit are commands.
+    Ctrl-C stops an answer; /state, /save FILE and /quit are commands. With --load, options that are not given are those
+    of the saved conversation.
 
     Examples:
         msrnn chat --system "Answer briefly." --save talk.safetensors
@@ -68,13 +76,12 @@ def chat(
         printf 'Hello!\\n/state\\n' | msrnn chat --size 256
     """
     auto = positions == AUTO
-    choice = Choice(model, policy, size, device, dtype, seed, state_dtype, ORIGINAL if auto else positions)
-    choice = choice.as_saved(load) if auto else choice
     speech = Speech(max_new_tokens, sample, temperature, top_p)
-    check_target(save, force or save == load)
+    given = model, policy, size, device, dtype, seed, state_dtype, None if auto else positions
+    choice = choose(load, *given, adopt=auto)
+    check_target(save, force or same_file(save, load), [model])
     if system and load:
         raise ValueError(f"--system {system!r}: {load} has begun already; leave --system out, or --load")
-    choice.check_state(load)
     rnn, tokenizer = choice.load()
     turns.check_template(tokenizer)
     from msrnn.cli.beyond import Beyond
@@ -83,14 +90,17 @@ def chat(
     beyond = Beyond(choice) if auto and choice.positions == ORIGINAL else None
     talk = Conversation(rnn, tokenizer, state_of(rnn, load), speech, system, beyond)
     try:
-        _converse(talk, {path for path in (load, save) if path})
+        with history():
+            _converse(talk, {path for path in (load, save) if path}, model)
     finally:
         if save:
-            talk.state.save(save)
+            keep(talk.state, save)
             note(f"{save}: {summary(talk.state)}")
+        elif sys.stdin.isatty():
+            note("the conversation is not kept; --save FILE keeps it")
 
 
-def _converse(talk: Conversation, mine: set[Path]) -> None:
+def _converse(talk: Conversation, mine: set[Path], model: str | None) -> None:
     """Line by line until the end of input; files in `mine` may be written again."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # else one byte that is no UTF-8 may end the conversation
@@ -104,7 +114,7 @@ def _converse(talk: Conversation, mine: set[Path]) -> None:
             case ["/state"]:
                 print(summary(talk.state), flush=True)
             case ["/save", name]:
-                _save(talk, Path(name), mine)
+                _save(talk, Path(name), mine, model)
             case [word, *_] if word.startswith("/"):
                 note(f"{line}: commands are {COMMANDS}")
             case _:
@@ -121,12 +131,12 @@ def _ask() -> str | None:
         return None
 
 
-def _save(talk: Conversation, path: Path, mine: set[Path]) -> None:
+def _save(talk: Conversation, path: Path, mine: set[Path], model: str | None) -> None:
     """A file that cannot be written is no reason to lose the conversation."""
     try:
-        if path.exists() and path not in mine:
+        if path.exists() and not any(same_file(path, other) for other in mine):
             raise ValueError(f"{path}: exists already; name another file")
-        check_target(path, force=True)
+        check_target(path, force=True, inputs=[model])
         talk.state.save(path)
         mine.add(path)
         note(f"{path}: {summary(talk.state)}")

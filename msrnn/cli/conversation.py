@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from msrnn import turns
 from msrnn.cli.beyond import Beyond
 from msrnn.cli.options import Speech
+from msrnn.cli.terminal import note
 from msrnn.cli.text import as_utf8, encode
 from msrnn.cli.voice import Voice
 from msrnn.rnn import MultiStateRNN
@@ -40,8 +41,12 @@ class Conversation:
             self.rnn.generate(ids, state=state, streamer=voice, **self.speech.settings)
         except KeyboardInterrupt:
             voice.end()
+            note("stopped; what was said so far stays in the conversation")
             state = self.state.fork(1)
             self._read([*ids[0].tolist(), *voice.ids], state)
+        else:
+            if cut := voice.cut_at(self.speech.max_new_tokens, self.rnn.model):
+                note(cut)
         ended = self.closing[:1] == voice.ids[-1:]
         self._read(self.closing[1:] if ended else self.closing, state)
         self.state = state

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from msrnn.cli.terminal import note
-from msrnn.policy import FULL, ranks_alike, resolve
+from msrnn.cli.terminal import loading
+from msrnn.policy import resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 ORIGINAL = "original"
 SMALL = "SmolLM2-135M-Instruct"
+DEFAULT_POLICY, DEFAULT_SIZE = "tova", 512
+LEAST_TEMPERATURE = 1e-6  # below, logits divided by it overflow
 
 Model = Annotated[str | None, Option(help="A folder, a .gguf file or a name on the hub.", show_default=SMALL)]
 PolicyName = Annotated[str, Option("--policy", help="Which state leaves; see `msrnn policies`.")]
@@ -37,6 +40,45 @@ Positions = Annotated[
 ]
 StateDtype = Annotated[str | None, Option(help="int8 or fp8: states in half the bytes, rounded.", show_default="dtype")]
 Seed = Annotated[int | None, Option(help="Makes sampling repeatable.", show_default=False)]
+
+# Where a saved state can be given, it decides what is not.
+SavedPolicy = Annotated[
+    str | None,
+    Option("--policy", help="Which state leaves; see `msrnn policies`.", show_default="the saved state's, or tova"),
+]
+SavedSize = Annotated[
+    int | None,
+    Option(
+        "--size",
+        help="States that each layer may hold; policy full has no such limit.",
+        show_default="the saved state's, or 512",
+    ),
+]
+SavedDtype = Annotated[
+    str | None,
+    Option(
+        "--dtype",
+        help="float32, bfloat16, float16, or auto: the checkpoint's own.",
+        show_default="the saved state's, or float32 on cpu, else auto",
+    ),
+]
+SavedPositions = Annotated[
+    str | None,
+    Option(
+        "--positions",
+        help="Where kept tokens stand: original; closer, for texts beyond the model's length: compressed "
+        "(or compressed:ln, compressed:sqrt, compressed:16); fitted; compact.",
+        show_default="the saved state's, or original",
+    ),
+]
+SavedStateDtype = Annotated[
+    str | None,
+    Option(
+        "--state-dtype",
+        help="int8 or fp8: states in half the bytes, rounded.",
+        show_default="the saved state's, or dtype",
+    ),
+]
 
 MaxNewTokens = Annotated[int, Option(help="Tokens to say at most.")]
 Sample = Annotated[
@@ -64,6 +106,8 @@ class Choice:
 
     def __post_init__(self) -> None:
         resolve(self.policy, self.size)
+        if self.seed is not None and not 0 <= self.seed < 2**32:
+            raise ValueError(f"--seed {self.seed}: must be from 0 to {2**32 - 1}")
         if self.state_dtype is not None:
             from msrnn.rounding import state_dtype_of
 
@@ -73,58 +117,17 @@ class Choice:
 
             spacing(self.positions)
 
-    def as_saved(self, path: Path | None) -> Choice:
-        """With the positions that a state was saved with, and its horizon if it ranks as many states as this does."""
-        from msrnn.files import load_tensors
-
-        if path is None:
-            return self
-        saved = load_tensors(path)[1]
-        policy = saved.get("policy", self.policy)
-        if saved.get("size") != self.size or not ranks_alike(self.policy, policy):
-            policy = self.policy
-        return replace(self, policy=policy, positions=saved.get("positions", ORIGINAL))
-
-    def check_state(self, path: Path | None) -> None:
-        """Whether a saved state is whole and was bounded like this."""
-        from msrnn.files import load_tensors
-        from msrnn.rounding import STATE_DTYPES
-
-        if path is None:
-            return
-        saved = load_tensors(path)[1]
-        policy, size = resolve(self.policy, self.size)
-        rounded = saved.get("dtype") if saved.get("dtype") in STATE_DTYPES else None
-        found = {
-            "--policy": saved.get("policy"),
-            "--size": saved.get("size"),
-            "--state-dtype": rounded,
-            "--positions": saved.get("positions"),
-        }
-        asked = (policy.name if policy else FULL, size, self.state_dtype, self._placed)
-        if tuple(found.values()) != asked:
-            mend = " ".join(f"{name} {value}" for name, value in found.items() if value)
-            raise ValueError(
-                f"{path}: a state of another policy, size, dtype or positions than asked for; go on with {mend}"
-            )
-
-    @property
-    def _placed(self) -> str:
-        """The positions by the name that states are saved under."""
-        from msrnn.positions import name_of, spacing
-
-        return name_of(spacing(self.positions))
-
     def load(self) -> tuple[MultiStateRNN, PreTrainedTokenizerBase]:
-        import transformers
+        with loading(self.model or SMALL) as remark:
+            import transformers
 
-        from msrnn.models import load
+            from msrnn.models import load
 
-        transformers.logging.set_verbosity_error()
-        if self.seed is not None:
-            transformers.set_seed(self.seed)
-        model, tokenizer = load(self.model, self.device, self.dtype, on_convert=note)
-        return self.bounded(model), tokenizer
+            transformers.logging.set_verbosity_error()
+            if self.seed is not None:
+                transformers.set_seed(self.seed)
+            model, tokenizer = load(self.model, self.device, self.dtype, on_convert=remark)
+            return self.bounded(model), tokenizer
 
     def bounded(self, model: PreTrainedModel) -> MultiStateRNN:
         from msrnn.rnn import MultiStateRNN
@@ -149,8 +152,11 @@ class Speech:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise ValueError(f"--max-new-tokens {self.max_new_tokens}: must be 1 or more")
-        if self.temperature is not None and not 0 < self.temperature < float("inf"):
-            raise ValueError(f"--temperature {self.temperature}: must be above 0; for the likeliest token use --greedy")
+        if self.temperature is not None and not math.isfinite(self.temperature):
+            raise ValueError(f"--temperature {self.temperature}: must be a finite number")
+        if self.temperature is not None and self.temperature < LEAST_TEMPERATURE:
+            mend = f"must be at least {LEAST_TEMPERATURE}; for the likeliest token use --greedy"
+            raise ValueError(f"--temperature {self.temperature}: {mend}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"--top-p {self.top_p}: must be above 0 and at most 1")
         if self.sample is False and self._given:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -14,9 +16,35 @@ if TYPE_CHECKING:
     from msrnn.state import MultiState
 
 
+class Stopped(Exception):  # noqa: N818, it is no error
+    """Ctrl-C, with what was kept and how to go on; the command line shows it and ends with exit code 130."""
+
+
 def note(text: str) -> None:
     """A remark, as it is: file names and model text are no markup."""
     print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def loading(what: str) -> Iterator[Callable[[str], None]]:
+    """A line on the terminal while something loads, gone afterwards; yields what writes a remark in its place."""
+    stream = sys.stderr  # loading may redirect it
+    shown = stream.isatty()
+
+    def show(text: str) -> None:
+        if shown:
+            stream.write(text)
+            stream.flush()
+
+    def remark(text: str) -> None:
+        show("\r\033[K")
+        note(text)
+
+    show(f"loading {what} …")
+    try:
+        yield remark
+    finally:
+        show("\r\033[K")
 
 
 class _Speed(ProgressColumn):

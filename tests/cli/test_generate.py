@@ -24,7 +24,9 @@ def expected(folder: Path, prompt: str, policy: str = "tova", size: int | None =
 
 def test_generate_says_what_the_library_says(run: Run, folder: Path) -> None:
     prompt = "[bold]markup[/] is text: " + TEXT
-    assert run("generate", prompt, *SIZE, *SHORT) == (0, expected(folder, prompt) + "\n", "")
+    code, out, err = run("generate", prompt, *SIZE, *SHORT)
+    assert (code, out) == (0, expected(folder, prompt) + "\n")
+    assert err.count("\n") == 1
 
 
 def test_policy_and_size_reach_the_model(run: Run, folder: Path) -> None:
@@ -40,7 +42,7 @@ def test_from_a_saved_state_is_in_one_go(run: Run, tmp_path: Path) -> None:
     assert run("read", "-", "--save", state, *SIZE, stdin=TEXT).code == 0
     saved = state.read_bytes()
     asked = run("generate", "-", "--state", state, *SIZE, *SHORT, stdin="And so\n")
-    assert asked == run("generate", TEXT + "And so", *SIZE, *SHORT)
+    assert asked[:2] == run("generate", TEXT + "And so", *SIZE, *SHORT)[:2]
     assert asked.out.strip()
     assert asked.out != run("generate", "And so", *SIZE, *SHORT).out
     assert state.read_bytes() == saved

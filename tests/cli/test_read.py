@@ -47,7 +47,7 @@ def test_interrupted_read_leaves_no_file(run: Run, tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(MultiStateRNN, "read", interrupted)
     code, out, err = run("read", "-", "--save", tmp_path / "state", stdin=TEXT)
-    assert (code, out, err.strip()) == (130, "", "")
+    assert (code, out, err.strip()) == (130, "", "msrnn: stopped before anything was read")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -56,9 +56,12 @@ def test_rounded_states(run: Run, tmp_path: Path) -> None:
     for path, how in ((small, ("--state-dtype", "int8")), (large, ())):
         assert run("read", "-", "--save", path, "--size", 16, *how, stdin=TEXT).code == 0
     assert small.stat().st_size < large.stat().st_size
-    code, _, err = run("generate", "abc", "--state", small, "--size", 16)
+    code, _, err = run("generate", "abc", "--state", small, "--state-dtype", "fp8")
     assert code == 2
-    assert "go on with --policy tova --size 16 --state-dtype int8" in err
+    assert f"--state-dtype fp8: {small} was saved with --state-dtype int8" in err
+    code, _, err = run("generate", "abc", "--state", large, "--state-dtype", "int8")
+    assert code == 2
+    assert f"--state-dtype int8: {large} was saved without --state-dtype" in err
     said = ("generate", "abc", "--state", small, "--size", 16, "--state-dtype", "int8", "--max-new-tokens", 4)
     assert run(*said).code == 0
     assert "'int4': must be None, 'int8' or 'fp8'" in run("generate", "abc", "--state-dtype", "int4").err
@@ -70,9 +73,9 @@ def test_positions(run: Run, tmp_path: Path) -> None:
     assert run("read", "-", "--save", state, *how, stdin=TEXT).code == 0
     assert run("read", "-", "--save", plain, "--size", 16, stdin=TEXT).code == 0
     assert not same(state, plain)
-    code, _, err = run("generate", "abc", "--state", state, "--size", 16)
+    code, _, err = run("generate", "abc", "--state", state, "--positions", "original")
     assert code == 2
-    assert "go on with --policy tova --size 16 --positions compressed:lnln" in err
+    assert f"--positions original: {state} was saved with --positions compressed:lnln" in err
     said = run("generate", "abc", "--state", state, *how, "--max-new-tokens", 8)
     assert (said.code, said.out) == (0, run("generate", TEXT + "abc", *how, "--max-new-tokens", 8).out)
     assert "did you mean 'compressed" in run("generate", "abc", "--positions", "compresed").err

@@ -1,0 +1,271 @@
+"""Reading that is stopped, and goes on; answers that are stopped, and what is kept of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import TEXT, Run, same
+from safetensors.torch import save_file
+
+from msrnn import MultiStateRNN
+from msrnn.cli import checkpoint
+from msrnn.files import load_description, load_tensors
+
+BOOK = TEXT * 8  # more than four blocks
+SIZE = ("--size", 16)
+TOKENS = 1 + len(BOOK)
+
+
+@pytest.fixture(autouse=True)
+def heeded() -> Iterator[None]:
+    """Where tests run in the background, Ctrl-C is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    (tmp_path / "book.txt").write_text(BOOK)
+    return tmp_path / "book.txt"
+
+
+Stop = Callable[[int, Callable[[], Any]], None]
+
+
+@pytest.fixture
+def stop(monkeypatch: pytest.MonkeyPatch) -> Stop:
+    """`stop(3, how)`: something happens while the third block passes through the model, once."""
+    forward = MultiStateRNN._forward
+
+    def stop(block: int, how: Callable[[], Any]) -> None:
+        count = 0
+
+        def stopped(self: MultiStateRNN, *args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == block:
+                how()
+            return forward(self, *args, **kwargs)
+
+        monkeypatch.setattr(MultiStateRNN, "_forward", stopped)
+
+    return stop
+
+
+def ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def twice() -> None:
+    ctrl_c()
+    ctrl_c()
+
+
+def crash() -> None:
+    raise RuntimeError("power cut")
+
+
+def test_ctrl_c_and_the_same_command_again(run: Run, book: Path, tmp_path: Path, stop: Stop) -> None:
+    state, partial = tmp_path / "state", tmp_path / "state.partial"
+    words = ("read", book, "--save", state, *SIZE)
+    stop(3, ctrl_c)
+    code, out, err = run(*words)
+    assert (code, out) == (130, "")
+    assert f"stopped after 1,536 of {TOKENS:,} tokens; run the same command to go on from there ({partial})" in err
+    assert partial.is_file()
+    assert not state.exists()
+
+    code, out, err = run(*words)
+    assert code == 0
+    assert f"going on after 1,536 of {TOKENS:,} tokens" in err
+    assert f"{TOKENS:,} tokens read" in out
+    assert not partial.exists()
+    assert run("read", book, "--save", tmp_path / "at once", *SIZE).code == 0
+    assert same(state, tmp_path / "at once")
+
+
+def test_a_crash_goes_on_from_the_last_checkpoint(
+    run: Run, book: Path, tmp_path: Path, stop: Stop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "SHARE", 0)
+    words = ("read", book, "--save", tmp_path / "state", *SIZE)
+    stop(4, crash)
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(*words)
+    assert load_description(tmp_path / "state.partial")["notes"]["read"] == 1536
+    assert f"going on after 1,536 of {TOKENS:,} tokens" in run(*words).err
+    assert run("read", book, "--save", tmp_path / "at once", *SIZE).code == 0
+    assert same(tmp_path / "state", tmp_path / "at once")
+
+
+def test_ctrl_c_twice_stops_inside_a_block(
+    run: Run, book: Path, tmp_path: Path, stop: Stop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("read", book, "--save", tmp_path / "state", *SIZE)
+    stop(3, twice)
+    code, _, err = run(*words)
+    assert code == 130
+    assert "stopped; the state was not saved" in err
+    assert list(tmp_path.iterdir()) == [book]
+    monkeypatch.setattr(checkpoint, "SECONDS", 0.0)
+    stop(3, twice)
+    code, _, err = run(*words)
+    assert code == 130
+    assert "run the same command to go on from the last checkpoint" in err
+    assert "going on after" in run(*words).err
+
+
+def stopped_at(words: tuple[object, ...], run: Run, stop: Stop) -> None:
+    stop(2, ctrl_c)
+    assert run(*words).code == 130
+
+
+OTHER = {
+    "another text": ((), TEXT[::-1] * 8, "of another text"),
+    "another size": (("--size", 12), BOOK, "with size 16 does not fit a model with size 12"),
+    "another policy": (("--policy", "window"), BOOK, "with policy 'tova'"),
+    "other positions": (("--positions", "compact"), BOOK, "with positions 'original'"),
+    "fewer tokens": (("--tokens", 100), BOOK, "it has read 1,024 tokens, and 100 are asked for"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_a_checkpoint_of_something_else(name: str, run: Run, book: Path, tmp_path: Path, stop: Stop) -> None:
+    how, text, reason = OTHER[name]
+    words = ("read", book, "--save", tmp_path / "state", *SIZE)
+    stopped_at(words, run, stop)
+    book.write_text(text)
+    before = (tmp_path / "state.partial").read_bytes()
+    code, out, err = run(*words, *how)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"{tmp_path / 'state.partial'}: a checkpoint that does not fit this command (" in err
+    assert reason in err
+    assert "add --force to start anew" in err
+    assert (tmp_path / "state.partial").read_bytes() == before
+    code, out, err = run(*words, *how, "--force")
+    assert (code, "starts anew" in err) == (0, True)
+    assert run("read", book, "--save", tmp_path / "fresh", *SIZE, *how).code == 0
+    assert same(tmp_path / "state", tmp_path / "fresh")
+    assert not (tmp_path / "state.partial").exists()
+
+
+def test_more_tokens_and_a_longer_text_go_on(run: Run, book: Path, tmp_path: Path, stop: Stop) -> None:
+    """What was read is what the text begins with, and that is all that counts."""
+    stopped_at(("read", book, "--save", tmp_path / "state", *SIZE, "--tokens", 2000), run, stop)
+    book.write_text(BOOK + "and more")
+    code, out, err = run("read", book, "--save", tmp_path / "state", *SIZE)
+    assert code == 0, err
+    assert f"going on after 1,024 of {TOKENS + 8:,} tokens" in err
+    assert f"{TOKENS + 8:,} tokens read" in out
+
+
+def test_force_goes_on_where_the_checkpoint_fits(run: Run, book: Path, tmp_path: Path, stop: Stop) -> None:
+    (tmp_path / "state").write_text("old")
+    words = ("read", book, "--save", tmp_path / "state", "--force", *SIZE)
+    stopped_at(words, run, stop)
+    assert (tmp_path / "state").read_text() == "old"
+    assert "going on after 1,024" in run(*words).err
+
+
+def test_checkpoints_know_the_state_they_began_from(run: Run, book: Path, tmp_path: Path, stop: Stop) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    for path, text in ((one, "once"), (two, "twice")):
+        assert run("read", "-", "--save", path, *SIZE, stdin=text).code == 0
+    words = ("read", book, "--save", tmp_path / "state")
+    stopped_at((*words, "--load", one), run, stop)
+    for more in (("--load", two), SIZE):
+        assert "begun from another state" in run(*words, *more).err
+    assert f"going on after 1,024 of {TOKENS - 1:,}" in run(*words, "--load", one).err
+    assert run("read", book, "--save", tmp_path / "fresh", "--load", one).code == 0
+    assert same(tmp_path / "state", tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("notes", [None, [], {"read": True}, {"read": -5}, {"read": 10**9}, {"read": 1024}])
+def test_forged_checkpoints(notes: object, run: Run, book: Path, tmp_path: Path, stop: Stop) -> None:
+    words = ("read", book, "--save", tmp_path / "state", *SIZE)
+    stopped_at(words, run, stop)
+    partial = tmp_path / "state.partial"
+    tensors, description = load_tensors(partial)
+    save_file(
+        {n: t.clone() for n, t in tensors.items()},
+        tmp_path / "x",
+        {"msrnn": json.dumps({**description, "notes": notes})},
+    )
+    (tmp_path / "x").replace(partial)
+    code, out, err = run(*words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "does not fit this command" in err
+
+
+def test_tokens(run: Run, book: Path, tmp_path: Path) -> None:
+    code, out, _ = run("read", book, "--save", tmp_path / "state", *SIZE, "--tokens", 100)
+    assert code == 0
+    assert "100 tokens read" in out
+    assert f"{TOKENS - 100:,} tokens of the text are left" in out
+    assert run("read", "-", "--save", tmp_path / "same", *SIZE, stdin=BOOK[:99]).code == 0
+    assert same(tmp_path / "state", tmp_path / "same")
+    code, out, _ = run("read", book, "--save", tmp_path / "all", *SIZE, "--tokens", 10**9)
+    assert (code, "are left" in out) == (0, False)
+
+
+@pytest.fixture
+def short(folder: Path, tmp_path: Path) -> Path:
+    path = shutil.copytree(folder, tmp_path / "short")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 200}))
+    return path
+
+
+def test_past_the_training_length(run: Run, short: Path, tmp_path: Path) -> None:
+    """Said once, with what helps; not where the text fits, or its positions do."""
+    words = ("read", "-", *SIZE, "--model", short)
+    warned = "reaches token 274, past the 200 that this model was trained on"
+    code, _, err = run(*words, "--save", tmp_path / "one", stdin=TEXT, small=True)
+    assert (code, err.count("\n"), err.count(warned)) == (0, 1, 1)
+    assert "--positions compressed" in err
+    for how in (("--positions", "compressed"), ("--tokens", 200)):
+        assert run(*words, *how, "--save", tmp_path / how[0], stdin=TEXT, small=True).err == ""
+    on = run(
+        "read", "-", "--load", tmp_path / "--tokens", "--save", tmp_path / "x", "--model", short, stdin="a", small=True
+    )
+    assert (on.code, "reaches token 201" in on.err) == (0, True)
+    full = run(*words, "--policy", "full", "--save", tmp_path / "full", stdin=TEXT, small=True)
+    assert "--positions compressed and a bounded --policy" in full.err
+    asked = run("generate", "a", "--state", tmp_path / "one", "--model", short, "--max-new-tokens", 2, small=True)
+    assert (asked.code, asked.err.count("past the 200")) == (0, 1)
+
+
+def test_a_stopped_answer_is_kept(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from msrnn.cli.voice import Voice
+
+    put = Voice.put
+
+    def interrupted(self: Voice, value: Any) -> None:
+        put(self, value)
+        if len(self.ids) == 3:
+            ctrl_c()
+
+    monkeypatch.setattr(Voice, "put", interrupted)
+    code, out, err = run("generate", TEXT, *SIZE, "--save", tmp_path / "told")
+    assert code == 130
+    assert "stopped after 3 tokens" in err
+    assert f"{tmp_path / 'told'}: {1 + len(TEXT) + 3} tokens read" in err
+    said = out.removesuffix("\n")
+    assert run("read", "-", "--save", tmp_path / "read", *SIZE, stdin=TEXT + said).code == 0
+    assert same(tmp_path / "told", tmp_path / "read")
+
+
+def test_a_prompt_that_was_not_read_is_not_kept(run: Run, tmp_path: Path, stop: Stop) -> None:
+    stop(2, ctrl_c)
+    code, out, err = run("generate", BOOK, *SIZE, "--save", tmp_path / "told")
+    assert (code, out.strip()) == (130, "")
+    assert "stopped before the prompt was read; nothing is saved" in err
+    assert list(tmp_path.iterdir()) == []
