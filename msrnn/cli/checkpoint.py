@@ -36,6 +36,8 @@ class Checkpoint:
             return None
         try:
             state, done = rnn.load(self.path), self._done()
+            if self.begun is None and int(state.seen[0]) != done:
+                raise ValueError(f"it says {done:,} tokens, and its state has read {int(state.seen[0]):,}")
         except ValueError as error:
             reason = str(error).removeprefix(f"{self.path}: ")
             if force:

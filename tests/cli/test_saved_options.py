@@ -1,0 +1,117 @@
+"""Options that are not given come from the saved state; those that disagree with it are refused."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import TEXT, Run, same
+
+from msrnn.files import load_description
+
+README = Path(__file__).parents[2] / "README.md"
+SHORT = ("--max-new-tokens", 8)
+MADE: dict[str, tuple[tuple[object, ...], dict[str, Any]]] = {
+    "size": (("--size", 24), {"size": 24}),
+    "policy": (("--size", 16, "--policy", "window+4"), {"policy": "window+4"}),
+    "numbers": (
+        ("--size", 16, "--policy", "decay=0.9,recent=0.25"),
+        {"policy": "decay=0.9,per=layer,first=0,recent=0.25"},
+    ),
+    "positions": (("--size", 16, "--positions", "compressed"), {"positions": "compressed:lnln"}),
+    "fitted": (("--size", 16, "--positions", "fitted"), {"positions": "fitted"}),
+    "int8": (("--size", 16, "--state-dtype", "int8"), {"dtype": "int8"}),
+    "bfloat16": (("--size", 16, "--dtype", "bfloat16"), {"dtype": "bfloat16"}),
+    "both": (
+        ("--size", 16, "--dtype", "bfloat16", "--state-dtype", "fp8"),
+        {"dtype": "fp8", "model_dtype": "bfloat16"},
+    ),
+    "full": (("--policy", "full"), {"policy": "full", "size": None}),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_all_that_goes_on_goes_on_alike(name: str, run: Run, tmp_path: Path) -> None:
+    how, says = MADE[name]
+    state = tmp_path / "state"
+    assert run("read", "-", "--save", state, *how, stdin=TEXT).code == 0
+    assert says.items() <= load_description(state).items()
+    bare, given = (run("generate", "abc", "--state", state, *SHORT, *more) for more in ((), how))
+    assert bare.code == given.code == 0, bare.err
+    assert bare.out == given.out
+    for path, more in ((tmp_path / "bare", ()), (tmp_path / "given", how)):
+        assert run("read", "-", "--load", state, "--save", path, *more, stdin="on").code == 0
+        assert says.items() <= load_description(path).items()
+    assert name == "both" or same(tmp_path / "bare", tmp_path / "given")  # 8-bit floats cannot be compared
+    talk = run("chat", "--load", state, "--save", tmp_path / "talk", *SHORT, stdin="hello\n")
+    assert talk.code == 0, talk.err
+    assert says.items() <= load_description(tmp_path / "talk").items()
+
+
+DISAGREE = [
+    ("--size", 9, 16),
+    ("--policy", "h2o", "tova"),
+    ("--policy", "full", "tova"),
+    ("--positions", "compact", "original"),
+    ("--dtype", "bfloat16", "float32"),
+]
+
+
+@pytest.mark.parametrize(
+    "words", [("generate", "hi", "--state"), ("read", "-", "--save", "new", "--load"), ("chat", "--load")]
+)
+@pytest.mark.parametrize(("option", "given", "saved"), DISAGREE)
+def test_both_values_are_named(
+    words: tuple[str, ...], option: str, given: object, saved: object, run: Run, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("read", "-", "--save", "state", "--size", 16, stdin=TEXT).code == 0
+    monkeypatch.setattr("msrnn.models.AutoModelForCausalLM", None)  # refused before the slow part
+    code, out, err = run(*words, "state", option, given, stdin="hi")
+    assert (code, out) == (2, "")
+    assert err == f"msrnn: {option} {given}: state was saved with {option} {saved}; leave {option} out\n"
+
+
+def test_a_full_state_has_no_size_to_disagree_with(run: Run, tmp_path: Path) -> None:
+    assert run("read", "-", "--save", tmp_path / "state", "--policy", "full", stdin=TEXT).code == 0
+    assert run("generate", "hi", "--state", tmp_path / "state", "--size", 16, *SHORT).code == 0
+
+
+def test_auto_is_whatever_the_checkpoint_is(run: Run, tmp_path: Path) -> None:
+    assert run("read", "-", "--save", tmp_path / "state", stdin=TEXT).code == 0
+    assert run("generate", "hi", "--state", tmp_path / "state", "--dtype", "auto", *SHORT).code == 0
+
+
+def test_positions_by_a_function_cannot_be_named(run: Run, folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    import msrnn
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    msrnn.MultiStateRNN(model, "tova", 16, positions=lambda gap: gap / 2).state().save(tmp_path / "state")
+    code, _, err = run("generate", "hi", "--state", tmp_path / "state")
+    assert code == 2
+    assert err.splitlines()[-1].startswith(
+        f"msrnn: {tmp_path / 'state'}: its options cannot be given on the command line"
+    )
+
+
+def test_the_pair_of_commands_in_the_readme(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are written, and once more where `read` had another size."""
+    monkeypatch.chdir(tmp_path)
+    Path("book.txt").write_text(TEXT)
+    lines = README.read_text().splitlines()
+    pair = [
+        shlex.split(re.split(r" +#", line)[0])[1:]
+        for line in lines
+        if "book.state" in line and line.startswith("msrnn")
+    ]
+    assert [words[0] for words in pair] == ["read", "generate"]
+    for more in ((), ("--size", 24)):
+        reading, asking = run(*pair[0], *more, "--force"), run(*pair[1], *SHORT)
+        assert (reading.code, asking.code) == (0, 0), reading.err + asking.err
+        assert asking.out.strip()
+    assert load_description(Path("book.state"))["size"] == 24
