@@ -24,7 +24,8 @@ def target_of(path: Path) -> Path:
     """
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
-        raise ValueError(f"{path}: the folder {target.parent} does not exist; make it first")
+        what = "is not a folder" if target.parent.exists() else "does not exist; make it first"
+        raise ValueError(f"{path}: the folder {target.parent} {what}")
     try:
         mode = target.stat().st_mode
     except FileNotFoundError:

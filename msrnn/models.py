@@ -47,7 +47,7 @@ def load(
     try:
         with _quiet(bars=not isinstance(source, Path)):
             model = _weights(source, dtype=dtype or _default_dtype(where))
-            tokenizer = AutoTokenizer.from_pretrained(source)
+            tokenizer = _tokenizer(source)
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"model {name!r} cannot be loaded: {_first_line(error)} ({_SOURCES})") from error
     return Loaded(model.to(where), tokenizer)
@@ -60,6 +60,15 @@ def _weights(source: str | Path, **kwargs: Any) -> Any:
     if missing := sorted(report["missing_keys"]):
         raise ValueError(f"it lacks {len(missing)} of the model's weights, {missing[0]} first")
     return model
+
+
+def _tokenizer(source: str | Path) -> Any:
+    """The model's tokenizer; what transformers says of a missing one takes many lines, and names none."""
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        files = "tokenizer.json and tokenizer_config.json"
+        raise ValueError(f"its tokenizer is missing or cannot be read, put {files} beside its weights") from error
 
 
 def check_dtype(dtype: str | None) -> None:

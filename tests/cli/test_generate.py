@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from characters import END
 from command import TEXT, Run, same
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -81,3 +85,22 @@ def test_small_model_knows_paris(run: Run) -> None:
     code, out, _ = run("generate", prompt, "--size", 64, "--max-new-tokens", 8, small=True)
     assert code == 0
     assert "Paris" in out
+
+
+def test_a_cut_answer_says_so(run: Run, folder: Path, tmp_path: Path) -> None:
+    """With its speed, on standard error; one that ended by itself is not cut, even at the last token."""
+    code, out, err = run("generate", "hello", *SIZE, *SHORT)
+    assert code == 0
+    assert re.fullmatch(r"12 tokens, [\d,.]+ tokens/s; cut at --max-new-tokens 12\n", err)
+    assert re.fullmatch(r"1 token; cut at --max-new-tokens 1\n", run("generate", "hello", "--max-new-tokens", 1).err)
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(out.removesuffix("\n"), add_special_tokens=False)["input_ids"]
+    last = next(n for n in range(2, 12) if ids[n] not in ids[:n])
+    ending = shutil.copytree(folder, tmp_path / "ending")
+    for name in ("config.json", "generation_config.json"):
+        settings = json.loads((ending / name).read_text())
+        (ending / name).write_text(json.dumps({**settings, "eos_token_id": [END, ids[last]]}))
+    for most in (last + 1, 64):
+        ended = run("generate", "hello", *SIZE, "--max-new-tokens", most, "--model", ending, small=True)
+        assert re.fullmatch(rf"{last + 1} tokens, [\d,.]+ tokens/s\n", ended.err)

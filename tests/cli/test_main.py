@@ -126,6 +126,15 @@ def test_missing_model(run: Run, tmp_path: Path) -> None:
     assert "none': no such folder" in err
 
 
+def test_model_without_a_tokenizer(run: Run, folder: Path, tmp_path: Path) -> None:
+    bare = shutil.copytree(folder, tmp_path / "bare")
+    for path in bare.glob("*token*"):
+        path.unlink()
+    code, out, err = run("generate", "hi", "--model", bare, small=True)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "bare' cannot be loaded: its tokenizer is missing or cannot be read, put tokenizer.json" in err
+
+
 def test_state_of_another_model_is_refused(run: Run, tmp_path: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -1,0 +1,118 @@
+"""What only a terminal shows: lines that can be edited, those of earlier conversations, and that a model loads."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command import Run, same
+
+from msrnn.cli.terminal import loading
+
+PROGRAM = [sys.executable, "-c", "import sys; from msrnn.cli import main; sys.exit(main())"]
+UP, HOME = "\x1b[A", "\x01"
+
+
+class Terminal:
+    """A program that believes it talks to a person."""
+
+    def __init__(self, *words: object, **env: str) -> None:
+        self.ours, theirs = pty.openpty()
+        self.shown = ""
+        self.process = subprocess.Popen(
+            [*PROGRAM, *map(str, words)],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm", **env},
+            start_new_session=True,
+        )
+        os.close(theirs)
+
+    def wait_for(self, text: str, seconds: float = 120) -> None:
+        """Read until the terminal shows it, after what was waited for before."""
+        started, seen = time.monotonic(), ""
+        while text not in seen:
+            assert time.monotonic() - started < seconds, self.shown
+            try:
+                seen += os.read(self.ours, 1024).decode(errors="replace")
+            except OSError:  # it has ended
+                break
+        self.shown += seen
+        assert text in seen, self.shown
+
+    def type(self, text: str) -> None:
+        os.write(self.ours, text.encode())
+
+    def end(self) -> int:
+        while True:
+            try:
+                if not (data := os.read(self.ours, 1024)):
+                    break
+            except OSError:
+                break
+            self.shown += data.decode(errors="replace")
+        return self.process.wait(60)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "home" / "msrnn").mkdir(parents=True)
+    return tmp_path / "home"
+
+
+def test_lines_are_edited_and_remembered(home: Path, folder: Path, run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("readline")
+    remembered = home / "msrnn" / "chat_history"
+    remembered.write_text("an earlier line\n")
+    words = ("chat", "--size", 16, "--max-new-tokens", 4, "--save", tmp_path / "talk")
+    terminal = Terminal(*words, "--model", folder, XDG_STATE_HOME=str(home))
+    try:
+        terminal.wait_for("> ")
+        terminal.type(f"{UP}\r")
+        terminal.wait_for("cut at --max-new-tokens 4")
+        terminal.wait_for("> ")
+        terminal.type(f"ello{HOME}h\r")
+        terminal.wait_for("cut at --max-new-tokens 4")
+        terminal.wait_for("> ")
+        terminal.type("\x04")
+        assert terminal.end() == 0, terminal.shown
+    finally:
+        terminal.process.kill()
+    assert f"loading {folder} …" in terminal.shown
+    assert remembered.read_text().splitlines() == ["an earlier line", "hello"]  # one said twice is kept once
+    assert stat.S_IMODE(remembered.stat().st_mode) == 0o600
+    assert os.listdir(home / "msrnn") == ["chat_history"]
+    plain = (*words[:-1], tmp_path / "plain")
+    assert run(*plain, stdin="an earlier line\nhello\n").code == 0
+    assert same(tmp_path / "talk", tmp_path / "plain")
+
+
+def test_nothing_of_it_where_there_is_no_terminal(home: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(home))
+    code, _, err = run("chat", "--size", 16, "--max-new-tokens", 4, stdin="hello\n")
+    assert code == 0
+    assert "loading" not in err
+    assert "\033" not in err
+    assert os.listdir(home / "msrnn") == []
+
+
+def test_loading_is_shown_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Screen()
+    monkeypatch.setattr("sys.stderr", screen)
+    with loading("a model") as remark:
+        assert screen.getvalue() == "loading a model …"
+        remark("converting it")
+    assert screen.getvalue() == "loading a model …\r\033[Kconverting it\n\r\033[K"
