@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pydoc_data.topics import topics
 from typing import Any
 
@@ -180,14 +181,38 @@ def test_family_is_recurrent_model_wherever_its_tokens_stand(family: str) -> Non
         check_against_oracle(rnn, policy, size, ids, mask)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
-@given(case=layers())
+@st.composite
+def models(draw: st.DrawFn) -> dict[str, Any]:
+    """A model with GQA, a sliding window, soft-capping or sinks; a policy; one way of splitting and padding a text."""
+    config = draw(st.sampled_from(["llama", "mistral-sliding", "gemma2", "gpt-oss"]).map(lambda name: FAMILIES[name]()))
+    if config.model_type == "llama":
+        heads, kv_heads = draw(st.sampled_from([(2, 2), (6, 2), (4, 1)]))
+        config = llama(heads, kv_heads, hidden_size=8 * heads)
+    else:
+        config.sliding_window = draw(st.integers(2, 50))
+    bound, length = draw(bounds()), draw(st.integers(1, 40))
+    return {
+        "config": config,
+        "policy": replace(bound.policy, horizon=draw(st.none() | st.integers(bound.size + 1, 60))),
+        "size": bound.size,
+        "positions": draw(st.sampled_from(["original", "original", "compact", "compressed:4"])),
+        "length": length,
+        "padding": [draw(st.integers(0, length - 1)), 0],
+        "chunk": draw(st.integers(1, 48)),
+        "block": draw(st.integers(1, 48)),
+        "seed": draw(st.integers(0, 10_000)),
+    }
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(case=models())
 def test_chunked_model_is_recurrent_model_for_any_policy(case: dict[str, Any]) -> None:
-    (heads, kv_heads), bound, length = case["heads"], case["bound"], case["length"]
-    model = build(llama(heads, kv_heads, hidden_size=8 * heads))
-    ids, mask = left_padded(tokens(2, length, case["seed"]), case["padding"])
-    rnn = msrnn.MultiStateRNN(model, bound.policy, bound.size, case["chunk"], block=max(case["edges"][1:2]))
-    check_against_oracle(rnn, bound.policy, bound.size, ids, mask, may_tie=True)
+    policy, size = case["policy"], case["size"]
+    ids, mask = left_padded(tokens(2, case["length"], case["seed"]), case["padding"])
+    rnn = msrnn.MultiStateRNN(
+        build(case["config"]), policy, size, case["chunk"], case["block"], positions=case["positions"]
+    )
+    check_against_oracle(rnn, policy, size, ids, mask, may_tie=True)
 
 
 def check_against_oracle(

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny import FAMILIES, build, greedy, left_padded, llama, tokens
+from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import PreTrainedModel
 
 import msrnn
@@ -82,10 +84,14 @@ def test_half_precision_reads_and_steps_alike(dtype: torch.dtype) -> None:
 
 
 def test_a_model_in_training_mode_is_put_into_evaluation() -> None:
-    model = build(llama(attention_dropout=0.9)).train()
-    rnn = msrnn.MultiStateRNN(model, "tova", 9)
-    ids = tokens(1, 20)
-    assert torch.equal(rnn.read(ids, rnn.state()), rnn.read(ids, rnn.state()))
+    """GPT-2 has dropout outside attention, too, which only evaluation mode switches off."""
+    model, ids = build(FAMILIES["gpt2"]()), tokens(1, 20)
+    with torch.no_grad():
+        expected = model(ids).logits
+        assert not torch.allclose(model.train()(ids).logits, expected, atol=0.1), "dropout changes the logits"
+    rnn = msrnn.MultiStateRNN(model, "tova", 20)
+    assert not model.training
+    torch.testing.assert_close(rnn.read(ids, rnn.state()), expected, atol=1e-4, rtol=1e-4)
 
 
 def read_with(ids: Any, mask: Any = None, rows: int = 1) -> None:
@@ -116,25 +122,54 @@ def test_a_mask_must_cover_the_columns() -> None:
         read_with(tokens(1, 3), torch.ones(1, 4))
 
 
-def test_arguments_are_checked_before_any_work(model: PreTrainedModel) -> None:
-    with pytest.raises(ValueError, match="chunk=0"):
-        msrnn.MultiStateRNN(model, "tova", 9, chunk=0)
-    with pytest.raises(ValueError, match="block=0"):
-        msrnn.MultiStateRNN(model, "tova", 9, block=0)
+@pytest.fixture
+def passes() -> Iterator[list[torch.nn.Module]]:
+    """The models that computed something, one entry per forward pass."""
+    models: list[torch.nn.Module] = []
+
+    def note(module: torch.nn.Module, *_: Any) -> None:
+        if isinstance(module, PreTrainedModel):
+            models.append(module)
+
+    hook = register_module_forward_pre_hook(note)
+    yield models
+    hook.remove()
+
+
+@pytest.mark.parametrize("wrong", [{"chunk": 0}, {"block": 0}, {"size": 0}, {"policy": "tovas"}, {"backend": "none"}])
+def test_a_refused_wrap_leaves_the_model_alone(wrong: dict[str, Any], passes: list[torch.nn.Module]) -> None:
+    model = build(llama())
+    with pytest.raises(ValueError, match=str(next(iter(wrong.values())))):
+        msrnn.MultiStateRNN(model, **{"policy": "tova", "size": 9, **wrong})
+    assert model.config._attn_implementation == "eager"
+    if "backend" not in wrong:  # which depends on the devices that the layers are on
+        assert passes == []
+
+
+def test_a_wrap_of_something_else_is_refused() -> None:
     with pytest.raises(TypeError, match="Linear"):
         msrnn.MultiStateRNN(torch.nn.Linear(2, 2), "tova", 9)  # type: ignore[arg-type]
+
+
+def test_arguments_are_checked_before_any_work(model: PreTrainedModel, passes: list[torch.nn.Module]) -> None:
     rnn = msrnn.MultiStateRNN(model, "tova", 9)
+    state = rnn.state()
+    rnn.read(tokens(1, 1), state)
+    assert passes, "work would be noticed"
+    passes.clear()
     with pytest.raises(ValueError, match="batch_size=0"):
         rnn.state(0)
     with pytest.raises(ValueError, match="one token per row"):
-        rnn.step(tokens(1, 2), rnn.state())
+        rnn.step(tokens(1, 2), state)
     for read in (rnn.read, rnn.step):
         with pytest.raises(TypeError, match="dict"):
             read(tokens(1, 1), {})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="left"):
-        rnn.generate(tokens(1, 3), attention_mask=torch.tensor([[1, 1, 0]]))
+        rnn.generate(tokens(1, 3), state=state, attention_mask=torch.tensor([[1, 1, 0]]))
     with pytest.raises(ValueError, match="num_return_sequences=2"):
-        rnn.generate(tokens(1, 3), state=rnn.state(), num_return_sequences=2, do_sample=True)
+        rnn.generate(tokens(1, 3), state=state, num_return_sequences=2, do_sample=True)
+    assert passes == []
+    assert state.seen.tolist() == [1]
 
 
 def test_a_batch_goes_on_with_padding_between_turns(model: PreTrainedModel) -> None:

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import pytest
 import torch
 from command import TEXT, Run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from msrnn.cli.demo import manual, verdict
+from msrnn.cli.demo import TOPICS, manual, verdict
 from msrnn.cli.measure import Measured
 
 
@@ -48,6 +49,8 @@ def test_verdict_is_computed() -> None:
     )
 
 
-def test_the_manual_is_long_enough() -> None:
+def test_the_manual_is_long_enough_and_in_order() -> None:
     assert len(manual()) > 20_000
-    assert manual() == manual()
+    starts = [manual().index(topics[name].strip()) for name in TOPICS]
+    assert starts == sorted(starts)
+    assert starts[0] == 0

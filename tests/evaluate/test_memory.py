@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from msrnn.evaluate.memory import free_bytes, if_it_fits, largest, out_of_memory
+from msrnn.evaluate.memory import free_bytes, if_it_fits, largest, out_of_memory, unused_bytes
+
+MEMINFO = Path("/proc/meminfo")
 
 
 @pytest.fixture(autouse=True)
@@ -69,5 +73,13 @@ def test_a_failed_capture_names_memory_as_its_reason() -> None:
     assert not out_of_memory(RuntimeError("the capture was invalidated"))
 
 
-def test_free_memory_is_a_share_of_it() -> None:
-    assert 0 <= free_bytes(torch.device("cpu")) < 2**50
+@pytest.mark.skipif(not MEMINFO.exists(), reason="the system does not say what is free")
+def test_what_is_free_is_what_the_system_says() -> None:
+    told = {line.split(":")[0]: 1024 * int(line.split()[1]) for line in MEMINFO.read_text().splitlines()}
+    assert told["MemFree"] / 2 < unused_bytes(torch.device("cpu")) < told["MemTotal"]
+
+
+def test_states_may_take_half_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    monkeypatch.setattr("msrnn.evaluate.memory.unused_bytes", lambda _: 1000)
+    assert (free_bytes(cpu), free_bytes(torch.device("cuda"))) == (500, 970)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tiny import FAMILIES, build, llama, tokens
@@ -31,10 +33,23 @@ def test_steps_stay_where_they_are(device: str) -> None:
     made = setup(build(llama(), device), 40)
     static, dynamic = StaticFull(made), DynamicFull(made)
     assert static.nbytes == dynamic.nbytes == 40 * 2 * 2 * 2 * 8 * 4  # layers, keys and values, KV heads, head, float32
+    positions, lengths = list[int](), list[int]()
+
+    def note(_: object, __: object, inputs: dict[str, Any]) -> None:
+        if device == "cpu" or not torch.cuda.is_current_stream_capturing():
+            positions.append(int(inputs["position_ids"].max()))
+            lengths.append(int(inputs["past_key_values"].get_seq_length()))
+
+    hook = made.model.register_forward_pre_hook(note, with_kwargs=True)
     for contender, rows in ((static, 16), (static, 40), (dynamic, 1), (dynamic, 40)):
+        positions.clear()
+        lengths.clear()
         with contender.stepping(3, rows) as step:
             for _ in range(50):
                 step()
+        assert set(positions) == {rows - 1}
+        assert set(lengths[1:]) == {rows - 1}, "the first call makes a static cache"
+    hook.remove()
     assert made.model.config._attn_implementation == "msrnn"
 
 
