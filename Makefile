@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-gpu check bench install clean
+.PHONY: demo test test-gpu check bench models install clean
 
 demo: install  ## the main job, on the small default model
 	$(BIN)/msrnn demo
@@ -22,6 +22,9 @@ bench: install  ## ratios against the unmodified model and a peer, on this machi
 	$(BIN)/python -m benchmarks.reading
 	$(BIN)/python -m benchmarks.stepping
 	$(BIN)/python -m benchmarks.peers
+
+models: install  ## docs/models.md: what becomes of each model family of transformers, two minutes
+	$(BIN)/python tests/models_page.py
 
 install: .venv/installed
 

@@ -1,0 +1,74 @@
+"""docs/models.md is what the families do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import transformers
+from model_families import CLASSES, WRONG, Family, WrongAnswerError, check_close, check_forgets, family
+from models_page import PAGE, parse, render
+from small_configs import NAMES
+from torch import tensor
+
+CONSTRAINTS = Path(__file__).parent.parent / "constraints.txt"
+ROWS, VERSION = parse(PAGE.read_text())
+LISTED = {row.name: row for row in ROWS}
+# Accepted though not exact, or refused by an error from deep inside: to be mended, and then taken off this list.
+UNSOUND = {
+    "bamba",  # MultiStateCache: stepping differs from reading, in transformers itself
+    "doge",  # a TypeError about the mask
+    "moshi",  # its mask does not slide, though its cache does
+    "nemotron_h",  # stepping differs from reading by 2e-4, in transformers itself
+    # Where padding is token 0: positions that start after it are not noticed.
+    *("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+}
+
+
+@pytest.mark.skipif(transformers.__version__ != VERSION, reason=f"docs/models.md is about transformers {VERSION}")
+@pytest.mark.parametrize("name", NAMES)
+def test_the_row_of_a_family_is_what_it_does(name: str) -> None:
+    assert family(name) == LISTED.get(name), "run `make models` and look at what has changed"
+
+
+def test_no_family_is_accepted_and_wrong() -> None:
+    assert {row.name for row in ROWS if not row.is_sound} == UNSOUND
+
+
+def test_the_page_is_what_is_generated_from_its_rows() -> None:
+    assert render(ROWS, VERSION) == PAGE.read_text()
+    (pinned,) = re.findall(r"^transformers==(.*)$", CONSTRAINTS.read_text(), flags=re.MULTILINE)
+    assert pinned == VERSION, "run `make models`"
+
+
+@pytest.mark.skipif(transformers.__version__ != VERSION, reason=f"docs/models.md is about transformers {VERSION}")
+def test_every_family_is_listed_once() -> None:
+    assert [row.name for row in ROWS] == NAMES
+
+
+def test_rows_are_read_as_they_were_written() -> None:
+    rows = [
+        Family("bart", CLASSES["bart"], "counts, by itself", "works"),
+        Family("gpt2", CLASSES["gpt2"], "works", "works"),
+        Family("mamba", CLASSES["mamba"], "has no attention", "has no attention"),
+        Family("moshi", CLASSES["moshi"], f"{WRONG}read", f"{WRONG}stepped"),
+        Family("musicgen", CLASSES["musicgen"], not_tried="no text"),
+    ]
+    text = render(rows, "9.9.9")
+    assert parse(text) == (rows, "9.9.9")
+    assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == [
+        *("Works: 1", "Works in one way: 1", "Refused: 1", "Wrong: 1", "Not tried: 1")
+    ]
+    assert [row.is_sound for row in rows] == [True, True, True, False, True]
+
+
+def test_differences_are_seen() -> None:
+    logits = tensor([[1.0, -2.0, -3.4e38]])
+    check_close(logits * (1 + 1e-6), logits, "rounded")
+    check_forgets(logits * 1.01, logits)
+    for found in (logits * 1.01, logits * float("nan")):
+        with pytest.raises(WrongAnswerError, match="read: off by"):
+            check_close(found, logits, "read")
+    with pytest.raises(WrongAnswerError, match="nothing is forgotten"):
+        check_forgets(logits, logits)
