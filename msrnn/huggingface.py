@@ -62,12 +62,12 @@ def attention(
         return output.contiguous(), weights
     owner.waiting = False
     try:
-        _check_inference(query.requires_grad or key.requires_grad, dropout, use_cache, output_attentions)
-        owner.check_module(module)
+        _check_inference(query.requires_grad or key.requires_grad, dropout, output_attentions)
+        owner.check_call(module, use_cache)
         real = owner.real if owner.real is not None else real_columns(attention_mask, query.shape[2], owner.window)
         if 1 < query.shape[2] < owner.columns and position_ids is not None:
             owner.check_goes_on(position_ids, real)
-    except (TypeError, ValueError):
+    except ValueError:
         owner.columns -= query.shape[2]  # nothing was read
         raise
     return owner.attend(query, key, value, real, scoring).contiguous(), None
@@ -79,16 +79,12 @@ _READS_AGAIN = (
 )
 
 
-def _check_inference(
-    requires_grad: bool, dropout: float, use_cache: bool | None, output_attentions: bool | None
-) -> None:
+def _check_inference(requires_grad: bool, dropout: float, output_attentions: bool | None) -> None:
     """Refuse what a state that evicts cannot do."""
     if torch.is_grad_enabled() and requires_grad:
         raise ValueError("bounded states carry no gradient: call the model under torch.no_grad()")
     if dropout:
         raise ValueError("a bounded state is for inference: call model.eval() first")
-    if use_cache is False:
-        raise ValueError(f"use_cache=False {_READS_AGAIN}")
     if output_attentions:
         raise ValueError(
             "output_attentions=True: attention over a bounded state has no fixed columns; msrnn.trace gives the "
@@ -132,8 +128,8 @@ class OwnedLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.is_initialized = True
 
-    def check_module(self, module: nn.Module) -> None:
-        """Whether this attention module may use the layer."""
+    def check_call(self, module: nn.Module, use_cache: bool | None) -> None:
+        """Whether this attention module may use the layer, in such a call."""
 
     def check_goes_on(self, position_ids: Tensor, real: Tensor | None) -> None:
         """Whether tokens with these positions may follow what the layer has read."""
@@ -181,6 +177,7 @@ class LayerSetup:
     backend: str
     places: Places | None
     window: int | None  # the layer's own sliding window
+    hands_on: bool  # whether the model's `use_cache` reaches the attention function
 
 
 class StateLayer(OwnedLayer):
@@ -210,7 +207,9 @@ class StateLayer(OwnedLayer):
             self.memory = self.memory(key_states.shape[0])
         super().lazy_initialization(key_states, value_states)
 
-    def check_module(self, module: nn.Module) -> None:
+    def check_call(self, module: nn.Module, use_cache: bool | None) -> None:
+        if self.setup.hands_on and use_cache is False:
+            raise ValueError(f"use_cache=False {_READS_AGAIN}")
         if module is not self.setup.module():
             raise ValueError(
                 f"this cache was made for another model than the one whose {type(module).__name__} reads it: "

@@ -6,25 +6,50 @@ both directions, packed sequences, holes) would be ignored without an error, so 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+_windows: ContextVar[list[int | None] | None] = ContextVar("windows", default=None)
+
+
+class NotCausalError(ValueError):
+    """A mask that is more than causal order, a layer's own window and padding."""
+
+
+@contextmanager
+def watched_windows() -> Iterator[list[int | None]]:
+    """The windows of the masks that are built meanwhile; None for a mask without one."""
+    built: list[int | None] = []
+    token = _windows.set(built)
+    try:
+        yield built
+    finally:
+        _windows.reset(token)
+
 
 def build_mask(
     mask_function: Callable[..., Any] = causal_mask_function,
     allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
+    local_size: int | None = None,
     **kwargs: Any,
 ) -> Tensor | None:
     """transformers' mask interface: [B, 1, T, N], True where a query sees a key; None where that is all before it.
 
     A mask in both directions is always built: None would be read as causal.
     """
-    built: Tensor | None = sdpa_mask(mask_function=mask_function, allow_is_causal_skip=allow_is_causal_skip, **kwargs)
+    built: Tensor | None = sdpa_mask(
+        mask_function=mask_function, allow_is_causal_skip=allow_is_causal_skip, local_size=local_size, **kwargs
+    )
+    watching = _windows.get()
+    if watching is not None:
+        watching.append(local_size)
     if built is not None:
         # transformers clears `allow_is_causal_skip` wherever it adds anything to a causal mask.
         built.known_causal = allow_is_causal_skip or mask_function is causal_mask_function  # type: ignore[attr-defined]
@@ -42,7 +67,7 @@ def real_columns(mask: Tensor | None, columns: int, window: int | None) -> Tenso
     if known is not None:
         return known
     if mask.dtype != torch.bool:
-        raise TypeError(f"attention mask of {mask.dtype}: pass a 2-D mask of ones and zeros (1 for a token)")
+        raise ValueError(f"attention mask of {mask.dtype}: pass a 2-D mask of ones and zeros (1 for a token)")
     if mask.ndim != 4 or mask.shape[2:] != (columns, columns):
         raise ValueError(
             f"attention mask of shape {list(mask.shape)}: must cover the {columns} new columns alone, as "
@@ -65,7 +90,7 @@ def _check_causal(mask: Tensor, real: Tensor, window: int | None) -> None:
     if bool(wrong.any()):
         row, _, query, key = wrong.nonzero()[0].tolist()
         what = "sees" if key > query else "does not see"
-        raise ValueError(
+        raise NotCausalError(
             f"attention mask: in row {row}, column {query} {what} column {key}. A bounded state reads in causal order, "
             "with padding at most: masks for images, prefixes, packed sequences or holes are not supported"
         )

@@ -163,8 +163,8 @@ def plan(
         places = _places(model, config, apart, len(layers))
         if driven:
             check_driven(model, config)
-            if None in layers:
-                check_split(model, config)
+        if None in layers:
+            check_split(model, config, driven)
         weights = fingerprint_of(model)
     dtypes = {str(layer.shape.dtype).removeprefix("torch.") for layer in layers if layer}
     fingerprint = {
@@ -180,7 +180,7 @@ def plan(
     shapes = [layer and replace(layer.shape, code=code) for layer in layers]
     bounds = [layer_bound(policy_, size, window) for window in own]
     setups = [
-        layer and LayerSetup(config, weakref.ref(layer.module), chunk, backends[i], places[i], own[i])
+        layer and LayerSetup(config, weakref.ref(layer.module), chunk, backends[i], places[i], own[i], layer.hands_on)
         for i, layer in enumerate(layers)
     ]
     return Plan(config, shapes, bounds, setups, fingerprint)

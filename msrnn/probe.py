@@ -11,11 +11,12 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from msrnn.attention import plain_attention
 from msrnn.huggingface import NAME, OwnedLayer
+from msrnn.masks import NotCausalError, watched_windows
 from msrnn.scoring import Scoring
 from msrnn.slots import LayerShape
 
 TRIED = 48  # tokens that a hybrid model is tried on
-ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-6}  # by how much, relatively, its parts may differ from the whole
+ROUNDING = {torch.float32: 5e-5, torch.float64: 1e-6}  # by how much, relatively, its parts may differ from the whole
 COARSE = 0.05  # in 16 bits
 
 
@@ -23,11 +24,20 @@ class Probed(NamedTuple):
     shape: LayerShape
     key: Tensor  # [rows, K, 1, D] of the first token
     module: nn.Module  # that attends
+    hands_on: bool  # `use_cache`, from the model's call to the attention function
 
 
 def host_layers(config: Any) -> list[Any]:
     """The layers that transformers itself would cache with."""
     return list(DynamicCache(config=config).layers)
+
+
+def some_tokens(model: PreTrainedModel, count: int) -> Tensor:
+    """[1, count] ids from all over the vocabulary, none of them padding: some models count positions without it."""
+    vocabulary: Any = model.get_input_embeddings().num_embeddings
+    padding = getattr(model.config.get_text_config(decoder=True), "pad_token_id", None)
+    ids = (torch.arange(count, device=model.device) * max(1, vocabulary // count) + 1) % vocabulary
+    return torch.where(ids == padding, (ids + 1) % vocabulary, ids)[None] if padding is not None else ids[None]
 
 
 class _Probe(OwnedLayer):
@@ -36,13 +46,14 @@ class _Probe(OwnedLayer):
     seen: Probed | None = None
     times = 0
     module: nn.Module
+    hands_on = False
 
-    def check_module(self, module: nn.Module) -> None:
-        self.module = module
+    def check_call(self, module: nn.Module, use_cache: bool | None) -> None:
+        self.module, self.hands_on = module, use_cache is True
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, _: Tensor | None, scoring: Scoring) -> Tensor:
         shape = LayerShape(query.shape[1], key.shape[1], key.shape[3], value.shape[3], key.dtype, key.device)
-        self.seen, self.times = Probed(shape, key[:, :, :1], self.module), self.times + 1
+        self.seen, self.times = Probed(shape, key[:, :, :1], self.module, self.hands_on), self.times + 1
         return plain_attention(query, key, value, None, scoring)[0]
 
 
@@ -63,8 +74,7 @@ def probe(
     unreached = f"{type(model).__name__}: its attention does not pass through transformers' AttentionInterface"
     if config._attn_implementation != NAME:
         raise ValueError(f"{unreached}, so msrnn cannot bound it")
-    vocabulary: Any = model.get_input_embeddings().num_embeddings
-    tokens = (vocabulary // rows * torch.arange(rows, device=model.device)[:, None]).repeat(1, length)
+    tokens = some_tokens(model, rows).T.repeat(1, length)
     model(
         input_ids=tokens,
         attention_mask=torch.ones_like(tokens),
@@ -85,14 +95,20 @@ def inspect_layers(model: PreTrainedModel, config: Any) -> list[Probed | None]:
     """What each layer is made of; refuses a model that does not attend in causal order, or whose keys are NaN."""
     name = type(model).__name__
     try:
-        seen = probe(model, config, length=2)
-    except ValueError as error:
-        if "attention mask" not in str(error):
-            raise
+        with watched_windows() as masked:
+            seen = probe(model, config, length=2)
+    except NotCausalError as error:
         raise ValueError(
             f"{name} attends to later tokens (is_causal=False, use_bidirectional_attention=True or an encoder): "
             "msrnn bounds decoders, which read in causal order"
         ) from error
+    except ValueError as error:
+        if not str(error).startswith("attention mask of"):
+            raise
+        raise ValueError(f"{name} changes its attention mask in a way that msrnn does not read ({error})") from error
+    windows = {getattr(layer, "sliding_window", None) for layer in host_layers(config)} - {None}
+    if windows and not windows & set(masked):
+        raise ValueError(f"{name} caches with a sliding window and masks without one: reading differs from stepping")
     broken = [i for i, layer in enumerate(seen) if layer and not bool(layer.key.isfinite().all())]
     if broken:
         raise ValueError(
@@ -119,13 +135,13 @@ def check_driven(model: PreTrainedModel, config: Any) -> None:
 
 
 @torch.no_grad()
-def check_split(model: PreTrainedModel, config: Any) -> None:
+def check_split(model: PreTrainedModel, config: Any, driven: bool) -> None:
     """Refuse a model whose linear-attention layers do not go on exactly from where they were.
 
-    Some lose their state when several tokens follow, some step by another formula than they read.
+    Some lose their state when several tokens follow, which only matters where msrnn drives the model. Some step by
+    another formula than they read.
     """
-    vocabulary: Any = model.get_input_embeddings().num_embeddings
-    tokens = torch.arange(TRIED, device=model.device)[None] % vocabulary
+    tokens = some_tokens(model, TRIED)
 
     def logits(parts: list[Tensor]) -> Tensor:
         cache = DynamicCache(config=config)
@@ -135,7 +151,8 @@ def check_split(model: PreTrainedModel, config: Any) -> None:
 
     whole = logits([tokens])
     first, second = tokens.chunk(2, dim=1)
-    for parts, how in (([first, second], "in two parts"), ([first, *second.split(1, dim=1)], "token by token")):
+    ways = {"in two parts": [first, second]} if driven else {}
+    for how, parts in (ways | {"token by token": [first, *second.split(1, dim=1)]}).items():
         off = float((logits(parts) - whole).abs().max() / whole.abs().max())
         if not off <= ROUNDING.get(model.dtype, COARSE):
             raise ValueError(

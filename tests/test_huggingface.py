@@ -118,7 +118,7 @@ def test_taking_tokens_back_is_refused() -> None:
 
 def test_a_float_mask_is_refused() -> None:
     model = build(llama())
-    with pytest.raises(TypeError, match="float32"), torch.no_grad():
+    with pytest.raises(ValueError, match="float32"), torch.no_grad():
         model(tokens(1, 4), attention_mask=torch.zeros(1, 1, 4, 4), past_key_values=cached(model))
 
 

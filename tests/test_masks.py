@@ -91,7 +91,7 @@ def test_a_mask_over_columns_of_the_past_is_refused() -> None:
     model(tokens(1, 10), past_key_values=cache)
     with pytest.raises(ValueError, match=r"attention mask of shape \[1, 1, 1, 11\]: must cover the 1 new columns"):
         model(tokens(1, 1), attention_mask=torch.ones(1, 1, 1, 11, dtype=torch.bool), past_key_values=cache)
-    with pytest.raises(TypeError, match=r"attention mask of torch\.float32"):
+    with pytest.raises(ValueError, match=r"attention mask of torch\.float32"):
         model(tokens(1, 2), attention_mask=torch.zeros(1, 1, 2, 2), past_key_values=cache)
 
 
