@@ -88,13 +88,13 @@ def main() -> None:
         if args.only not in case.name:
             continue
         step, nbytes = work(case, args.batch, args.size, 1)
-        step_ms = milliseconds(captured(step, device), device)
+        step_ms = milliseconds(captured(step, device), device).median
         told: dict[str, Any] = {"case": case.name, "batch": args.batch, "size": args.size, "step_ms": step_ms}
         told |= {"TB/s": nbytes / step_ms / 1e9, "memory TB/s": memory}
         del step
         if case.positions == ORIGINAL:  # others are read by steps
             read, _ = work(case, max(1, args.batch // 8), args.size, ROWS)
-            told["µs per row"] = 1000 * milliseconds(captured(read, device), device) / ROWS
+            told["µs per row"] = 1000 * milliseconds(captured(read, device), device).median / ROWS
             del read
         torch.cuda.empty_cache()
         print(

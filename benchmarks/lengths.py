@@ -52,7 +52,7 @@ def main() -> None:
         began = time.perf_counter()
         rnn.read(ids[:, read:length], state, last_only=True).tolist()
         speed = (length - read) / (time.perf_counter() - began)
-        step = milliseconds(lambda: rnn.step(ids[:, :1], state), model.device)
+        step = milliseconds(lambda: rnn.step(ids[:, :1], state), model.device).median
         read = length
         told = {"tokens": length, "step_ms": step, "tokens_per_second": speed, **megabytes(weights)}
         print(", ".join(f"{name} {value:,.2f}" for name, value in told.items()))

@@ -4,6 +4,7 @@
 
 The harness looks for models nowhere but in its own package, so this is its own command with one more name to `--model`.
 From Python, importing this module is enough for `lm_eval.simple_evaluate(model="msrnn", model_args=…)`.
+Without `--device` it is CUDA where there is one, and else the CPU in float32.
 
 Requests mean what they mean to the harness's own `hf` model and, at a size beyond the length, get the same answers.
 Batch sizes are given, not found out (`auto`).
@@ -11,7 +12,10 @@ Batch sizes are given, not found out (`auto`).
 
 from __future__ import annotations
 
+import sys
+from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -35,14 +39,20 @@ try:
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
     from tqdm import tqdm
 except ModuleNotFoundError as error:
-    raise ImportError("the evaluation harness is not installed: pip install 'msrnn[lm-eval]'") from error
+    missing = f"the evaluation harness is not installed (no module {error.name}): pip install 'msrnn[lm-eval]'"
+    if __name__ == "__main__":
+        print(f"msrnn: {missing}", file=sys.stderr)
+        sys.exit(2)
+    raise ImportError(missing) from error
 
+MODEL = "msrnn"
+MOST = 2**16  # sequences at once: more fit into no memory
 DEFAULT_LENGTH = 2048  # the harness's own, where a model does not tell
 Item = TypeVar("Item")
 Answer = tuple[float, bool]  # log-likelihood, and whether greedy decoding says the same
 
 
-@register_model("msrnn")
+@register_model(MODEL)
 class BoundedLM(TemplateLM):
     """`pretrained` is what `msrnn.models.load` takes; `max_length` cuts contexts from the left, and documents apart."""
 
@@ -60,8 +70,8 @@ class BoundedLM(TemplateLM):
         max_gen_toks: int = 256,
     ) -> None:
         super().__init__()
-        if not str(batch_size).isdecimal() or int(batch_size) < 1:
-            raise ValueError(f"batch_size={batch_size!r}: must be a whole number of sequences, 1 or more")
+        if not str(batch_size).isdecimal() or not 1 <= int(batch_size) <= MOST:
+            raise ValueError(f"batch_size={batch_size}: must be a whole number of sequences, from 1 to {MOST:,}")
         model, tokenizer = load(pretrained, device, dtype)
         self.tokenizer: Any = tokenizer
         self.rnn = MultiStateRNN(model, policy, size, state_dtype=state_dtype, positions=positions)
@@ -245,10 +255,38 @@ def _batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
 
 
 def main() -> None:
-    """The harness's own command, to which `msrnn` is one more model."""
+    """The harness's own command, with one more model. What the model refuses is one line, with exit code 2."""
     from lm_eval.__main__ import cli_evaluate
 
-    cli_evaluate()
+    try:
+        sys.argv[1:] = with_device(sys.argv[1:])
+        cli_evaluate()
+    except ValueError as error:
+        print("msrnn:", " ".join(str(error).split()), file=sys.stderr)
+        sys.exit(2)
+
+
+def with_device(words: list[str]) -> list[str]:
+    """The command with `--device auto` for this model, where it names no device: the harness's default is cuda:0."""
+    parser = ArgumentParser(add_help=False)
+    parser.add_argument("--model", "-M")
+    parser.add_argument("--device")
+    parser.add_argument("--config", "-C", type=Path)
+    given, _ = parser.parse_known_args(words)
+    file = _settings(given.config) if given.config else {}
+    ours = (given.model or file.get("model")) == MODEL
+    return [*words, "--device", "auto"] if ours and not (given.device or file.get("device")) else words
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """Of a YAML file of the harness's options; the harness itself says what is wrong with one."""
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        found = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 if __name__ == "__main__":

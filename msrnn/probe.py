@@ -111,11 +111,21 @@ def inspect_layers(model: PreTrainedModel, config: Any) -> list[Probed | None]:
         raise ValueError(f"{name} caches with a sliding window and masks without one: reading differs from stepping")
     broken = [i for i, layer in enumerate(seen) if layer and not bool(layer.key.isfinite().all())]
     if broken:
+        reason = non_finite_weights(model) or "its weights are finite, so its dtype is too narrow"
         raise ValueError(
-            f"{name}: the keys of layer {broken[0]} are NaN or infinite: its weights are damaged, or its dtype is too "
-            "narrow; load the model again, or in float32"
+            f"{name}: the keys of layer {broken[0]} are NaN or infinite; {reason}; load it again, or in float32"
         )
     return seen
+
+
+@torch.no_grad()
+def non_finite_weights(model: PreTrainedModel) -> str | None:
+    """Which weights are NaN or infinite, in a few words; None: all are finite."""
+    named = [(name, weight) for name, weight in model.named_parameters() if weight.is_floating_point()]
+    broken = [name for name, weight in named if not weight.is_meta and not bool(torch.isfinite(weight).all())]
+    if not broken:
+        return None
+    return f"{len(broken)} of its {len(named)} weights have NaN or infinite numbers, {broken[0]} first"
 
 
 def check_driven(model: PreTrainedModel, config: Any) -> None:

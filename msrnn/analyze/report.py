@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from numpy import nanmean
+
 from msrnn.analyze import figures, further_tables, paper_tables
 from msrnn.analyze.study import Study
-from msrnn.analyze.tables import Table, as_csv, markdown
+from msrnn.analyze.summary import Summary
+from msrnn.analyze.tables import Share, Table, Value, as_csv, markdown
 from msrnn.evaluate.tables import markdown_list
 
 Strings = Callable[[int], str]  # the string of a token id
@@ -28,6 +31,23 @@ def tables(study: Study, strings: Strings) -> list[Table]:
         further_tables.between_heads(study),
     ]
     return [table for table in made if table]
+
+
+def summary(study: Study) -> Table:
+    """The few numbers of each policy and size that a terminal shows."""
+    return Table(
+        "summary",
+        "Which tokens stay",
+        "Steps kept: how many steps see a token. Recent: of the states kept, the share that a window of the same size "
+        "keeps as well.",
+        ["policy", "size", "mean steps\nkept", "median\nsteps", "never\ndropped", "recent"],
+        [_summarized(one) for one in study.summaries.values()],
+    )
+
+
+def _summarized(one: Summary) -> list[Value]:
+    shares = Share(one.held), Share(float(nanmean(one.recent)))
+    return [one.policy, one.size, float(one.life.mean()), one.quantile(0.5), *shares]
 
 
 def write(made: list[Table], folder: Path, title: str, told: dict[str, str]) -> None:

@@ -11,7 +11,8 @@ from typer import Option
 from msrnn.cli.demo import manual
 from msrnn.cli.eval.common import Batch, Length, Seed, check_counts, check_positions, quiet
 from msrnn.cli.options import SMALL, Device, Dtype, Model
-from msrnn.cli.tables import show_table
+from msrnn.cli.results import drawn, stoppable
+from msrnn.cli.tables import show_table, show_text
 from msrnn.cli.terminal import note
 from msrnn.cli.traced import studied
 from msrnn.policy import FULL, policy, resolve
@@ -81,15 +82,13 @@ def analyze(
     """
     cells = asked(policy, size, paper, length)
     check_counts(length=length, books=books, chunks_per_book=chunks_per_book, batch=batch)
-    from msrnn.analyze.report import draw, tables, write
+    from msrnn.analyze.report import draw, summary, tables, write
     from msrnn.evaluate.chunks import Choice, choose
-    from msrnn.evaluate.figures import check_matplotlib
     from msrnn.evaluate.setting import setting
     from msrnn.models import check_dtype, device_named, load
 
     device_named(device)
     check_dtype(dtype)
-    check_matplotlib()
     check_folders(out, traces)
     quiet()
     named, found = texts(text)
@@ -100,18 +99,20 @@ def analyze(
     data = choose(found, tokenizer, Choice(length, books, each, seed))
     note(data.told())
     told = {"model": model or SMALL, "text": named, "seed": str(seed), **setting(decoder.device)}
-    made = studied(decoder, data, cells, traces or out / "traces", batch, told, tags_of(tagger, data, found, tokenizer))
+    tags = tags_of(tagger, data, found, tokenizer)
+    with stoppable():
+        made = studied(decoder, data, cells, traces or out / "traces", batch, told, tags)
     chunks = f"{len(data.chunks):,} chunks" if len(data.chunks) > 1 else "1 chunk"
     title = f"{told['model']}, {named}, {chunks} of {length:,} tokens"
     strings = partial(string_of, tokenizer)
-    shown = tables(made, strings)
-    for table in shown:
-        show_table(table.title, table.header, table.strings())
-        print(table.note)
+    every, short = tables(made, strings), summary(made)
+    show_table(f"{short.title}: {title}", short.header, short.strings())
+    show_text(short.note)
     out.mkdir(parents=True, exist_ok=True)
-    write(shown, out, title, {"chunks": data.told(), **told})
-    draw(made, out, title, strings)
-    note(f"written to {out}: analysis.md, and the tables as .csv, .png and .svg")
+    write(every, out, title, {"chunks": data.told(), **told})
+    kinds = drawn(lambda: draw(made, out, title, strings))
+    show_text(f"All {len(every)} tables with their definitions: {out / 'analysis.md'}")
+    note(f"written to {out}: analysis.md, and the tables as " + ", ".join(f".{kind}" for kind in ("csv", *kinds)))
 
 
 def asked(policies: list[str] | None, sizes: list[int] | None, paper: bool, length: int) -> list[Cell]:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from msrnn.cli.eval.common import check_batch
 from msrnn.cli.options import ORIGINAL, SMALL, Device, Dtype, Model, PolicyName
-from msrnn.cli.results import rows_file
-from msrnn.cli.tables import show_table
+from msrnn.cli.results import SkipDamaged, drawn, open_store, shown_as_well, stoppable, written
+from msrnn.cli.tables import show_table, show_text
 from msrnn.cli.terminal import note
 from msrnn.evaluate.efficiency import NATIVE, PROMPT
 from msrnn.policy import FULL, resolve
@@ -45,7 +46,9 @@ Shape = Annotated[
     str | None, Option("--random-weights", help="No model, but the shape of one, as llama-2-7b.", show_default=False)
 ]
 Out = Annotated[Path | None, Option(help="Write efficiency.jsonl, .md, .png and .svg here.", show_default=False)]
-Anew = Annotated[bool, Option("--force", help="Measure anew what the folder already has.")]
+Anew = Annotated[
+    bool, Option("--force", help="Measure what is asked for again, though the folder has it; other rows stay.")
+]
 
 
 def bench(
@@ -66,6 +69,7 @@ def bench(
     dtype: Dtype = None,
     out: Out = None,
     force: Anew = False,
+    skip_damaged: SkipDamaged = False,
 ) -> None:
     """Memory, batch, time and throughput of a decode step at each size, beside the full model and the step's floor.
 
@@ -73,7 +77,9 @@ def bench(
     bandwidth, plus the larger of the weights' bytes over it and the matrix products alone; all are measured in the same
     run. The full model has a static cache that grows by buckets of 512 rows, and runs in CUDA graphs on CUDA. The
     time of a whole sequence is the sum, over these buckets, of the steps in it times the median step there; a bounded
-    state has one such time. With --out, figures that the folder has from the same setting are not measured again.
+    state has one such time. Times are medians of repeated runs, with the fastest and the slowest; runs that disagree
+    are repeated, and a step below its floor is measured again and marked. With --out, what the folder has from the
+    same model, machine, versions and commit is not measured again, and the table shows all of it.
 
     Examples:
         msrnn bench --size 64 --length 256
@@ -84,17 +90,18 @@ def bench(
     """
     check(size, policy, state_dtype, positions, length)
     batches = {"batch": batch, "max_batch": max_batch, "equal_batch": equal_batch, "prefill_batch": prefill_batch}
-    check_batches(batches)
+    check_batch(**batches)
     if model is not None and random_weights is not None:
         raise ValueError(f"--random-weights {random_weights}: give this or --model, not both")
     from msrnn.evaluate.efficiency.bench import Asked, Bench
     from msrnn.evaluate.efficiency.contenders import setup
-    from msrnn.evaluate.efficiency.ledger import Ledger
+    from msrnn.evaluate.efficiency.ledger import Ledger, check_row
     from msrnn.evaluate.efficiency.lineup import Lineup, imported
     from msrnn.evaluate.setting import setting
+    from msrnn.evaluate.store import Store
 
     factories = [imported(name) for name in others or []]
-    rows_at = rows_file(out, "efficiency", force) if out else None
+    store = open_store(out, "efficiency", check_row, force=force, skip_damaged=skip_damaged) if out else Store(None)
     decoder = load(model, random_weights, device, dtype)
     if fuse is None:
         fuse = decoder.device.type == "cuda"
@@ -107,7 +114,15 @@ def bench(
     }
     made = setup(decoder, length)
     contenders = Lineup(policy, size, state_dtype, fuse, positions, factories).contenders(made, note)
-    rows = Bench(made, Asked(**batches), Ledger(rows_at, told), note).table(contenders)
+    ledger = Ledger(store, told)
+    if ledger.known:
+        note(f"{ledger.known:,} measurements already done; --force makes them again")
+    measuring = Bench(made, Asked(**batches), ledger, note)
+    with stoppable(force, kept=out is not None):
+        rows = measuring.table(contenders)
+    earlier = measuring.others(rows)
+    shown_as_well([row.label for row in earlier], 0)
+    rows += earlier
     title = f"{told['model']}, {length:,} tokens, {told.get('gpu') or told['machine']}"
     show(rows, title)
     if out:
@@ -142,12 +157,6 @@ def check_positions(name: str) -> None:
     spacing(name)
 
 
-def check_batches(batches: dict[str, int | None]) -> None:
-    for name, value in batches.items():
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
-
-
 def load(name: str | None, shape: str | None, device: str, dtype: str | None) -> PreTrainedModel:
     import transformers
 
@@ -160,9 +169,11 @@ def load(name: str | None, shape: str | None, device: str, dtype: str | None) ->
 
 def show(rows: list[Row], title: str) -> None:
     """Names in short lines, so that more columns fit side by side."""
-    from msrnn.evaluate.efficiency.tables import headers, lines
+    from msrnn.evaluate.efficiency.tables import headers, lines, remarks
 
-    show_table(title, ["\n".join(wrap(name, 9)) for name in headers(rows)], lines(rows))
+    show_table(title, ["\n".join(wrap(name, 9, break_long_words=False)) for name in headers(rows)], lines(rows))
+    for remark in remarks(rows):
+        show_text(remark)
 
 
 def write(rows: list[Row], folder: Path, title: str, told: dict[str, str]) -> None:
@@ -170,5 +181,4 @@ def write(rows: list[Row], folder: Path, title: str, told: dict[str, str]) -> No
     from msrnn.evaluate.efficiency.tables import markdown
 
     (folder / "efficiency.md").write_text(markdown(rows, told))
-    figure(rows, folder, title)
-    note(f"written to {folder}: efficiency.jsonl, efficiency.md, efficiency.png, efficiency.svg")
+    written(folder, "efficiency", ("jsonl", "md", *drawn(lambda: figure(rows, folder, title))))

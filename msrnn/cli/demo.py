@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
 from rich.text import Text
 from typer import Option
 
 from msrnn.cli.options import Choice, Device, Dtype, Model, Size
+from msrnn.cli.tables import show_table, show_text
 from msrnn.cli.terminal import progress
 from msrnn.cli.text import encode, read_text
 from msrnn.policy import FULL
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 POLICIES = (FULL, "window+4", "tova")
 TOPICS = ("objects", "naming", "exceptions", "import", "customization", "attribute-access", "types", "compound")
+COLUMNS = ("policy", "perplexity", "states\nheld", "bytes\nheld", "ms/token\nreading", "ms/token\ndecoding")
 TAIL, CONTINUATION = 24, 48  # tokens of the text shown again, tokens that go on from it
 
 
@@ -41,6 +42,7 @@ def demo(
     if tokens < 2:
         raise ValueError(f"--tokens {tokens}: must be 2 or more, since the first token is given")
     choices = [Choice(model, policy, size, device, dtype) for policy in POLICIES]
+    check_size(size, tokens)
     prose = read_text(str(text)) if text else manual()
     rnn, tokenizer = choices[0].load()
     from msrnn.cli.measure import measure
@@ -50,6 +52,7 @@ def demo(
     ids = encode(tokenizer, prose, opening=True)[:, :tokens]
     if ids.shape[1] < 2:
         raise ValueError(f"{text}: {ids.shape[1]} token; give a longer text")
+    check_size(size, ids.shape[1])
     rows = []
     with progress() as bar:
         for choice in choices:
@@ -57,12 +60,12 @@ def demo(
             task = bar.add_task(choice.policy.ljust(8), total=ids.shape[1] - 1)
             row, state = measure(rnn, ids, partial(bar.advance, task))
             rows.append(row)
-    console = Console()
-    console.print(table(rows, ids.shape[1]))
-    console.print(f"\n{rows[-1].policy} goes on from the end of the text:", highlight=False)
-    console.print(Text(str(tokenizer.decode(ids[0, -TAIL:])), style="dim"), end="", soft_wrap=True)
+    show_table(f"{ids.shape[1]:,} tokens", COLUMNS, [shown(row) for row in rows])
+    show_text(f"{rows[-1].policy} goes on from the end of the text:")
+    Console().print(Text(str(tokenizer.decode(ids[0, -TAIL:])), style="dim"), end="", soft_wrap=True)
     rnn.generate(ids[:, -1:], state=state, streamer=Voice(tokenizer), do_sample=False, max_new_tokens=CONTINUATION)
-    print(f"\n{verdict(rows)}")
+    print()
+    show_text(verdict(rows))
 
 
 def manual() -> str:
@@ -72,14 +75,18 @@ def manual() -> str:
     return "\n\n".join(topics[name].strip() for name in TOPICS)
 
 
-def table(rows: list[Measured], tokens: int) -> Table:
-    shown = Table(title=f"{tokens:,} tokens")
-    for column in ("policy", "perplexity", "states\nheld", "bytes\nheld", "ms/token\nreading", "ms/token\ndecoding"):
-        shown.add_column(column, justify="left" if column == "policy" else "right")
-    for row in rows:
-        times = (f"{seconds * 1e3:.1f}" for seconds in (row.reading, row.decoding))
-        shown.add_row(row.policy, f"{row.perplexity:.2f}", f"{row.states:,}", decimal(row.nbytes), *times)
-    return shown
+def check_size(size: int, tokens: int) -> None:
+    """Where nothing is evicted there is nothing to compare; the last token is not read."""
+    if size >= tokens - 1:
+        raise ValueError(
+            f"--size {size}: a text of {tokens:,} tokens fits into it, so that nothing is evicted and all policies are "
+            f"the same; take a size below {tokens - 1:,}, or a longer text and more --tokens"
+        )
+
+
+def shown(row: Measured) -> list[str]:
+    times = (f"{seconds * 1e3:.1f}" for seconds in (row.reading, row.decoding))
+    return [row.policy, f"{row.perplexity:.2f}", f"{row.states:,}", decimal(row.nbytes), *times]
 
 
 def verdict(rows: list[Measured]) -> str:

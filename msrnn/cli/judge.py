@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import reprlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from msrnn.cli.options import Device, Dtype
-from msrnn.cli.results import rows_file
+from msrnn.cli.results import SkipDamaged, drawn, open_store, resumed, stoppable, written
 from msrnn.cli.terminal import note, progress
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from msrnn.evaluate.store import Store
 
 NAME = "judge"
-KINDS = ("jsonl", "md", "csv", "png", "svg")
 
 Folder = Annotated[Path, Argument(help="The folder that `msrnn eval story` wrote to.")]
 Name = Annotated[
@@ -36,7 +36,9 @@ EstimateOnly = Annotated[bool, Option("--estimate", help="Only say what the judg
 Out = Annotated[
     Path | None, Option(help=f"Write {NAME}.jsonl, .md, .csv, .png and .svg here.", show_default="the folder")
 ]
-Anew = Annotated[bool, Option("--force", help="Forget all answers, and ask anew.")]
+Anew = Annotated[
+    bool, Option("--force", help="Ask this judge again, though the folder has its answers; other rows stay.")
+]
 
 
 def judge(
@@ -52,6 +54,7 @@ def judge(
     dtype: Dtype = None,
     out: Out = None,
     force: Anew = False,
+    skip_damaged: SkipDamaged = False,
 ) -> None:
     """Which is better: the stories of a bounded model, or the full model's of the same seed?
 
@@ -68,24 +71,32 @@ def judge(
         msrnn judge --model Qwen/Qwen2.5-7B-Instruct
     """
     check(judge, base_url, model, max_requests, timeout)
+    check_price(price)
     from msrnn.evaluate.judge.pairs import pairs
     from msrnn.evaluate.judge.run import Court
     from msrnn.evaluate.setting import setting
 
-    found = pairs(stories(folder))
+    found = pairs(stories(folder, skip_damaged))
     where = out or folder
     judging = endpoint(judge, base_url, timeout, estimate) if judge else local(model, device, dtype)
-    court = Court(judging, found, answers(where, estimate, force), max_requests)
+    court = Court(judging, found, answers(where, estimate, force, skip_damaged), max_requests)
     dropped = sum(found.dropped.values())
     note(f"{len(found.pairs):,} pairs; {dropped:,} more, in which nothing was forgotten, are dropped")
+    resumed(*court.done(), "answers")
     note(f"left to ask: {court.cost().told(price)}")
     if estimate:
         return
     told = {
         name: str(value) for name, value in {"judge": judging.name, **found.told, **setting(judging.device)}.items()
     }
-    ruled(court)
+    with stoppable(force):
+        ruled(court)
     finish(court, where, told)
+    if unread := court.unreadable():
+        raise ValueError(
+            f"{judging.name}: none of its {len(unread):,} answers can be read, the first is {reprlib.repr(unread[0])}; "
+            "take a judge that answers (A), (B) or (C)"
+        )
 
 
 def check(name: str | None, base_url: str | None, model: str | None, max_requests: int | None, timeout: float) -> None:
@@ -93,28 +104,38 @@ def check(name: str | None, base_url: str | None, model: str | None, max_request
         raise ValueError("give --judge, a model behind an endpoint, or --model, one on this machine; and not both")
     if base_url and model:
         raise ValueError(f"--base-url {base_url}: a local judge has none; give --judge, or leave it out")
+    if base_url and not base_url.startswith(("http://", "https://")):
+        raise ValueError(f"--base-url {base_url}: must begin with http:// or https://")
     if max_requests is not None and max_requests < 1:
         raise ValueError(f"--max-requests {max_requests}: must be 1 or more; --estimate asks nothing")
     if not 0 < timeout < float("inf"):
         raise ValueError(f"--timeout {timeout}: must be above 0 seconds")
 
 
-def stories(folder: Path) -> Store:
+def check_price(price: tuple[float, float] | None) -> None:
+    for value in price or ():
+        if not 0 <= value < float("inf"):
+            raise ValueError(f"--price {value}: must be a number, 0 or more")
+
+
+def stories(folder: Path, skip_damaged: bool) -> Store:
     from msrnn.evaluate.store import Store
+    from msrnn.evaluate.story.run import CHECK
 
     path = folder / "story.jsonl"
     if not path.is_file():
         raise ValueError(f"{path}: no such file; tell stories first, with msrnn eval story --out {folder}")
-    return Store(path)
+    return Store(path, CHECK, skip_damaged=skip_damaged)
 
 
-def answers(folder: Path, estimate: bool, force: bool) -> Store:
+def answers(folder: Path, estimate: bool, force: bool, skip_damaged: bool) -> Store:
     """Those that a judgement goes on from; an estimate of one that starts anew leaves the folder alone."""
+    from msrnn.evaluate.judge.run import CHECK
     from msrnn.evaluate.store import Store
 
     if estimate and (force or not folder.exists()):
         return Store(None)
-    return Store(rows_file(folder, NAME, force, figure=not estimate))
+    return open_store(folder, NAME, CHECK, force=force, skip_damaged=skip_damaged)
 
 
 def endpoint(name: str, base_url: str | None, timeout: float, estimate: bool) -> Judge:
@@ -160,5 +181,4 @@ def finish(court: Court, folder: Path, told: dict[str, str]) -> None:
     show_table(f"bounded against full: {title}", HEADERS, rows(found))
     (folder / f"{NAME}.md").write_text(markdown(found, title, told))
     (folder / f"{NAME}.csv").write_text(as_csv(found))
-    figure(found, folder, title)
-    note(f"written to {folder}: " + ", ".join(f"{NAME}.{kind}" for kind in KINDS))
+    written(folder, NAME, ("jsonl", "md", "csv", *drawn(lambda: figure(found, folder, title))))

@@ -1,8 +1,9 @@
-"""Tables on the terminal, however narrow it is."""
+"""Tables and sentences on the terminal, however narrow it is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from textwrap import wrap
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
@@ -13,6 +14,14 @@ from rich.text import Text
 FRAME = 3  # of a column: its padding, and the line beside it; one more line ends the table
 
 
+def show_text(text: str, indent: int = 0) -> None:
+    """Lines that break between words, and never inside one: a path can be copied."""
+    width, front = Console().width, " " * indent
+    for line in text.split("\n"):
+        broken = wrap(line, max(1, width - indent), break_long_words=False, break_on_hyphens=False)
+        print("\n".join(front + part for part in broken))
+
+
 def show_table(title: str, names: Sequence[str], rows: list[list[str]]) -> None:
     """In parts that fit, each with the first column; strings are shown as they are.
 
@@ -20,8 +29,11 @@ def show_table(title: str, names: Sequence[str], rows: list[list[str]]) -> None:
     """
     console = Console()
     widths = [max(map(_width, cells)) for cells in zip(names, *rows, strict=True)]
+    if title:
+        print()
+        show_text(title)
     for columns in _parts(widths, console.width):
-        table = Table(title=title if columns.start == 1 else None, box=SIMPLE_HEAD)
+        table = Table(box=SIMPLE_HEAD)
         table.add_column(Text(names[0]), overflow="fold")
         for name in names[columns]:
             table.add_column(Text(name), justify="right", overflow="fold")

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msrnn.cli.results import resumed
 from msrnn.cli.terminal import note, progress
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def studied(
     ids = numpy.array([chunk.ids for chunk in data.chunks])
     stores = {cell: Traces(folder, model, *cell, beside=told) for cell in cells}
     missing = sum(len(store.missing(ids)) for store in stores.values())
+    resumed(len(stores) * len(ids) - missing, len(stores) * len(ids), "traces")
     if not missing:
         note("nothing left to trace")
     with progress() as bar:

@@ -30,6 +30,7 @@ class Choice:
     chunks_per_book: int = 4
     seed: int = 0
     first: bool = False  # the first chunks of each text, and not those that the seed decides
+    option: str = "--length"  # that the length was given by
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def choose(found: Sequence[Document], tokenizer: Any, choice: Choice) -> Data:
     opening, cuts = opening_of(tokenizer), list[_Cut]()
     if choice.length <= max(1, len(opening)):
         raise ValueError(
-            f"--length {choice.length}: the first {max(1, len(opening))} are given, so nothing is predicted"
+            f"{choice.option} {choice.length}: the first {max(1, len(opening))} are given, so nothing is predicted"
         )
     for book in sorted(found, key=lambda document: rank(choice.seed, document.name)):
         if choice.books is not None and sum(cut.whole > 0 for cut in cuts) == choice.books:
@@ -102,7 +103,7 @@ def choose(found: Sequence[Document], tokenizer: Any, choice: Choice) -> Data:
     used = [cut for cut in cuts if cut.whole]
     if not used:
         longest = max((cut.rest for cut in cuts), default=0) + len(opening)
-        raise ValueError(f"--length {choice.length}: the longest text has {longest:,} tokens; take shorter chunks")
+        raise ValueError(f"{choice.option} {choice.length}: the longest text has {longest:,} tokens; take fewer")
     chunks = sorted(chunk for cut in used for chunk in cut.chunks)
     counts = sum(cut.whole for cut in used), sum(cut.rest for cut in used)
     return Data(chunks, opening, choice.length, len(found), len(cuts) - len(used), *counts)

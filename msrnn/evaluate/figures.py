@@ -11,9 +11,8 @@ from typing import Any
 from msrnn.evaluate.statistics import Estimate
 
 
-def check_matplotlib() -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("the figure needs matplotlib, which is not installed: pip install 'msrnn[plots]'")
+def has_matplotlib() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def curve(axes: Any, x: Sequence[float], points: Sequence[Estimate], **style: Any) -> None:

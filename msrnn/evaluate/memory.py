@@ -59,7 +59,7 @@ def batch_that_fits(batch: int, what: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error):
+        if not out_of_memory(error) or isinstance(error, ValueError):  # one that says what fits is passed on
             raise
         mend = "what was computed is kept, go on with a smaller one"
         raise ValueError(f"--batch {batch}: {what} does not fit into memory; {mend}") from error

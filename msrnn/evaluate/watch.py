@@ -1,4 +1,4 @@
-"""Who is told how far an evaluation is."""
+"""Reports how far an evaluation is."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any, NamedTuple
 
 
 class Watch(NamedTuple):
-    """Told: how many tokens there are to read, what is being read (its `label` names it), how many tokens since."""
+    """Callbacks: what earlier runs have done (how many, of how many, of what), how many tokens are left to read, what
+    is being read (its `label` names it), and how many tokens were read since the last call.
+    """
 
+    resumed: Callable[[int, int, str], object] = lambda *_: None
     total: Callable[[int], object] = lambda _: None
     cell: Callable[[Any], object] = lambda _: None
     tokens: Callable[[int], object] = lambda _: None

@@ -132,7 +132,7 @@ def test_model_without_a_tokenizer(run: Run, folder: Path, tmp_path: Path) -> No
         path.unlink()
     code, out, err = run("generate", "hi", "--model", bare, small=True)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "bare' cannot be loaded: its tokenizer is missing or cannot be read, put tokenizer.json" in err
+    assert "bare': the folder has no tokenizer; save it there as well" in err
 
 
 def test_state_of_another_model_is_refused(run: Run, tmp_path: Path, folder: Path) -> None:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from msrnn.evaluate.efficiency.ledger import Ledger
+from msrnn.evaluate.efficiency.ledger import Ledger, check_row
+from msrnn.evaluate.rows import fields, listed, number, optional, paired, text, whole
 from msrnn.evaluate.store import Store, read_rows
 
 
@@ -36,28 +39,121 @@ def test_a_row_is_on_the_disk_before_the_next_is_computed(tmp_path: Path, monkey
     assert synced == [b'{"a": 1}\n']
 
 
-def test_a_line_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
+def test_a_line_that_was_cut_off_is_not_read_and_makes_room_for_the_next(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"cell": "a", "value": 1}\n{"cell": "b", "va')
     assert read_rows(path) == [{"cell": "a", "value": 1}]
-    assert path.read_text() == '{"cell": "a", "value": 1}\n'
     Store(path).append({"cell": "b"})
-    assert len(read_rows(path)) == 2
+    assert path.read_text() == '{"cell": "a", "value": 1}\n{"cell": "b"}\n'
 
 
-@pytest.mark.parametrize("content", [b"words\n", b"[1]\n", b"words\nand a rest", b"\xff\xfe\n"])
+def test_a_process_that_is_killed_while_another_appends_costs_no_row(tmp_path: Path) -> None:
+    """What it left of its line is cut off before the next row, and not glued to it."""
+    path = tmp_path / "rows.jsonl"
+    store = Store(path)
+    store.append({"a": 1})
+    with path.open("a") as killed:
+        killed.write('{"a": 2, "b')
+    store.append({"a": 3})
+    assert [row["a"] for row in read_rows(path)] == [1, 3]
+
+
+@pytest.mark.parametrize("content", [b"words\n", b"[1]\n", b"words\nand a rest", b"\xff\xfe\n", b"[" * 9**6 + b"\n"])
 def test_a_foreign_file_is_refused_and_left_alone(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="--force"):
+    with pytest.raises(ValueError, match=r"rows\.jsonl, line 1: damaged.*--skip-damaged"):
         read_rows(path)
-    assert path.read_bytes() == content
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("rows.jsonl", content)]
+
+
+def test_damaged_lines_are_named_and_skipped_on_demand(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    lines = [b'{"a": 1}', b'{"a": ', b'{"a": 2}', b"\xff", b'{"b": 3}', b'{"a": "x"}', b'{"a": 4}']
+    path.write_bytes(b"\n".join([*lines, b'{"a"']))
+    check = fields(a=number)
+    with pytest.raises(ValueError, match=r"rows\.jsonl, line 2: damaged, not JSON.* \(and 3 more lines\)"):
+        Store(path, check)
+    assert [row["a"] for row in Store(path, check, skip_damaged=True).rows] == [1, 2, 4]
+    assert (tmp_path / "rows.damaged").read_bytes() == b"\n".join([lines[1], *lines[3:6], b""])
+    Store(path, check).append({"a": 5})
+    assert [row["a"] for row in Store(path, check, skip_damaged=True).rows] == [1, 2, 4, 5]
+    assert (tmp_path / "rows.damaged").read_bytes().count(b"\n") == 4
+
+
+def test_the_reason_why_a_row_is_damaged(tmp_path: Path) -> None:
+    check = paired("keys", "values", fields(keys=listed(text), values=listed(number), size=optional(whole)))
+    good = {"keys": ["a"], "values": [1.5], "size": None}
+    assert check(good) is None
+    for change, reason in (
+        ({"values": [1, 2]}, "1 keys with 2 values"),
+        ({"values": "12"}, "its field 'values' is '12'"),
+        ({"size": True}, "its field 'size' is True"),
+        ({"keys": None}, "its field 'keys' is None"),
+    ):
+        assert check({**good, **change}) == reason
+    assert check({"keys": ["a"], "size": 3}) == "without the field 'values'"
+
+
+APPENDING = """
+import sys
+from pathlib import Path
+from msrnn.evaluate.store import Store
+store = Store(Path(sys.argv[1]), skip_damaged=True)
+for number in range(40):
+    store.append({"who": sys.argv[2], "number": number})
+"""
+
+
+def test_two_processes_lose_no_row_while_damaged_lines_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("damage\n" * 3)
+    running = [subprocess.Popen([sys.executable, "-c", APPENDING, path, who]) for who in "ab"]
+    assert [process.wait() for process in running] == [0, 0]
+    rows = read_rows(path)
+    assert sorted((row["who"], row["number"]) for row in rows) == [(who, n) for who in "ab" for n in range(40)]
+
+
+def test_what_is_computed_again_is_only_taken_from_this_run(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    Store(path).append({"a": 1, "value": 1})
+    again = Store(path, redo=True)
+    assert (again.done({"a": 1}), len(again.matching({"a": 1}))) == ([], 1)
+    again.append({"a": 1, "value": 2})
+    assert [row["value"] for row in again.done({"a": 1})] == [2]
+    assert [row["value"] for row in Store(path).done({"a": 1})] == [1, 2]
+
+
+def test_a_row_that_the_disk_has_no_room_for_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path / "rows.jsonl")
+    store.append({"a": 1})
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(os, "fsync", full)
+        store.append({"a": 2})
+    assert [row["a"] for row in store.rows] == [1]
 
 
 def test_a_ledger_is_a_view_of_a_store(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    assert Ledger(path, {"model": "m"}).cell({"cell": "x"}, "ms", lambda: None) is None
-    assert Ledger(path, {"model": "m"}).cell({"cell": "x"}, "ms", lambda: 2.0) == 2.0
-    assert Ledger(path, {"model": "m"}).cell({"cell": "x"}, "ms", lambda: 3.0) == 2.0
-    assert Ledger(path, {"model": "n"}).cell({"cell": "x"}, "ms", lambda: 3.0) == 3.0
-    assert [row["value"] for row in Store(path).rows] == [None, 2.0, 3.0]
+
+    def measured(model: str, value: float | None, **options: bool) -> float | None:
+        return Ledger(Store(path, check_row, **options), {"model": model}).cell({"cell": "x"}, "ms", lambda: value)
+
+    assert measured("m", None) is None
+    assert [measured("m", value) for value in (2.0, 3.0)] == [2.0, 2.0]
+    assert measured("n", 3.0) == 3.0
+    assert measured("m", 4.0, redo=True) == 4.0
+    assert [measured(model, 9.0) for model in "mn"] == [4.0, 3.0]
+    assert [row["value"] for row in Store(path).rows] == [None, 2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("row", ['{"cell": "x"}', '{"cell": "x", "value": "fast"}', '{"cell": "row", "value": 1}'])
+def test_a_measurement_without_its_value_is_named(row: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f"{row}\n")
+    with pytest.raises(ValueError, match="line 1: damaged, (without the|its) field"):
+        Store(path, check_row)

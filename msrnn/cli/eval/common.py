@@ -27,7 +27,10 @@ Batch = Annotated[int | None, Option(help="Chunks read at once.", show_default="
 Against = Annotated[
     str | None, Option(help="The policy that the others are compared with.", show_default="tova, or the first")
 ]
-Anew = Annotated[bool, Option("--force", help="Compute anew what the folder already has, of any model.")]
+Anew = Annotated[
+    bool, Option("--force", help="Compute what is asked for again, though the folder has it; other rows stay.")
+]
+MOST = 2**16  # more at once fit into no memory
 
 
 def compared(against: str | None, policies: Sequence[str]) -> str:
@@ -45,6 +48,13 @@ def check_counts(length: int, **counts: int | None) -> None:
     for name, value in counts.items():
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
+    check_batch(batch=counts.get("batch"))
+
+
+def check_batch(**batches: int | None) -> None:
+    for name, value in batches.items():
+        if value is not None and not 1 <= value <= MOST:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: must be from 1 to {MOST:,}")
 
 
 def quiet() -> None:

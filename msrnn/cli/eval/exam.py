@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from msrnn.cli.eval.common import check_positions
 from msrnn.cli.eval.terminal import watched
 from msrnn.cli.options import ORIGINAL
+from msrnn.cli.results import drawn, shown_as_well, written
 from msrnn.cli.tables import show_table
 from msrnn.cli.terminal import note, progress
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from msrnn.evaluate.understanding.tasks import Task
     from msrnn.models import Loaded
 
-KINDS = ("jsonl", "md", "csv", "png", "svg")
 AUTO = "auto"
 
 
@@ -109,6 +109,9 @@ def stored(task: Task, store: Store, cells: list[Cell], meant: dict[str, Any]) -
 def finish(task: Task, grid: Grid, records: Records, keys: list[str], against: str, folder: Path) -> None:
     from msrnn.evaluate.understanding.report import Report, shown
 
+    others = records.others(grid.cells, keys)
+    shown_as_well([cell.label for cell in others], 0)
+    grid = grid.beside(others)
     report = Report(task, grid, records, keys, against, scored(task, grid, records, keys))
     told = {**records.exam.key, **records.told(grid.cells[0], keys[0])}
     title = f"{told['model']}, {task.title}, {len(keys):,} questions, prompts of {records.exam.length:,} tokens"
@@ -143,5 +146,4 @@ def write(report: Report, folder: Path, title: str, told: dict[str, str]) -> Non
     name = report.task.name
     (folder / f"{name}.md").write_text(markdown(report, title, told))
     (folder / f"{name}.csv").write_text(as_csv(report))
-    figure(report, folder, title)
-    note(f"written to {folder}: " + ", ".join(f"{name}.{kind}" for kind in KINDS))
+    written(folder, name, ("jsonl", "md", "csv", *drawn(lambda: figure(report, folder, title))))

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from msrnn.cli.eval.common import Anew, Books, Text, check_positions, quiet
+from msrnn.cli.eval.common import Anew, Books, Text, check_batch, check_positions, quiet
 from msrnn.cli.eval.terminal import watched
 from msrnn.cli.options import SMALL, Device, Dtype, Model, Size
-from msrnn.cli.results import rows_file
+from msrnn.cli.results import SkipDamaged, drawn, open_store, shown_as_well, stoppable, written
 from msrnn.cli.tables import show_table
 from msrnn.cli.terminal import note
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 NAME = "extrapolation"
 ROWS = ("tova@compressed", "window+4@compact", "tova@original", "echo+1~{horizon}@compressed")
 REACH = 4  # times the size is the horizon of the last one
-KINDS = ("jsonl", "md", "csv", "png", "svg")
 
 DEFAULT = ", ".join(ROWS).format(horizon=f"({REACH} times the size)")
 Rows = Annotated[
@@ -48,6 +47,7 @@ def extrapolation(
     dtype: Dtype = None,
     out: Out = Path(f"results/{NAME}"),
     force: Anew = False,
+    skip_damaged: SkipDamaged = False,
 ) -> None:
     """Perplexity far beyond the training length, on the first tokens of every text that is long enough.
 
@@ -61,14 +61,14 @@ def extrapolation(
         msrnn eval extrapolation --row tova@compressed --row tova@compact
         msrnn eval extrapolation --text all.txt --tokens 250000 --leg 50000
     """
-    check_counts(tokens, window, leg, books=books, batch=batch)
+    check_counts(tokens, window, leg, books=books)
+    check_batch(batch=batch)
     from msrnn.evaluate.chunks import Choice, choose
-    from msrnn.evaluate.extrapolation.cases import cases
+    from msrnn.evaluate.extrapolation.cases import CHECK, cases
     from msrnn.evaluate.extrapolation.legs import Course
     from msrnn.evaluate.extrapolation.report import Report
     from msrnn.evaluate.extrapolation.run import Run
     from msrnn.evaluate.setting import setting
-    from msrnn.evaluate.store import Store
     from msrnn.evaluate.texts import PG19, documents
     from msrnn.models import check_dtype, device_named, load
 
@@ -77,14 +77,14 @@ def extrapolation(
     check_dtype(dtype)
     quiet()
     found = documents(text)
-    store = Store(rows_file(out, NAME, force))
+    store = open_store(out, NAME, CHECK, force=force, skip_damaged=skip_damaged)
     decoder, tokenizer = load(model, device, dtype, on_convert=note)
     config = decoder.config.get_text_config(decoder=True)
     check_positions(config, tokens, "--tokens")
     for case in asked:
         case.rnn(decoder)  # refuses what cannot be computed before anything is
     note(f"looking for {tokens:,} tokens in each of {len(found):,} texts")
-    data = choose(found, tokenizer, Choice(tokens, books, chunks_per_book=1, seed=seed, first=True))
+    data = choose(found, tokenizer, Choice(tokens, books, chunks_per_book=1, seed=seed, first=True, option="--tokens"))
     note(data.told())
     if window <= data.given:
         raise ValueError(f"--window {window}: the first {data.given} are given, so that it predicts nothing")
@@ -92,8 +92,14 @@ def extrapolation(
     told = {"model": model or SMALL, "text": text.resolve().name if text else PG19, "seed": seed, "batch": batch}
     course = Course(tokens, data.given, window, leg)
     run = Run(decoder, data, course, store, batch, {**told, **setting(decoder.device)})
-    report = Report(watched(run, asked), course)
-    title = f"{told['model']}, {told['text']}, {tokens:,} tokens of {len(data.chunks):,} texts, size {size}"
+    with stoppable(force):
+        results = watched(run, asked)
+    others = run.others(asked)
+    shown_as_well([f"{case.label} {case.size}" for case in others], len(store.rows) - len(store.matching(run.key)))
+    report = Report({**results, **others}, course)
+    sizes = sorted({case.size for case in report.cases if case.size is not None})
+    named = f"size {', '.join(map(str, sizes))}" if sizes else "unbounded"
+    title = f"{told['model']}, {told['text']}, {tokens:,} tokens of {len(data.chunks):,} texts, {named}"
     show(report, title)
     trained = getattr(config, "max_position_embeddings", None)
     write(report, out, title, trained, {"texts": data.told(), **run.key, **run.beside})
@@ -124,5 +130,4 @@ def write(report: Report, folder: Path, title: str, trained: int | None, told: d
     texts = {name: str(value) for name, value in told.items()}
     (folder / f"{NAME}.md").write_text(markdown(report, title, texts))
     (folder / f"{NAME}.csv").write_text(as_csv(report))
-    figure(report, folder, title, trained)
-    note(f"written to {folder}: " + ", ".join(f"{NAME}.{kind}" for kind in KINDS))
+    written(folder, NAME, ("jsonl", "md", "csv", *drawn(lambda: figure(report, folder, title, trained))))

@@ -21,7 +21,7 @@ from msrnn.cli.eval.common import (
 )
 from msrnn.cli.eval.terminal import show, watched
 from msrnn.cli.options import SMALL, Device, Dtype, Model
-from msrnn.cli.results import rows_file
+from msrnn.cli.results import SkipDamaged, drawn, open_store, shown_as_well, stoppable, written
 from msrnn.cli.terminal import note
 from msrnn.policy import FULL
 
@@ -61,6 +61,7 @@ def perplexity(
     dtype: Dtype = None,
     out: Out = Path("results/perplexity"),
     force: Anew = False,
+    skip_damaged: SkipDamaged = False,
 ) -> None:
     """Perplexity on chunks of text for each policy and size, beside the unbounded model.
 
@@ -68,7 +69,7 @@ def perplexity(
     every token. Policy baseline is the unbounded model on pieces of the size's length, the model's first token in front
     of each; it predicts the same tokens. A size of a chunk's length is the unbounded model itself. Intervals are 95 %,
     by bootstrap over the chunks. What the folder has of the same model, chunk, policy, size and dtype is not computed
-    again, so a run that was stopped goes on.
+    again, so a run that was stopped goes on; the tables show all that it has of the same model, dtype and chunks.
 
     Examples:
         msrnn eval perplexity --text book.txt --length 1024 --size 64 --size 256
@@ -80,9 +81,8 @@ def perplexity(
     check_counts(length=length, books=books, chunks_per_book=chunks_per_book, batch=batch)
     from msrnn.evaluate.chunks import Choice, choose
     from msrnn.evaluate.perplexity.report import Report
-    from msrnn.evaluate.perplexity.run import Run
+    from msrnn.evaluate.perplexity.run import CHECK, Run
     from msrnn.evaluate.setting import setting
-    from msrnn.evaluate.store import Store
     from msrnn.evaluate.texts import PG19, documents
     from msrnn.models import check_dtype, device_named, load
 
@@ -90,7 +90,7 @@ def perplexity(
     check_dtype(dtype)
     quiet()
     found = documents(text)
-    store = Store(rows_file(out, "perplexity", force))
+    store = open_store(out, "perplexity", CHECK, force=force, skip_damaged=skip_damaged)
     decoder, tokenizer = load(model, device, dtype, on_convert=note)
     check_positions(decoder.config.get_text_config(decoder=True), length)
     note(f"cutting {min(books or len(found), len(found)):,} of {len(found):,} texts into chunks of {length:,} tokens")
@@ -98,7 +98,11 @@ def perplexity(
     note(data.told())
     told = {"model": model or SMALL, "text": text.resolve().name if text else PG19, "seed": seed}
     run = Run(decoder, data, store, batch, {**told, **setting(decoder.device)})
-    report = Report(table, watched(run, table.cells), data.predicted, other)
+    with stoppable(force):
+        asked_for = watched(run, table.cells)
+    others = run.others(table.cells)
+    shown_as_well([cell.label for cell in others], len(store.rows) - len(store.matching(run.key)))
+    report = Report(table.beside(list(others)), {**asked_for, **others}, data.predicted, other)
     title = f"{told['model']}, {told['text']}, {len(data.chunks):,} chunks of {length:,} tokens"
     show(report, title)
     first = tokenizer.decode(data.opening) if data.opening else "none"
@@ -122,5 +126,4 @@ def write(report: Report, folder: Path, title: str, told: dict[str, Any]) -> Non
     texts = {name: str(value) for name, value in told.items()}
     (folder / "perplexity.md").write_text(markdown(report, title, texts))
     (folder / "perplexity.csv").write_text(as_csv(report))
-    figure(report, folder, title)
-    note(f"written to {folder}: " + ", ".join(f"perplexity.{kind}" for kind in ("jsonl", "md", "csv", "png", "svg")))
+    written(folder, "perplexity", ("jsonl", "md", "csv", *drawn(lambda: figure(report, folder, title))))

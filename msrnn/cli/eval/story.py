@@ -9,7 +9,7 @@ from msrnn.cli.eval.common import Anew, check_counts, check_positions, quiet
 from msrnn.cli.eval.terminal import watched
 from msrnn.cli.eval.understanding import Chat
 from msrnn.cli.options import SMALL, Device, Dtype, MaxNewTokens, Model
-from msrnn.cli.results import rows_file
+from msrnn.cli.results import SkipDamaged, open_store, shown_as_well, stoppable, written
 from msrnn.cli.tables import show_table
 from msrnn.cli.terminal import note
 from msrnn.policy import FULL, resolve
@@ -45,6 +45,7 @@ def story(
     dtype: Dtype = None,
     out: Out = Path(f"results/{NAME}"),
     force: Anew = False,
+    skip_damaged: SkipDamaged = False,
 ) -> None:
     """Long stories of every version of a model, a seed each, to be compared by `msrnn judge`.
 
@@ -69,15 +70,14 @@ def story(
     from msrnn.evaluate.prompts import STORY
     from msrnn.evaluate.setting import setting
     from msrnn.evaluate.speaking import ends_of, prompted
-    from msrnn.evaluate.store import Store
     from msrnn.evaluate.story.report import HEADERS, as_csv, lines, markdown, rows
-    from msrnn.evaluate.story.run import Run, Telling
+    from msrnn.evaluate.story.run import CHECK, Run, Telling
     from msrnn.models import check_dtype, device_named, load
 
     device_named(device)
     check_dtype(dtype)
     quiet()
-    store = Store(rows_file(out, NAME, force, figure=False))
+    store = open_store(out, NAME, CHECK, force=force, skip_damaged=skip_damaged)
     decoder, tokenizer = load(model, device, dtype, on_convert=note)
     chat = bool(tokenizer.chat_template) if chat is None else chat
     prompt = prompted(tokenizer, STORY, chat)
@@ -88,10 +88,14 @@ def story(
     batch = batch or (50 if decoder.device.type == "cuda" else 8)
     told = {"model": model or SMALL, "chat": chat, "batch": batch, **setting(decoder.device)}
     run = Run(decoder, tokenizer, telling, ends_of(decoder, tokenizer), store, batch, told)
-    found = lines(watched(run, cells))
+    with stoppable(force):
+        stories_told = watched(run, cells)
+    others = run.others(cells)
+    shown_as_well([cell.label for cell in others], len(store.rows) - len(store.matching(run.key)))
+    found = lines({**stories_told, **others})
     title = f"{told['model']}, {stories:,} stories of at most {max_new_tokens:,} tokens"
     show_table(f"stories: {title}", HEADERS, rows(found))
     beside = {name: str(value) for name, value in {**run.key, **told}.items()}
     (out / f"{NAME}.md").write_text(markdown(found, title, beside))
     (out / f"{NAME}.csv").write_text(as_csv(found))
-    note(f"written to {out}: {NAME}.jsonl, {NAME}.md, {NAME}.csv")
+    written(out, NAME, ("jsonl", "md", "csv"))

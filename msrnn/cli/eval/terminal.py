@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from msrnn.cli.results import resumed
 from msrnn.cli.tables import show_table
 from msrnn.cli.terminal import note, progress
 
@@ -39,4 +40,4 @@ def watched(run: Any, cells: list[Any]) -> Any:
             if not tokens:
                 note("nothing left to compute")
 
-        return run.results(cells, Watch(on_total, on_cell, partial(bar.advance, task)))
+        return run.results(cells, Watch(resumed, on_total, on_cell, partial(bar.advance, task)))

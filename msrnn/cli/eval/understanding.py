@@ -11,7 +11,7 @@ from typer import Option
 from msrnn.cli.eval.common import Against, Anew, check_counts, compared, quiet
 from msrnn.cli.eval.exam import AUTO, answered, examined, finish, sourced, stored, wanted
 from msrnn.cli.options import SMALL, Device, Dtype, Model
-from msrnn.cli.results import rows_file
+from msrnn.cli.results import SkipDamaged, open_store, stoppable
 from msrnn.cli.terminal import note
 from msrnn.policy import FULL, resolve
 
@@ -120,8 +120,9 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         stage: Stages = Stage.ALL,
         out: Out = None,
         force: Anew = False,
+        skip_damaged: SkipDamaged = False,
     ) -> None:
-        from msrnn.evaluate.store import Store
+        from msrnn.evaluate.understanding.records import check_row
         from msrnn.evaluate.understanding.tasks import TASKS
 
         task = TASKS[about.__name__]
@@ -131,12 +132,12 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         if stage != Stage.ANSWER:
             task.metric.check()
         if stage == Stage.SCORE and force:
-            raise ValueError("--force: it empties the folder, and --stage score reads what is there; give one of them")
+            raise ValueError("--force: it answers again, and --stage score answers nothing; give one of them")
         folder = out or Path("results") / task.name
         check_model(device, dtype, positions, stage)
         quiet()
         found = None if stage == Stage.SCORE else sourced(task, data, split, limit, seed)
-        store = Store(rows_file(folder, task.name, force, figure=stage != Stage.ANSWER))
+        store = open_store(folder, task.name, check_row, force=force, skip_damaged=skip_damaged)
         if found is None:
             meant = wanted(length, chat, max_new_tokens, positions)
             records, keys = stored(task, store, table.cells, meant)
@@ -150,7 +151,8 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
             told = {"model": model or SMALL, "source": data.name if data else task.hub.name, "seed": seed}
             if data is None:
                 told["split"] = split
-            records = answered(task, loaded, exam, found, store, batch, table.cells, told)
+            with stoppable(force):
+                records = answered(task, loaded, exam, found, store, batch, table.cells, told)
             keys = [question.key for question in found]
         if stage != Stage.ANSWER:
             finish(task, table, records, keys, other, folder)

@@ -45,7 +45,7 @@ def _paper(rows: Sequence[Row]) -> list[float | None]:
 
 
 def _over_floor(axes: Any, rows: Sequence[Row]) -> None:
-    measured = [(n, row.floor, row.ms) for n, row in enumerate(rows) if row.floor and row.ms]
+    measured = [(n, row.floor, row.ms.median) for n, row in enumerate(rows) if row.floor and row.ms]
     places = [n for n, _, _ in measured]
     floors = [floor for _, floor, _ in measured]
     axes.bar(places, floors, 0.5, label="floor", color=COLORS["step"])

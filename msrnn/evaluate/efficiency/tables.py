@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from rich.filesize import decimal
 
 from msrnn.evaluate.efficiency.bench import Row
+from msrnn.evaluate.efficiency.timing import Times
 from msrnn.evaluate.tables import MISSING, markdown_list, markdown_table
+
+MARK = " !"
 
 
 def headers(rows: Sequence[Row]) -> list[str]:
@@ -28,26 +31,52 @@ def headers(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def lines(rows: Sequence[Row]) -> list[list[str]]:
-    """Cells as they are shown. What is relative is so to the first row: the full model at its own largest batch."""
+def lines(rows: Sequence[Row], between: str = "\n") -> list[list[str]]:
+    """Cells as they are shown: a time is the median of its runs, and their range.
+
+    Relative means to the first row, the full model at its own largest batch.
+    """
     full = rows[0]
     return [
         [
             row.label,
             decimal(row.nbytes),
             _number(row.batch),
-            _number(row.ms, 2),
+            _times(row.ms, 2, between),
             _number(row.throughput),
             _ratio(row.throughput, full.throughput),
-            _number(row.over_floor, 2),
+            _number(row.over_floor, 2) + (MARK if row.impossible else ""),
             _number(row.equal_throughput),
-            _number(row.one_ms, 2),
-            _number(row.prefill_ms),
+            _times(row.one_ms, 2, between),
+            _times(row.prefill_ms, 0, between),
             _number(row.whole),
             _ratio(row.whole, full.whole),
         ]
         for row in rows
     ]
+
+
+def remarks(rows: Sequence[Row]) -> list[str]:
+    """What a reader must know of these times."""
+    found = ["Times are medians, with the fastest and the slowest run."]
+    if any(row.impossible for row in rows):
+        found.append(
+            f"{MARK.strip()} below the floor, which cannot be: something else used this machine while the step or its "
+            "floor was measured. Measure it again on an idle machine, with --force."
+        )
+    if unsteady := [row.label for row in rows if row.unsteady]:
+        found.append(
+            f"Runs of {', '.join(unsteady)} still differ by more than a tenth after three rounds: the machine is busy."
+        )
+    return found
+
+
+def _times(times: Times | None, digits: int, between: str) -> str:
+    if times is None:
+        return MISSING
+    low, high = (f"{value:,.{digits}f}" for value in (times.low, times.high))
+    middle = _number(times.median, digits)
+    return middle if low == high == middle else f"{middle}{between}{low}–{high}"  # noqa: RUF001
 
 
 def _number(value: float | None, digits: int = 0) -> str:
@@ -60,4 +89,5 @@ def _ratio(value: float | None, base: float | None) -> str:
 
 def markdown(rows: Sequence[Row], setting: dict[str, str]) -> str:
     """The table, and below it what it was measured with."""
-    return f"{markdown_table(headers(rows), lines(rows))}\n{markdown_list(setting)}"
+    about = "".join(f"{remark}\n\n" for remark in remarks(rows))
+    return f"{markdown_table(headers(rows), lines(rows, ' · '))}\n{about}{markdown_list(setting)}"

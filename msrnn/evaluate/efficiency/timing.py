@@ -5,13 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, quantiles
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 BUFFER_BYTES = {"cuda": 2**33, "cpu": 2**29}  # far more than a cache holds
+ROUNDS, DISAGREE = 3, 0.1
+
+
+class Times(NamedTuple):
+    """Milliseconds of one piece of work that was run many times."""
+
+    median: float
+    low: float  # the fastest run
+    high: float  # the slowest
+    steady: bool = True  # the middle half of the runs lies within a tenth of the median
 
 
 def milliseconds(
@@ -21,17 +32,41 @@ def milliseconds(
     warm_ups: int = 3,
     least: int = 5,
     patience: float = 3.0,
-) -> float:
-    """The median of `repeats` runs after `warm_ups`; fewer, but `least`, once these have taken `patience` seconds."""
+) -> Times:
+    """`repeats` runs after `warm_ups`; fewer, but `least`, once these have taken `patience` seconds.
+
+    Where runs disagree, since the machine is busy, they are repeated, three times at most. The median is that of the
+    steadiest round, the range is that of all rounds.
+    """
     for _ in range(warm_ups):
         _once(work, device)
+    rounds: list[list[float]] = []
+    while len(rounds) < ROUNDS and not any(map(_steady, rounds)):
+        rounds.append(_round(work, device, repeats, least, patience))
+    best, every = min(rounds, key=_spread), [ms for some in rounds for ms in some]
+    return Times(float(median(best)), min(every), max(every), _steady(best))
+
+
+def _round(work: Callable[[], object], device: torch.device, repeats: int, least: int, patience: float) -> list[float]:
     began = time.perf_counter()
     times: list[float] = []
     for _ in range(repeats):
         times.append(_once(work, device))
         if len(times) >= least and time.perf_counter() - began > patience:
             break
-    return float(median(times))
+    return times
+
+
+def _spread(times: list[float]) -> float:
+    """The width of the middle half of the runs, as a share of the median."""
+    if len(times) < 2:
+        return 0.0
+    low, middle, high = quantiles(times, n=4, method="inclusive")
+    return (high - low) / middle if middle else 0.0
+
+
+def _steady(times: list[float]) -> bool:
+    return _spread(times) <= DISAGREE
 
 
 def _once(work: Callable[[], object], device: torch.device) -> float:
@@ -97,7 +132,7 @@ def weight_bytes(model: PreTrainedModel) -> int:
 
 @torch.no_grad()
 def products(model: PreTrainedModel, batch: int) -> float:
-    """Milliseconds of the step's matrix products alone: every nn.Linear once."""
+    """Milliseconds of the step's matrix products alone: every nn.Linear once; the fastest run, since it is a floor."""
     linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
     weights = {(m.in_features, m.weight.dtype, m.weight.device) for m in linears}
     inputs = {(n, dtype, device): torch.randn(batch, n, dtype=dtype, device=device) for n, dtype, device in weights}
@@ -106,4 +141,4 @@ def products(model: PreTrainedModel, batch: int) -> float:
         for linear in linears:
             linear(inputs[linear.in_features, linear.weight.dtype, linear.weight.device])
 
-    return milliseconds(captured(work, model.device), model.device)
+    return milliseconds(captured(work, model.device), model.device).low

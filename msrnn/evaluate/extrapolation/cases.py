@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
 
 from msrnn.evaluate.cells import Cell
+from msrnn.evaluate.rows import fields, listed, number, optional, paired, text, whole
+from msrnn.evaluate.store import Row
 from msrnn.policy import FULL, policy, resolve
 from msrnn.positions import COMPRESSED, ORIGINAL, name_of, spacing
 from msrnn.rnn import MultiStateRNN
+
+CHECK = paired(
+    "chunks",
+    "nll",
+    fields(
+        policy=text,
+        size=optional(whole),
+        positions=text,
+        start=whole,
+        chunks=listed(text),
+        nll=listed(listed(number)),
+        fingerprint=text,
+        dtype=text,
+        window=whole,
+    ),
+)
 
 
 class Case(NamedTuple):
@@ -29,6 +48,17 @@ class Case(NamedTuple):
 
     def rnn(self, model: PreTrainedModel) -> MultiStateRNN:
         return MultiStateRNN(model, self.policy, self.size, positions=self.positions)
+
+
+def stored_cases(rows: Iterable[Row]) -> list[Case]:
+    """The cases of rows, each once; without those whose policy's name means something else now."""
+    found: dict[Case, None] = {}
+    for row in rows:
+        case = Case(row["policy"], row["positions"], row["size"])
+        with suppress(ValueError):
+            if case.key["numbers"] == row.get("numbers"):
+                found[case] = None
+    return list(found)
 
 
 def cases(rows: Sequence[str], size: int) -> list[Case]:

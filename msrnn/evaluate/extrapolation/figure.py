@@ -28,7 +28,7 @@ def figure(report: Report, folder: Path, title: str, trained: int | None) -> Non
 
 def _lines(axes: Any, report: Report, perplexities: dict[Case, list[Estimate]]) -> None:
     for case, points in perplexities.items():
-        curve(axes, report.ends, points, linewidth=1.2, label=case.label)
+        curve(axes, report.ends, points, linewidth=1.2, label=report.label(case))
 
 
 def _scales(axes: Any) -> None:

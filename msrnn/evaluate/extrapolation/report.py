@@ -31,6 +31,11 @@ class Report:
     def cases(self) -> list[Case]:
         return list(self.results)
 
+    def label(self, case: Case) -> str:
+        """With the size, where cases have different ones."""
+        several = len({one.size for one in self.cases if one.size is not None}) > 1
+        return f"{case.label} {case.size:,}" if several and case.size is not None else case.label
+
     @property
     def texts(self) -> int:
         return len(next(iter(self.results.values())))
@@ -66,7 +71,8 @@ class Report:
 
     def table(self, perplexities: dict[Case, list[Estimate]], between: str = "\n") -> list[list[str]]:
         """A row for each case: its name, and the perplexity at each end that is shown."""
-        return [[case.label, *(shown(perplexities[case][i], between) for i in self.shown_ends)] for case in self.cases]
+        ends = self.shown_ends
+        return [[self.label(case), *(shown(perplexities[case][i], between) for i in ends)] for case in self.cases]
 
 
 def headers(report: Report) -> list[str]:

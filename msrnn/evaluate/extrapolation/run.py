@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 
 from msrnn.evaluate.chunks import Data
 from msrnn.evaluate.extrapolation.carried import Carried
-from msrnn.evaluate.extrapolation.cases import Case
+from msrnn.evaluate.extrapolation.cases import Case, stored_cases
 from msrnn.evaluate.extrapolation.legs import Course, leg_nll
 from msrnn.evaluate.memory import batch_that_fits, release
-from msrnn.evaluate.store import Store
+from msrnn.evaluate.store import Row, Store
 from msrnn.evaluate.watch import Watch
 from msrnn.policy import FULL
 from msrnn.rnn import MultiStateRNN
@@ -44,7 +44,10 @@ class Run:
         """Of every case; an interruption costs the leg that was being read, and no other."""
         watch = watch or Watch()
         todo = {case: self._batches(case) for case in cases}
-        watch.total(sum(len(b.texts) * (self.course.tokens - b.done) for batches in todo.values() for b in batches))
+        left = sum(len(b.texts) * (self.course.tokens - b.done) for batches in todo.values() for b in batches)
+        every = len(cases) * len(self.data.keys) * self.course.tokens
+        watch.resumed(every - left, every, "tokens")
+        watch.total(left)
         for case, batches in todo.items():
             if batches:
                 watch.cell(case)
@@ -53,14 +56,29 @@ class Run:
                     self._read(case, rnn, batch, watch)
                 del rnn
                 release()
-        found = {case: self._stored(case) for case in cases}
-        windows = range(len(self.course.counts))
-        return {case: [[found[case][key][i] for i in windows] for key in self.data.keys] for case in cases}
+        return {case: self._of(case) for case in cases}
+
+    def others(self, cases: list[Case]) -> Results:
+        """The results of all other cases that the store has of the same model, dtype, texts and windows."""
+        rest = [case for case in stored_cases(self.store.matching(self.key)) if case not in cases]
+        return {
+            case: self._of(case)
+            for case in rest
+            if all(self._done(windows) == self.course.tokens for windows in self._stored(case).values())
+        }
+
+    def _of(self, case: Case) -> list[list[float]]:
+        found, windows = self._stored(case), range(len(self.course.counts))
+        return [[found[key][i] for i in windows] for key in self.data.keys]
 
     def _stored(self, case: Case) -> dict[str, dict[int, float]]:
+        found = self._values(self.store.matching({**case.key, **self.key}))
+        return {key: found[key] for key in self.data.keys}
+
+    def _values(self, rows: list[Row]) -> dict[str, dict[int, float]]:
         """By a text's content and the number of a window."""
         found: dict[str, dict[int, float]] = {key: {} for key in self.data.keys}
-        for row in self.store.matching({**case.key, **self.key}):
+        for row in rows:
             first = row["start"] // self.course.window
             for key, nll in zip(row["chunks"], row["nll"], strict=True):
                 found.setdefault(key, {}).update(enumerate(nll, first))
@@ -68,7 +86,7 @@ class Run:
 
     def _batches(self, case: Case) -> list[_Batch]:
         """The texts that are not read to their end, and from where their states go on."""
-        stored = self._stored(case)
+        stored = self._values(self.store.done({**case.key, **self.key}))
         done = [self._done(stored[key]) for key in self.data.keys]
         missing = [i for i, tokens in enumerate(done) if tokens < self.course.tokens]
         batches = []

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import importlib.util
 import os
 import random
+import socket
+import ssl
 import time
 from collections.abc import Callable
 from json import JSONDecodeError
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
-KEY = "OPENAI_API_KEY"
+KEY, ADDRESS = "OPENAI_API_KEY", "OPENAI_BASE_URL"
+OPENAI = "https://api.openai.com/v1"
 ANSWER = 32  # tokens: a single phrase
 RETRIES, LONGEST = 6, 60.0  # of one request, and seconds between two of them
+GO_ON = "check the address and that a server runs there. What was answered is kept: run the same command to go on"
 NO_KEY = "none"  # what servers of one's own are sent
 
 
@@ -38,10 +45,12 @@ class Endpoint:
         on_wait: Callable[[str], object] = lambda _: None,
         pause: float = 1.0,
     ) -> None:
-        self.name, self.key = name, {"judge": name}
-        self.base_url, self.timeout = base_url, timeout
+        self.base_url = base_url or os.environ.get(ADDRESS) or None
+        self.name, self.timeout = name, timeout
+        # The address itself is written nowhere: it may have a password in it.
+        self.key = {"judge": name, "endpoint": _digest(self.base_url or OPENAI)}
         self.on_wait, self.pause = on_wait, pause
-        self._key = os.environ.get(KEY) or (NO_KEY if base_url else "")
+        self._key = os.environ.get(KEY) or (NO_KEY if self.base_url else "")
         self._client: Any = None
 
     def open(self) -> None:
@@ -65,6 +74,8 @@ class Endpoint:
             try:
                 return self._asked(prompt)
             except (APIConnectionError, NoCompletionError) as error:  # a time-out is a connection error, too
+                if (reason := unreachable(error)) is not None:
+                    raise ValueError(f"--base-url {self._address}: {reason}; {GO_ON}") from None
                 reason, wait = self._told(error), None
             except APIStatusError as error:
                 reason, wait = self._told(error), error.response.headers.get("retry-after")
@@ -99,6 +110,12 @@ class Endpoint:
         self.on_wait(f"{reason}; trying again in {seconds:.0f} s")
         time.sleep(seconds)
 
+    @property
+    def _address(self) -> str:
+        """Without a name and a password, which some have in it."""
+        parts = urlsplit(self.base_url or OPENAI)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
     def _told(self, error: Exception) -> str:
         """In one line, without the key: endpoints like to repeat what they refuse."""
         status = getattr(error, "status_code", None)
@@ -106,6 +123,21 @@ class Endpoint:
             return f"status 401: the key in {KEY} is not accepted"
         text = " ".join(str(error).split())[:200] or type(error).__name__
         return text.replace(self._key, "…") if self._key != NO_KEY else text
+
+
+def unreachable(error: BaseException | None) -> str | None:
+    """Why no connection was made, where a second try would not help; None: it might."""
+    while error is not None:
+        if isinstance(error, ConnectionRefusedError | socket.gaierror | ssl.SSLCertVerificationError):
+            return f"no connection ({error})"
+        if isinstance(error, OSError) and error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+            return f"no connection ({error})"
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _digest(address: str) -> str:
+    return hashlib.sha256(address.rstrip("/").encode()).hexdigest()[:16]
 
 
 def check_openai() -> None:

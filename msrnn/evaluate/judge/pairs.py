@@ -38,14 +38,12 @@ class Pairs(NamedTuple):
 
 def pairs(store: Store) -> Pairs:
     """Of the stories that were told last, and as they were."""
-    stories = [row for row in store.rows if "ids" in row]
-    if not stories:
+    if not store.rows:
         raise ValueError(f"{store.path}: no stories in it; tell some first, with msrnn eval story")
-    last = {name: stories[-1][name] for name in TOLD_ALIKE}
+    last = {name: store.rows[-1][name] for name in TOLD_ALIKE}
     versions: dict[Cell, dict[int, Row]] = {}
     for row in store.matching(last):
-        if "ids" in row:
-            versions.setdefault(Cell(row["policy"], row["size"]), {})[row["seed"]] = row
+        versions.setdefault(Cell(row["policy"], row["size"]), {})[row["seed"]] = row
     full = versions.pop(Cell(FULL, None), {})
     shared = {cell: [seed for seed in sorted(told) if seed in full] for cell, told in versions.items()}
     if not any(shared.values()):
@@ -57,7 +55,7 @@ def pairs(store: Store) -> Pairs:
         for seed in seeds
     ]
     dropped = {cell: len(shared[cell]) - len(kept[cell]) for cell in shared}
-    return Pairs(found, dropped, {**last, "model": stories[-1].get("model", "")})
+    return Pairs(found, dropped, {**last, "model": store.rows[-1].get("model", "")})
 
 
 def fingerprint(prompt: str) -> str:

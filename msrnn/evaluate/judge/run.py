@@ -10,9 +10,11 @@ from msrnn.evaluate.cells import Cell
 from msrnn.evaluate.judge.endpoint import ANSWER, Answer
 from msrnn.evaluate.judge.pairs import Pair, Pairs, fingerprint
 from msrnn.evaluate.judge.verdict import LIKELIHOODS, TIE, UNREADABLE, choice, leaning, verdict
+from msrnn.evaluate.rows import fields, text
 from msrnn.evaluate.store import Row, Store
 
 FINGERPRINT = "judge_fingerprint"  # of a local judge; an endpoint has none
+CHECK = fields(judge=text, prompt=text, answer=text)
 ATTEMPTS = 2  # an unreadable answer is asked for once more
 LETTERS = 4  # of a token, about
 
@@ -55,9 +57,15 @@ class Court:
         self.judge, self.pairs, self.store, self.most, self.beside = judge, pairs, store, most, beside or {}
         self.requests = 0
         self._answers: dict[str, list[Row]] = {}
-        for row in store.matching(judge.key):
+        for row in store.done(judge.key):
             if row.get(FINGERPRINT) == judge.key.get(FINGERPRINT):  # an endpoint may have a local model's name
-                self._answers.setdefault(row["prompt"], []).append(row)
+                self._take(row)
+
+    def _take(self, row: Row) -> None:
+        """A first attempt replaces what was answered before it."""
+        if row.get("attempt") == 1:
+            self._answers[row["prompt"]] = []
+        self._answers.setdefault(row["prompt"], []).append(row)
 
     def cost(self) -> Cost:
         prompts = {p for pair in self._asked for p in self._prompts(pair) if self._open(p)}
@@ -74,6 +82,20 @@ class Court:
         except EnoughError:
             return False
         return True
+
+    def unreadable(self) -> list[str]:
+        """The answers, where there are some and none of them can be read."""
+        answers = [row["answer"] for rows in self._asked_answers() for row in rows]
+        return [] if any(choice(answer) for answer in answers) else answers
+
+    def done(self) -> tuple[int, int]:
+        """How many prompts are answered, of how many."""
+        prompts = {prompt for pair in self._asked for prompt in self._prompts(pair)}
+        return sum(not self._open(prompt) for prompt in prompts), len(prompts)
+
+    def _asked_answers(self) -> list[list[Row]]:
+        prompts = dict.fromkeys(fingerprint(prompt) for pair in self._asked for prompt in self._prompts(pair))
+        return [self._answers.get(prompt, []) for prompt in prompts]
 
     def verdicts(self) -> Verdicts:
         """Of the pairs that were judged."""
@@ -122,13 +144,14 @@ class Court:
             **pair.cell._asdict(),
             "seed": pair.seed,
             "swapped": swapped,
+            "attempt": len(self._answers.get(fingerprint(prompt), [])) + 1,
             "answer": answer.text,
             **answer.told,
             "seconds": perf_counter() - began,
             **self.beside,
         }
         self.store.append(row)
-        self._answers.setdefault(row["prompt"], []).append(row)
+        self._take(row)
 
     def _request(self) -> None:
         if self.most is not None and self.requests >= self.most:

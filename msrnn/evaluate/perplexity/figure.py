@@ -18,15 +18,15 @@ def figure(report: Report, folder: Path, title: str) -> None:
     with drawn(folder, "perplexity", 2 if away else 1, 11 if away else 7.5) as (whole, panels):
         for name in report.grid.policies:
             if name != FULL:
-                points = [report.perplexity(name, size) for size in report.grid.sizes]
-                curve(panels[0], report.grid.sizes, points, label=name, **_style(name))
+                sizes = report.grid.sizes_of(name)
+                curve(panels[0], sizes, [report.perplexity(name, n) for n in sizes], label=name, **_style(name))
         if FULL in report.grid.policies:
             value = report.perplexity(FULL, report.grid.sizes[0]).value
             panels[0].axhline(value, color="black", linestyle="--", linewidth=1, label=FULL)
         panels[0].set_ylabel("perplexity")
         panels[0].legend(frameon=False, fontsize=8)
         for name, percents in away.items():
-            panels[1].plot(report.grid.sizes, percents, **_style(name))
+            panels[1].plot(report.grid.sizes_of(name), percents, **_style(name))
             panels[1].set_ylabel("perplexity above the full model's, %")
         for axes in panels:
             _scales(axes, report)
@@ -45,7 +45,8 @@ def _distances(report: Report) -> dict[str, list[float]]:
     if (full := Cell(FULL, None)) not in report.results:
         return {}
     least, names = report.nll_of(full).value, [name for name in report.grid.policies if name != FULL]
-    away = {name: [100 * math.expm1(report.nll(name, n).value - least) for n in report.grid.sizes] for name in names}
+    grid = report.grid
+    away = {name: [100 * math.expm1(report.nll(name, n).value - least) for n in grid.sizes_of(name)] for name in names}
     shown = {name: [x if x > 0 else math.nan for x in percents] for name, percents in away.items()}
     return shown if any(x > 0 for percents in away.values() for x in percents) else {}
 

@@ -48,8 +48,9 @@ class Report:
 
     @cached_property
     def _differences(self) -> dict[tuple[Cell, Cell], Estimate]:
-        places = [(name, size) for name in self.compared for size in self.grid.sizes]
-        pairs = dict.fromkeys((self.grid.at(name, size), self.grid.at(self.against, size)) for name, size in places)
+        grid, against = self.grid, self.grid.sizes_of(self.against)
+        places = [(name, size) for name, size in grid.places if name != self.against and size in against]
+        pairs = dict.fromkeys((grid.at(name, size), grid.at(self.against, size)) for name, size in places)
         return {
             (cell, other): statistics.difference(self.results[cell], self.results[other], self._counts)
             for cell, other in pairs
@@ -114,9 +115,8 @@ def as_csv(report: Report) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(COLUMNS)
-    for name in report.grid.policies:
-        for size in report.grid.sizes:
-            writer.writerow(_line(report, name, size))
+    for name, size in report.grid.places:
+        writer.writerow(_line(report, name, size))
     return file.getvalue()
 
 

@@ -9,15 +9,21 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from msrnn.evaluate.cells import Cell
+from msrnn.evaluate.cells import Cell, stored_cells
 from msrnn.evaluate.chunks import Data
 from msrnn.evaluate.memory import batch_that_fits, if_it_fits, release
 from msrnn.evaluate.perplexity.reading import Reader
-from msrnn.evaluate.store import Store
+from msrnn.evaluate.rows import fields, listed, number, optional, paired, text, whole
+from msrnn.evaluate.store import Row, Store
 from msrnn.evaluate.watch import Watch
 from msrnn.policy import FULL
 
 MANY = 64  # chunks at once on a GPU, whose scan walks as many as it has multiprocessors in the time of one
+CHECK = paired(
+    "chunks",
+    "nll",
+    fields(policy=text, size=optional(whole), chunks=listed(text), nll=listed(number), fingerprint=text, dtype=text),
+)
 Results = dict[Cell, list[float]]  # each chunk's summed negative log-likelihood, in the order of the chunks
 
 
@@ -40,9 +46,11 @@ class Run:
     def results(self, cells: list[Cell], watch: Watch | None = None) -> Results:
         """Of every cell; an interruption costs the batch that was being read, and no other."""
         watch = watch or Watch()
-        found = {cell: self._stored(cell) for cell in cells}
+        found = {cell: self._values(self.store.done({**cell.key, **self.key})) for cell in cells}
         missing = {cell: [i for i, key in enumerate(self.data.keys) if key not in found[cell]] for cell in cells}
-        watch.total(sum(len(chunks) for chunks in missing.values()) * self.data.predicted)
+        left, every = sum(len(chunks) for chunks in missing.values()), len(cells) * len(self.data.keys)
+        watch.resumed(every - left, every, "chunks")
+        watch.total(left * self.data.predicted)
         for cell, chunks in missing.items():
             if chunks:
                 watch.cell(cell)
@@ -50,9 +58,18 @@ class Run:
                 release()
         return {cell: [found[cell][key] for key in self.data.keys] for cell in cells}
 
-    def _stored(self, cell: Cell) -> dict[str, float]:
+    def others(self, cells: list[Cell]) -> Results:
+        """The results of all other cells that the store has of the same model, dtype and chunks."""
+        found: Results = {}
+        for cell in stored_cells(self.store.matching(self.key)):
+            values = self._values(self.store.matching({**cell.key, **self.key}))
+            if cell not in cells and all(key in values for key in self.data.keys):
+                found[cell] = [values[key] for key in self.data.keys]
+        return found
+
+    @staticmethod
+    def _values(rows: list[Row]) -> dict[str, float]:
         """By the chunks' content, so that another choice of chunks finds those that it shares with an earlier one."""
-        rows = self.store.matching({**cell.key, **self.key})
         return {key: nll for row in rows for key, nll in zip(row["chunks"], row["nll"], strict=True)}
 
     def _read(self, cell: Cell, chunks: list[int], watch: Watch) -> Iterator[tuple[str, float]]:

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
 
-from msrnn.evaluate.cells import Cell
+from msrnn.evaluate.cells import Cell, stored_cells
 from msrnn.evaluate.memory import batch_that_fits, release
+from msrnn.evaluate.rows import fields, listed, number, optional, text, truth, whole
 from msrnn.evaluate.speaking import roomy, say
 from msrnn.evaluate.store import Row, Store
 from msrnn.evaluate.story.noise import Noise
@@ -19,6 +20,20 @@ from msrnn.policy import FULL
 from msrnn.rnn import MultiStateRNN
 
 FULL_MODEL = Cell(FULL, None)
+CHECK = fields(
+    policy=text,
+    size=optional(whole),
+    seed=whole,
+    ids=listed(whole),
+    story=text,
+    ended=truth,
+    prompt_tokens=whole,
+    fingerprint=text,
+    dtype=text,
+    prompt=text,
+    most=whole,
+    temperature=number,
+)
 Stories = dict[Cell, list[Row]]  # by seed, in their order
 
 
@@ -64,16 +79,24 @@ class Run:
     def results(self, cells: list[Cell], watch: Watch | None = None) -> Stories:
         """The full model's first, since others begin with them; an interruption costs the batch that was being told."""
         watch = watch or Watch()
-        told = {cell: self._stored(cell) for cell in dict.fromkeys([FULL_MODEL, *cells])}
-        missing = {cell: [seed for seed in self.telling.seeds if seed not in told[cell]] for cell in told}
+        done = {cell: self._done(cell) for cell in dict.fromkeys([FULL_MODEL, *cells])}
+        missing = {cell: [seed for seed in self.telling.seeds if seed not in done[cell]] for cell in done}
         columns = len(self.telling.prompt) + self.telling.most
-        watch.total(sum(len(seeds) for seeds in missing.values()) * columns)
+        left, every = sum(len(seeds) for seeds in missing.values()), len(done) * len(self.telling.seeds)
+        watch.resumed(every - left, every, "stories")
+        watch.total(left * columns)
         for cell, seeds in missing.items():
             if seeds:
                 watch.cell(cell)
                 self._tell_all(cell, seeds, watch)
                 release()
         return {cell: [self._stored(cell)[seed] for seed in self.telling.seeds] for cell in cells}
+
+    def others(self, cells: list[Cell]) -> Stories:
+        """The stories of all other versions that the store has of the same model, prompt and seeds."""
+        found = {cell: self._stored(cell) for cell in stored_cells(self.store.matching(self.key)) if cell not in cells}
+        seeds = self.telling.seeds
+        return {cell: [told[n] for n in seeds] for cell, told in found.items() if all(n in told for n in seeds)}
 
     def _tell_all(self, cell: Cell, seeds: list[int], watch: Watch) -> None:
         """Before it can have forgotten anything, a version tells what the full model does: that much is taken over."""
@@ -108,7 +131,10 @@ class Run:
         return MultiStateRNN(self.model, cell.policy, cell.size)
 
     def _stored(self, cell: Cell) -> dict[int, Row]:
-        return {row["seed"]: row for row in self.store.matching({**cell.key, **self.key}) if "ids" in row}
+        return {row["seed"]: row for row in self.store.matching({**cell.key, **self.key})}
+
+    def _done(self, cell: Cell) -> set[int]:
+        return {row["seed"] for row in self.store.done({**cell.key, **self.key})}
 
     def _append(self, cell: Cell, seed: int, ids: list[int], found: dict[str, Any]) -> None:
         text = self.tokenizer.decode(ids, skip_special_tokens=True)

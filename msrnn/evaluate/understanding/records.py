@@ -4,14 +4,46 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from msrnn.evaluate.cells import TRUNCATED, UNBOUNDED, Cell
+from msrnn.evaluate.cells import TRUNCATED, UNBOUNDED, Cell, stored_cells
+from msrnn.evaluate.rows import anything, fields, listed, optional, text, truth, whole
 from msrnn.evaluate.store import Row, Store
 from msrnn.evaluate.understanding.asking import Prompt
 from msrnn.evaluate.understanding.questions import Question, Reference
 from msrnn.policy import FULL
 from msrnn.positions import ORIGINAL
 
+
+def _reference(value: Any) -> bool:
+    return isinstance(value, list) and 1 <= len(value) <= 2 and all(map(text, value))
+
+
+def _prompts(value: Any) -> bool:
+    """By length: the prompt's key, its tokens, and those cut."""
+    if not isinstance(value, dict):
+        return False
+    whole_rows = (isinstance(told, list) and len(told) == 3 and text(told[0]) for told in value.values())
+    return all(name.isdecimal() for name in value) and all(whole_rows)
+
+
 SAT = "sat"  # in a row that has an exam's key and nothing else
+_EXAM = {"task": text, "fingerprint": text, "dtype": text, "chat": truth, "length": whole, "positions": text}
+_CHECKS = {
+    "prediction": fields(
+        policy=text, numbers=anything, size=optional(whole), positions=text, prompt=text, prediction=text, answer=whole
+    ),
+    "references": fields(
+        **_EXAM, answer=whole, question=text, name=text, document=text, references=listed(_reference), prompts=_prompts
+    ),
+    SAT: fields(**_EXAM, answer=whole),
+}
+
+
+def check_row(row: Row) -> str | None:
+    """Whether a row is a question, an answer or a mark that an exam was sat, and has all that it must."""
+    for name, check in _CHECKS.items():
+        if name in row:
+            return check(row)
+    return f"without the field {', '.join(map(repr, _CHECKS))}"
 
 
 class Exam(NamedTuple):
@@ -77,8 +109,10 @@ class Records:
         for row in store.matching(exam.key):
             if "references" in row:
                 self._take(row)
-        rows = [row for row in store.matching(exam.answer_key) if "prediction" in row]
-        self.answers: dict[tuple[str, str, str], Row] = {self._place(row): row for row in rows}
+        self.answers: dict[tuple[str, str, str], Row] = {
+            self._place(row): row for row in store.matching(exam.answer_key) if "prediction" in row
+        }
+        self._done = {self._place(row) for row in store.done(exam.answer_key) if "prediction" in row}
 
     def _take(self, row: Row) -> None:
         prompts = {int(length): tuple(told) for length, told in row["prompts"].items()}
@@ -131,6 +165,18 @@ class Records:
     def answer(self, who: Cell, prompt: str) -> Row | None:
         return self.answers.get(self._place({**self.key(who), "prompt": prompt}))
 
+    def done(self, who: Cell, prompt: str) -> bool:
+        """Whether this need not be answered again."""
+        return self._place({**self.key(who), "prompt": prompt}) in self._done
+
+    def others(self, cells: list[Cell], questions: list[str]) -> list[Cell]:
+        """All other cells of the store that have answered these questions."""
+        lengths = {length for asked in self.asked.values() for length in asked.prompts} - {self.exam.length}
+        stored = stored_cells(row for row in self.answers.values())
+        candidates = [*stored, *(Cell(TRUNCATED, length) for length in sorted(lengths))]
+        rest = [cell for cell in candidates if cell not in cells]
+        return [cell for cell in rest if set(questions) <= set(self.complete([cell]))]
+
     def complete(self, cells: list[Cell]) -> list[str]:
         """The questions that all cells have answered, by name."""
         done = [
@@ -155,3 +201,4 @@ class Records:
         row = {**self.key(who), "prompt": prompt, **found}
         self.store.append(row)
         self.answers[self._place(row)] = row
+        self._done.add(self._place(row))

@@ -65,14 +65,13 @@ class Report:
     def _differences(self) -> dict[tuple[Cell, Cell], Estimate]:
         width = len(self.task.metric.parts) + 1
         found = {}
-        for name in self.compared:
-            for size in self.grid.sizes:
-                cell, other = self.grid.at(name, size), self.grid.at(self.against, size)
-                if cell != other:
-                    columns = [*self._columns(cell), *self._columns(other)]
-                    found[cell, other] = statistics.bootstrap(
-                        columns, lambda sums: self._overall(sums[:width]) - self._overall(sums[width:])
-                    )
+        for name, size in self.grid.places:
+            cell, other = self.grid.at(name, size), self.grid.at(self.against, size)
+            if cell != other and name != self.against and self.grid.has(self.against, size):
+                columns = [*self._columns(cell), *self._columns(other)]
+                found[cell, other] = statistics.bootstrap(
+                    columns, lambda sums: self._overall(sums[:width]) - self._overall(sums[width:])
+                )
         return found
 
     @property
@@ -129,17 +128,15 @@ def markdown(report: Report, title: str, told: dict[str, str]) -> str:
 
 
 def _kinds(report: Report) -> list[str]:
-    places = [(name, size) for name in report.grid.policies for size in report.grid.sizes]
-    return sorted({kind for place in places for kind in report.kinds(*place)})
+    return sorted({kind for place in report.grid.places for kind in report.kinds(*place)})
 
 
 def _kind_rows(report: Report, kinds: list[str]) -> list[list[str]]:
     rows = {}
-    for name in report.grid.policies:
-        for size in report.grid.sizes:
-            found = report.kinds(name, size)
-            values = [f"{sum(x) / len(x):.2f} · {len(x)}" if (x := found.get(kind)) else MISSING for kind in kinds]
-            rows[report.grid.at(name, size).label] = values
+    for name, size in report.grid.places:
+        found = report.kinds(name, size)
+        values = [f"{sum(x) / len(x):.2f} · {len(x)}" if (x := found.get(kind)) else MISSING for kind in kinds]
+        rows[report.grid.at(name, size).label] = values
     return [[label, *values] for label, values in rows.items()]
 
 
@@ -149,10 +146,9 @@ def as_csv(report: Report) -> str:
     writer = csv.writer(file, lineterminator="\n")
     names = "policy", "size", "score", "low", "high", *report.task.metric.parts, "questions"
     writer.writerow([*names, "against", "difference", "difference_low", "difference_high"])
-    for name in report.grid.policies:
-        for size in report.grid.sizes:
-            difference = report.difference(name, size)
-            compared = [report.against, *difference] if difference else [""] * 4
-            line = [name, size, *report.score(name, size), *report.parts(name, size), len(report.asked), *compared]
-            writer.writerow(line)
+    for name, size in report.grid.places:
+        difference = report.difference(name, size)
+        compared = [report.against, *difference] if difference else [""] * 4
+        line = [name, size, *report.score(name, size), *report.parts(name, size), len(report.asked), *compared]
+        writer.writerow(line)
     return file.getvalue()

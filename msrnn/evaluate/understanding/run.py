@@ -38,7 +38,7 @@ class Run:
     def results(self, cells: list[Cell], watch: Watch | None = None) -> Records:
         """An interruption costs the batch that was being answered, and no other."""
         watch = watch or Watch()
-        todo = {who: self._batches(prompts) for who, prompts in self._missing(cells).items()}
+        todo = {who: self._batches(prompts) for who, prompts in self._missing(cells, watch).items()}
         most = self.records.exam.answer
         watch.total(sum(len(p.ids) + most for batches in todo.values() for batch in batches for p in batch))
         for who in todo:
@@ -47,20 +47,24 @@ class Run:
             release()
         return self.records
 
-    def _missing(self, cells: list[Cell]) -> dict[Cell, dict[str, Prompt]]:
+    def _missing(self, cells: list[Cell], watch: Watch) -> dict[Cell, dict[str, Prompt]]:
         """Who is still to be asked, and which prompts by their key; each once, however many cells show the answer."""
         whole = self.records.exam.length
         lengths = sorted({self.records.length(cell) for cell in cells})
         missing: dict[Cell, dict[str, Prompt]] = {}
+        places = set[tuple[Cell, str]]()
         for question in self.questions:
             prompts = {n: self.asker.ask(question, n, "--length" if n == whole else "--size") for n in lengths}
             self.records.ask(question, prompts)
             by_key = {prompt.key: prompt for prompt in prompts.values()}
             for cell in cells:
                 who, key = self.records.who(cell, self.records.asked[question.key])
-                if self.records.answer(who, key) is None:
+                places.add((who, key))
+                if not self.records.done(who, key):
                     missing.setdefault(who, {})[key] = by_key[key]
         self.records.sit()
+        left = sum(len(prompts) for prompts in missing.values())
+        watch.resumed(len(places) - left, len(places), "answers")
         return dict(sorted(missing.items(), key=lambda found: found[0].size is not None))
 
     def _batches(self, prompts: dict[str, Prompt]) -> list[list[Prompt]]:
