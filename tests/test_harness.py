@@ -212,10 +212,13 @@ def test_tasks_through_the_harness(folder: str, tmp_path: Path) -> None:
     assert results["say"]["exact_match,none"] == 0.5
 
 
-def test_the_command_knows_the_model(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_knows_the_model_and_finds_a_device(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The harness's own default is a GPU, whether there is one or not."""
     pick(tmp_path)
     arguments = f"pretrained={folder},policy=window+2,size=8"
-    words = f"--model msrnn --model_args {arguments} --tasks pick --device cpu --batch_size 2"
+    words = f"--model msrnn --model_args {arguments} --tasks pick --batch_size 2"
     places = ["--include_path", str(tmp_path), "--output_path", str(tmp_path / "out.json")]
     monkeypatch.setattr(sys, "argv", ["lm_eval", *words.split(), *places])
     own_tasks_only = partial(TaskManager, include_defaults=False)  # thousands more take twenty seconds to list
@@ -225,9 +228,48 @@ def test_the_command_knows_the_model(folder: str, tmp_path: Path, monkeypatch: p
     assert json.loads(written.read_text())["config"]["model"] == "msrnn"
 
 
+@pytest.mark.parametrize(
+    ("words", "added"),
+    [
+        ("--model msrnn --tasks x", True),
+        ("run -M msrnn --tasks x", True),
+        ("--model msrnn --device cuda:0", False),
+        ("--model hf --tasks x", False),
+        ("--tasks x", False),
+        ("--config FILE", True),
+        ("--config FILE --model hf", False),
+        ("--config WITH", False),
+        ("--config none --model msrnn", True),
+    ],
+)
+def test_a_device_is_added_where_none_is_named(words: str, added: bool, tmp_path: Path) -> None:
+    files = {"FILE": "model: msrnn", "WITH": "model: msrnn\ndevice: cuda:0"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+        words = words.replace(name, str(tmp_path / name))
+    given = words.split()
+    assert harness.with_device(given) == given + ["--device", "auto"] * added
+
+
+def test_what_the_model_refuses_is_one_line(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pick(tmp_path)
+    words = f"lm_eval --model msrnn --model_args pretrained={folder} --tasks pick --batch_size -1 --include_path"
+    monkeypatch.setattr(sys, "argv", [*words.replace("size -1", "size=-1").split(), str(tmp_path)])
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", partial(TaskManager, include_defaults=False))
+    with pytest.raises(SystemExit) as ended:
+        harness.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("msrnn: batch_size=-1: must be")
+
+
 def test_what_cannot_be(folder: str) -> None:
-    with pytest.raises(ValueError, match="batch_size='auto'"):
-        ours(folder, 8, batch_size="auto")
+    for batch_size in ("auto", -1, 0, 10**12):
+        with pytest.raises(
+            ValueError, match=f"batch_size={batch_size}: must be a whole number of sequences, from 1 to"
+        ):
+            ours(folder, 8, batch_size=batch_size)
     lm = ours(folder, 8, max_length=16)
     with pytest.raises(ValueError, match="max_length=16"):
         lm.loglikelihood(asked("loglikelihood", ("a", " text of more than sixteen tokens")))

@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from characters import character_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from msrnn import models
 from msrnn.models import converted, device_named, load, small_model
+from msrnn.rnn import MultiStateRNN
 
 
 @pytest.fixture(autouse=True)
@@ -209,6 +211,51 @@ def test_a_gguf_file_that_lacks_weights_is_refused(tmp_path: Path, cache: Path) 
     with pytest.raises(ValueError, match=r"lacks 1 of the model's weights, model\.layers\.1\.mlp\.up_proj\.weight"):
         load(str(tmp_path / "real.gguf"), "cpu")
     assert list(cache.iterdir()) == []
+
+
+def saved(tmp_path: Path, **changed: float) -> Path:
+    """A folder with a model of which these weights begin with another number; without a tokenizer."""
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=1
+    )
+    model = LlamaForCausalLM(config)
+    for name, value in changed.items():
+        model.get_parameter(name.replace("__", ".")).data.view(-1)[0] = value
+    model.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_folder_without_a_tokenizer_is_told_in_a_whole_sentence(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    with pytest.raises(ValueError, match="the folder has no tokenizer; save it there as well, with") as error:
+        load(str(folder), "cpu")
+    assert str(error.value).endswith(f"save_pretrained({str(folder)!r})")
+    assert "\n" not in str(error.value)
+
+
+def test_a_tokenizer_that_cannot_be_loaded(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="its tokenizer cannot be loaded") as error:
+        load(str(folder), "cpu")
+    assert "\n" not in str(error.value)
+    assert not str(error.value).rstrip(")").endswith(":")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["model__layers__0__self_attn__k_proj__weight", "lm_head__weight"])
+def test_weights_that_are_not_finite_are_named(name: str, value: float, tmp_path: Path) -> None:
+    folder = saved(tmp_path, **{name: value})
+    character_tokenizer().save_pretrained(folder)
+    told = f"1 of its 21 weights have NaN or infinite numbers, {name.replace('__', '.')} first"
+    with pytest.raises(ValueError, match=told):
+        load(str(folder), "cpu")
+
+
+def test_a_wrapped_model_whose_weights_are_not_finite(tmp_path: Path) -> None:
+    model = LlamaForCausalLM.from_pretrained(saved(tmp_path, model__layers__0__self_attn__k_proj__weight=float("nan")))
+    with pytest.raises(ValueError, match=r"NaN or infinite numbers, model\.layers\.0\.self_attn\.k_proj\.weight"):
+        MultiStateRNN(model, "tova", 8)
 
 
 def test_a_folder_that_lacks_weights_is_refused(tmp_path: Path) -> None:

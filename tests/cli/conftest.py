@@ -37,6 +37,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def uncollected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluations collect garbage between cells, which takes longer than all that these tests compute."""
+    monkeypatch.setattr("gc.collect", lambda *_: 0)
+
+
 @pytest.fixture
 def run(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """`run("generate", "hello")`: a verb on the tiny model; `small=True` leaves the model to the verb."""

@@ -12,6 +12,8 @@ TINY = ("bench", "--random-weights", "tiny", "--device", "cpu", "--size", 8, "--
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("msrnn.evaluate.efficiency.timing.BUFFER_BYTES", {"cpu": 2**20})
+    monkeypatch.setattr("msrnn.evaluate.efficiency.timing.ROUNDS", 1)
+    monkeypatch.setattr("msrnn.evaluate.efficiency.bench.AGAIN", 0)
 
 
 def test_bench_writes_rows_a_table_and_a_figure(run: Run, tmp_path: Path) -> None:
@@ -22,7 +24,8 @@ def test_bench_writes_rows_a_table_and_a_figure(run: Run, tmp_path: Path) -> Non
     assert all(name in out for name in ("full", "full, dynamic", "tova 8", "published tova 8"))
     assert "tova 8: a step of 3 sequences, 8 states each" in err
     rows = [json.loads(line) for line in (folder / "efficiency.jsonl").read_text().splitlines()]
-    assert {row["cell"] for row in rows} == {"state", "step", "largest", "bandwidth", "products", "prefill"}
+    assert {row["cell"] for row in rows} == {"state", "step", "largest", "bandwidth", "products", "prefill", "row"}
+    assert all(row["low"] <= row["value"] <= row["high"] for row in rows if row["cell"] in ("step", "prefill"))
     assert all(row["value"] > 0 for row in rows)
     assert all(row["model"] == "random weights of tiny" and row["torch"] and row["length"] == 40 for row in rows)
     table = (folder / "efficiency.md").read_text()
@@ -32,12 +35,32 @@ def test_bench_writes_rows_a_table_and_a_figure(run: Run, tmp_path: Path) -> Non
 
     again = run(*words, small=True)
     assert (again.code, again.out) == (0, out)
-    assert again.err.count("\n") == 1
+    measured = sum(row["cell"] != "row" for row in rows)
+    assert again.err.startswith(f"{measured} measurements already done")
+    assert again.err.count("\n") == 2
     assert len((folder / "efficiency.jsonl").read_text().splitlines()) == len(rows)
 
-    anew = run(*words, "--force", small=True)
-    assert anew.err == err
-    assert len((folder / "efficiency.jsonl").read_text().splitlines()) == len(rows)
+
+def test_a_folder_keeps_its_rows_and_shows_them_all(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msrnn.evaluate.figures.has_matplotlib", lambda: False)
+
+    def benched(size: int, *more: str) -> str:
+        words = ("bench", "--random-weights", "tiny", "--device", "cpu", "--size", size, "--length", 40, "--batch", 1)
+        ran = run(*words, "--out", tmp_path, *more, small=True)
+        assert ran.code == 0, ran.err
+        return ran.err
+
+    benched(8)
+    first = (tmp_path / "efficiency.jsonl").read_text()
+    err = benched(4)
+    assert "the tables also show tova 8, from earlier commands" in err
+    assert "tova 8: a step" not in err
+    table = (tmp_path / "efficiency.md").read_text()
+    assert all(f"| {name} |" in table for name in ("full", "tova 4", "tova 8"))
+    before = (tmp_path / "efficiency.jsonl").read_text()
+    assert before.startswith(first)
+    assert "tova 4: a step" in benched(4, "--force")
+    assert (tmp_path / "efficiency.jsonl").read_text().startswith(before)
 
 
 def test_bench_of_a_model(run: Run, folder: Path) -> None:
@@ -48,12 +71,14 @@ def test_bench_of_a_model(run: Run, folder: Path) -> None:
     assert str(folder) in "".join(line.strip() for line in out.splitlines())
 
 
-def test_out_needs_matplotlib(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    code, _, err = run(*TINY, "--out", tmp_path / "new", small=True)
-    assert (code, err.count("\n")) == (2, 1)
-    assert "msrnn[plots]" in err
-    assert not (tmp_path / "new").exists()
+def test_without_matplotlib_only_the_figure_is_missing(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("msrnn.evaluate.figures.has_matplotlib", lambda: False)
+    code, out, err = run(*TINY, "--batch", 1, "--out", tmp_path / "new", small=True)
+    assert (code, "tova 8" in out) == (0, True)
+    assert "no figures: matplotlib is not installed; pip install 'msrnn[plots]'" in err
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["efficiency.jsonl", "efficiency.md"]
 
 
 BAD = {
@@ -67,7 +92,9 @@ BAD = {
     "shape": (["--random-weights", "lama"], "give this or --model"),
     "contender": (["--with", "nowhere:at_all"], "nowhere:at_all"),
     "folder": (["--out", "file"], "--out file"),
-    "rows": (["--out", "foreign"], "--force"),
+    "rows": (["--out", "foreign"], "efficiency.jsonl, line 1: damaged"),
+    "many": (["--batch", str(10**12)], f"--batch {10**12}: must be from 1 to 65,536"),
+    "more than many": (["--max-batch", str(10**22)], f"--max-batch {10**22}"),
     "dtype": (["--dtype", "int3"], "dtype='int3'"),
     "device": (["--device", "abacus"], "device='abacus'"),
 }

@@ -17,7 +17,8 @@ def test_demo_on_a_file(run: Run, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text(TEXT)
     code, out, err = run("demo", "--text", tmp_path / "text", "--tokens", 200, "--size", 32)
     assert (code, err) == (0, "")
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
+    shown = [line.split() for line in out.splitlines()]
+    rows = [cells for cells in shown if cells and cells[0] in ("full", "window+4", "tova")][:3]
     assert [row[0] for row in rows] == ["full", "window+4", "tova"]
     assert [row[2] for row in rows] == ["199", "32", "32"]
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
@@ -26,7 +27,38 @@ def test_demo_on_a_file(run: Run, folder: Path, tmp_path: Path) -> None:
         perplexity = model(input_ids=ids, labels=ids).loss.exp().item()
     assert float(rows[0][1]) == pytest.approx(perplexity, rel=1e-3)
     assert len({row[1] for row in rows}) == 3
-    assert out.splitlines()[-1].startswith("Holding 32 of 199 states")
+    assert "Holding 32 of 199 states" in out
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_demo_can_be_read_at_any_width(columns: int, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    (tmp_path / "text").write_text(TEXT)
+    code, out, _ = run("demo", "--text", tmp_path / "text", "--tokens", 100, "--size", 16)
+    assert (code, "…" in out) == (0, False)
+    table, _, rest = out.partition("tova goes on")
+    assert max(map(len, table.splitlines())) <= columns
+    for word in ("policy", "perplexity", "window+4", "ms/token", "reading", "decoding", "100 tokens"):
+        assert word in table
+    sentence = rest[rest.index("Holding") :]
+    assert max(map(len, sentence.splitlines())) <= columns
+
+
+@pytest.mark.parametrize(("size", "tokens"), [(5000, 200), (199, 200)])
+def test_a_size_that_evicts_nothing_is_refused_before_the_model_is_loaded(
+    size: int, tokens: int, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("msrnn.models.AutoModelForCausalLM", None)
+    code, out, err = run("demo", "--size", size, "--tokens", tokens)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"--size {size}: a text of 200 tokens fits into it" in err
+    assert "take a size below 199" in err
+
+
+def test_a_size_that_evicts_nothing_of_a_short_text(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("a short text")
+    code, _, err = run("demo", "--size", 64, "--text", tmp_path / "text")
+    assert (code, "--size 64: a text of 13 tokens" in err) == (2, True)
 
 
 def test_demo_text_too_short(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

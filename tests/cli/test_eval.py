@@ -34,6 +34,12 @@ def texts(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures take most of the time."""
+    monkeypatch.setattr("msrnn.evaluate.figures.has_matplotlib", lambda: False)
+
+
 def test_perplexity_writes_tables_and_a_figure(run: Run, folder: Path, texts: Path, tmp_path: Path) -> None:
     words = (*TINY, *ROWS, "--text", texts, "--out", tmp_path / "new" / "out", "--batch", 3)
     code, out, err = run(*words)
@@ -76,6 +82,7 @@ def whole(folder: Path, texts: Path) -> float:
     return math.exp(nll / (4 * 32))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_interrupted_run_goes_on(run: Run, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words, original, calls = (*TINY, *ROWS, "--text", texts, "--out"), Reader.nll, list[str]()
 
@@ -87,15 +94,112 @@ def test_an_interrupted_run_goes_on(run: Run, texts: Path, tmp_path: Path, monke
 
     expected = run(*words, tmp_path / "whole")
     monkeypatch.setattr(Reader, "nll", nll)
-    assert run(*words, tmp_path / "out").code == 130
+    stopped = run(*words, tmp_path / "out")
+    assert (stopped.code, "stopped; run the same command to continue" in stopped.err) == (130, True)
     assert len((tmp_path / "out" / "perplexity.jsonl").read_text().splitlines()) == 9
     again = run(*words, tmp_path / "out")
     assert (again.code, again.out) == (0, expected.out)
+    assert "9 of 28 chunks already done" in again.err
     assert len(calls) == 4 * 7 + 1
     anew = run(*words, tmp_path / "out", "--force")
     assert (anew.out, len(calls)) == (expected.out, 2 * 4 * 7 + 1)
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_force_computes_only_what_is_asked_for_and_keeps_the_rest(
+    run: Run, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed at any moment, the folder has a result for every cell: the new one, or else the old one."""
+    words, path = (*TINY, "--text", texts, "--out", tmp_path / "out"), tmp_path / "out" / "perplexity.jsonl"
+    assert run(*words, *ROWS).code == 0
+    before = path.read_text()
+    first = list(csv.DictReader((tmp_path / "out" / "perplexity.csv").read_text().splitlines()))
+    original, calls = Reader.nll, list[str]()
+
+    def nll(reader: Reader, *arguments: object) -> list[float]:
+        calls.append(reader.cell.label)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return [value + 1 for value in original(reader, *arguments)]
+
+    monkeypatch.setattr(Reader, "nll", nll)
+    stopped = run(*TINY[:-2], *words[len(TINY) :], "--policy", "window+4", "--force")
+    assert stopped.code == 130
+    assert "stopped; what was computed is kept" in stopped.err
+    assert path.read_text().startswith(before)
+    assert len(path.read_text().splitlines()) == len(before.splitlines()) + 2
+    again = run(*TINY[:-2], *words[len(TINY) :], "--policy", "window+4", "--force")
+    assert again.code == 0
+    assert set(calls) == {"window+4 8"}
+    assert len(calls) == 3 + 4
+    shown = run(*words, *ROWS)
+    assert (shown.code, len(calls)) == (0, 3 + 4)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["policy"] for row in rows[28:]] == ["window+4"] * 6
+    lines = list(csv.DictReader((tmp_path / "out" / "perplexity.csv").read_text().splitlines()))
+    was = {(line["policy"], line["size"]): line["nll"] for line in first}
+    now = {(line["policy"], line["size"]): line["nll"] for line in lines}
+    assert {place for place in now if now[place] != was[place]} == {("window+4", "8")}
+    assert float(now["window+4", "8"]) == pytest.approx(float(was["window+4", "8"]) + 1 / 32)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_damaged_store_is_named_and_can_be_gone_on_with(run: Run, texts: Path, tmp_path: Path) -> None:
+    words, path = (*TINY, "--text", texts, "--out", tmp_path / "out"), tmp_path / "out" / "perplexity.jsonl"
+    expected = run(*words)
+    lines = path.read_bytes().split(b"\n")
+    without = json.loads(lines[4])
+    del without["nll"]
+    lines[1], lines[4] = lines[1][:30] + b"\0\xff", json.dumps(without).encode()
+    path.write_bytes(b"\n".join(lines))
+    code, out, err = run(*words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"{path}, line 2: damaged, not JSON" in err
+    assert "(and 1 more lines)" in err
+    assert "--skip-damaged" in err
+    code, out, err = run(*words, "--skip-damaged")
+    assert (code, out) == (0, expected.out)
+    assert "18 of 20 chunks already done" in err
+    assert (tmp_path / "out" / "perplexity.damaged").read_bytes() == lines[1] + b"\n" + lines[4] + b"\n"
+
+
+def test_the_tables_of_a_folder_show_all_its_rows(run: Run, folder: Path, texts: Path, tmp_path: Path) -> None:
+    words = ("eval", "perplexity", "--device", "cpu", "--text", texts, "--out", tmp_path, "--length", 33)
+    run(*words, "--policy", "tova", "--policy", "full", "--size", 8)
+    run(*words, "--policy", "tova", "--size", 8, "--dtype", "bfloat16")
+    code, out, err = run(*words, "--policy", "window+4", "--size", 16)
+    assert code == 0
+    assert "the tables also show full, tova 8, from earlier commands" in err
+    assert "4 rows of other models, dtypes or data are in the folder, but not in these tables" in err
+    table = [line for line in (tmp_path / "perplexity.md").read_text().splitlines() if line.startswith("|")]
+    assert table[0] == "| policy | 8 | 16 |"
+    shown = {cells[1]: cells[2:4] for cells in ([x.strip() for x in line.split("|")] for line in table[2:5])}
+    assert {name: [cell != "—" for cell in cells] for name, cells in shown.items()} == {
+        "window+4": [False, True],
+        "full": [True, True],
+        "tova": [True, False],
+    }
+    lines = list(csv.DictReader((tmp_path / "perplexity.csv").read_text().splitlines()))
+    assert [(line["policy"], line["size"]) for line in lines] == [
+        ("window+4", "16"),
+        ("full", "8"),
+        ("full", "16"),
+        ("tova", "8"),
+    ]
+    assert "tova" in out
+
+
+def test_without_matplotlib_only_the_figure_is_missing(
+    run: Run, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("msrnn.evaluate.figures.has_matplotlib", lambda: False)
+    code, out, err = run(*TINY, "--policy", "tova", "--text", texts, "--out", tmp_path / "out")
+    assert (code, "tova" in out) == (0, True)
+    assert "no figures: matplotlib is not installed" in err
+    assert sorted(path.suffix for path in (tmp_path / "out").iterdir()) == [".csv", ".jsonl", ".md"]
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_the_paper_and_another_to_compare_with(run: Run, texts: Path, tmp_path: Path) -> None:
     words = ("eval", "perplexity", "--text", texts, "--length", 20, "--out", tmp_path / "out", "--books", 1)
     code, out, _ = run(*words, "--paper", "--against", "window+4", "--chunks-per-book", 1)
@@ -105,6 +209,7 @@ def test_the_paper_and_another_to_compare_with(run: Run, texts: Path, tmp_path: 
     assert len((tmp_path / "out" / "perplexity.jsonl").read_text().splitlines()) == 1
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_one_compared_with_may_have_any_of_its_names(run: Run, texts: Path, tmp_path: Path) -> None:
     rows = ("--policy", "decay=0.5", "--policy", "tova")
     code, out, err = run(*TINY, *rows, "--text", texts, "--out", tmp_path / "out", "--against", "decay=0.5")
@@ -132,6 +237,16 @@ def test_tables_are_in_parts_that_fit(
     assert (out.count("perplexity"), "…" in out) == (1, False)
 
 
+def test_titles_break_between_words(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    path = "/a/folder/with-a-name/that-is-longer/than-the-terminal/is-wide"
+    title = f"perplexity of {path}, a text of many words, 12 chunks of 4,096 tokens"
+    show_table(title, ["policy", "8"], [["tova", "1.00"]])
+    out = capsys.readouterr().out
+    assert set(title.split()) <= set(out.split())
+    assert all(len(line) <= 40 or path in line for line in out.splitlines())
+
+
 def test_what_fits_nowhere_is_folded(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "30")
     show_table("", ["policy", "512", "1,024"], [["a" * 40, "b" * 20, "c"]])
@@ -153,7 +268,9 @@ BAD = {
     "against": (["--against", "h2o"], "add --policy h2o"),
     "paper": (["--paper", "--size", "8"], "--paper"),
     "out": (["--out", "file.txt"], "--out file.txt: a file"),
-    "rows": (["--out", "foreign"], "--force"),
+    "rows": (["--out", "foreign"], "line 1: damaged, not JSON"),
+    "many": (["--batch", str(10**12)], f"--batch {10**12}: must be from 1 to 65,536"),
+    "fewer than none": (["--batch", "-1"], "--batch -1"),
     "device": (["--device", "abacus"], "device='abacus'"),
     "dtype": (["--dtype", "int3"], "dtype='int3'"),
     "hub": (["--out", "new"], "msrnn[eval]"),
@@ -180,7 +297,7 @@ def test_bad_values(name: str, run: Run, tmp_path: Path, monkeypatch: pytest.Mon
 def test_chunks_longer_than_the_texts(run: Run, texts: Path, tmp_path: Path) -> None:
     code, _, err = run("eval", "perplexity", "--text", texts, "--length", 100, "--out", tmp_path / "out")
     assert code == 2
-    assert err.splitlines()[1:] == ["msrnn: --length 100: the longest text has 71 tokens; take shorter chunks"]
+    assert err.splitlines()[1:] == ["msrnn: --length 100: the longest text has 71 tokens; take fewer"]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -234,7 +351,34 @@ FAR_BAD = {
     "tokens": (["--tokens", "1"], "--tokens 1: must be 2 or more"),
     "row": (["--row", "tova@far"], "positions='far'"),
     "batch": (["--batch", "0"], "--batch 0"),
+    "many": (["--batch", str(10**12)], f"--batch {10**12}"),
 }
+
+
+def test_more_tokens_than_any_text_has(run: Run, texts: Path, tmp_path: Path) -> None:
+    words = ("eval", "extrapolation", "--text", texts, "--out", tmp_path / "out", "--device", "cpu")
+    code, _, err = run(*words, "--tokens", 500_000, "--size", 8)
+    assert code == 2
+    assert err.splitlines()[-1] == "msrnn: --tokens 500000: the longest text has 71 tokens; take fewer"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_extrapolations_of_other_sizes_are_shown_with_theirs(run: Run, texts: Path, tmp_path: Path) -> None:
+    words = (*FAR, "--text", texts, "--out", tmp_path / "out", "--row", "tova@original", "--books", 1)
+    first = run(*words)
+    assert first.code == 0, first.err
+    code, _, err = run(*words, "--size", 12)
+    assert code == 0
+    assert "the tables also show tova@original 8, from earlier commands" in err
+    text = (tmp_path / "out" / "extrapolation.md").read_text()
+    assert "| tova@original 8 |" in text
+    assert "| tova@original 12 |" in text
+    path = tmp_path / "out" / "extrapolation.jsonl"
+    before = path.read_text()
+    again = run(*words, "--force")
+    assert again.code == 0
+    assert path.read_text().startswith(before)
+    assert len(path.read_text().splitlines()) == len(before.splitlines()) + 3
 
 
 @pytest.mark.parametrize("name", FAR_BAD)

@@ -19,6 +19,21 @@ def test_stories(run: Run, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["story.csv", "story.jsonl", "story.md"]
     again = run(*words, "--out", tmp_path / "out", "--device", "cpu")
     assert (again.out, "nothing left to compute" in again.err) == (out, True)
+    assert "6 of 6 stories already done" in again.err
+
+
+def test_a_folder_keeps_its_stories_and_shows_them_all(run: Run, tmp_path: Path) -> None:
+    words = ("eval", "story", "--stories", 2, "--max-new-tokens", 30, "--out", tmp_path, "--device", "cpu")
+    assert run(*words, "--size", 200).code == 0
+    before = (tmp_path / "story.jsonl").read_text()
+    code, out, err = run(*words, "--size", 190, "--force")
+    assert (code, "the tables also show tova 200, from earlier commands" in err) == (0, True)
+    assert "tova 190" in out
+    assert "tova 200" in out
+    after = (tmp_path / "story.jsonl").read_text()
+    assert after.startswith(before)
+    added = [json.loads(line) for line in after[len(before) :].splitlines()]
+    assert {(row["policy"], row["size"]) for row in added} == {("full", None), ("tova", 190)}
 
 
 BAD = {
@@ -26,6 +41,7 @@ BAD = {
     "temperature": (["--temperature", "0"], "--temperature 0"),
     "policy": (["--policy", "tovas"], "did you mean 'tova'?"),
     "size": (["--size", "0"], "size=0"),
+    "batch": (["--batch", str(10**12)], f"--batch {10**12}"),
 }
 
 

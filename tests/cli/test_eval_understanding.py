@@ -116,6 +116,49 @@ def test_the_report_has_the_positions_and_the_length_of_its_exam(run: Run, stori
     assert "- length: 125\n" in text
 
 
+def test_a_folder_keeps_its_answers_and_shows_them_all(
+    run: Run, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("msrnn.evaluate.figures.has_matplotlib", lambda: False)
+    words = ("eval", "squality", "--device", "cpu", "--data", stories, "--out", tmp_path / "out", "--length", 120)
+    words += ("--max-new-tokens", 5, "--no-chat")
+    assert run(*words, "--size", 80, "--policy", "tova", "--policy", "truncated", "--policy", "full").code == 0
+    path = tmp_path / "out" / "squality.jsonl"
+    before = path.read_text()
+    assert run(*words, "--size", 16, "--policy", "window").code == 0
+    lines = list(csv.DictReader((tmp_path / "out" / "squality.csv").read_text().splitlines()))
+    assert {(line["policy"], line["size"]) for line in lines} == {
+        ("window", "16"),
+        ("tova", "80"),
+        ("truncated", "80"),
+        ("full", "16"),
+        ("full", "80"),
+    }
+    middle = path.read_text()
+    code, _, err = run(*words, "--size", 16, "--policy", "window", "--force")
+    assert (code, "already done" in err) == (0, False)
+    after = path.read_text()
+    assert after.startswith(middle)
+    assert middle.startswith(before)
+    added = [json.loads(line) for line in after[len(middle) :].splitlines()]
+    assert {(row["policy"], row["size"]) for row in added} == {("window", 16)}
+    assert len(added) == 4
+
+
+@pytest.mark.parametrize("lacking", ["prediction", "prompt", "references", "prompts"])
+def test_a_row_without_its_value_is_named(lacking: str, run: Run, stories: Path, tmp_path: Path) -> None:
+    words = ("eval", "squality", *TINY, "--data", stories, "--out", tmp_path / "out", "--stage", "answer")
+    assert run(*words, "--policy", "tova").code == 0
+    path = tmp_path / "out" / "squality.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    number = next(i for i, row in enumerate(rows) if lacking in row)
+    del rows[number][lacking]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, _, err = run(*words, "--policy", "tova")
+    assert code == 2
+    assert f"{path}, line {number + 1}: damaged, without the field" in err.splitlines()[-1]
+
+
 def test_help_shows_the_defaults(run: Run) -> None:
     out = run("eval", "squality", "--help", small=True).out
     assert "4096" in out[out.index("--length") : out.index("--chat")]
@@ -149,10 +192,12 @@ def test_an_interrupted_run_keeps_what_it_has(
 
     monkeypatch.setattr(running, "say", say)
     words = ("eval", "squality", *TINY, "--batch", 1, "--data", stories, "--out", tmp_path / "out", "--policy", "tova")
-    assert run(*words).code == 130
+    stopped = run(*words)
+    assert (stopped.code, "stopped; run the same command to continue" in stopped.err) == (130, True)
     rows = [json.loads(line) for line in (tmp_path / "out" / "squality.jsonl").read_text().splitlines()]
     assert len([row for row in rows if "prediction" in row]) == 2
-    assert run(*words).code == 0
+    again = run(*words)
+    assert (again.code, "2 of 4 answers already done" in again.err) == (0, True)
     assert len(calls) == 3 + 2
 
 

@@ -7,6 +7,8 @@ import pytest
 from command import Run
 from served import answering, limited, served
 
+from msrnn.evaluate.judge.endpoint import Endpoint
+
 SECRET = "sk-very-secret-0123456789"
 
 
@@ -48,6 +50,52 @@ def test_an_endpoint(run: Run, stories: Path, monkeypatch: pytest.MonkeyPatch) -
     written = b"".join(path.read_bytes() for path in stories.iterdir())
     assert SECRET.encode() not in written
     assert SECRET not in "".join(told for ran in (estimated, part, whole) for told in (ran.out, ran.err))
+
+
+def test_answers_that_all_cannot_be_read_are_no_success(
+    run: Run, stories: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("msrnn.evaluate.figures.has_matplotlib", lambda: False)
+    with served(answering("Both have their charm.")) as server:
+        words = ("judge", stories, "--judge", "a", "--base-url", server.base_url)
+        code, out, err = run(*words, small=True)
+        assert (code, "tova 8" in out) == (2, True)
+        assert "a: none of its 8 answers can be read, the first is 'Both have their charm.'" in err.splitlines()[-1]
+        assert run(*words, small=True).code == 2
+        assert len(server.asked) == 8
+
+
+def test_a_stopped_judgement_says_how_to_go_on(run: Run, stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msrnn.evaluate.figures.has_matplotlib", lambda: False)
+    original, calls = Endpoint._asked, list[int]()
+
+    def stopped(judge: Endpoint, prompt: str) -> object:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(judge, prompt)
+
+    monkeypatch.setattr(Endpoint, "_asked", stopped)
+    with served(answering("(A)")) as server:
+        words = ("judge", stories, "--judge", "a", "--base-url", server.base_url)
+        code, _, err = run(*words, small=True)
+        assert (code, "stopped; run the same command to continue" in err) == (130, True)
+        code, _, err = run(*words, small=True)
+        assert (code, "2 of 4 answers already done" in err) == (0, True)
+        before = (stories / "judge.jsonl").read_text()
+        assert run(*words, "--force", small=True).code == 0
+        assert (stories / "judge.jsonl").read_text().startswith(before)
+        assert len(server.asked) == 8
+
+
+def test_a_story_without_its_text_is_named(run: Run, stories: Path) -> None:
+    path = stories / "story.jsonl"
+    lines = path.read_text().splitlines()
+    lines[2] = lines[2].replace('"story"', '"tale"')
+    path.write_text("\n".join([*lines, ""]))
+    code, _, err = run("judge", stories, "--judge", "a", "--estimate", small=True)
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"{path}, line 3: damaged, without the field 'story'" in err
 
 
 def test_a_local_model(run: Run, stories: Path) -> None:
@@ -93,6 +141,9 @@ BAD = {
     "requests": (["--judge", "a", "--max-requests", "0"], "--max-requests 0"),
     "timeout": (["--judge", "a", "--timeout", "0"], "--timeout 0"),
     "key": (["--judge", "a"], "OPENAI_API_KEY"),
+    "price": (["--judge", "a", "--price", "nan", "1"], "--price nan: must be a number, 0 or more"),
+    "negative price": (["--judge", "a", "--price", "1", "-2"], "--price -2"),
+    "no address": (["--judge", "a", "--base-url", "localhost:8000"], "must begin with http://"),
 }
 
 

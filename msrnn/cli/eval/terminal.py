@@ -40,4 +40,4 @@ def watched(run: Any, cells: list[Any]) -> Any:
             if not tokens:
                 note("nothing left to compute")
 
-        return run.results(cells, Watch(resumed, on_total, on_cell, partial(bar.advance, task)))
+        return run.results(cells, Watch(on_total, on_cell, partial(bar.advance, task), resumed))

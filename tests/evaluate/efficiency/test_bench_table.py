@@ -11,9 +11,13 @@ from tiny import build, llama
 
 from msrnn.evaluate.efficiency.bench import Asked, Bench, Row, steps_in_buckets
 from msrnn.evaluate.efficiency.contenders import Bounded, fill, randomize, setup
-from msrnn.evaluate.efficiency.ledger import Ledger
+from msrnn.evaluate.efficiency.ledger import Ledger, check_row
 from msrnn.evaluate.efficiency.lineup import Lineup, imported
-from msrnn.evaluate.efficiency.tables import headers, lines, markdown
+from msrnn.evaluate.efficiency.tables import headers, lines, markdown, remarks
+from msrnn.evaluate.efficiency.timing import Times
+from msrnn.evaluate.store import Store
+
+MS = Times(2.0, 1.5, 3.0)
 
 
 class Pretended:
@@ -37,7 +41,7 @@ class Pretended:
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> object:
     """A bench whose every step takes 2 ms, on a device that reads a byte in one."""
-    monkeypatch.setattr("msrnn.evaluate.efficiency.bench.milliseconds", lambda step, *_, **__: (step(), 2.0)[1])
+    monkeypatch.setattr("msrnn.evaluate.efficiency.bench.milliseconds", lambda step, *_, **__: (step(), MS)[1])
     monkeypatch.setattr("msrnn.evaluate.memory.release", lambda: None)
     monkeypatch.setattr("msrnn.evaluate.efficiency.bench.bandwidth", lambda _: 1.0)
     monkeypatch.setattr("msrnn.evaluate.efficiency.bench.products", lambda *_: 0.0)
@@ -46,7 +50,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> object:
 
     def bench(asked: Asked, path: Path | None = None, **setting: object) -> tuple[Bench, list[str]]:
         said: list[str] = []
-        return Bench(made, asked, Ledger(path, setting), said.append), said
+        return Bench(made, asked, Ledger(Store(path, check_row), setting), said.append), said
 
     return bench
 
@@ -54,12 +58,12 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> object:
 def test_a_row(measured: object) -> None:
     bench, said = measured(Asked(max_batch=40, equal_batch=4))
     full, small = bench.table([Pretended("full", 100), Pretended("small", 20)])
-    assert (full.batch, full.ms, full.throughput) == (40, 2.0, 20_000)
+    assert (full.batch, full.ms, full.throughput) == (40, MS, 20_000)
     assert full.floor == 40 + 3
     assert full.over_floor == pytest.approx(2 / 43)
     assert full.whole == pytest.approx(20_000)
     assert 17 <= small.batch <= 20
-    assert (small.equal_batch, small.equal_throughput, small.one_ms) == (4, 2000, 2.0)
+    assert (small.equal_batch, small.equal_throughput, small.one_ms) == (4, 2000, MS)
     assert any("does not fit" in line for line in said)
     assert full.prefill_ms is None
 
@@ -68,11 +72,11 @@ def test_what_does_not_fit_is_missing_and_the_run_goes_on(measured: object) -> N
     bench, _ = measured(Asked(batch=16, equal_batch=8))
     rows = bench.table([Pretended("full", 32), Pretended("none", 0), Pretended("some", 9)])
     assert [row.batch for row in rows] == [16, None, None]
-    assert [row.equal_ms for row in rows] == [2.0, None, 2.0]
+    assert [row.equal_ms for row in rows] == [MS, None, MS]
     shown = lines(rows)
     assert shown[1][2:] == ["—"] * 10
     assert shown[2][5] == "—"
-    assert shown[2][8] == "2.00"
+    assert shown[2][8] == "2.00\n1.50–3.00"  # noqa: RUF001
 
 
 def test_the_equal_batch_is_what_the_first_fits(measured: object, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,8 +97,51 @@ def test_cells_are_measured_once(measured: object, tmp_path: Path) -> None:
     assert other.taken == first.taken
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert all({"cell", "value", "unit", "model"} <= row.keys() for row in rows)
-    assert {row["cell"] for row in rows} == {"state", "step", "largest", "bandwidth", "products"}
+    assert {row["cell"] for row in rows} == {"state", "step", "largest", "bandwidth", "products", "row"}
     assert [row["value"] for row in rows if row.get("batch") == 30] == [None, None]
+
+
+def test_a_table_has_the_rows_of_earlier_commands(measured: object, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    first = measured(Asked(max_batch=4), path, model="a")[0].table([Pretended("full", 9), Pretended("one", 9)])
+    measured(Asked(max_batch=4), path, model="b")[0].table([Pretended("another model", 9)])
+    measured(Asked(max_batch=3), path, model="a")[0].table([Pretended("another batch", 9)])
+    bench, _ = measured(Asked(max_batch=4), path, model="a")
+    rows = bench.table([Pretended("full", 9), Pretended("two", 9)])
+    assert bench.others(rows) == [first[1]]
+
+
+def test_a_step_below_its_floor_is_measured_again(measured: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The floor was too high, since something else ran: the lower one of all counts."""
+    floors = [500.0, 60.0, 1.0]
+    monkeypatch.setattr("msrnn.evaluate.efficiency.bench.weight_bytes", lambda _: 0)
+    monkeypatch.setattr("msrnn.evaluate.efficiency.bench.bandwidth", lambda _: 1e9)
+    monkeypatch.setattr("msrnn.evaluate.efficiency.bench.products", lambda *_: floors.pop(0))
+    bench, said = measured(Asked(batch=4, equal_batch=4))
+    (row,) = bench.table([Pretended("full", 9)])
+    assert (floors, row.impossible) == ([], False)
+    assert row.over_floor == pytest.approx(2.0)
+    assert sum("measuring both again" in line for line in said) == 2
+    assert "!" not in "".join(lines([row])[0])
+
+
+def test_what_stays_below_its_floor_is_marked(measured: object) -> None:
+    bench, said = measured(Asked(batch=40, equal_batch=4))
+    rows = bench.table([Pretended("full", 100)])
+    assert rows[0].impossible
+    assert dict(zip(headers(rows), lines(rows)[0], strict=True))["over floor"] == "0.05 !"
+    assert sum("measuring both again" in line for line in said) == 2
+    assert any("below the floor, which cannot be" in remark for remark in remarks(rows))
+    assert "below the floor, which cannot be" in markdown(rows, {})
+
+
+def test_a_batch_that_cannot_fit_is_not_tried(measured: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msrnn.evaluate.efficiency.bench.unused_bytes", lambda _: 10)
+    bench, said = measured(Asked(batch=40, equal_batch=4))
+    contender = Pretended("full", 100)
+    (row,) = bench.table([contender])
+    assert (row.batch, row.equal_batch, set(contender.taken)) == (None, 4, {1, 4})
+    assert "full: a step of 40 sequences, 8 states each: does not fit into memory" in said
 
 
 def test_every_step_is_in_one_bucket() -> None:
@@ -105,8 +152,9 @@ def test_every_step_is_in_one_bucket() -> None:
 
 
 def test_a_table() -> None:
-    rows = [Row("full", None, 4000, 2, 10.0, 8.0, 2, 10.0, 5.0, 700.0, 300.0)]
-    rows.append(Row("tova 8", 8, 400, 10, 5.0, 4.0, 2, 1.0, 1.0, None, 1200.0))
+    ten, five, one = Times(10, 10, 10), Times(5, 4, 6.5), Times(1, 1, 1, steady=False)
+    rows = [Row("full", None, 4000, 2, ten, 8.0, 2, ten, five, Times(700, 700, 700), 300.0)]
+    rows.append(Row("tova 8", 8, 400, 10, five, 4.0, 2, one, one, None, 1200.0))
     shown = dict(zip(headers(rows), lines(rows)[1], strict=True))
     assert shown["relative"] == "10.00"
     assert shown["relative, whole sequences"] == "4.00"
@@ -114,7 +162,9 @@ def test_a_table() -> None:
     assert shown["tokens/s at batch 2"] == "2,000"
     assert shown["prefill ms"] == "—"
     text = markdown(rows, {"torch": "2", "commit": ""})
-    assert "| tova 8 | 400 bytes | 10 | 5.00 | 2,000 | 10.00 | 1.25 |" in text
+    assert "| tova 8 | 400 bytes | 10 | 5.00 · 4.00–6.50 | 2,000 | 10.00 | 1.25 |" in text  # noqa: RUF001
+    assert "Runs of tova 8 still differ" in text
+    assert "below the floor" not in text
     assert text.endswith("\n\n- torch: 2\n")
 
 

@@ -155,6 +155,47 @@ def test_what_will_not_pass_is_said_at_once_and_without_the_key(manner: served.M
     assert caught.value.__suppress_context__
 
 
+def test_an_endpoint_that_refuses_connections_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served.served(served.failing) as server:
+        closed = server.base_url.replace("http://", "http://name:password@")
+    waits, requests = list[str](), list[int]()
+    with pytest.raises(ValueError, match=r"--base-url http://127\.0\.0\.1:\d+/v1: no connection \(.*refused") as caught:
+        asked(closed, waits).ask("Which?", lambda: requests.append(1))
+    assert (waits, requests) == ([], [1])
+    assert "What was answered is kept: run the same command to go on" in str(caught.value)
+    assert "password" not in str(caught.value)
+
+
+@pytest.mark.parametrize("by_environment", [False, True])
+def test_answers_of_another_address_are_not_reused(by_environment: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(None)
+    with served.served(answering("(A)"), answering("(B)")) as one, served.served(answering("(B)")) as other:
+        assert Court(Endpoint("same", one.base_url), paired(1), store).judge_all()
+        monkeypatch.setenv("OPENAI_BASE_URL", other.base_url)
+        elsewhere = Endpoint("same") if by_environment else Endpoint("same", other.base_url)
+        court = Court(elsewhere, paired(1), store)
+        assert court.cost().requests == 2
+        assert court.judge_all()
+        assert (len(one.asked), len(other.asked)) == (2, 2)
+        assert Court(Endpoint("same", one.base_url + "/"), paired(1), store).cost().requests == 0
+
+
+def test_what_is_asked_again_replaces_the_answer(tmp_path: Path) -> None:
+    """Even where the new one cannot be read; what was not asked again yet stays."""
+    path, found = tmp_path / "judge.jsonl", paired(1, 2)
+    sayings = ["(A)", "(B)", "(A)", "(B)", "Hm.", "Well.", "(B)"]
+    with served.served(*(answering(text) for text in sayings)) as server:
+        assert Court(asked(server.base_url, []), found, Store(path)).judge_all()
+        before = path.read_text()
+        again = Court(asked(server.base_url, []), found, Store(path, redo=True), most=3)
+        assert again.cost().requests == 4
+        assert not again.judge_all()
+        later = Court(asked(server.base_url, []), found, Store(path))
+        assert later.verdicts() == {SMALL: [UNREADABLE, WIN]}
+        assert (later.cost().requests, len(server.asked)) == (0, 7)
+    assert path.read_text().startswith(before)
+
+
 def test_no_key_and_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY")
     judge = Endpoint("gpt-4o")
@@ -240,7 +281,7 @@ def test_an_endpoint_of_a_local_judges_name_is_asked_anew() -> None:
         court = Court(Endpoint("tiny", server.base_url), paired(1), store)
         assert court.judge_all()
     assert (len(server.asked), court.verdicts(), court.leanings()) == (2, {SMALL: [WIN]}, {SMALL: []})
-    for judge in (Endpoint("tiny"), Local("tiny", model, tokenizer)):
+    for judge in (Endpoint("tiny", server.base_url), Local("tiny", model, tokenizer)):
         assert Court(judge, paired(1), store).cost().requests == 0
     assert all("judge_fingerprint" not in row for row in store.rows[2:])
 
