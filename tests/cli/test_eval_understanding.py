@@ -70,8 +70,9 @@ def test_answers_here_and_scores_elsewhere(
     assert (code, "window 80 none" in err) == (2, True)
 
 
-def test_the_exam_that_is_scored(run: Run, stories: Path, tmp_path: Path) -> None:
+def test_the_exam_that_is_scored(run: Run, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last that was sat; or the last that fits the options which are given."""
+    monkeypatch.setattr("msrnn.evaluate.figures.has_matplotlib", lambda: False)
 
     def answered(policy: str, *options: object) -> None:
         words = ("--data", stories, "--device", "cpu", "--max-new-tokens", 5, "--stage", "answer", *options)
