@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from itertools import count, islice
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -95,23 +95,45 @@ def test_the_reason_why_a_row_is_damaged(tmp_path: Path) -> None:
     assert check({"keys": ["a"], "size": 3}) == "without the field 'values'"
 
 
-APPENDING = """
-import sys
-from pathlib import Path
-from msrnn.evaluate.store import Store
-store = Store(Path(sys.argv[1]), skip_damaged=True)
-for number in range(40):
-    store.append({"who": sys.argv[2], "number": number})
-"""
+def append(path: Path, who: str, rows: int | None) -> None:
+    store = Store(path, redo=True, skip_damaged=True)
+    for n in islice(count(), rows):
+        store.append({"who": who, "number": n, "long": "x" * 5000})
 
 
-def test_two_processes_lose_no_row_while_damaged_lines_are_skipped(tmp_path: Path) -> None:
+def test_two_processes_and_one_that_is_killed_lose_no_row(tmp_path: Path) -> None:
+    path, fork = tmp_path / "rows.jsonl", get_context("fork")  # to import torch thrice takes long
+    path.write_text('{"who": "old", "number": 0}\n' + "damage\n" * 3)
+    endless = fork.Process(target=append, args=(path, "killed", None))
+    others = [fork.Process(target=append, args=(path, who, 40)) for who in "ab"]
+    for process in (endless, *others):
+        process.start()
+    for process in others:
+        process.join(60)
+    endless.kill()
+    endless.join(60)
+    assert [process.exitcode for process in others] == [0, 0]
+    rows = [(row["who"], row["number"]) for row in read_rows(path)]
+    assert rows.count(("old", 0)) == 1
+    for who in ("a", "b", "killed"):
+        numbers = [number for name, number in rows if name == who]
+        assert numbers == list(range(40 if who != "killed" else len(numbers)))
+
+
+def test_who_is_killed_while_damaged_lines_move_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_text("damage\n" * 3)
-    running = [subprocess.Popen([sys.executable, "-c", APPENDING, path, who]) for who in "ab"]
-    assert [process.wait() for process in running] == [0, 0]
-    rows = read_rows(path)
-    assert sorted((row["who"], row["number"]) for row in rows) == [(who, n) for who in "ab" for n in range(40)]
+    content = b'{"a": 1}\ndamage\n{"a": 2}\n'
+    path.write_bytes(content)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("msrnn.evaluate.store.write_atomically", killed)
+        with pytest.raises(KeyboardInterrupt):
+            read_rows(path, skip_damaged=True)
+    assert (path.read_bytes(), (tmp_path / "rows.damaged").read_bytes()) == (content, b"damage\n")
+    assert [row["a"] for row in read_rows(path, skip_damaged=True)] == [1, 2]
 
 
 def test_what_is_computed_again_is_only_taken_from_this_run(tmp_path: Path) -> None:
