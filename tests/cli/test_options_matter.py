@@ -38,8 +38,9 @@ Written = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture
-def written(run: Run, tmp_path: Path) -> Written:
+def written(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
     """`written("eval", "story", ...)`: the rows that an evaluation writes into a folder of its own."""
+    monkeypatch.setattr("msrnn.evaluate.figures.has_matplotlib", lambda: False)  # figures take most of the time
     made: list[Path] = []
 
     def written(*words: object) -> list[dict[str, Any]]:

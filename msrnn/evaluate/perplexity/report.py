@@ -63,7 +63,9 @@ class Report:
 
     @property
     def compared(self) -> list[str]:
-        return [name for name in self.grid.policies if name != self.against]
+        """The other policies that were computed at a size of the one compared with."""
+        sizes = set(self.grid.sizes_of(self.against))
+        return [name for name in self.grid.policies if name != self.against and sizes & set(self.grid.sizes_of(name))]
 
     def perplexities(self, show: Show) -> list[list[str]]:
         """A row for each policy: its name, and each size's perplexity."""

@@ -76,7 +76,9 @@ class Report:
 
     @property
     def compared(self) -> list[str]:
-        return [name for name in self.grid.policies if name != self.against]
+        """The other policies that were computed at a size of the one compared with."""
+        sizes = set(self.grid.sizes_of(self.against))
+        return [name for name in self.grid.policies if name != self.against and sizes & set(self.grid.sizes_of(name))]
 
     def kinds(self, name: str, size: int) -> dict[str, list[float]]:
         """First parts by the kind of the nearest reference."""
