@@ -57,11 +57,16 @@ def _address_space() -> int | None:
         return None
 
 
+class DoesNotFitError(ValueError, MemoryError):
+    """More bytes are asked for than a device has free."""
+
+
 def check_fits(needed: int, device: torch.device, what: str, mend: Callable[[int], str]) -> None:
     """Raise where `what` takes more bytes than a device has free; `mend` says what to do with those."""
     free = available_bytes(device)
     if free is not None and needed > free:
-        raise ValueError(f"{what} takes {gigabytes(needed)}, and {gigabytes(free)} is free on {device}: {mend(free)}")
+        found = f"{what} takes {gigabytes(needed)}, and {gigabytes(free)} is free on {device}"
+        raise DoesNotFitError(f"{found}: {mend(free)}")
 
 
 def gigabytes(count: int) -> str:

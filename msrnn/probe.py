@@ -105,7 +105,7 @@ def inspect_layers(model: PreTrainedModel, config: Any) -> list[Probed | None]:
     except ValueError as error:
         if not str(error).startswith("attention mask of"):
             raise
-        raise ValueError(f"{name} changes its attention mask in a way that msrnn does not read ({error})") from error
+        raise ValueError(f"{name} changes its attention mask in a way that msrnn does not support") from error
     windows = {getattr(layer, "sliding_window", None) for layer in host_layers(config)} - {None}
     if windows and not windows & set(masked):
         raise ValueError(f"{name} caches with a sliding window and masks without one: reading differs from stepping")

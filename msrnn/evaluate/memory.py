@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
+
+from msrnn.memory import available_bytes
 
 T = TypeVar("T")
 SHARE = {"cuda": 0.97, "cpu": 0.5}  # of what is free; the rest is left to activations, and to others
@@ -23,11 +24,7 @@ _SIGNS = (
 
 def unused_bytes(device: torch.device) -> int:
     """0 where the system does not say."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    if "SC_AVPHYS_PAGES" not in os.sysconf_names:
-        return 0
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return available_bytes(device) or 0
 
 
 def free_bytes(device: torch.device) -> int:
