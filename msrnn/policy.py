@@ -9,6 +9,8 @@ import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache
 from typing import Any, Literal
 
 
@@ -47,12 +49,17 @@ class Policy:
         # Equal policies have equal names.
         if self.decay is not None:
             object.__setattr__(self, "decay", float(self.decay))
+        if isinstance(self.recent, float):
+            object.__setattr__(self, "recent", float(self.recent))
         if self.recent == 0:
             object.__setattr__(self, "recent", 0)
 
     def recent_at(self, size: int) -> int:
         """The number of newest tokens protected at this size."""
-        return math.floor(self.recent * size) if isinstance(self.recent, float) else self.recent
+        if isinstance(self.recent, int):
+            return self.recent
+        numerator, denominator = _ratio(self.recent)
+        return numerator * size // denominator
 
     @property
     def name(self) -> str:
@@ -64,6 +71,12 @@ class Policy:
         numbers = f"decay={self.decay},per={self.per},first={self.first},recent={self.recent}"
         more = [",value=1" if self.value else "", f",horizon={self.horizon}" if self.horizon is not None else ""]
         return numbers + "".join(more)
+
+
+@cache
+def _ratio(share: float) -> tuple[int, int]:
+    """The decimal number that was written: 0.29 is 29 / 100, so that a share of 0.29 of 100 is 29, not 28."""
+    return Fraction(repr(share)).as_integer_ratio()
 
 
 def _is_int(value: object) -> bool:
@@ -98,14 +111,15 @@ def policy(name: str) -> Policy:
     nothing else that is not among the last H, or numbers.
 
     Numbers are written as in "decay=0.9,recent=0.25,value=1"; those that are not given are 0, and `per` is the layer.
+    Upper and lower case mean the same.
     """
     if not isinstance(name, str):
         raise TypeError(f"policy name {name!r}: must be a string such as 'tova' or 'window+4'")
-    if name == FULL:
+    if is_full(name):
         raise ValueError("'full' keeps every state and so is no Policy: pass policy='full' where a model is wrapped")
     if "=" in name:
         return _by_numbers(name)
-    rest, tilde, horizon = name.partition("~")
+    rest, tilde, horizon = name.lower().partition("~")
     base, plus, first = rest.partition("+")
     if base in NAMES and (not plus or first.isdecimal()) and (not tilde or horizon.isdecimal()):
         return replace(NAMES[base], first=int(first or 0), horizon=int(horizon) if tilde else None)
@@ -120,32 +134,48 @@ def policy(name: str) -> Policy:
     raise ValueError(f"unknown policy {name!r}: {hint}")
 
 
+def is_full(name: object) -> bool:
+    """Whether a policy's name is that of the unbounded model."""
+    return isinstance(name, str) and name.lower() == FULL
+
+
 def ranks_alike(one: str, other: str) -> bool:
     """Whether the policies of two names differ by their first tokens and their horizons at most: then one can go on
     from what the other kept.
     """
-    if FULL in (one, other):
-        return one == other
+    if is_full(one) or is_full(other):
+        return is_full(one) and is_full(other)
     return replace(policy(one), first=0, horizon=None) == replace(policy(other), first=0, horizon=None)
 
 
+def _yes_or_no(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError(f"value={text}: must be 0 or 1")
+    return text == "1"
+
+
 _READ: dict[str, Callable[[str], Any]] = {
-    "decay": lambda text: None if text in ("none", "None") else float(text),
+    "decay": lambda text: None if text == "none" else float(text),
     "per": str,
     "first": int,
     "recent": lambda text: int(text) if text.isdecimal() else float(text),
-    "value": lambda text: bool(("0", "1").index(text)),
-    "horizon": lambda text: None if text in ("none", "None") else int(text),
+    "value": _yes_or_no,
+    "horizon": lambda text: None if text == "none" else int(text),
 }
 
 
 def _by_numbers(name: str) -> Policy:
-    parts = [part.partition("=") for part in name.split(",")]
+    fields: dict[str, Any] = {}
     try:
-        return Policy(**{"decay": 0.0, **{field: _READ[field](text) for field, _, text in parts}})
-    except (KeyError, ValueError) as error:
-        reason = f"no number {error}" if isinstance(error, KeyError) else str(error)
-        raise ValueError(f"policy {name!r}: {reason}; write it as decay=0.9,per=layer,first=0,recent=0.25") from error
+        for field, _, text in (part.partition("=") for part in name.lower().split(",")):
+            if field not in _READ:
+                raise ValueError(f"no number is called {field!r}, use {', '.join(_READ)}")
+            if field in fields:
+                raise ValueError(f"{field} is given twice")
+            fields[field] = _READ[field](text)
+        return Policy(**{"decay": 0.0, **fields})
+    except ValueError as error:
+        raise ValueError(f"policy {name!r}: {error}; write it as decay=0.9,per=layer,first=0,recent=0.25") from error
 
 
 @dataclass(frozen=True)
@@ -172,7 +202,7 @@ class Bound:
 
 def resolve(policy_: str | Policy, size: int | None) -> tuple[Policy | None, int | None]:
     """A validated pair; (None, None) is the unbounded model, which `full` means at any size."""
-    if isinstance(policy_, str) and policy_ == FULL:
+    if is_full(policy_):
         return None, None
     value = policy_ if isinstance(policy_, Policy) else policy(policy_)
     if not _is_int(size):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from decimal import Decimal
 
 import pytest
 
@@ -43,6 +44,14 @@ def test_a_policy_is_a_value() -> None:
 def test_a_share_of_the_size_is_rounded_down() -> None:
     assert Policy(1.0, recent=0.5).recent_at(9) == 4
     assert Policy(1.0, recent=3).recent_at(9) == 3
+
+
+@pytest.mark.parametrize("parts", [100, 1000])
+def test_a_share_is_the_decimal_number_that_was_written(parts: int) -> None:
+    for k in range(1, parts):
+        share = Policy(1.0, recent=float(Decimal(k) / parts))
+        for size in range(1, 1025):
+            assert share.recent_at(size) == k * size // parts, (k, size)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +160,34 @@ def test_policies_by_their_numbers(text: str, value: Policy) -> None:
 def test_numbers_that_mean_nothing_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="write it as decay="):
         policy(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("decay=0.5,value=2", "value=2: must be 0 or 1"),
+        ("value=yes", "value=yes: must be 0 or 1"),
+        ("decay=0.9,decay=0.8", "decay is given twice"),
+        ("decay=0.9,per=head,PER=layer", "per is given twice"),
+        ("rate=0.5", "no number is called 'rate', use decay, per, first, recent, value, horizon"),
+    ],
+)
+def test_what_is_wrong_with_numbers_is_said(text: str, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        policy(text)
+
+
+def test_names_in_any_case() -> None:
+    assert policy("TOVA") == policy("Tova") == policy("tova")
+    assert policy("Window+4") == policy("window+4")
+    assert policy("H2O-Layer+1~512") == policy("h2o-layer+1~512")
+    assert policy("Decay=None,FIRST=4") == Policy(None, first=4)
+    assert policy("per=HEAD") == Policy(0.0, "head")
+    assert resolve("FULL", 512) == resolve("Full", None) == (None, None)
+    assert ranks_alike("FULL", "full")
+    assert not ranks_alike("FULL", "tova")
+    with pytest.raises(ValueError, match="no Policy"):
+        policy("FULL")
 
 
 @pytest.mark.parametrize(
