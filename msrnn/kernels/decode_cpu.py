@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from numpy import float32 as f32
 from numpy import int32 as i32
 from torch import Tensor
 
+from msrnn.kernels.jit import compiled
 from msrnn.kernels.scan_cpu import LANES, Array, attend_row, decay_code, expire, least_important, observe, weigh
 from msrnn.policy import Bound
 from msrnn.scoring import Scoring
 from msrnn.slots import Slots
 
 
-@njit(fastmath=LANES, cache=True, nogil=True)
+@compiled(fastmath=LANES)
 def dots(query: Array, keys: Array, scale: f32, into: Array) -> None:
     """Four slots at a time, so that a query's row is loaded once for all of them."""
     S = keys.shape[0]
@@ -42,7 +42,7 @@ def dots(query: Array, keys: Array, scale: f32, into: Array) -> None:
             into[r, j] = s0 * scale
 
 
-@njit(fastmath=LANES, cache=True, nogil=True)
+@compiled(fastmath=LANES)
 def _weighted_sum(attention: Array, values: Array, into: Array) -> None:
     """Four slots at a time, so that a sum is stored once for all of them."""
     S = values.shape[0]
@@ -59,7 +59,7 @@ def _weighted_sum(attention: Array, values: Array, into: Array) -> None:
                 into[r, d] += attention[r, j] * values[j, d]
 
 
-@njit(fastmath=LANES, cache=True, nogil=True)
+@compiled(fastmath=LANES)
 def _length(rows: Array) -> f32:
     """The norm of some rows together."""
     total = f32(0.0)
@@ -69,14 +69,14 @@ def _length(rows: Array) -> f32:
     return f32(math.sqrt(total))
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def cap(scores: Array, softcap: f32) -> None:
     for m in range(scores.shape[0]):
         for j in range(scores.shape[1]):
             scores[m, j] = softcap * f32(math.tanh(scores[m, j] / softcap))
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _decode(
     query: Array,
     key: Array,

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from numpy import float32 as f32
 from numpy import int32 as i32
 from torch import Tensor
 
+from msrnn.kernels.jit import compiled
 from msrnn.policy import Bound
 from msrnn.reference import HELD
 
@@ -27,7 +27,7 @@ _LOG2E, _LN2_HIGH, _LN2_LOW = f32(1.44269504), f32(0.693359375), f32(-2.12194440
 _C7, _C6, _C5, _C4, _C3 = f32(1 / 5040), f32(1 / 720), f32(1 / 120), f32(1 / 24), f32(1 / 6)
 
 
-@njit(fastmath={"contract"}, cache=True, nogil=True)
+@compiled(fastmath={"contract"})
 def exp_not_above_zero(x: f32) -> f32:
     """exp(min(x, 0)) to two units in the last place; math.exp would keep the loop around it from vectorising."""
     x = min(max(x, f32(-87.0)), f32(0.0))
@@ -45,7 +45,7 @@ def exp_not_above_zero(x: f32) -> f32:
     return p * i32(i32(n * f32(8388608.0)) + i32(1065353216)).view(f32)  # times 2**n, by its exponent bits
 
 
-@njit(fastmath=LANES, cache=True, nogil=True)
+@compiled(fastmath=LANES)
 def _exponentials(scores: Array, top: f32, present: Array, into: Array) -> f32:
     total = f32(0.0)
     for j in range(scores.shape[0]):
@@ -55,7 +55,7 @@ def _exponentials(scores: Array, top: f32, present: Array, into: Array) -> f32:
     return total
 
 
-@njit(fastmath=LANES, cache=True, nogil=True)
+@compiled(fastmath=LANES)
 def attend_row(scores: Array, top: f32, sink: f32, present: Array, scratch: Array, observed: Array) -> None:
     """One head's scores become its attention over the present candidates and are added to what the group observed.
 
@@ -75,7 +75,7 @@ def attend_row(scores: Array, top: f32, sink: f32, present: Array, scratch: Arra
         observed[j] += a
 
 
-@njit(fastmath=LANES, cache=True, nogil=True)
+@compiled(fastmath=LANES)
 def expire(position: Array, present: Array, evicted_at: Array, spared: i32, last: i32, t: i32) -> int:
     """States from `spared` to `last` leave as token t, which no longer sees them, is appended; how many did."""
     left = 0
@@ -87,7 +87,7 @@ def expire(position: Array, present: Array, evicted_at: Array, spared: i32, last
     return left
 
 
-@njit(fastmath=LANES, cache=True, nogil=True)
+@compiled(fastmath=LANES)
 def observe(importance: Array, observed: Array, present: Array, position: Array, decay: f32, heads: int) -> None:
     if decay == NO_DECAY:
         for j in range(position.shape[0]):
@@ -98,13 +98,13 @@ def observe(importance: Array, observed: Array, present: Array, position: Array,
         importance[j] = (decay * importance[j] + observed[j] * mean) * present[j]
 
 
-@njit(fastmath=LANES, cache=True, nogil=True)
+@compiled(fastmath=LANES)
 def weigh(importance: Array, norm: Array, into: Array) -> None:
     for j in range(importance.shape[0]):
         into[j] = importance[j] * norm[j]
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def least_important(importance: Array, present: Array, position: Array, oldest: i32, newest: i32) -> int:
     """The candidate that leaves, among positions oldest..newest; ties go to the older."""
     least = -1
@@ -116,7 +116,7 @@ def least_important(importance: Array, present: Array, position: Array, oldest: 
     return least
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _scan(
     scores: Array,
     tops: Array,

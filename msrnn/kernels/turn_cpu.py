@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 from numpy import float32 as f32
 from numpy import float64 as f64
 from numpy import int32 as i32
 
+from msrnn.kernels.jit import compiled
 from msrnn.kernels.scan_cpu import Array
 from msrnn.positions import NEAR, Capped, Rotary, Spacing, Tabulated
 
@@ -23,7 +23,7 @@ _S3, _S5, _S7 = (f32(x) for x in SINE)
 _C4, _C6, _C8 = (f32(x) for x in COSINE)
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def apart(gap: int, kind: int, table: Array) -> float:
     """How far apart two neighbours stand that were `gap` tokens apart; `kind` and `table` as of `spacing_code`."""
     if kind == TABULATED:
@@ -37,7 +37,7 @@ def apart(gap: int, kind: int, table: Array) -> float:
     return math.log(gap) if kind == LN else math.log(math.log(gap))
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def turn(frequency: Array, position: i32, place: f64, cos: Array, sin: Array) -> None:
     """Cosine and sine of `Rotary.angle`, reduced in float64; library calls would keep the loop from vectorising."""
     for d in range(frequency.shape[0]):
@@ -53,7 +53,7 @@ def turn(frequency: Array, position: i32, place: f64, cos: Array, sin: Array) ->
         cos[d] = -swapped_c if (q + 1) & 2 else swapped_c
 
 
-@njit(fastmath={"contract"}, cache=True, nogil=True)
+@compiled(fastmath={"contract"})
 def rotate(row: Array, start: int, step: int, cos: Array, sin: Array, into: Array) -> None:
     """First dimensions of all pairs, then the second ones, then what is not rotated.
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 from numpy import float32 as f32
 from numpy import float64 as f64
 from numpy import int32 as i32
 from torch import Tensor
 
 from msrnn.kernels.decode_cpu import cap, dots
+from msrnn.kernels.jit import compiled
 from msrnn.kernels.scan_cpu import Array, attend_row, decay_code, expire, least_important, observe, weigh
 from msrnn.kernels.turn_cpu import apart, layout, rotate, spacing_code, turn
 from msrnn.policy import Bound
@@ -22,7 +22,7 @@ from msrnn.reference import HELD
 from msrnn.scoring import Scoring
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def enter(j: int, order: Array, held: int, place: Array, position: Array, kind: int, table: Array) -> int:
     """A token that is younger than all that are held stands behind them; how many are held then."""
     place[j] = 0.0
@@ -33,7 +33,7 @@ def enter(j: int, order: Array, held: int, place: Array, position: Array, kind: 
     return held + 1
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def leave(j: int, order: Array, held: int, place: Array, position: Array, kind: int, table: Array) -> int:
     """Close the ranks, and move the fewer of those before and behind, so that the two that meet stand right.
 
@@ -58,7 +58,7 @@ def leave(j: int, order: Array, held: int, place: Array, position: Array, kind: 
     return held - 1
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def follow(
     keys: Array,
     frequency: Array,
@@ -81,7 +81,7 @@ def follow(
             turned_to[j] = place[j]
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def highest(scores: Array, present: Array, sink: f32) -> f32:
     top = sink
     for j in range(scores.shape[0]):
@@ -90,7 +90,7 @@ def highest(scores: Array, present: Array, sink: f32) -> f32:
     return top
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _walk(
     query: Array,
     keys: Array,
