@@ -10,7 +10,7 @@ from torch import Tensor
 from msrnn.reference import HELD
 from msrnn.scoring import Scoring
 from msrnn.slots import Slots
-from msrnn.walk import walk
+from msrnn.walk import attended, walk
 
 
 class Chunk(NamedTuple):
@@ -36,7 +36,6 @@ def chunk_torch(
     """
     (B, H, C, D), K = query.shape, key.shape[1]
     slots = slots.in_use(C)
-    S = slots.position.shape[2]
     fresh = slots.encode(key, value)
     position, importance, norm = slots.candidates(query_position, fresh[1])
     keys, values = (
@@ -53,7 +52,7 @@ def chunk_torch(
         norm,
         backend,
     )
-    output = torch.matmul(attention.view(B, K, -1, S + C).to(values.dtype), values)
+    output = attended(attention, values, position, evicted_at, query_position)
     slots.keep(*fresh, position, importance, norm, (position >= 0) & (evicted_at == HELD))
     return Chunk(output.view(B, H, C, -1).transpose(1, 2), position, evicted_at)
 

@@ -9,7 +9,7 @@ from msrnn.kernels.decode_cpu import decode_cpu
 from msrnn.reference import HELD
 from msrnn.scoring import Scoring
 from msrnn.slots import Slots
-from msrnn.walk import walk
+from msrnn.walk import attended, walk
 
 
 def decode_torch(
@@ -50,8 +50,9 @@ def decode_torch(
         slots.norm,
         backend,
     )
+    output = attended(attention, values, position, evicted_at, query_position[:, None])
     position.masked_fill_(evicted_at != HELD, -1)
-    return torch.matmul(attention.view(B, K, R, -1).to(values.dtype), values)
+    return output.view(B, K, R, -1)
 
 
 def decode(

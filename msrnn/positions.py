@@ -10,8 +10,10 @@ from __future__ import annotations
 import difflib
 import hashlib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +23,8 @@ NEAR = 10  # named functions leave gaps up to here as they are
 _ABSENT = torch.iinfo(torch.int32).max
 
 Gap = Callable[[int], float]  # how far apart two neighbours shall stand that were so many tokens apart
+REMEMBERED = 2**16  # gaps of which a caller's function is not asked again
+_MAKING = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,20 @@ class Spacing:
 
     name: str  # as states are saved under
     function: Callable[[Tensor], Tensor]  # of gaps [...] float64, 1 or more
+    _made: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def made(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What a backend makes of this function, made once. It lives as long as this object does: captured CUDA graphs
+        read it, and their plan holds this object.
+        """
+        if key not in self._made:
+            with _MAKING:
+                if key not in self._made:
+                    self._made[key] = make()
+        return self._made[key]
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Spacing:
+        return self
 
     def along(self, position: Tensor) -> Tensor:
         """Positions [..., n] in ascending order -> where these tokens stand, float64; the first at 0."""
@@ -78,24 +96,40 @@ MEANINGS: dict[str, str] = {
 }
 
 
-class Tabulated:
-    """A function of one gap, for many at once: called once for each gap up to the largest that came."""
+class GapFunction:
+    """A caller's own function of one gap, for many at once. It is called once for each gap that occurs, by one thread
+    at a time, and remembers the last results: a gap may be as large as a position, so they are never tabulated.
+    """
 
     def __init__(self, gap: Gap) -> None:
         self.gap = gap
-        self.table = torch.zeros(1, dtype=torch.float64)
+        self._known: dict[int, float] = {}
+        self._calling = threading.RLock()
 
     def __call__(self, gaps: Tensor) -> Tensor:
-        largest = int(gaps.max()) if gaps.numel() else 0
-        return self.upto(largest).to(gaps.device)[gaps.long()]
+        distinct, index = gaps.long().unique(return_inverse=True)
+        made = [self.of(gap) for gap in distinct.tolist()]
+        return torch.tensor(made, dtype=torch.float64, device=gaps.device)[index]
 
-    def upto(self, largest: int) -> Tensor:
-        """[gaps] float64, at least as many as `largest`."""
-        known = len(self.table)
-        if largest >= known:
-            more = [self._checked(gap) for gap in range(known, max(largest + 1, 2 * known))]
-            self.table = torch.cat([self.table, torch.tensor(more, dtype=torch.float64)])
-        return self.table
+    def of(self, gap: int) -> float:
+        if gap <= 0:
+            return 0.0  # two columns without a token
+        known = self._known.get(gap)
+        return known if known is not None else self._asked(gap)
+
+    def _asked(self, gap: int) -> float:
+        with self._calling:
+            if gap not in self._known:
+                if len(self._known) >= REMEMBERED:
+                    self._known = {}
+                self._known[gap] = self._checked(gap)
+            return self._known[gap]
+
+    def table(self, count: int) -> Tensor:
+        """[count] float64, of gaps from 0."""
+        with self._calling:
+            made = [0.0, *(self._checked(gap) for gap in range(1, count))]
+        return torch.tensor(made, dtype=torch.float64)
 
     def _checked(self, gap: int) -> float:
         apart = float(self.gap(gap))
@@ -107,8 +141,8 @@ class Tabulated:
 def spacing(positions: str | Gap, fitting: int = 1) -> Spacing | None:
     """What `positions` means: a name, or a function of a gap; None: as in the text. `fitting` is the N of `fitted`."""
     if callable(positions):
-        tabulated = Tabulated(positions)
-        return Spacing(f"{COMPRESSED}:{_digest(tabulated)}", tabulated)
+        function = GapFunction(positions)
+        return Spacing(f"{COMPRESSED}:{_digest(function)}", function)
     if not isinstance(positions, str):
         raise TypeError(f"positions={positions!r}: must be a name such as {COMPRESSED!r}, or a function of a gap")
     if positions == ORIGINAL:
@@ -132,7 +166,7 @@ def name_of(apart: Spacing | None) -> str:
     return apart.name if apart else ORIGINAL
 
 
-def _digest(function: Tabulated) -> str:
+def _digest(function: GapFunction) -> str:
     """Tells functions apart by what they make of some gaps, not by their name."""
     some = function(torch.tensor([*range(1, 17), *(2**i for i in range(5, 13))]))
     return hashlib.sha256(some.numpy().tobytes()).hexdigest()[:12]

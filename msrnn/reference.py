@@ -95,7 +95,7 @@ def _one_group(
             scores = softcap * torch.tanh(scores / softcap)
         if sinks is not None:
             scores = torch.cat([scores, sinks[:, None].float()], dim=-1)
-        attention = scores.softmax(-1)[:, : len(held)]
+        attention = scores.double().softmax(-1)[:, : len(held)]  # what is ranked may be far below float32's least
         outputs.append((attention[..., None].to(value.dtype) * value[:, held]).sum(1))
         if bound is None:
             continue
@@ -103,16 +103,28 @@ def _one_group(
         # observe
         decay = bound.policy.decay
         for j, w in zip(held, attention.mean(0).tolist(), strict=True):
-            importance[j] = j if decay is None else decay * importance.get(j, 0.0) + w
+            before = decay * importance.get(j, 0.0) if decay else 0.0  # 0 times what is NaN or infinite is no 0
+            importance[j] = j if decay is None else before + w
 
         # evict
         if len(held) > bound.size:
             free = [j for j in held if bound.policy.first <= j <= t - bound.recent]
-            rank = {j: importance[j] * (norm[j] if bound.policy.value else 1.0) for j in free}
+            rank = {j: _rank(importance[j] * (norm[j] if bound.policy.value else 1.0)) for j in free}
             ranked = sorted(free, key=lambda j: (rank[j], j))
             if len(ranked) > 1:
-                least, next_least = rank[ranked[0]], rank[ranked[1]]
-                margin[0, t] = (next_least - least) / max(abs(next_least), 1e-30)
+                margin[0, t] = _margin(rank[ranked[0]], rank[ranked[1]])
             held.remove(ranked[0])
             evicted_at[0, ranked[0]] = t
     return Recurrence(torch.stack(outputs, dim=1), evicted_at, margin)
+
+
+def _rank(importance: float) -> float:
+    """What is not a number is evicted last."""
+    return math.inf if math.isnan(importance) else importance
+
+
+def _margin(least: float, next_least: float) -> float:
+    """How far apart two ranks are, relatively: 0 for a tie, even of infinities."""
+    if least == next_least:
+        return 0.0
+    return math.inf if math.isinf(next_least) else (next_least - least) / abs(next_least)

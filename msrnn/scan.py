@@ -26,7 +26,7 @@ def scan_torch(
     norm: Tensor | None = None,
     score: Callable[[int, Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Walk the C rows in order: attend, observe, evict.
+    """Walk the C rows in order: attend, observe, evict. A rank that is not a number counts as infinity.
 
     scores          [B, G, M, C, N] float32, replaced by the attention of each row over the candidates it sees
     position        [B, G, N] int32, -1 where a column holds no state
@@ -38,6 +38,7 @@ def scan_torch(
     returns         [B, G, N] int32: the last step (a token's position) that sees the candidate, or HELD
     """
     policy = bound.policy
+    precise = torch.float32 if scores.device.type == "mps" else torch.float64  # exponentials of -100 and less
     present = position >= 0
     evicted_at = torch.full_like(position, HELD)
     if policy.decay is None:
@@ -54,15 +55,18 @@ def scan_torch(
         row = row.masked_fill(~seen[:, :, None], -torch.inf)
         if sinks is not None:
             row = torch.cat([row, sinks[None, :, :, None].expand(*row.shape[:3], 1)], dim=-1)
-        attention = row.softmax(-1)[..., : position.shape[-1]].masked_fill(~seen[:, :, None], 0.0)
+        attention = row.to(precise).softmax(-1)[..., : position.shape[-1]].masked_fill(~seen[:, :, None], 0.0)
         scores[:, :, :, i] = attention
 
+        rank = importance
         if policy.decay is not None:
-            updated = policy.decay * importance + attention.mean(2)
-            importance.copy_(torch.where(seen, updated, importance))
+            observed = attention.mean(2)
+            importance.copy_(torch.where(seen, policy.decay * importance + observed, importance))
+            rank = importance if policy.decay else observed  # only what is stored need fit float32
+        rank = rank if norm is None else rank * norm
 
         free = seen & (position >= policy.first) & (position <= t - bound.recent)
-        ranked = (importance if norm is None else importance * norm).masked_fill(~free, torch.inf)
+        ranked = rank.masked_fill(~free | rank.isnan(), torch.inf)
         least = free & (ranked == ranked.amin(-1, keepdim=True))
         oldest = position.masked_fill(~least, HELD)
         leaves = least & (oldest == oldest.amin(-1, keepdim=True)) & (seen.sum(-1, keepdim=True) > bound.size)

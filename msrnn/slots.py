@@ -51,8 +51,10 @@ class _Buffers:
         self.seen = torch.zeros(B, dtype=torch.int64, device=device)  # tokens read
 
     def reset(self) -> None:
+        """Forget everything, in place: the buffers then hold what those of a new layer do."""
         self.columns = 0
-        self.seen.zero_()
+        for tensor in self.tensors().values():
+            tensor.zero_()
         self.position.fill_(-1)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -150,12 +152,21 @@ class Slots(_Buffers):
         row += bound.groups(shape.kv_heads) * numbers * 4
         return batch_size * (bound.slots * row + 8)
 
+    def reset(self) -> None:
+        super().reset()
+        for scales in (self.key_scale, self.value_scale):
+            if scales is not None:
+                scales.fill_(1)
+
     def in_use(self, more: int) -> Slots:
         """The slots up to the last that is held, and room for so many more: the same buffers, without what is empty.
 
         Tokens go into the first slots that are free, so a state that is not full yet has all its tokens in front.
         """
-        held = (self.position >= 0).flatten(0, 1).any(0).nonzero()
+        holds = (self.position >= 0).flatten(0, 1)
+        if bool(holds.all(-1).any()):
+            raise ValueError("this state has no free slot: read the text anew, or load another state")
+        held = holds.any(0).nonzero()
         count = (int(held[-1]) + 1 if len(held) else 0) + more + 1  # one is always left over, as of all of them
         if count >= self.position.shape[2]:
             return self

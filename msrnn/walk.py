@@ -66,3 +66,23 @@ def walk(
     scores = scoring(query.flatten(2, 3), keys).view(query.shape[0], G, -1, C, keys.shape[2])
     sinks = scoring.sinks_of(G)
     return scores, scan(scores, position, importance, query_position, bound, sinks, norm, backend)
+
+
+def attended(attention: Tensor, values: Tensor, position: Tensor, evicted_at: Tensor, query_position: Tensor) -> Tensor:
+    """The outputs [B, K, R, C, Dv] of attention [B, G, M, C, N] over values [B, K, N, Dv].
+
+    A value that is NaN or infinite reaches the tokens that see it, and no others, though 0 times it is NaN.
+    """
+    (B, _, _, C, N), K = attention.shape, values.shape[1]
+    weights = attention.view(B, K, -1, N).to(values.dtype)
+    output = torch.matmul(weights, values).view(B, K, -1, C, values.shape[-1])
+    broken = ~output.isfinite().all(-1).all(2).all(1)  # [B, C]
+    if bool(broken.any()):
+        weights = weights.view(B, K, -1, C, N)
+        for b, i in broken.nonzero().tolist():
+            t = query_position[b, i]
+            seen = (position[b] >= 0) & (position[b] <= t) & (evicted_at[b] >= t)  # [G, N]
+            seen = seen.repeat_interleave(K // len(seen), 0)[:, None, :, None]
+            moved = weights[b, :, :, i, :, None].float() * values[b, :, None].float()
+            output[b, :, :, i] = moved.masked_fill(~seen, 0.0).sum(2).to(output.dtype)
+    return output

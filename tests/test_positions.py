@@ -83,9 +83,9 @@ def test_names() -> None:
 def test_the_compiled_function_is_the_named_one(name: str) -> None:
     chosen = spacing((lambda gap: gap / 3) if name == "its own" else name)
     assert chosen is not None
-    kind, table = spacing_code(chosen, FAR // 10)
+    code = spacing_code(chosen)
     for gap in (1, 2, 7, 8, 10, 11, 12, 99, FAR // 10):
-        assert apart(gap, kind, table) == pytest.approx(
+        assert apart(gap, code.kind, code.limit, code.own.pointer) == pytest.approx(
             float(chosen.function(torch.tensor([float(gap)], dtype=torch.float64))), rel=1e-14
         )
 

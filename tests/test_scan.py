@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 from weights import scan_by_weights
 
-from msrnn.kernels.scan_cpu import exp_not_above_zero, scan_cpu
+from msrnn.kernels.scan_cpu import LIFT, lifted_exp, scan_cpu
 from msrnn.policy import Bound, Policy, policy
 from msrnn.reference import HELD
 from msrnn.scan import scan_torch
@@ -104,7 +105,10 @@ def test_sinks_take_part_and_are_no_states(scan: Scan) -> None:
 
 
 def test_the_exponential_is_exact_to_rounding() -> None:
-    x = -torch.logspace(-6, 1.93, 4000)
-    mine = torch.tensor([float(exp_not_above_zero(v)) for v in x.numpy()])
-    torch.testing.assert_close(mine.double(), x.double().exp(), rtol=3e-7, atol=0)
-    assert exp_not_above_zero(torch.tensor(3.0).numpy()[()]) == 1.0
+    x = -torch.logspace(-6, 2.2, 4000)
+    mine = torch.tensor([float(lifted_exp(v)) for v in x.numpy()])
+    torch.testing.assert_close(mine.double(), x.double().exp() * 2.0**LIFT, rtol=3e-7, atol=0)
+    for v, expected in ((3.0, 1.0), (0.0, 1.0), (torch.inf, 1.0)):
+        assert lifted_exp(torch.tensor(v).numpy()[()]) == expected * 2.0**LIFT
+    assert math.isnan(lifted_exp(torch.tensor(torch.nan).numpy()[()]))
+    assert 0 < lifted_exp(torch.tensor(-torch.inf).numpy()[()]) < 2.0**-125

@@ -6,11 +6,14 @@ tokens; masks come from positions and eviction times. Index names as in `decode_
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from msrnn.kernels.exp_triton import lifted_exp
 from msrnn.kernels.keep_triton import keep_triton
 from msrnn.kernels.matrix_triton import at_once, width
 from msrnn.kernels.scan_triton import room, scan_triton
@@ -20,7 +23,6 @@ from msrnn.slots import Slots
 MOST = 64  # rows of a block, and candidates
 # Float32 as three products of numbers of 11 bits, as near to float64 as torch's; full ones would overflow registers.
 EXACT = tl.constexpr("tf32x3")
-HEADROOM = tl.constexpr(60.0)  # e^60 under the ceiling of float32: what stays may lie 147 below a maximum that left
 
 
 @triton.jit
@@ -49,7 +51,7 @@ def _weigh(
         b_s = _scores(b_q, p_keys, k_t, p_scale, o_n, m_n, o_d, m_d, scale, softcap, CODED, CAPPED)
         b_s = tl.where(m_seen, b_s, float("-inf"))
         if STORES:
-            b_w = tl.exp(b_s - b_max[:, None])
+            b_w = lifted_exp(b_s - b_max[:, None])
             tl.store(p_weights + o_row[:, None] + o_n[None, :], b_w, mask=(o_row >= 0)[:, None] & m_n[None, :])
         else:
             b_max = tl.maximum(b_max, tl.max(b_s, axis=1))
@@ -64,7 +66,8 @@ def weigh_kernel(
     ROWS: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
     CODED: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Each head's exponentials over all that a row may see if nothing leaves, relative to their maximum."""
+    """Each head's exponentials over all that a row may see if nothing is evicted, relative to their maximum; lifted, so
+    that what stays may lie 147 below a maximum that is evicted."""
     i_b, i_h, i_c = tl.program_id(2).to(tl.int64), tl.program_id(1), tl.program_id(0)
     scale, softcap = tl.cast(scale, tl.float32), tl.cast(softcap, tl.float32)
     i_k, i_g, N = i_h // (H // K), i_h // (H // G), S + C
@@ -89,7 +92,7 @@ def weigh_kernel(
         b_q, b_t, b_max, p_new, k_t, p_new_scale, p_position + S, weights, o_row, o_d, m_d, scale, softcap,
         C, SPAN, BN, CODED, CAPPED, False,
     )  # fmt: skip
-    b_max = tl.where(b_max == float("-inf"), 0.0, b_max) - HEADROOM
+    b_max = tl.where(b_max == float("-inf"), 0.0, b_max)
     _weigh(
         b_q, b_t, b_max, p_slots, D, p_scale, p_position, weights, o_row, o_d, m_d, scale, softcap,
         S, S, BN, CODED, CAPPED, True,
@@ -99,7 +102,7 @@ def weigh_kernel(
         C, SPAN, BN, CODED, CAPPED, True,
     )  # fmt: skip
     if SINKS:
-        tl.store(sink_weights + o_head, tl.exp(tl.load(sinks + i_h) - b_max), mask=m_c)
+        tl.store(sink_weights + o_head, lifted_exp(tl.load(sinks + i_h) - b_max), mask=m_c)
 
 
 @triton.jit
@@ -127,7 +130,7 @@ def _attend(
         m_held = (b_position >= 0)[:, None] & m_v[None, :]
         b_v = tl.load(p_values + o_n[:, None] * v_t + o_v[None, :], mask=m_held, other=0.0)
         if CODED:
-            b_p *= tl.load(p_value_scale + o_n, mask=m_n, other=0.0).to(tl.float32)[None, :]
+            b_p *= tl.load(p_value_scale + o_n, mask=b_position >= 0, other=0.0).to(tl.float32)[None, :]
         b_o = b_o * b_old[:, None] + tl.dot(b_p.to(b_q.dtype), b_v.to(b_q.dtype), input_precision=EXACT)
         b_max = b_new
     return b_max, b_sum, b_o
@@ -168,7 +171,7 @@ def attend_kernel(
         value + i_b * v_b + i_k * v_h, v_t, new_value_scale + o_new, position + o_group + S, evicted_at + o_group + S,
         o_d, m_d, o_v, m_v, scale, softcap, C, SPAN, BN, CODED, CAPPED,
     )  # fmt: skip
-    b_o = b_o / tl.where(b_sum > 0, b_sum, 1.0)[:, None]
+    b_o = b_o / tl.where(b_sum == 0, 1.0, b_sum)[:, None]
     p_o = output + ((i_b * C + o_c[:, None]) * H + i_h) * DV + o_v[None, :]
     tl.store(p_o, b_o, mask=m_c[:, None] & m_v[None, :])
 
@@ -203,8 +206,9 @@ def chunk_triton(
     weights = sink_weights = None
     if slots.bound.policy.decay is not None:
         space = room(C, S + C)
-        weights = torch.empty(B, G, space.rows, H // G, space.width, device=query.device)
-        sink_weights = torch.empty(weights.shape[:4], device=query.device) if sinks is not None else None
+        exact = partial(torch.empty, dtype=torch.float32, device=query.device)
+        weights = exact(B, G, space.rows, H // G, space.width)
+        sink_weights = exact(weights.shape[:4]) if sinks is not None else None
         weigh_kernel[grid](
             query, key, scales[0], slots.keys, scales[2], position, query_position, followed(sinks), weights,
             followed(sink_weights), scoring.scale, softcap or 1.0, *query.stride()[:3], *key.stride()[:3], C,

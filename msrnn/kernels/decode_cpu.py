@@ -13,7 +13,17 @@ from numpy import int32 as i32
 from torch import Tensor
 
 from msrnn.kernels.jit import compiled
-from msrnn.kernels.scan_cpu import LANES, Array, attend_row, decay_code, expire, least_important, observe, weigh
+from msrnn.kernels.scan_cpu import (
+    LANES,
+    Array,
+    attend_row,
+    decay_code,
+    expire,
+    highest,
+    least_important,
+    observe,
+    weigh,
+)
 from msrnn.policy import Bound
 from msrnn.scoring import Scoring
 from msrnn.slots import Slots
@@ -70,10 +80,38 @@ def _length(rows: Array) -> f32:
 
 
 @compiled()
+def _exact_sum(attention: Array, values: Array, present: Array, into: Array) -> None:
+    """`_weighted_sum` of what is present alone: 0 times a value that is NaN or infinite would be NaN."""
+    for r in range(attention.shape[0]):
+        for d in range(values.shape[1]):
+            total = f32(0.0)
+            for j in range(values.shape[0]):
+                if present[j] > f32(0.0):
+                    total += attention[r, j] * values[j, d]
+            into[r, d] = total
+
+
+@compiled()
 def cap(scores: Array, softcap: f32) -> None:
     for m in range(scores.shape[0]):
         for j in range(scores.shape[1]):
             scores[m, j] = softcap * f32(math.tanh(scores[m, j] / softcap))
+
+
+@compiled()
+def _free_slots(position: Array) -> Array:
+    """[B, G]: the first empty slot of each; found before anything is written."""
+    B, G, S = position.shape
+    free = np.empty((B, G), np.int64)
+    for b in range(B):
+        for g in range(G):
+            slot = 0
+            while slot < S and position[b, g, slot] >= 0:
+                slot += 1
+            if slot == S:
+                raise ValueError("this state has no free slot: read the text anew, or load another state")
+            free[b, g] = slot
+    return free
 
 
 @compiled()
@@ -102,15 +140,14 @@ def _decode(
     G, S = position.shape[1], position.shape[2]
     members = K // G  # KV heads of a group
     M = members * R
+    free = _free_slots(position)
     for b in range(B):
         t = query_position[b]
         if t < 0:
             output[b] = f32(0.0)
             continue
         for g in range(G):
-            slot = 0
-            while position[b, g, slot] >= 0:
-                slot += 1
+            slot = free[b, g]
             N = S  # slots up to the last that is held: a state that is not full yet has all its tokens in front
             while slot + 1 < N and position[b, g, N - 1] < 0:
                 N -= 1
@@ -138,10 +175,12 @@ def _decode(
                 cap(scores, softcap)
             for m in range(M):
                 sink = sinks[g, m] if sinks.shape[0] else f32(-np.inf)
-                attend_row(scores[m], max(scores[m].max(), sink), sink, present, scratch, observed)
+                attend_row(scores[m], highest(scores[m], present, sink), sink, present, scratch, observed)
             for local in range(members):
-                kv = g * members + local
-                _weighted_sum(scores[local * R : (local + 1) * R], values[b, kv, :N], output[b, kv])
+                kv, rows = g * members + local, scores[local * R : (local + 1) * R]
+                _weighted_sum(rows, values[b, kv, :N], output[b, kv])
+                if not np.isfinite(output[b, kv].sum()):
+                    _exact_sum(rows, values[b, kv, :N], present, output[b, kv])
             observe(weight, observed, present, where, decay, M)
             ranked = weight
             if norm.shape[0]:

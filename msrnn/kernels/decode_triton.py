@@ -8,6 +8,7 @@ Nothing is read back, nothing depends on the length, and every shape is fixed, s
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -147,23 +148,23 @@ def attend_kernel(
     if t >= 0:
         if i_s == 0:
             o_all = tl.arange(0, ALL)
-            # There always is one: of size + 1 slots, at most size are held between steps.
+            # Of size + 1 slots, at most size are held between steps. Where all are, the state is corrupt: nothing is
+            # written, and no row of another sequence is touched.
             slot = tl.min(tl.where(tl.load(p_position + o_all, mask=o_all < S, other=0) < 0, o_all, ALL))
             tl.store(fresh + i_b * G + i_g, slot)
             # [HEADS, BD], [HEADS, BV]
             i_new = i_kv + o_n[:, None]
             b_k = tl.load(key + i_new * D + o_d[None, :], mask=m_d[None, :], other=0.0)
             b_v = tl.load(value + i_new * DV + o_v[None, :], mask=m_v[None, :], other=0.0)
-            b_k = write(b_k, keys, key_scale, i_new * S + slot, D, o_d[None, :], m_d[None, :], largest, CODED, WHOLE)
-            b_v = write(
-                b_v, values, value_scale, i_new * S + slot, DV, o_v[None, :], m_v[None, :], largest, CODED, WHOLE
-            )
+            i_row, m_row = i_new * S + slot, (i_new >= 0) & (slot < S)
+            b_k = write(b_k, keys, key_scale, i_row, m_row, D, o_d[None, :], m_d[None, :], largest, CODED, WHOLE)
+            b_v = write(b_v, values, value_scale, i_row, m_row, DV, o_v[None, :], m_v[None, :], largest, CODED, WHOLE)
             if WEIGHS:
                 tl.store(squares + i_kv + o_n, tl.sum(b_v * b_v, axis=1))
             b_max = tl.sum(b_q.to(tl.float32) * b_k, axis=1) * scale
             if CAPPED:
                 b_max = softcap * (1.0 - 2.0 / (tl.exp(2.0 * b_max / softcap) + 1.0))
-            tl.store(scores + (i_h + o_r) * S + slot, b_max, mask=m_r)
+            tl.store(scores + (i_h + o_r) * S + slot, b_max, mask=m_r & (slot < S))
             b_sum += 1.0
             b_o += b_v
             if SINKS:
@@ -215,7 +216,7 @@ def attend_kernel(
             b_old = tl.exp(b_max - b_base)
             b_sum = b_sum * b_old + tl.sum(b_p, axis=1)
             if CODED:
-                b_p *= tl.load(value_scale + i_kv * S + o_s, mask=m_s, other=0.0).to(tl.float32)[None, :]
+                b_p *= tl.load(value_scale + i_kv * S + o_s, mask=m_held, other=0.0).to(tl.float32)[None, :]
             m_values = _lifted(m_held[:, None] & m_v[None, :], HEADS)
             b_v = tl.load(p_values + o_row * DV + _lifted(o_v[None, :], HEADS), mask=m_values, other=0.0)
             if HEADS > 1:
@@ -255,7 +256,7 @@ def combine_kernel(
     base = tl.where(top == float("-inf"), 0.0, top)
     b_share = tl.exp(b_max - base)
     total = tl.sum(b_sum * b_share)
-    total = tl.where(total > 0, total, 1.0)
+    total = tl.where(total == 0, 1.0, total)
     # [BP, BV]
     b_parts = tl.load(
         parts + (i_h * SPLITS + o_p[:, None]) * DV + o_v[None, :], mask=m_p[:, None] & m_v[None, :], other=0.0
@@ -278,15 +279,14 @@ def decode_triton(
     span = triton.cdiv(S, splits * block) * block
     splits = triton.cdiv(S, span)
 
-    scores = torch.empty(B, K * R, S, device=query.device)
-    log_sums = torch.empty(B, K * R, device=query.device)
-    squares = torch.empty(B, K, device=query.device)
+    exact = partial(torch.empty, dtype=torch.float32, device=query.device)
+    scores, log_sums, squares = exact(B, K * R, S), exact(B, K * R), exact(B, K)
     fresh = torch.empty(B, G, device=query.device, dtype=torch.int32)
     output = torch.empty(B, K, R, DV, device=query.device, dtype=query.dtype)
     maxima, sums, parts = log_sums, log_sums, output
     if splits > 1:
-        maxima, sums = (torch.empty(B, K * R, splits, device=query.device) for _ in range(2))
-        parts = torch.empty(B, K * R, splits, DV, device=query.device)
+        maxima, sums = (exact(B, K * R, splits) for _ in range(2))
+        parts = exact(B, K * R, splits, DV)
     # Pointers that are not followed.
     memory, norm = (kept if kept is not None else log_sums for kept in (slots.importance, slots.norm))
     scales = [s if s is not None else log_sums for s in (slots.key_scale, slots.value_scale)]

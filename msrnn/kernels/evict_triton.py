@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from msrnn.kernels.exp_triton import PER_UNIT, lifted_exp
 from msrnn.reference import HELD
 
 FAR = tl.constexpr(HELD)
@@ -40,9 +41,10 @@ def evict_kernel(
     SLIDES: tl.constexpr,
 ):
     """The new token is entered; the group's mean attention becomes importance, and the least important state that is
-    not protected leaves. `squares` [B, K] are those of the new token's values, summed over a head.
+    not protected is evicted. `squares` [B, K] are those of the new token's values, summed over a head.
 
-    Without observation every importance is 0 and ties, which go to the oldest, are all there is.
+    Without observation every importance is 0 and ties, which go to the oldest, are all there is. A rank that is NaN
+    counts as infinity.
     """
     i_b, i_g = tl.program_id(0).to(tl.int64), tl.program_id(1)
     t = tl.load(query_position + i_b)
@@ -65,9 +67,11 @@ def evict_kernel(
                 # [BM, BS]; scores of empty slots are anything, but a mask that knows them would hold up the loads
                 m_tile = (o_m < M)[:, None] & m_s[None, :]
                 b_s = tl.load(scores + i_h[:, None] * S + o_s[None, :], mask=m_tile, other=float("-inf"))
-                b_importance += tl.sum(tl.exp(b_s - tl.load(log_sums + i_h, mask=o_m < M, other=0.0)[:, None]), axis=0)
+                b_log_sum = tl.load(log_sums + i_h, mask=o_m < M, other=0.0)
+                b_importance += tl.sum(lifted_exp(b_s - b_log_sum[:, None]), axis=0)
             b_importance = tl.where(m_held, b_importance / M, 0.0)
         if REMEMBERS:
+            b_importance *= PER_UNIT
             b_before = tl.load(p_importance, mask=m_held & (m_new == 0), other=0.0)
             b_importance += tl.cast(decay, tl.float32) * b_before
             tl.store(p_importance, b_importance, mask=m_held)
@@ -79,7 +83,7 @@ def evict_kernel(
             tl.store(p_norm, b_norm, mask=m_new)
             b_importance *= b_norm
         m_free = m_held & (b_position >= first) & (b_position <= t - recent)
-        b_ranked = tl.where(m_free, b_importance, float("inf"))
+        b_ranked = tl.where(m_free & (b_importance == b_importance), b_importance, float("inf"))
         m_least = m_free & (b_ranked == tl.min(b_ranked))
         oldest = tl.min(tl.where(m_least, b_position, FAR))
         m_leaves = m_least & (b_position == oldest) & (tl.sum(m_held.to(tl.int32)) > size)

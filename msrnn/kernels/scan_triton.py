@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from msrnn.kernels.exp_triton import LEAST_NORMAL, PER_UNIT, UNIT
 from msrnn.policy import Bound
 from msrnn.reference import HELD
 
@@ -26,7 +27,11 @@ SPARE = 2**15  # bytes of shared memory that are not for rows on their way
 
 @triton.jit
 def _rank(b_position, b_importance, m_seen, first, newest):
-    """Least importance first, then the oldest: the bits of a float that is not negative sort as it does."""
+    """Least importance first, then the oldest: the bits of a float that is not negative sort as it does.
+
+    NaN counts as infinity, whatever its sign.
+    """
+    b_importance = tl.where(b_importance != b_importance, float("inf"), b_importance)
     b_bits = b_importance.to(tl.int32, bitcast=True).to(tl.int64)
     m_free = m_seen & (b_position >= first) & (b_position <= newest)
     return tl.where(m_free, (b_bits << 32) | b_position, LAST)
@@ -35,9 +40,9 @@ def _rank(b_position, b_importance, m_seen, first, newest):
 @triton.jit
 def _observed(
     weights, sinks, i_row, start, o_l, o_r, m_seen_l, m_seen_r,
-    M: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, SINKS: tl.constexpr,
+    M: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, SINKS: tl.constexpr, LIFTS: tl.constexpr,
 ):  # fmt: skip
-    """What BM heads of a row contribute to the group's mean attention, in both tiles."""
+    """What BM heads of a row contribute to the group's mean attention, in both tiles; times UNIT where it LIFTS."""
     o_m = start + tl.arange(0, BM)
     m_m = o_m < M
     p_row = weights + (i_row + o_m)[:, None] * (BN + BR)
@@ -51,7 +56,13 @@ def _observed(
     b_sum = tl.sum(b_l, axis=1) + tl.sum(b_r, axis=1)
     if SINKS:
         b_sum += tl.load(sinks + i_row + o_m, mask=m_m, other=0.0)
-    b_share = (1.0 / (tl.where(b_sum > 0, b_sum, 1.0) * M))[:, None]
+    if LIFTS:
+        # Weights are at most their sum: what is below 1 can be lifted, and else the share can.
+        m_small = b_sum < 1.0
+        b_lift = tl.where(m_small, UNIT, 1.0)[:, None]
+        b_l, b_r = b_l * b_lift, b_r * b_lift
+        b_sum = tl.where(m_small, tl.maximum(b_sum, LEAST_NORMAL), b_sum * PER_UNIT)
+    b_share = (1.0 / (tl.where(b_sum == 0, 1.0, b_sum) * M))[:, None]
     return tl.sum(b_l * b_share, axis=0), tl.sum(b_r * b_share, axis=0)
 
 
@@ -82,6 +93,7 @@ def scan_kernel(
     SLIDES: tl.constexpr,
     SINKS: tl.constexpr,
     WEIGHS: tl.constexpr,
+    LIFTS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     i_b, i_g = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -123,24 +135,27 @@ def scan_kernel(
             if STAGES > 1:
                 for start in tl.static_range(0, M, BM):
                     b_l, b_r = _observed(
-                        weights, sinks, i_row, start, o_l, o_r, m_seen_l, m_seen_r, M, BM, BN, BR, SINKS
+                        weights, sinks, i_row, start, o_l, o_r, m_seen_l, m_seen_r, M, BM, BN, BR, SINKS, LIFTS
                     )
                     b_observed_l, b_observed_r = b_observed_l + b_l, b_observed_r + b_r
             else:  # a row does not fit into shared memory, but a tile does
                 for start in tl.range(0, M, BM, num_stages=3):
                     b_l, b_r = _observed(
-                        weights, sinks, i_row, start, o_l, o_r, m_seen_l, m_seen_r, M, BM, BN, BR, SINKS
+                        weights, sinks, i_row, start, o_l, o_r, m_seen_l, m_seen_r, M, BM, BN, BR, SINKS, LIFTS
                     )
                     b_observed_l, b_observed_r = b_observed_l + b_l, b_observed_r + b_r
-            b_importance_l = tl.where(m_seen_l, decay * b_importance_l + b_observed_l, b_importance_l)
-            b_importance_r = tl.where(m_seen_r, decay * b_importance_r + b_observed_r, b_importance_r)
+            if not LIFTS:  # without decay, only the newest query counts, whatever was before
+                b_observed_l += decay * b_importance_l
+                b_observed_r += decay * b_importance_r
+            b_importance_l = tl.where(m_seen_l, b_observed_l, b_importance_l)
+            b_importance_r = tl.where(m_seen_r, b_observed_r, b_importance_r)
         b_weight_l, b_weight_r = b_importance_l, b_importance_r
         if WEIGHS:
             b_weight_l, b_weight_r = b_weight_l * b_norm_l, b_weight_r * b_norm_r
         b_rank_l = _rank(b_position_l, b_weight_l, m_seen_l, first, t - recent)
         b_rank_r = _rank(b_position_r, b_weight_r, m_seen_r, first, t - recent)
         least = tl.minimum(tl.min(b_rank_l, axis=0), tl.min(b_rank_r, axis=0))
-        leaves = (held > size) & (t >= 0)
+        leaves = (held > size) & (t >= 0) & (least != LAST)
         held -= leaves.to(tl.int32)
         least = tl.where(leaves, least, -1)
         m_leaves_l, m_leaves_r = b_rank_l == least, b_rank_r == least
@@ -149,6 +164,8 @@ def scan_kernel(
     tl.store(evicted_at + p_group + o_l, b_evicted_l, mask=m_l)
     tl.store(evicted_at + p_group + o_r, b_evicted_r, mask=m_r)
     if OBSERVES:
+        if LIFTS:
+            b_importance_l, b_importance_r = b_importance_l * PER_UNIT, b_importance_r * PER_UNIT
         tl.store(importance + p_group + o_l, b_importance_l, mask=m_l)
         tl.store(importance + p_group + o_r, b_importance_r, mask=m_r)
 
@@ -207,6 +224,6 @@ def scan_triton(
         policy.decay or 0.0, bound.size, policy.first, bound.recent, bound.window or 0, bound.spared, C, N,
         G=G, M=M, BC=rows, BM=heads, BN=left, BR=right,
         OBSERVES=observes, SLIDES=bound.window is not None, SINKS=sinks is not None,
-        WEIGHS=norm is not None, STAGES=1 + min(2, ahead), num_warps=WARPS,
+        WEIGHS=norm is not None, LIFTS=policy.decay == 0, STAGES=1 + min(2, ahead), num_warps=WARPS,
     )  # fmt: skip
     return evicted_at

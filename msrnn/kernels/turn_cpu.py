@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import threading
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import float32 as f32
@@ -11,9 +14,9 @@ from numpy import int32 as i32
 
 from msrnn.kernels.jit import compiled
 from msrnn.kernels.scan_cpu import Array
-from msrnn.positions import NEAR, Capped, Rotary, Spacing, Tabulated
+from msrnn.positions import NEAR, Capped, GapFunction, Rotary, Spacing
 
-TABULATED, CAPPED, LNLN, LN, SQRT = range(5)
+OWN, CAPPED, LNLN, LN, SQRT = range(5)
 KINDS = {"compressed:lnln": LNLN, "compressed:ln": LN, "compressed:sqrt": SQRT}
 HALF_PI, PER_HALF_PI = math.pi / 2, 2 / math.pi
 # of x³, x⁵, x⁷ in a sine and x⁴, x⁶, x⁸ in a cosine, up to an eighth of a turn
@@ -24,12 +27,12 @@ _C4, _C6, _C8 = (f32(x) for x in COSINE)
 
 
 @compiled()
-def apart(gap: int, kind: int, table: Array) -> float:
-    """How far apart two neighbours stand that were `gap` tokens apart; `kind` and `table` as of `spacing_code`."""
-    if kind == TABULATED:
-        return float(table[gap])
+def apart(gap: int, kind: int, limit: float, function: Any) -> float:
+    """How far apart two neighbours stand that were `gap` tokens apart; the rest as of `Code`."""
+    if kind == OWN:
+        return function(gap)
     if kind == CAPPED:
-        return min(float(gap), float(table[0]))
+        return min(float(gap), limit)
     if gap <= NEAR:
         return float(gap)
     if kind == SQRT:
@@ -71,13 +74,48 @@ def rotate(row: Array, start: int, step: int, cos: Array, sin: Array, into: Arra
         into[d] = row[d]
 
 
-def spacing_code(spacing: Spacing, largest: int) -> tuple[int, Array]:
-    """What kind of function it is, and its numbers: what it makes of gaps up to the largest, its limit, or none."""
-    if isinstance(spacing.function, Tabulated):
-        return TABULATED, spacing.function.upto(largest).numpy()
-    if isinstance(spacing.function, Capped):
-        return CAPPED, np.array([spacing.function.limit], f64)
-    return KINDS[spacing.name], np.empty(0, f64)
+class Called:
+    """A caller's function as one that compiled loops can call. What it raises waits until the loop is done."""
+
+    TYPE = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_int64)
+
+    def __init__(self, function: GapFunction | None) -> None:
+        self.function, self.pointer, self._raised = function, self.TYPE(self._call), threading.local()
+
+    def _call(self, gap: int) -> float:
+        try:
+            assert self.function is not None
+            return self.function.of(gap)
+        except BaseException as error:  # which cannot pass through the loop
+            if not hasattr(self._raised, "error"):
+                self._raised.error = error
+            return math.nan
+
+    def check(self) -> None:
+        """Raise what was raised in this thread since the last time."""
+        error = vars(self._raised).pop("error", None)
+        if error is not None:
+            raise error
+
+
+class Code(NamedTuple):
+    """A spacing as compiled loops take it: its kind, its limit, and the function where it is the caller's own."""
+
+    kind: int
+    limit: float
+    own: Called
+
+
+NOBODY = Called(None)
+
+
+def spacing_code(spacing: Spacing) -> Code:
+    function = spacing.function
+    if isinstance(function, GapFunction):
+        return Code(OWN, 0.0, spacing.made("called", lambda: Called(function)))
+    if isinstance(function, Capped):
+        return Code(CAPPED, float(function.limit), NOBODY)
+    return Code(KINDS[spacing.name], 0.0, NOBODY)
 
 
 def layout(rotary: Rotary) -> tuple[int, int]:

@@ -6,15 +6,14 @@ Turns are cosines and sines for every slot and pair of dimensions, formed once f
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from msrnn.kernels.turn_cpu import COSINE, HALF_PI, PER_HALF_PI, SINE, spacing_code
-from msrnn.positions import NEAR, Places, Spacing
+from msrnn.policy import Bound
+from msrnn.positions import NEAR, GapFunction, Places, Spacing
 from msrnn.slots import Slots
 
 LAST = tl.constexpr(2**31 - 1)
@@ -22,7 +21,7 @@ NEAREST = tl.constexpr(NEAR)
 QUARTER, PER_QUARTER = tl.constexpr(HALF_PI), tl.constexpr(PER_HALF_PI)
 S3, S5, S7 = (tl.constexpr(x) for x in SINE)
 C4, C6, C8 = (tl.constexpr(x) for x in COSINE)
-GAPS = 2**20  # that a function of the caller's own is asked for ahead of time; what is larger stands no farther apart
+GAPS = 2**20  # a caller's own function is asked of all smaller ones ahead of time; a larger one makes outputs NaN
 LARGEST_GAP = tl.constexpr(GAPS - 1)
 ROWS_PER_BLOCK = 32
 
@@ -31,7 +30,8 @@ ROWS_PER_BLOCK = 32
 def _apart(b_gap, table, KIND: tl.constexpr):
     """How far apart neighbours stand that were `b_gap` tokens apart, float64; KIND as for `turn_cpu.apart`."""
     if KIND == 0:
-        return tl.load(table + tl.minimum(b_gap, LARGEST_GAP))
+        b_apart = tl.load(table + tl.minimum(b_gap, LARGEST_GAP))
+        return tl.where(b_gap > LARGEST_GAP, float("nan"), b_apart)
     if KIND == 1:
         return tl.minimum(b_gap.to(tl.float64), tl.load(table))
     b_far = tl.maximum(b_gap, NEAREST).to(tl.float64)
@@ -137,22 +137,41 @@ def load_turned(p_rows, b_cos, b_sin, m_rows, o_f, F: tl.constexpr, START: tl.co
     return b_x * b_cos - b_y * b_sin, b_y * b_cos + b_x * b_sin
 
 
-@lru_cache(maxsize=8)
 def _coded(spacing: Spacing, device: torch.device) -> tuple[int, Tensor]:
-    """As `spacing_code`, on a GPU; kept, since a graph is captured on it."""
-    kind, table = spacing_code(spacing, GAPS - 1)
-    return kind, torch.from_numpy(table).to(device)
+    """The kind of a spacing, and its numbers on a GPU: what it makes of every gap, its limit, or none."""
+    code, function = spacing_code(spacing), spacing.function
+
+    def numbers() -> Tensor:
+        if isinstance(function, GapFunction):
+            return function.table(GAPS).to(device)
+        return torch.tensor([code.limit], dtype=torch.float64, device=device)
+
+    return code.kind, spacing.made(device, numbers)
+
+
+def check_reach(spacing: Spacing, bound: Bound, columns: int) -> None:
+    """Refuse gaps that a caller's own function was not asked of: no tensor is read, so columns count, padding included.
+
+    Within a window or horizon that spares no token, gaps stay small however far a text goes.
+    """
+    near = bound.window is not None and bound.window <= GAPS and not bound.spared
+    if columns > GAPS and not near and isinstance(spacing.function, GapFunction):
+        raise ValueError(
+            f"positions: a function of your own reaches gaps of {GAPS - 1:,} on a GPU, and this state is at column "
+            f"{columns:,}; take a named spacing such as 'compressed', a horizon without first tokens, or the CPU"
+        )
 
 
 def turns_of(slots: Slots, query_position: Tensor, places: Places) -> Tensor:
     """[B, G, S + 1, 2, F] for every slot and, at the end, the new token; in half precision where states are."""
     (B, G, S), F = slots.position.shape, len(places.rotary.frequency)
     device, window = slots.position.device, slots.bound.window
+    check_reach(places.spacing, slots.bound, slots.columns)
     kind, table = _coded(places.spacing, device)
     ordered = torch.empty(B, G, S, dtype=torch.int32, device=device)
     ordered_place, place = (torch.empty(B, G, n, dtype=torch.float64, device=device) for n in (S, S + 1))
     place_kernel[(B * G,)](
-        slots.position, query_position, table if len(table) else place, ordered, ordered_place, place,
+        slots.position, query_position, table, ordered, ordered_place, place,
         window or 0, slots.bound.spared, S=S, G=G, ALL=triton.next_power_of_2(S),
         LEVELS=max(1, (S - 2).bit_length()), KIND=kind, SLIDES=window is not None,
     )  # fmt: skip

@@ -6,6 +6,8 @@ differences alone, so when a token leaves, either those before it or those behin
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy import float32 as f32
@@ -15,7 +17,17 @@ from torch import Tensor
 
 from msrnn.kernels.decode_cpu import cap, dots
 from msrnn.kernels.jit import compiled
-from msrnn.kernels.scan_cpu import Array, attend_row, decay_code, expire, least_important, observe, weigh
+from msrnn.kernels.scan_cpu import (
+    PER_UNIT,
+    Array,
+    attend_row,
+    decay_code,
+    expire,
+    highest,
+    least_important,
+    observe,
+    weigh,
+)
 from msrnn.kernels.turn_cpu import apart, layout, rotate, spacing_code, turn
 from msrnn.policy import Bound
 from msrnn.reference import HELD
@@ -23,29 +35,29 @@ from msrnn.scoring import Scoring
 
 
 @compiled()
-def enter(j: int, order: Array, held: int, place: Array, position: Array, kind: int, table: Array) -> int:
+def enter(j: int, order: Array, held: int, place: Array, position: Array, kind: int, limit: float, function: Any) -> int:
     """A token that is younger than all that are held stands behind them; how many are held then."""
     place[j] = 0.0
     if held:
         before = order[held - 1]
-        place[j] = place[before] + apart(position[j] - position[before], kind, table)
+        place[j] = place[before] + apart(position[j] - position[before], kind, limit, function)
     order[held] = j
     return held + 1
 
 
 @compiled()
-def leave(j: int, order: Array, held: int, place: Array, position: Array, kind: int, table: Array) -> int:
+def leave(j: int, order: Array, held: int, place: Array, position: Array, kind: int, limit: float, function: Any) -> int:
     """Close the ranks, and move the fewer of those before and behind, so that the two that meet stand right.
 
     Where the gaps are near, nobody moves: the shift is exactly 0.
     """
     rank = 0
-    while order[rank] != j:
+    while rank < held - 1 and order[rank] != j:
         rank += 1
     if 0 < rank < held - 1:
         before, at, behind = position[order[rank - 1]], position[j], position[order[rank + 1]]
-        shift = apart(behind - before, kind, table) - (
-            apart(at - before, kind, table) + apart(behind - at, kind, table)
+        shift = apart(behind - before, kind, limit, function) - (
+            apart(at - before, kind, limit, function) + apart(behind - at, kind, limit, function)
         )
         if rank < held - 1 - rank:
             for r in range(rank):
@@ -82,20 +94,10 @@ def follow(
 
 
 @compiled()
-def highest(scores: Array, present: Array, sink: f32) -> f32:
-    top = sink
-    for j in range(scores.shape[0]):
-        if present[j] > f32(0.0) and scores[j] > top:
-            top = scores[j]
-    return top
-
-
-@compiled()
 def _walk(
     query: Array,
     keys: Array,
     frequency: Array,
-    table: Array,
     position: Array,
     importance: Array,
     query_position: Array,
@@ -108,6 +110,8 @@ def _walk(
     start: int,
     step: int,
     kind: int,
+    limit: float,
+    function: Any,
     size: int,
     first: i32,
     recent: i32,
@@ -132,22 +136,22 @@ def _walk(
             for j in np.argsort(where):
                 if 0 <= where[j] < first_new:
                     present[j] = f32(1.0)
-                    held = enter(j, order, held, place, where, kind, table)
+                    held = enter(j, order, held, place, where, kind, limit, function)
             for i in range(C):
                 n, t = N - C + i + 1, query_position[b, i]  # later columns are later tokens
                 if t < 0:
                     continue
                 new = n - 1
-                while where[new] != t:  # a single token lies in a slot, not behind them
+                while new > 0 and where[new] != t:  # a single token lies in a slot, not behind them
                     new -= 1
                 present[new] = f32(1.0)
-                held = enter(new, order, held, place, where, kind, table)
+                held = enter(new, order, held, place, where, kind, limit, function)
                 if window > 0:
                     oldest = 0
                     while oldest < held and where[order[oldest]] < spared:
                         oldest += 1
                     for _ in range(expire(where[:n], present[:n], evicted_at[b, g, :n], spared, t - window, t)):
-                        held = leave(order[oldest], order, held, place, where, kind, table)
+                        held = leave(order[oldest], order, held, place, where, kind, limit, function)
                 own, moved = keys[b, kv : kv + members], order[:held]
                 follow(own, frequency, start, step, where, moved, place, turned_to, turned, cos, sin)
                 turn(frequency, t, place[new], cos, sin)
@@ -168,7 +172,7 @@ def _walk(
                         weigh(ranked, norm[b, g, :n], scratch[:n])
                         ranked = scratch[:n]
                     j = least_important(ranked, present[:n], where[:n], first, t - recent)
-                    held = leave(j, order, held, place, where, kind, table)
+                    held = leave(j, order, held, place, where, kind, limit, function)
                     present[j] = f32(0.0)
                     evicted_at[b, g, j] = t
 
@@ -185,7 +189,7 @@ def walk_cpu(
 ) -> tuple[Tensor, Tensor]:
     (B, K, R, C, _), (_, G, N), places = query.shape, position.shape, scoring.places
     assert places is not None
-    kind, table = spacing_code(places.spacing, int(query_position.max()))
+    code = spacing_code(places.spacing)
     sinks = scoring.sinks_of(G)
     attention = torch.zeros(B, G, K * R // G, C, N, dtype=torch.float32)
     evicted_at = torch.full(position.shape, HELD, dtype=torch.int32)
@@ -193,7 +197,6 @@ def walk_cpu(
         query.float().contiguous().numpy(),
         keys.float().contiguous().numpy(),
         places.rotary.frequency.numpy(),
-        table,
         position.contiguous().numpy(),
         importance.numpy(),
         query_position.contiguous().numpy(),
@@ -204,7 +207,9 @@ def walk_cpu(
         f32(scoring.scale),
         f32(scoring.softcap or 0.0),
         *layout(places.rotary),
-        kind,
+        code.kind,
+        code.limit,
+        code.own.pointer,
         bound.size,
         i32(bound.policy.first),
         i32(bound.recent),
@@ -212,4 +217,7 @@ def walk_cpu(
         i32(bound.spared),
         decay_code(bound),
     )
+    code.own.check()
+    if bound.policy.decay == 0:
+        importance.mul_(float(PER_UNIT))
     return attention, evicted_at
