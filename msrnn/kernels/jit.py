@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from numba import njit
-from numba.core import config
+from numba.core import config as numba_config
 
+config: Any = numba_config  # its attributes are made when it is imported
 HERE = Path(__file__).parent
 SOURCES = (*sorted(HERE.glob("*_cpu.py")), HERE.parent / "positions.py", HERE.parent / "reference.py", Path(__file__))
 

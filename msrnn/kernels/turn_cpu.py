@@ -30,7 +30,7 @@ _C4, _C6, _C8 = (f32(x) for x in COSINE)
 def apart(gap: int, kind: int, limit: float, function: Any) -> float:
     """How far apart two neighbours stand that were `gap` tokens apart; the rest as of `Code`."""
     if kind == OWN:
-        return function(gap)
+        return float(function(gap))
     if kind == CAPPED:
         return min(float(gap), limit)
     if gap <= NEAR:
