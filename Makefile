@@ -1,5 +1,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
+WORKERS ?= 2
 
 .PHONY: demo test test-gpu check bench models install clean
 
@@ -7,7 +8,7 @@ demo: install  ## the main job, on the small default model
 	$(BIN)/msrnn demo
 
 test: install  ## CPU, offline; what needs a GPU is skipped without one
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 
 test-gpu:  ## what needs a GPU, with the python that has torch for it; kernels compile long, so in many processes
 	$(PYTHON) -m pytest --collect-only -q -m gpu tests | grep :: | shuf | tr '\n' '\0' \

@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import os
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # one thread each, in the processes that they start, too
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("NUMBA_NUM_THREADS", "1")
+
 import torch
 
 if not torch.cuda.is_available():

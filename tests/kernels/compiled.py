@@ -20,7 +20,6 @@ from msrnn.policy import Bound, policy
 from msrnn.scoring import Scoring
 from msrnn.slots import LayerShape, Slots
 
-SHAPES = [(torch.bfloat16, 128), (torch.bfloat16, 256), (torch.float32, 64), (torch.float32, 128), (torch.float32, 256)]
 HEADS, KV_HEADS, SIZE, LENGTH = 8, 2, 512, 512
 
 
@@ -50,22 +49,19 @@ def read_and_step(dtype: torch.dtype, dim: int) -> None:
     decode_triton.decode_triton(slots, *token, scoring)
 
 
-def main(capability: int, shared_memory: int) -> None:
+def main(capability: int, shared_memory: int, dtype: torch.dtype, dim: int) -> None:
     run = JITFunction.run
-    about: dict[str, Any] = {}
 
     def compiled(kernel: Any, *args: Any, warmup: bool, **kwargs: Any) -> None:
         made = run(kernel, *args, warmup=True, **kwargs)
-        print(json.dumps(about | {"kernel": f"{kernel.__module__}.{kernel.__name__}", "shared": made.metadata.shared}))
+        print(json.dumps({"kernel": f"{kernel.__module__}.{kernel.__name__}", "shared": made.metadata.shared}))
 
     JITFunction.run = compiled
     driver.set_active(Absent(capability))
     decode_triton.PROGRAMS = 1  # one for all slots, which then are on their way while others are attended to
     scan_triton._shared_memory = lambda device: shared_memory
-    for dtype, dim in SHAPES:
-        about = {"dtype": str(dtype), "dim": dim}
-        read_and_step(dtype, dim)
+    read_and_step(dtype, dim)
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(int(sys.argv[1]), int(sys.argv[2]), getattr(torch, sys.argv[3]), int(sys.argv[4]))

@@ -8,14 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CAPABILITY, SHARED_MEMORY = 89, 99 * 2**10  # an RTX 4090's, the least of any since capability 8.0
 
 
-def test_kernels_fit_into_little_shared_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dtype", "dim"), [("bfloat16", 128), ("bfloat16", 256), ("float32", 64), ("float32", 256)])
+def test_kernels_fit_into_little_shared_memory(dtype: str, dim: int, tmp_path: Path) -> None:
     script = Path(__file__).with_name("compiled.py")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    arguments = [sys.executable, str(script), str(CAPABILITY), str(SHARED_MEMORY)]
+    arguments = [sys.executable, str(script), str(CAPABILITY), str(SHARED_MEMORY), dtype, str(dim)]
     done = subprocess.run(arguments, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
