@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
@@ -11,7 +16,7 @@ from tiny import build, llama
 from msrnn.attention import attend
 from msrnn.kernels.turn_cpu import apart, spacing_code, turn
 from msrnn.policy import Bound, policy
-from msrnn.positions import SPACINGS, Capped, Places, Rotary, spacing
+from msrnn.positions import SPACINGS, Capped, GapFunction, Places, Rotary, spacing
 from msrnn.rnn import MultiStateRNN
 from msrnn.scoring import Scoring
 from msrnn.slots import LayerShape, Slots
@@ -60,6 +65,109 @@ def test_any_function_of_a_gap() -> None:
     )
     assert len(calls) == len(set(calls)), "each gap once"
     assert chosen.name == spacing(lambda gap: min(gap, 90) / 3).name != spacing(lambda gap: gap / 3).name
+
+
+def decoded(function: Callable[[int], float], at: int, backend: str) -> Slots:
+    """A layer that keeps its first token and the newest, and reads three tokens from position `at` on."""
+    apart = spacing(function)
+    assert apart is not None
+    slots = Slots(1, LayerShape(1, 1, 8, 8, torch.float32, torch.device("cpu")), Bound(policy("window+1"), 3))
+    slots.position[0, 0, :2] = torch.tensor([0, at - 1])
+    slots.seen.fill_(at)
+    rows = torch.ones(1, 1, 3, 8)
+    attend(slots, rows, rows, rows, None, Scoring(0.5, places=Places(apart, Rotary(FREQUENCY[:4]))), 128, backend)
+    return slots
+
+
+@pytest.mark.parametrize("backend", ["compiled", "torch"])
+def test_a_function_is_asked_only_for_gaps_that_occur(backend: str) -> None:
+    decoded(lambda gap: gap / 3, 10, backend)  # compiled now
+    asked: list[int] = []
+
+    def third(gap: int) -> float:
+        asked.append(gap)
+        return gap / 3
+
+    tracemalloc.start()
+    start = time.perf_counter()
+    slots = decoded(third, 10**7, backend)
+    seconds, (_, most) = time.perf_counter() - start, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sorted(slots.position[0, 0].tolist()) == [-1, 0, 10**7 + 1, 10**7 + 2]
+    assert max(asked) >= 10**7 - 1
+    assert len(asked) == len(set(asked)) < 60
+    assert seconds < 1
+    assert most < 2**21
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msrnn.positions.REMEMBERED", 100)
+    function = GapFunction(lambda gap: gap / 3)
+    for start in range(1, 1000, 90):
+        gaps = torch.arange(start, start + 90)
+        assert torch.equal(function(gaps), gaps.double() / 3)
+        assert len(function._known) <= 100
+
+
+@pytest.fixture
+def impatient() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_threads_share_a_function() -> None:
+    decoded(lambda gap: gap / 3, 10, "compiled")
+
+    def ask(function: GapFunction, seed: int) -> bool:
+        draw = torch.Generator().manual_seed(seed)
+        for _ in range(15):
+            gaps = torch.randint(1, 2000 * (seed + 1), (40,), generator=draw)
+            if not torch.equal(function(gaps), gaps.double() / 3):
+                return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(20):
+            function = GapFunction(lambda gap: gap / 3)
+            assert all(threads.map(ask, [function] * 8, range(8)))
+            gaps = torch.arange(1, 3000)
+            assert torch.equal(function(gaps), gaps.double() / 3), "and later"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_threads_share_a_function_in_compiled_loops() -> None:
+    def third(gap: int) -> float:
+        return gap / 3
+
+    expected = {at: decoded(third, at, "torch") for at in range(20, 400, 20)}
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda at: decoded(third, at, "compiled"), expected))
+    for mine, theirs in zip(found, expected.values(), strict=True):
+        assert torch.equal(mine.position, theirs.position)
+
+
+@pytest.mark.parametrize("error", [ValueError("seven"), KeyboardInterrupt()])
+def test_what_a_function_raises_passes_through_compiled_loops(error: BaseException) -> None:
+    def bad(gap: int) -> float:
+        if gap == 10**6 - 1:
+            raise error
+        return gap / 3
+
+    with pytest.raises(type(error)) as raised:
+        decoded(bad, 10**6, "compiled")
+    assert raised.value is error
+    decoded(bad, 500, "compiled")
+
+
+def test_a_spacing_is_a_value() -> None:
+    chosen = spacing(lambda gap: gap / 3)
+    assert copy.deepcopy(chosen) is chosen
+    assert spacing("compressed:7") == spacing("compressed:7")
+    assert hash(spacing("compressed:7")) == hash(spacing("compressed:7"))
 
 
 @pytest.mark.parametrize("made", [math.nan, math.inf, -1.0])

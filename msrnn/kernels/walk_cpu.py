@@ -35,18 +35,18 @@ from msrnn.scoring import Scoring
 
 
 @compiled()
-def enter(j: int, order: Array, held: int, place: Array, position: Array, kind: int, limit: float, function: Any) -> int:
+def enter(j: int, order: Array, held: int, place: Array, position: Array, kind: int, limit: float, fn: Any) -> int:
     """A token that is younger than all that are held stands behind them; how many are held then."""
     place[j] = 0.0
     if held:
         before = order[held - 1]
-        place[j] = place[before] + apart(position[j] - position[before], kind, limit, function)
+        place[j] = place[before] + apart(position[j] - position[before], kind, limit, fn)
     order[held] = j
     return held + 1
 
 
 @compiled()
-def leave(j: int, order: Array, held: int, place: Array, position: Array, kind: int, limit: float, function: Any) -> int:
+def leave(j: int, order: Array, held: int, place: Array, position: Array, kind: int, limit: float, fn: Any) -> int:
     """Close the ranks, and move the fewer of those before and behind, so that the two that meet stand right.
 
     Where the gaps are near, nobody moves: the shift is exactly 0.
@@ -56,8 +56,8 @@ def leave(j: int, order: Array, held: int, place: Array, position: Array, kind: 
         rank += 1
     if 0 < rank < held - 1:
         before, at, behind = position[order[rank - 1]], position[j], position[order[rank + 1]]
-        shift = apart(behind - before, kind, limit, function) - (
-            apart(at - before, kind, limit, function) + apart(behind - at, kind, limit, function)
+        shift = apart(behind - before, kind, limit, fn) - (
+            apart(at - before, kind, limit, fn) + apart(behind - at, kind, limit, fn)
         )
         if rank < held - 1 - rank:
             for r in range(rank):
@@ -111,7 +111,7 @@ def _walk(
     step: int,
     kind: int,
     limit: float,
-    function: Any,
+    fn: Any,
     size: int,
     first: i32,
     recent: i32,
@@ -136,7 +136,7 @@ def _walk(
             for j in np.argsort(where):
                 if 0 <= where[j] < first_new:
                     present[j] = f32(1.0)
-                    held = enter(j, order, held, place, where, kind, limit, function)
+                    held = enter(j, order, held, place, where, kind, limit, fn)
             for i in range(C):
                 n, t = N - C + i + 1, query_position[b, i]  # later columns are later tokens
                 if t < 0:
@@ -145,13 +145,13 @@ def _walk(
                 while new > 0 and where[new] != t:  # a single token lies in a slot, not behind them
                     new -= 1
                 present[new] = f32(1.0)
-                held = enter(new, order, held, place, where, kind, limit, function)
+                held = enter(new, order, held, place, where, kind, limit, fn)
                 if window > 0:
                     oldest = 0
                     while oldest < held and where[order[oldest]] < spared:
                         oldest += 1
                     for _ in range(expire(where[:n], present[:n], evicted_at[b, g, :n], spared, t - window, t)):
-                        held = leave(order[oldest], order, held, place, where, kind, limit, function)
+                        held = leave(order[oldest], order, held, place, where, kind, limit, fn)
                 own, moved = keys[b, kv : kv + members], order[:held]
                 follow(own, frequency, start, step, where, moved, place, turned_to, turned, cos, sin)
                 turn(frequency, t, place[new], cos, sin)
@@ -172,7 +172,7 @@ def _walk(
                         weigh(ranked, norm[b, g, :n], scratch[:n])
                         ranked = scratch[:n]
                     j = least_important(ranked, present[:n], where[:n], first, t - recent)
-                    held = leave(j, order, held, place, where, kind, limit, function)
+                    held = leave(j, order, held, place, where, kind, limit, fn)
                     present[j] = f32(0.0)
                     evicted_at[b, g, j] = t
 
