@@ -7,6 +7,7 @@ attend, observe and evict. Nothing is patched, hooked or copied, and models that
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -134,8 +135,9 @@ class OwnedLayer(CacheLayerMixin):
     def check_goes_on(self, position_ids: Tensor, real: Tensor | None) -> None:
         """Whether tokens with these positions may follow what the layer has read."""
 
+    @abstractmethod
     def attend(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scoring: Scoring) -> Tensor:
-        raise NotImplementedError
+        """Append, attend, observe, evict: [B, T, H, Dv]; real [B, T] is False where padding."""
 
     def get_seq_length(self) -> int:
         return self.columns

@@ -22,7 +22,7 @@ SWATCHES = "return [...document.querySelectorAll('#legend .swatch')].map((i) => 
 def test_the_legend_ends_at_half_of_the_text(visit: Visit, length: int, size: int, top: int) -> None:
     """And a token has the shade of the swatch that its steps kept are in."""
     kept = numpy.minimum(1 + numpy.arange(length)[::-1], 1 + numpy.arange(length) * 5 % (length - 1))
-    if length > 10_000:  # the legend alone: so many tokens take seconds to lay out
+    if length > 10_000:  # the legend alone: a long text takes seconds to lay out
         browser = visit(story())
         starts = browser.execute_script("return shadeStarts(arguments[0], arguments[1])", size, length)
         assert (starts[0], starts[-1], len(starts)) == (size // 8, top, 7)

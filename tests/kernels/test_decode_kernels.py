@@ -46,7 +46,7 @@ class Run:
 
 
 def check(run: Run, steps: int, before: int = 0) -> None:
-    """Compare so many steps; those `before` are taken by torch, since triton's interpreter is slow."""
+    """Compare `steps` steps; those `before` are taken by torch, since triton's interpreter is slow."""
     draw = torch.Generator().manual_seed(0)
     for step in range(before + steps):
         fresh = run.inputs(draw)
