@@ -63,9 +63,6 @@ def real_columns(mask: Tensor | None, columns: int, window: int | None) -> Tenso
     """
     if mask is None:
         return None
-    known: Tensor | None = getattr(mask, "real_columns", None)  # the mask of one layer is that of many
-    if known is not None:
-        return known
     if mask.dtype != torch.bool:
         raise ValueError(f"attention mask of {mask.dtype}: pass a 2-D mask of ones and zeros (1 for a token)")
     if mask.ndim != 4 or mask.shape[2:] != (columns, columns):
@@ -75,8 +72,11 @@ def real_columns(mask: Tensor | None, columns: int, window: int | None) -> Tenso
         )
     real = mask[:, 0].diagonal(dim1=-2, dim2=-1)
     if not getattr(mask, "known_causal", False):
-        _check_causal(mask, real, window)
-    mask.real_columns = real  # type: ignore[attr-defined]
+        # One mask serves many layers; it is looked at again when it has changed.
+        look = (None if mask.is_inference() else mask._version, window)
+        if look[0] is None or getattr(mask, "looked_at", None) != look:
+            _check_causal(mask, real, window)
+            mask.looked_at = look  # type: ignore[attr-defined]
     return real
 
 

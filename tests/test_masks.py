@@ -85,6 +85,15 @@ def test_other_masks_are_refused_and_change_nothing(make: Any) -> None:
 
 
 @torch.no_grad()
+def test_a_mask_that_changes_is_looked_at_again() -> None:
+    model, ids, mask = build(llama()), tokens(1, 10), causal(10)
+    model(ids, attention_mask=mask, past_key_values=cached(model))
+    mask[0, 0, 6:, 3] = False
+    with pytest.raises(ValueError, match="column 6 does not see column 3"):
+        model(ids, attention_mask=mask, past_key_values=cached(model))
+
+
+@torch.no_grad()
 def test_a_mask_over_columns_of_the_past_is_refused() -> None:
     model, cache = build(llama()), None
     cache = cached(model, 8)
