@@ -86,6 +86,16 @@ class Plan:
         what = f"a state of size {size} for {batch_size} sequence{'s' if batch_size > 1 else ''}"
         check_fits(self.nbytes(batch_size), next(iter(devices)), what, mend)
 
+    def check_reach(self, columns: int) -> None:
+        """Refuse columns that a caller's function of gaps does not reach on a GPU; replayed graphs check nothing."""
+        if not self.repositions or "triton" not in self.backends:
+            return
+        from msrnn.kernels.turn_triton import check_reach
+
+        for setup, bound in zip(self.setups, self.bounds, strict=True):
+            if setup and bound and setup.places:
+                check_reach(setup.places.spacing, bound, columns)
+
     def state(self, batch_size: int) -> MultiState:
         self.check_memory(batch_size)
         linear = host_layers(self.config)

@@ -249,6 +249,7 @@ class MultiStateRNN:
                 f"{state.columns + input_ids.shape[1]:,} columns: a state reads {MOST_COLUMNS:,} at most; "
                 "go on from an empty one"
             )
+        self.plan.check_reach(state.columns + input_ids.shape[1])
         self._check_autocast()
         vocabulary: Any = self.model.get_input_embeddings().num_embeddings
         if input_ids.device.type == "cpu":

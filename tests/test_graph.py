@@ -226,3 +226,15 @@ def test_a_row_that_ended_reads_nothing_more() -> None:
     rnn.generate(ids, state=state, max_new_tokens=12, do_sample=False, eos_token_id=token, pad_token_id=0)
     ends = [row[20:].tolist().index(token) + 21 if token in row[20:].tolist() else 32 for row in out]
     assert state.seen.tolist() == ends
+
+
+def test_a_function_of_gaps_is_refused_beyond_its_reach() -> None:
+    """Before the step, since a replayed graph checks nothing."""
+    model = build(llama(), "cuda" if torch.cuda.is_available() else "cpu")
+    rnn = msrnn.MultiStateRNN(model, "tova", 9, backend="triton", positions=lambda gap: min(gap, 7))
+    state = rnn.state()
+    for layer in state.layers:
+        layer.columns = 2**20
+    with pytest.raises(ValueError, match="positions: a function of your own reaches gaps of 1,048,575"):
+        rnn.step(tokens(1, 1), state)
+    assert state.seen.tolist() == [0]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from msrnn.cli.terminal import loading
-from msrnn.policy import resolve
+from msrnn.policy import FULL, is_full, resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -105,6 +105,8 @@ class Choice:
     positions: str = ORIGINAL
 
     def __post_init__(self) -> None:
+        if is_full(self.policy):
+            object.__setattr__(self, "policy", FULL)
         resolve(self.policy, self.size)
         if self.seed is not None and not 0 <= self.seed < 2**32:
             raise ValueError(f"--seed {self.seed}: must be from 0 to {2**32 - 1}")

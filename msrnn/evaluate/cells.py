@@ -91,5 +91,5 @@ class Grid(NamedTuple):
 
 def table(policies: Sequence[str], sizes: Sequence[int], length: int) -> Grid:
     """Each row and each column once, by one name."""
-    names = dict.fromkeys(name if name in UNBOUNDED else policy(name).name for name in policies)
+    names = dict.fromkeys(name.lower() if name.lower() in UNBOUNDED else policy(name).name for name in policies)
     return Grid(list(names), sorted(set(sizes)), length)
