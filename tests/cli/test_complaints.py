@@ -26,7 +26,7 @@ def test_out_of_memory_is_one_line(error: Exception, run: Run, monkeypatch: pyte
     code, out, err = run("generate", "hi")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("msrnn: out of memory")
-    assert re.search(r"a state of size 10{18} for 1 sequence takes .* GB, and .* is free on cpu: size [\d,]+ fits", err)
+    assert "--size" in err
     assert "--batch" in err
 
 

@@ -104,6 +104,8 @@ def test_a_broken_row_does_not_touch_others(backend: str, bound: Bound, chunk: i
 
 @pytest.mark.parametrize("case", SMALL)
 def test_a_broken_row_does_not_touch_others_on_a_gpu(case: str, device: str) -> None:
+    if device == "cpu" and case in ("h2o, token by token", "echo, token by token"):
+        pytest.skip("half a minute in triton's interpreter: this one runs on a GPU")
     chunk, name, number, bound = SMALL[case]
     tokens = random_tokens(3, 2, KV_HEADS, SHORT, DIM, device)
     check_isolated("triton", tokens, {1: (name, number)}, chunk, layer(device, heads=2), bound)
