@@ -1,6 +1,6 @@
 // Axes: numbers beside a plot, where their row or column of it is.
 
-/** At most so many round numbers below a count, each with the share of the axis that it is at. */
+/** At most `most` round numbers below `count`, each with its place on the axis as a share of its length. */
 function ticks(count, most) {
   let unit = 1;
   for (let i = 0; Math.ceil(count / unit) > most; i++) unit *= i % 3 === 1 ? 2.5 : 2; // 1, 2, 5, 10, 20, 50, …
