@@ -25,7 +25,7 @@ from msrnn.huggingface import NAME, LayerSetup, LinearLayer, OwnedCache, StateLa
 from msrnn.memory import check_fits
 from msrnn.policy import FULL, Bound, Policy, layer_bound, resolve
 from msrnn.positions import FITTED, ORIGINAL, Gap, Places, Spacing, name_of, spacing
-from msrnn.probe import check_driven, check_split, host_layers, inspect_layers
+from msrnn.probe import check_driven, check_split, host_layers, inspect_layers, last_position
 from msrnn.rotary import learn
 from msrnn.rounding import state_dtype_of
 from msrnn.slots import Growing, LayerShape, Memory, Slots
@@ -43,6 +43,7 @@ class Plan:
     bounds: list[Bound | None]  # None: the layer grows
     setups: list[LayerSetup | None]
     fingerprint: dict[str, Any]
+    last_position: int | None  # of a model that learned a row of a table for each position
 
     @property
     def backends(self) -> list[str]:
@@ -85,6 +86,13 @@ class Plan:
 
         what = f"a state of size {size} for {batch_size} sequence{'s' if batch_size > 1 else ''}"
         check_fits(self.nbytes(batch_size), next(iter(devices)), what, mend)
+
+    def check_position(self, position: int) -> None:
+        """Refuse a position that the model's table of learned positions does not have."""
+        if self.last_position is not None and position > self.last_position:
+            raise ValueError(
+                f"position {position:,}: this model learned positions 0 to {self.last_position:,}, and knows no other"
+            )
 
     def check_reach(self, columns: int) -> None:
         """Refuse columns that a caller's function of gaps does not reach on a GPU; replayed graphs check nothing."""
@@ -193,7 +201,7 @@ def plan(
         layer and LayerSetup(config, weakref.ref(layer.module), chunk, backends[i], places[i], own[i], layer.hands_on)
         for i, layer in enumerate(layers)
     ]
-    return Plan(config, shapes, bounds, setups, fingerprint)
+    return Plan(config, shapes, bounds, setups, fingerprint, last_position(model, config))
 
 
 @contextmanager
@@ -276,7 +284,8 @@ def _digest(told: bytes) -> str:
 class MultiStateCache(OwnedCache):
     """A bounded state for those who call `model.generate` or `model.forward` themselves.
 
-    The model is put into evaluation mode and its attention is handed to msrnn, as by `MultiStateRNN`.
+    The model is put into evaluation mode and its attention is handed to msrnn, as by `MultiStateRNN`. Positions are the
+    model's own: after the last of a table of learned positions (GPT-2), it raises its own IndexError.
     """
 
     def __init__(

@@ -16,7 +16,6 @@ from msrnn.graph import Graphs
 from msrnn.plan import plan
 from msrnn.policy import Policy, ranks_alike
 from msrnn.positions import ORIGINAL, Gap
-from msrnn.probe import last_position
 from msrnn.slots import MOST_COLUMNS, Slots
 from msrnn.state import MultiState
 
@@ -55,7 +54,6 @@ class MultiStateRNN:
             raise ValueError(f"block={block!r}: must be a whole number of tokens, 1 or more")
         self.plan = plan(model, policy, size, chunk, backend, state_dtype, positions, driven=True)
         self.model = model
-        self._last_position = last_position(model, self.plan.config)
         stepwise = "triton" in self.plan.backends and self.plan.repositions
         self._given_block = block
         self.block = block or (STEPWISE_BLOCK if stepwise else DEFAULT_BLOCK)
@@ -270,12 +268,8 @@ class MultiStateRNN:
                 "tokens; select the rows and read each alone"
             )
         input_ids = input_ids.long().to(self.model.device)
-        if self._last_position is not None:
-            last = int(_positions(state.seen, input_ids, attention_mask).max())
-            if last > self._last_position:
-                raise ValueError(
-                    f"position {last:,}: this model learned positions 0 to {self._last_position:,}, and knows no other"
-                )
+        if self.plan.last_position is not None:
+            self.plan.check_position(int(_positions(state.seen, input_ids, attention_mask).max()))
         return input_ids, attention_mask
 
     def _check_autocast(self) -> None:

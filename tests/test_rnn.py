@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +301,19 @@ def test_learned_positions_end_with_a_line() -> None:
     with pytest.raises(ValueError, match="position 24: this model learned positions 0 to 23"):
         rnn.generate(tokens(1, 20), max_new_tokens=10, eos_token_id=None)
     assert rnn.generate(tokens(1, 20), max_new_tokens=5, eos_token_id=None).shape == (1, 25)
+
+
+def test_a_cache_reads_to_the_end_of_learned_positions_and_not_past_it() -> None:
+    config = FAMILIES["gpt2"]()
+    config.n_positions = 24
+    model, ids, mask = build(config), tokens(1, 25), torch.ones(1, 25, dtype=torch.long)
+    mask[:, :5] = 0  # padding takes no position
+    for count, end in ((5, nullcontext()), (6, pytest.raises(IndexError))):
+        cache = msrnn.MultiStateCache(model, "tova", 9)
+        with end:
+            model.generate(
+                ids, attention_mask=mask, past_key_values=cache, max_new_tokens=count, eos_token_id=None, pad_token_id=0
+            )
 
 
 def test_a_block_is_bounded_by_the_tokens_of_all_rows(model: PreTrainedModel) -> None:

@@ -47,7 +47,7 @@ def recent_by_layer(study: Study, folder: Path, title: str) -> None:
     policies = study.policies
     with drawn(folder, "recent-by-layer", len(policies), 1.2 + 4 * len(policies)) as (whole, panels):
         for axes, policy in zip(panels, policies, strict=True):
-            for size in study.sizes:
+            for size in study.sizes_of(policy):
                 one = study.summaries[policy, size]
                 axes.plot(one.layers, one.recent.mean(-1), marker="o", markersize=3, label=f"{size:,}")
             if policy == paper.POLICY:
@@ -63,7 +63,7 @@ def first_positions(study: Study, folder: Path, title: str) -> None:
     policies = study.policies
     with drawn(folder, "first-positions", len(policies), 1.2 + 4 * len(policies)) as (whole, panels):
         for axes, policy in zip(panels, policies, strict=True):
-            for size in study.sizes:
+            for size in study.sizes_of(policy):
                 means = study.summaries[policy, size].first(paper.POSITIONS)
                 axes.plot(means, marker="o", markersize=3, label=f"{size:,}")
             axes.set_yscale("log", base=2)
@@ -79,7 +79,7 @@ def tags(study: Study, folder: Path, title: str) -> None:
         return
     every, *rest = study.by_tag
     known = [lived for lived in rest if lived.name in paper.TAGS]
-    panels = [(policy, size) for policy in study.policies for size in study.sizes]
+    panels = list(study.summaries)
     height = 1.4 + 0.19 * len(known)
     with drawn(folder, "tags", len(panels), 0.8 + 2.6 * len(panels), height=height) as (whole, drawn_panels):
         for axes, cell in zip(drawn_panels, panels, strict=True):
@@ -105,7 +105,7 @@ def lifetimes(study: Study, folder: Path, title: str) -> None:
     policies = study.policies
     with drawn(folder, "lifetimes", len(policies), 1.2 + 4 * len(policies)) as (whole, panels):
         for axes, policy in zip(panels, policies, strict=True):
-            for size in study.sizes:
+            for size in study.sizes_of(policy):
                 survival = study.summaries[policy, size].survival
                 axes.plot(numpy.arange(1, len(survival) + 1), survival, label=f"{size:,}")
             axes.set_xscale("log", base=2)
@@ -137,7 +137,8 @@ def between_policies(study: Study, folder: Path, title: str) -> None:
     width = 1 + len(sizes) * (1.4 + 0.55 * len(names))
     with drawn(folder, "policies", len(sizes), width, height=1.6 + 0.55 * len(names)) as (whole, panels):
         for axes, size in zip(panels, sizes, strict=True):
-            square = numpy.eye(len(names))
+            square = numpy.full((len(names), len(names)), numpy.nan)  # a pair that was not traced stays blank
+            numpy.fill_diagonal(square, 1)
             for (one, other, n), share in study.agreements.items():
                 if n == size:
                     i, j = names.index(one), names.index(other)
@@ -185,6 +186,8 @@ def _square(axes: Any, square: Any, names: list[str]) -> None:
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
     axes.set_yticks(range(len(names)), names, fontsize=7)
     for (i, j), share in numpy.ndenumerate(square):
+        if numpy.isnan(share):
+            continue
         axes.text(j, i, f"{share:.0%}", ha="center", va="center", fontsize=7, color="white" if share > 0.65 else INK)
 
 

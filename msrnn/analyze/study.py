@@ -43,6 +43,10 @@ class Study:
     def sizes(self) -> list[int]:
         return sorted({size for _, size in self.summaries})
 
+    def sizes_of(self, policy: str) -> list[int]:
+        """The sizes at which a policy was traced."""
+        return sorted(size for name, size in self.summaries if name == policy)
+
     @property
     def length(self) -> int:
         return int(self.ids.shape[-1])

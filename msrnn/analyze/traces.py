@@ -6,6 +6,7 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,16 @@ def traced(rnn: MultiStateRNN, chunks: ArrayLike, on_tokens: Callable[[int], obj
     bounds = [rnn.plan.bounds[layer] for layer in found.layers]
     sizes = tuple(bound.size for bound in bounds if bound)
     return [Traced(times.numpy(), found.layers, sizes) for times in found.evicted_at]
+
+
+def stored_cells(folder: Path) -> list[tuple[str, int]]:
+    """The policies and sizes of the traces in a folder, of whatever model and text, by the names of their files."""
+    found: dict[tuple[str, int], None] = {}
+    for path in sorted(folder.glob("*-*-*.npz")):
+        name, size, _ = path.name.rsplit("-", 2)
+        with suppress(ValueError):  # no name of ours
+            found[policy(name).name, int(size)] = None
+    return list(found)
 
 
 class Traces:

@@ -15,7 +15,7 @@ from msrnn.cli.results import drawn, stoppable
 from msrnn.cli.tables import show_table, show_text
 from msrnn.cli.terminal import note
 from msrnn.cli.traced import studied
-from msrnn.policy import FULL, policy, resolve
+from msrnn.policy import is_full, policy, resolve
 
 if TYPE_CHECKING:
     from msrnn.analyze.study import Cell
@@ -124,7 +124,7 @@ def asked(policies: list[str] | None, sizes: list[int] | None, paper: bool, leng
         sizes = list(PAPER_SIZES)
     names, sizes = policies or list(POLICIES), sorted(set(sizes or SIZES))
     for name, size in product(names, sizes):
-        if name == FULL:
+        if is_full(name):
             raise ValueError("--policy full: it keeps every token, so there is nothing to analyze; name a bounded one")
         resolve(name, size)
     if sizes[-1] + 1 >= length:

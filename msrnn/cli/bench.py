@@ -12,7 +12,7 @@ from msrnn.cli.results import SkipDamaged, drawn, open_store, shown_as_well, sto
 from msrnn.cli.tables import show_table, show_text
 from msrnn.cli.terminal import note
 from msrnn.evaluate.efficiency import NATIVE, PROMPT
-from msrnn.policy import FULL, resolve
+from msrnn.policy import FULL, is_full, resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -130,7 +130,7 @@ def bench(
 
 
 def check(sizes: list[int], policy: str, state_dtypes: list[str], positions: list[str], length: int) -> None:
-    if policy == FULL:
+    if is_full(policy):
         raise ValueError(f"--policy {FULL}: the full model is measured anyway; name a policy that forgets")
     for size in sizes:
         resolve(policy, size)

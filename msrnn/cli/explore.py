@@ -13,7 +13,7 @@ from msrnn.cli.options import SMALL, Device, Dtype, Force, Model
 from msrnn.cli.terminal import note
 from msrnn.cli.text import check_target, read_text
 from msrnn.cli.traced import traced_all
-from msrnn.policy import FULL, policy, resolve
+from msrnn.policy import is_full, policy, resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -138,7 +138,7 @@ def asked(policies: list[str] | None, size: int | None, tokens: int) -> list[str
     if len(names) > 2:
         raise ValueError(f"--policy {names[2]}: a page has room for two")
     for name in names:
-        if name == FULL:
+        if is_full(name):
             raise ValueError("--policy full: it evicts nothing; name a bounded policy")
         if size is None:
             check_default(name, default_size(tokens), f"at most {default_size(tokens)}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from msrnn.cli.options import DEFAULT_POLICY, DEFAULT_SIZE, ORIGINAL, Choice
-from msrnn.policy import FULL, policy, ranks_alike
+from msrnn.policy import FULL, is_full, policy, ranks_alike
 
 _PLAIN = ("float32", "bfloat16", "float16")
 
@@ -87,7 +87,7 @@ def _agree(path: Path, option: str, given: Any, meant: Any, saved: Any) -> None:
 
 
 def _policy_name(name: str) -> str:
-    return name if name == FULL else policy(name).name
+    return FULL if is_full(name) else policy(name).name
 
 
 def _alike(one: str, other: str) -> bool:

@@ -30,7 +30,7 @@ def studied(
     import numpy
 
     from msrnn.analyze.study import study
-    from msrnn.analyze.traces import Traces
+    from msrnn.analyze.traces import Traces, stored_cells
 
     ids = numpy.array([chunk.ids for chunk in data.chunks])
     stores = {cell: Traces(folder, model, *cell, beside=told) for cell in cells}
@@ -43,10 +43,16 @@ def studied(
         for store in stores.values():
             trace_all(store, ids, batch, bar, task)
 
+    for cell in stored_cells(folder):  # of earlier commands: the tables of a folder show all that is in it
+        if cell not in stores and cell[1] + 1 < data.length:
+            earlier = Traces(folder, model, *cell, beside=told)
+            if not earlier.missing(ids):
+                stores[cell] = earlier
+
     def load(cell: Cell) -> Iterator[Traced]:
         return (stores[cell].load(row) for row in ids)
 
-    return study(cells, load, ids, tags)
+    return study(list(stores), load, ids, tags)
 
 
 def trace_all(store: Traces, ids: Any, batch: int | None, bar: Any, task: Any) -> None:

@@ -73,6 +73,20 @@ def test_tables_pictures_and_traces(
     assert "nothing left to trace" in again.err
 
 
+def test_tables_show_all_traces_of_the_folder(run: Run, texts: Path, tmp_path: Path) -> None:
+    words = ("analyze", "--length", 60, "--text", texts, "--chunks-per-book", 1, "--out", tmp_path / "out")
+    assert run(*words, "--policy", "h2o", "--size", 16, "--policy", "tova").code == 0
+    (tmp_path / "out" / "traces" / "a-stranger-0.npz").write_bytes(b"")
+    code, out, err = run(*words, "--policy", "TOVA", "--size", 8)
+    assert code == 0, err
+    shown = [line.split()[:2] for line in out.splitlines() if line.split()[:1] in (["tova"], ["h2o"])]
+    assert shown == [["tova", "8"], ["h2o", "16"], ["tova", "16"]]
+    recent = {line["policy"]: line for line in csv.DictReader((tmp_path / "out" / "recent.csv").open())}
+    assert (recent["h2o"]["8"], bool(recent["h2o"]["16"])) == ("", True)
+    other = run(*words, "--policy", "tova", "--size", 8, "--seed", 9, "--length", 50)  # of other chunks: not shown
+    assert (other.code, "h2o" in other.out) == (0, False)
+
+
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures take most of the time."""
@@ -136,7 +150,7 @@ def test_without_matplotlib_only_the_pictures_are_missing(
 BAD = {
     "text": (["--text", "none"], "none: no such file"),
     "policy": (["--policy", "tovas"], "did you mean 'tova'?"),
-    "full": (["--policy", "full"], "--policy full"),
+    "full": (["--policy", "FULL"], "--policy full"),
     "size": (["--size", "0"], "size=0"),
     "size of all": (["--size", "63", "--length", "64"], "--size 63"),
     "paper": (["--paper", "--size", "8"], "--paper"),

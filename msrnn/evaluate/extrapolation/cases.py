@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from msrnn.evaluate.cells import Cell
 from msrnn.evaluate.rows import fields, listed, number, optional, paired, text, whole
 from msrnn.evaluate.store import Row
-from msrnn.policy import FULL, policy, resolve
+from msrnn.policy import FULL, is_full, policy, resolve
 from msrnn.positions import COMPRESSED, ORIGINAL, name_of, spacing
 from msrnn.rnn import MultiStateRNN
 
@@ -68,7 +68,7 @@ def cases(rows: Sequence[str], size: int) -> list[Case]:
 
 def _case(row: str, size: int) -> Case:
     name, _, positions = row.partition("@")
-    if name == FULL:
+    if is_full(name):
         if positions not in ("", ORIGINAL):
             raise ValueError(f"--row {row}: {FULL} leaves no gaps to close; write {FULL}@{ORIGINAL}")
         return Case(FULL, ORIGINAL, None)
