@@ -39,8 +39,8 @@ def recent(study: Study) -> Table:
     rows: list[list[Value]] = []
     for policy in study.policies:
         cells = [study.summaries.get((policy, size)) for size in study.sizes]
-        rows.append([policy, *(one and Share(numpy.nanmean(one.recent)) for one in cells)])
-        rows.append([f"{policy}, all steps", *(one and Share(one.recent_at_all_steps) for one in cells)])
+        rows.append([policy, *(Share(numpy.nanmean(one.recent)) if one else None for one in cells)])
+        rows.append([f"{policy}, all steps", *(Share(one.recent_at_all_steps) if one else None for one in cells)])
     if set(study.sizes) & set(paper.SIZES):
         told = f"{low:.0%}–{high:.0%}"  # noqa: RUF001
         rows.append(["tova, the paper's LLaMA-2-7B", *(told if n in paper.SIZES else None for n in study.sizes)])
