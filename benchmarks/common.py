@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from msrnn.evaluate.setting import setting
-from msrnn.models import load
+from msrnn.evaluation.setting import setting
+from msrnn.hf.loading import load
 
 
 def model_and_tokens(count: int) -> tuple[PreTrainedModel, Tensor]:

@@ -15,15 +15,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from msrnn.attention import attend
-from msrnn.evaluate.efficiency.contenders import fill
-from msrnn.evaluate.efficiency.timing import bandwidth, captured, milliseconds
-from msrnn.evaluate.setting import setting
-from msrnn.policy import Bound, policy
-from msrnn.positions import ORIGINAL, Places, Rotary, spacing
-from msrnn.scoring import Scoring
-from msrnn.slots import LayerShape, Slots
-from msrnn.state import MultiState
+from msrnn.backends import resolve_backend
+from msrnn.core.rope import ORIGINAL, Places, Rotary, spacing
+from msrnn.core.scores import Scoring
+from msrnn.core.slots import LayerShape, Slots
+from msrnn.core.state import MultiState
+from msrnn.evaluation.efficiency.contenders import fill
+from msrnn.evaluation.efficiency.timing import bandwidth, captured, milliseconds
+from msrnn.evaluation.setting import setting
+from msrnn.layer import attend
+from msrnn.policy import Bound, Policy
 
 ROWS = 192  # tokens of a chunk
 
@@ -55,7 +56,7 @@ def layer(case: Case, batch: int, size: int) -> tuple[Slots, Scoring]:
     """A layer whose slots are full of random states, and how it scores."""
     device = torch.device("cuda")
     shape = LayerShape(case.heads, case.kv_heads, case.dim, case.dim, torch.bfloat16, device, case.code)
-    slots = Slots(batch, shape, Bound(policy(case.policy), size))
+    slots = Slots(batch, shape, Bound(Policy.parse(case.policy), size))
     fill(MultiState([slots], {}))
     apart, pairs = spacing(case.positions), case.dim // 2
     frequency = 10_000.0 ** -(torch.arange(pairs, dtype=torch.float32, device=device) / pairs)
@@ -69,7 +70,9 @@ def work(case: Case, batch: int, size: int, tokens: int) -> tuple[Callable[[], o
         torch.randn(batch, heads, tokens, case.dim, dtype=torch.bfloat16, device="cuda")
         for heads in (case.heads, case.kv_heads, case.kv_heads)
     )
-    return lambda: attend(slots, query, key, value, None, scoring, tokens, "triton"), slots.nbytes
+    return lambda: attend(
+        slots, query, key, value, None, scoring, tokens, resolve_backend("triton", query.device)
+    ), slots.nbytes
 
 
 @torch.no_grad()

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 import msrnn
-from msrnn.evaluate.efficiency.contenders import random_tokens
-from msrnn.evaluate.efficiency.random_weights import random_model
-from msrnn.evaluate.efficiency.timing import milliseconds
-from msrnn.evaluate.setting import setting
-from msrnn.models import load
+from msrnn.evaluation.efficiency.contenders import random_tokens
+from msrnn.evaluation.efficiency.random_weights import random_model
+from msrnn.evaluation.efficiency.timing import milliseconds
+from msrnn.evaluation.setting import setting
+from msrnn.hf.loading import load
 
 LENGTHS = [1000, 4096, 16384, 65536, 100_000]
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
-from msrnn.evaluate.efficiency.contenders import Contender, Setup, Step, random_tokens, row_bytes
-from msrnn.evaluate.efficiency.full import attending
+from msrnn.evaluation.efficiency.contenders import Contender, Setup, Step, random_tokens, row_bytes
+from msrnn.evaluation.efficiency.full import attending
 
 NAME = "tova-published"
 

@@ -3,24 +3,24 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from msrnn.policy import Policy, policy
+from msrnn.policy import Policy
 from msrnn.version import __version__
 
 if TYPE_CHECKING:
-    from msrnn.plan import MultiStateCache
-    from msrnn.rnn import MultiStateRNN
-    from msrnn.state import MultiState
-    from msrnn.tracing import Trace, trace
+    from msrnn.analysis.trace import Trace, trace
+    from msrnn.core.state import MultiState
+    from msrnn.hf.rnn import MultiStateRNN
+    from msrnn.hf.state_spec import MultiStateCache
 
-__all__ = ["MultiState", "MultiStateCache", "MultiStateRNN", "Policy", "Trace", "__version__", "policy", "trace"]
+__all__ = ["MultiState", "MultiStateCache", "MultiStateRNN", "Policy", "Trace", "__version__", "trace"]
 
 # Loaded on first use: torch and transformers take seconds, which `msrnn --help` need not wait for.
 _HOMES = {
-    "MultiState": "state",
-    "MultiStateCache": "plan",
-    "MultiStateRNN": "rnn",
-    "Trace": "tracing",
-    "trace": "tracing",
+    "MultiState": "core.state",
+    "MultiStateCache": "hf.state_spec",
+    "MultiStateRNN": "hf.rnn",
+    "Trace": "analysis.trace",
+    "trace": "analysis.trace",
 }
 
 

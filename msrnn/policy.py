@@ -13,6 +13,8 @@ from fractions import Fraction
 from functools import cache
 from typing import Any, Literal
 
+from msrnn.errors import UsageError
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -25,27 +27,29 @@ class Policy:
     per: Literal["layer", "head"] = "layer"  # who forgets together: all heads of a layer, or those of one KV head
     first: int = 0  # the first tokens of the sequence never leave
     recent: int | float = 0  # nor do the newest; a float is a share of the size, rounded down
-    value: bool = False  # whether states are ranked by importance times the norm of their value, which attention scales
+    value_norm: bool = False  # whether states are ranked by importance times the norm of their value vector
     horizon: int | None = None  # but for the first ones, nobody sees a token that is not among the last so many
 
     def __post_init__(self) -> None:
         if self.decay is not None and not (_is_number(self.decay) and 0 <= self.decay <= 1):
-            raise ValueError(f"decay={self.decay!r}: must be None or a number from 0 to 1")
+            raise UsageError(f"decay={self.decay!r}: must be None or a number from 0 to 1")
         if self.per not in ("layer", "head"):
-            raise ValueError(f"per={self.per!r}: must be 'layer' or 'head'")
+            raise UsageError(f"per={self.per!r}: must be 'layer' or 'head'")
         if not _is_int(self.first) or self.first < 0:
-            raise ValueError(f"first={self.first!r}: must be a whole number of tokens, 0 or more")
+            raise UsageError(f"first={self.first!r}: must be a whole number of tokens, 0 or more")
         if _is_int(self.recent):
             if self.recent < 0:
-                raise ValueError(f"recent={self.recent!r}: must be 0 or more tokens")
+                raise UsageError(f"recent={self.recent!r}: must be 0 or more tokens")
         elif not (_is_number(self.recent) and 0 <= self.recent < 1):
-            raise ValueError(f"recent={self.recent!r}: must be a number of tokens, or a share of the size in [0, 1)")
-        if not isinstance(self.value, bool):
-            raise ValueError(f"value={self.value!r}: must be True or False")
+            raise UsageError(f"recent={self.recent!r}: must be a number of tokens, or a share of the size in [0, 1)")
+        if not isinstance(self.value_norm, bool):
+            raise UsageError(f"value_norm={self.value_norm!r}: must be True or False")
         if self.horizon is not None and (not _is_int(self.horizon) or self.horizon < 2):
-            raise ValueError(f"horizon={self.horizon!r}: must be None or a whole number of tokens, 2 or more")
-        if self.value and self.decay is None:
-            raise ValueError("value=True weighs attention, and decay=None observes none: give a decay from 0 to 1")
+            raise UsageError(f"horizon={self.horizon!r}: must be None or a whole number of tokens, 2 or more")
+        if self.value_norm and self.decay is None:
+            raise UsageError(
+                "value_norm=True with decay=None: nothing is observed to be weighed; give a decay from 0 to 1"
+            )
         # Equal policies have equal names.
         if self.decay is not None:
             object.__setattr__(self, "decay", float(self.decay))
@@ -53,6 +57,36 @@ class Policy:
             object.__setattr__(self, "recent", float(self.recent))
         if self.recent == 0:
             object.__setattr__(self, "recent", 0)
+
+    @classmethod
+    def parse(cls, name: str) -> Policy:
+        """Read a policy's name. Upper and lower case mean the same.
+
+        A name is one of `NAMES`. "NAME+I" also protects the first I tokens, and "NAME~H" drops every other token that
+        is not among the last H. Numbers work as well: "decay=0.9,recent=0.25,value_norm=1"; those that are not given
+        are 0, and `per` is the layer.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"policy name {name!r}: must be a string such as 'tova' or 'window+4'")
+        if is_full(name):
+            raise UsageError(
+                "'full' keeps every state and so is no Policy: pass policy='full' where a model is wrapped"
+            )
+        if "=" in name:
+            return _by_numbers(name)
+        rest, tilde, horizon = name.lower().partition("~")
+        base, plus, first = rest.partition("+")
+        if base in NAMES and (not plus or first.isdecimal()) and (not tilde or horizon.isdecimal()):
+            return replace(NAMES[base], first=int(first or 0), horizon=int(horizon) if tilde else None)
+        near = difflib.get_close_matches(base, [*NAMES, FULL], n=1)
+        hint = (
+            f"did you mean {near[0]!r}?"
+            if near and near[0] != base
+            else "numbers must follow '+' and '~', as in 'tova+4~4096'"
+        )
+        if not near:
+            hint = "use one of " + ", ".join([FULL, *NAMES]) + ", or NAME+I to protect the first I tokens"
+        raise UsageError(f"unknown policy {name!r}: {hint}")
 
     def recent_at(self, size: int) -> int:
         """The number of newest tokens protected at this size."""
@@ -69,7 +103,10 @@ class Policy:
                 first = f"+{self.first}" if self.first else ""
                 return f"{name}{first}" if self.horizon is None else f"{name}{first}~{self.horizon}"
         numbers = f"decay={self.decay},per={self.per},first={self.first},recent={self.recent}"
-        more = [",value=1" if self.value else "", f",horizon={self.horizon}" if self.horizon is not None else ""]
+        more = [
+            ",value_norm=1" if self.value_norm else "",
+            f",horizon={self.horizon}" if self.horizon is not None else "",
+        ]
         return numbers + "".join(more)
 
 
@@ -93,7 +130,7 @@ NAMES: dict[str, Policy] = {
     "h2o-layer": Policy(decay=1.0, recent=0.5),
     "tova": Policy(decay=0.0),
     "tova-head": Policy(decay=0.0, per="head"),
-    "echo": Policy(decay=0.98, recent=0.4, value=True),
+    "echo": Policy(decay=0.98, recent=0.4, value_norm=True),
 }
 MEANINGS: dict[str, str] = {
     "window": "the oldest token leaves (Longformer, Beltagy et al. 2020)",
@@ -104,34 +141,6 @@ MEANINGS: dict[str, str] = {
     "echo": "least attention, fading, times the norm of the value that it fetches",
 }
 FULL = "full"
-
-
-def policy(name: str) -> Policy:
-    """The policy a name means: one of NAMES, NAME+I to protect the first I tokens as well, NAME~H or NAME+I~H to keep
-    nothing else that is not among the last H, or numbers.
-
-    Numbers are written as in "decay=0.9,recent=0.25,value=1"; those that are not given are 0, and `per` is the layer.
-    Upper and lower case mean the same.
-    """
-    if not isinstance(name, str):
-        raise TypeError(f"policy name {name!r}: must be a string such as 'tova' or 'window+4'")
-    if is_full(name):
-        raise ValueError("'full' keeps every state and so is no Policy: pass policy='full' where a model is wrapped")
-    if "=" in name:
-        return _by_numbers(name)
-    rest, tilde, horizon = name.lower().partition("~")
-    base, plus, first = rest.partition("+")
-    if base in NAMES and (not plus or first.isdecimal()) and (not tilde or horizon.isdecimal()):
-        return replace(NAMES[base], first=int(first or 0), horizon=int(horizon) if tilde else None)
-    near = difflib.get_close_matches(base, [*NAMES, FULL], n=1)
-    hint = (
-        f"did you mean {near[0]!r}?"
-        if near and near[0] != base
-        else "numbers must follow '+' and '~', as in 'tova+4~4096'"
-    )
-    if not near:
-        hint = "use one of " + ", ".join([FULL, *NAMES]) + ", or NAME+I to protect the first I tokens"
-    raise ValueError(f"unknown policy {name!r}: {hint}")
 
 
 def is_full(name: object) -> bool:
@@ -145,12 +154,12 @@ def ranks_alike(one: str, other: str) -> bool:
     """
     if is_full(one) or is_full(other):
         return is_full(one) and is_full(other)
-    return replace(policy(one), first=0, horizon=None) == replace(policy(other), first=0, horizon=None)
+    return replace(Policy.parse(one), first=0, horizon=None) == replace(Policy.parse(other), first=0, horizon=None)
 
 
 def _yes_or_no(text: str) -> bool:
     if text not in ("0", "1"):
-        raise ValueError(f"value={text}: must be 0 or 1")
+        raise UsageError(f"value_norm={text}: must be 0 or 1")
     return text == "1"
 
 
@@ -159,7 +168,7 @@ _READ: dict[str, Callable[[str], Any]] = {
     "per": str,
     "first": int,
     "recent": lambda text: int(text) if text.isdecimal() else float(text),
-    "value": _yes_or_no,
+    "value_norm": _yes_or_no,
     "horizon": lambda text: None if text == "none" else int(text),
 }
 
@@ -169,13 +178,13 @@ def _by_numbers(name: str) -> Policy:
     try:
         for field, _, text in (part.partition("=") for part in name.lower().split(",")):
             if field not in _READ:
-                raise ValueError(f"no number is called {field!r}, use {', '.join(_READ)}")
+                raise UsageError(f"no number is called {field!r}, use {', '.join(_READ)}")
             if field in fields:
-                raise ValueError(f"{field} is given twice")
+                raise UsageError(f"{field} is given twice")
             fields[field] = _READ[field](text)
         return Policy(**{"decay": 0.0, **fields})
     except ValueError as error:
-        raise ValueError(f"policy {name!r}: {error}; write it as decay=0.9,per=layer,first=0,recent=0.25") from error
+        raise UsageError(f"policy {name!r}: {error}; write it as decay=0.9,per=layer,first=0,recent=0.25") from error
 
 
 @dataclass(frozen=True)
@@ -204,20 +213,20 @@ def resolve(policy_: str | Policy, size: int | None) -> tuple[Policy | None, int
     """A validated pair; (None, None) is the unbounded model, which `full` means at any size."""
     if is_full(policy_):
         return None, None
-    value = policy_ if isinstance(policy_, Policy) else policy(policy_)
+    value = policy_ if isinstance(policy_, Policy) else Policy.parse(policy_)
     if not _is_int(size):
         raise TypeError(f"size={size!r}: must be a whole number of states; policy 'full' alone has none")
     assert size is not None
     if size < 1:
-        raise ValueError(f"size={size}: a bounded state holds at least 1 token")
+        raise UsageError(f"size={size}: a bounded state holds at least 1 token")
     recent = value.recent_at(size)
     if value.first + recent >= size:
-        raise ValueError(
+        raise UsageError(
             f"first={value.first} and recent={recent} protect {value.first + recent} tokens, "
             f"which must be fewer than size={size}: take a larger size or protect less"
         )
     if value.horizon is not None and value.horizon <= size:
-        raise ValueError(
+        raise UsageError(
             f"horizon={value.horizon} at size={size}: so few tokens are never forgotten by importance; "
             "take a larger horizon, or the policy window"
         )

@@ -11,10 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from msrnn.core.rope import Places
+from msrnn.core.slots import HELD
 from msrnn.policy import Bound
-from msrnn.positions import Places
-
-HELD = 2**31 - 1  # the eviction time of a state that is still held
 
 
 class Recurrence(NamedTuple):
@@ -109,7 +108,7 @@ def _one_group(
         # evict
         if len(held) > bound.size:
             free = [j for j in held if bound.policy.first <= j <= t - bound.recent]
-            rank = {j: _rank(importance[j] * (norm[j] if bound.policy.value else 1.0)) for j in free}
+            rank = {j: _rank(importance[j] * (norm[j] if bound.policy.value_norm else 1.0)) for j in free}
             ranked = sorted(free, key=lambda j: (rank[j], j))
             if len(ranked) > 1:
                 margin[0, t] = _margin(rank[ranked[0]], rank[ranked[1]])

@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
 import pytest
 from transformers.utils import logging
 
-from msrnn.models import Loaded, load
+from msrnn.hf.loading import Loaded, load
 
 logging.set_verbosity_error()
 

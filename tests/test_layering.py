@@ -1,75 +1,123 @@
-"""Each module imports only from those above it."""
+"""Each module imports only from those above it: folders from earlier folders, and files of a folder from earlier files.
+
+`ORDER` is the architecture in one list. A folder of the package is listed with its files in order; a folder that is not
+listed with files may import freely inside itself, but not in a circle.
+"""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import msrnn
 
 ORDER = [
     "version",
+    "errors",
     "policy",
-    "positions",
+    "core",
     "reference",
-    "scoring",
-    "backend",
-    "atomic",
-    "files",
-    "memory",
-    "rounding",
-    "slots",
-    "validate",
-    "state",
-    "kernels",
-    "scan",
-    "walk",
-    "chunk",
-    "decode",
-    "attention",
-    "masks",
-    "huggingface",
-    "probe",
-    "rotary",
-    "plan",
-    "graph",
-    "generation",
-    "rnn",
-    "models",
-    "turns",
-    "tracing",
-    "harness",
-    "evaluate",
-    "analyze",
+    "backends",
+    "layer",
+    "hf",
+    "integrations",
+    "evaluation",
+    "analysis",
     "cli",
 ]
+INSIDE = {
+    "core": [
+        "atomic",
+        "device_memory",
+        "rope",
+        "scores",
+        "quantization",
+        "slots",
+        "validation",
+        "state_file",
+        "state",
+    ],
+    "backends": ["base", "torch", "numba", "triton", "__init__"],
+    "hf": [
+        "masks",
+        "cache",
+        "inspect",
+        "inspect_rope",
+        "state_spec",
+        "cuda_graphs",
+        "generation",
+        "rnn",
+        "loading",
+        "chat_template",
+    ],
+}
 ROOT = Path(msrnn.__file__).parent
+PATHS = [path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py"]
 
 
-def imported(path: Path) -> set[str]:
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+def module_of(path: Path) -> tuple[str, ...]:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts
+
+
+MODULES = {module_of(path): path for path in PATHS}
+
+
+def imported(path: Path) -> set[tuple[str, ...]]:
+    """The modules of the package that a file imports, wherever in the file; names that only types need are left out."""
+    found: set[tuple[str, ...]] = set()
+    tree = ast.parse(path.read_text())
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "msrnn":
-            parts = node.module.split(".")[1:]
-            names |= {parts[0]} if parts else {alias.name for alias in node.names}
+            parts = tuple(node.module.split(".")[1:])
+            names = {(*parts, alias.name) for alias in node.names} & MODULES.keys()
+            found |= names or ({parts} if parts else set())
         elif isinstance(node, ast.Import):
-            names |= {a.name.split(".")[1] for a in node.names if a.name.startswith("msrnn.")}
-    return names & set(ORDER)
+            found |= {tuple(a.name.split(".")[1:]) for a in node.names if a.name.startswith("msrnn.")}
+    return found & MODULES.keys()
 
 
-def test_each_module_imports_only_from_those_above_it() -> None:
-    paths = [p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py"]
-    assert {p.relative_to(ROOT).parts[0].removesuffix(".py") for p in paths} == set(ORDER)
-    for path in paths:
-        mine = path.relative_to(ROOT).parts[0].removesuffix(".py")
-        below = {name for name in imported(path) - {mine} if ORDER.index(name) > ORDER.index(mine)}
-        assert not below, f"{path.name} imports {below}"
+def test_a_folder_imports_only_from_those_above_it() -> None:
+    assert {module[0] for module in MODULES} == set(ORDER)
+    for module, path in MODULES.items():
+        below = {other for other in imported(path) if ORDER.index(other[0]) > ORDER.index(module[0])}
+        assert not below, f"{path} imports {below}"
+
+
+def test_a_file_imports_only_from_those_above_it_in_its_folder() -> None:
+    for folder, order in INSIDE.items():
+        inside = {module: path for module, path in MODULES.items() if module[0] == folder and path.parent != ROOT}
+        names = {module: module[1] if len(module) > 1 else "__init__" for module in inside}
+        assert set(names.values()) | {"__init__"} == {*order, "__init__"}
+        for module, path in inside.items():
+            if names[module] == "__init__" and "__init__" not in order:
+                assert not imported(path)
+                continue
+            for other in imported(path) & inside.keys():
+                assert order.index(names[other]) <= order.index(names[module]), f"{path} imports {other}"
+
+
+def test_no_two_modules_import_each_other() -> None:
+    """Directly or through others; raises CycleError, which names them."""
+    graph = {module: imported(path) - {module} for module, path in MODULES.items()}
+    assert len(list(TopologicalSorter(graph).static_order())) == len(MODULES)
+
+
+def test_production_code_does_not_import_the_reference() -> None:
+    assert [str(path) for path in PATHS if ("reference",) in imported(path)] == []
 
 
 def test_importing_the_package_does_not_load_torch() -> None:
-    code = (
-        "import msrnn, sys; assert 'torch' not in sys.modules; msrnn.MultiStateRNN, msrnn.trace, msrnn.policy('tova')"
-    )
+    code = "import msrnn, sys; msrnn.Policy.parse('tova'); assert 'torch' not in sys.modules; msrnn.MultiStateRNN"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,24 +5,26 @@ from decimal import Decimal
 
 import pytest
 
-from msrnn.policy import MEANINGS, NAMES, Bound, Policy, layer_bound, policy, ranks_alike, resolve
+from msrnn.policy import MEANINGS, NAMES, Bound, Policy, layer_bound, ranks_alike, resolve
 
 
 def test_names_are_points_in_the_space_of_six_numbers() -> None:
-    assert policy("tova") == Policy(decay=0.0, per="layer", first=0, recent=0)
-    assert policy("tova+4") == Policy(decay=0.0, per="layer", first=4, recent=0)
-    assert policy("tova-head") == Policy(decay=0.0, per="head")
-    assert policy("window+1") == Policy(decay=None, first=1)
-    assert policy("h2o") == Policy(decay=1.0, per="head", recent=0.5)
-    assert policy("h2o-layer") == Policy(decay=1.0, per="layer", recent=0.5)
-    assert policy("tova~4096") == Policy(decay=0.0, horizon=4096)
-    assert policy("tova+1~4096") == policy("first=1,horizon=4096") == Policy(decay=0.0, first=1, horizon=4096)
-    assert policy("echo+2") == Policy(decay=0.98, per="layer", first=2, recent=0.4, value=True)
+    assert Policy.parse("tova") == Policy(decay=0.0, per="layer", first=0, recent=0)
+    assert Policy.parse("tova+4") == Policy(decay=0.0, per="layer", first=4, recent=0)
+    assert Policy.parse("tova-head") == Policy(decay=0.0, per="head")
+    assert Policy.parse("window+1") == Policy(decay=None, first=1)
+    assert Policy.parse("h2o") == Policy(decay=1.0, per="head", recent=0.5)
+    assert Policy.parse("h2o-layer") == Policy(decay=1.0, per="layer", recent=0.5)
+    assert Policy.parse("tova~4096") == Policy(decay=0.0, horizon=4096)
+    assert (
+        Policy.parse("tova+1~4096") == Policy.parse("first=1,horizon=4096") == Policy(decay=0.0, first=1, horizon=4096)
+    )
+    assert Policy.parse("echo+2") == Policy(decay=0.98, per="layer", first=2, recent=0.4, value_norm=True)
 
 
 @pytest.mark.parametrize("name", [*NAMES, "tova+4", "window+1", "h2o+2", "echo~99", "h2o+2~512"])
 def test_a_policy_knows_its_name(name: str) -> None:
-    assert policy(name).name == name
+    assert Policy.parse(name).name == name
 
 
 def test_every_name_has_a_meaning() -> None:
@@ -31,14 +33,14 @@ def test_every_name_has_a_meaning() -> None:
 
 def test_a_policy_without_a_name_is_told_by_its_numbers() -> None:
     assert Policy(0.5, "head", 1, 2).name == "decay=0.5,per=head,first=1,recent=2"
-    assert Policy(0.5, value=True).name == "decay=0.5,per=layer,first=0,recent=0,value=1"
+    assert Policy(0.5, value_norm=True).name == "decay=0.5,per=layer,first=0,recent=0,value_norm=1"
     assert Policy(0.5, horizon=9).name == "decay=0.5,per=layer,first=0,recent=0,horizon=9"
 
 
 def test_a_policy_is_a_value() -> None:
-    assert hash(policy("tova")) == hash(Policy(0.0))
+    assert hash(Policy.parse("tova")) == hash(Policy(0.0))
     with pytest.raises(dataclasses.FrozenInstanceError):
-        policy("tova").first = 3  # type: ignore[misc]
+        Policy.parse("tova").first = 3  # type: ignore[misc]
 
 
 def test_a_share_of_the_size_is_rounded_down() -> None:
@@ -67,7 +69,7 @@ def test_a_share_is_the_decimal_number_that_was_written(parts: int) -> None:
 )
 def test_an_unknown_name_suggests_the_nearest(wrong: str, near: str) -> None:
     with pytest.raises(ValueError, match=near.replace("+", r"\+")) as error:
-        policy(wrong)
+        Policy.parse(wrong)
     assert wrong in str(error.value)
 
 
@@ -86,8 +88,8 @@ def test_an_unknown_name_suggests_the_nearest(wrong: str, near: str) -> None:
         ({"decay": 0.0, "recent": -2}, "-2"),
         ({"decay": 0.0, "recent": 1.0}, "1.0"),
         ({"decay": 0.0, "recent": True}, "True"),
-        ({"decay": 0.0, "value": 1}, "value=1"),
-        ({"decay": None, "value": True}, "decay=None"),
+        ({"decay": 0.0, "value_norm": 1}, "value_norm=1"),
+        ({"decay": None, "value_norm": True}, "decay=None"),
     ],
 )
 def test_a_bad_number_is_named(fields: dict[str, object], named: str) -> None:
@@ -117,25 +119,25 @@ def test_a_policy_and_a_size_must_fit(name: object, size: object, error: type[Ex
 def test_full_is_unbounded_and_no_policy() -> None:
     assert resolve("full", None) == resolve("full", 512) == (None, None)
     with pytest.raises(ValueError, match="no Policy"):
-        policy("full")
+        Policy.parse("full")
 
 
 def test_sliding_layers_forget_what_they_cannot_see() -> None:
-    tova = policy("tova")
+    tova = Policy.parse("tova")
     assert layer_bound(tova, 512, None) == Bound(tova, 512)
-    assert layer_bound(tova, 512, 128) == Bound(policy("window"), 127)
-    assert layer_bound(tova, 512, 513) == Bound(policy("window"), 512)
+    assert layer_bound(tova, 512, 128) == Bound(Policy.parse("window"), 127)
+    assert layer_bound(tova, 512, 513) == Bound(Policy.parse("window"), 512)
     assert layer_bound(tova, 512, 514) == Bound(tova, 512, window=514)
-    assert layer_bound(None, None, 128) == Bound(policy("window"), 127)
+    assert layer_bound(None, None, 128) == Bound(Policy.parse("window"), 127)
     assert layer_bound(None, None, None) is None
 
 
 def test_a_horizon_hides_all_but_the_first_tokens() -> None:
-    far = policy("tova+2~600")
+    far = Policy.parse("tova+2~600")
     assert layer_bound(far, 512, None) == Bound(far, 512, window=600, spared=2)
     assert layer_bound(far, 512, 1024) == Bound(far, 512, window=600), "a sliding layer does not see them for ever"
     assert layer_bound(far, 512, 550) == Bound(far, 512, window=550)
-    assert layer_bound(far, 512, 128) == Bound(policy("window"), 127)
+    assert layer_bound(far, 512, 128) == Bound(Policy.parse("window"), 127)
 
 
 @pytest.mark.parametrize(
@@ -145,28 +147,28 @@ def test_a_horizon_hides_all_but_the_first_tokens() -> None:
         ("decay=none,first=4", Policy(None, first=4)),
         ("per=head,recent=3", Policy(0.0, "head", recent=3)),
         ("decay=1.0,per=head,first=0,recent=0.5", NAMES["h2o"]),
-        ("decay=0.5,value=1", Policy(0.5, value=True)),
-        ("decay=0.5,value=0", Policy(0.5)),
+        ("decay=0.5,value_norm=1", Policy(0.5, value_norm=True)),
+        ("decay=0.5,value_norm=0", Policy(0.5)),
     ],
 )
 def test_policies_by_their_numbers(text: str, value: Policy) -> None:
-    assert policy(text) == value
-    assert policy(value.name) == value
+    assert Policy.parse(text) == value
+    assert Policy.parse(value.name) == value
 
 
 @pytest.mark.parametrize(
-    "text", ["decay=2", "decay=", "decay=0.5,per=row", "rate=0.5", "decay=0.5,first=x", "value=2", "=", "a,b=1"]
+    "text", ["decay=2", "decay=", "decay=0.5,per=row", "rate=0.5", "decay=0.5,first=x", "value_norm=2", "=", "a,b=1"]
 )
 def test_numbers_that_mean_nothing_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="write it as decay="):
-        policy(text)
+        Policy.parse(text)
 
 
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("decay=0.5,value=2", "value=2: must be 0 or 1"),
-        ("value=yes", "value=yes: must be 0 or 1"),
+        ("decay=0.5,value_norm=2", "value_norm=2: must be 0 or 1"),
+        ("value_norm=yes", "value_norm=yes: must be 0 or 1"),
         ("decay=0.9,decay=0.8", "decay is given twice"),
         ("decay=0.9,per=head,PER=layer", "per is given twice"),
         ("rate=0.5", "no number is called 'rate', use decay, per, first, recent, value, horizon"),
@@ -174,20 +176,20 @@ def test_numbers_that_mean_nothing_are_refused(text: str) -> None:
 )
 def test_what_is_wrong_with_numbers_is_said(text: str, named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        policy(text)
+        Policy.parse(text)
 
 
 def test_names_in_any_case() -> None:
-    assert policy("TOVA") == policy("Tova") == policy("tova")
-    assert policy("Window+4") == policy("window+4")
-    assert policy("H2O-Layer+1~512") == policy("h2o-layer+1~512")
-    assert policy("Decay=None,FIRST=4") == Policy(None, first=4)
-    assert policy("per=HEAD") == Policy(0.0, "head")
+    assert Policy.parse("TOVA") == Policy.parse("Tova") == Policy.parse("tova")
+    assert Policy.parse("Window+4") == Policy.parse("window+4")
+    assert Policy.parse("H2O-Layer+1~512") == Policy.parse("h2o-layer+1~512")
+    assert Policy.parse("Decay=None,FIRST=4") == Policy(None, first=4)
+    assert Policy.parse("per=HEAD") == Policy(0.0, "head")
     assert resolve("FULL", 512) == resolve("Full", None) == (None, None)
     assert ranks_alike("FULL", "full")
     assert not ranks_alike("FULL", "tova")
     with pytest.raises(ValueError, match="no Policy"):
-        policy("FULL")
+        Policy.parse("FULL")
 
 
 @pytest.mark.parametrize(

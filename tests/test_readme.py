@@ -35,4 +35,4 @@ def test_every_policy_has_its_row() -> None:
         assert decay == ("none" if policy.decay is None else f"{policy.decay:g}")
         assert (per, int(first)) == (policy.per, policy.first)
         assert recent.replace("half", "0.5") == (f"{policy.recent:g} of size" if policy.recent else "0")
-        assert value == ("yes" if policy.value else "")
+        assert value == ("yes" if policy.value_norm else "")

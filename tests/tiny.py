@@ -11,9 +11,9 @@ import transformers as tf
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
-from msrnn.plan import windows
+from msrnn.core.rope import Places
+from msrnn.hf.state_spec import windows
 from msrnn.policy import Policy, layer_bound, resolve
-from msrnn.positions import Places
 from msrnn.reference import recurrent
 
 VOCABULARY = 97

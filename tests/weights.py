@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from msrnn.kernels.scan_triton import room, scan_triton
+from msrnn.backends.triton.scan import room, scan_triton
 from msrnn.policy import Bound
 
 

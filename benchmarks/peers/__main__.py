@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common import model_and_tokens
-from msrnn.evaluate.setting import ROOT, setting
-from msrnn.models import converted, small_model
+from msrnn.evaluation.setting import ROOT, setting
+from msrnn.hf.loading import converted, small_model
 
 PEERS: dict[str, list[str]] = {"kvpress": ["torch==2.13.0", "kvpress==0.5.5", "transformers==5.2.0"]}
 

@@ -20,6 +20,7 @@ from msrnn.cli.policies import policies
 from msrnn.cli.read import read
 from msrnn.cli.terminal import Stopped
 from msrnn.cli.verbs import register
+from msrnn.errors import UsageError
 from msrnn.version import __version__
 
 BAD_INPUT, INTERRUPTED = 2, 130
@@ -62,10 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(error.format_message())
     except OSError as error:
         return _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    except (ValueError, TypeError) as error:
+    except UsageError as error:
         return _complain(str(error))
     except (RuntimeError, MemoryError) as error:
-        from msrnn.evaluate.memory import out_of_memory
+        from msrnn.evaluation.memory import out_of_memory
 
         if not out_of_memory(error):
             raise

@@ -15,12 +15,13 @@ from msrnn.cli.results import drawn, stoppable
 from msrnn.cli.tables import show_table, show_text
 from msrnn.cli.terminal import note
 from msrnn.cli.traced import studied
-from msrnn.policy import is_full, policy, resolve
+from msrnn.errors import UsageError
+from msrnn.policy import Policy, is_full, resolve
 
 if TYPE_CHECKING:
-    from msrnn.analyze.study import Cell
-    from msrnn.evaluate.chunks import Data
-    from msrnn.evaluate.texts import Document
+    from msrnn.analysis.study import Cell
+    from msrnn.evaluation.chunks import Data
+    from msrnn.evaluation.texts import Document
 
 POLICIES, SIZES, CHUNKS = ("tova",), (512,), 31
 MANUAL = "Python's own manual"
@@ -82,10 +83,10 @@ def analyze(
     """
     cells = asked(policy, size, paper, length)
     check_counts(length=length, books=books, chunks_per_book=chunks_per_book, batch=batch)
-    from msrnn.analyze.report import draw, summary, tables, write
-    from msrnn.evaluate.chunks import Choice, choose
-    from msrnn.evaluate.setting import setting
-    from msrnn.models import check_dtype, device_named, load
+    from msrnn.analysis.report import draw, summary, tables, write
+    from msrnn.evaluation.chunks import Choice, choose
+    from msrnn.evaluation.setting import setting
+    from msrnn.hf.loading import check_dtype, device_named, load
 
     device_named(device)
     check_dtype(dtype)
@@ -117,33 +118,33 @@ def analyze(
 
 def asked(policies: list[str] | None, sizes: list[int] | None, paper: bool, length: int) -> list[Cell]:
     if paper and (policies or sizes):
-        raise ValueError("--paper: it has a policy and sizes of its own; give this, or --policy and --size")
+        raise UsageError("--paper: it has a policy and sizes of its own; give this, or --policy and --size")
     if paper:
-        from msrnn.analyze.paper import SIZES as PAPER_SIZES
+        from msrnn.analysis.paper import SIZES as PAPER_SIZES
 
         sizes = list(PAPER_SIZES)
     names, sizes = policies or list(POLICIES), sorted(set(sizes or SIZES))
     for name, size in product(names, sizes):
         if is_full(name):
-            raise ValueError("--policy full: it keeps every token, so there is nothing to analyze; name a bounded one")
+            raise UsageError("--policy full: it keeps every token, so there is nothing to analyze; name a bounded one")
         resolve(name, size)
     if sizes[-1] + 1 >= length:
-        raise ValueError(
+        raise UsageError(
             f"--size {sizes[-1]}: chunks of {length:,} tokens show none of its choices; "
             "take a smaller size or longer chunks"
         )
-    return list(product(dict.fromkeys(policy(name).name for name in names), sizes))
+    return list(product(dict.fromkeys(Policy.parse(name).name for name in names), sizes))
 
 
 def check_folders(*folders: Path | None) -> None:
     for folder in folders:
         if folder is not None and folder.exists() and not folder.is_dir():
-            raise ValueError(f"{folder}: a file; name a folder")
+            raise UsageError(f"{folder}: a file; name a folder")
 
 
 def texts(source: Path | None) -> tuple[str, list[Document]]:
     """What was asked for; or PG-19 where it can be had, and else the text of the demo."""
-    from msrnn.evaluate.texts import PG19, Document, documents
+    from msrnn.evaluation.texts import PG19, Document, documents
 
     if source is not None:
         return source.resolve().name, documents(source)
@@ -158,7 +159,7 @@ def texts(source: Path | None) -> tuple[str, list[Document]]:
 
 def tagger_of(folder: Path | None) -> Any:
     """None, with the reason, where NLTK or its data are not; refused where they were asked for."""
-    from msrnn.analyze.words import Tagger
+    from msrnn.analysis.words import Tagger
 
     try:
         return Tagger(folder)
@@ -170,7 +171,7 @@ def tagger_of(folder: Path | None) -> Any:
 
 
 def tags_of(tagger: Any, data: Data, found: list[Document], tokenizer: Any) -> list[list[str]] | None:
-    from msrnn.analyze.passages import passages
+    from msrnn.analysis.passages import passages
 
     return tagger and [tagger.tags(passage) for passage in passages(data, found, tokenizer)]
 

@@ -11,13 +11,14 @@ from msrnn.cli.options import ORIGINAL, SMALL, Device, Dtype, Model, PolicyName
 from msrnn.cli.results import SkipDamaged, drawn, open_store, shown_as_well, stoppable, written
 from msrnn.cli.tables import show_table, show_text
 from msrnn.cli.terminal import note
-from msrnn.evaluate.efficiency import NATIVE, PROMPT
+from msrnn.errors import UsageError
+from msrnn.evaluation.efficiency import NATIVE, PROMPT
 from msrnn.policy import FULL, is_full, resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from msrnn.evaluate.efficiency.bench import Row
+    from msrnn.evaluation.efficiency.bench import Row
 
 SIZES, AS_THE_MODEL, AS_IN_THE_TEXT = [256, 512, 1024, 2048], [NATIVE], [ORIGINAL]
 
@@ -35,8 +36,8 @@ StateDtypes = Annotated[
 Positions = Annotated[
     list[str], Option("--positions", help="Where kept tokens stand: original, compressed, …; repeat for more.")
 ]
-Fuse = Annotated[
-    bool | None, Option("--fuse/--no-fuse", help="Compile what lies between kernels.", show_default="on cuda")
+Compile = Annotated[
+    bool | None, Option("--compile/--no-compile", help="Compile what lies between kernels.", show_default="on cuda")
 ]
 Others = Annotated[
     list[str] | None,
@@ -61,7 +62,7 @@ def bench(
     policy: PolicyName = "tova",
     state_dtype: StateDtypes = AS_THE_MODEL,
     positions: Positions = AS_IN_THE_TEXT,
-    fuse: Fuse = None,
+    compile: Compile = None,
     others: Others = None,
     model: Model = None,
     random_weights: Shape = None,
@@ -92,28 +93,28 @@ def bench(
     batches = {"batch": batch, "max_batch": max_batch, "equal_batch": equal_batch, "prefill_batch": prefill_batch}
     check_batch(**batches)
     if model is not None and random_weights is not None:
-        raise ValueError(f"--random-weights {random_weights}: give this or --model, not both")
-    from msrnn.evaluate.efficiency.bench import Asked, Bench
-    from msrnn.evaluate.efficiency.contenders import setup
-    from msrnn.evaluate.efficiency.ledger import Ledger, check_row
-    from msrnn.evaluate.efficiency.lineup import Lineup, imported
-    from msrnn.evaluate.setting import setting
-    from msrnn.evaluate.store import Store
+        raise UsageError(f"--random-weights {random_weights}: give this or --model, not both")
+    from msrnn.evaluation.efficiency.bench import Asked, Bench
+    from msrnn.evaluation.efficiency.contenders import setup
+    from msrnn.evaluation.efficiency.ledger import Ledger, check_row
+    from msrnn.evaluation.efficiency.lineup import Lineup, imported
+    from msrnn.evaluation.setting import setting
+    from msrnn.evaluation.store import Store
 
     factories = [imported(name) for name in others or []]
     store = open_store(out, "efficiency", check_row, force=force, skip_damaged=skip_damaged) if out else Store(None)
     decoder = load(model, random_weights, device, dtype)
-    if fuse is None:
-        fuse = decoder.device.type == "cuda"
+    if compile is None:
+        compile = decoder.device.type == "cuda"
     told = {
         "model": f"random weights of {random_weights}" if random_weights else model or SMALL,
         "dtype": str(decoder.dtype).removeprefix("torch."),
         "length": length,
-        "fuse": fuse,
+        "compile": compile,
         **setting(decoder.device),
     }
     made = setup(decoder, length)
-    contenders = Lineup(policy, size, state_dtype, fuse, positions, factories).contenders(made, note)
+    contenders = Lineup(policy, size, state_dtype, compile, positions, factories).contenders(made, note)
     ledger = Ledger(store, told)
     if ledger.known:
         note(f"{ledger.known:,} measurements already done; --force makes them again")
@@ -131,7 +132,7 @@ def bench(
 
 def check(sizes: list[int], policy: str, state_dtypes: list[str], positions: list[str], length: int) -> None:
     if is_full(policy):
-        raise ValueError(f"--policy {FULL}: the full model is measured anyway; name a policy that forgets")
+        raise UsageError(f"--policy {FULL}: the full model is measured anyway; name a policy that forgets")
     for size in sizes:
         resolve(policy, size)
     for name in state_dtypes:
@@ -141,18 +142,18 @@ def check(sizes: list[int], policy: str, state_dtypes: list[str], positions: lis
         if name != ORIGINAL:
             check_positions(name)
     if length <= PROMPT:
-        raise ValueError(f"--length {length}: must be more than {PROMPT}, the tokens a whole sequence starts from")
+        raise UsageError(f"--length {length}: must be more than {PROMPT}, the tokens a whole sequence starts from")
 
 
 def check_state_dtype(name: str) -> None:
-    from msrnn.rounding import STATE_DTYPES
+    from msrnn.core.quantization import STATE_DTYPES
 
     if name not in STATE_DTYPES:
-        raise ValueError(f"--state-dtype {name}: must be one of {', '.join((NATIVE, *STATE_DTYPES))}")
+        raise UsageError(f"--state-dtype {name}: must be one of {', '.join((NATIVE, *STATE_DTYPES))}")
 
 
 def check_positions(name: str) -> None:
-    from msrnn.positions import spacing
+    from msrnn.core.rope import spacing
 
     spacing(name)
 
@@ -160,8 +161,8 @@ def check_positions(name: str) -> None:
 def load(name: str | None, shape: str | None, device: str, dtype: str | None) -> PreTrainedModel:
     import transformers
 
-    from msrnn import models
-    from msrnn.evaluate.efficiency.random_weights import random_model
+    from msrnn.evaluation.efficiency.random_weights import random_model
+    from msrnn.hf import loading as models
 
     transformers.logging.set_verbosity_error()
     return random_model(shape, device, dtype) if shape else models.load(name, device, dtype, on_convert=note).model
@@ -169,7 +170,7 @@ def load(name: str | None, shape: str | None, device: str, dtype: str | None) ->
 
 def show(rows: list[Row], title: str) -> None:
     """Names in short lines, so that more columns fit side by side."""
-    from msrnn.evaluate.efficiency.tables import headers, lines, remarks
+    from msrnn.evaluation.efficiency.tables import headers, lines, remarks
 
     show_table(title, ["\n".join(wrap(name, 9, break_long_words=False)) for name in headers(rows)], lines(rows))
     for remark in remarks(rows):
@@ -177,8 +178,8 @@ def show(rows: list[Row], title: str) -> None:
 
 
 def write(rows: list[Row], folder: Path, title: str, told: dict[str, str]) -> None:
-    from msrnn.evaluate.efficiency.figure import figure
-    from msrnn.evaluate.efficiency.tables import markdown
+    from msrnn.evaluation.efficiency.figure import figure
+    from msrnn.evaluation.efficiency.tables import markdown
 
     (folder / "efficiency.md").write_text(markdown(rows, told))
     written(folder, "efficiency", ("jsonl", "md", *drawn(lambda: figure(rows, folder, title))))

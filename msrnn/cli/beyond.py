@@ -9,9 +9,9 @@ from typing import Any
 
 from msrnn.cli.options import ORIGINAL, Choice
 from msrnn.cli.terminal import note
-from msrnn.policy import FULL, policy
-from msrnn.positions import COMPRESSED
-from msrnn.rnn import MultiStateRNN
+from msrnn.core.rope import COMPRESSED
+from msrnn.hf.rnn import MultiStateRNN
+from msrnn.policy import FULL, Policy
 
 
 def training_length(rnn: MultiStateRNN) -> int | None:
@@ -58,7 +58,7 @@ class Beyond:
 
 def reaching(choice: Choice, length: int) -> str:
     """The policy with a horizon of so many tokens and its first token protected, unless it has a horizon already."""
-    if choice.policy == FULL or policy(choice.policy).horizon is not None:
+    if choice.policy == FULL or Policy.parse(choice.policy).horizon is not None:
         return choice.policy
-    chosen = policy(choice.policy)
+    chosen = Policy.parse(choice.policy)
     return replace(chosen, first=max(1, chosen.first), horizon=max(length, 2 * choice.size)).name

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from msrnn import turns
 from msrnn.cli.history import history
 from msrnn.cli.options import (
     ORIGINAL,
@@ -30,6 +29,8 @@ from msrnn.cli.options import (
 from msrnn.cli.saved import choose
 from msrnn.cli.saving import check_target, keep, same_file
 from msrnn.cli.terminal import note, summary
+from msrnn.errors import UsageError
+from msrnn.hf import chat_template as turns
 
 if TYPE_CHECKING:
     from msrnn.cli.conversation import Conversation
@@ -81,7 +82,7 @@ def chat(
     choice = choose(load, *given, adopt=auto)
     check_target(save, force or same_file(save, load), [model])
     if system and load:
-        raise ValueError(f"--system {system!r}: {load} has begun already; leave --system out, or --load")
+        raise UsageError(f"--system {system!r}: {load} has begun already; leave --system out, or --load")
     rnn, tokenizer = choice.load()
     turns.check_template(tokenizer)
     from msrnn.cli.beyond import Beyond
@@ -135,7 +136,7 @@ def _save(talk: Conversation, path: Path, mine: set[Path], model: str | None) ->
     """A file that cannot be written is no reason to lose the conversation."""
     try:
         if path.exists() and not any(same_file(path, other) for other in mine):
-            raise ValueError(f"{path}: exists already; name another file")
+            raise UsageError(f"{path}: exists already; name another file")
         check_target(path, force=True, inputs=[model])
         talk.state.save(path)
         mine.add(path)

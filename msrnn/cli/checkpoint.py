@@ -14,9 +14,10 @@ from torch import Tensor
 
 from msrnn.cli.saving import keep, partial_of
 from msrnn.cli.terminal import Stopped, note, progress
-from msrnn.files import load_description
-from msrnn.rnn import MultiStateRNN
-from msrnn.state import MultiState
+from msrnn.core.state import MultiState
+from msrnn.core.state_file import load_description
+from msrnn.errors import UsageError
+from msrnn.hf.rnn import MultiStateRNN
 
 SECONDS = 30.0  # between checkpoints
 SHARE = 20  # and as many times as long as one takes: saving costs at most a twentieth
@@ -35,16 +36,16 @@ class Checkpoint:
         if not self.path.exists():
             return None
         try:
-            state, done = rnn.load(self.path), self._done()
+            state, done = rnn.load_state(self.path), self._done()
             if self.begun is None and int(state.seen[0]) != done:
-                raise ValueError(f"it says {done:,} tokens, and its state has read {int(state.seen[0]):,}")
+                raise UsageError(f"it says {done:,} tokens, and its state has read {int(state.seen[0]):,}")
         except ValueError as error:
             reason = str(error).removeprefix(f"{self.path}: ")
             if force:
                 note(f"{self.path}: {reason}; reading starts anew")
                 return None
             mend = "add --force to start anew, or name another file to save to"
-            raise ValueError(f"{self.path}: a checkpoint that does not fit this command ({reason}); {mend}") from error
+            raise UsageError(f"{self.path}: a checkpoint that does not fit this command ({reason}); {mend}") from error
         return state, done
 
     def _done(self) -> int:
@@ -52,11 +53,11 @@ class Checkpoint:
         found = load_description(self.path).get("notes")
         done = found.get("read") if isinstance(found, dict) else None
         if not isinstance(found, dict) or not isinstance(done, int) or isinstance(done, bool) or done < 1:
-            raise ValueError("it does not say what was read")
+            raise UsageError("it does not say what was read")
         if done > len(self.ids):
-            raise ValueError(f"it has read {done:,} tokens, and {len(self.ids):,} are asked for")
+            raise UsageError(f"it has read {done:,} tokens, and {len(self.ids):,} are asked for")
         if found != self._notes(done):
-            raise ValueError("of another text" if found.get("begun") == self.begun else "begun from another state")
+            raise UsageError("of another text" if found.get("begun") == self.begun else "begun from another state")
         return done
 
     def _notes(self, done: int) -> dict[str, Any]:

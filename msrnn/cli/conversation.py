@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from msrnn import turns
 from msrnn.cli.beyond import Beyond
 from msrnn.cli.options import Speech
 from msrnn.cli.terminal import note
 from msrnn.cli.text import as_utf8, encode
 from msrnn.cli.voice import Voice
-from msrnn.rnn import MultiStateRNN
-from msrnn.state import MultiState
+from msrnn.core.state import MultiState
+from msrnn.hf import chat_template as turns
+from msrnn.hf.rnn import MultiStateRNN
 
 
 class Conversation:
@@ -57,7 +57,7 @@ class Conversation:
             room = new + self.speech.max_new_tokens + len(self.closing)
             successor = self.beyond.successor(self.rnn, int(self.state.seen[0]) + room)
             if successor is not self.rnn:
-                self.rnn, self.state = successor, successor.adopt(self.state)
+                self.rnn, self.state = successor, successor.convert_state(self.state)
 
     def _render(self, message: str) -> str:
         if int(self.state.seen[0]):

@@ -13,6 +13,7 @@ from msrnn.cli.options import Choice, Device, Dtype, Model, Size
 from msrnn.cli.tables import show_table, show_text
 from msrnn.cli.terminal import progress
 from msrnn.cli.text import encode, read_text
+from msrnn.errors import UsageError
 from msrnn.policy import FULL
 
 if TYPE_CHECKING:
@@ -40,18 +41,18 @@ def demo(
         msrnn demo --text book.txt --tokens 4096 --size 512
     """
     if tokens < 2:
-        raise ValueError(f"--tokens {tokens}: must be 2 or more, since the first token is given")
+        raise UsageError(f"--tokens {tokens}: must be 2 or more, since the first token is given")
     choices = [Choice(model, policy, size, device, dtype) for policy in POLICIES]
     check_size(size, tokens)
     prose = read_text(str(text)) if text else manual()
     rnn, tokenizer = choices[0].load()
     from msrnn.cli.measure import measure
     from msrnn.cli.voice import Voice
-    from msrnn.rnn import MultiStateRNN
+    from msrnn.hf.rnn import MultiStateRNN
 
     ids = encode(tokenizer, prose, opening=True)[:, :tokens]
     if ids.shape[1] < 2:
-        raise ValueError(f"{text}: {ids.shape[1]} token; give a longer text")
+        raise UsageError(f"{text}: {ids.shape[1]} token; give a longer text")
     check_size(size, ids.shape[1])
     rows = []
     with progress() as bar:
@@ -78,7 +79,7 @@ def manual() -> str:
 def check_size(size: int, tokens: int) -> None:
     """Where nothing is evicted there is nothing to compare; the last token is not read."""
     if size >= tokens - 1:
-        raise ValueError(
+        raise UsageError(
             f"--size {size}: a text of {tokens:,} tokens fits into it, so that nothing is evicted and all policies are "
             f"the same; take a size below {tokens - 1:,}, or a longer text and more --tokens"
         )

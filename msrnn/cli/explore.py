@@ -13,12 +13,13 @@ from msrnn.cli.options import SMALL, Device, Dtype, Force, Model
 from msrnn.cli.terminal import note
 from msrnn.cli.text import check_target, read_text
 from msrnn.cli.traced import traced_all
-from msrnn.policy import is_full, policy, resolve
+from msrnn.errors import UsageError
+from msrnn.policy import Policy, is_full, resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from msrnn.analyze.passages import Passage
+    from msrnn.analysis.passages import Passage
 
     Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase, str]  # and the model's name
 
@@ -77,12 +78,12 @@ def write_page(
     target: Path, name: str, text: str, policies: list[str], size: int | None, tokens: int, load: Callable[[], Loaded]
 ) -> str:
     """Trace the first tokens of the text under each policy and write the page; one line about it."""
-    from msrnn.analyze.explorer.page import LONGEST, page
-    from msrnn.analyze.passages import passage
-    from msrnn.files import write_atomically
+    from msrnn.analysis.explorer.page import LONGEST, page
+    from msrnn.analysis.passages import passage
+    from msrnn.core.state_file import write_atomically
 
     if tokens > LONGEST:
-        raise ValueError(f"--tokens {tokens}: a page shows {LONGEST:,} at most")
+        raise UsageError(f"--tokens {tokens}: a page shows {LONGEST:,} at most")
     model, tokenizer, called = load()
     read = passage(text, tokenizer, opening=True, tokens=tokens)
     shown = traced_all(model, read.ids, policies, bounded(size, len(read.ids), policies))
@@ -94,7 +95,7 @@ def write_page(
 
 def loaded(name: str | None, device: str, dtype: str | None) -> Loaded:
     from msrnn.cli.eval.common import quiet
-    from msrnn.models import load
+    from msrnn.hf.loading import load
 
     quiet()
     called = name or SMALL
@@ -109,15 +110,15 @@ def text_of(source: str) -> tuple[str, str]:
     if path := existing(source):
         if path.is_dir():
             example = next((f", such as {file}" for file in sorted(path.glob("*.txt"))), "")
-            raise ValueError(f"{path}: a folder; name a text file in it{example}")
+            raise UsageError(f"{path}: a folder; name a text file in it{example}")
         return path.stem, read_text(source)
     text = source.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     if not text.strip():
-        raise ValueError("TEXT|FILE: empty; give a text or a file to read")
+        raise UsageError("TEXT|FILE: empty; give a text or a file to read")
     if "\n" not in source and source.endswith((".txt", ".md")):
-        raise ValueError(f"{source}: no such file")
+        raise UsageError(f"{source}: no such file")
     if "\n" not in source and " " not in source.strip():
-        raise ValueError(f"{source}: no such file; a text of one word shows nothing")
+        raise UsageError(f"{source}: no such file; a text of one word shows nothing")
     return "text", text
 
 
@@ -133,18 +134,18 @@ def existing(source: str) -> Path | None:
 def asked(policies: list[str] | None, size: int | None, tokens: int) -> list[str]:
     """The policies by name. What can be refused before a model is loaded is refused here."""
     if tokens < FEWEST:
-        raise ValueError(f"--tokens {tokens}: must be at least {FEWEST}; fewer fit into every size")
+        raise UsageError(f"--tokens {tokens}: must be at least {FEWEST}; fewer fit into every size")
     names = list(dict.fromkeys(policies or POLICIES))
     if len(names) > 2:
-        raise ValueError(f"--policy {names[2]}: a page has room for two")
+        raise UsageError(f"--policy {names[2]}: a page has room for two")
     for name in names:
         if is_full(name):
-            raise ValueError("--policy full: it evicts nothing; name a bounded policy")
+            raise UsageError("--policy full: it evicts nothing; name a bounded policy")
         if size is None:
             check_default(name, default_size(tokens), f"at most {default_size(tokens)}")
         else:
             resolve(name, size)
-    return [policy(name).name for name in names]
+    return [Policy.parse(name).name for name in names]
 
 
 def default_size(tokens: int) -> int:
@@ -153,11 +154,11 @@ def default_size(tokens: int) -> int:
 
 def check_default(name: str, size: int, described: str) -> None:
     """Whether the policy takes the default size, which the user did not give and so cannot be blamed for."""
-    chosen = policy(name)
+    chosen = Policy.parse(name)
     try:
         resolve(chosen, size)
     except ValueError as error:
-        raise ValueError(f"--policy {name} at the default --size of {described}: {error}; give --size") from error
+        raise UsageError(f"--policy {name} at the default --size of {described}: {error}; give --size") from error
 
 
 def bounded(size: int | None, tokens: int, policies: list[str]) -> int:
@@ -166,8 +167,8 @@ def bounded(size: int | None, tokens: int, policies: list[str]) -> int:
     if states + 1 >= tokens:
         if size is None:
             mend = "give a longer text, more --tokens or --size 1"
-            raise ValueError(f"{tokens:,} tokens: the default --size of {states} evicts none of them; {mend}")
-        raise ValueError(
+            raise UsageError(f"{tokens:,} tokens: the default --size of {states} evicts none of them; {mend}")
+        raise UsageError(
             f"--size {states}: none of {tokens:,} tokens has to leave; take a smaller one or a longer text"
         )
     if size is None:

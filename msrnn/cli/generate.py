@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from msrnn import turns
 from msrnn.cli.options import (
     Device,
     Force,
@@ -28,13 +27,15 @@ from msrnn.cli.saved import choose
 from msrnn.cli.saving import check_target, keep, same_file
 from msrnn.cli.terminal import Stopped, note, summary
 from msrnn.cli.text import as_utf8, encode, read_text
+from msrnn.errors import UsageError
+from msrnn.hf import chat_template as turns
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from msrnn.cli.voice import Voice
-    from msrnn.rnn import MultiStateRNN
-    from msrnn.state import MultiState
+    from msrnn.core.state import MultiState
+    from msrnn.hf.rnn import MultiStateRNN
 
 
 def generate(
@@ -70,7 +71,7 @@ def generate(
     check_target(save, force or same_file(save, state), ["-" if prompt == "-" else None, model])
     text = read_text("-").removesuffix("\n") if prompt == "-" else as_utf8(prompt)
     if not text.strip():
-        raise ValueError(f"PROMPT {prompt!r}: empty; give a text to go on from")
+        raise UsageError(f"PROMPT {prompt!r}: empty; give a text to go on from")
 
     rnn, tokenizer = choice.load()
     from msrnn.cli.beyond import warn_beyond

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from msrnn.atomic import write_atomically
 from msrnn.cli.saving import state_folder
 from msrnn.cli.terminal import note
+from msrnn.core.atomic import write_atomically
 
 LINES = 1000
 

@@ -9,10 +9,11 @@ from typer import Argument, Option
 from msrnn.cli.options import Device, Dtype
 from msrnn.cli.results import SkipDamaged, drawn, open_store, resumed, stoppable, written
 from msrnn.cli.terminal import note, progress
+from msrnn.errors import UsageError
 
 if TYPE_CHECKING:
-    from msrnn.evaluate.judge.run import Court, Judge
-    from msrnn.evaluate.store import Store
+    from msrnn.evaluation.judge.run import Court, Judge
+    from msrnn.evaluation.store import Store
 
 NAME = "judge"
 
@@ -72,9 +73,9 @@ def judge(
     """
     check(judge, base_url, model, max_requests, timeout)
     check_price(price)
-    from msrnn.evaluate.judge.pairs import pairs
-    from msrnn.evaluate.judge.run import Court
-    from msrnn.evaluate.setting import setting
+    from msrnn.evaluation.judge.pairs import pairs
+    from msrnn.evaluation.judge.run import Court
+    from msrnn.evaluation.setting import setting
 
     found = pairs(stories(folder, skip_damaged))
     where = out or folder
@@ -93,7 +94,7 @@ def judge(
         ruled(court)
     finish(court, where, told)
     if unread := court.unreadable():
-        raise ValueError(
+        raise UsageError(
             f"{judging.name}: none of its {len(unread):,} answers can be read, the first is {reprlib.repr(unread[0])}; "
             "take a judge that answers (A), (B) or (C)"
         )
@@ -101,37 +102,37 @@ def judge(
 
 def check(name: str | None, base_url: str | None, model: str | None, max_requests: int | None, timeout: float) -> None:
     if (name is None) == (model is None):
-        raise ValueError("give --judge, a model behind an endpoint, or --model, one on this machine; and not both")
+        raise UsageError("give --judge, a model behind an endpoint, or --model, one on this machine; and not both")
     if base_url and model:
-        raise ValueError(f"--base-url {base_url}: a local judge has none; give --judge, or leave it out")
+        raise UsageError(f"--base-url {base_url}: a local judge has none; give --judge, or leave it out")
     if base_url and not base_url.startswith(("http://", "https://")):
-        raise ValueError(f"--base-url {base_url}: must begin with http:// or https://")
+        raise UsageError(f"--base-url {base_url}: must begin with http:// or https://")
     if max_requests is not None and max_requests < 1:
-        raise ValueError(f"--max-requests {max_requests}: must be 1 or more; --estimate asks nothing")
+        raise UsageError(f"--max-requests {max_requests}: must be 1 or more; --estimate asks nothing")
     if not 0 < timeout < float("inf"):
-        raise ValueError(f"--timeout {timeout}: must be above 0 seconds")
+        raise UsageError(f"--timeout {timeout}: must be above 0 seconds")
 
 
 def check_price(price: tuple[float, float] | None) -> None:
     for value in price or ():
         if not 0 <= value < float("inf"):
-            raise ValueError(f"--price {value}: must be a number, 0 or more")
+            raise UsageError(f"--price {value}: must be a number, 0 or more")
 
 
 def stories(folder: Path, skip_damaged: bool) -> Store:
-    from msrnn.evaluate.store import Store
-    from msrnn.evaluate.story.run import CHECK
+    from msrnn.evaluation.store import Store
+    from msrnn.evaluation.story.run import CHECK
 
     path = folder / "story.jsonl"
     if not path.is_file():
-        raise ValueError(f"{path}: no such file; tell stories first, with msrnn eval story --out {folder}")
+        raise UsageError(f"{path}: no such file; tell stories first, with msrnn eval story --out {folder}")
     return Store(path, CHECK, skip_damaged=skip_damaged)
 
 
 def answers(folder: Path, estimate: bool, force: bool, skip_damaged: bool) -> Store:
     """Those that a judgement goes on from; an estimate of one that starts anew leaves the folder alone."""
-    from msrnn.evaluate.judge.run import CHECK
-    from msrnn.evaluate.store import Store
+    from msrnn.evaluation.judge.run import CHECK
+    from msrnn.evaluation.store import Store
 
     if estimate and (force or not folder.exists()):
         return Store(None)
@@ -140,7 +141,7 @@ def answers(folder: Path, estimate: bool, force: bool, skip_damaged: bool) -> St
 
 def endpoint(name: str, base_url: str | None, timeout: float, estimate: bool) -> Judge:
     """Refused without a key before --force forgets anything; an estimate asks nothing, and needs none."""
-    from msrnn.evaluate.judge.endpoint import Endpoint
+    from msrnn.evaluation.judge.endpoint import Endpoint
 
     judge = Endpoint(name, base_url, timeout, on_wait=note)
     if not estimate:
@@ -150,8 +151,8 @@ def endpoint(name: str, base_url: str | None, timeout: float, estimate: bool) ->
 
 def local(model: str | None, device: str, dtype: str | None) -> Judge:
     from msrnn.cli.eval.common import check_positions, quiet
-    from msrnn.evaluate.judge.local import Local
-    from msrnn.models import load
+    from msrnn.evaluation.judge.local import Local
+    from msrnn.hf.loading import load
 
     quiet()
     decoder, tokenizer = load(model, device, dtype, on_convert=note)
@@ -174,7 +175,7 @@ def ruled(court: Court) -> None:
 
 def finish(court: Court, folder: Path, told: dict[str, str]) -> None:
     from msrnn.cli.tables import show_table
-    from msrnn.evaluate.judge.report import HEADERS, as_csv, figure, lines, markdown, rows
+    from msrnn.evaluation.judge.report import HEADERS, as_csv, figure, lines, markdown, rows
 
     found = lines(court.verdicts(), court.leanings(), court.pairs.dropped)
     title = f"{told['model']}, judged by {told['judge']}"

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from msrnn.cli.terminal import states_held
-from msrnn.evaluate.loss import losses
-from msrnn.rnn import MultiStateRNN
-from msrnn.state import MultiState
+from msrnn.core.state import MultiState
+from msrnn.evaluation.loss import losses
+from msrnn.hf.rnn import MultiStateRNN
 
 UNTIMED, DECODED = 3, 32  # an unbounded state may first have to move into larger buffers
 

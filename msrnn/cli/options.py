@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from msrnn.cli.terminal import loading
+from msrnn.errors import UsageError
 from msrnn.policy import FULL, is_full, resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from msrnn.rnn import MultiStateRNN
-    from msrnn.state import MultiState
+    from msrnn.core.state import MultiState
+    from msrnn.hf.rnn import MultiStateRNN
 
 ORIGINAL = "original"
 SMALL = "SmolLM2-135M-Instruct"
@@ -109,13 +110,13 @@ class Choice:
             object.__setattr__(self, "policy", FULL)
         resolve(self.policy, self.size)
         if self.seed is not None and not 0 <= self.seed < 2**32:
-            raise ValueError(f"--seed {self.seed}: must be from 0 to {2**32 - 1}")
+            raise UsageError(f"--seed {self.seed}: must be from 0 to {2**32 - 1}")
         if self.state_dtype is not None:
-            from msrnn.rounding import state_dtype_of
+            from msrnn.core.quantization import state_dtype_of
 
             state_dtype_of(self.state_dtype)
         if self.positions != ORIGINAL:
-            from msrnn.positions import spacing
+            from msrnn.core.rope import spacing
 
             spacing(self.positions)
 
@@ -123,7 +124,7 @@ class Choice:
         with loading(self.model or SMALL) as remark:
             import transformers
 
-            from msrnn.models import load
+            from msrnn.hf.loading import load
 
             transformers.logging.set_verbosity_error()
             if self.seed is not None:
@@ -132,14 +133,14 @@ class Choice:
             return self.bounded(model), tokenizer
 
     def bounded(self, model: PreTrainedModel) -> MultiStateRNN:
-        from msrnn.rnn import MultiStateRNN
+        from msrnn.hf.rnn import MultiStateRNN
 
         return MultiStateRNN(model, self.policy, self.size, state_dtype=self.state_dtype, positions=self.positions)
 
 
 def state_of(rnn: MultiStateRNN, path: Path | None) -> MultiState:
     """The state that was saved, or an empty one."""
-    return rnn.load(path) if path else rnn.state()
+    return rnn.load_state(path) if path else rnn.state()
 
 
 @dataclass(frozen=True)
@@ -153,17 +154,17 @@ class Speech:
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
-            raise ValueError(f"--max-new-tokens {self.max_new_tokens}: must be 1 or more")
+            raise UsageError(f"--max-new-tokens {self.max_new_tokens}: must be 1 or more")
         if self.temperature is not None and not math.isfinite(self.temperature):
-            raise ValueError(f"--temperature {self.temperature}: must be a finite number")
+            raise UsageError(f"--temperature {self.temperature}: must be a finite number")
         if self.temperature is not None and self.temperature < LEAST_TEMPERATURE:
             mend = f"must be at least {LEAST_TEMPERATURE}; for the likeliest token use --greedy"
-            raise ValueError(f"--temperature {self.temperature}: {mend}")
+            raise UsageError(f"--temperature {self.temperature}: {mend}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"--top-p {self.top_p}: must be above 0 and at most 1")
+            raise UsageError(f"--top-p {self.top_p}: must be above 0 and at most 1")
         if self.sample is False and self._given:
             wishes = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self._given.items())
-            raise ValueError(
+            raise UsageError(
                 f"--greedy: takes the likeliest token, and {wishes} is for sampling; leave one of them out"
             )
 

@@ -18,7 +18,7 @@ def policies() -> None:
         msrnn policies
         msrnn generate "Once upon a time" --policy h2o --size 128
         msrnn generate "Once upon a time" --policy window+4 --size 128
-        msrnn generate "Once upon a time" --policy decay=0.9,value=1
+        msrnn generate "Once upon a time" --policy decay=0.9,value_norm=1
     """
     if Console().width >= WIDE:
         show_as_table()
@@ -33,7 +33,7 @@ def rows() -> list[list[str]]:
     for name, policy in NAMES.items():
         decay = "none" if policy.decay is None else f"{policy.decay:g}"
         recent = f"{policy.recent:.0%}" if isinstance(policy.recent, float) else str(policy.recent)
-        value = "yes" if policy.value else ""
+        value = "yes" if policy.value_norm else ""
         found.append([name, decay, policy.per, str(policy.first), recent, value, MEANINGS[name]])
     found.append(["NAME+I", "", "", "I", "", "", "as NAME, but never the first I tokens: window+4, tova+4, …"])
     found.append(["NAME+I~H", "", "", "I", "", "", "as NAME+I, and all that is not among the last H: echo+1~2048, …"])

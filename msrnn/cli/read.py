@@ -21,6 +21,7 @@ from msrnn.cli.saved import choose
 from msrnn.cli.saving import check_target, keep, partial_of, same_file
 from msrnn.cli.terminal import note, summary
 from msrnn.cli.text import encode, read_text
+from msrnn.errors import UsageError
 
 
 def read(
@@ -50,7 +51,7 @@ def read(
         msrnn read ten_books.txt --positions compressed --save books.safetensors
     """
     if tokens is not None and tokens < 1:
-        raise ValueError(f"--tokens {tokens}: must be 1 or more")
+        raise UsageError(f"--tokens {tokens}: must be 1 or more")
     choice = choose(load, model, policy, size, device, dtype, seed, state_dtype, positions)
     check_target(save, force or same_file(save, load), [file, model])
     check_target(partial_of(save), force=True, inputs=[file, model, load])

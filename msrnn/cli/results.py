@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from msrnn.cli.terminal import note
+from msrnn.errors import UsageError
 
 if TYPE_CHECKING:
-    from msrnn.evaluate.store import Check, Store
+    from msrnn.evaluation.store import Check, Store
 
 SkipDamaged = Annotated[
     bool, Option("--skip-damaged", help="Go on without damaged lines of the folder's .jsonl; a copy is kept beside it.")
@@ -21,10 +22,10 @@ SkipDamaged = Annotated[
 
 def open_store(folder: Path, name: str, check: Check, *, force: bool, skip_damaged: bool) -> Store:
     """NAME.jsonl in a folder that exists from now on; with `force` what it has counts as not computed."""
-    from msrnn.evaluate.store import Store
+    from msrnn.evaluation.store import Store
 
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--out {folder}: a file; name a folder")
+        raise UsageError(f"--out {folder}: a file; name a folder")
     folder.mkdir(parents=True, exist_ok=True)
     return Store(folder / f"{name}.jsonl", check, redo=force, skip_damaged=skip_damaged)
 
@@ -59,7 +60,7 @@ def shown_as_well(labels: Sequence[str], left_out: int) -> None:
 
 def drawn(draw: Callable[[], object]) -> tuple[str, ...]:
     """The kinds of files that were drawn: none where matplotlib is missing."""
-    from msrnn.evaluate.figures import has_matplotlib
+    from msrnn.evaluation.figures import has_matplotlib
 
     if not has_matplotlib():
         note("no figures: matplotlib is not installed; pip install 'msrnn[plots]' then run the same command again")

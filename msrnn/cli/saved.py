@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from msrnn.cli.options import DEFAULT_POLICY, DEFAULT_SIZE, ORIGINAL, Choice
-from msrnn.policy import FULL, is_full, policy, ranks_alike
+from msrnn.errors import UsageError
+from msrnn.policy import FULL, Policy, is_full, ranks_alike
 
 _PLAIN = ("float32", "bfloat16", "float16")
 
@@ -24,14 +25,14 @@ class Saved:
 
     @classmethod
     def of(cls, path: Path) -> Saved:
-        from msrnn.files import load_description
-        from msrnn.rounding import STATE_DTYPES
+        from msrnn.core.quantization import STATE_DTYPES
+        from msrnn.core.state_file import load_description
 
         found = load_description(path)
         for name, kinds in (("policy", str), ("size", int | None), ("dtype", str), ("positions", str)):
             value = found.get(name)
             if not isinstance(value, kinds) or isinstance(value, bool):
-                raise ValueError(f"{path}: saved with {name} {value!r:.40}; not a state that msrnn saved")
+                raise UsageError(f"{path}: saved with {name} {value!r:.40}; not a state that msrnn saved")
         kept = found["dtype"]
         computed = found.get("model_dtype", kept)
         return cls(
@@ -77,17 +78,17 @@ def choose(
         bound = saved.policy, DEFAULT_SIZE if saved.size is None else saved.size
         return Choice(model, *bound, device, dtype or saved.dtype, seed, saved.state_dtype, saved.positions)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: its options cannot be given on the command line ({error})") from error
+        raise UsageError(f"{path}: its options cannot be given on the command line ({error})") from error
 
 
 def _agree(path: Path, option: str, given: Any, meant: Any, saved: Any) -> None:
     if given is not None and meant != saved:
         was = f"with {option} {saved}" if saved is not None else f"without {option}"
-        raise ValueError(f"{option} {given}: {path} was saved {was}; leave {option} out")
+        raise UsageError(f"{option} {given}: {path} was saved {was}; leave {option} out")
 
 
 def _policy_name(name: str) -> str:
-    return FULL if is_full(name) else policy(name).name
+    return FULL if is_full(name) else Policy.parse(name).name
 
 
 def _alike(one: str, other: str) -> bool:
@@ -99,6 +100,6 @@ def _alike(one: str, other: str) -> bool:
 
 
 def _positions_name(name: str) -> str:
-    from msrnn.positions import name_of, spacing
+    from msrnn.core.rope import name_of, spacing
 
     return name_of(spacing(name))

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msrnn.atomic import target_of
+from msrnn.core.atomic import target_of
+from msrnn.errors import UsageError
 
 if TYPE_CHECKING:
-    from msrnn.state import MultiState
+    from msrnn.core.state import MultiState
 
 
 def check_target(path: Path | None, force: bool = False, inputs: Iterable[str | Path | None] = ()) -> None:
@@ -24,14 +25,14 @@ def check_target(path: Path | None, force: bool = False, inputs: Iterable[str | 
         return
     target = target_of(path)
     if not os.access(target.parent, os.W_OK):
-        raise ValueError(f"{path}: the folder {target.parent} cannot be written to")
+        raise UsageError(f"{path}: the folder {target.parent} cannot be written to")
     if not target.exists():
         return
     for source in inputs:
         if source is not None and _reads(source, target):
-            raise ValueError(f"{path}: is read by this command, as {source}; name another file to save to")
+            raise UsageError(f"{path}: is read by this command, as {source}; name another file to save to")
     if not force:
-        raise ValueError(f"{path}: exists already; add --force to replace it, or name another file")
+        raise UsageError(f"{path}: exists already; add --force to replace it, or name another file")
 
 
 def partial_of(target: Path) -> Path:
@@ -67,8 +68,8 @@ def keep(state: MultiState, path: Path, notes: dict[str, Any] | None = None) -> 
                 state.save(other, notes)
             except (OSError, ValueError):
                 continue
-            raise ValueError(f"{path}: {reason}; the state is kept as {other}, move it from there") from error
-        raise ValueError(f"{path}: {reason}") from error
+            raise UsageError(f"{path}: {reason}; the state is kept as {other}, move it from there") from error
+        raise UsageError(f"{path}: {reason}") from error
 
 
 def _elsewhere(name: str) -> Iterator[Path]:

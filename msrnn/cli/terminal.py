@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from msrnn.state import MultiState
+    from msrnn.core.state import MultiState
 
 
 class Stopped(Exception):  # noqa: N818, it is no error

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msrnn.cli.saving import check_target as check_target
-from msrnn.evaluate.texts import decoded
+from msrnn.errors import UsageError
+from msrnn.evaluation.texts import decoded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +20,7 @@ def read_text(source: str) -> str:
     data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
     text = decoded(data, source)
     if not text.strip():
-        raise ValueError(f"{source}: empty; give a text to read")
+        raise UsageError(f"{source}: empty; give a text to read")
     return text
 
 

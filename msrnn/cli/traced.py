@@ -11,10 +11,10 @@ from msrnn.cli.results import resumed
 from msrnn.cli.terminal import note, progress
 
 if TYPE_CHECKING:
-    from msrnn.analyze.explorer.page import Shown
-    from msrnn.analyze.study import Cell, Study
-    from msrnn.analyze.traces import Traced, Traces
-    from msrnn.evaluate.chunks import Data
+    from msrnn.analysis.explorer.page import Shown
+    from msrnn.analysis.study import Cell, Study
+    from msrnn.analysis.trace_store import Traced, Traces
+    from msrnn.evaluation.chunks import Data
 
 
 def studied(
@@ -29,8 +29,8 @@ def studied(
     """Every cell traced, with a bar that counts the tokens still to be read."""
     import numpy
 
-    from msrnn.analyze.study import study
-    from msrnn.analyze.traces import Traces, stored_cells
+    from msrnn.analysis.study import study
+    from msrnn.analysis.trace_store import Traces, stored_cells
 
     ids = numpy.array([chunk.ids for chunk in data.chunks])
     stores = {cell: Traces(folder, model, *cell, beside=told) for cell in cells}
@@ -66,9 +66,9 @@ def trace_all(store: Traces, ids: Any, batch: int | None, bar: Any, task: Any) -
 
 def traced_all(model: Any, ids: list[int], names: list[str], size: int) -> list[Shown]:
     """One text under each policy, with a bar for each."""
-    from msrnn.analyze.explorer.page import Shown
-    from msrnn.analyze.traces import traced
-    from msrnn.rnn import MultiStateRNN
+    from msrnn.analysis.explorer.page import Shown
+    from msrnn.analysis.trace_store import traced
+    from msrnn.hf.rnn import MultiStateRNN
 
     shown = []
     with progress() as bar:

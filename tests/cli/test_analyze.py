@@ -9,7 +9,7 @@ import pytest
 from command import Run
 from tagger import trained
 
-from msrnn.analyze.traces import Traces
+from msrnn.analysis.trace_store import Traces
 
 WORDS = " ".join(f"Tom's dog barks. The dog barks loud {i} times." for i in range(12))
 TINY = ("analyze", "--device", "cpu", "--length", 60, "--size", 8, "--size", 16, "--policy", "tova", "--policy", "h2o")
@@ -67,7 +67,7 @@ def test_tables_pictures_and_traces(
     assert "- text: texts" in (made / "analysis.md").read_text()
     assert (made / "retention-layers-h2o-16.png").exists()
 
-    monkeypatch.setattr("msrnn.analyze.report.draw", lambda *_: None)
+    monkeypatch.setattr("msrnn.analysis.report.draw", lambda *_: None)
     again = run(*words)
     assert (again.code, again.out) == (0, out)
     assert "nothing left to trace" in again.err
@@ -90,7 +90,7 @@ def test_tables_show_all_traces_of_the_folder(run: Run, texts: Path, tmp_path: P
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures take most of the time."""
-    monkeypatch.setattr("msrnn.analyze.report.draw", lambda *_: None)
+    monkeypatch.setattr("msrnn.analysis.report.draw", lambda *_: None)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -140,7 +140,7 @@ def test_without_a_text(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_without_matplotlib_only_the_pictures_are_missing(
     run: Run, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("msrnn.evaluate.figures.has_matplotlib", lambda: False)
+    monkeypatch.setattr("msrnn.evaluation.figures.has_matplotlib", lambda: False)
     code, _, err = run(*TINY, "--text", texts, "--chunks-per-book", 1, "--out", tmp_path / "out")
     assert code == 0, err
     assert "no figures: matplotlib is not installed" in err
@@ -168,7 +168,7 @@ BAD = {
 def test_bad_values(name: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file.txt").write_text("words")
-    monkeypatch.setattr("msrnn.models.AutoModelForCausalLM", None)  # refused before the slow part
+    monkeypatch.setattr("msrnn.hf.loading.AutoModelForCausalLM", None)  # refused before the slow part
     if name == "nltk":
         monkeypatch.setattr(pytest.importorskip("nltk").data, "path", [])
     words, told = BAD[name]

@@ -12,11 +12,12 @@ import torch
 from command import Run, same
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from msrnn import MultiState, MultiStateRNN, turns
+from msrnn import MultiState, MultiStateRNN
 from msrnn.cli import conversation, main
 from msrnn.cli.conversation import Conversation
 from msrnn.cli.options import Speech
 from msrnn.cli.voice import Voice
+from msrnn.hf import chat_template as turns
 
 SIZE = ("--size", 16)
 SHORT = ("--max-new-tokens", 12)
@@ -209,7 +210,7 @@ def test_past_the_length_positions_are_compressed_and_a_horizon_ends_memory(
         ids = tokenizer(talk._render(message), add_special_tokens=False)["input_ids"]
         if not switched and int(talk.state.seen[0]) + len(ids) + 12 + len(talk.closing) > 200:
             switched.append(int(talk.state.seen[0]))
-            talk.rnn, talk.state = beyond, beyond.adopt(talk.state)
+            talk.rnn, talk.state = beyond, beyond.convert_state(talk.state)
         talk.turn(message)
     assert switched[0] > 100
     assert_same(beyond.load(tmp_path / "talk"), talk.state)

@@ -22,7 +22,7 @@ def test_out_of_memory_is_one_line(error: Exception, run: Run, monkeypatch: pyte
     def state(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("msrnn.rnn.MultiStateRNN.state", state)
+    monkeypatch.setattr("msrnn.hf.rnn.MultiStateRNN.state", state)
     code, out, err = run("generate", "hi")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("msrnn: out of memory")
@@ -40,7 +40,7 @@ def test_other_errors_are_not_hidden(run: Run, monkeypatch: pytest.MonkeyPatch) 
     def state(*_: object) -> None:
         raise RuntimeError("shapes do not match")
 
-    monkeypatch.setattr("msrnn.rnn.MultiStateRNN.state", state)
+    monkeypatch.setattr("msrnn.hf.rnn.MultiStateRNN.state", state)
     with pytest.raises(RuntimeError, match="shapes"):
         run("generate", "hi")
 

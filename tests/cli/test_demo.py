@@ -48,7 +48,7 @@ def test_demo_can_be_read_at_any_width(columns: int, run: Run, tmp_path: Path, m
 def test_a_size_that_evicts_nothing_is_refused_before_the_model_is_loaded(
     size: int, tokens: int, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("msrnn.models.AutoModelForCausalLM", None)
+    monkeypatch.setattr("msrnn.hf.loading.AutoModelForCausalLM", None)
     code, out, err = run("demo", "--size", size, "--tokens", tokens)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert f"--size {size}: a text of 200 tokens fits into it" in err

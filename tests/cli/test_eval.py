@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from msrnn.cli.eval import app
 from msrnn.cli.eval.common import check_positions, compared
 from msrnn.cli.tables import show_table
-from msrnn.evaluate.perplexity.reading import Reader
+from msrnn.evaluation.perplexity.reading import Reader
 from msrnn.policy import FULL
 
 VERBS = [command.callback.__name__ for command in app.registered_commands]
@@ -37,7 +37,7 @@ def texts(tmp_path: Path) -> Path:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures take most of the time."""
-    monkeypatch.setattr("msrnn.evaluate.figures.has_matplotlib", lambda: False)
+    monkeypatch.setattr("msrnn.evaluation.figures.has_matplotlib", lambda: False)
 
 
 def test_perplexity_writes_tables_and_a_figure(run: Run, folder: Path, texts: Path, tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_the_tables_of_a_folder_show_all_its_rows(run: Run, folder: Path, texts:
 def test_without_matplotlib_only_the_figure_is_missing(
     run: Run, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("msrnn.evaluate.figures.has_matplotlib", lambda: False)
+    monkeypatch.setattr("msrnn.evaluation.figures.has_matplotlib", lambda: False)
     code, out, err = run(*TINY, "--policy", "tova", "--text", texts, "--out", tmp_path / "out")
     assert (code, "tova" in out) == (0, True)
     assert "no figures: matplotlib is not installed" in err
@@ -283,7 +283,7 @@ def test_bad_values(name: str, run: Run, tmp_path: Path, monkeypatch: pytest.Mon
     Path("file.txt").write_text("words")
     Path("foreign").mkdir()
     Path("foreign/perplexity.jsonl").write_text("words\n")
-    monkeypatch.setattr("msrnn.models.AutoModelForCausalLM", None)  # refused before the slow part
+    monkeypatch.setattr("msrnn.hf.loading.AutoModelForCausalLM", None)  # refused before the slow part
     if name == "hub":
         monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     words, told = BAD[name]
@@ -383,7 +383,7 @@ def test_extrapolations_of_other_sizes_are_shown_with_theirs(run: Run, texts: Pa
 
 @pytest.mark.parametrize("name", FAR_BAD)
 def test_bad_values_of_extrapolation(name: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msrnn.models.AutoModelForCausalLM", None)  # refused before the slow part
+    monkeypatch.setattr("msrnn.hf.loading.AutoModelForCausalLM", None)  # refused before the slow part
     words, told = FAR_BAD[name]
     code, out, err = run("eval", "extrapolation", "--text", tmp_path, "--out", tmp_path / "out", *words)
     assert (code, out, err.count("\n")) == (2, "", 1)

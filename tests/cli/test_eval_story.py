@@ -47,7 +47,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_values(name: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msrnn.models.AutoModelForCausalLM", None)  # refused before the slow part
+    monkeypatch.setattr("msrnn.hf.loading.AutoModelForCausalLM", None)  # refused before the slow part
     words, told = BAD[name]
     code, out, err = run("eval", "story", "--out", tmp_path / "out", *words)
     assert (code, out, err.count("\n")) == (2, "", 1)

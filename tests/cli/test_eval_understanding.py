@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command import Run
 
-from msrnn.evaluate.understanding import run as running
+from msrnn.evaluation.understanding import run as running
 
 TINY = ("--device", "cpu", "--length", 120, "--size", 80, "--max-new-tokens", 5)
 
@@ -62,7 +62,7 @@ def test_answers_here_and_scores_elsewhere(
         code, out, _ = run(*words, "--data", stories, "--stage", "answer")
     assert (code, out) == (0, "")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["squality.jsonl"]
-    monkeypatch.setattr("msrnn.models.AutoModelForCausalLM", None)
+    monkeypatch.setattr("msrnn.hf.loading.AutoModelForCausalLM", None)
     code, out, err = run(*words, "--stage", "score")
     assert (code, "3 of 3 questions have been answered by all" in err) == (0, True)
     assert len(list((tmp_path / "out").iterdir())) == 5
@@ -72,7 +72,7 @@ def test_answers_here_and_scores_elsewhere(
 
 def test_the_exam_that_is_scored(run: Run, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last that was sat; or the last that fits the options which are given."""
-    monkeypatch.setattr("msrnn.evaluate.figures.has_matplotlib", lambda: False)
+    monkeypatch.setattr("msrnn.evaluation.figures.has_matplotlib", lambda: False)
 
     def answered(policy: str, *options: object) -> None:
         words = ("--data", stories, "--device", "cpu", "--max-new-tokens", 5, "--stage", "answer", *options)
@@ -120,7 +120,7 @@ def test_the_report_has_the_positions_and_the_length_of_its_exam(run: Run, stori
 def test_a_folder_keeps_its_answers_and_shows_them_all(
     run: Run, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("msrnn.evaluate.figures.has_matplotlib", lambda: False)
+    monkeypatch.setattr("msrnn.evaluation.figures.has_matplotlib", lambda: False)
     words = ("eval", "squality", "--device", "cpu", "--data", stories, "--out", tmp_path / "out", "--length", 120)
     words += ("--max-new-tokens", 5, "--no-chat")
     assert run(*words, "--size", 80, "--policy", "tova", "--policy", "truncated", "--policy", "full").code == 0
@@ -231,7 +231,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_values(name: str, run: Run, stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(stories.parent)
-    monkeypatch.setattr("msrnn.models.AutoModelForCausalLM", None)  # refused before the slow part
+    monkeypatch.setattr("msrnn.hf.loading.AutoModelForCausalLM", None)  # refused before the slow part
     words, told = BAD[name]
     code, out, err = run("eval", "squality", *(() if name == "data" else ("--data", stories)), *words)
     assert (code, out) == (2, "")

@@ -98,7 +98,7 @@ def test_bad_values(name: str, run: Run, tmp_path: Path, monkeypatch: pytest.Mon
         Path(name_).mkdir()
     Path("folder/a.txt").write_text(TEXT)
     before = sorted(tmp_path.rglob("*"))
-    monkeypatch.setattr("msrnn.models.AutoModelForCausalLM", None)  # refused before the slow part
+    monkeypatch.setattr("msrnn.hf.loading.AutoModelForCausalLM", None)  # refused before the slow part
     words, told = BAD[name]
     code, out, err = run("explore", *words)
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -145,7 +145,7 @@ def test_ctrl_c_says_what_to_do(run: Run, tmp_path: Path, monkeypatch: pytest.Mo
     page = tmp_path / "page.html"
     page.write_text("old")
     words = ("explore", TEXT, "--no-open", "--out", page, "--force")
-    for place in ("msrnn.models.load", "msrnn.rnn.MultiStateRNN.read", "msrnn.files.write_atomically"):
+    for place in ("msrnn.hf.loading.load", "msrnn.hf.rnn.MultiStateRNN.read", "msrnn.core.state_file.write_atomically"):
         with monkeypatch.context() as patch:
             patch.setattr(place, interrupted)
             code, out, err = run(*words)

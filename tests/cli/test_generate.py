@@ -12,7 +12,7 @@ from command import TEXT, Run, same
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from msrnn import MultiStateRNN
-from msrnn.turns import opening
+from msrnn.hf.chat_template import opening
 
 SIZE = ("--size", 16)
 SHORT = ("--max-new-tokens", 12)
@@ -75,7 +75,7 @@ def test_sampling_follows_the_seed(run: Run) -> None:
 @pytest.mark.small_model
 def test_small_model_knows_paris(run: Run) -> None:
     pytest.importorskip("gguf")
-    from msrnn.models import small_model
+    from msrnn.hf.loading import small_model
 
     try:
         small_model()

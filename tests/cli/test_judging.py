@@ -7,7 +7,7 @@ import pytest
 from command import Run
 from served import answering, limited, served
 
-from msrnn.evaluate.judge.endpoint import Endpoint
+from msrnn.evaluation.judge.endpoint import Endpoint
 
 SECRET = "sk-very-secret-0123456789"
 
@@ -55,7 +55,7 @@ def test_an_endpoint(run: Run, stories: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_answers_that_all_cannot_be_read_are_no_success(
     run: Run, stories: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("msrnn.evaluate.figures.has_matplotlib", lambda: False)
+    monkeypatch.setattr("msrnn.evaluation.figures.has_matplotlib", lambda: False)
     with served(answering("Both have their charm.")) as server:
         words = ("judge", stories, "--judge", "a", "--base-url", server.base_url)
         code, out, err = run(*words, small=True)
@@ -66,7 +66,7 @@ def test_answers_that_all_cannot_be_read_are_no_success(
 
 
 def test_a_stopped_judgement_says_how_to_go_on(run: Run, stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msrnn.evaluate.figures.has_matplotlib", lambda: False)
+    monkeypatch.setattr("msrnn.evaluation.figures.has_matplotlib", lambda: False)
     original, calls = Endpoint._asked, list[int]()
 
     def stopped(judge: Endpoint, prompt: str) -> object:

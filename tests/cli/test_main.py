@@ -98,7 +98,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_one_line_and_code_2(name: str, files: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments, names = BAD[name]
-    monkeypatch.setattr("msrnn.models.AutoModelForCausalLM", None)  # refused before the slow part
+    monkeypatch.setattr("msrnn.hf.loading.AutoModelForCausalLM", None)  # refused before the slow part
     before = {path: path.read_bytes() for path in files.iterdir()}
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")

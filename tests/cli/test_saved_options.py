@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from command import TEXT, Run, same
 
-from msrnn.files import load_description
+from msrnn.core.state_file import load_description
 
 README = Path(__file__).parents[2] / "README.md"
 SHORT = ("--max-new-tokens", 8)
@@ -69,7 +69,7 @@ def test_both_values_are_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run("read", "-", "--save", "state", "--size", 16, stdin=TEXT).code == 0
-    monkeypatch.setattr("msrnn.models.AutoModelForCausalLM", None)  # refused before the slow part
+    monkeypatch.setattr("msrnn.hf.loading.AutoModelForCausalLM", None)  # refused before the slow part
     code, out, err = run(*words, "state", option, given, stdin="hi")
     assert (code, out) == (2, "")
     assert err == f"msrnn: {option} {given}: state was saved with {option} {saved}; leave {option} out\n"

@@ -19,9 +19,9 @@ from command import TEXT, Run, same
 from tiny import build, llama, tokens
 
 import msrnn
-from msrnn import files
 from msrnn.cli.saving import check_target, keep
-from msrnn.files import load_tensors
+from msrnn.core import state_file as files
+from msrnn.core.state_file import load_tensors
 
 SIZE = ("--size", 16)
 

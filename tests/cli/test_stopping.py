@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from msrnn import MultiStateRNN
 from msrnn.cli import checkpoint
-from msrnn.files import load_description, load_tensors
+from msrnn.core.state_file import load_description, load_tensors
 
 BOOK = TEXT * 8  # more than four blocks
 SIZE = ("--size", 16)

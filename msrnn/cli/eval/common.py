@@ -9,7 +9,8 @@ from typing import Annotated, Any
 from typer import Option
 
 from msrnn.cli.terminal import note
-from msrnn.evaluate.cells import table
+from msrnn.errors import UsageError
+from msrnn.evaluation.cells import table
 
 TOVA = "tova"
 
@@ -38,23 +39,23 @@ def compared(against: str | None, policies: Sequence[str]) -> str:
         return TOVA if TOVA in policies else policies[0]
     (name,) = table([against], sizes=(), length=0).policies  # as rows are named
     if name not in policies:
-        raise ValueError(f"--against {against}: not among the rows {', '.join(policies)}; add --policy {against}")
+        raise UsageError(f"--against {against}: not among the rows {', '.join(policies)}; add --policy {against}")
     return name
 
 
 def check_counts(length: int, **counts: int | None) -> None:
     if length < 2:
-        raise ValueError(f"--length {length}: must be 2 or more, since the first token is given")
+        raise UsageError(f"--length {length}: must be 2 or more, since the first token is given")
     for name, value in counts.items():
         if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
+            raise UsageError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
     check_batch(batch=counts.get("batch"))
 
 
 def check_batch(**batches: int | None) -> None:
     for name, value in batches.items():
         if value is not None and not 1 <= value <= MOST:
-            raise ValueError(f"--{name.replace('_', '-')} {value}: must be from 1 to {MOST:,}")
+            raise UsageError(f"--{name.replace('_', '-')} {value}: must be from 1 to {MOST:,}")
 
 
 def quiet() -> None:
@@ -73,5 +74,5 @@ def check_positions(config: Any, length: int, option: str = "--length") -> None:
     if not known or length <= known:
         return
     if not getattr(config, "rope_parameters", None):
-        raise ValueError(f"{option} {length}: this model knows {known:,} positions; take fewer tokens")
+        raise UsageError(f"{option} {length}: this model knows {known:,} positions; take fewer tokens")
     note(f"{length:,} tokens are more than the {known:,} that this model was made for")

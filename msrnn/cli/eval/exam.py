@@ -12,24 +12,25 @@ from msrnn.cli.options import ORIGINAL
 from msrnn.cli.results import drawn, shown_as_well, written
 from msrnn.cli.tables import show_table
 from msrnn.cli.terminal import note, progress
+from msrnn.errors import UsageError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from msrnn.evaluate.cells import Cell, Grid
-    from msrnn.evaluate.store import Store
-    from msrnn.evaluate.understanding.questions import Question
-    from msrnn.evaluate.understanding.records import Exam, Records
-    from msrnn.evaluate.understanding.report import Report
-    from msrnn.evaluate.understanding.scores import Scores
-    from msrnn.evaluate.understanding.tasks import Task
-    from msrnn.models import Loaded
+    from msrnn.evaluation.cells import Cell, Grid
+    from msrnn.evaluation.store import Store
+    from msrnn.evaluation.understanding.questions import Question
+    from msrnn.evaluation.understanding.records import Exam, Records
+    from msrnn.evaluation.understanding.report import Report
+    from msrnn.evaluation.understanding.scores import Scores
+    from msrnn.evaluation.understanding.tasks import Task
+    from msrnn.hf.loading import Loaded
 
 AUTO = "auto"
 
 
 def sourced(task: Task, data: Path | None, split: str, limit: int | None, seed: int) -> list[Question]:
-    from msrnn.evaluate.understanding.sources import questions
+    from msrnn.evaluation.understanding.sources import questions
 
     found = questions(data, split, task.hub, task.forms, limit, seed)
     note(found.told())
@@ -40,11 +41,11 @@ def examined(
     task: Task, model: PreTrainedModel, chat: bool, length: int, answer: int, positions: str, cells: Sequence[Cell]
 ) -> Exam:
     """What is computed, and whether it can be: refused before anything is."""
-    from msrnn.evaluate.cells import UNBOUNDED
-    from msrnn.evaluate.understanding.records import Exam
-    from msrnn.evaluate.understanding.run import fingerprints
-    from msrnn.positions import COMPRESSED, name_of, spacing
-    from msrnn.rnn import MultiStateRNN
+    from msrnn.core.rope import COMPRESSED, name_of, spacing
+    from msrnn.evaluation.cells import UNBOUNDED
+    from msrnn.evaluation.understanding.records import Exam
+    from msrnn.evaluation.understanding.run import fingerprints
+    from msrnn.hf.rnn import MultiStateRNN
 
     config = model.config.get_text_config(decoder=True)
     rotated = getattr(config, "rope_parameters", None)
@@ -72,10 +73,10 @@ def answered(
     cells: list[Cell],
     told: dict[str, Any],
 ) -> Records:
-    from msrnn.evaluate.setting import setting
-    from msrnn.evaluate.understanding.asking import Asker
-    from msrnn.evaluate.understanding.records import Records
-    from msrnn.evaluate.understanding.run import Run
+    from msrnn.evaluation.setting import setting
+    from msrnn.evaluation.understanding.asking import Asker
+    from msrnn.evaluation.understanding.records import Records
+    from msrnn.evaluation.understanding.run import Run
 
     batch = batch or (16 if loaded.model.device.type == "cuda" else 8)
     asker = Asker(loaded.tokenizer, task.prompt, exam.chat)
@@ -86,7 +87,7 @@ def answered(
 
 def wanted(length: int | None, chat: bool | None, answer: int | None, positions: str) -> dict[str, Any]:
     """What an exam must have to be meant. What `auto` comes to is the model's to say, so it leaves positions open."""
-    from msrnn.positions import name_of, spacing
+    from msrnn.core.rope import name_of, spacing
 
     placed = None if positions == AUTO else name_of(spacing(positions))
     given = {"length": length, "chat": chat, "answer": answer, "positions": placed}
@@ -95,19 +96,19 @@ def wanted(length: int | None, chat: bool | None, answer: int | None, positions:
 
 def stored(task: Task, store: Store, cells: list[Cell], meant: dict[str, Any]) -> tuple[Records, list[str]]:
     """Of the exam that was last sat and is meant: questions that all cells have answered."""
-    from msrnn.evaluate.understanding.records import Exam, Records
+    from msrnn.evaluation.understanding.records import Exam, Records
 
     records = Records(store, Exam.last(store, task.name, **meant))
     keys = records.complete(cells)
     if not keys:
         missing = ", ".join(cell.label for cell in cells if not records.complete([cell]))
-        raise ValueError(f"{store.path}: no question that all have answered ({missing} none); answer, or ask for less")
+        raise UsageError(f"{store.path}: no question that all have answered ({missing} none); answer, or ask for less")
     note(f"{len(keys):,} of {len(records.asked):,} questions have been answered by all")
     return records, keys
 
 
 def finish(task: Task, grid: Grid, records: Records, keys: list[str], against: str, folder: Path) -> None:
-    from msrnn.evaluate.understanding.report import Report, shown
+    from msrnn.evaluation.understanding.report import Report, shown
 
     others = records.others(grid.cells, keys)
     shown_as_well([cell.label for cell in others], 0)
@@ -125,7 +126,7 @@ def finish(task: Task, grid: Grid, records: Records, keys: list[str], against: s
 
 def scored(task: Task, grid: Grid, records: Records, keys: list[str]) -> Scores:
     """With a bar, since ROUGE takes its time."""
-    from msrnn.evaluate.understanding.scores import scores
+    from msrnn.evaluation.understanding.scores import scores
 
     with progress("answers") as bar:
         line = bar.add_task("scoring", total=None)
@@ -140,8 +141,8 @@ def scored(task: Task, grid: Grid, records: Records, keys: list[str]) -> Scores:
 
 
 def write(report: Report, folder: Path, title: str, told: dict[str, str]) -> None:
-    from msrnn.evaluate.understanding.figure import figure
-    from msrnn.evaluate.understanding.report import as_csv, markdown
+    from msrnn.evaluation.understanding.figure import figure
+    from msrnn.evaluation.understanding.report import as_csv, markdown
 
     name = report.task.name
     (folder / f"{name}.md").write_text(markdown(report, title, told))

@@ -11,9 +11,10 @@ from msrnn.cli.options import SMALL, Device, Dtype, Model, Size
 from msrnn.cli.results import SkipDamaged, drawn, open_store, shown_as_well, stoppable, written
 from msrnn.cli.tables import show_table
 from msrnn.cli.terminal import note
+from msrnn.errors import UsageError
 
 if TYPE_CHECKING:
-    from msrnn.evaluate.extrapolation.report import Report
+    from msrnn.evaluation.extrapolation.report import Report
 
 NAME = "extrapolation"
 ROWS = ("tova@compressed", "window+4@compact", "tova@original", "echo+1~{horizon}@compressed")
@@ -63,14 +64,14 @@ def extrapolation(
     """
     check_counts(tokens, window, leg, books=books)
     check_batch(batch=batch)
-    from msrnn.evaluate.chunks import Choice, choose
-    from msrnn.evaluate.extrapolation.cases import CHECK, cases
-    from msrnn.evaluate.extrapolation.legs import Course
-    from msrnn.evaluate.extrapolation.report import Report
-    from msrnn.evaluate.extrapolation.run import Run
-    from msrnn.evaluate.setting import setting
-    from msrnn.evaluate.texts import PG19, documents
-    from msrnn.models import check_dtype, device_named, load
+    from msrnn.evaluation.chunks import Choice, choose
+    from msrnn.evaluation.extrapolation.cases import CHECK, cases
+    from msrnn.evaluation.extrapolation.legs import Course
+    from msrnn.evaluation.extrapolation.report import Report
+    from msrnn.evaluation.extrapolation.run import Run
+    from msrnn.evaluation.setting import setting
+    from msrnn.evaluation.texts import PG19, documents
+    from msrnn.hf.loading import check_dtype, device_named, load
 
     asked = cases(row or [name.format(horizon=REACH * size) for name in ROWS], size)
     device_named(device)
@@ -87,7 +88,7 @@ def extrapolation(
     data = choose(found, tokenizer, Choice(tokens, books, chunks_per_book=1, seed=seed, first=True, option="--tokens"))
     note(data.told())
     if window <= data.given:
-        raise ValueError(f"--window {window}: the first {data.given} are given, so that it predicts nothing")
+        raise UsageError(f"--window {window}: the first {data.given} are given, so that it predicts nothing")
     batch = batch or (len(data.chunks) if decoder.device.type == "cuda" else 1)
     told = {"model": model or SMALL, "text": text.resolve().name if text else PG19, "seed": seed, "batch": batch}
     course = Course(tokens, data.given, window, leg)
@@ -109,13 +110,13 @@ def check_counts(tokens: int, window: int, leg: int, **counts: int | None) -> No
     for name, value in {"tokens": tokens, "window": window, "leg": leg, **counts}.items():
         least = 2 if name == "tokens" else 1
         if value is not None and value < least:
-            raise ValueError(f"--{name} {value}: must be {least} or more")
+            raise UsageError(f"--{name} {value}: must be {least} or more")
     if leg % window:
-        raise ValueError(f"--leg {leg}: must be whole windows of {window} tokens, as {-(-leg // window) * window} is")
+        raise UsageError(f"--leg {leg}: must be whole windows of {window} tokens, as {-(-leg // window) * window} is")
 
 
 def show(report: Report, title: str) -> None:
-    from msrnn.evaluate.extrapolation.report import headers
+    from msrnn.evaluation.extrapolation.report import headers
 
     show_table(f"perplexity of all tokens so far: {title}", headers(report), report.table(report.so_far))
     show_table(
@@ -124,8 +125,8 @@ def show(report: Report, title: str) -> None:
 
 
 def write(report: Report, folder: Path, title: str, trained: int | None, told: dict[str, Any]) -> None:
-    from msrnn.evaluate.extrapolation.figure import figure
-    from msrnn.evaluate.extrapolation.report import as_csv, markdown
+    from msrnn.evaluation.extrapolation.figure import figure
+    from msrnn.evaluation.extrapolation.report import as_csv, markdown
 
     texts = {name: str(value) for name, value in told.items()}
     (folder / f"{NAME}.md").write_text(markdown(report, title, texts))

@@ -23,11 +23,12 @@ from msrnn.cli.eval.terminal import show, watched
 from msrnn.cli.options import SMALL, Device, Dtype, Model
 from msrnn.cli.results import SkipDamaged, drawn, open_store, shown_as_well, stoppable, written
 from msrnn.cli.terminal import note
+from msrnn.errors import UsageError
 from msrnn.policy import FULL
 
 if TYPE_CHECKING:
-    from msrnn.evaluate.cells import Grid
-    from msrnn.evaluate.perplexity.report import Report
+    from msrnn.evaluation.cells import Grid
+    from msrnn.evaluation.perplexity.report import Report
 
 SIZES = (512,)
 POLICIES = (TOVA, "window+4", FULL)
@@ -79,12 +80,12 @@ def perplexity(
     table = asked(policy, size, paper, length)
     other = compared(against, table.policies)
     check_counts(length=length, books=books, chunks_per_book=chunks_per_book, batch=batch)
-    from msrnn.evaluate.chunks import Choice, choose
-    from msrnn.evaluate.perplexity.report import Report
-    from msrnn.evaluate.perplexity.run import CHECK, Run
-    from msrnn.evaluate.setting import setting
-    from msrnn.evaluate.texts import PG19, documents
-    from msrnn.models import check_dtype, device_named, load
+    from msrnn.evaluation.chunks import Choice, choose
+    from msrnn.evaluation.perplexity.report import Report
+    from msrnn.evaluation.perplexity.run import CHECK, Run
+    from msrnn.evaluation.setting import setting
+    from msrnn.evaluation.texts import PG19, documents
+    from msrnn.hf.loading import check_dtype, device_named, load
 
     device_named(device)
     check_dtype(dtype)
@@ -110,18 +111,18 @@ def perplexity(
 
 
 def asked(policies: list[str] | None, sizes: list[int] | None, paper: bool, length: int) -> Grid:
-    from msrnn.evaluate.perplexity.cells import PAPER_ROWS, PAPER_SIZES, grid
+    from msrnn.evaluation.perplexity.cells import PAPER_ROWS, PAPER_SIZES, grid
 
     if not paper:
         return grid(policies or POLICIES, sizes or SIZES, length)
     if policies or sizes:
-        raise ValueError("--paper: it has rows and sizes of its own; give this, or --policy and --size")
+        raise UsageError("--paper: it has rows and sizes of its own; give this, or --policy and --size")
     return grid([*PAPER_ROWS, FULL], PAPER_SIZES, length)
 
 
 def write(report: Report, folder: Path, title: str, told: dict[str, Any]) -> None:
-    from msrnn.evaluate.perplexity.figure import figure
-    from msrnn.evaluate.perplexity.report import as_csv, markdown
+    from msrnn.evaluation.perplexity.figure import figure
+    from msrnn.evaluation.perplexity.report import as_csv, markdown
 
     texts = {name: str(value) for name, value in told.items()}
     (folder / "perplexity.md").write_text(markdown(report, title, texts))

@@ -12,6 +12,7 @@ from msrnn.cli.options import SMALL, Device, Dtype, MaxNewTokens, Model
 from msrnn.cli.results import SkipDamaged, open_store, shown_as_well, stoppable, written
 from msrnn.cli.tables import show_table
 from msrnn.cli.terminal import note
+from msrnn.errors import UsageError
 from msrnn.policy import FULL, resolve
 
 NAME = "story"
@@ -65,14 +66,14 @@ def story(
             resolve(name, states)
     check_counts(2, stories=stories, max_new_tokens=max_new_tokens, batch=batch)
     if not 0 < temperature < float("inf"):
-        raise ValueError(f"--temperature {temperature}: must be above 0; 0.01 is nearly the likeliest token")
-    from msrnn.evaluate.cells import Cell, table
-    from msrnn.evaluate.prompts import STORY
-    from msrnn.evaluate.setting import setting
-    from msrnn.evaluate.speaking import ends_of, prompted
-    from msrnn.evaluate.story.report import HEADERS, as_csv, lines, markdown, rows
-    from msrnn.evaluate.story.run import CHECK, Run, Telling
-    from msrnn.models import check_dtype, device_named, load
+        raise UsageError(f"--temperature {temperature}: must be above 0; 0.01 is nearly the likeliest token")
+    from msrnn.evaluation.cells import Cell, table
+    from msrnn.evaluation.prompts import STORY
+    from msrnn.evaluation.setting import setting
+    from msrnn.evaluation.speaking import ends_of, prompted
+    from msrnn.evaluation.story.report import HEADERS, as_csv, lines, markdown, rows
+    from msrnn.evaluation.story.run import CHECK, Run, Telling
+    from msrnn.hf.loading import check_dtype, device_named, load
 
     device_named(device)
     check_dtype(dtype)

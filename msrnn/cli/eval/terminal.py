@@ -10,11 +10,11 @@ from msrnn.cli.tables import show_table
 from msrnn.cli.terminal import note, progress
 
 if TYPE_CHECKING:
-    from msrnn.evaluate.perplexity.report import Report
+    from msrnn.evaluation.perplexity.report import Report
 
 
 def show(report: Report, title: str) -> None:
-    from msrnn.evaluate.perplexity.report import shown, shown_ratio
+    from msrnn.evaluation.perplexity.report import shown, shown_ratio
 
     show_table(f"perplexity of {title}", report.grid.headers, report.perplexities(shown))
     if report.compared:
@@ -24,7 +24,7 @@ def show(report: Report, title: str) -> None:
 
 def watched(run: Any, cells: list[Any]) -> Any:
     """A run's results, with a bar that counts the tokens still to be read and names the cell that reads them."""
-    from msrnn.evaluate.watch import Watch
+    from msrnn.evaluation.watch import Watch
 
     with progress() as bar:
         task = bar.add_task("", total=None)

@@ -13,10 +13,11 @@ from msrnn.cli.eval.exam import AUTO, answered, examined, finish, sourced, store
 from msrnn.cli.options import SMALL, Device, Dtype, Model
 from msrnn.cli.results import SkipDamaged, open_store, stoppable
 from msrnn.cli.terminal import note
+from msrnn.errors import UsageError
 from msrnn.policy import FULL, resolve
 
 if TYPE_CHECKING:
-    from msrnn.evaluate.cells import Grid
+    from msrnn.evaluation.cells import Grid
 
 ROWS, SIZES, PAPER_SIZES = ("tova", "window+4", "truncated", FULL), (512,), (256, 512, 1024, 2048, 4096)
 LENGTH = 4096
@@ -122,8 +123,8 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         force: Anew = False,
         skip_damaged: SkipDamaged = False,
     ) -> None:
-        from msrnn.evaluate.understanding.records import check_row
-        from msrnn.evaluate.understanding.tasks import TASKS
+        from msrnn.evaluation.understanding.records import check_row
+        from msrnn.evaluation.understanding.tasks import TASKS
 
         task = TASKS[about.__name__]
         table = asked(policy, size, paper)
@@ -132,7 +133,7 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         if stage != Stage.ANSWER:
             task.metric.check()
         if stage == Stage.SCORE and force:
-            raise ValueError("--force: it answers again, and --stage score answers nothing; give one of them")
+            raise UsageError("--force: it answers again, and --stage score answers nothing; give one of them")
         folder = out or Path("results") / task.name
         check_model(device, dtype, positions, stage)
         quiet()
@@ -142,7 +143,7 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
             meant = wanted(length, chat, max_new_tokens, positions)
             records, keys = stored(task, store, table.cells, meant)
         else:
-            from msrnn.models import load
+            from msrnn.hf.loading import load
 
             loaded = load(model, device, dtype, on_convert=note)
             chat = bool(loaded.tokenizer.chat_template) if chat is None else chat
@@ -163,10 +164,10 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
 
 def asked(policies: list[str] | None, sizes: list[int] | None, paper: bool) -> Grid:
     """Whether nothing is forgotten at a size is found out question by question, so no size stands for full."""
-    from msrnn.evaluate.cells import TRUNCATED, table
+    from msrnn.evaluation.cells import TRUNCATED, table
 
     if paper and sizes:
-        raise ValueError("--paper: it has sizes of its own; give this, or --size")
+        raise UsageError("--paper: it has sizes of its own; give this, or --size")
     rows = [*(ROWS if paper or not policies else ()), *(policies or ())]
     columns = PAPER_SIZES if paper else sizes or SIZES
     for name in rows:
@@ -178,8 +179,8 @@ def asked(policies: list[str] | None, sizes: list[int] | None, paper: bool) -> G
 
 def check_model(device: str, dtype: str | None, positions: str, stage: Stage) -> None:
     """What can be refused before anything is read."""
-    from msrnn.models import check_dtype, device_named
-    from msrnn.positions import spacing
+    from msrnn.core.rope import spacing
+    from msrnn.hf.loading import check_dtype, device_named
 
     if stage != Stage.SCORE:
         device_named(device)

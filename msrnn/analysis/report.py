@@ -1,0 +1,72 @@
+"""A study as files: every table as CSV, all of them in one Markdown file, and a picture for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from numpy import nanmean
+
+from msrnn.analysis import figures, further_tables, paper_tables
+from msrnn.analysis.study import Study
+from msrnn.analysis.summary import Summary
+from msrnn.analysis.tables import Share, Table, Value, as_csv, markdown
+from msrnn.evaluation.tables import markdown_list
+
+Strings = Callable[[int], str]  # the string of a token id
+
+
+def tables(study: Study, strings: Strings) -> list[Table]:
+    """The paper's first; those with nothing to tell are left out."""
+    made = [
+        paper_tables.retention(study),
+        paper_tables.recent(study),
+        paper_tables.recent_by_layer(study),
+        paper_tables.first_positions(study),
+        paper_tables.tags(study),
+        further_tables.lifetimes(study),
+        further_tables.longest_lived(study, strings),
+        further_tables.between_policies(study),
+        further_tables.between_layers(study),
+        further_tables.between_heads(study),
+    ]
+    return [table for table in made if table]
+
+
+def summary(study: Study) -> Table:
+    """The few numbers of each policy and size that a terminal shows."""
+    return Table(
+        "summary",
+        "Which tokens stay",
+        "Steps kept: how many steps see a token. Recent: of the states kept, the share that a window of the same size "
+        "keeps as well.",
+        ["policy", "size", "mean steps\nkept", "median\nsteps", "never\ndropped", "recent"],
+        [_summarized(one) for one in study.summaries.values()],
+    )
+
+
+def _summarized(one: Summary) -> list[Value]:
+    shares = Share(one.held), Share(float(nanmean(one.recent)))
+    return [one.policy, one.size, float(one.life.mean()), one.quantile(0.5), *shares]
+
+
+def write(made: list[Table], folder: Path, title: str, told: dict[str, str]) -> None:
+    """analysis.md and NAME.csv; below the tables, what they were computed with."""
+    parts = [f"# Which tokens stay\n\n{title}.\n", *map(markdown, made), markdown_list(told)]
+    (folder / "analysis.md").write_text("\n".join(parts))
+    for table in made:
+        (folder / f"{table.name}.csv").write_text(as_csv(table))
+
+
+def draw(study: Study, folder: Path, title: str, strings: Strings) -> None:
+    """NAME.png and NAME.svg, named as the tables; retention has two for each policy and size."""
+    for one in study.summaries.values():
+        figures.retention(one, folder, f"{title} (the first)")
+    figures.recent_by_layer(study, folder, title)
+    figures.first_positions(study, folder, title)
+    figures.tags(study, folder, title)
+    figures.lifetimes(study, folder, title)
+    figures.longest_lived(study, folder, title, strings)
+    figures.between_policies(study, folder, title)
+    figures.between_layers(study, folder, title)
+    figures.between_heads(study, folder, title)

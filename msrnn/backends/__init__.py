@@ -1,0 +1,53 @@
+"""Who computes: plain torch, numba loops on a CPU, or Triton kernels on a GPU. An argument, never a switch."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import warnings
+
+import torch
+
+from msrnn.backends.base import Backend
+from msrnn.errors import UsageError
+
+BACKENDS = ("auto", "torch", "numba", "triton")
+
+
+def resolve_backend(name: str, device: torch.device) -> Backend:
+    """The backend for a device. "auto" is the fastest one, with a warning where that should have been another."""
+    if name not in BACKENDS:
+        raise UsageError(f"backend={name!r}: must be one of {', '.join(BACKENDS)}")
+    if name == "numba" and device.type != "cpu":
+        raise UsageError(f"backend='numba': its loops run on a CPU, not on {device}; use 'auto' or 'triton'")
+    if name == "triton":
+        if not _has_triton():
+            raise UsageError("backend='triton': the package triton is not installed: pip install 'msrnn[triton]'")
+        if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+            raise UsageError("backend='triton': its kernels need a GPU; on a CPU use 'auto'")
+    if name == "auto":
+        name = _fastest(device)
+    if name == "numba":
+        from msrnn.backends.numba.backend import NumbaBackend
+
+        return NumbaBackend()
+    if name == "triton":
+        from msrnn.backends.triton.backend import TritonBackend
+
+        return TritonBackend()
+    from msrnn.backends.torch import TorchBackend
+
+    return TorchBackend()
+
+
+def _fastest(device: torch.device) -> str:
+    if device.type == "cpu":
+        return "numba"
+    if device.type == "cuda" and _has_triton():
+        return "triton"
+    warnings.warn(f"no kernels for {device} (pip install 'msrnn[triton]' on CUDA): plain torch is used", stacklevel=3)
+    return "torch"
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None

@@ -1,0 +1,58 @@
+"""The contract of a backend: who computes one layer. Shapes are stated here once, and the implementations stay silent.
+
+Dimensions, here and in every kernel: B sequences of a batch, H query heads, K KV heads, G groups of heads that evict
+together, M query heads of a group, R query heads that share a KV head, C new tokens, S slots, N candidates (slots, then
+new tokens), D and Dv dimensions of a key and of a value.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from msrnn.core.rope import Spacing
+from msrnn.core.scores import Scoring
+from msrnn.core.slots import Slots
+from msrnn.policy import Bound
+
+
+class Prefilled(NamedTuple):
+    output: Tensor  # [B, C, H, Dv]
+    position: Tensor  # [B, G, N] int32 of the candidates (slots, then new tokens), -1 where there is none
+    evicted_at: Tensor  # [B, G, N] int32: the last step that saw the candidate, or HELD
+
+
+class Backend(Protocol):
+    """Append, attend, observe and evict. Both methods update the slots in place, and padding leaves them untouched."""
+
+    name: str
+    default_chunk: int  # tokens that are scored at once inside a layer
+    decodes_repositioned: bool  # whether re-rotated keys are read token by token, for want of a faster prefill
+
+    def prefill(
+        self, slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
+    ) -> Prefilled:
+        """C tokens, in order.
+
+        query           [B, H, C, D]
+        key, value      [B, K, C, D], [B, K, C, Dv]
+        query_position  [B, C] int32, -1 for padding
+        """
+        ...
+
+    def decode(
+        self, slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
+    ) -> Tensor:
+        """One token.
+
+        query           [B, K, R, D]
+        key, value      [B, K, D], [B, K, Dv]
+        query_position  [B] int32, -1 for padding
+        returns         [B, K, R, Dv]
+        """
+        ...
+
+    def check_gaps(self, spacing: Spacing, bound: Bound, columns: int) -> None:
+        """Refuse a text of so many columns whose gaps between kept tokens this backend cannot compute."""
+        ...

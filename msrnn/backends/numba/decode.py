@@ -1,0 +1,227 @@
+"""A decode step of one layer as a single compiled call, in float32; `TorchBackend.decode` is the reference."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy import float32 as f32
+from numpy import int32 as i32
+from torch import Tensor
+
+from msrnn.backends.numba.jit import compiled
+from msrnn.backends.numba.scan import (
+    LANES,
+    Array,
+    attend_row,
+    decay_code,
+    expire,
+    highest,
+    least_important,
+    observe,
+    weigh,
+)
+from msrnn.core.scores import Scoring
+from msrnn.core.slots import Slots
+from msrnn.policy import Bound
+
+
+@compiled(fastmath=LANES)
+def dots(query: Array, keys: Array, scale: f32, into: Array) -> None:
+    """Four slots at a time, so that a query's row is loaded once for all of them."""
+    S = keys.shape[0]
+    for j in range(0, S - 3, 4):
+        for r in range(query.shape[0]):
+            s0 = s1 = s2 = s3 = f32(0.0)
+            for d in range(query.shape[1]):
+                q = query[r, d]
+                s0 += q * keys[j, d]
+                s1 += q * keys[j + 1, d]
+                s2 += q * keys[j + 2, d]
+                s3 += q * keys[j + 3, d]
+            into[r, j], into[r, j + 1] = s0 * scale, s1 * scale
+            into[r, j + 2], into[r, j + 3] = s2 * scale, s3 * scale
+    for j in range(S - S % 4, S):
+        for r in range(query.shape[0]):
+            s0 = f32(0.0)
+            for d in range(query.shape[1]):
+                s0 += query[r, d] * keys[j, d]
+            into[r, j] = s0 * scale
+
+
+@compiled(fastmath=LANES)
+def _weighted_sum(attention: Array, values: Array, into: Array) -> None:
+    """Four slots at a time, so that a sum is stored once for all of them."""
+    S = values.shape[0]
+    into[:] = f32(0.0)
+    for j in range(0, S - 3, 4):
+        for r in range(attention.shape[0]):
+            a0, a1, a2, a3 = attention[r, j], attention[r, j + 1], attention[r, j + 2], attention[r, j + 3]
+            for d in range(values.shape[1]):
+                v01 = a0 * values[j, d] + a1 * values[j + 1, d]
+                into[r, d] += v01 + a2 * values[j + 2, d] + a3 * values[j + 3, d]
+    for j in range(S - S % 4, S):
+        for r in range(attention.shape[0]):
+            for d in range(values.shape[1]):
+                into[r, d] += attention[r, j] * values[j, d]
+
+
+@compiled(fastmath=LANES)
+def _length(rows: Array) -> f32:
+    """The norm of some rows together."""
+    total = f32(0.0)
+    for k in range(rows.shape[0]):
+        for d in range(rows.shape[1]):
+            total += rows[k, d] * rows[k, d]
+    return f32(math.sqrt(total))
+
+
+@compiled()
+def _exact_sum(attention: Array, values: Array, present: Array, into: Array) -> None:
+    """`_weighted_sum` of what is present alone: 0 times a value that is NaN or infinite would be NaN."""
+    for r in range(attention.shape[0]):
+        for d in range(values.shape[1]):
+            total = f32(0.0)
+            for j in range(values.shape[0]):
+                if present[j] > f32(0.0):
+                    total += attention[r, j] * values[j, d]
+            into[r, d] = total
+
+
+@compiled()
+def cap(scores: Array, softcap: f32) -> None:
+    for m in range(scores.shape[0]):
+        for j in range(scores.shape[1]):
+            scores[m, j] = softcap * f32(math.tanh(scores[m, j] / softcap))
+
+
+@compiled()
+def _free_slots(position: Array) -> Array:
+    """[B, G]: the first empty slot of each; found before anything is written."""
+    B, G, S = position.shape
+    free = np.empty((B, G), np.int64)
+    for b in range(B):
+        for g in range(G):
+            slot = 0
+            while slot < S and position[b, g, slot] >= 0:
+                slot += 1
+            if slot == S:
+                raise ValueError("this state has no free slot: read the text anew, or load another state")
+            free[b, g] = slot
+    return free
+
+
+@compiled()
+def _decode(
+    query: Array,
+    key: Array,
+    value: Array,
+    keys: Array,
+    values: Array,
+    position: Array,
+    importance: Array,
+    norm: Array,
+    query_position: Array,
+    sinks: Array,
+    output: Array,
+    scale: f32,
+    softcap: f32,
+    size: int,
+    first: i32,
+    recent: i32,
+    window: i32,
+    spared: i32,
+    decay: f32,
+) -> None:
+    B, K, R, _ = query.shape
+    G, S = position.shape[1], position.shape[2]
+    members = K // G  # KV heads of a group
+    M = members * R
+    free = _free_slots(position)
+    for b in range(B):
+        t = query_position[b]
+        if t < 0:
+            output[b] = f32(0.0)
+            continue
+        for g in range(G):
+            slot = free[b, g]
+            N = S  # slots up to the last that is held: a state that is not full yet has all its tokens in front
+            while slot + 1 < N and position[b, g, N - 1] < 0:
+                N -= 1
+            scores = np.empty((M, N), f32)
+            scratch, observed, present = np.empty(N, f32), np.empty(N, f32), np.empty(N, f32)
+            fresh, expired = np.zeros(N, f32), np.empty(N, np.int32)
+            where = position[b, g, :N]
+            where[slot] = t
+            held = 0
+            for j in range(N):
+                present[j] = f32(1.0) if where[j] >= 0 else f32(0.0)
+                held += where[j] >= 0
+            if window > 0:
+                held -= expire(where, present, expired, spared, t - window, t)
+            weight = importance[b, g, :N] if importance.shape[0] else fresh
+            weight[slot] = f32(0.0)
+            observed[:] = f32(0.0)
+            for m in range(M):
+                kv = g * members + m // R
+                if m % R == 0:
+                    keys[b, kv, slot] = key[b, kv]
+                    values[b, kv, slot] = value[b, kv]
+                    dots(query[b, kv], keys[b, kv, :N], scale, scores[m : m + R])
+            if softcap > f32(0.0):
+                cap(scores, softcap)
+            for m in range(M):
+                sink = sinks[g, m] if sinks.shape[0] else f32(-np.inf)
+                attend_row(scores[m], highest(scores[m], present, sink), sink, present, scratch, observed)
+            for local in range(members):
+                kv, rows = g * members + local, scores[local * R : (local + 1) * R]
+                _weighted_sum(rows, values[b, kv, :N], output[b, kv])
+                if not np.isfinite(output[b, kv].sum()):
+                    _exact_sum(rows, values[b, kv, :N], present, output[b, kv])
+            observe(weight, observed, present, where, decay, M)
+            ranked = weight
+            if norm.shape[0]:
+                norm[b, g, slot] = _length(value[b, g * members : (g + 1) * members])
+                weigh(weight, norm[b, g, :N], scratch)
+                ranked = scratch
+            if held > size:
+                j = least_important(ranked, present, where, first, t - recent)
+                present[j] = f32(0.0)
+            for j in range(N):
+                if present[j] == f32(0.0):
+                    where[j] = -1
+
+
+def decode_numba(
+    slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
+) -> Tensor:
+    sinks = scoring.sinks_of(slots.position.shape[1])
+    importance, norm = (
+        kept.numpy() if kept is not None else np.empty((0, 0, 0), f32) for kept in (slots.importance, slots.norm)
+    )
+    output = torch.empty(*query.shape[:3], value.shape[-1], dtype=torch.float32)
+    _decode(
+        query.contiguous().numpy(),
+        key.contiguous().numpy(),
+        value.contiguous().numpy(),
+        slots.keys.numpy(),
+        slots.values.numpy(),
+        slots.position.numpy(),
+        importance,
+        norm,
+        query_position.contiguous().numpy(),
+        sinks.numpy() if sinks is not None else np.empty((0, 0), f32),
+        output.numpy(),
+        *_settings(slots.bound, scoring.scale, scoring.softcap),
+    )
+    return output
+
+
+@cache
+def _settings(bound: Bound, scale: float, softcap: float | None) -> tuple[Any, ...]:
+    """The scalars in the types of the compiled loop: the same for every token of a layer."""
+    first, recent, window = i32(bound.policy.first), i32(bound.recent), i32(bound.window or 0)
+    return f32(scale), f32(softcap or 0.0), bound.size, first, recent, window, i32(bound.spared), decay_code(bound)

@@ -1,0 +1,223 @@
+"""The definition over whole chunks, in plain torch: the reference for every kernel, on any device.
+
+Scores over the slots and the new tokens are one matmul. The eviction scan then walks the new tokens in order: it is
+the only sequential part, and what other backends replace. One masked matmul gives the outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from msrnn.backends.base import Prefilled
+from msrnn.core.rope import Spacing
+from msrnn.core.scores import Scoring
+from msrnn.core.slots import HELD, Slots
+from msrnn.policy import Bound
+
+
+class TorchBackend:
+    """Plain torch; other backends override the scans, or whole methods where they have kernels for them."""
+
+    name = "torch"
+    default_chunk = 128
+    decodes_repositioned = False
+
+    def prefill(
+        self, slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
+    ) -> Prefilled:
+        (B, H, C, D), K = query.shape, key.shape[1]
+        slots = slots.in_use(C)
+        new_keys, new_values = slots.encode(key, value)
+        position, importance, norm = slots.candidates(query_position, new_values)
+        held_keys, held_values = slots.dense()
+        keys = torch.cat([held_keys, new_keys.dense(slots.dtype)], dim=2)
+        values = torch.cat([held_values, new_values.dense(slots.dtype)], dim=2)
+        attention, evicted_at = self._attend_and_evict(
+            query.reshape(B, K, -1, C, D), keys, position, importance, query_position, slots.bound, scoring, norm
+        )
+        output = weighted_values(attention, values, position, evicted_at, query_position)
+        slots.keep(new_keys, new_values, position, importance, norm, (position >= 0) & (evicted_at == HELD))
+        return Prefilled(output.view(B, H, C, -1).transpose(1, 2), position, evicted_at)
+
+    def decode(
+        self, slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
+    ) -> Tensor:
+        slots = slots.in_use(1)
+        (B, K, R, _), position, importance = query.shape, slots.position, slots.importance
+        G = position.shape[1]
+        slot = position.argmin(-1, keepdim=True)  # the first empty one: -1 is below every position
+        position.scatter_(-1, slot, query_position[:, None, None].expand(B, G, 1))
+        if importance is None:
+            importance = torch.zeros(position.shape, dtype=torch.float32, device=position.device)
+        importance.scatter_(-1, slot, 0.0)
+        new_keys, new_values = slots.encode(key[:, :, None], value[:, :, None])
+        slots.write(slot, new_keys, new_values, slots.norms(new_values))
+        keys, values = slots.dense()
+        attention, evicted_at = self._attend_and_evict(
+            query[:, :, :, None], keys, position, importance, query_position[:, None], slots.bound, scoring, slots.norm
+        )
+        output = weighted_values(attention, values, position, evicted_at, query_position[:, None])
+        position.masked_fill_(evicted_at != HELD, -1)
+        return output.view(B, K, R, -1)
+
+    def check_gaps(self, spacing: Spacing, bound: Bound, columns: int) -> None:
+        """Gaps of any size can be computed."""
+
+    def _attend_and_evict(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        position: Tensor,
+        importance: Tensor,
+        query_position: Tensor,
+        bound: Bound,
+        scoring: Scoring,
+        norm: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """query [B, K, R, C, D], keys [B, K, N, D] -> attention [B, G, M, C, N] float32, eviction times [B, G, N]."""
+        if scoring.places is not None:
+            return self.scan_repositioned(query, keys, position, importance, query_position, bound, scoring, norm)
+        G, C = position.shape[1], query.shape[3]
+        scores = scoring(query.flatten(2, 3), keys).view(query.shape[0], G, -1, C, keys.shape[2])
+        return scores, self.scan(scores, position, importance, query_position, bound, scoring.sinks_of(G), norm)
+
+    def scan(
+        self,
+        scores: Tensor,
+        position: Tensor,
+        importance: Tensor,
+        query_position: Tensor,
+        bound: Bound,
+        sinks: Tensor | None,
+        norm: Tensor | None,
+    ) -> Tensor:
+        return scan_torch(scores, position, importance, query_position, bound, sinks, norm)
+
+    def scan_repositioned(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        position: Tensor,
+        importance: Tensor,
+        query_position: Tensor,
+        bound: Bound,
+        scoring: Scoring,
+        norm: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        return scan_repositioned_torch(query, keys, position, importance, query_position, bound, scoring, norm)
+
+
+def scan_torch(
+    scores: Tensor,
+    position: Tensor,
+    importance: Tensor,
+    query_position: Tensor,
+    bound: Bound,
+    sinks: Tensor | None = None,
+    norm: Tensor | None = None,
+    score: Callable[[int, Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Walk the C rows in order: attend, observe, evict. A rank that is not a number counts as infinity.
+
+    scores          [B, G, M, C, N] float32, replaced by the attention of each row over the candidates it sees
+    position        [B, G, N] int32, -1 where a column holds no state
+    importance      [B, G, N] float32, updated in place
+    query_position  [B, C] int32, -1 for padding, which attends to nothing and makes nothing leave
+    sinks           [G, M] float32: a score that takes part in the softmax and is no state
+    norm            [B, G, N] float32 of the candidates' values, where the policy ranks by it
+    score           (i, seen [B, G, N]) -> row i [B, G, M, N], where that depends on who is seen; else `scores` has it
+    returns         [B, G, N] int32: the last step (a token's position) that sees the candidate, or HELD
+    """
+    policy = bound.policy
+    precise = torch.float32 if scores.device.type == "mps" else torch.float64  # exponentials of -100 and less
+    present = position >= 0
+    evicted_at = torch.full_like(position, HELD)
+    if policy.decay is None:
+        importance.copy_(position)
+    for i in range(scores.shape[3]):
+        t = query_position[:, i, None, None]
+        if bound.window is not None:
+            expired = present & (position >= bound.spared) & (position <= t - bound.window)
+            evicted_at = torch.where(expired, t - 1, evicted_at)
+            present = present & ~expired
+        seen = present & (position <= t)  # none for padding: no position is at most -1 and present
+
+        row = scores[:, :, :, i] if score is None else score(i, seen)
+        row = row.masked_fill(~seen[:, :, None], -torch.inf)
+        if sinks is not None:
+            row = torch.cat([row, sinks[None, :, :, None].expand(*row.shape[:3], 1)], dim=-1)
+        attention = row.to(precise).softmax(-1)[..., : position.shape[-1]].masked_fill(~seen[:, :, None], 0.0)
+        scores[:, :, :, i] = attention
+
+        rank = importance
+        if policy.decay is not None:
+            observed = attention.mean(2)
+            importance.copy_(torch.where(seen, policy.decay * importance + observed, importance))
+            rank = importance if policy.decay else observed  # only what is stored need fit float32
+        rank = rank if norm is None else rank * norm
+
+        free = seen & (position >= policy.first) & (position <= t - bound.recent)
+        ranked = rank.masked_fill(~free | rank.isnan(), torch.inf)
+        least = free & (ranked == ranked.amin(-1, keepdim=True))
+        oldest = position.masked_fill(~least, HELD)
+        leaves = least & (oldest == oldest.amin(-1, keepdim=True)) & (seen.sum(-1, keepdim=True) > bound.size)
+        evicted_at = torch.where(leaves, t, evicted_at)
+        present = present & ~leaves
+    return evicted_at
+
+
+def scan_repositioned_torch(
+    query: Tensor,
+    keys: Tensor,
+    position: Tensor,
+    importance: Tensor,
+    query_position: Tensor,
+    bound: Bound,
+    scoring: Scoring,
+    norm: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """What `scan_torch` makes of scores, from what scores are made of.
+
+    query    [B, K, R, C, D], keys [B, K, N, D]: as the model rotated them, the queries' own tokens among the keys
+    returns  attention [B, G, M, C, N] float32, and what `scan_torch` returns
+    """
+    (B, K, R, C, _), (_, G, N), places = query.shape, position.shape, scoring.places
+    assert places is not None
+
+    def score(i: int, seen: Tensor) -> Tensor:
+        t = query_position[:, None, i, None].expand(B, G, 1)
+        place = places.spacing.places(position, seen)
+        newest = place.gather(-1, (position == t).int().argmax(-1, keepdim=True))
+        q = places.moved(query[:, :, :, i], *(x.repeat_interleave(K // G, 1) for x in (t, newest)))
+        k = places.moved(keys, *(x.repeat_interleave(K // G, 1) for x in (position, place)))
+        return scoring(q, k).view(B, G, -1, N)
+
+    attention = torch.zeros(B, G, K * R // G, C, N, dtype=torch.float32, device=query.device)
+    sinks = scoring.sinks_of(G)
+    return attention, scan_torch(attention, position, importance, query_position, bound, sinks, norm, score)
+
+
+def weighted_values(
+    attention: Tensor, values: Tensor, position: Tensor, evicted_at: Tensor, query_position: Tensor
+) -> Tensor:
+    """The outputs [B, K, R, C, Dv] of attention [B, G, M, C, N] over values [B, K, N, Dv].
+
+    A value that is NaN or infinite reaches the tokens that see it, and no others, though 0 times it is NaN.
+    """
+    (B, _, _, C, N), K = attention.shape, values.shape[1]
+    weights = attention.view(B, K, -1, N).to(values.dtype)
+    output = torch.matmul(weights, values).view(B, K, -1, C, values.shape[-1])
+    if not math.isfinite(output.sum(dtype=torch.float32).item()):  # the cheapest way to look at all of it
+        weights = weights.view(B, K, -1, C, N)
+        broken = ~output.isfinite().all(-1).all(2).all(1)  # [B, C]
+        for b, i in broken.nonzero().tolist():
+            t = query_position[b, i]
+            seen = (position[b] >= 0) & (position[b] <= t) & (evicted_at[b] >= t)  # [G, N]
+            seen = seen.repeat_interleave(K // len(seen), 0)[:, None, :, None]
+            moved = weights[b, :, :, i, :, None].float() * values[b, :, None].float()
+            output[b, :, :, i] = moved.masked_fill(~seen, 0.0).sum(2).to(output.dtype)
+    return output

@@ -1,0 +1,90 @@
+"""Observe and evict, for one token of one layer: the second launch of `decode_triton`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from msrnn.backends.triton.exp import PER_UNIT, lifted_exp
+from msrnn.core.slots import HELD
+
+FAR = tl.constexpr(HELD)
+HEADS_PER_TILE = 8
+
+
+@triton.jit
+def evict_kernel(
+    fresh,
+    scores,
+    log_sums,
+    position,
+    importance,
+    norm,
+    squares,
+    query_position,
+    decay,
+    size,
+    first,
+    recent,
+    window,
+    spared,
+    S: tl.constexpr,
+    G: tl.constexpr,
+    K: tl.constexpr,
+    M: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+    BS: tl.constexpr,
+    OBSERVES: tl.constexpr,
+    REMEMBERS: tl.constexpr,
+    WEIGHS: tl.constexpr,
+    SLIDES: tl.constexpr,
+):
+    """The new token is entered; the group's mean attention becomes importance, and the least important state that is
+    not protected is evicted. `squares` [B, K] are those of the new token's values, summed over a head.
+
+    Without observation every importance is 0 and ties, which go to the oldest, are all there is. A rank that is NaN
+    counts as infinity.
+    """
+    i_b, i_g = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    t = tl.load(query_position + i_b)
+    if t >= 0:
+        o_s = tl.arange(0, BS)
+        m_s = o_s < S
+        p_position = position + (i_b * G + i_g) * S + o_s
+        p_importance = importance + (i_b * G + i_g) * S + o_s
+        b_position = tl.load(p_position, mask=m_s, other=-1)
+        m_new = o_s == tl.load(fresh + i_b * G + i_g)
+        if SLIDES:
+            b_position = tl.where((b_position >= spared) & (b_position <= t - window), -1, b_position)
+        b_position = tl.where(m_new, t, b_position)
+        m_held = b_position >= 0
+        b_importance = tl.zeros([BS], tl.float32)
+        if OBSERVES:
+            for start in range(0, M, BM):
+                o_m = start + tl.arange(0, BM)
+                i_h = (i_b * G + i_g) * M + o_m
+                # [BM, BS]; scores of empty slots are anything, but a mask that knows them would hold up the loads
+                m_tile = (o_m < M)[:, None] & m_s[None, :]
+                b_s = tl.load(scores + i_h[:, None] * S + o_s[None, :], mask=m_tile, other=float("-inf"))
+                b_log_sum = tl.load(log_sums + i_h, mask=o_m < M, other=0.0)
+                b_importance += tl.sum(lifted_exp(b_s - b_log_sum[:, None]), axis=0)
+            b_importance = tl.where(m_held, b_importance / M, 0.0)
+        if REMEMBERS:
+            b_importance *= PER_UNIT
+            b_before = tl.load(p_importance, mask=m_held & (m_new == 0), other=0.0)
+            b_importance += tl.cast(decay, tl.float32) * b_before
+            tl.store(p_importance, b_importance, mask=m_held)
+        if WEIGHS:
+            o_k = tl.arange(0, BK)
+            b_squares = tl.load(squares + (i_b * G + i_g) * (K // G) + o_k, mask=o_k < K // G, other=0.0)
+            p_norm = norm + (i_b * G + i_g) * S + o_s
+            b_norm = tl.where(m_new, tl.sqrt(tl.sum(b_squares)), tl.load(p_norm, mask=m_s, other=0.0))
+            tl.store(p_norm, b_norm, mask=m_new)
+            b_importance *= b_norm
+        m_free = m_held & (b_position >= first) & (b_position <= t - recent)
+        b_ranked = tl.where(m_free & (b_importance == b_importance), b_importance, float("inf"))
+        m_least = m_free & (b_ranked == tl.min(b_ranked))
+        oldest = tl.min(tl.where(m_least, b_position, FAR))
+        m_leaves = m_least & (b_position == oldest) & (tl.sum(m_held.to(tl.int32)) > size)
+        tl.store(p_position, tl.where(m_leaves, -1, b_position), mask=m_s)

@@ -1,0 +1,53 @@
+"""Rows of 8-bit states inside a kernel, by `msrnn.core.quantization`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from msrnn.core.quantization import LEAST_SCALE
+
+LEAST = tl.constexpr(LEAST_SCALE)
+TO_WHOLE = tl.constexpr(1.5 * 2**23)  # added and taken away again, it leaves a small float32 rounded to even
+BIAS, BIAS_BITS, UNIT = tl.constexpr(384.0), tl.constexpr(0x43C00000), tl.constexpr(2**15)  # of floats from 256 to 511
+
+
+@triton.jit
+def encode(b_rows, largest, WHOLE: tl.constexpr):
+    """`msrnn.core.quantization.encode` of rows [n, W]: their codes, as float32, and their scales [n, 1].
+
+    A maximum passes over NaN, so a row that has one is given a scale that says so.
+    """
+    b_rows = b_rows.to(tl.float32)
+    odd = tl.max((b_rows != b_rows).to(tl.int32), axis=1, keep_dims=True)
+    top = tl.maximum(tl.max(tl.abs(b_rows), axis=1, keep_dims=True) * (1.0 / tl.cast(largest, tl.float32)), LEAST)
+    bits = top.to(tl.uint32, bitcast=True)
+    scale = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)  # as bfloat16, to even
+    scale = tl.where(odd > 0, float("nan"), scale)
+    b_rows = tl.minimum(tl.maximum(b_rows * tl.div_rn(1.0, scale), -largest), largest)
+    if WHOLE:
+        b_rows = (b_rows + TO_WHOLE) - TO_WHOLE
+    return b_rows, scale
+
+
+@triton.jit
+def numbers(b_codes, WHOLE: tl.constexpr):
+    """Codes in float32; those of int8 with BIAS added, which one multiplication does where to convert takes longer."""
+    if WHOLE:
+        return (b_codes.to(tl.int32) * UNIT + BIAS_BITS).to(tl.float32, bitcast=True)
+    return b_codes.to(tl.float32)
+
+
+@triton.jit
+def write(
+    b_rows, p_rows, p_scales, i_row, m_row, W: tl.constexpr, o_w, m_w, largest,
+    CODED: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """New rows [n, W] are written to rows i_row [n, 1] where m_row is true; what is left of them, in float32."""
+    scale = 1.0
+    if CODED:
+        b_rows, scale = encode(b_rows, largest, WHOLE)
+        tl.store(p_scales + i_row, scale.to(tl.bfloat16), mask=m_row)
+    b_kept = b_rows.to(p_rows.dtype.element_ty)
+    tl.store(p_rows + i_row * W + o_w, b_kept, mask=m_row & m_w)
+    return b_kept.to(tl.float32) * scale

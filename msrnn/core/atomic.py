@@ -1,0 +1,59 @@
+"""Files that are written whole or not at all, and where a write goes."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from msrnn.errors import UsageError
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def target_of(path: Path) -> Path:
+    """The file that a write to `path` replaces: a symbolic link stays, and the file that it names is replaced.
+
+    Refuses what is no regular file, and a folder that does not exist.
+    """
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        what = "is not a folder" if target.parent.exists() else "does not exist; make it first"
+        raise UsageError(f"{path}: the folder {target.parent} {what}")
+    try:
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        return target
+    if not stat.S_ISREG(mode):
+        raise UsageError(f"{path}: {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}; name a file to save to")
+    return target
+
+
+def write_atomically(path: Path, write: Callable[[Path], None], mode: int = 0o666) -> None:
+    """`write` fills a temporary file beside `path`, which then takes its place: an interruption loses nothing."""
+    target = target_of(path)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name[:100]}.", suffix=".tmp", dir=target.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.chmod(mode & ~_umask())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

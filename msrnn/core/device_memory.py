@@ -1,0 +1,75 @@
+"""Free memory of a device, and the check that what is about to be allocated fits into it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from msrnn.errors import UsageError
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Bytes that can still be allocated on a device; None where the system does not say.
+
+    On a GPU, what torch has reserved and does not use counts as free. On a CPU, the limits of the process and of its
+    control group count as well as the machine's memory.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    if device.type != "cpu":
+        return None
+    limits = [limit for limit in (_machine(), _control_group(), _address_space()) if limit is not None]
+    return max(0, min(limits)) if limits else None
+
+
+def _machine() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        if "SC_AVPHYS_PAGES" not in os.sysconf_names:
+            return None
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _control_group() -> int | None:
+    try:
+        limit, used = ((_CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        return int(limit) - int(used)
+    except (OSError, ValueError):  # no such group, or "max"
+        return None
+
+
+def _address_space() -> int | None:
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit == resource.RLIM_INFINITY:
+            return None
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        return limit - pages * os.sysconf("SC_PAGE_SIZE")
+    except (ImportError, OSError, ValueError):
+        return None
+
+
+class DoesNotFitError(UsageError, MemoryError):
+    """More bytes are asked for than a device has free."""
+
+
+def check_fits(needed: int, device: torch.device, what: str, mend: Callable[[int], str]) -> None:
+    """Raise where `what` takes more bytes than a device has free; `mend` says what to do with those."""
+    free = available_bytes(device)
+    if free is not None and needed > free:
+        found = f"{what} takes {gigabytes(needed)}, and {gigabytes(free)} is free on {device}"
+        raise DoesNotFitError(f"{found}: {mend(free)}")
+
+
+def gigabytes(count: int) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"

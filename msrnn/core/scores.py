@@ -1,0 +1,27 @@
+"""How a model turns queries and keys into scores before the softmax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from msrnn.core.rope import Places
+
+
+@dataclass(frozen=True)
+class Scoring:
+    scale: float
+    softcap: float | None = None
+    sinks: Tensor | None = None  # [H]: gpt-oss's learned scores that are no states
+    places: Places | None = None  # where tokens stand; None: where the model rotated them
+
+    def __call__(self, query: Tensor, keys: Tensor) -> Tensor:
+        """query [B, K, Q, D], keys [B, K, N, D] -> [B, K, Q, N] float32."""
+        scores = torch.matmul(query, keys.mT).float().mul_(self.scale)
+        return scores if self.softcap is None else scores.div_(self.softcap).tanh_().mul_(self.softcap)
+
+    def sinks_of(self, groups: int) -> Tensor | None:
+        """[G, M] float32."""
+        return None if self.sinks is None else self.sinks.detach().float().reshape(groups, -1)

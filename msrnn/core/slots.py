@@ -1,0 +1,279 @@
+"""One layer's memory: a fixed number of slots, or rows that grow.
+
+Knows nothing of attention: who enters and who leaves is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from msrnn.core.quantization import SCALE_DTYPE, Rows, encode
+from msrnn.errors import UsageError
+from msrnn.policy import Bound
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What a layer's states are made of, as the model itself showed it."""
+
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    device: torch.device
+    code: torch.dtype | None = None  # of 8 bits, where states are rounded to it
+
+
+HELD = 2**31 - 1  # the eviction time of a state that is still held
+MOST_COLUMNS = 2**31 - 2**20  # positions are int32, below HELD
+
+# Tensors made in inference mode cannot be changed outside of it, and a state outlives the mode that it was made in.
+ordinary_tensors = torch.inference_mode(False)
+
+
+class _Buffers:
+    """Tensors whose first dimension is the batch: rows of keys and values, and who they are."""
+
+    @ordinary_tensors
+    def __init__(self, batch_size: int, shape: LayerShape, rows: int, groups: int) -> None:
+        B, K, device = batch_size, shape.kv_heads, shape.device
+        self.columns = 0  # ever appended, padding included; layers that disagree were interrupted half-way
+        self.dtype = shape.dtype  # that the model computes in
+        self.keys = torch.zeros(B, K, rows, shape.key_dim, dtype=shape.code or shape.dtype, device=device)
+        self.values = torch.zeros(B, K, rows, shape.value_dim, dtype=shape.code or shape.dtype, device=device)
+        self.position = torch.full((B, groups, rows), -1, dtype=torch.int32, device=device)
+        self.seen = torch.zeros(B, dtype=torch.int64, device=device)  # tokens read
+
+    def reset(self) -> None:
+        """Forget everything, in place: the buffers then hold what those of a new layer do."""
+        self.columns = 0
+        for tensor in self.tensors().values():
+            tensor.zero_()
+        self.position.fill_(-1)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+    @property
+    def batch_size(self) -> int:
+        return int(self.seen.shape[0])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in self.tensors().values())
+
+    def select(self, rows: Tensor) -> Any:
+        """A new layer with these rows; the old one is untouched."""
+        return self._with(lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
+
+    def part(self, rows: slice) -> Any:
+        """A layer that is these rows of this one: what one reads, the other has read."""
+        return self._with(lambda tensor: tensor[rows])
+
+    @ordinary_tensors
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Any:
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        vars(other).update({name: change(tensor) for name, tensor in self.tensors().items()})
+        return other
+
+    def reorder(self, rows: Tensor) -> None:
+        """`select` in place, for beams: no buffer moves, so captured pointers stay good."""
+        for value in self.tensors().values():
+            value.copy_(value.index_select(0, rows.to(value.device)))
+
+    @ordinary_tensors
+    def restore(self, tensors: dict[str, Tensor], columns: int, batch_size: int) -> None:
+        """Take over copies of saved tensors, which must be of this layer's kind; their batch size replaces its own."""
+        for name, mine in self.tensors().items():
+            saved, shape = tensors[name], self._saved_shape(mine, tensors, batch_size)
+            if saved.dtype != mine.dtype or list(saved.shape) != shape:
+                raise UsageError(f"{name}: {saved.dtype} {list(saved.shape)}, not {mine.dtype} {shape}")
+        for name, mine in self.tensors().items():
+            # A copy: what was loaded may lie in a mapped file, at an address that kernels do not expect.
+            setattr(self, name, tensors[name].to(mine.device, copy=True))
+        self.columns = columns
+
+    def _saved_shape(self, mine: Tensor, tensors: dict[str, Tensor], batch_size: int) -> list[int]:
+        return [batch_size, *mine.shape[1:]]
+
+    def count(self, columns: int) -> None:
+        """Count columns that are read, and refuse those whose positions do not fit into 32 bits."""
+        if self.columns + columns > MOST_COLUMNS:
+            raise UsageError(
+                f"{self.columns + columns:,} columns: a state reads {MOST_COLUMNS:,} at most; go on from an empty one"
+            )
+        self.columns += columns
+
+    def advance(self, columns: int, real: Tensor | None) -> Tensor:
+        """The positions [B, columns] int32 of the next columns, -1 where padding; counts the tokens among them."""
+        self.count(columns)
+        start = self.seen[:, None].to(torch.int32)
+        if real is None:
+            self.seen += columns
+            return start if columns == 1 else start + torch.arange(columns, dtype=torch.int32, device=start.device)
+        counted = real.cumsum(-1, dtype=torch.int32)
+        self.seen += counted[:, -1]
+        return (start + counted - 1).masked_fill(~real, -1)
+
+
+class Slots(_Buffers):
+    """The fixed buffers of a bounded layer. Keys are rotated when written, so the order of slots means nothing."""
+
+    @ordinary_tensors
+    def __init__(self, batch_size: int, shape: LayerShape, bound: Bound) -> None:
+        super().__init__(batch_size, shape, bound.slots, bound.groups(shape.kv_heads))
+        self.bound = bound
+        self.code = shape.code
+        remembers = bool(bound.policy.decay)  # otherwise the newest query, or the position, says it all
+        zeros = partial(torch.zeros, self.position.shape, dtype=torch.float32, device=shape.device)
+        self.importance = zeros() if remembers else None
+        # of each row's value in all heads of a group
+        self.norm = zeros() if bound.policy.value_norm else None
+        rows = self.keys.shape[:3]
+        self.key_scale, self.value_scale = (
+            torch.ones(rows, dtype=SCALE_DTYPE, device=shape.device) if shape.code else None for _ in range(2)
+        )
+
+    @staticmethod
+    def nbytes_of(batch_size: int, shape: LayerShape, bound: Bound) -> int:
+        """What `nbytes` will be, by arithmetic: nothing is allocated."""
+        policy, itemsize = bound.policy, (shape.code or shape.dtype).itemsize
+        row = shape.kv_heads * (shape.key_dim + shape.value_dim) * itemsize
+        if shape.code:
+            row += 2 * shape.kv_heads * SCALE_DTYPE.itemsize
+        numbers = 1 + bool(policy.decay) + policy.value_norm  # position, importance, norm: 4 bytes each
+        row += bound.groups(shape.kv_heads) * numbers * 4
+        return batch_size * (bound.slots * row + 8)
+
+    def reset(self) -> None:
+        super().reset()
+        for scales in (self.key_scale, self.value_scale):
+            if scales is not None:
+                scales.fill_(1)
+
+    def in_use(self, more: int) -> Slots:
+        """The slots up to the last that is held, and room for so many more: the same buffers, without what is empty.
+
+        Tokens go into the first slots that are free, so a state that is not full yet has all its tokens in front.
+        """
+        holds = (self.position >= 0).flatten(0, 1)
+        if bool(holds.all(-1).any()):
+            raise UsageError("this state has no free slot: read the text anew, or load another state")
+        held = holds.any(0).nonzero()
+        count = (int(held[-1]) + 1 if len(held) else 0) + more + 1  # one is always left over, as of all of them
+        if count >= self.position.shape[2]:
+            return self
+        slots: Slots = self._with(lambda tensor: tensor if tensor is self.seen else tensor[:, :, :count])
+        return slots
+
+    def encode(self, key: Tensor, value: Tensor) -> tuple[Rows, Rows]:
+        """New rows as these slots keep them."""
+        return encode(key, self.code), encode(value, self.code)
+
+    def norms(self, value: Rows) -> Tensor | None:
+        """[B, G, C] float32 of new rows [B, K, C, D]; None where the policy does not ask for them."""
+        if self.norm is None:
+            return None
+        squares = value.dense(torch.float32).float().square().sum(-1)
+        B, _, C = squares.shape
+        return squares.view(B, self.norm.shape[1], -1, C).sum(2).sqrt()
+
+    def stored_norms(self) -> Tensor | None:
+        """`norms` of the values that are held."""
+        return self.norms(Rows(self.values, self.value_scale))
+
+    def candidates(self, query_position: Tensor, value: Rows) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Slots and new tokens side by side: position, importance and, where the policy asks, norm, all [B, G, S + C].
+
+        query_position [B, C]; rows [B, K, C, D]
+        """
+        (B, G, S), C = self.position.shape, query_position.shape[1]
+        position = torch.cat([self.position, query_position[:, None].expand(B, G, C)], dim=-1)
+        importance = torch.zeros(position.shape, dtype=torch.float32, device=position.device)
+        if self.importance is not None:
+            importance[..., :S] = self.importance
+        fresh = self.norms(value)
+        norm = None if self.norm is None or fresh is None else torch.cat([self.norm, fresh], dim=-1)
+        return position, importance, norm
+
+    def dense(self) -> tuple[Tensor, Tensor]:
+        """Keys and values in the dtype that the model computes in."""
+        return Rows(self.keys, self.key_scale).dense(self.dtype), Rows(self.values, self.value_scale).dense(self.dtype)
+
+    def write(self, slot: Tensor, key: Rows, value: Rows, norm: Tensor | None) -> None:
+        """Rows [B, K, C, D] and the norms [B, G, C] of their values go into slot [B, G, C]."""
+        if self.norm is not None and norm is not None:
+            self.norm.scatter_(-1, slot, norm)
+        for buffer, scales, fresh in ((self.keys, self.key_scale, key), (self.values, self.value_scale, value)):
+            if scales is not None and fresh.scale is not None:
+                scales.scatter_(2, slot.expand(fresh.scale.shape), fresh.scale)
+            # Moving bytes does not depend on what they mean, and not every 8-bit float can be scattered.
+            into, rows = (t.view(torch.int8) if self.code else t for t in (buffer, fresh.codes))
+            into.scatter_(2, slot[..., None].expand(rows.shape), rows)
+
+    def keep(
+        self, key: Rows, value: Rows, position: Tensor, importance: Tensor, norm: Tensor | None, held: Tensor
+    ) -> None:
+        """After a chunk: free what left, and move the surviving new tokens into free slots.
+
+        Rows [B, K, C, D]; position, importance, norm, held [B, G, S + C]: slots, then new tokens.
+        """
+        S = self.position.shape[-1]
+        old, new = held[..., :S], held[..., S:]
+        free = old.to(torch.int8).argsort(dim=-1, stable=True)
+        # Those that left share the slot after the survivors: size + 1 slots always leave one over.
+        rank = torch.where(new, new.cumsum(-1) - 1, new.sum(-1, keepdim=True))
+        slot = free.gather(-1, rank)
+        self.position.masked_fill_(~old, -1)
+        self.position.scatter_(-1, slot, position[..., S:].masked_fill(~new, -1))
+        if self.importance is not None:
+            self.importance.copy_(importance[..., :S])
+            self.importance.scatter_(-1, slot, importance[..., S:])
+        self.write(slot, key, value, None if norm is None else norm[..., S:])
+
+
+class Growing(_Buffers):
+    """The unbounded layer: every token stays, the buffers double when they are full."""
+
+    def __init__(self, batch_size: int, shape: LayerShape) -> None:
+        super().__init__(batch_size, shape, rows=64, groups=1)
+        self.padded = False  # whether any column ever was padding: if not, no mask is needed
+
+    def reset(self) -> None:
+        super().reset()
+        self.padded = False
+
+    def restore(self, tensors: dict[str, Tensor], columns: int, batch_size: int) -> None:
+        super().restore(tensors, columns, batch_size)
+        self.padded = bool((self.seen != columns).any())
+
+    def _saved_shape(self, mine: Tensor, tensors: dict[str, Tensor], batch_size: int) -> list[int]:
+        """As many rows as were saved, the same number of keys, values and positions."""
+        rows = list(tensors["position"].shape[2:3])
+        return [batch_size, *mine.shape[1:2], *rows, *mine.shape[3:]] if mine.ndim > 1 else [batch_size]
+
+    @ordinary_tensors
+    def append(self, key: Tensor, value: Tensor, position: Tensor) -> None:
+        """key, value [B, K, T, D], position [B, T], already counted by `advance`."""
+        start, stop = self.columns - key.shape[2], self.columns
+        capacity = self.keys.shape[2]
+        if stop > capacity:
+            more = max(capacity, stop - capacity)
+            self.keys = pad(self.keys, (0, 0, 0, more))
+            self.values = pad(self.values, (0, 0, 0, more))
+            self.position = pad(self.position, (0, more), value=-1)
+        self.keys[:, :, start:stop] = key
+        self.values[:, :, start:stop] = value
+        self.position[:, 0, start:stop] = position
+
+
+Memory = Slots | Growing

@@ -1,0 +1,83 @@
+"""Tensors and a description in one file: written whole or not at all, and never executable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from msrnn.core.atomic import write_atomically as write_atomically
+from msrnn.errors import UsageError
+
+_KEY, _CHECKSUM = "msrnn", "checksum"
+
+
+def checksum(tensors: dict[str, Tensor]) -> str:
+    """Of names, dtypes, shapes and numbers."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        numbers: Any = tensor.contiguous().flatten().view(torch.uint8).numpy()
+        digest.update(numbers)
+    return digest.hexdigest()
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], description: dict[str, Any]) -> None:
+    saved = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    metadata = {_KEY: json.dumps({**description, _CHECKSUM: checksum(saved)})}
+
+    def write(to: Path) -> None:
+        try:
+            save_file(saved, to, metadata=metadata)
+        except SafetensorError as error:
+            raise _system_error(error, path) from error
+
+    write_atomically(path, write)
+
+
+def _system_error(error: SafetensorError, path: Path) -> Exception:
+    """The error of the operating system, as on a full disk, that safetensors only quotes."""
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(found[1]), os.strerror(int(found[1])), str(path)) if found else UsageError(f"{path}: {error}")
+
+
+def load_description(path: Path) -> dict[str, Any]:
+    """The description alone, which is small; the tensors are not read."""
+    with _opened(path) as (_, description):
+        return description
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and description, refused where the tensors are not those that were saved."""
+    with _opened(path) as (file, description):
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if description.get(_CHECKSUM, expected := checksum(tensors)) != expected:
+        raise UsageError(f"{path}: damaged, its numbers do not match its checksum; take a copy, or make it again")
+    return tensors, description
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
+    if not path.is_file():
+        raise UsageError(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if _KEY not in metadata:
+                raise UsageError(f"{path}: not a state that msrnn saved")
+            description = json.loads(metadata[_KEY])
+            if not isinstance(description, dict):
+                raise UsageError(f"{path}: its description is {description!r:.40}, not a state that msrnn saved")
+            yield file, description
+    except (SafetensorError, json.JSONDecodeError, RecursionError) as error:
+        raise UsageError(f"{path}: truncated, or not a state that msrnn saved ({error})") from error

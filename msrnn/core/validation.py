@@ -1,0 +1,162 @@
+"""What a state must be before it is saved, and before a kernel computes with one that was loaded.
+
+Kernels check nothing: a slot that is free, positions that differ and numbers that are finite are taken for granted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from msrnn.core.slots import MOST_COLUMNS, Growing, Memory, Slots
+from msrnn.errors import UsageError
+
+_SLACK = 1.01  # of sums in float32
+
+
+def check_counts(description: dict[str, Any], layers: int) -> tuple[int, int]:
+    """Batch size and columns as a description has them; nothing of that size is allocated yet."""
+    batch_size: Any = description.get("batch_size")
+    columns: Any = description.get("columns")
+    if not _is_count(batch_size) or batch_size < 1:
+        raise UsageError(f"batch_size {batch_size!r:.40}: must be a whole number of rows, 1 or more")
+    if not isinstance(columns, list) or len(columns) != layers or not all(map(_is_count, columns)):
+        raise UsageError(f"columns {columns!r:.40}: must be a list of {layers} whole numbers, one for each layer")
+    if len(set(columns)) != 1 or not 0 <= columns[0] < 2**62:
+        raise UsageError(f"columns {columns!r:.40}: must be the same number in every layer, 0 or more")
+    return batch_size, columns[0]
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_layers(layers: list[tuple[int, Memory]], incomplete: bool) -> None:
+    """Refuse layers that no forward pass leaves behind. `incomplete`: a layer may hold fewer tokens than it has room
+    for, as after a horizon that was lifted.
+    """
+    seen = layers[0][1].seen
+    for index, layer in layers:
+        if not torch.equal(layer.seen, seen):
+            raise UsageError(
+                f"layer {index}: has read {layer.seen.tolist()} tokens, and the first layer {seen.tolist()}"
+            )
+        try:
+            _check_layer(layer, incomplete)
+        except ValueError as error:
+            raise UsageError(f"layer {index}, {error}") from error
+
+
+def is_incomplete(layers: list[tuple[int, Memory]]) -> bool:
+    """Whether a layer without a window holds fewer tokens than it has read and has room for."""
+    return any(bool(_short(layer).any()) for _, layer in layers if isinstance(layer, Slots) and not layer.bound.window)
+
+
+def _short(slots: Slots) -> Tensor:
+    """[B, G]"""
+    held = (slots.position >= 0).sum(-1)
+    return held < slots.seen.clamp(max=slots.bound.size)[:, None]
+
+
+def _check_layer(layer: Memory, incomplete: bool) -> None:
+    seen, position = layer.seen, layer.position
+    _refuse((seen < 0) | (seen > min(layer.columns, MOST_COLUMNS)), seen, f"tokens of {layer.columns} columns")
+    beyond = (position < -1) | (position >= seen[:, None, None])
+    _refuse(beyond.flatten(1), position.flatten(1), "is no position of a token that was read")
+    if isinstance(layer, Slots):
+        _check_slots(layer, incomplete)
+    else:
+        _check_growing(layer)
+    _check_numbers(layer)
+
+
+def _check_slots(slots: Slots, incomplete: bool) -> None:
+    held, size, seen = (slots.position >= 0).sum(-1), slots.bound.size, slots.seen[:, None]
+    _refuse(held > size, held, f"tokens are held, and the size is {size}: no slot is free")
+    ordered = slots.position.sort(-1).values
+    twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
+    _refuse(twice.flatten(1), ordered[..., 1:].flatten(1), "is a position that is held twice")
+    if slots.bound.window or incomplete:  # these drop tokens without a successor
+        _refuse((held == 0) & (seen > 0), held, "tokens are held, and some were read")
+    else:
+        _refuse(_short(slots), held, f"tokens are held, too few for size {size} after what was read")
+
+
+def _check_growing(layer: Growing) -> None:
+    """Every token that was read has its column, in order; the other columns are padding or empty."""
+    columns, position = layer.columns, layer.position[:, 0]
+    if columns > position.shape[1]:
+        raise UsageError(f"row 0: {columns} columns were read, and there are {position.shape[1]}")
+    real = position >= 0
+    ordered = torch.where(real, real.cumsum(-1, dtype=torch.int32) - 1, -1)
+    _refuse(position != ordered, position, "is a position out of order")
+    _refuse(real[:, columns:], position[:, columns:], "is the position of a column that was not read")
+    _refuse(real.sum(-1) != layer.seen, real.sum(-1), "tokens are held, not all that were read")
+
+
+def _check_numbers(layer: Memory) -> None:
+    held = held_rows(layer)
+    for name in ("keys", "values"):
+        wrong = held & ~_finite(getattr(layer, name))
+        if bool(wrong.any()):
+            raise UsageError(f"row {int(wrong.nonzero()[0, 0])}: {name} that are not finite")
+    if isinstance(layer, Growing):
+        return
+    for name, scale in (("keys", layer.key_scale), ("values", layer.value_scale)):
+        if scale is not None:
+            wrong = held & ~(scale.isfinite() & (scale > 0))
+            _refuse(wrong.flatten(1), scale.flatten(1), f"scales the {name}: must be finite and above 0")
+    present = layer.position >= 0
+    if layer.importance is not None:
+        most = layer.seen[:, None, None] * _SLACK + 1  # a token's attention is at most 1 at each step
+        wrong = present & ~((layer.importance >= 0) & (layer.importance <= most))
+        _refuse(wrong.flatten(1), layer.importance.flatten(1), "is no importance that attention can have summed to")
+    stored = layer.stored_norms()
+    if layer.norm is not None and stored is not None:
+        wrong = present & ~_alike(layer.norm, stored)
+        _refuse(wrong.flatten(1), layer.norm.flatten(1), "is not the norm of the values beside it")
+
+
+def _alike(one: Tensor, other: Tensor) -> Tensor:
+    return one.isfinite() & (one >= 0) & torch.isclose(one, other, rtol=0.01, atol=1e-6)
+
+
+def held_rows(layer: Memory) -> Tensor:
+    """[B, K, S]: which rows of keys and values belong to a token."""
+    (_, K, _, _), G = layer.keys.shape, layer.position.shape[1]
+    return (layer.position >= 0).repeat_interleave(K // G, 1)
+
+
+def clear_free(layer: Memory) -> None:
+    """Zeros for what is not finite where nothing is held: attention of 0 times NaN would be NaN.
+
+    The rest stays, since kernels bound their scores by all rows: another bound would round in another way.
+    """
+    free = ~held_rows(layer)
+    for rows in (layer.keys, layer.values):
+        bits = rows.view(torch.int8) if rows.itemsize == 1 else rows  # not every 8-bit float can be filled
+        bits.masked_fill_((free & ~_finite(rows))[..., None], 0)
+    if isinstance(layer, Slots):
+        empty = layer.position < 0
+        for kept in (layer.importance, layer.norm):
+            if kept is not None:
+                kept.masked_fill_(empty & ~kept.isfinite(), 0.0)
+        for scale in (layer.key_scale, layer.value_scale):
+            if scale is not None:
+                scale.masked_fill_(free & ~scale.isfinite(), 1.0)
+
+
+def _finite(rows: Tensor) -> Tensor:
+    """[B, K, S, D] -> [B, K, S]"""
+    if rows.dtype == torch.int8:
+        return torch.ones(rows.shape[:3], dtype=torch.bool, device=rows.device)
+    return (rows.float() if rows.itemsize == 1 else rows).isfinite().all(-1)
+
+
+def _refuse(wrong: Tensor, values: Tensor, why: str) -> None:
+    """Name the first row of [B] or [B, N] that is wrong, and its value."""
+    if bool(wrong.any()):
+        row, *column = wrong.nonzero()[0].tolist()
+        raise UsageError(f"row {row}: {values[(row, *column)].item():g} {why}")

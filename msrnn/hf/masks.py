@@ -1,0 +1,98 @@
+"""Attention masks: a bounded layer sees what it holds, so all that a mask may add is padding.
+
+Causal masks, with or without a sliding window, say which columns are padding. Any other mask (an image that is seen in
+both directions, packed sequences, holes) would be ignored without an error, so it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.masking_utils import causal_mask_function, sdpa_mask
+
+from msrnn.errors import UsageError
+
+_windows: ContextVar[list[int | None] | None] = ContextVar("windows", default=None)
+
+
+class NotCausalError(UsageError):
+    """A mask that is more than causal order, a layer's own window and padding."""
+
+
+@contextmanager
+def watched_windows() -> Iterator[list[int | None]]:
+    """The windows of the masks that are built meanwhile; None for a mask without one."""
+    built: list[int | None] = []
+    token = _windows.set(built)
+    try:
+        yield built
+    finally:
+        _windows.reset(token)
+
+
+def build_mask(
+    mask_function: Callable[..., Any] = causal_mask_function,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    local_size: int | None = None,
+    **kwargs: Any,
+) -> Tensor | None:
+    """transformers' mask interface: [B, 1, T, N], True where a query sees a key; None where that is all before it.
+
+    A mask in both directions is always built: None would be read as causal.
+    """
+    built: Tensor | None = sdpa_mask(
+        mask_function=mask_function, allow_is_causal_skip=allow_is_causal_skip, local_size=local_size, **kwargs
+    )
+    watching = _windows.get()
+    if watching is not None:
+        watching.append(local_size)
+    if built is not None:
+        # transformers clears `allow_is_causal_skip` wherever it adds anything to a causal mask.
+        built.known_causal = allow_is_causal_skip or mask_function is causal_mask_function  # type: ignore[attr-defined]
+    return built
+
+
+def real_columns(mask: Tensor | None, columns: int, window: int | None) -> Tensor | None:
+    """[B, T], False where padding, from a mask [B, 1, T, T]: a token sees itself unless it is padding.
+
+    `window` is the layer's own. Raises where the mask is more than causal order, that window and padding.
+    """
+    if mask is None:
+        return None
+    if mask.dtype != torch.bool:
+        raise UsageError(f"attention mask of {mask.dtype}: pass a 2-D mask of ones and zeros (1 for a token)")
+    if mask.ndim != 4 or mask.shape[2:] != (columns, columns):
+        raise UsageError(
+            f"attention mask of shape {list(mask.shape)}: must cover the {columns} new columns alone, as "
+            f"[batch, 1, {columns}, {columns}]; pass a 2-D mask instead"
+        )
+    real = mask[:, 0].diagonal(dim1=-2, dim2=-1)
+    if not getattr(mask, "known_causal", False):
+        # One mask serves many layers; it is looked at again when it has changed.
+        look = (None if mask.is_inference() else mask._version, window)
+        if look[0] is None or getattr(mask, "looked_at", None) != look:
+            _check_causal(mask, real, window)
+            mask.looked_at = look  # type: ignore[attr-defined]
+    return real
+
+
+def _check_causal(mask: Tensor, real: Tensor, window: int | None) -> None:
+    columns = torch.arange(mask.shape[-1], device=mask.device)
+    distance = columns[:, None] - columns
+    expected = real[:, None, None] & (distance >= 0)
+    if window is not None:
+        expected = expected & (distance < window)
+    wrong = (mask != expected) & real[:, None, :, None]  # what padding would see does not matter
+    if bool(wrong.any()):
+        row, _, query, key = wrong.nonzero()[0].tolist()
+        what = "sees" if key > query else "does not see"
+        raise NotCausalError(
+            f"attention mask: in row {row}, column {query} {what} column {key}. A bounded state reads in causal order, "
+            "with padding at most: masks for images, prefixes, packed sequences or holes are not supported"
+        )

@@ -1,0 +1,302 @@
+"""A decoder as a recurrent network: an empty state, reading, stepping, generating."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from msrnn.core.rope import ORIGINAL, Gap
+from msrnn.core.slots import MOST_COLUMNS, Slots
+from msrnn.core.state import MultiState
+from msrnn.errors import UsageError
+from msrnn.hf.cuda_graphs import Graphs
+from msrnn.hf.generation import Continuation, RowEnds, Settings, generated_columns, twin
+from msrnn.hf.state_spec import plan
+from msrnn.layer import Record
+from msrnn.policy import Policy, ranks_alike
+
+DEFAULT_BLOCK = 512
+BLOCK_TOKENS = 16_384  # of all rows of a batch together, so that activations stay within bounds at any batch size
+STEPWISE_BLOCK = 64  # where a GPU decodes tokens one by one: more launches take too long to capture
+WORTH_CAPTURING = 3  # blocks that were read alike: as many take as long as to capture one
+
+
+class MultiStateRNN:
+    """A Hugging Face decoder with a bounded state: `size` KV cache rows per layer, whatever the length of the text.
+
+    The model is put into evaluation mode and its attention becomes "msrnn"; its weights are untouched.
+
+    policy       a name such as "tova" or "window+4", or a `Policy`: which row is evicted
+    size         rows per layer; None only with policy "full", which evicts nothing
+    positions    which position ids the kept tokens get, for texts longer than the training length: "original",
+                 "compressed" (gaps above 10 become ln ln gap; "compressed:ln", "compressed:sqrt"; "compressed:16": at
+                 most 16), "fitted" (the largest gaps that always fit the training length), "compact" (0, 1, 2, …), or
+                 a function of one gap
+    state_dtype  "int8" or "fp8": rows are quantized as they are appended, and take half the bytes of 16-bit rows
+    backend      "auto", "torch", "numba" (CPU) or "triton" (GPU)
+    compile      whether torch.compile handles what lies between the kernels of a captured CUDA graph: seconds at first,
+                 then about a tenth off every decode step
+    chunk        tokens that are scored at once inside a layer. It bounds memory, and does not change the result
+    block        tokens of a row that pass through the model at once. It bounds memory, and does not change the result
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        policy: str | Policy = "tova",
+        size: int | None = 512,
+        *,
+        chunk: int | None = None,
+        block: int | None = None,
+        backend: str = "auto",
+        state_dtype: str | None = None,
+        compile: bool = False,
+        positions: str | Gap = ORIGINAL,
+    ) -> None:
+        if block is not None and (not isinstance(block, int) or isinstance(block, bool) or block < 1):
+            raise UsageError(f"block={block!r}: must be a whole number of tokens, 1 or more")
+        self.plan = plan(model, policy, size, chunk, backend, state_dtype, positions, driven=True)
+        self.model = model
+        stepwise = self.plan.decodes_repositioned
+        self._given_block = block
+        self.block = block or (STEPWISE_BLOCK if stepwise else DEFAULT_BLOCK)
+        self._graphs = Graphs(model, self.plan, compile)
+
+    def state(self, batch_size: int = 1) -> MultiState:
+        """An empty state for so many sequences; a bounded one takes all its memory now and never more."""
+        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+            raise UsageError(f"batch_size={batch_size!r}: must be a whole number of sequences, 1 or more")
+        return self._graphs.state(batch_size)
+
+    def block_of(self, batch_size: int) -> int:
+        """Tokens of each row that pass through the model at once: as the caller said, or fewer in a larger batch."""
+        if self._given_block is not None:
+            return self._given_block
+        return min(self.block, max(1, BLOCK_TOKENS // batch_size))
+
+    def release(self) -> None:
+        """Give back the GPU memory that captured graphs keep for the next state of their batch size."""
+        self._graphs.release()
+
+    def load_state(self, path: str | os.PathLike[str]) -> MultiState:
+        """A state that `state.save` wrote for this model, policy, size and dtype."""
+        return MultiState.load(path, self.plan.fingerprint, self.plan.state)
+
+    def convert_state(self, state: MultiState) -> MultiState:
+        """A copy of a state that was read under other `positions`, or under this policy with another `horizon` or other
+        `first` tokens, to go on from under these.
+
+        Keys are held as they were first written, and positions as in the text, so either may change at any token. What
+        a new horizon hides is seen no more; who has left does not come back.
+        """
+        theirs, mine = state.fingerprint, dict(self.plan.fingerprint)
+        mine["positions"] = theirs["positions"]
+        if ranks_alike(mine["policy"], theirs["policy"]):
+            mine["policy"] = theirs["policy"]
+        state.check_fits(mine)
+        layers = state.fork(1).layers
+        for layer, bound in zip(layers, self.plan.bounds, strict=True):
+            if isinstance(layer, Slots) and bound is not None:
+                layer.bound = bound
+        return MultiState(layers, self.plan.fingerprint)
+
+    def select(self, state: MultiState, rows: Sequence[int] | Tensor) -> MultiState:
+        """`state.select`, on buffers that have their graph already where there are such."""
+        index = state.rows(rows)
+        if not self._graphs.possible:
+            return state.select(index)
+        chosen = self.state(len(index))
+        chosen.become(state, index)
+        return chosen
+
+    @torch.no_grad()
+    def step(self, input_ids: Tensor, state: MultiState) -> Tensor:
+        """Read one token per row: [B, 1] -> logits [B, 1, V]."""
+        if isinstance(input_ids, Tensor) and input_ids.ndim == 2 and input_ids.shape[1] != 1:
+            raise UsageError(f"step reads one token per row, not {input_ids.shape[1]}: use read for more")
+        ids, _ = self._checked(input_ids, state, None)
+        graph = self._graphs.of(state)
+        with state.changing():
+            if graph is None:
+                return self._forward(ids, state, None, last_only=True)
+            state.count(1)
+            return graph(ids).clone()
+
+    @torch.no_grad()
+    def read(
+        self,
+        input_ids: Tensor,
+        state: MultiState,
+        attention_mask: Tensor | None = None,
+        last_only: bool = False,
+        on_block: Callable[[int], None] | None = None,
+        record: Callable[[int], Record] | None = None,
+    ) -> Tensor:
+        """Read any number of tokens [B, T]; the state advances. Returns logits [B, T, V], or [B, 1, V] if `last_only`.
+
+        `attention_mask` [B, T] covers these columns, 0 where padding. However the input is split, the answer is the
+        same. `on_block` is told how many columns each block had; `record` gives, for a layer, who takes down its
+        eviction times.
+        """
+        input_ids, mask = self._checked(input_ids, state, attention_mask)
+        logits: Tensor | None = None
+        block = self.block_of(state.batch_size)
+        for start in range(0, input_ids.shape[1], block):
+            columns = slice(start, min(start + block, input_ids.shape[1]))
+            ids, part = input_ids[:, columns], None if mask is None else mask[:, columns]
+            graph = None
+            if record is None and ids.shape[1] == block > 1:
+                graph = self._graphs.of(state, block, last_only, after=WORTH_CAPTURING)
+            with state.changing():
+                if graph is None:
+                    out = self._forward(ids, state, part, last_only, record)
+                else:
+                    state.count(block)
+                    out = graph(ids, part)
+            if last_only:
+                logits = out[:, -1:].clone()
+            else:
+                if logits is None:
+                    logits = out.new_empty(*input_ids.shape, out.shape[-1])
+                logits[:, columns] = out
+            if on_block:
+                on_block(columns.stop - columns.start)
+        assert logits is not None
+        return logits
+
+    def _forward(
+        self,
+        ids: Tensor,
+        state: MultiState,
+        mask: Tensor | None,
+        last_only: bool,
+        record: Callable[[int], Record] | None = None,
+    ) -> Tensor:
+        logits: Tensor = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=_positions(state.seen, ids, mask),
+            past_key_values=self.plan.cache(state, record=record, real=None if mask is None else mask.bool()),
+            use_cache=True,
+            logits_to_keep=1 if last_only else 0,
+        ).logits
+        return logits
+
+    @torch.no_grad()
+    def generate(self, input_ids: Tensor, state: MultiState | None = None, **kwargs: Any) -> Any:
+        """transformers' `generate`, from a bounded state: its arguments, its result.
+
+        Given a `state`, `input_ids` are the new tokens only; the state then advances over them and over what was
+        generated, and an interrupted call leaves it before the last of the new tokens. Without an `attention_mask`,
+        every id is a token. What cannot be done is refused before anything is read.
+        """
+        settings = Settings(self.model, kwargs)
+        settings.check()
+        keeps_state = state is not None
+        if state is None:
+            state = self.state(input_ids.shape[0] if isinstance(input_ids, Tensor) and input_ids.ndim == 2 else 1)
+        input_ids, mask = self._checked(input_ids, state, kwargs.get("attention_mask"))
+        if mask is not None and not mask[:, -1].all():
+            raise UsageError("attention_mask: generate goes on from the last column, so pad on the left")
+        sequences, beams = settings["num_return_sequences"] or 1, settings["num_beams"] or 1
+        if keeps_state and sequences > 1:
+            raise UsageError(
+                f"num_return_sequences={sequences}: a state goes on in one way; fork it and generate from the copies"
+            )
+        if keeps_state and state.batch_size > 1 and self.plan.hybrid:
+            raise UsageError(
+                f"a state of {state.batch_size} rows: where one ends before the others, this model's linear-attention "
+                "layers would read what fills it up; select a row and generate from it alone"
+            )
+        continuation = Continuation(self.model, self, state, max(sequences, beams), keeps_state)
+        detailed = settings["return_dict_in_generate"]
+        forced: dict[str, Any] = {"use_cache": True}
+        ends = RowEnds(settings) if keeps_state and beams == 1 else None
+        if keeps_state:
+            forced["return_dict_in_generate"] = True
+        arguments = settings.arguments(**forced)
+        if ends is not None:
+            arguments["stopping_criteria"] = ends.criteria
+        out = twin(self.model, continuation).generate(
+            input_ids,
+            attention_mask=torch.ones_like(input_ids) if mask is None else mask,
+            past_key_values=continuation.cache,
+            **arguments,
+        )
+        if not keeps_state:
+            return out
+        prompt = input_ids.shape[1]
+        new = out.sequences[:, prompt - 1 :]
+        real = torch.cat([torch.ones_like(new[:, :1]), generated_columns(out, prompt, ends)], dim=1)
+        self.read(new.masked_fill(real == 0, 0), state, real, last_only=True)
+        return out if detailed else out.sequences
+
+    def _checked(
+        self, input_ids: Tensor, state: MultiState, attention_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Ids and mask on the model's device, the mask only where there is padding; refuses what cannot be read."""
+        if not isinstance(input_ids, Tensor) or input_ids.dtype not in _INTEGERS:
+            kind = input_ids.dtype if isinstance(input_ids, Tensor) else type(input_ids).__name__
+            raise TypeError(f"input_ids of {kind}: must be a tensor of integers, [batch, tokens]")
+        if input_ids.ndim != 2 or input_ids.numel() == 0:
+            raise UsageError(f"input_ids of shape {list(input_ids.shape)}: must be [batch, tokens], 1 token or more")
+        if not isinstance(state, MultiState):
+            raise TypeError(f"state of {type(state).__name__}: must come from state(), load(), fork() or select()")
+        state.check_fits(self.plan.fingerprint)
+        if input_ids.shape[0] != state.batch_size:
+            raise UsageError(f"input_ids of {input_ids.shape[0]} rows do not fit a state of {state.batch_size}")
+        if state.columns + input_ids.shape[1] > MOST_COLUMNS:
+            raise UsageError(
+                f"{state.columns + input_ids.shape[1]:,} columns: a state reads {MOST_COLUMNS:,} at most; "
+                "go on from an empty one"
+            )
+        self.plan.check_reach(state.columns + input_ids.shape[1])
+        self._check_autocast()
+        vocabulary: Any = self.model.get_input_embeddings().num_embeddings
+        if input_ids.device.type == "cpu":
+            low, high = int(input_ids.min()), int(input_ids.max())
+            if low < 0 or high >= vocabulary:
+                raise UsageError(f"input_ids from {low} to {high}: this model knows 0 to {vocabulary - 1}")
+        if attention_mask is not None:
+            attention_mask = torch.as_tensor(attention_mask, device=input_ids.device)
+            if attention_mask.shape != input_ids.shape:
+                raise UsageError(
+                    f"attention_mask of shape {list(attention_mask.shape)}: must cover the {list(input_ids.shape)} "
+                    "columns of input_ids, no more and no fewer"
+                )
+            attention_mask = None if bool(attention_mask.all()) else (attention_mask != 0).long().to(self.model.device)
+        if attention_mask is not None and self.plan.hybrid and bool((state.seen > 0).any()):
+            raise UsageError(
+                "attention_mask: this model's linear-attention layers read padding, too, unless it comes before all "
+                "tokens; select the rows and read each alone"
+            )
+        input_ids = input_ids.long().to(self.model.device)
+        if self.plan.last_position is not None:
+            self.plan.check_position(int(_positions(state.seen, input_ids, attention_mask).max()))
+        return input_ids, attention_mask
+
+    def _check_autocast(self) -> None:
+        kind = self.model.device.type
+        if torch.is_autocast_enabled(kind):
+            computed = torch.get_autocast_dtype(kind)
+            held = {shape.dtype for shape in self.plan.shapes if shape}
+            if held != {computed}:
+                names = ", ".join(sorted(str(dtype) for dtype in held))
+                raise UsageError(
+                    f"autocast computes in {computed}, and states are kept in {names}: leave autocast, or cast the "
+                    "model before it is wrapped"
+                )
+
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def _positions(seen: Tensor, input_ids: Tensor, mask: Tensor | None) -> Tensor:
+    """Each column's position among its row's tokens; padding takes that of the token before it, and is not read."""
+    columns = torch.ones_like(input_ids) if mask is None else mask
+    return (seen.to(input_ids.device)[:, None] + columns.cumsum(-1) - 1).clamp(min=0)

@@ -1,0 +1,294 @@
+"""A bounded model in EleutherAI's lm-evaluation-harness.
+
+    python -m msrnn.integrations.lm_eval --model msrnn --model_args pretrained=NAME,size=512 --tasks hellaswag
+
+The harness looks for models nowhere but in its own package, so this is its own command with one more name to `--model`.
+From Python, importing this module is enough for `lm_eval.simple_evaluate(model="msrnn", model_args=…)`.
+Without `--device` it is CUDA where there is one, and else the CPU in float32.
+
+Requests mean what they mean to the harness's own `hf` model and, at a size beyond the length, get the same answers.
+Batch sizes are given, not found out (`auto`).
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+from msrnn.core.state import MultiState
+from msrnn.errors import UsageError
+from msrnn.hf.loading import load
+from msrnn.hf.rnn import MultiStateRNN
+from msrnn.policy import Policy
+
+try:
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.utils import (
+        Collator,
+        handle_stop_sequences,
+        normalize_gen_kwargs,
+        postprocess_generated_text,
+    )
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+    from tqdm import tqdm
+except ModuleNotFoundError as error:
+    missing = f"the evaluation harness is not installed (no module {error.name}): pip install 'msrnn[lm-eval]'"
+    if __name__ == "__main__":
+        print(f"msrnn: {missing}", file=sys.stderr)
+        sys.exit(2)
+    raise ImportError(missing) from error
+
+MODEL = "msrnn"
+MOST = 2**16  # sequences at once: more fit into no memory
+DEFAULT_LENGTH = 2048  # the harness's own, where a model does not tell
+Item = TypeVar("Item")
+Answer = tuple[float, bool]  # log-likelihood, and whether greedy decoding says the same
+
+
+@register_model(MODEL)
+class BoundedLM(TemplateLM):
+    """`pretrained` is what `loading.load` takes; `max_length` cuts contexts from the left, and documents apart."""
+
+    def __init__(
+        self,
+        pretrained: str | None = None,
+        policy: str | Policy = "tova",
+        size: int | None = 512,
+        device: str = "auto",
+        dtype: str | None = None,
+        batch_size: int | str = 1,
+        state_dtype: str | None = None,
+        positions: str = "original",
+        max_length: int | None = None,
+        max_gen_toks: int = 256,
+    ) -> None:
+        super().__init__()
+        if not str(batch_size).isdecimal() or not 1 <= int(batch_size) <= MOST:
+            raise UsageError(f"batch_size={batch_size}: must be a whole number of sequences, from 1 to {MOST:,}")
+        model, tokenizer = load(pretrained, device, dtype)
+        self.tokenizer: Any = tokenizer
+        self.rnn = MultiStateRNN(model, policy, size, state_dtype=state_dtype, positions=positions)
+        self.batch_size = int(batch_size)
+        told = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self.max_length: int = max_length or told or DEFAULT_LENGTH
+        self.max_gen_toks = max_gen_toks
+        self._device = model.device
+
+    @property
+    def eot_token_id(self) -> int:
+        return int(self.tokenizer.eos_token_id)
+
+    @property
+    def prefix_token_id(self) -> int:
+        bos = self.tokenizer.bos_token_id
+        return self.eot_token_id if bos is None else int(bos)
+
+    @property
+    def tokenizer_name(self) -> str:
+        return str(self.tokenizer.name_or_path).replace("/", "__")
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        text: str = self.tokenizer.apply_chat_template(
+            chat_history,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+        )
+        return text
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        if add_special_tokens is None:  # a chat template may have opened the text already
+            add_special_tokens = not string.startswith(self.tokenizer.decode([self.prefix_token_id]))
+        ids: list[int] = self.tokenizer.encode(string, add_special_tokens=add_special_tokens)
+        return ids
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        windows = [self._windows(request.args[0]) for request in requests]
+        pairs = [(None, *window) for document in windows for window in document]
+        scores = iter(self._loglikelihood_tokens(pairs, disable_tqdm))
+        totals = [sum((next(scores)[0] for _ in document), 0.0) for document in windows]
+        for request, total in zip(requests, totals, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
+        return totals
+
+    def _windows(self, text: str) -> list[tuple[list[int], list[int]]]:
+        ids = self.tok_encode(text)
+        windows = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, context_len=1)
+        return [make_disjoint_window(window) for window in windows]
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False
+    ) -> list[Answer]:
+        """Every distinct context is read once, and forked for its continuations."""
+        sharing: dict[tuple[int, ...], list[int]] = {}
+        for index, (_, context, continuation) in enumerate(requests):
+            sharing.setdefault(self._fitting(context, continuation), []).append(index)
+        continuations = [continuation for _, _, continuation in requests]
+        answers: dict[int, Answer] = {}
+        with tqdm(total=len(requests), disable=disable_tqdm, desc="Running loglikelihood requests") as bar:
+            for contexts in _batches(sorted(sharing, key=len, reverse=True), self.batch_size):
+                members = [sharing[context] for context in contexts]
+                for index, answer in self._answers(contexts, members, continuations):
+                    answers[index] = answer
+                    bar.update()
+                    if requests[index][0] is not None:  # a window of a document has no key of its own
+                        self.cache_hook.add_partial("loglikelihood", requests[index][0], answer)
+        return [answers[index] for index in range(len(requests))]
+
+    def _fitting(self, context: list[int], continuation: list[int]) -> tuple[int, ...]:
+        """The end of the context that leaves room for the continuation, whose last token is never read."""
+        room = self.max_length + 1 - len(continuation)
+        if room < 1:
+            raise UsageError(f"max_length={self.max_length}: less than a continuation of {len(continuation)} tokens")
+        return tuple(context[-room:])
+
+    def _answers(
+        self, contexts: Sequence[Sequence[int]], members: list[list[int]], continuations: list[list[int]]
+    ) -> Iterator[tuple[int, Answer]]:
+        """The answer to every member, an index into the continuations, of every context."""
+        state = self.rnn.state(len(contexts))
+        ids, mask = self._padded(contexts, left=True)
+        logits = self.rnn.read(ids, state, mask, last_only=True)
+        wanted = [(row, index) for row, indices in enumerate(members) for index in indices]
+        wanted.sort(key=lambda pair: len(continuations[pair[1]]))
+        for some in _batches(wanted, self.batch_size):
+            rows, indices = [row for row, _ in some], [index for _, index in some]
+            answers = self._scored(state, logits, rows, [continuations[index] for index in indices])
+            yield from zip(indices, answers, strict=True)
+
+    def _scored(
+        self, state: MultiState, logits: Tensor, rows: list[int], continuations: list[list[int]]
+    ) -> list[Answer]:
+        """One continuation for each of these rows of contexts that were read; the state stays as it is."""
+        ids, mask = self._padded(continuations, left=False)
+        total, greedy = _judged(logits[rows], ids[:, :1], mask[:, :1])
+        last = ids.shape[1] - 1
+        if last > 0:  # a single token is judged by its context alone
+            state = state.select(rows)
+        for start in range(0, last, self.rnn.block):  # logits of a whole document would not fit
+            stop = min(start + self.rnn.block, last)
+            logits = self.rnn.read(ids[:, start:stop], state, mask[:, start:stop])
+            more, agrees = _judged(logits, ids[:, start + 1 : stop + 1], mask[:, start + 1 : stop + 1])
+            total, greedy = total + more, greedy & agrees
+        return list(zip(total.tolist(), greedy.tolist(), strict=True))
+
+    def _padded(self, rows: Sequence[Sequence[int]], left: bool) -> tuple[Tensor, Tensor]:
+        """Ids and mask [B, T]; what stands in the padding is never read."""
+        width = max(map(len, rows))
+        ids, mask = torch.zeros(2, len(rows), width, dtype=torch.long)
+        for i, row in enumerate(rows):
+            columns = slice(width - len(row), width) if left else slice(len(row))
+            ids[i, columns], mask[i, columns] = torch.tensor(row, dtype=torch.long), 1
+        return ids.to(self._device), mask.to(self._device)
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        order = Collator(
+            [request.args for request in requests],
+            sort_fn=lambda args: -len(self.tok_encode(args[0])),
+            group_by="gen_kwargs",
+            group_fn=lambda args: args[1],
+        )
+        said: list[str] = []
+        with tqdm(total=len(requests), disable=disable_tqdm, desc="Running generate_until requests") as bar:
+            for batch in order.get_batched(n=self.batch_size):
+                texts = self._continued([context for context, _ in batch], batch[0][1])
+                for args, text in zip(batch, texts, strict=True):
+                    self.cache_hook.add_partial("generate_until", args, text)
+                said += texts
+                bar.update(len(batch))
+        ordered: list[str] = order.get_original(said)
+        return ordered
+
+    def _continued(self, contexts: list[str], settings: dict[str, Any]) -> list[str]:
+        """What follows each context, up to the first stop sequence."""
+        kwargs: dict[str, Any] = normalize_gen_kwargs(settings, self.max_gen_toks)
+        stop = handle_stop_sequences(kwargs.pop("until"), eos=self.tokenizer.decode([self.eot_token_id]))
+        count = kwargs.pop("max_gen_toks")
+        if not kwargs["do_sample"]:
+            kwargs.pop("temperature", None)  # transformers warns of a temperature that greedy decoding ignores
+        ids, mask = self._padded([self._opening(context, self.max_length - count) for context in contexts], left=True)
+        out = self.rnn.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=count,
+            stopping_criteria=StoppingCriteriaList([_Said(stop, self.tokenizer, ids.shape[1])]),
+            pad_token_id=self.eot_token_id,
+            **kwargs,
+        )
+        texts = self.tokenizer.batch_decode(out[:, ids.shape[1] :], skip_special_tokens=True)
+        return [postprocess_generated_text(text, stop, None) for text in texts]
+
+    def _opening(self, context: str, room: int) -> list[int]:
+        if room < 1:
+            raise UsageError(f"max_length={self.max_length}: leaves no room for a context beside what is generated")
+        return self.tok_encode(context)[-room:] or [self.prefix_token_id]
+
+
+class _Said(StoppingCriteria):
+    """A row ends when it has said one of the stop sequences, in whatever tokens."""
+
+    def __init__(self, stop: list[str], tokenizer: Any, start: int) -> None:
+        self.stop, self.tokenizer, self.start = stop, tokenizer, start
+        self.longest = max(len(sequence.encode()) for sequence in stop)  # in bytes: no token is shorter
+
+    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
+        texts = self.tokenizer.batch_decode(input_ids[:, self.start :][:, -self.longest :])
+        return torch.tensor([any(s and s in text for s in self.stop) for text in texts], device=input_ids.device)
+
+
+def _judged(logits: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each row's real targets [B, T]: the log-probability of all together, and whether each was the likeliest."""
+    logprobs = logits.float().log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    padding = mask == 0
+    return logprobs.masked_fill(padding, 0.0).sum(-1), ((logits.argmax(-1) == targets) | padding).all(-1)
+
+
+def _batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def main() -> None:
+    """The harness's own command, with one more model. What the model refuses is one line, with exit code 2."""
+    from lm_eval.__main__ import cli_evaluate
+
+    try:
+        sys.argv[1:] = with_device(sys.argv[1:])
+        cli_evaluate()
+    except ValueError as error:
+        print("msrnn:", " ".join(str(error).split()), file=sys.stderr)
+        sys.exit(2)
+
+
+def with_device(words: list[str]) -> list[str]:
+    """The command with `--device auto` for this model, where it names no device: the harness's default is cuda:0."""
+    parser = ArgumentParser(add_help=False)
+    parser.add_argument("--model", "-M")
+    parser.add_argument("--device")
+    parser.add_argument("--config", "-C", type=Path)
+    given, _ = parser.parse_known_args(words)
+    file = _settings(given.config) if given.config else {}
+    ours = (given.model or file.get("model")) == MODEL
+    return [*words, "--device", "auto"] if ours and not (given.device or file.get("device")) else words
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """Of a YAML file of the harness's options; the harness itself says what is wrong with one."""
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        found = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+if __name__ == "__main__":
+    main()

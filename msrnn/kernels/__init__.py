@@ -1,1 +1,0 @@
-"""Compiled evaluation orders, one file each; every entry point has the signature of its torch reference."""

@@ -1,0 +1,108 @@
+"""One layer, chunk by chunk: append, attend, observe, evict.
+
+Knows slots and scans, not models: queries and keys arrive rotated, outputs leave as [B, T, H, Dv].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from msrnn.backends.base import Backend
+from msrnn.core.scores import Scoring
+from msrnn.core.slots import Growing, Slots
+
+Record = Callable[[Tensor, Tensor], None]  # (position, evicted_at), both [B, G, N]
+
+
+def attend(
+    slots: Slots,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    real: Tensor | None,
+    scoring: Scoring,
+    chunk: int,
+    backend: Backend,
+    record: Record | None = None,
+) -> Tensor:
+    """A layer's T tokens, at most `chunk` at a time.
+
+    query [B, H, T, D], key and value [B, K, T, D]; real [B, T] is False where padding, None where there is none.
+    """
+    position = slots.advance(query.shape[2], real)
+    if record is None and (query.shape[2] == 1 or (backend.decodes_repositioned and scoring.places is not None)):
+        columns = (x.movedim(2, 0).contiguous() for x in (query, key, value))
+        rows = zip(*columns, position.T.contiguous(), strict=True)
+        outputs = [_attend_one(slots, q, k, v, t, scoring, backend) for q, k, v, t in rows]
+        return torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]
+    count = -(-query.shape[2] // chunk)
+    outputs = []
+    for q, k, v, t in zip(
+        query.chunk(count, 2), key.chunk(count, 2), value.chunk(count, 2), position.chunk(count, 1), strict=True
+    ):
+        output, candidates, evicted_at = backend.prefill(slots, q, k, v, t, scoring)
+        outputs.append(output)
+        if record is not None:
+            record(candidates, evicted_at)
+    return torch.cat(outputs, dim=1)
+
+
+def _attend_one(
+    slots: Slots, query: Tensor, key: Tensor, value: Tensor, position: Tensor, scoring: Scoring, backend: Backend
+) -> Tensor:
+    """query [B, H, D], key and value [B, K, D], position [B] -> [B, 1, H, Dv]"""
+    (B, H, D), K = query.shape, key.shape[1]
+    return backend.decode(slots, query.view(B, K, H // K, D), key, value, position, scoring).view(B, 1, H, -1)
+
+
+def attend_unbounded(
+    growing: Growing, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scoring: Scoring
+) -> Tensor:
+    """The layer that forgets nothing, with the arguments of `attend`."""
+    growing.padded |= real is not None
+    position = growing.advance(query.shape[2], real)
+    growing.append(key, value, position)
+    n, T = growing.columns, query.shape[2]
+    keys, values = growing.keys[:, :, :n], growing.values[:, :, :n]
+    mask = None
+    if growing.padded or 1 < T < n:
+        held = growing.position[:, :, None, :n]
+        mask = (held >= 0) & (held <= position[:, None, :, None])
+    return plain_attention(query, keys, values, mask, scoring)[0]
+
+
+def plain_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scoring: Scoring,
+    dropout: float = 0.0,
+    weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention without states, [B, T, H, Dv], and the weights [B, H, T, N] on request.
+
+    mask [B, 1, T, N], True where seen, or float to add; None is causal. SDPA where it can; it knows neither
+    soft-capping nor sinks.
+    """
+    (B, H, T, D), K = query.shape, keys.shape[1]
+    if scoring.softcap is None and scoring.sinks is None and not weights:
+        output = scaled_dot_product_attention(
+            query, keys, values, mask, dropout, is_causal=mask is None and T > 1, scale=scoring.scale, enable_gqa=H != K
+        )
+        return output.transpose(1, 2), None
+    if mask is None:
+        mask = torch.ones(1, 1, T, keys.shape[2], dtype=torch.bool, device=query.device).tril(keys.shape[2] - T)
+    scores = scoring(query.reshape(B, K, -1, D), keys).view(B, H, T, -1)
+    lowest = torch.finfo(scores.dtype).min
+    scores = scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores + mask
+    if scoring.sinks is not None:
+        scores = torch.cat([scores, scoring.sinks.float().view(1, H, 1, 1).expand(B, H, T, 1)], dim=-1)
+    attention = scores.softmax(-1)[..., : keys.shape[2]].to(values.dtype)
+    kept = torch.nn.functional.dropout(attention, dropout) if dropout else attention
+    output = torch.matmul(kept.view(B, K, -1, keys.shape[2]), values).view(B, H, T, -1).transpose(1, 2)
+    return output, attention if weights else None

@@ -1,0 +1,26 @@
+"""A trace made by hand, whose every answer is obvious."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+
+from msrnn.analysis.trace_store import Traced
+
+Visit = Callable[..., Any]  # opens a page in a browser, which it returns
+
+# Eight tokens, two states: a step sees at most three. Rows are layers; one group.
+# Layer 0 is a window: token j is seen at steps j, j + 1 and j + 2.
+# Layer 1 keeps token 0 for ever and otherwise only what is newest: token j is seen at j and j + 1.
+LENGTH, SIZE = 8, 2
+WINDOW = [2, 3, 4, 5, 6, 7, 8, 8]
+SINK = [8, 2, 3, 4, 5, 6, 7, 8]
+
+
+def traced(*layers: list[list[int]] | list[int], size: int = SIZE) -> Traced:
+    """Of eviction times by layer, or by layer and head."""
+    times = numpy.array(layers, dtype=numpy.int32)
+    times = times[:, None] if times.ndim == 2 else times
+    return Traced(times, tuple(range(len(layers))), (size,) * len(layers))

@@ -1,0 +1,18 @@
+"""What layers may hold, for kernels to be tried on: every policy, odd sizes, a window, a horizon."""
+
+from __future__ import annotations
+
+from msrnn.policy import Bound, Policy
+
+BOUNDS = {
+    "tova": Bound(Policy.parse("tova"), 6),
+    "tova-head": Bound(Policy.parse("tova-head"), 33),
+    "window": Bound(Policy.parse("window"), 1),
+    "window+4": Bound(Policy.parse("window+4"), 7),
+    "h2o": Bound(Policy.parse("h2o"), 8),
+    "decay": Bound(Policy(0.5, "layer", 2, 0.25), 9),
+    "decay-sliding": Bound(Policy(0.9, "head", 1, 2), 6, window=9),
+    "echo+2~12": Bound(Policy.parse("echo+2~12"), 9, window=12, spared=2),
+    "decay-value": Bound(Policy(0.9, "layer", 0, 0.5, value_norm=True), 9),
+    "value-head": Bound(Policy(0.0, "head", 1, value_norm=True), 6),
+}

@@ -1,0 +1,67 @@
+"""Kernels compiled as they are launched for a GPU that need not be there: on each line one, and its shared memory.
+
+A process of its own, since `TRITON_INTERPRET` is looked at where kernels are defined.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from msrnn.backends.triton import decode, scan
+from msrnn.backends.triton.prefill import prefill_triton
+from msrnn.core.scores import Scoring
+from msrnn.core.slots import LayerShape, Slots
+from msrnn.policy import Bound, Policy
+
+HEADS, KV_HEADS, SIZE, LENGTH = 8, 2, 512, 512
+
+
+class Absent:
+    """The driver of a GPU that is not there."""
+
+    def __init__(self, capability: int) -> None:
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def read_and_step(dtype: torch.dtype, dim: int) -> None:
+    shape = LayerShape(HEADS, KV_HEADS, dim, dim, dtype, torch.device("cpu"))
+    slots, scoring = Slots(1, shape, Bound(Policy.parse("tova"), SIZE)), Scoring(dim**-0.5)
+    query, key = (torch.zeros(1, heads, LENGTH, dim, dtype=dtype) for heads in (HEADS, KV_HEADS))
+    real = torch.ones(1, LENGTH, dtype=torch.bool)
+    prefill_triton(slots, query, key, key, slots.advance(LENGTH, real), scoring)
+    token = query[:, :, 0].view(1, KV_HEADS, -1, dim), key[:, :, 0], key[:, :, 0], slots.advance(1, real[:, :1])[:, 0]
+    decode.decode_triton(slots, *token, scoring)
+
+
+def main(capability: int, shared_memory: int, dtype: torch.dtype, dim: int) -> None:
+    run = JITFunction.run
+
+    def compiled(kernel: Any, *args: Any, warmup: bool, **kwargs: Any) -> None:
+        made = run(kernel, *args, warmup=True, **kwargs)
+        print(json.dumps({"kernel": f"{kernel.__module__}.{kernel.__name__}", "shared": made.metadata.shared}))
+
+    JITFunction.run = compiled
+    driver.set_active(Absent(capability))
+    decode.PROGRAMS = 1  # one for all slots, which then are on their way while others are attended to
+    scan._shared_memory = lambda device: shared_memory
+    read_and_step(dtype, dim)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), getattr(torch, sys.argv[3]), int(sys.argv[4]))

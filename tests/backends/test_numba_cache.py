@@ -1,0 +1,90 @@
+"""Compiled loops where numba finds no place for its cache; each in a process of its own, on a copy of the package."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import msrnn
+
+STEP = """
+import torch
+from msrnn.backends import resolve_backend
+from msrnn.layer import attend
+from msrnn.policy import Bound, Policy
+from msrnn.core.scores import Scoring
+from msrnn.core.slots import LayerShape, Slots
+slots = Slots(1, LayerShape(1, 1, 4, 4, torch.float32, torch.device("cpu")), Bound(Policy.parse("tova"), 2))
+row = torch.ones(1, 1, 1, 4)
+assert torch.equal(attend(slots, row, row, row, None, Scoring(0.5), 128, resolve_backend("numba", row.device)), row)
+"""
+SHORT = """
+import numpy as np
+from msrnn.backends.numba.scan import weigh
+row = np.ones(4, np.float32)
+weigh(row, row, row)
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A package that nothing can be written into, whoever tries: where its caches belong, there are files."""
+    package = Path(msrnn.__file__).parent
+    shutil.copytree(package, tmp_path / "site" / "msrnn", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in [p for p in (tmp_path / "site").rglob("*") if p.is_dir()]:
+        (folder / "__pycache__").write_text("")
+    return tmp_path / "site"
+
+
+def run(site: Path, code: str = SHORT, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}
+    environment = {"HOME": os.devnull, **environment, "PYTHONPATH": str(site)}
+    code += "from msrnn.backends.numba.jit import cache_folder\nprint(cache_folder())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=kept | environment, cwd=site, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_another_folder_is_found(installed: Path, tmp_path: Path) -> None:
+    done = run(installed, TMPDIR=str(tmp_path))
+    assert str(tmp_path / "msrnn-") in done.stdout
+    assert list(tmp_path.glob("msrnn-*/numba-*/**/*.nbi")), "what was compiled is kept"
+    assert "NUMBA_CACHE_DIR" not in done.stderr
+
+
+def test_a_folder_of_the_users_choice(installed: Path, tmp_path: Path) -> None:
+    run(installed, NUMBA_CACHE_DIR=str(tmp_path / "mine"))
+    assert list((tmp_path / "mine").glob("numba-*/**/*.nbi"))
+
+
+def test_without_any_folder_one_warning(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / f"msrnn-{os.getuid()}").write_text("")  # in the way
+    done = run(installed, STEP, TMPDIR=str(tmp_path), NUMBA_OPT="0")
+    assert done.stderr.count("set NUMBA_CACHE_DIR to a folder that can be written") == 1
+    assert done.stdout.strip() == "None"
+
+
+def test_a_temporary_folder_that_others_can_write_is_not_trusted(installed: Path, tmp_path: Path) -> None:
+    shared = tmp_path / f"msrnn-{os.getuid()}"
+    shared.mkdir()
+    shared.chmod(0o777)
+    done = run(installed, TMPDIR=str(tmp_path))
+    assert list(shared.iterdir()) == []
+    assert done.stdout.strip() == "None"
+
+
+def test_a_change_in_another_file_makes_a_cache_stale(installed: Path, tmp_path: Path) -> None:
+    """What `decode` inlines from `scan` is in the cache of `decode`, whose own file did not change."""
+    found = [run(installed, "", TMPDIR=str(tmp_path)).stdout]
+    for name in ("scan.py", "rope.py"):
+        with (installed / "msrnn" / "backends" / "numba" / name).open("a") as source:
+            source.write("# changed\n")
+        found.append(run(installed, "", TMPDIR=str(tmp_path)).stdout)
+    assert len(set(found)) == 3

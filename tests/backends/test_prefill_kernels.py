@@ -1,0 +1,128 @@
+"""The chunk's kernels against `TorchBackend.prefill`: the same eviction times, outputs, and slots afterwards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from bounds import BOUNDS
+from torch import Tensor
+
+from msrnn.backends.torch import TorchBackend
+from msrnn.backends.triton.prefill import prefill_triton
+from msrnn.core.quantization import STATE_DTYPES
+from msrnn.core.scores import Scoring
+from msrnn.core.slots import LayerShape, Slots
+from msrnn.policy import Bound, Policy
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter is slow, and small blocks are more of them."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr("msrnn.backends.triton.prefill.MOST", 16)
+
+
+def in_order(slots: Slots) -> list[Tensor]:
+    """What is held, by position: the order of slots means nothing."""
+    order = slots.position.argsort(-1)
+    kept = slots.position.gather(-1, order)
+    keys, values = (
+        t.gather(2, order[..., None].expand(*t.shape)).masked_fill((kept < 0)[..., None], 0) for t in slots.dense()
+    )
+    weights = [] if slots.importance is None else [slots.importance.gather(-1, order).masked_fill(kept < 0, 0)]
+    return [kept, keys, values, *weights]
+
+
+def times(position: Tensor, evicted_at: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The last so many candidates in the order of the text, and when each left."""
+    order = position.argsort(-1)[..., -width:]
+    ordered = position.gather(-1, order)
+    return ordered, evicted_at.gather(-1, order).masked_fill(ordered < 0, 0)
+
+
+def check(
+    device: str,
+    bound: Bound,
+    heads: int = 4,
+    kv_heads: int = 2,
+    dim: int = 16,
+    dtype: torch.dtype = torch.float32,
+    softcap: float | None = None,
+    sinks: bool = False,
+    code: torch.dtype | None = None,
+    lengths: tuple[int, ...] = (9, 14),
+    from_empty: bool = False,
+) -> None:
+    """Compare chunks of these lengths; unless `from_empty`, torch reads the first, since the interpreter is slow."""
+    draw = torch.Generator().manual_seed(0)
+    shape = LayerShape(heads, kv_heads, dim, dim, dtype, torch.device(device), code)
+    scoring = Scoring(dim**-0.5, softcap, torch.linspace(-1, 1, heads, device=device) if sinks else None)
+    mine, theirs = Slots(2, shape, bound), Slots(2, shape, bound)
+    exact = Slots(2, LayerShape(heads, kv_heads, dim, dim, torch.float32, torch.device(device), code), bound)
+    for number, length in enumerate(lengths):
+        # As a model gives them: tokens before heads in memory.
+        query, key, value = (
+            torch.randn(2, length, h, dim, generator=draw).transpose(1, 2).to(device, dtype)
+            for h in (heads, kv_heads, kv_heads)
+        )
+        real = torch.ones(2, length, dtype=torch.bool, device=device)
+        real[0, : max(0, 3 - number)] = False
+        tail = (mine.advance(length, real), scoring)
+        by_torch = number == 0 and not from_empty
+        output, position, evicted_at = (TorchBackend().prefill if by_torch else prefill_triton)(
+            mine, query, key, value, *tail
+        )
+        reference = TorchBackend().prefill(theirs, query, key, value, *tail)
+        truth = TorchBackend().prefill(exact, query.float(), key.float(), value.float(), *tail)
+        for sorted_mine, sorted_exact in zip(in_order(mine), in_order(exact), strict=True):
+            torch.testing.assert_close(sorted_mine.float(), sorted_exact.float(), atol=1e-4, rtol=1e-3)
+        width = truth.position.shape[-1]  # slots that are empty may be left out
+        for found, expected in zip(times(position, evicted_at, width), times(*truth[1:], width), strict=True):
+            assert torch.equal(found, expected)
+        rounding = torch.finfo(dtype).eps * truth.output.abs().max()
+        allowed = 2 * (reference.output.float() - truth.output).abs().max() + rounding + 1e-5
+        assert (output.float() - truth.output).abs().max() <= allowed
+        assert (output[0, : max(0, 3 - number)] == 0).all()
+
+
+@pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
+def test_policies(bound: Bound, device: str) -> None:
+    check(device, bound)
+
+
+@pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
+def test_head_sizes(dim: int, device: str) -> None:
+    check(device, Bound(Policy.parse("tova"), 5), dim=dim)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (6, 2), (16, 1)])
+def test_grouped_queries(heads: int, kv_heads: int, device: str) -> None:
+    check(device, Bound(Policy.parse("h2o-layer"), 6), heads, kv_heads)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype, device: str) -> None:
+    if (device, dtype) == ("cpu", torch.bfloat16):
+        pytest.skip("triton's interpreter takes the bits of bfloat16 matrices for integers: this one needs a GPU")
+    check(device, Bound(Policy.parse("tova"), 6), dtype=dtype)
+
+
+@pytest.mark.parametrize("code", STATE_DTYPES)
+def test_eight_bits(code: str, device: str) -> None:
+    check(device, Bound(Policy.parse("tova-head"), 6), code=STATE_DTYPES[code])
+
+
+def test_softcap_and_sinks(device: str) -> None:
+    check(device, Bound(Policy.parse("tova"), 6), softcap=2.0, sinks=True, from_empty=True)
+
+
+def test_more_than_one_block(device: str) -> None:
+    check(device, Bound(Policy.parse("h2o-layer"), 20), lengths=(23, 18), from_empty=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("size", "heads"), [(512, 32), (1000, 5), (2048, 8)])
+def test_wide_rows(size: int, heads: int) -> None:
+    check("cuda", Bound(Policy.parse("tova"), size), heads, heads, 64, lengths=(171,) * 16)

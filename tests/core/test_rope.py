@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import copy
+import math
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+import torch
+from tiny import build, llama
+
+from msrnn.backends import resolve_backend
+from msrnn.backends.numba.rope import apart, spacing_code, turn
+from msrnn.core.rope import SPACINGS, Capped, GapFunction, Places, Rotary, spacing
+from msrnn.core.scores import Scoring
+from msrnn.core.slots import LayerShape, Slots
+from msrnn.hf.rnn import MultiStateRNN
+from msrnn.layer import attend
+from msrnn.policy import Bound, Policy
+
+KEPT = [3, 4, 14, 25, 26, 1000, 70_000]
+BY_HAND: dict[str, Callable[[int], float]] = {
+    "compact": lambda gap: 1,
+    "compressed:lnln": lambda gap: gap if gap <= 10 else math.log(math.log(gap)),
+    "compressed:ln": lambda gap: gap if gap <= 10 else math.log(gap),
+    "compressed:sqrt": lambda gap: gap if gap <= 10 else math.sqrt(gap),
+}
+FREQUENCY = 10_000.0 ** -(torch.arange(16, dtype=torch.float32) / 16)
+FAR = 1_000_000
+
+
+@pytest.mark.parametrize("name", SPACINGS)
+def test_neighbours_stand_by_their_gaps(name: str) -> None:
+    stands = SPACINGS[name].along(torch.tensor(KEPT)).tolist()
+    expected = [0.0]
+    for a, b in pairwise(KEPT):
+        expected.append(expected[-1] + BY_HAND[name](b - a))
+    assert stands == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", SPACINGS)
+def test_the_order_in_memory_means_nothing(name: str) -> None:
+    position = torch.tensor([[25, -1, 4, 70_000, 3, 7, 14, 26, 1000], [-1] * 9], dtype=torch.int32)
+    present = (position >= 0) & (position != 7)
+    places = SPACINGS[name].places(position, present)
+    order = position[0].argsort()[present[0, position[0].argsort()]]
+    assert torch.equal(places[0, order], SPACINGS[name].along(torch.tensor(KEPT)))
+    assert places.isfinite().all()
+
+
+def test_any_function_of_a_gap() -> None:
+    calls: list[int] = []
+
+    def third(gap: int) -> float:
+        calls.append(gap)
+        return min(gap, 90) / 3
+
+    chosen = spacing(third)
+    assert chosen is not None
+    assert chosen.along(torch.tensor(KEPT)).tolist() == pytest.approx(
+        [0, 1 / 3, 11 / 3, 22 / 3, 23 / 3, 113 / 3, 203 / 3]
+    )
+    assert len(calls) == len(set(calls)), "each gap once"
+    assert chosen.name == spacing(lambda gap: min(gap, 90) / 3).name != spacing(lambda gap: gap / 3).name
+
+
+def decoded(function: Callable[[int], float], at: int, backend: str) -> Slots:
+    """A layer that keeps its first token and the newest, and reads three tokens from position `at` on."""
+    apart = spacing(function)
+    assert apart is not None
+    slots = Slots(1, LayerShape(1, 1, 8, 8, torch.float32, torch.device("cpu")), Bound(Policy.parse("window+1"), 3))
+    slots.position[0, 0, :2] = torch.tensor([0, at - 1])
+    slots.seen.fill_(at)
+    rows = torch.ones(1, 1, 3, 8)
+    attend(
+        slots,
+        rows,
+        rows,
+        rows,
+        None,
+        Scoring(0.5, places=Places(apart, Rotary(FREQUENCY[:4]))),
+        128,
+        resolve_backend(backend, rows.device),
+    )
+    return slots
+
+
+@pytest.mark.parametrize("backend", ["numba", "torch"])
+def test_a_function_is_asked_only_for_gaps_that_occur(backend: str) -> None:
+    decoded(lambda gap: gap / 3, 10, backend)  # compiled now
+    asked: list[int] = []
+
+    def third(gap: int) -> float:
+        asked.append(gap)
+        return gap / 3
+
+    tracemalloc.start()
+    start = time.perf_counter()
+    slots = decoded(third, 10**7, backend)
+    seconds, (_, most) = time.perf_counter() - start, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sorted(slots.position[0, 0].tolist()) == [-1, 0, 10**7 + 1, 10**7 + 2]
+    assert max(asked) >= 10**7 - 1
+    assert len(asked) == len(set(asked)) < 60
+    assert seconds < 1
+    assert most < 2**21
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msrnn.core.rope.REMEMBERED", 100)
+    function = GapFunction(lambda gap: gap / 3)
+    for start in range(1, 1000, 90):
+        gaps = torch.arange(start, start + 90)
+        assert torch.equal(function(gaps), gaps.double() / 3)
+        assert len(function._known) <= 100
+
+
+@pytest.fixture
+def impatient() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_threads_share_a_function() -> None:
+    decoded(lambda gap: gap / 3, 10, "numba")
+
+    def ask(function: GapFunction, seed: int) -> bool:
+        draw = torch.Generator().manual_seed(seed)
+        for _ in range(15):
+            gaps = torch.randint(1, 2000 * (seed + 1), (40,), generator=draw)
+            if not torch.equal(function(gaps), gaps.double() / 3):
+                return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(20):
+            function = GapFunction(lambda gap: gap / 3)
+            assert all(threads.map(ask, [function] * 8, range(8)))
+            gaps = torch.arange(1, 3000)
+            assert torch.equal(function(gaps), gaps.double() / 3), "and later"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_threads_share_a_function_in_compiled_loops() -> None:
+    def third(gap: int) -> float:
+        return gap / 3
+
+    expected = {at: decoded(third, at, "torch") for at in range(20, 400, 20)}
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda at: decoded(third, at, "numba"), expected))
+    for mine, theirs in zip(found, expected.values(), strict=True):
+        assert torch.equal(mine.position, theirs.position)
+
+
+@pytest.mark.parametrize("error", [ValueError("seven"), KeyboardInterrupt()])
+def test_what_a_function_raises_passes_through_compiled_loops(error: BaseException) -> None:
+    def bad(gap: int) -> float:
+        if gap == 10**6 - 1:
+            raise error
+        return gap / 3
+
+    with pytest.raises(type(error)) as raised:
+        decoded(bad, 10**6, "numba")
+    assert raised.value is error
+    decoded(bad, 500, "numba")
+
+
+def test_a_spacing_is_a_value() -> None:
+    chosen = spacing(lambda gap: gap / 3)
+    assert copy.deepcopy(chosen) is chosen
+    assert spacing("compressed:7") == spacing("compressed:7")
+    assert hash(spacing("compressed:7")) == hash(spacing("compressed:7"))
+
+
+@pytest.mark.parametrize("made", [math.nan, math.inf, -1.0])
+def test_functions_that_are_none(made: float) -> None:
+    with pytest.raises(ValueError, match=f"makes {made} of a gap of 12"):
+        spacing(lambda gap: made if gap == 12 else gap)
+
+
+def test_names() -> None:
+    assert spacing("original") is None
+    assert spacing("compressed") is SPACINGS["compressed:lnln"]
+    with pytest.raises(ValueError, match="did you mean 'compressed:lnln'"):
+        spacing("compressed:lnn")
+    with pytest.raises(ValueError, match="use one of original"):
+        spacing("xyz")
+    with pytest.raises(TypeError, match="positions=10"):
+        spacing(10)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [*SPACINGS, "compressed:7", "its own"])
+def test_the_compiled_function_is_the_named_one(name: str) -> None:
+    chosen = spacing((lambda gap: gap / 3) if name == "its own" else name)
+    assert chosen is not None
+    code = spacing_code(chosen)
+    for gap in (1, 2, 7, 8, 10, 11, 12, 99, FAR // 10):
+        assert apart(gap, code.kind, code.limit, code.own.pointer) == pytest.approx(
+            float(chosen.function(torch.tensor([float(gap)], dtype=torch.float64))), rel=1e-14
+        )
+
+
+def test_a_largest_gap() -> None:
+    chosen = spacing("compressed:016")
+    assert chosen is not None
+    assert chosen.name == "compressed:16"
+    assert chosen.along(torch.tensor(KEPT)).tolist() == [0, 1, 11, 22, 23, 39, 55]
+    for name in ("compressed:0", "compressed:-3", "compressed:1.5", "compressed:"):
+        with pytest.raises(ValueError, match="positions="):
+            spacing(name)
+
+
+@pytest.mark.parametrize(("length", "size", "limit"), [(64, 8, 7), (64, 9, 7), (65, 8, 8), (64, 63, 1)])
+def test_what_is_kept_fits_the_length(length: int, size: int, limit: int) -> None:
+    model = build(llama(max_position_embeddings=length))
+    rnn = MultiStateRNN(model, "tova", size, positions="fitted")
+    places = rnn.plan.places[0]
+    assert places is not None
+    assert places.spacing.function == Capped(limit)
+    assert rnn.plan.fingerprint["positions"] == "fitted"
+    if limit > 1:
+        apart = places.spacing.along(torch.arange(size + 1) * 10_000)
+        assert apart[-1] == limit * size < length <= (limit + 1) * size
+
+
+@pytest.mark.parametrize("size", [64, 200])
+def test_a_size_that_leaves_no_room_is_refused(size: int) -> None:
+    model = build(llama(max_position_embeddings=64))
+    with pytest.raises(ValueError, match=f"'fitted': size={size} leaves no gap to close in the 64 positions"):
+        MultiStateRNN(model, "tova", size, positions="fitted")
+    assert model.config._attn_implementation == "eager"
+
+
+def test_no_length_to_fit() -> None:
+    model = build(llama())
+    model.config.__dict__["max_position_embeddings"] = None
+    with pytest.raises(ValueError, match=r"'fitted'.*name a largest gap, as in 'compressed:16'"):
+        MultiStateRNN(model, "tova", 8, positions="fitted")
+
+
+def as_the_model_does(rows: torch.Tensor, position: int) -> torch.Tensor:
+    """Half-split rotation with angles in float32."""
+    angle = torch.tensor(position).float() * FREQUENCY
+    cos, sin = (torch.cat([x, x], dim=-1) for x in (angle.cos(), angle.sin()))
+    half = torch.cat([-rows[..., 16:], rows[..., :16]], dim=-1)
+    return rows * cos + half * sin
+
+
+@pytest.mark.parametrize("position", [0, 1, 513, 70_001, FAR, 2**24 - 1])
+def test_far_positions_lose_no_precision(position: int) -> None:
+    rows = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
+    written = as_the_model_does(rows, position)
+    place = 12.3456789
+    exact = Rotary(FREQUENCY).turned(rows, place * FREQUENCY.double())
+    angle = Rotary(FREQUENCY).angle(torch.tensor(position), torch.tensor(place, dtype=torch.float64))
+    torch.testing.assert_close(Rotary(FREQUENCY).turned(written, angle), exact, atol=2e-6, rtol=0)
+    naive = (torch.tensor(place - position, dtype=torch.float32) * FREQUENCY).double()
+    if position >= FAR:
+        assert (Rotary(FREQUENCY).turned(written, naive) - exact).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("place", [0.0, 0.87, 511.5, 8_000.25])
+@pytest.mark.parametrize("position", [0, 7, 70_001, FAR])
+def test_compiled_cosines_are_exact_to_rounding(position: int, place: float) -> None:
+    cos, sin = torch.empty(16), torch.empty(16)
+    turn(FREQUENCY.numpy(), torch.tensor(position, dtype=torch.int32).numpy()[()], place, cos.numpy(), sin.numpy())
+    angle = Rotary(FREQUENCY).angle(torch.tensor(position), torch.tensor(place).double())
+    torch.testing.assert_close(cos.double(), angle.cos(), atol=2e-7, rtol=0)
+    torch.testing.assert_close(sin.double(), angle.sin(), atol=2e-7, rtol=0)
+
+
+def test_a_thousand_turns_are_one() -> None:
+    """Even one after the other; states do not do that, see below."""
+    draw = torch.Generator().manual_seed(0)
+    rows, rotary = torch.randn(8, 32, generator=draw), Rotary(FREQUENCY)
+    turns = torch.randn(1000, generator=draw, dtype=torch.float64) * 50
+    turned = rows
+    for by in turns:
+        turned = rotary.turned(turned, by * FREQUENCY.double())
+    once = rotary.turned(rows, turns.sum() * FREQUENCY.double())
+    torch.testing.assert_close(turned, once, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("backend", ["numba", "torch"])
+def test_keys_stay_as_they_were_written(backend: str) -> None:
+    """After a thousand steps that moved them, they are the same bits, and are read as one turn makes them."""
+    draw = torch.Generator().manual_seed(0)
+    length, places = 1200 if backend == "numba" else 300, Places(SPACINGS["compressed:lnln"], Rotary(FREQUENCY[:4]))
+    query, key, value = (torch.randn(1, 2, length, 8, generator=draw) for _ in range(3))
+    slots = Slots(1, LayerShape(2, 2, 8, 8, query.dtype, query.device), Bound(Policy.parse("tova+2"), 24))
+    scoring = Scoring(0.5, places=places)
+    outputs = attend(slots, query, key, value, None, scoring, 512, resolve_backend(backend, key.device))
+    held = (slots.position[0, 0] >= 0).nonzero()[:, 0]
+    where = slots.position[0, 0, held].long()
+    assert {0, 1} <= {*where.tolist()}, "those that are moved by every step"
+    assert torch.equal(slots.keys[0, :, held], key[0, :, where])
+    assert torch.equal(slots.values[0, :, held], value[0, :, where])
+
+    again = Slots(1, LayerShape(2, 2, 8, 8, query.dtype, query.device), Bound(Policy.parse("tova+2"), 24))
+    attend(
+        again,
+        *(x[:, :, : length - 1] for x in (query, key, value)),
+        None,
+        scoring,
+        512,
+        resolve_backend(backend, key.device),
+    )
+    seen = [*sorted(p for p in again.position[0, 0].tolist() if p >= 0), length - 1]
+    stands = places.spacing.along(torch.tensor(seen))
+    k = places.moved(key[0, :, seen], torch.tensor(seen), stands)
+    q = places.moved(query[0, :, -1:], torch.tensor(seen[-1:]), stands[-1:])
+    expected = (q @ k.mT * 0.5).softmax(-1) @ value[0, :, seen]
+    torch.testing.assert_close(outputs[0, -1], expected[:, 0], atol=1e-5, rtol=1e-5)

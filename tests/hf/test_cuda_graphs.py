@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import FAMILIES, build, left_padded, llama, tokens
+
+import msrnn
+from msrnn.core.slots import MOST_COLUMNS
+
+SETTINGS = {"max_new_tokens": 12, "do_sample": False}
+
+
+@pytest.mark.parametrize("policy", ["tova", "h2o", "window+4"])
+@pytest.mark.gpu
+def test_a_replayed_step_is_the_step(policy: str) -> None:
+    model = build(llama(eos_token_id=None), "cuda")
+    ids, mask = left_padded(tokens(2, 20), [0, 6])
+    graphed = msrnn.MultiStateRNN(model, policy, 9)
+    plain = msrnn.MultiStateRNN(model, policy, 9, backend="torch")
+    mine, theirs = graphed.state(2), plain.state(2)
+    graphed.read(ids, mine, mask)
+    plain.read(ids, theirs, mask)
+    for token in tokens(2, 25, seed=3).split(1, dim=1):
+        torch.testing.assert_close(graphed.step(token, mine), plain.step(token, theirs), atol=1e-4, rtol=1e-4)
+    assert graphed._graphs.of(mine) is not None
+    assert torch.equal(mine.seen, theirs.seen)
+    for layer in range(2):
+        assert torch.equal(mine.positions(layer).sort(-1).values, theirs.positions(layer).sort(-1).values)
+
+
+@pytest.mark.parametrize("how", [{}, {"num_beams": 3}, {"num_return_sequences": 2, "num_beams": 2}])
+@pytest.mark.gpu
+def test_generate_replays(how: dict[str, int]) -> None:
+    model = build(llama(eos_token_id=None), "cuda")
+    ids, mask = left_padded(tokens(2, 20), [0, 6])
+    expected = msrnn.MultiStateRNN(model, "tova", 9, backend="torch").generate(
+        ids, attention_mask=mask, **SETTINGS, **how
+    )
+    rnn = msrnn.MultiStateRNN(model, "tova", 9)
+    before = type(model), type(model).forward, set(vars(model))
+    assert torch.equal(rnn.generate(ids, attention_mask=mask, **SETTINGS, **how), expected)
+    assert rnn._graphs._homes, "nothing was captured, so nothing was replayed"
+    assert (type(model), type(model).forward, set(vars(model))) == before, "the model itself was changed"
+
+
+@pytest.mark.gpu
+def test_hidden_states_are_still_to_be_had() -> None:
+    rnn = msrnn.MultiStateRNN(build(llama(eos_token_id=None), "cuda"), "tova", 9)
+    out = rnn.generate(tokens(1, 8), **SETTINGS, return_dict_in_generate=True, output_hidden_states=True)
+    assert len(out.hidden_states) == 12
+    assert out.hidden_states[-1][0].shape == (1, 1, 48)
+
+
+@pytest.mark.gpu
+def test_what_cannot_be_captured_is_said_and_runs() -> None:
+    model = build(FAMILIES["mixtral"](), "cuda")
+    ids = tokens(1, 20).split(1, dim=1)
+    rnn, plain = (msrnn.MultiStateRNN(model, "tova", 9, backend=b) for b in ("auto", "torch"))
+    mine, theirs = rnn.state(), plain.state()
+    with pytest.warns(UserWarning, match="cannot be captured"):
+        logits = [rnn.step(token, mine) for token in ids]
+    expected = [plain.step(token, theirs) for token in ids]
+    torch.testing.assert_close(torch.cat(logits), torch.cat(expected), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("policy", "positions"),
+    [("tova", "original"), ("h2o", "original"), ("window+4", "compact"), ("echo", "compressed")],
+)
+@pytest.mark.parametrize("last_only", [True, False])
+def test_blocks_that_are_replayed_are_the_blocks(policy: str, positions: str, last_only: bool) -> None:
+    model = build(llama(), "cuda")
+    ids, mask = left_padded(tokens(3, 83), [0, 6, 19])
+    graphed = msrnn.MultiStateRNN(model, policy, 9, chunk=7, block=16, positions=positions)
+    plain = msrnn.MultiStateRNN(model, policy, 9, backend="torch", positions=positions)
+    mine, theirs = graphed.state(3), plain.state(3)
+    for _ in range(2):
+        logits = graphed.read(ids, mine, mask, last_only)
+        torch.testing.assert_close(logits, plain.read(ids, theirs, mask, last_only), atol=1e-4, rtol=1e-4)
+    for layer in range(2):
+        assert torch.equal(mine.positions(layer).sort(-1).values, theirs.positions(layer).sort(-1).values)
+
+
+@pytest.mark.gpu
+def test_states_of_one_batch_size_share_a_graph() -> None:
+    model = build(llama(), "cuda")
+    rnn, plain = msrnn.MultiStateRNN(model, "h2o", 9), msrnn.MultiStateRNN(model, "h2o", 9, backend="torch")
+    mine, theirs = [rnn.state(2) for _ in range(3)], [plain.state(2) for _ in range(3)]
+    graphs = set()
+    for i, token in enumerate(tokens(2, 24).split(1, dim=1)):
+        torch.testing.assert_close(rnn.step(token, mine[i % 3]), plain.step(token, theirs[i % 3]), atol=1e-4, rtol=1e-4)
+        graphs.add(rnn._graphs.of(mine[i % 3]))
+    assert len(graphs) == 1
+
+
+@pytest.mark.gpu
+def test_generate_captures_once_per_batch_size() -> None:
+    rnn = msrnn.MultiStateRNN(build(llama(eos_token_id=None), "cuda"), "tova", 9)
+    first = rnn.generate(tokens(2, 20), **SETTINGS)
+    homes = dict(rnn._graphs._homes)
+    assert torch.equal(rnn.generate(tokens(2, 20), **SETTINGS), first)
+    assert rnn._graphs._homes == homes
+    state = rnn.state(2)
+    assert torch.equal(rnn.generate(tokens(2, 20), state=state, **SETTINGS), first)
+    assert torch.equal(state.seen.cpu(), torch.tensor([32, 32]))
+
+
+@pytest.mark.gpu
+def test_a_fused_step_is_the_step() -> None:
+    model = build(llama(num_hidden_layers=12, eos_token_id=None), "cuda")
+    fused, plain = msrnn.MultiStateRNN(model, "tova", 9, compile=True), msrnn.MultiStateRNN(model, "tova", 9)
+    for batch in (1, 3):
+        mine, theirs = fused.state(batch), plain.state(batch)
+        for token in tokens(batch, 15).split(1, dim=1):
+            torch.testing.assert_close(fused.step(token, mine), plain.step(token, theirs), atol=1e-4, rtol=1e-4)
+        assert fused._graphs.of(mine) is not None
+
+
+@pytest.mark.gpu
+def test_a_new_state_moves_in_where_another_has_gone() -> None:
+    rnn = msrnn.MultiStateRNN(build(llama(), "cuda"), "tova", 9)
+    state = rnn.state()
+    expected = rnn.step(tokens(1, 1), state)
+    graph = rnn._graphs.of(state)
+    del state
+    state = rnn.state()
+    assert torch.equal(rnn.step(tokens(1, 1), state), expected)
+    assert rnn._graphs.of(state) is graph
+    rnn.state(2)
+    assert rnn._graphs.of(state) is graph, "torn down while a state lived there"
+    del state
+    rnn.state(2)
+    assert not rnn._graphs._homes
+
+
+@pytest.mark.gpu
+def test_a_loaded_state_is_replayed_like_any_other(tmp_path: Path) -> None:
+    rnn = msrnn.MultiStateRNN(build(llama(), "cuda"), "tova", 9)
+    state = rnn.state()
+    rnn.read(tokens(1, 20), state)
+    state.save(tmp_path / "state")
+    expected = [rnn.step(token, state) for token in tokens(1, 3).split(1, dim=1)]
+    del state
+    loaded = rnn.load_state(tmp_path / "state")
+    for token, logits in zip(tokens(1, 3).split(1, dim=1), expected, strict=True):
+        torch.testing.assert_close(rnn.step(token, loaded), logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("policy", "where"), [("tova", "cpu"), pytest.param("full", "cuda", marks=pytest.mark.gpu)], ids=["CPU", "no bound"]
+)
+def test_there_is_no_graph_where_there_is_no_gpu_or_no_bound(policy: str, where: str) -> None:
+    rnn = msrnn.MultiStateRNN(build(llama(), where), policy, 9)
+    assert rnn._graphs.of(rnn.state()) is None
+
+
+def test_why_nothing_was_captured_is_the_first_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class GivenUp:
+        def __init__(self, *args: object) -> None:
+            try:
+                raise RuntimeError("the routing waits for the host\nmore of it")
+            finally:
+                raise RuntimeError("capturing stream has unjoined work")
+
+    monkeypatch.setattr("msrnn.hf.cuda_graphs.Graph", GivenUp)
+    rnn = msrnn.MultiStateRNN(build(llama()), "tova", 9)
+    rnn._graphs.possible = True
+    with pytest.warns(UserWarning, match=r"launched \(the routing waits for the host\)"):
+        assert rnn._graphs.of(rnn.state()) is None
+
+
+@pytest.mark.gpu
+def test_a_model_that_was_moved_is_captured_again() -> None:
+    model = build(llama(), "cuda")
+    rnn = msrnn.MultiStateRNN(model, "tova", 9)
+    state = rnn.state()
+    expected = rnn.step(tokens(1, 1), state)
+    model.to("cpu")
+    torch.cuda.empty_cache()
+    held = model.to("cuda"), torch.full((2**22,), torch.nan, device="cuda")
+    again = rnn.state()
+    torch.testing.assert_close(rnn.step(tokens(1, 1), again), expected)
+    del held
+
+
+@pytest.mark.gpu
+def test_columns_that_a_graph_reads_are_counted() -> None:
+    rnn = msrnn.MultiStateRNN(build(llama(), "cuda"), "tova", 9, block=16)
+    state = rnn.state()
+    rnn.read(tokens(1, 100), state)
+    for token in tokens(1, 5).split(1, dim=1):
+        rnn.step(token, state)
+    assert [layer.columns for layer in state.layers] == [105, 105]
+    assert state.seen.tolist() == [105]
+    for layer in state.layers:
+        layer.columns = MOST_COLUMNS
+    with pytest.raises(ValueError, match="at most"):
+        rnn.step(tokens(1, 1), state)
+
+
+@pytest.mark.gpu
+def test_a_large_batch_is_read_in_short_blocks() -> None:
+    model = build(llama(), "cuda")
+    ids, mask = left_padded(tokens(448, 80), [0, 30] * 224)
+    mine, theirs = msrnn.MultiStateRNN(model, "tova", 9), msrnn.MultiStateRNN(model, "tova", 9, backend="torch")
+    for _ in range(3):
+        state, expected = mine.state(448), theirs.state(448)
+        logits, truth = mine.read(ids, state, mask, last_only=True), theirs.read(ids, expected, mask, last_only=True)
+        torch.testing.assert_close(logits, truth, atol=1e-3, rtol=1e-3)
+        assert torch.equal(state.positions(1).sort(-1).values, expected.positions(1).sort(-1).values)
+
+
+@pytest.mark.gpu
+def test_a_row_that_ended_reads_nothing_more() -> None:
+    """As on a CPU, with steps that are replayed."""
+    model = build(llama(), "cuda")
+    rnn, ids = msrnn.MultiStateRNN(model, "tova", 9), tokens(2, 20)
+    state = rnn.state(2)
+    out = rnn.generate(ids, state=state, max_new_tokens=12, do_sample=False, eos_token_id=None)
+    assert state.seen.tolist() == [32, 32]
+    token = int(out[0, 25])
+    state = rnn.state(2)
+    rnn.generate(ids, state=state, max_new_tokens=12, do_sample=False, eos_token_id=token, pad_token_id=0)
+    ends = [row[20:].tolist().index(token) + 21 if token in row[20:].tolist() else 32 for row in out]
+    assert state.seen.tolist() == ends
+
+
+def test_a_function_of_gaps_is_refused_beyond_its_reach() -> None:
+    """Before the step, since a replayed graph checks nothing."""
+    model = build(llama(), "cuda" if torch.cuda.is_available() else "cpu")
+    rnn = msrnn.MultiStateRNN(model, "tova", 9, backend="triton", positions=lambda gap: min(gap, 7))
+    state = rnn.state()
+    for layer in state.layers:
+        layer.columns = 2**20
+    with pytest.raises(ValueError, match="positions: a function of your own reaches gaps of 1,048,575"):
+        rnn.step(tokens(1, 1), state)
+    assert state.seen.tolist() == [0]

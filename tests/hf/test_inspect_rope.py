@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import FAMILIES, ROTARY, build, llama, tokens
+from transformers import BloomConfig, Phi3Config
+
+from msrnn import MultiStateCache, MultiStateRNN
+from msrnn.core.rope import Places
+from msrnn.hf.inspect import probe
+
+
+@pytest.mark.parametrize("family", ROTARY)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_moved_key_is_the_one_that_the_model_writes_there(family: str, dtype: torch.dtype) -> None:
+    """At positions that were not looked at."""
+    model = build(ROTARY[family]()).to(dtype)
+    plan = MultiStateRNN(model, "tova", 8, positions="compressed").plan
+    assert any(plan.places)
+    for a, b in ((0, 37), (400, 3), (5, 411)):
+        here, there = ([seen.key for seen in probe(model, plan.config, 4, p) if seen] for p in (a, b))
+        for key, expected, places in zip(here, there, plan.places, strict=True):
+            if places is None:
+                assert torch.equal(key, expected)
+                continue
+            moved = places.moved(key, torch.tensor([a]), torch.tensor([b]))
+            tolerance = 1e-4 if dtype == torch.float32 else 0.04
+            torch.testing.assert_close(moved, expected.float(), atol=tolerance, rtol=tolerance)
+
+
+def test_each_layer_has_its_own_rotation() -> None:
+    plan = MultiStateRNN(build(ROTARY["two: gemma3"]()), "tova", 8, positions="compact").plan
+    sliding, _, whole = (places.rotary.frequency for places in plan.places if isinstance(places, Places))
+    assert not torch.equal(sliding, whole)
+
+
+REFUSED = {
+    "no positions at all to turn": (FAMILIES["gpt2"], "no rotary positions"),
+    "biases by distance": (lambda: BloomConfig(vocab_size=97, hidden_size=48, n_layer=2, n_head=6), "cannot bound it"),
+    "frequencies by length": (
+        lambda: llama(rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}),
+        "type dynamic, whose frequencies change",
+    ),
+    "frequencies that switch": (
+        lambda: Phi3Config(
+            **{**llama().to_dict(), "model_type": "phi3", "original_max_position_embeddings": 128},
+        ),
+        "type longrope, whose frequencies change",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(name: str) -> None:
+    config, reason = REFUSED[name]
+    made = config()
+    if "switch" in name:
+        made.rope_parameters = {
+            "rope_type": "longrope",
+            "short_factor": [1.0] * 4,
+            "long_factor": [2.0] * 4,
+            "rope_theta": 1e4,
+            "original_max_position_embeddings": 128,
+        }
+    model = build(made)
+    for wrap in (MultiStateRNN, MultiStateCache):
+        with pytest.raises(ValueError, match=reason):
+            wrap(model, "tova", 8, positions="compressed")
+    assert model.config._attn_implementation == "eager"
+
+
+def test_a_rotation_that_is_not_known() -> None:
+    """Keys that are scaled after they were rotated are not what a rotation makes of others."""
+    model = build(llama())
+    original = type(model.model.rotary_emb).forward
+
+    class Stretched(type(model.model.rotary_emb)):  # type: ignore[misc]
+        def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            cos, sin = original(self, x, position_ids)
+            return cos * (1 + position_ids[..., None]), sin
+
+    model.model.rotary_emb.__class__ = Stretched
+    with pytest.raises(ValueError, match="layer 0 moves its keys by more than a rotation"):
+        MultiStateRNN(model, "tova", 8, positions="compressed")
+
+
+def test_nothing_to_move() -> None:
+    with pytest.raises(ValueError, match="policy 'full' leaves no gaps"):
+        MultiStateRNN(build(llama()), "full", None, positions="compressed")
+    with pytest.raises(ValueError, match="did you mean 'compact'"):
+        MultiStateRNN(build(llama()), "tova", 8, positions="compct")
+
+
+def test_a_cache_of_its_own() -> None:
+    """Under stock `generate`, with padding: what the wrapper generates."""
+    model = build(llama())
+    ids, mask = tokens(2, 30), torch.ones(2, 30, dtype=torch.long)
+    mask[1, :7] = 0
+    settings = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False}
+    cache = MultiStateCache(model, "tova", 9, positions="compressed")
+    mine = model.generate(ids, past_key_values=cache, **settings)
+    assert torch.equal(mine, MultiStateRNN(model, "tova", 9, positions="compressed").generate(ids, **settings))
+    assert not torch.equal(mine, MultiStateRNN(model, "tova", 9).generate(ids, **settings))
+    assert cache.state.fingerprint["positions"] == "compressed:lnln"

