@@ -2,8 +2,8 @@
 
     python -m benchmarks.kernels [--batch 448] [--size 512] [--only int8]
 
-A step's bytes are those of the states, so that its speed stands beside the memory's; reading is told by the row, since
-its scan walks one row after the other. Every case is one CUDA graph, and its time the median of many replays.
+A step's bytes are those of the states, so its speed can be compared with the memory's; prefill is
+given per token, since its scan is sequential. Every case is one CUDA graph, and its time the median of many replays.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from msrnn.backends import resolve_backend
-from msrnn.core.rope import ORIGINAL, Places, Rotary, spacing
+from msrnn.core.rope import ORIGINAL, Repositioning, Rope, spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.core.state import MultiState
@@ -35,7 +35,7 @@ class Case(NamedTuple):
     kv_heads: int = 32
     dim: int = 128
     policy: str = "tova"
-    code: torch.dtype | None = None
+    state_dtype: torch.dtype | None = None
     positions: str = ORIGINAL
 
 
@@ -43,11 +43,11 @@ CASES = [
     Case("one query head to a KV head"),
     Case("one query head, echo", policy="echo"),
     Case("one query head, compressed positions", positions="compressed"),
-    Case("one query head, int8", code=torch.int8),
-    Case("one query head, fp8", code=torch.float8_e4m3fn),
+    Case("one query head, int8", state_dtype=torch.int8),
+    Case("one query head, fp8", state_dtype=torch.float8_e4m3fn),
     Case("four query heads", kv_heads=8),
     Case("four query heads, compressed positions", kv_heads=8, positions="compressed"),
-    Case("four query heads, int8", kv_heads=8, code=torch.int8),
+    Case("four query heads, int8", kv_heads=8, state_dtype=torch.int8),
     Case("head size 64, three query heads, choice per head", heads=9, kv_heads=3, dim=64, policy="h2o"),
 ]
 
@@ -55,12 +55,12 @@ CASES = [
 def layer(case: Case, batch: int, size: int) -> tuple[Slots, Scoring]:
     """A layer whose slots are full of random states, and how it scores."""
     device = torch.device("cuda")
-    shape = LayerShape(case.heads, case.kv_heads, case.dim, case.dim, torch.bfloat16, device, case.code)
+    shape = LayerShape(case.heads, case.kv_heads, case.dim, case.dim, torch.bfloat16, device, case.state_dtype)
     slots = Slots(batch, shape, Bound(Policy.parse(case.policy), size))
     fill(MultiState([slots], {}))
     apart, pairs = spacing(case.positions), case.dim // 2
     frequency = 10_000.0 ** -(torch.arange(pairs, dtype=torch.float32, device=device) / pairs)
-    return slots, Scoring(case.dim**-0.5, places=Places(apart, Rotary(frequency)) if apart else None)
+    return slots, Scoring(case.dim**-0.5, repositioning=Repositioning(apart, Rope(frequency)) if apart else None)
 
 
 def work(case: Case, batch: int, size: int, tokens: int) -> tuple[Callable[[], object], int]:

@@ -34,7 +34,7 @@ def attend(
     query [B, H, T, D], key and value [B, K, T, D]; real [B, T] is False where padding, None where there is none.
     """
     position = slots.advance(query.shape[2], real)
-    if record is None and (query.shape[2] == 1 or (backend.decodes_repositioned and scoring.places is not None)):
+    if record is None and (query.shape[2] == 1 or (backend.decodes_repositioned and scoring.repositioning is not None)):
         columns = (x.movedim(2, 0).contiguous() for x in (query, key, value))
         rows = zip(*columns, position.T.contiguous(), strict=True)
         outputs = [_attend_one(slots, q, k, v, t, scoring, backend) for q, k, v, t in rows]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from msrnn.core.rope import Places
+from msrnn.core.rope import Repositioning
 from msrnn.core.slots import HELD
 from msrnn.policy import Bound
 
@@ -30,15 +30,15 @@ def recurrent(
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
-    places: Places | None = None,
+    repositioning: Repositioning | None = None,
 ) -> Recurrence:
     """query [H, T, D], key [K, T, D], value [K, T, Dv], sinks [H]; bound None: nothing ever leaves.
 
-    Without `places`, tokens stand where the model rotated them.
+    Without `repositioning`, tokens stand where the model rotated them.
     """
     groups = bound.groups(key.shape[0]) if bound else 1
     parts = [
-        _one_group(q, k, v, bound, scale, softcap, s, places)
+        _one_group(q, k, v, bound, scale, softcap, s, repositioning)
         for q, k, v, s in zip(
             query.chunk(groups),
             key.chunk(groups),
@@ -62,7 +62,7 @@ def _one_group(
     scale: float,
     softcap: float | None,
     sinks: Tensor | None,
-    places: Places | None,
+    repositioning: Repositioning | None,
 ) -> Recurrence:
     """The heads that forget together."""
     share = query.shape[0] // key.shape[0]  # query heads that share a KV head
@@ -84,11 +84,11 @@ def _one_group(
 
         # attend
         newest, kept = query[:, t, None], key[:, held]
-        if places is not None:
+        if repositioning is not None:
             position = torch.tensor(held)
-            stands = places.spacing.along(position)
-            newest = places.moved(newest, position[-1:], stands[-1:])
-            kept = places.moved(kept, position, stands)
+            new_position = repositioning.spacing.reposition_sorted(position)
+            newest = repositioning.rerotate(newest, position[-1:], new_position[-1:])
+            kept = repositioning.rerotate(kept, position, new_position)
         scores = (newest * kept).sum(-1).float() * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 import msrnn
 from msrnn.backends import resolve_backend
-from msrnn.core.quantization import STATE_DTYPES, encode
-from msrnn.core.rope import SPACINGS, Places, Rotary, spacing
+from msrnn.core.quantization import STATE_DTYPES, quantize
+from msrnn.core.rope import SPACINGS, Repositioning, Rope, spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import HELD, LayerShape, Slots
 from msrnn.hf.loading import Loaded
@@ -44,12 +44,12 @@ def bounds(draw: st.DrawFn) -> Bound:
 
 
 @st.composite
-def places(draw: st.DrawFn) -> Places:
+def repositioning(draw: st.DrawFn) -> Repositioning:
     """Some way of standing closer together, and some rotation of 8 dimensions."""
     apart = draw(st.sampled_from([*SPACINGS.values(), spacing("compressed:4"), spacing(lambda gap: min(gap, 3) / 2)]))
     rotated = draw(st.integers(1, 4))
     frequency = 10.0 ** -torch.arange(rotated, dtype=torch.float32) * 0.7
-    return Places(apart, Rotary(frequency, draw(st.sampled_from([0, 8 - 2 * rotated])), draw(st.booleans())))
+    return Repositioning(apart, Rope(frequency, draw(st.sampled_from([0, 8 - 2 * rotated])), draw(st.booleans())))
 
 
 @st.composite
@@ -66,7 +66,7 @@ def layers(draw: st.DrawFn) -> dict[str, Any]:
         "padding": [draw(st.integers(0, length - 1)), 0],
         "softcap": draw(st.none() | st.just(3.0)),
         "sinks": draw(st.booleans()),
-        "places": draw(st.none() | places()),
+        "repositioning": draw(st.none() | repositioning()),
         "code": draw(st.sampled_from([None, None, *STATE_DTYPES.values()])),
         "seed": draw(st.integers(0, 10_000)),
     }
@@ -118,13 +118,13 @@ def test_chunked_layer_is_recurrent_layer(backend: str, case: dict[str, Any]) ->
     query = torch.randn(2, heads, length, 8, generator=draw) * 2
     key, value = (torch.randn(2, kv_heads, length, 8, generator=draw) for _ in range(2))
     scoring = Scoring(
-        0.5, case["softcap"], torch.randn(heads, generator=draw) if case["sinks"] else None, case["places"]
+        0.5, case["softcap"], torch.randn(heads, generator=draw) if case["sinks"] else None, case["repositioning"]
     )
     output, times = run_layer(case, (query, key, value), scoring, backend)
-    key, value = (encode(x, case["code"]).dense(x.dtype) for x in (key, value))
+    key, value = (quantize(x, case["code"]).dequantized(x.dtype) for x in (key, value))
     for row, start in enumerate(case["padding"]):
         inputs = [x[row, :, start:] for x in (query, key, value)]
-        truth = recurrent(*inputs, case["bound"], scoring.scale, scoring.softcap, scoring.sinks, scoring.places)
+        truth = recurrent(*inputs, case["bound"], scoring.scale, scoring.softcap, scoring.sinks, scoring.repositioning)
         close = (truth.margin < 1e-5).any(0).nonzero()
         cut = int(close[0]) if len(close) else length - start
         assert torch.equal(truth.evicted_at.clamp(max=cut), times[row, :, : length - start].long().clamp(max=cut))
@@ -142,7 +142,7 @@ def test_decoded_layer_is_recurrent_layer(backend: str, case: dict[str, Any]) ->
     query = torch.randn(1, heads, length, 8, generator=draw) * 2
     key, value = (torch.randn(1, kv_heads, length, 8, generator=draw) for _ in range(2))
     scoring = Scoring(
-        0.5, case["softcap"], torch.randn(heads, generator=draw) if case["sinks"] else None, case["places"]
+        0.5, case["softcap"], torch.randn(heads, generator=draw) if case["sinks"] else None, case["repositioning"]
     )
     slots = Slots(1, LayerShape(heads, kv_heads, 8, 8, query.dtype, query.device, case["code"]), case["bound"])
     output = [
@@ -156,9 +156,9 @@ def test_decoded_layer_is_recurrent_layer(backend: str, case: dict[str, Any]) ->
         )
         for t in range(length)
     ]
-    key, value = (encode(x, case["code"]).dense(x.dtype) for x in (key, value))
+    key, value = (quantize(x, case["code"]).dequantized(x.dtype) for x in (key, value))
     truth = recurrent(
-        query[0], key[0], value[0], case["bound"], scoring.scale, scoring.softcap, scoring.sinks, scoring.places
+        query[0], key[0], value[0], case["bound"], scoring.scale, scoring.softcap, scoring.sinks, scoring.repositioning
     )
     close = (truth.margin < 1e-5).any(0).nonzero()
     cut = int(close[0]) if len(close) else length
@@ -243,7 +243,7 @@ def check_against_oracle(
     evicted_at = msrnn.trace(rnn, ids, mask).evicted_at
     length = ids.shape[1]
     for row, start in enumerate((mask == 0).sum(-1).tolist()):
-        truth = oracle(rnn.model, ids[row, start:], policy, size, rnn.plan.places)
+        truth = oracle(rnn.model, ids[row, start:], policy, size, rnn.plan.repositioning)
         steps = torch.where(evicted_at[row, ..., start:] == length, HELD, evicted_at[row, ..., start:] - start)
         assert truth.agrees(steps), f"row {row}: other tokens left than by the definition"
         assert (evicted_at[row, ..., :start] == -1).all()

@@ -11,7 +11,7 @@ import transformers as tf
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
-from msrnn.core.rope import Places
+from msrnn.core.rope import Repositioning
 from msrnn.hf.state_spec import windows
 from msrnn.policy import Policy, layer_bound, resolve
 from msrnn.reference import recurrent
@@ -145,9 +145,9 @@ def oracle(
     ids: Tensor,
     policy: str | Policy,
     size: int | None,
-    places: list[Places | None] | None = None,
+    repositioning: list[Repositioning | None] | None = None,
 ) -> Oracle:
-    """Run one sequence [T] by the definition; `places` of each layer, or all tokens where the model rotated them."""
+    """Run one sequence [T] by the definition; `repositioning` of each layer, or None for the model's own positions."""
     policy_, size = resolve(policy, size)
     bounds = [layer_bound(policy_, size, window) for window in windows(model, model.config)]
     times: dict[int, Tensor] = {}
@@ -164,7 +164,7 @@ def oracle(
             scaling,
             kwargs.get("softcap"),
             s.cpu() if (s := kwargs.get("s_aux")) is not None else None,
-            places and places[module.layer_idx],
+            repositioning and repositioning[module.layer_idx],
         )
         times[module.layer_idx] = run.evicted_at
         margins.append(run.margin)

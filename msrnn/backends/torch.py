@@ -31,11 +31,11 @@ class TorchBackend:
     ) -> Prefilled:
         (B, H, C, D), K = query.shape, key.shape[1]
         slots = slots.in_use(C)
-        new_keys, new_values = slots.encode(key, value)
+        new_keys, new_values = slots.quantize(key, value)
         position, importance, norm = slots.candidates(query_position, new_values)
-        held_keys, held_values = slots.dense()
-        keys = torch.cat([held_keys, new_keys.dense(slots.dtype)], dim=2)
-        values = torch.cat([held_values, new_values.dense(slots.dtype)], dim=2)
+        held_keys, held_values = slots.dequantized()
+        keys = torch.cat([held_keys, new_keys.dequantized(slots.dtype)], dim=2)
+        values = torch.cat([held_values, new_values.dequantized(slots.dtype)], dim=2)
         attention, evicted_at = self._attend_and_evict(
             query.reshape(B, K, -1, C, D), keys, position, importance, query_position, slots.bound, scoring, norm
         )
@@ -54,9 +54,9 @@ class TorchBackend:
         if importance is None:
             importance = torch.zeros(position.shape, dtype=torch.float32, device=position.device)
         importance.scatter_(-1, slot, 0.0)
-        new_keys, new_values = slots.encode(key[:, :, None], value[:, :, None])
+        new_keys, new_values = slots.quantize(key[:, :, None], value[:, :, None])
         slots.write(slot, new_keys, new_values, slots.norms(new_values))
-        keys, values = slots.dense()
+        keys, values = slots.dequantized()
         attention, evicted_at = self._attend_and_evict(
             query[:, :, :, None], keys, position, importance, query_position[:, None], slots.bound, scoring, slots.norm
         )
@@ -79,7 +79,7 @@ class TorchBackend:
         norm: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """query [B, K, R, C, D], keys [B, K, N, D] -> attention [B, G, M, C, N] float32, eviction times [B, G, N]."""
-        if scoring.places is not None:
+        if scoring.repositioning is not None:
             return self.scan_repositioned(query, keys, position, importance, query_position, bound, scoring, norm)
         G, C = position.shape[1], query.shape[3]
         scores = scoring(query.flatten(2, 3), keys).view(query.shape[0], G, -1, C, keys.shape[2])
@@ -185,15 +185,15 @@ def scan_repositioned_torch(
     query    [B, K, R, C, D], keys [B, K, N, D]: as the model rotated them, the queries' own tokens among the keys
     returns  attention [B, G, M, C, N] float32, and what `scan_torch` returns
     """
-    (B, K, R, C, _), (_, G, N), places = query.shape, position.shape, scoring.places
-    assert places is not None
+    (B, K, R, C, _), (_, G, N), repositioning = query.shape, position.shape, scoring.repositioning
+    assert repositioning is not None
 
     def score(i: int, seen: Tensor) -> Tensor:
         t = query_position[:, None, i, None].expand(B, G, 1)
-        place = places.spacing.places(position, seen)
-        newest = place.gather(-1, (position == t).int().argmax(-1, keepdim=True))
-        q = places.moved(query[:, :, :, i], *(x.repeat_interleave(K // G, 1) for x in (t, newest)))
-        k = places.moved(keys, *(x.repeat_interleave(K // G, 1) for x in (position, place)))
+        new_position = repositioning.spacing.reposition(position, seen)
+        newest = new_position.gather(-1, (position == t).int().argmax(-1, keepdim=True))
+        q = repositioning.rerotate(query[:, :, :, i], *(x.repeat_interleave(K // G, 1) for x in (t, newest)))
+        k = repositioning.rerotate(keys, *(x.repeat_interleave(K // G, 1) for x in (position, new_position)))
         return scoring(q, k).view(B, G, -1, N)
 
     attention = torch.zeros(B, G, K * R // G, C, N, dtype=torch.float32, device=query.device)

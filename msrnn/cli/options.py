@@ -112,9 +112,9 @@ class Choice:
         if self.seed is not None and not 0 <= self.seed < 2**32:
             raise UsageError(f"--seed {self.seed}: must be from 0 to {2**32 - 1}")
         if self.state_dtype is not None:
-            from msrnn.core.quantization import state_dtype_of
+            from msrnn.core.quantization import parse_state_dtype
 
-            state_dtype_of(self.state_dtype)
+            parse_state_dtype(self.state_dtype)
         if self.positions != ORIGINAL:
             from msrnn.core.rope import spacing
 

@@ -1,7 +1,7 @@
-"""States in 8 bits: a code for every number, and a scale for every row of a KV head.
+"""Quantization of KV cache rows to 8 bits: a code for every number, and a scale for every row of a KV head.
 
-Codes and scales are all that is kept: a row is rounded once, as it is appended, and every evaluation order computes
-with the same numbers.
+A row is quantized once, when it is appended, and only codes and scales are kept. Every backend computes with the same
+dequantized numbers.
 """
 
 from __future__ import annotations
@@ -14,36 +14,45 @@ from torch import Tensor
 from msrnn.errors import UsageError
 
 LARGEST: dict[torch.dtype, float] = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-STATE_DTYPES: dict[str, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+STATE_DTYPES: dict[str, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # by their short names
 SCALE_DTYPE = torch.bfloat16
 LEAST_SCALE = 2.0**-100  # of a row of zeros
 
 
-def state_dtype_of(name: str | None) -> torch.dtype | None:
-    """None: states are kept as the model computes them."""
-    if name is not None and name not in STATE_DTYPES:
-        raise UsageError(f"state_dtype={name!r}: must be None, {' or '.join(map(repr, STATE_DTYPES))}")
-    return STATE_DTYPES[name] if name else None
+def parse_state_dtype(state_dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """A torch dtype, or its name; None: rows are kept in the dtype that the model computes in."""
+    if state_dtype is None or state_dtype in LARGEST:
+        return state_dtype
+    found = STATE_DTYPES.get(str(state_dtype).removeprefix("torch."))
+    if found is None:
+        names = ", ".join(map(repr, STATE_DTYPES))
+        raise UsageError(f"state_dtype={state_dtype!r}: must be None, one of {names}, or the torch dtype of one")
+    return found
+
+
+def state_dtype_name(state_dtype: torch.dtype) -> str:
+    """The short name that saved states record."""
+    return next(name for name, dtype in STATE_DTYPES.items() if dtype == state_dtype)
 
 
 class Rows(NamedTuple):
-    """Keys or values as they are kept."""
+    """Keys or values as slots keep them."""
 
-    codes: Tensor  # [..., D], in 8 bits, or the numbers themselves
-    scale: Tensor | None  # [...]; None: the numbers themselves
+    codes: Tensor  # [..., D] 8-bit codes, or the numbers themselves
+    scale: Tensor | None  # [...]; None: not quantized
 
-    def dense(self, dtype: torch.dtype) -> Tensor:
-        """The numbers, in the dtype that a model computes in."""
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """The numbers in the dtype that the model computes in."""
         return self.codes if self.scale is None else (self.codes.float() * self.scale.float()[..., None]).to(dtype)
 
 
-def encode(numbers: Tensor, code: torch.dtype | None) -> Rows:
-    """numbers [..., D], as they are where there is no code."""
-    if code is None:
+def quantize(numbers: Tensor, dtype: torch.dtype | None) -> Rows:
+    """numbers [..., D]; dtype None leaves them as they are."""
+    if dtype is None:
         return Rows(numbers, None)
-    exact, largest = numbers.float(), LARGEST[code]
+    exact, largest = numbers.float(), LARGEST[dtype]
     scale = (exact.abs().amax(-1) * (1.0 / largest)).clamp(min=LEAST_SCALE).to(SCALE_DTYPE).contiguous()
     codes = exact * (1.0 / scale.float())[..., None]
-    if code == torch.int8:
+    if dtype == torch.int8:
         codes = codes.round()
-    return Rows(codes.clamp(-largest, largest).to(code), scale)
+    return Rows(codes.clamp(-largest, largest).to(dtype), scale)

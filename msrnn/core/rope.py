@@ -1,8 +1,8 @@
-"""Where kept tokens stand: as they stood in the text, or closer together, so that a model can go on past the length
-that it was trained for.
+"""RoPE: which position ids the kept tokens get, and how keys and queries are re-rotated to them.
 
-Positions are a function of what is kept, and are never stored: keys stay as they were first written, rotated by the
-model at their original positions, and are turned from there to where they stand whenever they are read.
+A model can read past its training length if the kept tokens are moved closer together. New positions are a function of
+which tokens are kept, and are never stored: keys stay as the model rotated them, at their original positions, and are
+re-rotated from there whenever they are read.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from torch import Tensor
 from msrnn.errors import UsageError
 
 ORIGINAL = "original"
-NEAR = 10  # named functions leave gaps up to here as they are
+NEAR = 10  # the named functions leave gaps up to this one unchanged
 _ABSENT = torch.iinfo(torch.int32).max
 
-Gap = Callable[[int], float]  # how far apart two neighbours shall stand that were so many tokens apart
-REMEMBERED = 2**16  # gaps of which a caller's function is not asked again
+Gap = Callable[[int], float]  # the new distance of two adjacent kept tokens, from their distance in the text
+REMEMBERED = 2**16  # results of a caller's function that are kept
 _MAKING = threading.RLock()
 
 
 @dataclass(frozen=True)
 class Spacing:
-    """How far apart neighbours among the kept tokens stand, by how far apart they were in the text."""
+    """The new distance of adjacent kept tokens, as a function of their distance in the text (their gap)."""
 
-    name: str  # as states are saved under
+    name: str  # recorded in saved states
     function: Callable[[Tensor], Tensor]  # of gaps [...] float64, 1 or more
     _made: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def made(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What a backend makes of this function, made once. It lives as long as this object does: captured CUDA graphs
-        read it, and their plan holds this object.
+        """What a backend derives from this function, made once and kept as long as this object.
+
+        Captured CUDA graphs read such tables, so they must not be freed while a graph lives.
         """
         if key not in self._made:
             with _MAKING:
@@ -50,17 +51,17 @@ class Spacing:
     def __deepcopy__(self, _: dict[int, Any]) -> Spacing:
         return self
 
-    def along(self, position: Tensor) -> Tensor:
-        """Positions [..., n] in ascending order -> where these tokens stand, float64; the first at 0."""
-        apart = self.function(position.diff(dim=-1).double())
-        return torch.cat([apart.new_zeros(*apart.shape[:-1], 1), apart.cumsum(-1)], dim=-1)
+    def reposition_sorted(self, position: Tensor) -> Tensor:
+        """Positions [..., n] in ascending order -> new positions, float64; the first is 0."""
+        new_gaps = self.function(position.diff(dim=-1).double())
+        return torch.cat([new_gaps.new_zeros(*new_gaps.shape[:-1], 1), new_gaps.cumsum(-1)], dim=-1)
 
-    def places(self, position: Tensor, present: Tensor) -> Tensor:
-        """The same in any order, for those of [..., N] that are present; what the others get means nothing."""
+    def reposition(self, position: Tensor, present: Tensor) -> Tensor:
+        """The same for [..., N] in any order, where `present`; the result elsewhere is meaningless."""
         ordered, order = position.masked_fill(~present, _ABSENT).sort(-1)
         last = ordered.masked_fill(ordered == _ABSENT, -1).amax(-1, keepdim=True).clamp(min=0)
-        places = self.along(torch.minimum(ordered, last))
-        return torch.empty_like(places).scatter_(-1, order, places)
+        new = self.reposition_sorted(torch.minimum(ordered, last))
+        return torch.empty_like(new).scatter_(-1, order, new)
 
 
 def _beyond(far: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -88,19 +89,21 @@ SPACINGS: dict[str, Spacing] = {
     )
 }
 MEANINGS: dict[str, str] = {
-    ORIGINAL: "as in the text (the default)",
+    ORIGINAL: "the positions in the text (the default)",
     COMPACT: "0, 1, 2, … (StreamingLLM, Xiao et al. 2023)",
-    "compressed:lnln": f"gaps above {NEAR} become ln ln gap, as `compressed` alone means (Oren et al. 2024)",
+    "compressed:lnln": f"gaps above {NEAR} become ln ln gap; `compressed` is short for it (Oren et al. 2024)",
     "compressed:ln": f"gaps above {NEAR} become ln gap",
-    "compressed:sqrt": f"gaps above {NEAR} become their root",
-    "compressed:N": "gaps above N, any whole number, become N",
-    FITTED: "the same with the largest N at which all that is kept fits the length that the model was made for",
+    "compressed:sqrt": f"gaps above {NEAR} become their square root",
+    "compressed:N": "gaps above N become N, for any whole number N",
+    FITTED: "compressed:N with the largest N at which the kept tokens always fit the training length",
 }
 
 
 class GapFunction:
-    """A caller's own function of one gap, for many at once. It is called once for each gap that occurs, by one thread
-    at a time, and remembers the last results: a gap may be as large as a position, so they are never tabulated.
+    """A caller's function of one gap, applied to tensors.
+
+    It is called once for each gap that occurs, by one thread at a time. Results are cached, not tabulated: a gap may be
+    as large as a position.
     """
 
     def __init__(self, gap: Gap) -> None:
@@ -134,14 +137,14 @@ class GapFunction:
         return torch.tensor(made, dtype=torch.float64)
 
     def _checked(self, gap: int) -> float:
-        apart = float(self.gap(gap))
-        if not (math.isfinite(apart) and apart >= 0):
-            raise UsageError(f"positions: this function makes {apart} of a gap of {gap}; it must be finite, 0 or more")
-        return apart
+        new = float(self.gap(gap))
+        if not (math.isfinite(new) and new >= 0):
+            raise UsageError(f"positions: the function returns {new} for a gap of {gap}; it must be finite, 0 or more")
+        return new
 
 
 def spacing(positions: str | Gap, fitting: int = 1) -> Spacing | None:
-    """What `positions` means: a name, or a function of a gap; None: as in the text. `fitting` is the N of `fitted`."""
+    """The spacing of a name or a function of a gap; None: original positions. `fitting` is the N of "fitted"."""
     if callable(positions):
         function = GapFunction(positions)
         return Spacing(f"{COMPRESSED}:{_digest(function)}", function)
@@ -163,22 +166,22 @@ def spacing(positions: str | Gap, fitting: int = 1) -> Spacing | None:
     return found
 
 
-def name_of(apart: Spacing | None) -> str:
-    """The one that states and rows are known by."""
-    return apart.name if apart else ORIGINAL
+def name_of(spacing_: Spacing | None) -> str:
+    """The name that states and results record."""
+    return spacing_.name if spacing_ else ORIGINAL
 
 
 def _digest(function: GapFunction) -> str:
-    """Tells functions apart by what they make of some gaps, not by their name."""
+    """Identifies a function by its results for some gaps, not by its name."""
     some = function(torch.tensor([*range(1, 17), *(2**i for i in range(5, 13))]))
     return hashlib.sha256(some.numpy().tobytes()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, eq=False)
-class Rotary:
-    """The model's own rotation of queries and keys: pair i of their dimensions by position · frequency[i].
+class Rope:
+    """A model's rotary position embedding: it rotates pair i of the dimensions by position · frequency[i].
 
-    Whatever factor the model puts on its cosines stays on what it wrote: turning leaves lengths as they are.
+    A factor that the model puts on its cosines stays in the keys it wrote: re-rotation does not change lengths.
     """
 
     frequency: Tensor  # [F] float32
@@ -193,32 +196,32 @@ class Rotary:
             return slice(start, stop, 2), slice(start + 1, stop, 2)
         return slice(start, middle), slice(middle, stop)
 
-    def angle(self, position: Tensor, place: Tensor) -> Tensor:
-        """By how much to turn what was rotated at `position` [...], that it stand at `place`: [..., F] float64.
+    def angle(self, position: Tensor, new_position: Tensor) -> Tensor:
+        """The angle that takes a row from `position` [...] to `new_position`: [..., F] float64.
 
-        The model forms its angle in float32, where those of position 1,000,000 are 0.06 apart. That very product is
-        what is undone, so its rounding goes with it; all else is float64, since the difference to a far angle is far.
+        The model forms its own angle in float32, where adjacent angles at position 1,000,000 are 0.06 apart. The same
+        float32 product is undone here, so its rounding error cancels. Everything else is float64.
         """
         applied = position[..., None].float() * self.frequency
-        return place[..., None].double() * self.frequency.double() - applied.double()
+        return new_position[..., None].double() * self.frequency.double() - applied.double()
 
-    def turned(self, rows: Tensor, angle: Tensor) -> Tensor:
-        """rows [..., D] by angle [..., F], float32."""
-        turned = rows.to(torch.float32, copy=True)
+    def rotate(self, rows: Tensor, angle: Tensor) -> Tensor:
+        """Rotate rows [..., D] by angle [..., F]; float32."""
+        rotated = rows.to(torch.float32, copy=True)
         (first, second), cos, sin = self.pairs, angle.cos().float(), angle.sin().float()
         x, y = rows[..., first].float(), rows[..., second].float()
-        turned[..., first] = x * cos - y * sin
-        turned[..., second] = y * cos + x * sin
-        return turned
+        rotated[..., first] = x * cos - y * sin
+        rotated[..., second] = y * cos + x * sin
+        return rotated
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
-    """Where the tokens of one layer stand, and how its keys and queries get there."""
+class Repositioning:
+    """New positions for the kept tokens of one layer, and the rotation that takes keys and queries there."""
 
     spacing: Spacing
-    rotary: Rotary
+    rope: Rope
 
-    def moved(self, rows: Tensor, position: Tensor, place: Tensor) -> Tensor:
-        """rows [..., D] that the model rotated at `position` [...], as if it had rotated them at `place` [...]."""
-        return self.rotary.turned(rows, self.rotary.angle(position, place))
+    def rerotate(self, rows: Tensor, position: Tensor, new_position: Tensor) -> Tensor:
+        """Re-rotate rows [..., D] that the model rotated at `position` [...] to `new_position` [...]."""
+        return self.rope.rotate(rows, self.rope.angle(position, new_position))

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from msrnn.core.rope import Places
+from msrnn.core.rope import Repositioning
 
 
 @dataclass(frozen=True)
 class Scoring:
+    """Scaling, soft cap, attention sinks and repositioning of one layer."""
+
     scale: float
     softcap: float | None = None
-    sinks: Tensor | None = None  # [H]: gpt-oss's learned scores that are no states
-    places: Places | None = None  # where tokens stand; None: where the model rotated them
+    sinks: Tensor | None = None  # [H]: the learned attention sinks of gpt-oss, which are no states
+    repositioning: Repositioning | None = None  # new positions for the kept tokens; None: the model's own
 
     def __call__(self, query: Tensor, keys: Tensor) -> Tensor:
         """query [B, K, Q, D], keys [B, K, N, D] -> [B, K, Q, N] float32."""

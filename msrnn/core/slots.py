@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from msrnn.core.quantization import SCALE_DTYPE, Rows, encode
+from msrnn.core.quantization import SCALE_DTYPE, Rows, quantize
 from msrnn.errors import UsageError
 from msrnn.policy import Bound
 
@@ -29,7 +29,7 @@ class LayerShape:
     value_dim: int
     dtype: torch.dtype
     device: torch.device
-    code: torch.dtype | None = None  # of 8 bits, where states are rounded to it
+    state_dtype: torch.dtype | None = None  # 8-bit codes, where rows are quantized; None: rows are kept in `dtype`
 
 
 HELD = 2**31 - 1  # the eviction time of a state that is still held
@@ -47,8 +47,8 @@ class _Buffers:
         B, K, device = batch_size, shape.kv_heads, shape.device
         self.columns = 0  # ever appended, padding included; layers that disagree were interrupted half-way
         self.dtype = shape.dtype  # that the model computes in
-        self.keys = torch.zeros(B, K, rows, shape.key_dim, dtype=shape.code or shape.dtype, device=device)
-        self.values = torch.zeros(B, K, rows, shape.value_dim, dtype=shape.code or shape.dtype, device=device)
+        self.keys = torch.zeros(B, K, rows, shape.key_dim, dtype=shape.state_dtype or shape.dtype, device=device)
+        self.values = torch.zeros(B, K, rows, shape.value_dim, dtype=shape.state_dtype or shape.dtype, device=device)
         self.position = torch.full((B, groups, rows), -1, dtype=torch.int32, device=device)
         self.seen = torch.zeros(B, dtype=torch.int64, device=device)  # tokens read
 
@@ -132,7 +132,7 @@ class Slots(_Buffers):
     def __init__(self, batch_size: int, shape: LayerShape, bound: Bound) -> None:
         super().__init__(batch_size, shape, bound.slots, bound.groups(shape.kv_heads))
         self.bound = bound
-        self.code = shape.code
+        self.state_dtype = shape.state_dtype
         remembers = bool(bound.policy.decay)  # otherwise the newest query, or the position, says it all
         zeros = partial(torch.zeros, self.position.shape, dtype=torch.float32, device=shape.device)
         self.importance = zeros() if remembers else None
@@ -140,15 +140,15 @@ class Slots(_Buffers):
         self.norm = zeros() if bound.policy.value_norm else None
         rows = self.keys.shape[:3]
         self.key_scale, self.value_scale = (
-            torch.ones(rows, dtype=SCALE_DTYPE, device=shape.device) if shape.code else None for _ in range(2)
+            torch.ones(rows, dtype=SCALE_DTYPE, device=shape.device) if shape.state_dtype else None for _ in range(2)
         )
 
     @staticmethod
     def nbytes_of(batch_size: int, shape: LayerShape, bound: Bound) -> int:
         """What `nbytes` will be, by arithmetic: nothing is allocated."""
-        policy, itemsize = bound.policy, (shape.code or shape.dtype).itemsize
+        policy, itemsize = bound.policy, (shape.state_dtype or shape.dtype).itemsize
         row = shape.kv_heads * (shape.key_dim + shape.value_dim) * itemsize
-        if shape.code:
+        if shape.state_dtype:
             row += 2 * shape.kv_heads * SCALE_DTYPE.itemsize
         numbers = 1 + bool(policy.decay) + policy.value_norm  # position, importance, norm: 4 bytes each
         row += bound.groups(shape.kv_heads) * numbers * 4
@@ -175,15 +175,15 @@ class Slots(_Buffers):
         slots: Slots = self._with(lambda tensor: tensor if tensor is self.seen else tensor[:, :, :count])
         return slots
 
-    def encode(self, key: Tensor, value: Tensor) -> tuple[Rows, Rows]:
+    def quantize(self, key: Tensor, value: Tensor) -> tuple[Rows, Rows]:
         """New rows as these slots keep them."""
-        return encode(key, self.code), encode(value, self.code)
+        return quantize(key, self.state_dtype), quantize(value, self.state_dtype)
 
     def norms(self, value: Rows) -> Tensor | None:
         """[B, G, C] float32 of new rows [B, K, C, D]; None where the policy does not ask for them."""
         if self.norm is None:
             return None
-        squares = value.dense(torch.float32).float().square().sum(-1)
+        squares = value.dequantized(torch.float32).float().square().sum(-1)
         B, _, C = squares.shape
         return squares.view(B, self.norm.shape[1], -1, C).sum(2).sqrt()
 
@@ -205,9 +205,11 @@ class Slots(_Buffers):
         norm = None if self.norm is None or fresh is None else torch.cat([self.norm, fresh], dim=-1)
         return position, importance, norm
 
-    def dense(self) -> tuple[Tensor, Tensor]:
+    def dequantized(self) -> tuple[Tensor, Tensor]:
         """Keys and values in the dtype that the model computes in."""
-        return Rows(self.keys, self.key_scale).dense(self.dtype), Rows(self.values, self.value_scale).dense(self.dtype)
+        return Rows(self.keys, self.key_scale).dequantized(self.dtype), Rows(self.values, self.value_scale).dequantized(
+            self.dtype
+        )
 
     def write(self, slot: Tensor, key: Rows, value: Rows, norm: Tensor | None) -> None:
         """Rows [B, K, C, D] and the norms [B, G, C] of their values go into slot [B, G, C]."""
@@ -217,7 +219,7 @@ class Slots(_Buffers):
             if scales is not None and fresh.scale is not None:
                 scales.scatter_(2, slot.expand(fresh.scale.shape), fresh.scale)
             # Moving bytes does not depend on what they mean, and not every 8-bit float can be scattered.
-            into, rows = (t.view(torch.int8) if self.code else t for t in (buffer, fresh.codes))
+            into, rows = (t.view(torch.int8) if self.state_dtype else t for t in (buffer, fresh.codes))
             into.scatter_(2, slot[..., None].expand(rows.shape), rows)
 
     def keep(

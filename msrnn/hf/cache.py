@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import AttentionMaskInterface
 
 from msrnn.backends.base import Backend
-from msrnn.core.rope import Places
+from msrnn.core.rope import Repositioning
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import Growing, Memory
 from msrnn.errors import UsageError
@@ -179,7 +179,7 @@ class LayerSetup:
     module: Callable[[], nn.Module | None]  # a weak reference to the attention module that owns the states
     chunk: int
     backend: Backend
-    places: Places | None
+    repositioning: Repositioning | None
     window: int | None  # the layer's own sliding window
     hands_on: bool  # whether the model's `use_cache` reaches the attention function
 
@@ -248,8 +248,8 @@ class StateLayer(OwnedLayer):
         if isinstance(memory, Growing):
             output = attend_unbounded(memory, query, key, value, real, scoring)
         else:
-            if setup.places is not None:
-                scoring = replace(scoring, places=setup.places)
+            if setup.repositioning is not None:
+                scoring = replace(scoring, repositioning=setup.repositioning)
             with torch.cuda.device_of(query):  # kernels are launched on the current device
                 output = attend(memory, query, key, value, real, scoring, setup.chunk, setup.backend, self.record)
         self.unfinished = False

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from msrnn.core.rope import Rotary
+from msrnn.core.rope import Rope
 from msrnn.errors import UsageError
 from msrnn.hf.inspect import probe
 
@@ -22,10 +22,10 @@ CLOSE = 0.02  # relative: cosines in bfloat16 are good to 0.004, another rotatio
 _CHANGING = ("dynamic", "longrope")
 
 
-def learn(model: PreTrainedModel, config: Any) -> list[Rotary | None]:
+def learn(model: PreTrainedModel, config: Any) -> list[Rope | None]:
     """Each layer's rotation; None: a layer without positions. Refuses, with the reason, what cannot be turned.
 
-    A token alone attends to itself wherever it stands, so its keys in all layers differ by their rotation only.
+    A token alone attends to itself wherever it new_position, so its keys in all layers differ by their rotation only.
     """
     name, frequencies = type(model).__name__, _frequencies(model)
     none = f"{name} has no rotary positions that could be moved: use positions='original'"
@@ -38,7 +38,7 @@ def learn(model: PreTrainedModel, config: Any) -> list[Rotary | None]:
             "a key does not tell by which it was rotated; use positions='original'"
         )
     seen = {position: probe(model, config, ROWS, position) for position in (0, *PROBED)}
-    found: list[Rotary | None] = []
+    found: list[Rope | None] = []
     for i in range(len(seen[0])):
         keys = {position: layer.key for position, layers in seen.items() if (layer := layers[i])}
         found.append(_rotation(keys, frequencies, f"{name}, layer {i}") if keys else None)
@@ -60,31 +60,31 @@ def _kinds(model: PreTrainedModel) -> set[str]:
     return {kind for kinds in nested for kind in kinds if isinstance(kind, str)}
 
 
-def _rotation(keys: dict[int, Tensor], frequencies: list[Tensor], layer: str) -> Rotary | None:
+def _rotation(keys: dict[int, Tensor], frequencies: list[Tensor], layer: str) -> Rope | None:
     """The one that makes a layer's keys at position 0 [rows, K, 1, D] its keys at the others."""
     if all(torch.equal(keys[0], key) for key in keys.values()):
         return None
     candidates = list(_candidates(keys[0], frequencies))
-    errors = [_error(rotary, keys) for rotary in candidates]
+    errors = [_error(rope, keys) for rope in candidates]
     if not min(errors, default=1.0) < CLOSE:
         raise UsageError(f"{layer} moves its keys by more than a rotation that is known: use positions='original'")
     return candidates[errors.index(min(errors))]
 
 
-def _candidates(key: Tensor, frequencies: list[Tensor]) -> Iterator[Rotary]:
+def _candidates(key: Tensor, frequencies: list[Tensor]) -> Iterator[Rope]:
     for frequency in frequencies:
         spare = key.shape[-1] - 2 * len(frequency)
         if spare >= 0:
             for start in {0, spare}:
                 for interleaved in (False, True):
-                    yield Rotary(frequency.to(key.device), start, interleaved)
+                    yield Rope(frequency.to(key.device), start, interleaved)
 
 
-def _error(rotary: Rotary, keys: dict[int, Tensor]) -> float:
+def _error(rope: Rope, keys: dict[int, Tensor]) -> float:
     """How far keys that are turned from 0 to a position are from what the model writes there, at most; relative."""
     start = torch.zeros(1, device=keys[0].device)
     errors = []
     for position, key in keys.items():
-        turned = rotary.turned(keys[0], rotary.angle(start, start + position))
+        turned = rope.rotate(keys[0], rope.angle(start, start + position))
         errors.append(float((turned - key.float()).norm() / key.float().norm()))
     return max(errors)

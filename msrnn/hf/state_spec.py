@@ -21,8 +21,8 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 
 from msrnn.backends import resolve_backend
 from msrnn.core.device_memory import check_fits
-from msrnn.core.quantization import state_dtype_of
-from msrnn.core.rope import FITTED, ORIGINAL, Gap, Places, Spacing, name_of, spacing
+from msrnn.core.quantization import parse_state_dtype
+from msrnn.core.rope import FITTED, ORIGINAL, Gap, Repositioning, Spacing, name_of, spacing
 from msrnn.core.slots import Growing, LayerShape, Memory, Slots
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
@@ -49,19 +49,19 @@ class Plan:
         return [setup.backend.name for setup in self.setups if setup]
 
     @property
-    def places(self) -> list[Places | None]:
+    def repositioning(self) -> list[Repositioning | None]:
         """Where each layer's tokens are moved to; None: they stay where the model rotated them."""
-        return [setup.places if setup else None for setup in self.setups]
+        return [setup.repositioning if setup else None for setup in self.setups]
 
     @property
     def repositions(self) -> bool:
         """Whether some layer's keys are rotated anew, to other positions than the model gave them."""
-        return any(self.places)
+        return any(self.repositioning)
 
     @property
     def decodes_repositioned(self) -> bool:
         """Whether blocks are read token by token, since the backend has no faster prefill for re-rotated keys."""
-        return any(setup.places and setup.backend.decodes_repositioned for setup in self.setups if setup)
+        return any(setup.repositioning and setup.backend.decodes_repositioned for setup in self.setups if setup)
 
     @property
     def hybrid(self) -> bool:
@@ -101,8 +101,8 @@ class Plan:
     def check_reach(self, columns: int) -> None:
         """Refuse columns that a caller's function of gaps does not reach on a GPU; replayed graphs check nothing."""
         for setup, bound in zip(self.setups, self.bounds, strict=True):
-            if setup and bound and setup.places:
-                setup.backend.check_gaps(setup.places.spacing, bound, columns)
+            if setup and bound and setup.repositioning:
+                setup.backend.check_gaps(setup.repositioning.spacing, bound, columns)
 
     def state(self, batch_size: int) -> MultiState:
         self.check_memory(batch_size)
@@ -158,10 +158,10 @@ def plan(
 ) -> Plan:
     """Check that a model can be bounded, hand its attention to msrnn, and learn its layers from one token.
 
-    `driven` by msrnn, the model is read in blocks, and told where each stands.
+    `driven` by msrnn, the model is read in blocks, and told where each new_position.
     """
     policy_, size = resolve(policy, size)
-    code = state_dtype_of(state_dtype)
+    code = parse_state_dtype(state_dtype)
     if code and policy_ is None:
         raise UsageError(f"state_dtype={state_dtype!r}: policy 'full' keeps states as they are; bound them, or drop it")
     if policy_ is None and (apart := spacing(positions)):
@@ -178,7 +178,7 @@ def plan(
     with _handed_over(model, config):
         layers = inspect_layers(model, config)
         backends = [resolve_backend(backend, layer.shape.device if layer else model.device) for layer in layers]
-        places = _places(model, config, apart, len(layers))
+        repositioning = _places(model, config, apart, len(layers))
         if driven:
             check_driven(model, config)
         if None in layers:
@@ -194,7 +194,7 @@ def plan(
         "rotary": _digest(json.dumps(getattr(config, "rope_parameters", None), sort_keys=True, default=str).encode()),
         "windows": sorted({w for w in own if w is not None}),
     }
-    shapes = [layer and replace(layer.shape, code=code) for layer in layers]
+    shapes = [layer and replace(layer.shape, state_dtype=code) for layer in layers]
     bounds = [layer_bound(policy_, size, window) for window in own]
     setups = [
         layer
@@ -203,7 +203,7 @@ def plan(
             weakref.ref(layer.module),
             chunk or backends[i].default_chunk,
             backends[i],
-            places[i],
+            repositioning[i],
             own[i],
             layer.hands_on,
         )
@@ -258,10 +258,10 @@ def _fitting(config: Any, size: int | None) -> int:
     return (length - 1) // size
 
 
-def _places(model: PreTrainedModel, config: Any, apart: Spacing | None, layers: int) -> list[Places | None]:
+def _places(model: PreTrainedModel, config: Any, apart: Spacing | None, layers: int) -> list[Repositioning | None]:
     if apart is None:
         return [None] * layers
-    return [Places(apart, rotary) if rotary else None for rotary in learn(model, config)]
+    return [Repositioning(apart, rope) if rope else None for rope in learn(model, config)]
 
 
 def fingerprint_of(model: PreTrainedModel) -> str:

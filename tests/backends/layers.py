@@ -60,7 +60,8 @@ def held(slots: Slots) -> list[Tensor]:
     order = slots.position.argsort(-1)
     position = slots.position.gather(-1, order)
     rows = [
-        t.gather(2, order[..., None].expand(t.shape)).masked_fill((position < 0)[..., None], 0) for t in slots.dense()
+        t.gather(2, order[..., None].expand(t.shape)).masked_fill((position < 0)[..., None], 0)
+        for t in slots.dequantized()
     ]
     numbers = [
         t.gather(-1, order).masked_fill(position < 0, 0) for t in (slots.importance, slots.norm) if t is not None

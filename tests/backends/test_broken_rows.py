@@ -12,7 +12,7 @@ from torch import Tensor
 
 from msrnn.backends.triton.decode import Tile
 from msrnn.core.quantization import STATE_DTYPES
-from msrnn.core.rope import Places, Rotary, spacing
+from msrnn.core.rope import Repositioning, Rope, spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import HELD, LayerShape, Slots
 from msrnn.policy import Bound, Policy
@@ -115,7 +115,12 @@ def test_a_broken_row_does_not_touch_others_on_a_gpu(case: str, device: str) -> 
 def test_in_eight_bits(backend: str, chunk: int) -> None:
     tokens = random_tokens(3, 2, KV_HEADS, SHORT, DIM, "cpu")
     check_isolated(
-        backend, tokens, {1: ("key", torch.nan)}, chunk, layer(code="int8", heads=2), Bound(Policy.parse("tova"), 3)
+        backend,
+        tokens,
+        {1: ("key", torch.nan)},
+        chunk,
+        layer(state_dtype="int8", heads=2),
+        Bound(Policy.parse("tova"), 3),
     )
 
 
@@ -145,8 +150,8 @@ def test_a_broken_row_follows_the_definition(backend: str, bound: Bound, chunk: 
 def test_rows_that_move(backend: str, chunk: int) -> None:
     apart = spacing("compressed:2")
     assert apart is not None
-    places = Places(apart, Rotary(100.0 ** -(torch.arange(4.0) / 4)))
-    tokens, scoring = random_tokens(2, 2, KV_HEADS, SHORT, DIM, "cpu"), Scoring(DIM**-0.5, places=places)
+    repositioning = Repositioning(apart, Rope(100.0 ** -(torch.arange(4.0) / 4)))
+    tokens, scoring = random_tokens(2, 2, KV_HEADS, SHORT, DIM, "cpu"), Scoring(DIM**-0.5, repositioning=repositioning)
     damaged, undamaged = (Fenced(rows, layer(heads=2), Bound(Policy.parse("tova"), 3)) for rows in (2, 1))
     found = read(damaged.slots, broken(tokens, {0: ("key", torch.nan)}), scoring, backend, chunk)
     expected = read(undamaged.slots, tuple(x[1:] for x in tokens), scoring, backend, chunk)
@@ -160,7 +165,7 @@ def test_rows_that_move(backend: str, chunk: int) -> None:
 def test_a_state_that_is_reset_is_as_good_as_new(backend: str, code: str | None) -> None:
     if (backend, code) == ("triton", "fp8"):
         pytest.skip("triton's interpreter loses the carry when it rounds to float8: this one needs a GPU")
-    used, new = (Slots(1, layer(code=code, heads=2), Bound(Policy.parse("echo"), 3)) for _ in range(2))
+    used, new = (Slots(1, layer(state_dtype=code, heads=2), Bound(Policy.parse("echo"), 3)) for _ in range(2))
     tokens, scoring = random_tokens(1, 2, KV_HEADS, SHORT, DIM, "cpu"), Scoring(DIM**-0.5)
     for name in ("key", "value"):
         read(used, broken(tokens, {0: (name, torch.nan)}), scoring, backend, 128, 1)

@@ -16,7 +16,7 @@ from msrnn.backends import resolve_backend
 from msrnn.backends.torch import TorchBackend
 from msrnn.backends.triton.decode import decode_triton
 from msrnn.core.quantization import STATE_DTYPES
-from msrnn.core.rope import Places, Rotary, spacing
+from msrnn.core.rope import Repositioning, Rope, spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.layer import attend
@@ -41,7 +41,7 @@ class Run:
         slots: Slots = self.slots.select(torch.arange(self.slots.batch_size))
         if dtype is not None:
             slots.dtype = dtype
-            if slots.code is None:
+            if slots.state_dtype is None:
                 slots.keys, slots.values = slots.keys.to(dtype), slots.values.to(dtype)
         return slots
 
@@ -51,7 +51,7 @@ def check(run: Run, steps: int, before: int = 0) -> None:
     draw = torch.Generator().manual_seed(0)
     for step in range(before + steps):
         fresh = run.inputs(draw)
-        if run.scoring.places is not None and step == max(4, before):
+        if run.scoring.repositioning is not None and step == max(4, before):
             run.slots.seen += 30  # a gap that is worth compressing
         real = None
         if step % 5 == 2:
@@ -72,9 +72,9 @@ def check(run: Run, steps: int, before: int = 0) -> None:
         allowed = 2 * (reference.float() - truth).abs().max() + rounding + 1e-5
         assert (output.float() - truth).abs().max() <= allowed
         assert torch.equal(run.slots.position, exact.position), "another token left than in float32"
-        if run.shape.code is not None:
+        if run.shape.state_dtype is not None:
             empty = (exact.position < 0)[..., None]
-            for mine, expected in zip(run.slots.dense(), theirs.dense(), strict=True):
+            for mine, expected in zip(run.slots.dequantized(), theirs.dequantized(), strict=True):
                 same = torch.equal(mine.masked_fill(empty, 0), expected.masked_fill(empty, 0))
                 assert same, "rounded otherwise than by `encode`"
         if run.slots.importance is not None:
@@ -92,16 +92,16 @@ def layer(
     softcap: float | None = None,
     sinks: bool = False,
     code: torch.dtype | None = None,
-    places: Places | None = None,
+    repositioning: Repositioning | None = None,
 ) -> Run:
     sink = torch.linspace(-1, 1, heads, device=device) if sinks else None
     shape = LayerShape(heads, kv_heads, dim, dim, dtype, torch.device(device), code)
-    return Run(bound, shape, 2, Scoring(dim**-0.5, softcap, sink, places))
+    return Run(bound, shape, 2, Scoring(dim**-0.5, softcap, sink, repositioning))
 
 
-def placed(positions: str, device: str) -> Places | None:
+def placed(positions: str, device: str) -> Repositioning | None:
     apart, frequency = spacing(positions), 100.0 ** -(torch.arange(8, device=device) / 8)
-    return Places(apart, Rotary(frequency.float())) if apart else None
+    return Repositioning(apart, Rope(frequency.float())) if apart else None
 
 
 @pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
@@ -125,7 +125,7 @@ def test_grouped_queries(heads: int, kv_heads: int, device: str) -> None:
 def test_half_precision(dtype: torch.dtype, heads: int, positions: str, device: str) -> None:
     if (device, dtype, heads) == ("cpu", torch.bfloat16, 6):
         pytest.skip("triton's interpreter takes the bits of bfloat16 matrices for integers: this one needs a GPU")
-    run = layer(device, Bound(Policy.parse("tova"), 6), heads, dtype=dtype, places=placed(positions, device))
+    run = layer(device, Bound(Policy.parse("tova"), 6), heads, dtype=dtype, repositioning=placed(positions, device))
     check(run, steps=5, before=5)
 
 
@@ -145,15 +145,15 @@ def test_positions(positions: Any, pairs: int, interleaved: bool, heads: int, bo
     apart = spacing(positions)
     assert apart is not None
     frequency = 100.0 ** -(torch.arange(pairs, device=device) / pairs)
-    rotary = Rotary(frequency.float(), 16 - 2 * pairs if interleaved else 0, interleaved)
-    check(layer(device, bound, heads, places=Places(apart, rotary)), steps=5, before=bound.size - 1)
+    rope = Rope(frequency.float(), 16 - 2 * pairs if interleaved else 0, interleaved)
+    check(layer(device, bound, heads, repositioning=Repositioning(apart, rope)), steps=5, before=bound.size - 1)
 
 
 def test_a_block_of_tokens_that_move(device: str) -> None:
     apart = spacing("compressed")
     assert apart is not None
-    places = Places(apart, Rotary(100.0 ** -(torch.arange(4.0, device=device) / 4)))
-    run = layer(device, Bound(Policy.parse("tova+1"), 4), dim=8, places=places)
+    repositioning = Repositioning(apart, Rope(100.0 ** -(torch.arange(4.0, device=device) / 4)))
+    run = layer(device, Bound(Policy.parse("tova+1"), 4), dim=8, repositioning=repositioning)
     draw = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(2, n, 7, 8, generator=draw).to(device) for n in (4, 2, 2))
     real = torch.arange(7, device=device) >= torch.tensor([[0], [2]], device=device)
@@ -171,7 +171,13 @@ def test_eight_bits(code: str, heads: int, positions: str, device: str) -> None:
     if (device, code) == ("cpu", "fp8"):
         pytest.skip("triton's interpreter loses the carry when it rounds to float8: this one needs a GPU")
     check(
-        layer(device, Bound(Policy.parse("h2o"), 6), heads, code=STATE_DTYPES[code], places=placed(positions, device)),
+        layer(
+            device,
+            Bound(Policy.parse("h2o"), 6),
+            heads,
+            state_dtype=STATE_DTYPES[code],
+            repositioning=placed(positions, device),
+        ),
         steps=5,
         before=5,
     )

@@ -11,7 +11,7 @@ from layers import BACKENDS, held, random_tokens, read
 
 from msrnn.backends.triton.decode import Tile
 from msrnn.core.quantization import STATE_DTYPES
-from msrnn.core.rope import Places, Rotary, spacing
+from msrnn.core.rope import Repositioning, Rope, spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.policy import Bound, Policy
@@ -29,11 +29,16 @@ def run(backend: str, chunk: int, code: str | None, positions: Any, device: str)
     shape = LayerShape(2, 2, 16, 16, torch.float32, torch.device(device), STATE_DTYPES[code] if code else None)
     frequency = 100.0 ** -(torch.arange(4, dtype=torch.float32, device=device) / 4)
     apart = spacing(positions)
-    places = Places(apart, Rotary(frequency)) if apart else None
+    repositioning = Repositioning(apart, Rope(frequency)) if apart else None
     sinks = torch.tensor([0.5, -0.5], dtype=torch.float32, device=device)
     slots = Slots(1, shape, Bound(Policy.parse("echo"), 3))
     output = read(
-        slots, random_tokens(1, 2, 2, 7, 16, device), Scoring(0.25, sinks=sinks, places=places), backend, chunk, 2
+        slots,
+        random_tokens(1, 2, 2, 7, 16, device),
+        Scoring(0.25, sinks=sinks, repositioning=repositioning),
+        backend,
+        chunk,
+        2,
     )
     return [output, *held(slots)]
 

@@ -25,7 +25,7 @@ assert torch.equal(attend(slots, row, row, row, None, Scoring(0.5), 128, resolve
 """
 SHORT = """
 import numpy as np
-from msrnn.backends.numba.scan import weigh
+from msrnn.backends.numba.rows import weigh
 row = np.ones(4, np.float32)
 weigh(row, row, row)
 """
@@ -81,9 +81,9 @@ def test_a_temporary_folder_that_others_can_write_is_not_trusted(installed: Path
 
 
 def test_a_change_in_another_file_makes_a_cache_stale(installed: Path, tmp_path: Path) -> None:
-    """What `decode` inlines from `scan` is in the cache of `decode`, whose own file did not change."""
+    """What `decode` inlines from `rows` is in the cache of `decode`, whose own file did not change."""
     found = [run(installed, "", TMPDIR=str(tmp_path)).stdout]
-    for name in ("scan.py", "rope.py"):
+    for name in ("rows.py", "rope.py"):
         with (installed / "msrnn" / "backends" / "numba" / name).open("a") as source:
             source.write("# changed\n")
         found.append(run(installed, "", TMPDIR=str(tmp_path)).stdout)

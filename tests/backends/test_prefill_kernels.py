@@ -29,7 +29,8 @@ def in_order(slots: Slots) -> list[Tensor]:
     order = slots.position.argsort(-1)
     kept = slots.position.gather(-1, order)
     keys, values = (
-        t.gather(2, order[..., None].expand(*t.shape)).masked_fill((kept < 0)[..., None], 0) for t in slots.dense()
+        t.gather(2, order[..., None].expand(*t.shape)).masked_fill((kept < 0)[..., None], 0)
+        for t in slots.dequantized()
     )
     weights = [] if slots.importance is None else [slots.importance.gather(-1, order).masked_fill(kept < 0, 0)]
     return [kept, keys, values, *weights]
@@ -111,7 +112,7 @@ def test_half_precision(dtype: torch.dtype, device: str) -> None:
 
 @pytest.mark.parametrize("code", STATE_DTYPES)
 def test_eight_bits(code: str, device: str) -> None:
-    check(device, Bound(Policy.parse("tova-head"), 6), code=STATE_DTYPES[code])
+    check(device, Bound(Policy.parse("tova-head"), 6), state_dtype=STATE_DTYPES[code])
 
 
 def test_softcap_and_sinks(device: str) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from msrnn.backends.triton.rope import GAPS, _coded, check_reach, turns_of
-from msrnn.core.rope import SPACINGS, Places, Rotary, spacing
+from msrnn.backends.triton.rope import GAPS, _coded, check_reach, rotations_of
+from msrnn.core.rope import SPACINGS, Repositioning, Rope, spacing
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.policy import Bound, Policy
 
@@ -22,19 +22,19 @@ def test_turns_are_exact_to_rounding(name: str, device: str) -> None:
     apart = spacing((lambda gap: gap / 3) if name == "its own" else name)
     assert apart is not None
     frequency = 10_000.0 ** -(torch.arange(12, dtype=torch.float32, device=device) / 12)
-    places = Places(apart, Rotary(frequency))
+    repositioning = Repositioning(apart, Rope(frequency))
     slots = Slots(2, LayerShape(2, 2, 24, 24, torch.float32, torch.device(device)), Bound(Policy.parse("tova"), 8))
     slots.position[0, 0] = torch.tensor([70_000, -1, 3, FAR - 2, 0, 14, 4, -1, FAR - 20])
     slots.position[1, 0, 5] = 7
     query_position = torch.tensor([FAR, 19], dtype=torch.int32, device=device)
-    turns = turns_of(slots, query_position, places)
+    rotations = rotations_of(slots, query_position, repositioning)
 
     position = torch.cat([slots.position, query_position[:, None, None]], dim=-1)
-    place = places.spacing.places(position, position >= 0)
-    angle = places.rotary.angle(position, place)
+    new_position = repositioning.spacing.reposition(position, position >= 0)
+    angle = repositioning.rope.angle(position, new_position)
     held = position >= 0
     expected = torch.stack([angle.cos(), angle.sin()], dim=-2).float()
-    torch.testing.assert_close(turns[held], expected[held], atol=3e-7, rtol=0)
+    torch.testing.assert_close(rotations[held], expected[held], atol=3e-7, rtol=0)
 
 
 def test_a_spacing_owns_its_table(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,33 +56,33 @@ def test_a_spacing_owns_its_table(device: str, monkeypatch: pytest.MonkeyPatch) 
         assert torch.equal(table.cpu(), expected)
 
 
-def far_away(device: str, name: Any, at: int) -> tuple[Slots, torch.Tensor, Places]:
+def far_away(device: str, name: Any, at: int) -> tuple[Slots, torch.Tensor, Repositioning]:
     apart = spacing(name)
     assert apart is not None
-    places = Places(apart, Rotary(torch.ones(2, dtype=torch.float32, device=device)))
+    repositioning = Repositioning(apart, Rope(torch.ones(2, dtype=torch.float32, device=device)))
     slots = Slots(1, LayerShape(1, 1, 4, 4, torch.float32, torch.device(device)), Bound(Policy.parse("tova"), 2))
     slots.position[0, 0, 0] = 0
-    return slots, torch.tensor([at], dtype=torch.int32, device=device), places
+    return slots, torch.tensor([at], dtype=torch.int32, device=device), repositioning
 
 
 @pytest.mark.parametrize("at", [GAPS - 1, GAPS, 2**30])
 def test_gaps_beyond_the_table_are_not_made_up(at: int, device: str) -> None:
-    turns = turns_of(*far_away(device, lambda gap: 1.0, at))
-    assert bool(turns[0, 0, -1].isnan().any()) is (at >= GAPS)
-    assert turns_of(*far_away(device, "compressed", at))[0, 0, -1].isfinite().all()
+    rotations = rotations_of(*far_away(device, lambda gap: 1.0, at))
+    assert bool(rotations[0, 0, -1].isnan().any()) is (at >= GAPS)
+    assert rotations_of(*far_away(device, "compressed", at))[0, 0, -1].isfinite().all()
 
 
 def test_a_function_out_of_reach_is_refused(device: str) -> None:
-    slots, position, places = far_away(device, lambda gap: 1.0, 7)
+    slots, position, repositioning = far_away(device, lambda gap: 1.0, 7)
     slots.columns = GAPS
-    turns_of(slots, position, places)
+    rotations_of(slots, position, repositioning)
     slots.columns = GAPS + 1
     with pytest.raises(ValueError, match="reaches gaps of 1,048,575 on a GPU, and this state is at column 1,048,577"):
-        turns_of(slots, position, places)
+        rotations_of(slots, position, repositioning)
     near = Bound(Policy.parse("tova~4096"), 2, window=4096)
-    check_reach(places.spacing, near, 10**9)
+    check_reach(repositioning.spacing, near, 10**9)
     with pytest.raises(ValueError, match="reaches gaps"):
-        check_reach(places.spacing, Bound(Policy.parse("tova+1~4096"), 2, window=4096, spared=1), 10**9)
+        check_reach(repositioning.spacing, Bound(Policy.parse("tova+1~4096"), 2, window=4096, spared=1), 10**9)
     named = spacing("compressed")
     assert named is not None
     check_reach(named, Bound(Policy.parse("tova"), 2), 10**9)

@@ -7,7 +7,7 @@ import torch
 from tiny import build, llama, tokens
 
 import msrnn
-from msrnn.core.quantization import LARGEST, STATE_DTYPES, encode
+from msrnn.core.quantization import LARGEST, STATE_DTYPES, quantize
 
 every = pytest.mark.parametrize("name", STATE_DTYPES)
 
@@ -21,7 +21,7 @@ def rows(dtype: torch.dtype = torch.float32) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_largest_number_takes_the_largest_code(name: str, dtype: torch.dtype) -> None:
     code = STATE_DTYPES[name]
-    codes, scale = encode(rows(dtype), code)
+    codes, scale = quantize(rows(dtype), code)
     assert codes.dtype == code
     assert scale is not None
     assert (codes.float().abs().amax(-1) >= 0.99 * LARGEST[code]).all()
@@ -31,7 +31,7 @@ def test_the_largest_number_takes_the_largest_code(name: str, dtype: torch.dtype
 def test_what_is_left_is_near(name: str, error: float) -> None:
     """int8 is as fine everywhere; fp8 keeps a share of each number."""
     numbers = rows()
-    left = encode(numbers, STATE_DTYPES[name]).dense(numbers.dtype)
+    left = quantize(numbers, STATE_DTYPES[name]).dequantized(numbers.dtype)
     top = numbers.abs().amax(-1, keepdim=True)
     allowed = error * (top if name == "int8" else numbers.abs() + top / 448 / 2**6)
     assert ((left - numbers).abs() <= 1.01 * allowed).all()
@@ -39,13 +39,13 @@ def test_what_is_left_is_near(name: str, error: float) -> None:
 
 @every
 def test_to_round_twice_is_to_round_once(name: str) -> None:
-    once = encode(rows(), STATE_DTYPES[name]).dense(torch.float32)
-    assert torch.equal(encode(once, STATE_DTYPES[name]).dense(torch.float32), once)
+    once = quantize(rows(), STATE_DTYPES[name]).dequantized(torch.float32)
+    assert torch.equal(quantize(once, STATE_DTYPES[name]).dequantized(torch.float32), once)
 
 
 @every
 def test_zeros_stay_zeros(name: str) -> None:
-    assert (encode(torch.zeros(3, 4), STATE_DTYPES[name]).dense(torch.float32) == 0).all()
+    assert (quantize(torch.zeros(3, 4), STATE_DTYPES[name]).dequantized(torch.float32) == 0).all()
 
 
 @every

@@ -14,8 +14,8 @@ import torch
 from tiny import build, llama
 
 from msrnn.backends import resolve_backend
-from msrnn.backends.numba.rope import apart, spacing_code, turn
-from msrnn.core.rope import SPACINGS, Capped, GapFunction, Places, Rotary, spacing
+from msrnn.backends.numba.rope import new_gap, rotation, spacing_code
+from msrnn.core.rope import SPACINGS, Capped, GapFunction, Repositioning, Rope, spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.hf.rnn import MultiStateRNN
@@ -35,21 +35,21 @@ FAR = 1_000_000
 
 @pytest.mark.parametrize("name", SPACINGS)
 def test_neighbours_stand_by_their_gaps(name: str) -> None:
-    stands = SPACINGS[name].along(torch.tensor(KEPT)).tolist()
+    new_position = SPACINGS[name].reposition_sorted(torch.tensor(KEPT)).tolist()
     expected = [0.0]
     for a, b in pairwise(KEPT):
         expected.append(expected[-1] + BY_HAND[name](b - a))
-    assert stands == pytest.approx(expected, rel=1e-12)
+    assert new_position == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", SPACINGS)
 def test_the_order_in_memory_means_nothing(name: str) -> None:
     position = torch.tensor([[25, -1, 4, 70_000, 3, 7, 14, 26, 1000], [-1] * 9], dtype=torch.int32)
     present = (position >= 0) & (position != 7)
-    places = SPACINGS[name].places(position, present)
+    repositioning = SPACINGS[name].reposition(position, present)
     order = position[0].argsort()[present[0, position[0].argsort()]]
-    assert torch.equal(places[0, order], SPACINGS[name].along(torch.tensor(KEPT)))
-    assert places.isfinite().all()
+    assert torch.equal(repositioning[0, order], SPACINGS[name].reposition_sorted(torch.tensor(KEPT)))
+    assert repositioning.isfinite().all()
 
 
 def test_any_function_of_a_gap() -> None:
@@ -61,7 +61,7 @@ def test_any_function_of_a_gap() -> None:
 
     chosen = spacing(third)
     assert chosen is not None
-    assert chosen.along(torch.tensor(KEPT)).tolist() == pytest.approx(
+    assert chosen.reposition_sorted(torch.tensor(KEPT)).tolist() == pytest.approx(
         [0, 1 / 3, 11 / 3, 22 / 3, 23 / 3, 113 / 3, 203 / 3]
     )
     assert len(calls) == len(set(calls)), "each gap once"
@@ -82,7 +82,7 @@ def decoded(function: Callable[[int], float], at: int, backend: str) -> Slots:
         rows,
         rows,
         None,
-        Scoring(0.5, places=Places(apart, Rotary(FREQUENCY[:4]))),
+        Scoring(0.5, repositioning=Repositioning(apart, Rope(FREQUENCY[:4]))),
         128,
         resolve_backend(backend, rows.device),
     )
@@ -182,7 +182,7 @@ def test_a_spacing_is_a_value() -> None:
 
 @pytest.mark.parametrize("made", [math.nan, math.inf, -1.0])
 def test_functions_that_are_none(made: float) -> None:
-    with pytest.raises(ValueError, match=f"makes {made} of a gap of 12"):
+    with pytest.raises(ValueError, match=f"returns {made} for a gap of 12"):
         spacing(lambda gap: made if gap == 12 else gap)
 
 
@@ -203,7 +203,7 @@ def test_the_compiled_function_is_the_named_one(name: str) -> None:
     assert chosen is not None
     code = spacing_code(chosen)
     for gap in (1, 2, 7, 8, 10, 11, 12, 99, FAR // 10):
-        assert apart(gap, code.kind, code.limit, code.own.pointer) == pytest.approx(
+        assert new_gap(gap, code.kind, code.limit, code.own.pointer) == pytest.approx(
             float(chosen.function(torch.tensor([float(gap)], dtype=torch.float64))), rel=1e-14
         )
 
@@ -212,7 +212,7 @@ def test_a_largest_gap() -> None:
     chosen = spacing("compressed:016")
     assert chosen is not None
     assert chosen.name == "compressed:16"
-    assert chosen.along(torch.tensor(KEPT)).tolist() == [0, 1, 11, 22, 23, 39, 55]
+    assert chosen.reposition_sorted(torch.tensor(KEPT)).tolist() == [0, 1, 11, 22, 23, 39, 55]
     for name in ("compressed:0", "compressed:-3", "compressed:1.5", "compressed:"):
         with pytest.raises(ValueError, match="positions="):
             spacing(name)
@@ -222,12 +222,12 @@ def test_a_largest_gap() -> None:
 def test_what_is_kept_fits_the_length(length: int, size: int, limit: int) -> None:
     model = build(llama(max_position_embeddings=length))
     rnn = MultiStateRNN(model, "tova", size, positions="fitted")
-    places = rnn.plan.places[0]
-    assert places is not None
-    assert places.spacing.function == Capped(limit)
+    repositioning = rnn.plan.repositioning[0]
+    assert repositioning is not None
+    assert repositioning.spacing.function == Capped(limit)
     assert rnn.plan.fingerprint["positions"] == "fitted"
     if limit > 1:
-        apart = places.spacing.along(torch.arange(size + 1) * 10_000)
+        apart = repositioning.spacing.reposition_sorted(torch.arange(size + 1) * 10_000)
         assert apart[-1] == limit * size < length <= (limit + 1) * size
 
 
@@ -258,21 +258,23 @@ def as_the_model_does(rows: torch.Tensor, position: int) -> torch.Tensor:
 def test_far_positions_lose_no_precision(position: int) -> None:
     rows = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
     written = as_the_model_does(rows, position)
-    place = 12.3456789
-    exact = Rotary(FREQUENCY).turned(rows, place * FREQUENCY.double())
-    angle = Rotary(FREQUENCY).angle(torch.tensor(position), torch.tensor(place, dtype=torch.float64))
-    torch.testing.assert_close(Rotary(FREQUENCY).turned(written, angle), exact, atol=2e-6, rtol=0)
-    naive = (torch.tensor(place - position, dtype=torch.float32) * FREQUENCY).double()
+    new_position = 12.3456789
+    exact = Rope(FREQUENCY).rotate(rows, new_position * FREQUENCY.double())
+    angle = Rope(FREQUENCY).angle(torch.tensor(position), torch.tensor(new_position, dtype=torch.float64))
+    torch.testing.assert_close(Rope(FREQUENCY).rotate(written, angle), exact, atol=2e-6, rtol=0)
+    naive = (torch.tensor(new_position - position, dtype=torch.float32) * FREQUENCY).double()
     if position >= FAR:
-        assert (Rotary(FREQUENCY).turned(written, naive) - exact).abs().max() > 1e-2
+        assert (Rope(FREQUENCY).rotate(written, naive) - exact).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("place", [0.0, 0.87, 511.5, 8_000.25])
+@pytest.mark.parametrize("new_position", [0.0, 0.87, 511.5, 8_000.25])
 @pytest.mark.parametrize("position", [0, 7, 70_001, FAR])
-def test_compiled_cosines_are_exact_to_rounding(position: int, place: float) -> None:
+def test_compiled_cosines_are_exact_to_rounding(position: int, new_position: float) -> None:
     cos, sin = torch.empty(16), torch.empty(16)
-    turn(FREQUENCY.numpy(), torch.tensor(position, dtype=torch.int32).numpy()[()], place, cos.numpy(), sin.numpy())
-    angle = Rotary(FREQUENCY).angle(torch.tensor(position), torch.tensor(place).double())
+    rotation(
+        FREQUENCY.numpy(), torch.tensor(position, dtype=torch.int32).numpy()[()], new_position, cos.numpy(), sin.numpy()
+    )
+    angle = Rope(FREQUENCY).angle(torch.tensor(position), torch.tensor(new_position).double())
     torch.testing.assert_close(cos.double(), angle.cos(), atol=2e-7, rtol=0)
     torch.testing.assert_close(sin.double(), angle.sin(), atol=2e-7, rtol=0)
 
@@ -280,12 +282,12 @@ def test_compiled_cosines_are_exact_to_rounding(position: int, place: float) -> 
 def test_a_thousand_turns_are_one() -> None:
     """Even one after the other; states do not do that, see below."""
     draw = torch.Generator().manual_seed(0)
-    rows, rotary = torch.randn(8, 32, generator=draw), Rotary(FREQUENCY)
+    rows, rope = torch.randn(8, 32, generator=draw), Rope(FREQUENCY)
     turns = torch.randn(1000, generator=draw, dtype=torch.float64) * 50
     turned = rows
     for by in turns:
-        turned = rotary.turned(turned, by * FREQUENCY.double())
-    once = rotary.turned(rows, turns.sum() * FREQUENCY.double())
+        turned = rope.rotate(turned, by * FREQUENCY.double())
+    once = rope.rotate(rows, turns.sum() * FREQUENCY.double())
     torch.testing.assert_close(turned, once, atol=2e-5, rtol=0)
 
 
@@ -293,10 +295,13 @@ def test_a_thousand_turns_are_one() -> None:
 def test_keys_stay_as_they_were_written(backend: str) -> None:
     """After a thousand steps that moved them, they are the same bits, and are read as one turn makes them."""
     draw = torch.Generator().manual_seed(0)
-    length, places = 1200 if backend == "numba" else 300, Places(SPACINGS["compressed:lnln"], Rotary(FREQUENCY[:4]))
+    length, repositioning = (
+        1200 if backend == "numba" else 300,
+        Repositioning(SPACINGS["compressed:lnln"], Rope(FREQUENCY[:4])),
+    )
     query, key, value = (torch.randn(1, 2, length, 8, generator=draw) for _ in range(3))
     slots = Slots(1, LayerShape(2, 2, 8, 8, query.dtype, query.device), Bound(Policy.parse("tova+2"), 24))
-    scoring = Scoring(0.5, places=places)
+    scoring = Scoring(0.5, repositioning=repositioning)
     outputs = attend(slots, query, key, value, None, scoring, 512, resolve_backend(backend, key.device))
     held = (slots.position[0, 0] >= 0).nonzero()[:, 0]
     where = slots.position[0, 0, held].long()
@@ -314,8 +319,8 @@ def test_keys_stay_as_they_were_written(backend: str) -> None:
         resolve_backend(backend, key.device),
     )
     seen = [*sorted(p for p in again.position[0, 0].tolist() if p >= 0), length - 1]
-    stands = places.spacing.along(torch.tensor(seen))
-    k = places.moved(key[0, :, seen], torch.tensor(seen), stands)
-    q = places.moved(query[0, :, -1:], torch.tensor(seen[-1:]), stands[-1:])
+    new_position = repositioning.spacing.reposition_sorted(torch.tensor(seen))
+    k = repositioning.rerotate(key[0, :, seen], torch.tensor(seen), new_position)
+    q = repositioning.rerotate(query[0, :, -1:], torch.tensor(seen[-1:]), new_position[-1:])
     expected = (q @ k.mT * 0.5).softmax(-1) @ value[0, :, seen]
     torch.testing.assert_close(outputs[0, -1], expected[:, 0], atol=1e-5, rtol=1e-5)

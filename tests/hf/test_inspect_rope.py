@@ -6,7 +6,7 @@ from tiny import FAMILIES, ROTARY, build, llama, tokens
 from transformers import BloomConfig, Phi3Config
 
 from msrnn import MultiStateCache, MultiStateRNN
-from msrnn.core.rope import Places
+from msrnn.core.rope import Repositioning
 from msrnn.hf.inspect import probe
 
 
@@ -16,21 +16,23 @@ def test_a_moved_key_is_the_one_that_the_model_writes_there(family: str, dtype: 
     """At positions that were not looked at."""
     model = build(ROTARY[family]()).to(dtype)
     plan = MultiStateRNN(model, "tova", 8, positions="compressed").plan
-    assert any(plan.places)
+    assert any(plan.repositioning)
     for a, b in ((0, 37), (400, 3), (5, 411)):
         here, there = ([seen.key for seen in probe(model, plan.config, 4, p) if seen] for p in (a, b))
-        for key, expected, places in zip(here, there, plan.places, strict=True):
-            if places is None:
+        for key, expected, repositioning in zip(here, there, plan.repositioning, strict=True):
+            if repositioning is None:
                 assert torch.equal(key, expected)
                 continue
-            moved = places.moved(key, torch.tensor([a]), torch.tensor([b]))
+            moved = repositioning.rerotate(key, torch.tensor([a]), torch.tensor([b]))
             tolerance = 1e-4 if dtype == torch.float32 else 0.04
             torch.testing.assert_close(moved, expected.float(), atol=tolerance, rtol=tolerance)
 
 
 def test_each_layer_has_its_own_rotation() -> None:
     plan = MultiStateRNN(build(ROTARY["two: gemma3"]()), "tova", 8, positions="compact").plan
-    sliding, _, whole = (places.rotary.frequency for places in plan.places if isinstance(places, Places))
+    sliding, _, whole = (
+        repositioning.rope.frequency for repositioning in plan.repositioning if isinstance(repositioning, Repositioning)
+    )
     assert not torch.equal(sliding, whole)
 
 

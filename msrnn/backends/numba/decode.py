@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,25 +11,23 @@ from numpy import int32 as i32
 from torch import Tensor
 
 from msrnn.backends.numba.jit import compiled
-from msrnn.backends.numba.scan import (
+from msrnn.backends.numba.rows import (
     LANES,
     Array,
+    array_or_empty,
     attend_row,
-    decay_code,
+    bound_scalars,
     expire,
     highest,
-    least_important,
-    observe,
-    weigh,
+    observe_and_evict,
 )
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import Slots
-from msrnn.policy import Bound
 
 
 @compiled(fastmath=LANES)
 def dots(query: Array, keys: Array, scale: f32, into: Array) -> None:
-    """Four slots at a time, so that a query's row is loaded once for all of them."""
+    """Scores of four slots at a time, so that a query's row is loaded once for all four."""
     S = keys.shape[0]
     for j in range(0, S - 3, 4):
         for r in range(query.shape[0]):
@@ -54,7 +50,7 @@ def dots(query: Array, keys: Array, scale: f32, into: Array) -> None:
 
 @compiled(fastmath=LANES)
 def _weighted_sum(attention: Array, values: Array, into: Array) -> None:
-    """Four slots at a time, so that a sum is stored once for all of them."""
+    """Values of four slots at a time, so that a sum is stored once for all four."""
     S = values.shape[0]
     into[:] = f32(0.0)
     for j in range(0, S - 3, 4):
@@ -81,7 +77,7 @@ def _length(rows: Array) -> f32:
 
 @compiled()
 def _exact_sum(attention: Array, values: Array, present: Array, into: Array) -> None:
-    """`_weighted_sum` of what is present alone: 0 times a value that is NaN or infinite would be NaN."""
+    """`_weighted_sum` over what is present only: 0 times a value that is NaN or infinite would be NaN."""
     for r in range(attention.shape[0]):
         for d in range(values.shape[1]):
             total = f32(0.0)
@@ -100,7 +96,7 @@ def cap(scores: Array, softcap: f32) -> None:
 
 @compiled()
 def _free_slots(position: Array) -> Array:
-    """[B, G]: the first empty slot of each; found before anything is written."""
+    """The first empty slot of each group, [B, G]; found before anything is written."""
     B, G, S = position.shape
     free = np.empty((B, G), np.int64)
     for b in range(B):
@@ -148,7 +144,7 @@ def _decode(
             continue
         for g in range(G):
             slot = free[b, g]
-            N = S  # slots up to the last that is held: a state that is not full yet has all its tokens in front
+            N = S  # slots up to the last held one: the tokens of a state that is not full are in its first slots
             while slot + 1 < N and position[b, g, N - 1] < 0:
                 N -= 1
             scores = np.empty((M, N), f32)
@@ -181,15 +177,23 @@ def _decode(
                 _weighted_sum(rows, values[b, kv, :N], output[b, kv])
                 if not np.isfinite(output[b, kv].sum()):
                     _exact_sum(rows, values[b, kv, :N], present, output[b, kv])
-            observe(weight, observed, present, where, decay, M)
-            ranked = weight
             if norm.shape[0]:
                 norm[b, g, slot] = _length(value[b, g * members : (g + 1) * members])
-                weigh(weight, norm[b, g, :N], scratch)
-                ranked = scratch
-            if held > size:
-                j = least_important(ranked, present, where, first, t - recent)
-                present[j] = f32(0.0)
+            observe_and_evict(
+                weight,
+                observed,
+                present,
+                where,
+                norm[b, g, :N] if norm.shape[0] else scratch[:0],
+                scratch,
+                held,
+                t,
+                M,
+                size,
+                first,
+                recent,
+                decay,
+            )
             for j in range(N):
                 if present[j] == f32(0.0):
                     where[j] = -1
@@ -198,10 +202,6 @@ def _decode(
 def decode_numba(
     slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
 ) -> Tensor:
-    sinks = scoring.sinks_of(slots.position.shape[1])
-    importance, norm = (
-        kept.numpy() if kept is not None else np.empty((0, 0, 0), f32) for kept in (slots.importance, slots.norm)
-    )
     output = torch.empty(*query.shape[:3], value.shape[-1], dtype=torch.float32)
     _decode(
         query.contiguous().numpy(),
@@ -210,18 +210,13 @@ def decode_numba(
         slots.keys.numpy(),
         slots.values.numpy(),
         slots.position.numpy(),
-        importance,
-        norm,
+        array_or_empty(slots.importance, 3),
+        array_or_empty(slots.norm, 3),
         query_position.contiguous().numpy(),
-        sinks.numpy() if sinks is not None else np.empty((0, 0), f32),
+        array_or_empty(scoring.sinks_of(slots.position.shape[1]), 2),
         output.numpy(),
-        *_settings(slots.bound, scoring.scale, scoring.softcap),
+        f32(scoring.scale),
+        f32(scoring.softcap or 0.0),
+        *bound_scalars(slots.bound),
     )
     return output
-
-
-@cache
-def _settings(bound: Bound, scale: float, softcap: float | None) -> tuple[Any, ...]:
-    """The scalars in the types of the compiled loop: the same for every token of a layer."""
-    first, recent, window = i32(bound.policy.first), i32(bound.recent), i32(bound.window or 0)
-    return f32(scale), f32(softcap or 0.0), bound.size, first, recent, window, i32(bound.spared), decay_code(bound)

@@ -1,8 +1,7 @@
-"""numba's compiler, and a folder for what it compiled.
+"""numba's compiler, and the folder of its cache.
 
-numba refuses to be imported with `cache=True` where it finds no folder that can be written, and looks only at a
-function's own file to tell whether its cache is stale. Here the folder is named after the contents of all files that
-the compiled loops are made of, and may lie in several places, or nowhere.
+With `cache=True`, numba raises where it finds no writable folder, and it checks only a function's own file for changes.
+Here the folder is named after the contents of all source files of the loops, and several locations are tried.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def compiled(**options: Any) -> Callable[[Any], Any]:
 
 @cache
 def cache_folder() -> Path | None:
-    """The first place that can be written; None, with a warning, where there is none."""
+    """The first folder that can be written; None, with a warning, where there is none."""
     for base in _bases():
         folder = base / f"numba-{_digest()}"
         fresh = not folder.exists()

@@ -1,4 +1,4 @@
-"""Where tokens stand and how their keys get there, for compiled CPU loops; `msrnn.core.rope` is the reference."""
+"""New positions and rotations for the numba loops; `msrnn.core.rope` is the reference."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from numpy import float64 as f64
 from numpy import int32 as i32
 
 from msrnn.backends.numba.jit import compiled
-from msrnn.backends.numba.scan import Array
-from msrnn.core.rope import NEAR, Capped, GapFunction, Rotary, Spacing
+from msrnn.backends.numba.rows import Array
+from msrnn.core.rope import NEAR, Capped, GapFunction, Rope, Spacing
 
 OWN, CAPPED, LNLN, LN, SQRT = range(5)
 KINDS = {"compressed:lnln": LNLN, "compressed:ln": LN, "compressed:sqrt": SQRT}
 HALF_PI, PER_HALF_PI = math.pi / 2, 2 / math.pi
-# of x³, x⁵, x⁷ in a sine and x⁴, x⁶, x⁸ in a cosine, up to an eighth of a turn
+# of x³, x⁵, x⁷ in a sine and x⁴, x⁶, x⁸ in a cosine, up to an eighth of a rotation
 SINE = -1.6666654611e-1, 8.3321608736e-3, -1.9515295891e-4
 COSINE = 4.166664568298827e-2, -1.388731625493765e-3, 2.443315711809948e-5
 _S3, _S5, _S7 = (f32(x) for x in SINE)
@@ -27,8 +27,8 @@ _C4, _C6, _C8 = (f32(x) for x in COSINE)
 
 
 @compiled()
-def apart(gap: int, kind: int, limit: float, function: Any) -> float:
-    """How far apart two neighbours stand that were `gap` tokens apart; the rest as of `Code`."""
+def new_gap(gap: int, kind: int, limit: float, function: Any) -> float:
+    """The new distance of two adjacent kept tokens that were `gap` apart; other arguments as in `Code`."""
     if kind == OWN:
         return float(function(gap))
     if kind == CAPPED:
@@ -41,10 +41,10 @@ def apart(gap: int, kind: int, limit: float, function: Any) -> float:
 
 
 @compiled()
-def turn(frequency: Array, position: i32, place: f64, cos: Array, sin: Array) -> None:
-    """Cosine and sine of `Rotary.angle`, reduced in float64; library calls would keep the loop from vectorising."""
+def rotation(frequency: Array, position: i32, new_position: f64, cos: Array, sin: Array) -> None:
+    """Cosine and sine of `Rope.angle`, reduced in float64; library calls would keep the loop from vectorising."""
     for d in range(frequency.shape[0]):
-        angle = place * f64(frequency[d]) - f64(f32(position) * frequency[d])
+        angle = new_position * f64(frequency[d]) - f64(f32(position) * frequency[d])
         quarters = np.floor(angle * PER_HALF_PI + 0.5)
         x = f32(angle - quarters * HALF_PI)
         xx = x * x
@@ -75,7 +75,7 @@ def rotate(row: Array, start: int, step: int, cos: Array, sin: Array, into: Arra
 
 
 class Called:
-    """A caller's function as one that compiled loops can call. What it raises waits until the loop is done."""
+    """A caller's function that numba loops can call. An exception is kept and raised once the loop is done."""
 
     TYPE = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_int64)
 
@@ -86,27 +86,27 @@ class Called:
         try:
             assert self.function is not None
             return self.function.of(gap)
-        except BaseException as error:  # which cannot pass through the loop
+        except BaseException as error:  # it cannot pass through the loop
             if not hasattr(self._raised, "error"):
                 self._raised.error = error
             return math.nan
 
     def check(self) -> None:
-        """Raise what was raised in this thread since the last time."""
+        """Raise the exception of this thread's last loop, if there was one."""
         error = vars(self._raised).pop("error", None)
         if error is not None:
             raise error
 
 
 class Code(NamedTuple):
-    """A spacing as compiled loops take it: its kind, its limit, and the function where it is the caller's own."""
+    """A spacing for the loops: its kind, its limit, and the function where it is the caller's own."""
 
     kind: int
     limit: float
     own: Called
 
 
-NOBODY = Called(None)
+NO_FUNCTION = Called(None)
 
 
 def spacing_code(spacing: Spacing) -> Code:
@@ -114,10 +114,10 @@ def spacing_code(spacing: Spacing) -> Code:
     if isinstance(function, GapFunction):
         return Code(OWN, 0.0, spacing.made("called", lambda: Called(function)))
     if isinstance(function, Capped):
-        return Code(CAPPED, float(function.limit), NOBODY)
-    return Code(KINDS[spacing.name], 0.0, NOBODY)
+        return Code(CAPPED, float(function.limit), NO_FUNCTION)
+    return Code(KINDS[spacing.name], 0.0, NO_FUNCTION)
 
 
-def layout(rotary: Rotary) -> tuple[int, int]:
+def layout(rope: Rope) -> tuple[int, int]:
     """`start` and `step` of `rotate`."""
-    return rotary.start, 2 if rotary.interleaved else 1
+    return rope.start, 2 if rope.interleaved else 1

@@ -1,7 +1,7 @@
 """The eviction scan with re-rotated keys as a CPU loop; `scan_repositioned_torch` is the reference.
 
-A key is turned anew, from how it was written, only when it has moved against where it was turned to last. Scores know
-differences alone, so when a token leaves, either those before it or those behind it may be the ones that move.
+A key is re-rotated, from how the model wrote it, only when its new position has changed since the last time. Scores
+depend on differences of positions only, so after an eviction either the older or the younger tokens may be shifted.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from torch import Tensor
 
 from msrnn.backends.numba.decode import cap, dots
 from msrnn.backends.numba.jit import compiled
-from msrnn.backends.numba.rope import apart, layout, rotate, spacing_code, turn
-from msrnn.backends.numba.scan import (
+from msrnn.backends.numba.rope import layout, new_gap, rotate, rotation, spacing_code
+from msrnn.backends.numba.rows import (
     PER_UNIT,
     Array,
+    array_or_empty,
     attend_row,
-    decay_code,
+    bound_scalars,
     expire,
     highest,
-    least_important,
-    observe,
-    weigh,
+    observe_and_evict,
 )
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import HELD
@@ -35,66 +34,70 @@ from msrnn.policy import Bound
 
 
 @compiled()
-def enter(j: int, order: Array, held: int, place: Array, position: Array, kind: int, limit: float, fn: Any) -> int:
-    """A token that is younger than all that are held stands behind them; how many are held then."""
-    place[j] = 0.0
+def append_token(
+    j: int, order: Array, held: int, new_position: Array, position: Array, kind: int, limit: float, fn: Any
+) -> int:
+    """Give a token that is younger than all held ones its new position; returns how many are held then."""
+    new_position[j] = 0.0
     if held:
         before = order[held - 1]
-        place[j] = place[before] + apart(position[j] - position[before], kind, limit, fn)
+        new_position[j] = new_position[before] + new_gap(position[j] - position[before], kind, limit, fn)
     order[held] = j
     return held + 1
 
 
 @compiled()
-def leave(j: int, order: Array, held: int, place: Array, position: Array, kind: int, limit: float, fn: Any) -> int:
-    """Close the ranks, and move the fewer of those before and behind, so that the two that meet stand right.
+def remove_token(
+    j: int, order: Array, held: int, new_position: Array, position: Array, kind: int, limit: float, fn: Any
+) -> int:
+    """Remove a token and shift the fewer of the older and the younger tokens, so that the gap it leaves is right.
 
-    Where the gaps are near, nobody moves: the shift is exactly 0.
+    Between near neighbours the shift is exactly 0, and no key is re-rotated. Returns how many are held then.
     """
     rank = 0
     while rank < held - 1 and order[rank] != j:
         rank += 1
     if 0 < rank < held - 1:
         before, at, behind = position[order[rank - 1]], position[j], position[order[rank + 1]]
-        shift = apart(behind - before, kind, limit, fn) - (
-            apart(at - before, kind, limit, fn) + apart(behind - at, kind, limit, fn)
+        shift = new_gap(behind - before, kind, limit, fn) - (
+            new_gap(at - before, kind, limit, fn) + new_gap(behind - at, kind, limit, fn)
         )
         if rank < held - 1 - rank:
             for r in range(rank):
-                place[order[r]] -= shift
+                new_position[order[r]] -= shift
         else:
             for r in range(rank + 1, held):
-                place[order[r]] += shift
+                new_position[order[r]] += shift
     for r in range(rank, held - 1):
         order[r] = order[r + 1]
     return held - 1
 
 
 @compiled()
-def follow(
+def rerotate_moved(
     keys: Array,
     frequency: Array,
     start: int,
     step: int,
     position: Array,
     moved: Array,
-    place: Array,
-    turned_to: Array,
-    turned: Array,
+    new_position: Array,
+    rotated_to: Array,
+    rotated: Array,
     cos: Array,
     sin: Array,
 ) -> None:
-    """Turn the keys [members, N, D] of those among `moved` that do not stand where they were turned to."""
+    """Re-rotate the keys [members, N, D] of those among `moved` whose new position has changed."""
     for j in moved:
-        if turned_to[j] != place[j]:
-            turn(frequency, position[j], place[j], cos, sin)
+        if rotated_to[j] != new_position[j]:
+            rotation(frequency, position[j], new_position[j], cos, sin)
             for k in range(keys.shape[0]):
-                rotate(keys[k, j], start, step, cos, sin, turned[k, j])
-            turned_to[j] = place[j]
+                rotate(keys[k, j], start, step, cos, sin, rotated[k, j])
+            rotated_to[j] = new_position[j]
 
 
 @compiled()
-def _walk(
+def _scan_repositioned(
     query: Array,
     keys: Array,
     frequency: Array,
@@ -130,50 +133,58 @@ def _walk(
             first_new = min(first_new, t) if t >= 0 else first_new
         for g in range(G):
             kv, where = g * members, position[b, g]
-            turned = np.zeros((members, N, D), f32)
-            place, turned_to = np.zeros(N, f64), np.full(N, np.nan, f64)
+            rotated = np.zeros((members, N, D), f32)
+            new_position, rotated_to = np.zeros(N, f64), np.full(N, np.nan, f64)
             present, order, held = np.zeros(N, f32), np.empty(N, np.int64), 0
             for j in np.argsort(where):
                 if 0 <= where[j] < first_new:
                     present[j] = f32(1.0)
-                    held = enter(j, order, held, place, where, kind, limit, fn)
+                    held = append_token(j, order, held, new_position, where, kind, limit, fn)
             for i in range(C):
                 n, t = N - C + i + 1, query_position[b, i]  # later columns are later tokens
                 if t < 0:
                     continue
                 new = n - 1
-                while new > 0 and where[new] != t:  # a single token lies in a slot, not behind them
+                while new > 0 and where[new] != t:  # a single token is in a slot, not after the slots
                     new -= 1
                 present[new] = f32(1.0)
-                held = enter(new, order, held, place, where, kind, limit, fn)
+                held = append_token(new, order, held, new_position, where, kind, limit, fn)
                 if window > 0:
                     oldest = 0
                     while oldest < held and where[order[oldest]] < spared:
                         oldest += 1
                     for _ in range(expire(where[:n], present[:n], evicted_at[b, g, :n], spared, t - window, t)):
-                        held = leave(order[oldest], order, held, place, where, kind, limit, fn)
+                        held = remove_token(order[oldest], order, held, new_position, where, kind, limit, fn)
                 own, moved = keys[b, kv : kv + members], order[:held]
-                follow(own, frequency, start, step, where, moved, place, turned_to, turned, cos, sin)
-                turn(frequency, t, place[new], cos, sin)
+                rerotate_moved(own, frequency, start, step, where, moved, new_position, rotated_to, rotated, cos, sin)
+                rotation(frequency, t, new_position[new], cos, sin)
                 for k in range(members):
                     for r in range(R):
                         rotate(query[b, kv + k, r, i], start, step, cos, sin, newest[r])
-                    dots(newest, turned[k, :n], scale, attention[b, g, k * R : (k + 1) * R, i, :n])
+                    dots(newest, rotated[k, :n], scale, attention[b, g, k * R : (k + 1) * R, i, :n])
                 if softcap > f32(0.0):
                     cap(attention[b, g, :, i, :n], softcap)
                 observed[:n] = f32(0.0)
                 for m in range(M):
                     row, sink = attention[b, g, m, i, :n], sinks[g, m] if sinks.shape[0] else f32(-np.inf)
                     attend_row(row, highest(row, present, sink), sink, present[:n], scratch[:n], observed[:n])
-                observe(importance[b, g, :n], observed[:n], present[:n], where[:n], decay, M)
-                if held > size:
-                    ranked = importance[b, g, :n]
-                    if norm.shape[0]:
-                        weigh(ranked, norm[b, g, :n], scratch[:n])
-                        ranked = scratch[:n]
-                    j = least_important(ranked, present[:n], where[:n], first, t - recent)
-                    held = leave(j, order, held, place, where, kind, limit, fn)
-                    present[j] = f32(0.0)
+                j = observe_and_evict(
+                    importance[b, g, :n],
+                    observed[:n],
+                    present[:n],
+                    where[:n],
+                    norm[b, g, :n] if norm.shape[0] else scratch[:0],
+                    scratch[:n],
+                    held,
+                    t,
+                    M,
+                    size,
+                    first,
+                    recent,
+                    decay,
+                )
+                if j >= 0:
+                    held = remove_token(j, order, held, new_position, where, kind, limit, fn)
                     evicted_at[b, g, j] = t
 
 
@@ -187,35 +198,29 @@ def scan_repositioned_numba(
     scoring: Scoring,
     norm: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    (B, K, R, C, _), (_, G, N), places = query.shape, position.shape, scoring.places
-    assert places is not None
-    code = spacing_code(places.spacing)
-    sinks = scoring.sinks_of(G)
+    (B, K, R, C, _), (_, G, N), repositioning = query.shape, position.shape, scoring.repositioning
+    assert repositioning is not None
+    code = spacing_code(repositioning.spacing)
     attention = torch.zeros(B, G, K * R // G, C, N, dtype=torch.float32)
     evicted_at = torch.full(position.shape, HELD, dtype=torch.int32)
-    _walk(
+    _scan_repositioned(
         query.float().contiguous().numpy(),
         keys.float().contiguous().numpy(),
-        places.rotary.frequency.numpy(),
+        repositioning.rope.frequency.numpy(),
         position.contiguous().numpy(),
         importance.numpy(),
         query_position.contiguous().numpy(),
-        sinks.numpy() if sinks is not None else np.empty((0, 0), f32),
-        norm.numpy() if norm is not None else np.empty((0, 0, 0), f32),
+        array_or_empty(scoring.sinks_of(G), 2),
+        array_or_empty(norm, 3),
         attention.numpy(),
         evicted_at.numpy(),
         f32(scoring.scale),
         f32(scoring.softcap or 0.0),
-        *layout(places.rotary),
+        *layout(repositioning.rope),
         code.kind,
         code.limit,
         code.own.pointer,
-        bound.size,
-        i32(bound.policy.first),
-        i32(bound.recent),
-        i32(bound.window or 0),
-        i32(bound.spared),
-        decay_code(bound),
+        *bound_scalars(bound),
     )
     code.own.check()
     if bound.policy.decay == 0:

@@ -23,7 +23,7 @@ class TritonBackend(TorchBackend):
     def prefill(
         self, slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
     ) -> Prefilled:
-        if scoring.places is None:
+        if scoring.repositioning is None:
             return prefill_triton(slots, query, key, value, query_position, scoring)
         return super().prefill(slots, query, key, value, query_position, scoring)
 

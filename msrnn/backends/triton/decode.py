@@ -19,7 +19,7 @@ from torch import Tensor
 from msrnn.backends.triton.evict import HEADS_PER_TILE, evict_kernel
 from msrnn.backends.triton.matrix import at_once, width
 from msrnn.backends.triton.quantization import BIAS, numbers, write
-from msrnn.backends.triton.rope import load_turned, load_turns, turns_of
+from msrnn.backends.triton.rope import load_rotated, load_rotations, rotations_of
 from msrnn.core.quantization import LARGEST
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import Slots
@@ -29,14 +29,14 @@ class Tile(NamedTuple):
     """What a program takes up at once."""
 
     slots: int
-    heads: int = 1  # that have keys of their own, and share their turns
+    heads: int = 1  # that have keys of their own, and share their rotations
     warps: int = 1
     stages: int = 3
 
 
 PLAIN = Tile(32)
-TURNED = Tile(8, heads=2)  # where a query head has keys of its own
-TURNED_GROUPED = Tile(16)  # where several share them
+ROTATED = Tile(8, heads=2)  # where a query head has keys of its own
+ROTATED_GROUPED = Tile(16)  # where several share them
 PROGRAMS = 4096  # as many as fill the chip, at one warp each
 
 
@@ -70,7 +70,7 @@ def attend_kernel(
     position,
     query_position,
     sinks,
-    turns,
+    rotations,
     fresh,
     scores,
     log_sums,
@@ -100,7 +100,7 @@ def attend_kernel(
     SPAN: tl.constexpr,
     SPLITS: tl.constexpr,
     SLIDES: tl.constexpr,
-    CODED: tl.constexpr,
+    QUANTIZED: tl.constexpr,
     WHOLE: tl.constexpr,
     CAPPED: tl.constexpr,
     SINKS: tl.constexpr,
@@ -112,11 +112,11 @@ def attend_kernel(
 
     The new token's row goes into the first empty slot and is attended to from registers; `position` still calls the
     slot empty, so that every program finds the same one, and `fresh` [B, G] says which it is. With splits, a program
-    sees SPAN slots, and leaves its part of the output, its maximum and its sum of exponentials. Where F pairs of
-    dimensions are turned, scores are those of turned rows; query and key of the new token turn alike. A program may
-    then have several KV heads of one query head each, whose slots turn together: turns are read once for all of them.
+    sees SPAN slots, and leaves its part of the output, its maximum and its sum of exponentials. Where F > 0 pairs
+    of dimensions are re-rotated, scores are those of re-rotated rows. A program may then have several KV heads of one
+    query head each, whose slots have the same rotations: these are read once for all heads.
     """
-    # Heads of one sequence run side by side, so that what they share is in the cache: turns and positions.
+    # Heads of one sequence run side by side, so that what they share is in the cache: rotations and positions.
     i_program, i_s = tl.program_id(0), tl.program_id(1)
     i_b, i_k = (i_program // (K // HEADS)).to(tl.int64), i_program % (K // HEADS)
     # Inside torch.compile, scalars come in double precision.
@@ -139,9 +139,9 @@ def attend_kernel(
     m_plain = m_d  # dimensions that are not turned
     if F > 0:
         o_f = tl.arange(0, BF)
-        p_turns = turns + (i_b * G + i_g) * (S + 1) * (2 * F)
-        q_cos, q_sin = load_turns(p_turns + S * (2 * F), t >= 0, o_f[None, :], F)
-        b_x, b_y = load_turned(
+        p_rotations = rotations + (i_b * G + i_g) * (S + 1) * (2 * F)
+        q_cos, q_sin = load_rotations(p_rotations + S * (2 * F), t >= 0, o_f[None, :], F)
+        b_x, b_y = load_rotated(
             query + (i_h + o_r[:, None]) * D, q_cos, q_sin, m_r[:, None], o_f[None, :], F, START, NEIGHBOURS
         )
         m_plain = m_d & ((o_d < START) | (o_d >= START + 2 * F))
@@ -157,8 +157,10 @@ def attend_kernel(
             b_k = tl.load(key + i_new * D + o_d[None, :], mask=m_d[None, :], other=0.0)
             b_v = tl.load(value + i_new * DV + o_v[None, :], mask=m_v[None, :], other=0.0)
             i_row, m_row = i_new * S + slot, (i_new >= 0) & (slot < S)
-            b_k = write(b_k, keys, key_scale, i_row, m_row, D, o_d[None, :], m_d[None, :], largest, CODED, WHOLE)
-            b_v = write(b_v, values, value_scale, i_row, m_row, DV, o_v[None, :], m_v[None, :], largest, CODED, WHOLE)
+            b_k = write(b_k, keys, key_scale, i_row, m_row, D, o_d[None, :], m_d[None, :], largest, QUANTIZED, WHOLE)
+            b_v = write(
+                b_v, values, value_scale, i_row, m_row, DV, o_v[None, :], m_v[None, :], largest, QUANTIZED, WHOLE
+            )
             if WEIGHS:
                 tl.store(squares + i_kv + o_n, tl.sum(b_v * b_v, axis=1))
             b_max = tl.sum(b_q.to(tl.float32) * b_k, axis=1) * scale
@@ -187,8 +189,8 @@ def attend_kernel(
                 o_row += o_n[None, :, None] * S
             # [BR, BS]; those of empty slots are anything, and no load of theirs waits for a position
             if F > 0:
-                b_cos, b_sin = load_turns(p_turns + o_s[:, None] * (2 * F), m_s[:, None], o_f[None, :], F)
-                b_kx, b_ky = load_turned(
+                b_cos, b_sin = load_rotations(p_rotations + o_s[:, None] * (2 * F), m_s[:, None], o_f[None, :], F)
+                b_kx, b_ky = load_rotated(
                     p_keys + o_row * D, _lifted(b_cos, HEADS), _lifted(b_sin, HEADS), _lifted(m_s[:, None], HEADS),
                     _lifted(o_f[None, :], HEADS), F, START, NEIGHBOURS,
                 )  # fmt: skip
@@ -203,7 +205,7 @@ def attend_kernel(
                 else:
                     b_s = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision=PRECISION)
             b_s *= scale
-            if CODED:
+            if QUANTIZED:
                 b_s *= tl.load(key_scale + i_kv * S + o_s, mask=m_s, other=0.0).to(tl.float32)[None, :]
             if CAPPED:
                 b_s = softcap * (1.0 - 2.0 / (tl.exp(2.0 * b_s / softcap) + 1.0))
@@ -215,7 +217,7 @@ def attend_kernel(
             b_p = tl.exp(b_s - b_base[:, None])
             b_old = tl.exp(b_max - b_base)
             b_sum = b_sum * b_old + tl.sum(b_p, axis=1)
-            if CODED:
+            if QUANTIZED:
                 b_p *= tl.load(value_scale + i_kv * S + o_s, mask=m_held, other=0.0).to(tl.float32)[None, :]
             m_values = _lifted(m_held[:, None] & m_v[None, :], HEADS)
             b_v = tl.load(p_values + o_row * DV + _lifted(o_v[None, :], HEADS), mask=m_values, other=0.0)
@@ -271,8 +273,8 @@ def decode_triton(
     position, bound = slots.position, slots.bound
     (B, K, R, D), DV, (_, G, S) = query.shape, value.shape[-1], position.shape
     query, key, value, query_position = (t.contiguous() for t in (query, key, value, query_position))
-    sinks, softcap, code = scoring.sinks_of(G), scoring.softcap, slots.code
-    tile = PLAIN if scoring.places is None else TURNED if R == 1 else TURNED_GROUPED
+    sinks, softcap, code = scoring.sinks_of(G), scoring.softcap, slots.state_dtype
+    tile = PLAIN if scoring.repositioning is None else ROTATED if R == 1 else ROTATED_GROUPED
     heads = math.gcd(K // G, tile.heads) if code is None else 1
     block = tile.slots if R == 1 else at_once(tile.slots, max(D, DV), query.dtype)
     splits = max(1, min(triton.cdiv(S, block), PROGRAMS * heads // (B * K)))
@@ -293,21 +295,21 @@ def decode_triton(
     dims = {"D": D, "DV": DV, "BD": width(D), "BV": width(DV)}
     # Turned rows are float32: numbers of 11 bits lose nothing beside those of 8 or 11 that states have.
     precision = "ieee" if query.dtype == torch.float32 else "tf32"
-    turns, turning = log_sums, {"F": 0, "BF": 1, "START": 0, "NEIGHBOURS": False, "PRECISION": precision}
-    if scoring.places is not None:
-        rotary = scoring.places.rotary
-        pairs = len(rotary.frequency)
-        turns = turns_of(slots, query_position, scoring.places)
-        turning |= {"F": pairs, "BF": width(pairs), "START": rotary.start}
-        turning["NEIGHBOURS"] = rotary.interleaved
+    rotations, rotating = log_sums, {"F": 0, "BF": 1, "START": 0, "NEIGHBOURS": False, "PRECISION": precision}
+    if scoring.repositioning is not None:
+        rope = scoring.repositioning.rope
+        pairs = len(rope.frequency)
+        rotations = rotations_of(slots, query_position, scoring.repositioning)
+        rotating |= {"F": pairs, "BF": width(pairs), "START": rope.start}
+        rotating["NEIGHBOURS"] = rope.interleaved
     all_slots, slides, weighs = triton.next_power_of_2(S), bound.window is not None, bound.policy.value_norm
     attend_kernel[(B * (K // heads), splits)](
         query, key, value, slots.keys, slots.values, *scales, position, query_position,
-        sinks if sinks is not None else log_sums, turns, fresh, scores, maxima, sums, squares, parts,
+        sinks if sinks is not None else log_sums, rotations, fresh, scores, maxima, sums, squares, parts,
         scoring.scale, softcap or 1.0, bound.window or 0, bound.spared, LARGEST[code] if code else 1.0,
         K=K, S=S, G=G, R=R, HEADS=heads, BR=heads if R == 1 else width(R), BS=block,
-        ALL=all_slots, SPAN=span, SPLITS=splits, SLIDES=slides, CODED=code is not None, WHOLE=code == torch.int8,
-        CAPPED=softcap is not None, SINKS=sinks is not None, WEIGHS=weighs, **dims, **turning,
+        ALL=all_slots, SPAN=span, SPLITS=splits, SLIDES=slides, QUANTIZED=code is not None, WHOLE=code == torch.int8,
+        CAPPED=softcap is not None, SINKS=sinks is not None, WEIGHS=weighs, **dims, **rotating,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if splits > 1:

@@ -1,4 +1,4 @@
-"""Exponentials for ranking inside a kernel: as wide a range as float32 has, as `numba/scan.py` takes them."""
+"""Exponentials for ranking inside a kernel: as wide a range as float32 has, as `numba/rows.py` takes them."""
 
 from __future__ import annotations
 

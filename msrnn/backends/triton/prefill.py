@@ -27,11 +27,13 @@ EXACT = tl.constexpr("tf32x3")
 
 
 @triton.jit
-def _scores(b_q, p_keys, k_t, p_scale, o_n, m_n, o_d, m_d, scale, softcap, CODED: tl.constexpr, CAPPED: tl.constexpr):
+def _scores(
+    b_q, p_keys, k_t, p_scale, o_n, m_n, o_d, m_d, scale, softcap, QUANTIZED: tl.constexpr, CAPPED: tl.constexpr
+):
     """[BC, BN]: of queries [BC, BD] with one block of rows of keys."""
     b_k = tl.load(p_keys + o_n[:, None] * k_t + o_d[None, :], mask=m_n[:, None] & m_d[None, :], other=0.0)
     b_s = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision=EXACT) * scale
-    if CODED:
+    if QUANTIZED:
         b_s *= tl.load(p_scale + o_n, mask=m_n, other=0.0).to(tl.float32)[None, :]
     if CAPPED:
         b_s = softcap * (1.0 - 2.0 / (tl.exp(2.0 * b_s / softcap) + 1.0))
@@ -41,7 +43,7 @@ def _scores(b_q, p_keys, k_t, p_scale, o_n, m_n, o_d, m_d, scale, softcap, CODED
 @triton.jit
 def _weigh(
     b_q, b_t, b_max, p_keys, k_t, p_scale, p_position, p_weights, o_row, o_d, m_d, scale, softcap,
-    N, SPAN: tl.constexpr, BN: tl.constexpr, CODED: tl.constexpr, CAPPED: tl.constexpr, STORES: tl.constexpr,
+    N, SPAN: tl.constexpr, BN: tl.constexpr, QUANTIZED: tl.constexpr, CAPPED: tl.constexpr, STORES: tl.constexpr,
 ):  # fmt: skip
     """The maxima of the rows over N more candidates, at most SPAN; or, these being known, the weights."""
     for start in range(0, SPAN, BN):
@@ -49,7 +51,7 @@ def _weigh(
         m_n = o_n < N
         b_position = tl.load(p_position + o_n, mask=m_n, other=-1)
         m_seen = (b_position >= 0)[None, :] & (b_position[None, :] <= b_t[:, None])
-        b_s = _scores(b_q, p_keys, k_t, p_scale, o_n, m_n, o_d, m_d, scale, softcap, CODED, CAPPED)
+        b_s = _scores(b_q, p_keys, k_t, p_scale, o_n, m_n, o_d, m_d, scale, softcap, QUANTIZED, CAPPED)
         b_s = tl.where(m_seen, b_s, float("-inf"))
         if STORES:
             b_w = lifted_exp(b_s - b_max[:, None])
@@ -65,7 +67,7 @@ def weigh_kernel(
     scale, softcap, q_b, q_h, q_t, k_b, k_h, k_t, C,
     S: tl.constexpr, H: tl.constexpr, K: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
-    CODED: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
+    QUANTIZED: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Each head's exponentials over all that a row may see if nothing is evicted, relative to their maximum; lifted, so
     that what stays may lie 147 below a maximum that is evicted."""
@@ -87,20 +89,20 @@ def weigh_kernel(
         b_max = tl.zeros([BC], tl.float32) + tl.load(sinks + i_h)
     b_max = _weigh(
         b_q, b_t, b_max, p_slots, D, p_scale, p_position, weights, o_row, o_d, m_d, scale, softcap,
-        S, S, BN, CODED, CAPPED, False,
+        S, S, BN, QUANTIZED, CAPPED, False,
     )  # fmt: skip
     b_max = _weigh(
         b_q, b_t, b_max, p_new, k_t, p_new_scale, p_position + S, weights, o_row, o_d, m_d, scale, softcap,
-        C, SPAN, BN, CODED, CAPPED, False,
+        C, SPAN, BN, QUANTIZED, CAPPED, False,
     )  # fmt: skip
     b_max = tl.where(b_max == float("-inf"), 0.0, b_max)
     _weigh(
         b_q, b_t, b_max, p_slots, D, p_scale, p_position, weights, o_row, o_d, m_d, scale, softcap,
-        S, S, BN, CODED, CAPPED, True,
+        S, S, BN, QUANTIZED, CAPPED, True,
     )  # fmt: skip
     _weigh(
         b_q, b_t, b_max, p_new, k_t, p_new_scale, p_position + S, weights + S, o_row, o_d, m_d, scale, softcap,
-        C, SPAN, BN, CODED, CAPPED, True,
+        C, SPAN, BN, QUANTIZED, CAPPED, True,
     )  # fmt: skip
     if SINKS:
         tl.store(sink_weights + o_head, lifted_exp(tl.load(sinks + i_h) - b_max), mask=m_c)
@@ -110,7 +112,7 @@ def weigh_kernel(
 def _attend(
     b_q, b_t, b_max, b_sum, b_o, p_keys, k_t, p_key_scale, p_values, v_t, p_value_scale, p_position, p_evicted,
     o_d, m_d, o_v, m_v, scale, softcap,
-    N, SPAN: tl.constexpr, BN: tl.constexpr, CODED: tl.constexpr, CAPPED: tl.constexpr,
+    N, SPAN: tl.constexpr, BN: tl.constexpr, QUANTIZED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """Rows attend to N more candidates, at most SPAN, while these are there; the sums so far are carried along."""
     for start in range(0, SPAN, BN):
@@ -120,7 +122,7 @@ def _attend(
         b_evicted = tl.load(p_evicted + o_n, mask=m_n, other=-1)
         m_seen = (b_position[None, :] <= b_t[:, None]) & (b_evicted[None, :] >= b_t[:, None])
         m_seen = m_seen & (b_position >= 0)[None, :]
-        b_s = _scores(b_q, p_keys, k_t, p_key_scale, o_n, m_n, o_d, m_d, scale, softcap, CODED, CAPPED)
+        b_s = _scores(b_q, p_keys, k_t, p_key_scale, o_n, m_n, o_d, m_d, scale, softcap, QUANTIZED, CAPPED)
         b_s = tl.where(m_seen, b_s, float("-inf"))
         b_new = tl.maximum(b_max, tl.max(b_s, axis=1))
         # Until a state was seen the maximum is -inf, and -inf - -inf is no number.
@@ -130,7 +132,7 @@ def _attend(
         b_sum = b_sum * b_old + tl.sum(b_p, axis=1)
         m_held = (b_position >= 0)[:, None] & m_v[None, :]
         b_v = tl.load(p_values + o_n[:, None] * v_t + o_v[None, :], mask=m_held, other=0.0)
-        if CODED:
+        if QUANTIZED:
             b_p *= tl.load(p_value_scale + o_n, mask=b_position >= 0, other=0.0).to(tl.float32)[None, :]
         b_o = b_o * b_old[:, None] + tl.dot(b_p.to(b_q.dtype), b_v.to(b_q.dtype), input_precision=EXACT)
         b_max = b_new
@@ -144,7 +146,7 @@ def attend_kernel(
     scale, softcap, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, C,
     S: tl.constexpr, H: tl.constexpr, K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     SPAN: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
-    CODED: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
+    QUANTIZED: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """A state is seen by the rows from its position to its eviction."""
     i_b, i_h, i_c = tl.program_id(2).to(tl.int64), tl.program_id(1), tl.program_id(0)
@@ -165,12 +167,12 @@ def attend_kernel(
     b_max, b_sum, b_o = _attend(
         b_q, b_t, b_max, b_sum, b_o, keys + o_slots * D, D, key_scale + o_slots, values + o_slots * DV, DV,
         value_scale + o_slots, position + o_group, evicted_at + o_group,
-        o_d, m_d, o_v, m_v, scale, softcap, S, S, BN, CODED, CAPPED,
+        o_d, m_d, o_v, m_v, scale, softcap, S, S, BN, QUANTIZED, CAPPED,
     )  # fmt: skip
     b_max, b_sum, b_o = _attend(
         b_q, b_t, b_max, b_sum, b_o, key + i_b * k_b + i_k * k_h, k_t, new_key_scale + o_new,
         value + i_b * v_b + i_k * v_h, v_t, new_value_scale + o_new, position + o_group + S, evicted_at + o_group + S,
-        o_d, m_d, o_v, m_v, scale, softcap, C, SPAN, BN, CODED, CAPPED,
+        o_d, m_d, o_v, m_v, scale, softcap, C, SPAN, BN, QUANTIZED, CAPPED,
     )  # fmt: skip
     b_o = b_o / tl.where(b_sum == 0, 1.0, b_sum)[:, None]
     p_o = output + ((i_b * C + o_c[:, None]) * H + i_h) * DV + o_v[None, :]
@@ -190,7 +192,7 @@ def prefill_triton(
 ) -> Prefilled:
     (B, H, C, D), (K, DV), (_, G, S) = query.shape, (key.shape[1], value.shape[-1]), slots.position.shape
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
-    fresh = slots.encode(key, value)
+    fresh = slots.quantize(key, value)
     key, value = (rows.codes for rows in fresh)
     position, importance, norm = slots.candidates(query_position, fresh[1])
     query_position = query_position.contiguous()
@@ -200,7 +202,7 @@ def prefill_triton(
         return pointer if pointer is not None else position  # one that no kernel follows
 
     scales = [followed(s) for s in (fresh[0].scale, fresh[1].scale, slots.key_scale, slots.value_scale)]
-    flags = {"CODED": slots.code is not None, "CAPPED": softcap is not None, "SINKS": sinks is not None}
+    flags = {"QUANTIZED": slots.state_dtype is not None, "CAPPED": softcap is not None, "SINKS": sinks is not None}
     rows, blocks = _blocks(C, max(D, DV), query.dtype)
     grid = triton.cdiv(C, rows), H, B
     shape = {"S": S, "H": H, "K": K, "G": G, "D": D, "BD": width(D)}

@@ -13,8 +13,8 @@ BIAS, BIAS_BITS, UNIT = tl.constexpr(384.0), tl.constexpr(0x43C00000), tl.conste
 
 
 @triton.jit
-def encode(b_rows, largest, WHOLE: tl.constexpr):
-    """`msrnn.core.quantization.encode` of rows [n, W]: their codes, as float32, and their scales [n, 1].
+def quantize(b_rows, largest, WHOLE: tl.constexpr):
+    """`msrnn.core.quantization.quantize` of rows [n, W]: their codes, as float32, and their scales [n, 1].
 
     A maximum passes over NaN, so a row that has one is given a scale that says so.
     """
@@ -41,12 +41,12 @@ def numbers(b_codes, WHOLE: tl.constexpr):
 @triton.jit
 def write(
     b_rows, p_rows, p_scales, i_row, m_row, W: tl.constexpr, o_w, m_w, largest,
-    CODED: tl.constexpr, WHOLE: tl.constexpr,
+    QUANTIZED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """New rows [n, W] are written to rows i_row [n, 1] where m_row is true; what is left of them, in float32."""
     scale = 1.0
-    if CODED:
-        b_rows, scale = encode(b_rows, largest, WHOLE)
+    if QUANTIZED:
+        b_rows, scale = quantize(b_rows, largest, WHOLE)
         tl.store(p_scales + i_row, scale.to(tl.bfloat16), mask=m_row)
     b_kept = b_rows.to(p_rows.dtype.element_ty)
     tl.store(p_rows + i_row * W + o_w, b_kept, mask=m_row & m_w)

@@ -1,4 +1,4 @@
-"""Where the tokens of a layer stand on a GPU, and the turns that take keys and queries there.
+"""Where the tokens of a layer stand on a GPU, and the rotations that take keys and queries there.
 
 Two launches before a token's attention, where positions are not the text's own: `msrnn.core.rope` is the reference.
 Turns are cosines and sines for every slot and pair of dimensions, formed once for all heads of a group.
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from msrnn.backends.numba.rope import COSINE, HALF_PI, PER_HALF_PI, SINE, spacing_code
-from msrnn.core.rope import NEAR, GapFunction, Places, Spacing
+from msrnn.core.rope import NEAR, GapFunction, Repositioning, Spacing
 from msrnn.core.slots import Slots
 from msrnn.errors import UsageError
 from msrnn.policy import Bound
@@ -28,11 +28,11 @@ ROWS_PER_BLOCK = 32
 
 
 @triton.jit
-def _apart(b_gap, table, KIND: tl.constexpr):
+def _new_gap(b_gap, table, KIND: tl.constexpr):
     """How far apart neighbours stand that were `b_gap` tokens apart, float64; KIND as for `turn_cpu.apart`."""
     if KIND == 0:
-        b_apart = tl.load(table + tl.minimum(b_gap, LARGEST_GAP))
-        return tl.where(b_gap > LARGEST_GAP, float("nan"), b_apart)
+        b_new_gap = tl.load(table + tl.minimum(b_gap, LARGEST_GAP))
+        return tl.where(b_gap > LARGEST_GAP, float("nan"), b_new_gap)
     if KIND == 1:
         return tl.minimum(b_gap.to(tl.float64), tl.load(table))
     b_far = tl.maximum(b_gap, NEAREST).to(tl.float64)
@@ -46,11 +46,11 @@ def _apart(b_gap, table, KIND: tl.constexpr):
 
 
 @triton.jit
-def place_kernel(
-    position, query_position, table, ordered, ordered_place, place, window, spared,
+def reposition_kernel(
+    position, query_position, table, ordered, ordered_new, new_position, window, spared,
     S: tl.constexpr, G: tl.constexpr, ALL: tl.constexpr, LEVELS: tl.constexpr, KIND: tl.constexpr, SLIDES: tl.constexpr,
 ):  # fmt: skip
-    """place [B, G, S + 1] float64 of every slot and, at the end, of the new token; `ordered` and `ordered_place`
+    """new_position [B, G, S + 1] float64 of every slot and, at the end, of the new token; `ordered` and `ordered_new`
     [B, G, S] are scratch.
 
     One program a group: positions are sorted, what lies between neighbours is summed up, and each slot finds its own.
@@ -61,7 +61,7 @@ def place_kernel(
     if t >= 0:
         BS: tl.constexpr = 2**LEVELS
         o_all, o_s = tl.arange(0, ALL), tl.arange(0, BS)
-        p_position, p_ordered, p_place = position + i * S, ordered + i * S, ordered_place + i * S
+        p_position, p_ordered, p_new = position + i * S, ordered + i * S, ordered_new + i * S
         empty = tl.min(tl.where(tl.load(p_position + o_all, mask=o_all < S, other=0) < 0, o_all, ALL))
         o_slot, m_s = o_s + (o_s >= empty).to(tl.int32), o_s < S - 1
         b_position = tl.load(p_position + o_slot, mask=m_s, other=-1)
@@ -72,26 +72,26 @@ def place_kernel(
         tl.debug_barrier()  # what one thread wrote another reads
         m_after = (b_ordered != LAST) & (o_s > 0)
         b_gap = tl.where(m_after, b_ordered - tl.load(p_ordered + o_s - 1, mask=m_after, other=0), 1)
-        b_place = tl.cumsum(tl.where(m_after, _apart(b_gap, table, KIND), 0.0))
-        tl.store(p_place + o_s, b_place, mask=m_s)
+        b_new_position = tl.cumsum(tl.where(m_after, _new_gap(b_gap, table, KIND), 0.0))
+        tl.store(p_new + o_s, b_new_position, mask=m_s)
         tl.debug_barrier()
         b_rank = tl.zeros([BS], tl.int32)
         for halving in tl.static_range(1, LEVELS + 1):
             b_next = b_rank + (BS >> halving)
             m_higher = tl.load(p_ordered + b_next, mask=b_next < S - 1, other=LAST) <= b_position
             b_rank = tl.where(m_higher, b_next, b_rank)
-        tl.store(place + i * (S + 1) + o_slot, tl.load(p_place + b_rank), mask=m_s & (b_position >= 0))
+        tl.store(new_position + i * (S + 1) + o_slot, tl.load(p_new + b_rank), mask=m_s & (b_position >= 0))
         newest = tl.max(b_position)
-        behind = tl.max(b_place) + _apart(tl.maximum(t - newest, 1), table, KIND)
-        tl.store(place + i * (S + 1) + S, tl.where(newest >= 0, behind, 0.0))
+        behind = tl.max(b_new_position) + _new_gap(tl.maximum(t - newest, 1), table, KIND)
+        tl.store(new_position + i * (S + 1) + S, tl.where(newest >= 0, behind, 0.0))
 
 
 @triton.jit
-def turn_kernel(
-    position, query_position, place, frequency, turns,
+def rotation_kernel(
+    position, query_position, new_position, frequency, rotations,
     S: tl.constexpr, G: tl.constexpr, F: tl.constexpr, BS: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
-    """turns [B, G, S + 1, 2, F]: cosines and sines that take what was rotated at its position to its place.
+    """rotations [B, G, S + 1, 2, F]: cosines and sines that take what was rotated at its position to its new_position.
 
     The model formed its angle as a float32 product, which is what is undone. The rest is float64 until whole quarters
     of a turn are gone, since the difference to a far angle is far.
@@ -103,10 +103,10 @@ def turn_kernel(
         m_s, m_f = o_s <= S, o_f < F
         b_position = tl.where(o_s == S, t, tl.load(position + i * S + o_s, mask=o_s < S, other=-1))
         m_s = m_s & (b_position >= 0)
-        b_place = tl.load(place + i * (S + 1) + o_s, mask=m_s, other=0.0)
+        b_new_position = tl.load(new_position + i * (S + 1) + o_s, mask=m_s, other=0.0)
         b_frequency = tl.load(frequency + o_f, mask=m_f, other=0.0)
         b_applied = b_position.to(tl.float32)[:, None] * b_frequency[None, :]
-        b_angle = b_place[:, None] * b_frequency.to(tl.float64)[None, :] - b_applied.to(tl.float64)
+        b_angle = b_new_position[:, None] * b_frequency.to(tl.float64)[None, :] - b_applied.to(tl.float64)
         b_quarters = tl.floor(b_angle * PER_QUARTER + 0.5)
         b_x = (b_angle - b_quarters * QUARTER).to(tl.float32)
         b_xx = b_x * b_x
@@ -115,22 +115,22 @@ def turn_kernel(
         b_q = b_quarters.to(tl.int32)
         m_odd = (b_q & 1) != 0
         b_sin, b_cos = tl.where(m_odd, b_cos, b_sin), tl.where(m_odd, b_sin, b_cos)
-        p_turns = turns + (i * (S + 1) + o_s[:, None]) * (2 * F) + o_f[None, :]
+        p_rotations = rotations + (i * (S + 1) + o_s[:, None]) * (2 * F) + o_f[None, :]
         m_turns = m_s[:, None] & m_f[None, :]
-        tl.store(p_turns, tl.where(((b_q + 1) & 2) != 0, -b_cos, b_cos), mask=m_turns)
-        tl.store(p_turns + F, tl.where((b_q & 2) != 0, -b_sin, b_sin), mask=m_turns)
+        tl.store(p_rotations, tl.where(((b_q + 1) & 2) != 0, -b_cos, b_cos), mask=m_turns)
+        tl.store(p_rotations + F, tl.where((b_q & 2) != 0, -b_sin, b_sin), mask=m_turns)
 
 
 @triton.jit
-def load_turns(p_turns, m_turns, o_f, F: tl.constexpr):
-    """Cosines and sines of some rows, float32; `o_f` along the last axis, as for `load_turned`."""
-    b_cos = tl.load(p_turns + o_f, mask=m_turns & (o_f < F), other=0.0).to(tl.float32)
-    b_sin = tl.load(p_turns + F + o_f, mask=m_turns & (o_f < F), other=0.0).to(tl.float32)
+def load_rotations(p_rotations, m_turns, o_f, F: tl.constexpr):
+    """Cosines and sines of some rows, float32; `o_f` along the last axis, as for `load_rotated`."""
+    b_cos = tl.load(p_rotations + o_f, mask=m_turns & (o_f < F), other=0.0).to(tl.float32)
+    b_sin = tl.load(p_rotations + F + o_f, mask=m_turns & (o_f < F), other=0.0).to(tl.float32)
     return b_cos, b_sin
 
 
 @triton.jit
-def load_turned(p_rows, b_cos, b_sin, m_rows, o_f, F: tl.constexpr, START: tl.constexpr, NEIGHBOURS: tl.constexpr):
+def load_rotated(p_rows, b_cos, b_sin, m_rows, o_f, F: tl.constexpr, START: tl.constexpr, NEIGHBOURS: tl.constexpr):
     """Rows at p_rows [..., 1], turned: first and second dimensions of the pairs, each [..., BF]."""
     p_first = p_rows + START + (2 * o_f if NEIGHBOURS else o_f)
     b_x = tl.load(p_first, mask=m_rows & (o_f < F), other=0.0).to(tl.float32)
@@ -163,23 +163,23 @@ def check_reach(spacing: Spacing, bound: Bound, columns: int) -> None:
         )
 
 
-def turns_of(slots: Slots, query_position: Tensor, places: Places) -> Tensor:
+def rotations_of(slots: Slots, query_position: Tensor, repositioning: Repositioning) -> Tensor:
     """[B, G, S + 1, 2, F] for every slot and, at the end, the new token; in half precision where states are."""
-    (B, G, S), F = slots.position.shape, len(places.rotary.frequency)
+    (B, G, S), F = slots.position.shape, len(repositioning.rope.frequency)
     device, window = slots.position.device, slots.bound.window
-    check_reach(places.spacing, slots.bound, slots.columns)
-    kind, table = _coded(places.spacing, device)
+    check_reach(repositioning.spacing, slots.bound, slots.columns)
+    kind, table = _coded(repositioning.spacing, device)
     ordered = torch.empty(B, G, S, dtype=torch.int32, device=device)
-    ordered_place, place = (torch.empty(B, G, n, dtype=torch.float64, device=device) for n in (S, S + 1))
-    place_kernel[(B * G,)](
-        slots.position, query_position, table, ordered, ordered_place, place,
+    ordered_new, new_position = (torch.empty(B, G, n, dtype=torch.float64, device=device) for n in (S, S + 1))
+    reposition_kernel[(B * G,)](
+        slots.position, query_position, table, ordered, ordered_new, new_position,
         window or 0, slots.bound.spared, S=S, G=G, ALL=triton.next_power_of_2(S),
         LEVELS=max(1, (S - 2).bit_length()), KIND=kind, SLIDES=window is not None,
     )  # fmt: skip
     dtype = torch.float32 if slots.dtype == torch.float32 else torch.float16
-    turns = torch.empty(B, G, S + 1, 2, F, dtype=dtype, device=device)
-    turn_kernel[(B * G, triton.cdiv(S + 1, ROWS_PER_BLOCK))](
-        slots.position, query_position, place, places.rotary.frequency, turns,
+    rotations = torch.empty(B, G, S + 1, 2, F, dtype=dtype, device=device)
+    rotation_kernel[(B * G, triton.cdiv(S + 1, ROWS_PER_BLOCK))](
+        slots.position, query_position, new_position, repositioning.rope.frequency, rotations,
         S=S, G=G, F=F, BS=ROWS_PER_BLOCK, BF=triton.next_power_of_2(F),
     )  # fmt: skip
-    return turns
+    return rotations
