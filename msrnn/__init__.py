@@ -9,15 +9,15 @@ from msrnn.version import __version__
 if TYPE_CHECKING:
     from msrnn.analysis.trace import Trace, trace
     from msrnn.core.state import MultiState
+    from msrnn.hf.cache import MultiStateCache
     from msrnn.hf.rnn import MultiStateRNN
-    from msrnn.hf.state_spec import MultiStateCache
 
 __all__ = ["MultiState", "MultiStateCache", "MultiStateRNN", "Policy", "Trace", "__version__", "trace"]
 
 # Loaded on first use: torch and transformers take seconds, which `msrnn --help` need not wait for.
 _HOMES = {
     "MultiState": "core.state",
-    "MultiStateCache": "hf.state_spec",
+    "MultiStateCache": "hf.cache",
     "MultiStateRNN": "hf.rnn",
     "Trace": "analysis.trace",
     "trace": "analysis.trace",

@@ -175,7 +175,7 @@ def test_chunked_model_is_recurrent_model(policy: str, heads: int, kv_heads: int
     model = build(llama(heads, kv_heads), device)
     ids, mask = left_padded(tokens(2, 52), [0, 13])
     for size, chunk, block in ((9, 7, 33), (16, 128, 128), (33, 1, 52)):
-        rnn = msrnn.MultiStateRNN(model, policy, size, chunk, block)
+        rnn = msrnn.MultiStateRNN(model, policy, size, chunk=chunk, block=block)
         check_against_oracle(rnn, policy, size, ids, mask)
 
 
@@ -243,7 +243,7 @@ def check_against_oracle(
     evicted_at = msrnn.trace(rnn, ids, mask).evicted_at
     length = ids.shape[1]
     for row, start in enumerate((mask == 0).sum(-1).tolist()):
-        truth = oracle(rnn.model, ids[row, start:], policy, size, rnn.plan.repositioning)
+        truth = oracle(rnn.model, ids[row, start:], policy, size, rnn.spec.repositioning)
         steps = torch.where(evicted_at[row, ..., start:] == length, HELD, evicted_at[row, ..., start:] - start)
         assert truth.agrees(steps), f"row {row}: other tokens left than by the definition"
         assert (evicted_at[row, ..., :start] == -1).all()
@@ -331,7 +331,7 @@ def test_the_split_never_changes_the_answer(cuts: list[int], chunk: int, block: 
     whole = msrnn.MultiStateRNN(model, policy, 12, positions=where)
     expected_state = whole.state(2)
     expected = whole.read(ids, expected_state, mask)
-    rnn = msrnn.MultiStateRNN(model, policy, 12, chunk, block, positions=where)
+    rnn = msrnn.MultiStateRNN(model, policy, 12, chunk=chunk, block=block, positions=where)
     state = rnn.state(2)
     edges = sorted({0, *cuts, 60})
     parts = [rnn.read(ids[:, a:b], state, mask[:, a:b]) for a, b in itertools.pairwise(edges)]

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
 from msrnn.core.rope import Repositioning
-from msrnn.hf.state_spec import windows
+from msrnn.hf.inspect import sliding_windows
 from msrnn.policy import Policy, layer_bound, resolve
 from msrnn.reference import recurrent
 
@@ -149,7 +149,7 @@ def oracle(
 ) -> Oracle:
     """Run one sequence [T] by the definition; `repositioning` of each layer, or None for the model's own positions."""
     policy_, size = resolve(policy, size)
-    bounds = [layer_bound(policy_, size, window) for window in windows(model, model.config)]
+    bounds = [layer_bound(policy_, size, window) for window in sliding_windows(model, model.config)]
     times: dict[int, Tensor] = {}
     margins: list[Tensor] = []
 

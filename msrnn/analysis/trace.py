@@ -37,7 +37,7 @@ def trace(
 
     Where layers differ in how many groups forget together, a layer of one group repeats it.
     """
-    layers = tuple(i for i, bound in enumerate(rnn.plan.bounds) if bound and rnn.plan.shapes[i])
+    layers = tuple(i for i, bound in enumerate(rnn.spec.bounds) if bound and rnn.spec.shapes[i])
     if not layers:
         raise UsageError("nothing ever leaves an unbounded model: take a policy and a size to trace")
     if input_ids.ndim != 2:
@@ -60,7 +60,7 @@ def trace(
 
 
 def _groups(rnn: MultiStateRNN, layer: int) -> int:
-    shape, bound = rnn.plan.shapes[layer], rnn.plan.bounds[layer]
+    shape, bound = rnn.spec.shapes[layer], rnn.spec.bounds[layer]
     assert shape is not None
     assert bound is not None
     return bound.groups(shape.kv_heads)

@@ -46,7 +46,7 @@ def traced(rnn: MultiStateRNN, chunks: ArrayLike, on_tokens: Callable[[int], obj
             on_tokens(columns * len(rows))
 
     found = trace(rnn, rows, on_block=on_block)
-    bounds = [rnn.plan.bounds[layer] for layer in found.layers]
+    bounds = [rnn.spec.bounds[layer] for layer in found.layers]
     sizes = tuple(bound.size for bound in bounds if bound)
     return [Traced(times.numpy(), found.layers, sizes) for times in found.evicted_at]
 
@@ -79,7 +79,7 @@ class Traces:
         self.policy = policy_ if isinstance(policy_, Policy) else Policy.parse(policy_)
         self.folder, self.size, self.beside = folder, size, beside or {}
         self.rnn = MultiStateRNN(model, self.policy, size)
-        self.key = {"format": FORMAT, **self.rnn.plan.fingerprint, "numbers": asdict(self.policy)}
+        self.key = {"format": FORMAT, **self.rnn.spec.fingerprint, "numbers": asdict(self.policy)}
 
     @property
     def label(self) -> str:

@@ -36,7 +36,7 @@ def measure(rnn: MultiStateRNN, ids: Tensor, advance: Callable[[int], None]) -> 
     reading = (perf_counter() - started) / (ids.shape[1] - 1)
     perplexity = math.exp(loss / (ids.shape[1] - 1))
     times = reading, _decode(rnn, ids[:, -1:], state.fork(1))
-    return Measured(str(rnn.plan.fingerprint["policy"]), perplexity, states_held(state), state.nbytes, *times), state
+    return Measured(str(rnn.spec.fingerprint["policy"]), perplexity, states_held(state), state.nbytes, *times), state
 
 
 def _decode(rnn: MultiStateRNN, token: Tensor, state: MultiState) -> float:

@@ -1,11 +1,11 @@
-"""One layer's memory: a fixed number of slots, or rows that grow.
+"""The buffers of one layer: a fixed number of slots, or rows that grow.
 
-Knows nothing of attention: who enters and who leaves is decided elsewhere.
+Knows nothing of attention: which token is evicted is decided elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from msrnn.policy import Bound
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What a layer's states are made of, as the model itself showed it."""
+    """Heads, dimensions, dtype and device of a layer's states."""
 
     heads: int
     kv_heads: int
@@ -35,12 +35,12 @@ class LayerShape:
 HELD = 2**31 - 1  # the eviction time of a state that is still held
 MOST_COLUMNS = 2**31 - 2**20  # positions are int32, below HELD
 
-# Tensors made in inference mode cannot be changed outside of it, and a state outlives the mode that it was made in.
+# Tensors made in inference mode cannot be changed outside of it, and a state outlives the mode it was made in.
 ordinary_tensors = torch.inference_mode(False)
 
 
 class _Buffers:
-    """Tensors whose first dimension is the batch: rows of keys and values, and who they are."""
+    """Tensors whose first dimension is the batch: rows of keys and values, and their positions."""
 
     @ordinary_tensors
     def __init__(self, batch_size: int, shape: LayerShape, rows: int, groups: int) -> None:
@@ -53,7 +53,7 @@ class _Buffers:
         self.seen = torch.zeros(B, dtype=torch.int64, device=device)  # tokens read
 
     def reset(self) -> None:
-        """Forget everything, in place: the buffers then hold what those of a new layer do."""
+        """Make the layer empty, in place: the buffers then equal those of a new layer."""
         self.columns = 0
         for tensor in self.tensors().values():
             tensor.zero_()
@@ -75,7 +75,7 @@ class _Buffers:
         return self._with(lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
 
     def part(self, rows: slice) -> Any:
-        """A layer that is these rows of this one: what one reads, the other has read."""
+        """A view of these rows: both layers share their buffers."""
         return self._with(lambda tensor: tensor[rows])
 
     @ordinary_tensors
@@ -85,8 +85,21 @@ class _Buffers:
         vars(other).update({name: change(tensor) for name, tensor in self.tensors().items()})
         return other
 
+    def to(self, device: torch.device) -> Any:
+        """A copy on another device."""
+        return self._with(lambda tensor: tensor.to(device, copy=True))
+
+    @ordinary_tensors
+    def cat(self, layers: Sequence[Any]) -> Any:
+        """A new layer with the rows of several of this kind, this one's first."""
+        other = self._with(lambda tensor: tensor)
+        for name in self.tensors():
+            setattr(other, name, torch.cat([getattr(layer, name).to(self.seen.device) for layer in layers]))
+        other.columns = max(layer.columns for layer in layers)
+        return other
+
     def reorder(self, rows: Tensor) -> None:
-        """`select` in place, for beams: no buffer moves, so captured pointers stay good."""
+        """`select` in place, for beams: no buffer moves, so pointers in captured graphs stay valid."""
         for value in self.tensors().values():
             value.copy_(value.index_select(0, rows.to(value.device)))
 
@@ -98,7 +111,7 @@ class _Buffers:
             if saved.dtype != mine.dtype or list(saved.shape) != shape:
                 raise UsageError(f"{name}: {saved.dtype} {list(saved.shape)}, not {mine.dtype} {shape}")
         for name, mine in self.tensors().items():
-            # A copy: what was loaded may lie in a mapped file, at an address that kernels do not expect.
+            # A copy: a loaded tensor may lie in a mapped file, at an address that kernels do not expect.
             setattr(self, name, tensors[name].to(mine.device, copy=True))
         self.columns = columns
 
@@ -109,12 +122,12 @@ class _Buffers:
         """Count columns that are read, and refuse those whose positions do not fit into 32 bits."""
         if self.columns + columns > MOST_COLUMNS:
             raise UsageError(
-                f"{self.columns + columns:,} columns: a state reads {MOST_COLUMNS:,} at most; go on from an empty one"
+                f"{self.columns + columns:,} columns: a state reads at most {MOST_COLUMNS:,}; start from an empty one"
             )
         self.columns += columns
 
     def advance(self, columns: int, real: Tensor | None) -> Tensor:
-        """The positions [B, columns] int32 of the next columns, -1 where padding; counts the tokens among them."""
+        """The positions [B, columns] int32 of the next columns, -1 where padding; counts their tokens."""
         self.count(columns)
         start = self.seen[:, None].to(torch.int32)
         if real is None:
@@ -133,7 +146,7 @@ class Slots(_Buffers):
         super().__init__(batch_size, shape, bound.slots, bound.groups(shape.kv_heads))
         self.bound = bound
         self.state_dtype = shape.state_dtype
-        remembers = bool(bound.policy.decay)  # otherwise the newest query, or the position, says it all
+        remembers = bool(bound.policy.decay)  # otherwise the newest query, or the position, decides alone
         zeros = partial(torch.zeros, self.position.shape, dtype=torch.float32, device=shape.device)
         self.importance = zeros() if remembers else None
         # of each row's value in all heads of a group
@@ -145,7 +158,7 @@ class Slots(_Buffers):
 
     @staticmethod
     def nbytes_of(batch_size: int, shape: LayerShape, bound: Bound) -> int:
-        """What `nbytes` will be, by arithmetic: nothing is allocated."""
+        """What `nbytes` will be; nothing is allocated."""
         policy, itemsize = bound.policy, (shape.state_dtype or shape.dtype).itemsize
         row = shape.kv_heads * (shape.key_dim + shape.value_dim) * itemsize
         if shape.state_dtype:
@@ -161,26 +174,26 @@ class Slots(_Buffers):
                 scales.fill_(1)
 
     def in_use(self, more: int) -> Slots:
-        """The slots up to the last that is held, and room for so many more: the same buffers, without what is empty.
+        """A view of the slots up to the last held one, with room for `more` tokens.
 
-        Tokens go into the first slots that are free, so a state that is not full yet has all its tokens in front.
+        Tokens go into the first free slots, so the tokens of a state that is not full yet are in its first slots.
         """
         holds = (self.position >= 0).flatten(0, 1)
         if bool(holds.all(-1).any()):
-            raise UsageError("this state has no free slot: read the text anew, or load another state")
+            raise UsageError("this state has no free slot: read the text again, or load another state")
         held = holds.any(0).nonzero()
-        count = (int(held[-1]) + 1 if len(held) else 0) + more + 1  # one is always left over, as of all of them
+        count = (int(held[-1]) + 1 if len(held) else 0) + more + 1  # one slot always stays free
         if count >= self.position.shape[2]:
             return self
         slots: Slots = self._with(lambda tensor: tensor if tensor is self.seen else tensor[:, :, :count])
         return slots
 
     def quantize(self, key: Tensor, value: Tensor) -> tuple[Rows, Rows]:
-        """New rows as these slots keep them."""
+        """New rows as these slots keep them: quantized, if `state_dtype` says so."""
         return quantize(key, self.state_dtype), quantize(value, self.state_dtype)
 
     def norms(self, value: Rows) -> Tensor | None:
-        """[B, G, C] float32 of new rows [B, K, C, D]; None where the policy does not ask for them."""
+        """The norms [B, G, C] float32 of new values [B, K, C, D]; None where the policy does not use them."""
         if self.norm is None:
             return None
         squares = value.dequantized(torch.float32).float().square().sum(-1)
@@ -188,11 +201,11 @@ class Slots(_Buffers):
         return squares.view(B, self.norm.shape[1], -1, C).sum(2).sqrt()
 
     def stored_norms(self) -> Tensor | None:
-        """`norms` of the values that are held."""
+        """`norms` of the held values."""
         return self.norms(Rows(self.values, self.value_scale))
 
     def candidates(self, query_position: Tensor, value: Rows) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Slots and new tokens side by side: position, importance and, where the policy asks, norm, all [B, G, S + C].
+        """Slots, then new tokens: position, importance and, where the policy uses it, norm; all [B, G, S + C].
 
         query_position [B, C]; rows [B, K, C, D]
         """
@@ -212,27 +225,27 @@ class Slots(_Buffers):
         )
 
     def write(self, slot: Tensor, key: Rows, value: Rows, norm: Tensor | None) -> None:
-        """Rows [B, K, C, D] and the norms [B, G, C] of their values go into slot [B, G, C]."""
+        """Write rows [B, K, C, D] and the norms [B, G, C] of their values into slot [B, G, C]."""
         if self.norm is not None and norm is not None:
             self.norm.scatter_(-1, slot, norm)
         for buffer, scales, fresh in ((self.keys, self.key_scale, key), (self.values, self.value_scale, value)):
             if scales is not None and fresh.scale is not None:
                 scales.scatter_(2, slot.expand(fresh.scale.shape), fresh.scale)
-            # Moving bytes does not depend on what they mean, and not every 8-bit float can be scattered.
+            # Codes are moved as int8: not every 8-bit float can be scattered.
             into, rows = (t.view(torch.int8) if self.state_dtype else t for t in (buffer, fresh.codes))
             into.scatter_(2, slot[..., None].expand(rows.shape), rows)
 
     def keep(
         self, key: Rows, value: Rows, position: Tensor, importance: Tensor, norm: Tensor | None, held: Tensor
     ) -> None:
-        """After a chunk: free what left, and move the surviving new tokens into free slots.
+        """After a chunk: free the slots of evicted tokens, and move the new tokens that are still held into free slots.
 
         Rows [B, K, C, D]; position, importance, norm, held [B, G, S + C]: slots, then new tokens.
         """
         S = self.position.shape[-1]
         old, new = held[..., :S], held[..., S:]
         free = old.to(torch.int8).argsort(dim=-1, stable=True)
-        # Those that left share the slot after the survivors: size + 1 slots always leave one over.
+        # Evicted new tokens all go to the one slot that stays free: there are size + 1 slots.
         rank = torch.where(new, new.cumsum(-1) - 1, new.sum(-1, keepdim=True))
         slot = free.gather(-1, rank)
         self.position.masked_fill_(~old, -1)
@@ -244,7 +257,7 @@ class Slots(_Buffers):
 
 
 class Growing(_Buffers):
-    """The unbounded layer: every token stays, the buffers double when they are full."""
+    """The unbounded layer: every token is kept, and the buffers double when they are full."""
 
     def __init__(self, batch_size: int, shape: LayerShape) -> None:
         super().__init__(batch_size, shape, rows=64, groups=1)
@@ -253,6 +266,21 @@ class Growing(_Buffers):
     def reset(self) -> None:
         super().reset()
         self.padded = False
+
+    @ordinary_tensors
+    def cat(self, layers: Sequence[Any]) -> Any:
+        rows = max(layer.keys.shape[2] for layer in layers)
+        other = super().cat([layer._grown(rows) for layer in layers])
+        other.padded = bool((other.seen != other.columns).any())
+        return other
+
+    def _grown(self, rows: int) -> Any:
+        """The same layer with this many rows, or as many as it has."""
+        more = max(0, rows - self.keys.shape[2])
+        other = self._with(lambda tensor: tensor)
+        other.keys, other.values = (pad(tensor, (0, 0, 0, more)) for tensor in (self.keys, self.values))
+        other.position = pad(self.position, (0, more), value=-1)
+        return other
 
     def restore(self, tensors: dict[str, Tensor], columns: int, batch_size: int) -> None:
         super().restore(tensors, columns, batch_size)
@@ -269,10 +297,8 @@ class Growing(_Buffers):
         start, stop = self.columns - key.shape[2], self.columns
         capacity = self.keys.shape[2]
         if stop > capacity:
-            more = max(capacity, stop - capacity)
-            self.keys = pad(self.keys, (0, 0, 0, more))
-            self.values = pad(self.values, (0, 0, 0, more))
-            self.position = pad(self.position, (0, more), value=-1)
+            grown = self._grown(max(2 * capacity, stop))
+            self.keys, self.values, self.position = grown.keys, grown.values, grown.position
         self.keys[:, :, start:stop] = key
         self.values[:, :, start:stop] = value
         self.position[:, 0, start:stop] = position

@@ -1,4 +1,4 @@
-"""What a model remembers, as a value that a user can hold: save, load, fork, select."""
+"""MultiState: the KV cache of a whole model as a value: save, load, fork, select, cat."""
 
 from __future__ import annotations
 
@@ -18,16 +18,21 @@ from msrnn.core.state_file import load_tensors, save_tensors
 from msrnn.core.validation import check_counts, check_layers, clear_free, is_incomplete
 from msrnn.errors import UsageError
 
-LATER = ("rotary", "windows")  # what a fingerprint did not always tell: states without it fit
+LATER = ("rotary", "windows")  # fields that older files do not have: states without them fit
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class MultiState:
-    """The state of a whole model: one memory per layer, at the model's own layer indices."""
+    """The state of a whole model: the KV cache rows of each layer, at the model's own layer indices."""
 
     layers: list[Any]
     fingerprint: dict[str, Any]
     whole: bool = True  # no forward pass was interrupted half-way
+
+    def __repr__(self) -> str:
+        policy, size = self.fingerprint.get("policy"), self.fingerprint.get("size")
+        seen = self.seen.tolist()
+        return f"MultiState(policy={policy!r}, size={size}, rows={len(seen)}, seen={seen}, nbytes={self.nbytes:,})"
 
     def _own(self) -> Iterator[tuple[int, Memory]]:
         return ((i, layer) for i, layer in enumerate(self.layers) if isinstance(layer, Memory))
@@ -38,7 +43,7 @@ class MultiState:
 
     @property
     def seen(self) -> Tensor:
-        """Tokens read so far, per row: [B], a copy. Padding never counts."""
+        """Tokens read so far, per row: [B], a copy. Padding does not count."""
         return next(layer for _, layer in self._own()).seen.clone()
 
     @property
@@ -48,51 +53,52 @@ class MultiState:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all buffers."""
         return sum(layer.nbytes for layer in self.layers)
 
     def reset(self) -> None:
-        """Forget everything; the buffers stay where they are."""
+        """Make the state empty; the buffers stay where they are."""
         for layer in self.layers:
             layer.reset()
         self.whole = True
 
-    def count(self, columns: int) -> None:
+    def _count(self, columns: int) -> None:
         """Count columns that a captured graph reads: its replay runs no Python."""
         for _, layer in self._own():
             layer.count(columns)
 
     @contextmanager
-    def changing(self) -> Iterator[None]:
-        """While a forward pass goes through the layers: if it does not come to its end, neither does the state."""
+    def _changing(self) -> Iterator[None]:
+        """Surrounds a forward pass: if it does not end normally, the state is not whole any more."""
         self.whole = False
         yield
         self.whole = True
 
     def positions(self, layer: int) -> Tensor:
-        """Positions of the tokens that a layer holds, [B, G, size + 1], -1 where a slot is empty; a copy."""
+        """Positions of the tokens that a layer holds: [B, G, size + 1], -1 where a slot is empty; a copy."""
         own = dict(self._own())
         if layer not in own:
             raise UsageError(f"layer={layer!r}: states are held by layers {sorted(own)}")
         return own[layer].position.clone()
 
     def check_fits(self, fingerprint: dict[str, Any]) -> None:
-        """Whether this is a state of the model, policy, size and dtype that `fingerprint` tells of."""
+        """Refuse a state of another model, policy, size, dtype or positions than the fingerprint's."""
         _compare("a state", self.fingerprint, fingerprint)
         self.check_whole()
 
     def check_whole(self) -> None:
-        """A forward pass that was interrupted leaves layers that have read more than others, or half of a layer."""
+        """Refuse a state that a forward pass left half-way: some layers have read more than others."""
         if not self.whole or len({layer.columns for _, layer in self._own()}) > 1:
-            raise UsageError("this state was interrupted half-way through a read: go on from a saved or forked one")
+            raise UsageError("this state was interrupted half-way through a read: continue from a saved or forked one")
 
     def select(self, rows: Sequence[int] | Tensor) -> MultiState:
         """A new state with these rows of the batch; the old one is untouched."""
-        index = self.rows(rows)
+        index = self._row_index(rows)
         self._check_memory(len(index))
         return MultiState([layer.select(index) for layer in self.layers], self.fingerprint, self.whole)
 
-    def rows(self, numbers: Sequence[int] | Tensor) -> Tensor:
-        """Row numbers as an index [N], refused where this state has no such rows."""
+    def _row_index(self, numbers: Sequence[int] | Tensor) -> Tensor:
+        """Row numbers as an index [N]."""
         index = torch.as_tensor(numbers)
         if index.ndim != 1 or index.numel() == 0 or index.is_floating_point() or index.dtype == torch.bool:
             raise UsageError(f"rows={numbers!r}: must be a non-empty list of row numbers")
@@ -100,8 +106,8 @@ class MultiState:
             raise UsageError(f"rows={index.tolist()}: this state has rows 0 to {self.batch_size - 1}")
         return index
 
-    def part(self, rows: slice) -> MultiState:
-        """These rows of the batch as a state of their own, on the same buffers."""
+    def _part(self, rows: slice) -> MultiState:
+        """A view of these rows of the batch: a state on the same buffers."""
         return MultiState([layer.part(rows) for layer in self.layers], self.fingerprint)
 
     def fork(self, copies: int) -> MultiState:
@@ -111,13 +117,42 @@ class MultiState:
         self._check_memory(self.batch_size * copies)
         return self.select(each(self.batch_size, copies))
 
+    @classmethod
+    def cat(cls, states: Sequence[MultiState]) -> MultiState:
+        """A new state with the rows of several, in order; the old ones are untouched. They must be of one kind."""
+        if not states or not all(isinstance(state, MultiState) for state in states):
+            raise UsageError(f"cat({states!r:.80}): must be a list of states, 1 or more")
+        first = states[0]
+        for state in states:
+            state.check_fits(first.fingerprint)
+        rows, one = sum(state.batch_size for state in states), first.nbytes // first.batch_size
+        check_fits(one * rows, first.device, f"a state of {rows:,} rows", lambda free: f"{free // one:,} rows fit")
+        groups = [first._savable(), *(state._savable() for state in states[1:])]
+        return cls(
+            [layer.cat([group[i][1] for group in groups]) for i, (_, layer) in enumerate(groups[0])], first.fingerprint
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """The device of its first layer."""
+        return next(layer for _, layer in self._own()).seen.device
+
+    def to(self, device: torch.device | str) -> MultiState:
+        """A copy on another device, all layers together; a model reads states on its own device only."""
+        return MultiState(
+            [layer.to(torch.device(device)) for _, layer in self._savable()], self.fingerprint, self.whole
+        )
+
+    def cpu(self) -> MultiState:
+        """A copy on the CPU, to keep a conversation that is not needed now."""
+        return self.to("cpu")
+
     def _check_memory(self, rows: int) -> None:
         one = self.nbytes // self.batch_size
-        device = next(layer for _, layer in self._own()).seen.device
-        check_fits(one * rows, device, f"a state of {rows:,} rows", lambda free: f"{free // one:,} rows fit")
+        check_fits(one * rows, self.device, f"a state of {rows:,} rows", lambda free: f"{free // one:,} rows fit")
 
-    def become(self, other: MultiState, rows: Tensor) -> None:
-        """What `other.select(rows)` would be, in the buffers that are here already."""
+    def _become(self, other: MultiState, rows: Tensor) -> None:
+        """Take over the values of `other.select(rows)`, in the buffers that are here already."""
         self.whole = other.whole
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             mine.columns = theirs.columns
@@ -127,7 +162,7 @@ class MultiState:
     def save(self, path: str | os.PathLike[str], notes: dict[str, Any] | None = None) -> None:
         """Write the state to one safetensors file, whole or not at all; `notes` are kept in its description.
 
-        What could not be loaded again is refused: numbers that are not finite, as a model that overflows computes them.
+        Numbers that are not finite are refused, since such a state could not be loaded again.
         """
         self.check_whole()
         layers = self._savable()
@@ -147,12 +182,12 @@ class MultiState:
         save_tensors(Path(path), tensors, {**description, "incomplete": True} if incomplete else description)
 
     @classmethod
-    def load(
+    def _load(
         cls, path: str | os.PathLike[str], fingerprint: dict[str, Any], empty: Callable[[int], MultiState]
     ) -> MultiState:
-        """Read a state that was saved under this very fingerprint; `empty` makes one of a given batch size.
+        """Read a state that was saved with the same fingerprint; `empty` makes one of a given batch size.
 
-        Everything that kernels take for granted is checked, so that no file can make one write out of its bounds.
+        Everything that kernels rely on is checked, so that no file can make one write outside of its buffers.
         """
         tensors, found = load_tensors(Path(path))
         _compare(f"{path}: saved", found, fingerprint)
@@ -160,7 +195,7 @@ class MultiState:
         try:
             state._restore(tensors, found)
         except ValueError as error:
-            raise UsageError(f"{path}: not a state to go on from, {error}; take a copy, or make it again") from error
+            raise UsageError(f"{path}: not a usable state, {error}; use a copy, or make it again") from error
         return state
 
     def _restore(self, tensors: dict[str, Tensor], found: dict[str, Any]) -> None:
@@ -179,12 +214,12 @@ class MultiState:
     def _savable(self) -> list[tuple[int, Memory]]:
         for index, layer in enumerate(self.layers):
             if not isinstance(layer, Memory):
-                raise UsageError(f"layer {index} keeps a linear-attention state of its own, which cannot be saved")
+                raise UsageError(f"layer {index} has linear attention, whose state cannot be saved, moved or joined")
         return list(self._own())
 
 
 def each(rows: int, copies: int) -> Tensor:
-    """Every row's number so many times, copies side by side."""
+    """The number of each row `copies` times, copies side by side."""
     return torch.arange(rows).repeat_interleave(copies)
 
 

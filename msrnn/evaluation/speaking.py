@@ -67,7 +67,7 @@ def _read(
         tokens = sum(family.shared * len(family.rows) for family in kin)
         rnn.read(ids, state, mask, last_only=True, on_block=_in_parts(tokens, ids.shape[1], on_tokens))
     family_of = {row: number for number, family in enumerate(kin) for row in family.rows}
-    state = rnn.select(state, [family_of[row] for row in range(len(prompts))])
+    state = rnn._select(state, [family_of[row] for row in range(len(prompts))])
     rests = [prompt[kin[family_of[row]].shared :] for row, prompt in enumerate(prompts)]
     ids, mask = left_padded(rests)
     on_block = _in_parts(sum(len(rest) for rest in rests), ids.shape[1], on_tokens)

@@ -1,299 +1,87 @@
-"""The seam with transformers: cache layers that own their keys, an attention function and a mask, registered by name.
-
-`update()` hands the new keys on with their owner attached; the attention function finds the owner and lets it append,
-attend, observe and evict. Nothing is patched, hooked or copied, and models that did not ask are not affected.
-"""
+"""MultiStateCache: a bounded state for `model.generate(past_key_values=...)`."""
 
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.cache_utils import Cache, CacheLayerMixin
-from transformers.masking_utils import AttentionMaskInterface
+from transformers import PreTrainedModel
 
-from msrnn.backends.base import Backend
-from msrnn.core.rope import Repositioning
-from msrnn.core.scores import Scoring
-from msrnn.core.slots import Growing, Memory
+from msrnn.core.rope import ORIGINAL, Gap
+from msrnn.core.slots import Memory
+from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
-from msrnn.hf.masks import build_mask, real_columns
-from msrnn.layer import Record, attend, attend_unbounded, plain_attention
+from msrnn.hf.cache_layers import LinearLayer, OwnedCache, StateLayer
+from msrnn.hf.inspect import hand_over
+from msrnn.hf.probe import host_layers
+from msrnn.hf.state_spec import StateSpec, state_spec
+from msrnn.policy import Policy
 
-NAME = "msrnn"
 
+class MultiStateCache(OwnedCache):
+    """A bounded state as a transformers cache, for callers of `model.generate` or `model.forward`.
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,
-    is_causal: bool | None = None,
-    dropout: float = 0.0,
-    use_cache: bool | None = None,
-    output_attentions: bool | None = None,
-    position_ids: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """transformers' attention interface: query [B, H, T, D], key and value [B, K, T, D] -> [B, T, H, D].
-
-    torch.compile leaves it alone and compiles the rest of the layer: its kernels gain nothing from compilation, and
-    every new column count would compile again.
+    The options are those of `MultiStateRNN`, and the model is changed in the same way. Position ids are the model's
+    own: past the end of a table of learned positions (GPT-2), it raises its own IndexError.
     """
-    scoring = Scoring(scaling if scaling is not None else query.shape[-1] ** -0.5, softcap, s_aux)
-    owner: OwnedLayer | None = getattr(key, "owner", None)
-    if position_bias is not None:
-        raise UsageError(f"{type(module).__name__} adds a position bias to its scores, which msrnn does not support")
-    if owner is None:
-        if attention_mask is None and not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
-            attention_mask = query.new_ones(1, 1, query.shape[2], key.shape[2], dtype=torch.bool)  # as an image's
-        output, weights = plain_attention(
-            query, key, value, attention_mask, scoring, dropout, weights=bool(output_attentions)
-        )
-        return output.contiguous(), weights
-    owner.waiting = False
-    try:
-        _check_inference(query.requires_grad or key.requires_grad, dropout, output_attentions)
-        owner.check_call(module, use_cache)
-        real = owner.real if owner.real is not None else real_columns(attention_mask, query.shape[2], owner.window)
-        if 1 < query.shape[2] < owner.columns and position_ids is not None:
-            owner.check_goes_on(position_ids, real)
-    except ValueError:
-        owner.columns -= query.shape[2]  # nothing was read
-        raise
-    return owner.attend(query, key, value, real, scoring).contiguous(), None
-
-
-_READS_AGAIN = (
-    "makes generate read the whole text again at every step, which a state that evicts cannot undo: "
-    "pass use_cache=True, or set it in the model's config and generation_config"
-)
-
-
-def _check_inference(requires_grad: bool, dropout: float, output_attentions: bool | None) -> None:
-    """Refuse what a state that evicts cannot do."""
-    if torch.is_grad_enabled() and requires_grad:
-        raise UsageError("bounded states carry no gradient: call the model under torch.no_grad()")
-    if dropout:
-        raise UsageError("a bounded state is for inference: call model.eval() first")
-    if output_attentions:
-        raise UsageError(
-            "output_attentions=True: attention over a bounded state has no fixed columns; msrnn.trace gives the "
-            "eviction times, and attn_implementation='eager' without a bounded cache gives all weights"
-        )
-
-
-AttentionInterface.register(NAME, attention)
-AttentionMaskInterface.register(NAME, build_mask)
-
-
-class OwnedLayer(CacheLayerMixin):
-    """What transformers sees of one layer. Columns are counted from where the cache was handed over."""
-
-    is_compileable = False
-    is_sliding = False
-    supports_early_init = False
-    window: int | None = None  # of a layer that slides by itself, the query's own token included
-    real: Tensor | None = None  # [B, T], False where padding, when the caller knows; else the mask is read
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.config = config
-        self.columns = 0
-        self.waiting = False  # for the attention function to take what `update` handed out
-        self.unfinished = False  # an exception or an interruption left this layer half-way through a token
-
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        active = self.config._attn_implementation
-        if active != NAME:
-            raise UsageError(
-                f"the model's attention is now {active!r}, which cannot read bounded states: "
-                f"call model.set_attn_implementation({NAME!r})"
-            )
-        self.lazy_initialization(key_states, value_states)
-        self.columns += key_states.shape[2]
-        self.waiting = True
-        key_states.owner = self  # type: ignore[attr-defined]
-        return key_states, value_states
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.is_initialized = True
-
-    def check_call(self, module: nn.Module, use_cache: bool | None) -> None:
-        """Whether this attention module may use the layer, in such a call."""
-
-    def check_goes_on(self, position_ids: Tensor, real: Tensor | None) -> None:
-        """Whether tokens with these positions may follow what the layer has read."""
-
-    @abstractmethod
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scoring: Scoring) -> Tensor:
-        """Append, attend, observe, evict: [B, T, H, Dv]; real [B, T] is False where padding."""
-
-    def get_seq_length(self) -> int:
-        return self.columns
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return query_length, self.columns
-
-    def get_max_length(self) -> int:
-        return -1
-
-
-class OwnedCache(Cache):
-    """A cache whose layers own their keys; like the attention that follows, torch.compile leaves it alone."""
-
-    _last: int | None = None  # the layer that was updated last
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        before = self.layers[self._last] if self._last is not None else None
-        if isinstance(before, OwnedLayer) and before.unfinished:
-            raise UsageError("this cache was interrupted half-way through a forward pass: make a new one")
-        # Keys that no attention function of ours took went to another one, which saw the new tokens alone.
-        if isinstance(before, OwnedLayer) and before.waiting:
-            raise UsageError(
-                f"the model that was given this cache does not read its states: its attention is not {NAME!r}; "
-                "make a MultiStateCache for that model"
-            )
-        self._last = layer_idx
-        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
-
-
-@dataclass(frozen=True, eq=False)
-class LayerSetup:
-    """How one layer attends to its states."""
-
-    config: Any  # of the decoder; names the attention that is active
-    module: Callable[[], nn.Module | None]  # a weak reference to the attention module that owns the states
-    chunk: int
-    backend: Backend
-    repositioning: Repositioning | None
-    window: int | None  # the layer's own sliding window
-    hands_on: bool  # whether the model's `use_cache` reaches the attention function
-
-
-class StateLayer(OwnedLayer):
-    """A layer's memory as transformers' cache layer; without one, it is made for the first batch that comes."""
 
     def __init__(
         self,
-        setup: LayerSetup,
-        memory: Memory | Callable[[int], Memory],
-        columns: int = 0,
-        record: Record | None = None,
-        real: Tensor | None = None,
+        model: PreTrainedModel,
+        policy: str | Policy = "tova",
+        size: int | None = 512,
+        *,
+        positions: str | Gap = ORIGINAL,
+        state_dtype: str | torch.dtype | None = None,
+        backend: str = "auto",
+        chunk: int | None = None,
     ) -> None:
-        super().__init__(setup.config)
-        self.setup, self.memory, self.columns, self.record, self.real = setup, memory, columns, record, real
-        self.window = setup.window
+        options: Any = {"positions": positions, "state_dtype": state_dtype, "backend": backend, "chunk": chunk}
+        spec = state_spec(model, policy, size, **options)
+        hand_over(model)
+        self._build(model, spec)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> StateLayer:
-        """A copy of the states; the model that they belong to stays the same."""
-        memory = copy.deepcopy(self.memory, memo) if isinstance(self.memory, Memory) else self.memory
-        other = StateLayer(self.setup, memory, self.columns, self.record, self.real)
-        other.waiting, other.unfinished, other.is_initialized = self.waiting, self.unfinished, self.is_initialized
+    @classmethod
+    def from_spec(cls, model: PreTrainedModel, spec: StateSpec) -> MultiStateCache:
+        """A cache for a model whose attention is msrnn's already."""
+        cache = cls.__new__(cls)
+        cache._build(model, spec)
+        return cache
+
+    def _build(self, model: PreTrainedModel, spec: StateSpec) -> None:
+        for name in ("config", "generation_config"):
+            if getattr(getattr(model, name, None), "use_cache", None) is False:
+                raise UsageError(
+                    f"model.{name}.use_cache=False makes generate read the whole text again at every step, which a "
+                    f"state that evicts cannot undo: set model.{name}.use_cache = True"
+                )
+        self.spec = spec
+        host = host_layers(spec.model.config)
+        super().__init__(
+            layers=[
+                host[i] if shape is None else self.spec.layer(i, partial(self._memory, i))
+                for i, shape in enumerate(self.spec.shapes)
+            ]
+        )
+
+    def _memory(self, layer: int, batch_size: int) -> Memory:
+        if not any(isinstance(other, StateLayer) and isinstance(other.memory, Memory) for other in self.layers):
+            self.spec.check_memory(batch_size)
+        return self.spec.memory(layer, batch_size)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MultiStateCache:
+        """A copy of the states, for the same model."""
+        other = copy.copy(self)
+        other.layers = copy.deepcopy(self.layers, memo)
         return other
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        if not isinstance(self.memory, Memory):
-            self.memory = self.memory(key_states.shape[0])
-        super().lazy_initialization(key_states, value_states)
-
-    def check_call(self, module: nn.Module, use_cache: bool | None) -> None:
-        if self.setup.hands_on and use_cache is False:
-            raise UsageError(f"use_cache=False {_READS_AGAIN}")
-        if module is not self.setup.module():
-            raise UsageError(
-                f"this cache was made for another model than the one whose {type(module).__name__} reads it: "
-                "make a MultiStateCache for each model"
-            )
-
-    def check_goes_on(self, position_ids: Tensor, real: Tensor | None) -> None:
-        """Refuse tokens from position 0 on in rows that have read others; position_ids [..., B, T].
-
-        Not every model hands `use_cache` on to its attention, and without it generate begins again at every step.
-        """
-        assert isinstance(self.memory, Memory)
-        first, follows = position_ids[..., 0], self.memory.seen > 0
-        if real is not None:
-            position_ids = position_ids.expand(*position_ids.shape[:-2], *real.shape)
-            columns = real.int().argmax(-1, keepdim=True).expand(*position_ids.shape[:-1], 1)
-            first, follows = position_ids.gather(-1, columns)[..., 0], follows & real.any(-1)
-        if bool(((first == 0) & follows).any()):
-            raise UsageError(f"tokens from position 0 on, after others: use_cache=False {_READS_AGAIN}")
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scoring: Scoring) -> Tensor:
-        memory, setup = self.memory, self.setup
-        assert isinstance(memory, Memory)
-        if query.shape[0] != memory.batch_size:
-            raise UsageError(f"a batch of {query.shape[0]} does not fit a state of {memory.batch_size} rows")
-        if key.dtype != memory.dtype:
-            raise UsageError(
-                f"keys of {key.dtype} do not fit a state of {memory.dtype}: leave autocast, or hand the model to msrnn "
-                "again once it is cast"
-            )
-        self.unfinished = True
-        if isinstance(memory, Growing):
-            output = attend_unbounded(memory, query, key, value, real, scoring)
-        else:
-            if setup.repositioning is not None:
-                scoring = replace(scoring, repositioning=setup.repositioning)
-            with torch.cuda.device_of(query):  # kernels are launched on the current device
-                output = attend(memory, query, key, value, real, scoring, setup.chunk, setup.backend, self.record)
-        self.unfinished = False
-        return output
-
-    def reset(self) -> None:
-        self.columns, self.waiting, self.unfinished = 0, False, False
-        if isinstance(self.memory, Memory):
-            self.memory.reset()
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        if isinstance(self.memory, Memory):
-            self.memory.reorder(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        if isinstance(self.memory, Memory):
-            self.memory = self.memory.select(indices)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        if isinstance(self.memory, Memory):
-            self.batch_select_indices(torch.arange(self.memory.batch_size).repeat_interleave(repeats))
-
-    def crop(self, _: int) -> None:
-        raise UsageError("a bounded state cannot take tokens back, as assisted decoding asks: use a full cache for it")
-
-    def offload(self) -> None:
-        raise UsageError("a bounded state stays on its device: it is small, do not offload it")
-
-
-class LinearLayer:
-    """A linear-attention layer's own cache, whose size is fixed already, carried along in a `MultiState`."""
-
-    def __init__(self, layer: Any) -> None:
-        self.layer = layer
-
     @property
-    def nbytes(self) -> int:
-        states = [*self.layer.conv_states.values(), *self.layer.recurrent_states.values()]
-        return sum(state.nbytes for state in states if state is not None)
-
-    def reset(self) -> None:
-        self.layer.reset()
-
-    def select(self, rows: Tensor) -> LinearLayer:
-        other = copy.deepcopy(self.layer)
-        other.reorder_cache(rows)
-        return LinearLayer(other)
+    def state(self) -> MultiState:
+        """The state that the cache holds, to save, fork or continue from."""
+        layers = [layer.memory if isinstance(layer, StateLayer) else LinearLayer(layer) for layer in self.layers]
+        if not all(isinstance(layer, Memory | LinearLayer) for layer in layers):
+            raise UsageError("this cache has read nothing yet, and so holds no state: read a token first")
+        whole = not any(isinstance(layer, StateLayer) and layer.unfinished for layer in self.layers)
+        return MultiState(layers, self.spec.fingerprint, whole)

@@ -1,7 +1,8 @@
-"""Forward passes as CUDA graphs: a bounded state has one shape, so what was captured once replays for ever.
+"""Forward passes as CUDA graphs: the buffers of a bounded state have one shape, so a captured graph fits any length.
 
-One graph per batch size and width (1 for a step, a block for reading). The graphs of a batch size live on one set of
-buffers, in which one state at a time is at home; another moves in when its turn comes, or when the first is gone.
+One graph per batch size and width (1 for a decode step, a block for prefill). The graphs of a batch size share one set
+of buffers, which belongs to one state at a time. Another state takes them over when it is read, and the first one keeps a
+copy.
 """
 
 from __future__ import annotations
@@ -19,54 +20,59 @@ from transformers import PreTrainedModel
 
 from msrnn.core.slots import ordinary_tensors
 from msrnn.core.state import MultiState
-from msrnn.hf.state_spec import Plan
+from msrnn.hf.state_spec import StateSpec
 
 
 class Graph:
     """A forward pass over [B, T] ids, captured on the buffers that a state has now."""
 
     def __init__(
-        self, model: PreTrainedModel, plan: Plan, state: MultiState, width: int, last_only: bool, compiles: bool
+        self, model: PreTrainedModel, spec: StateSpec, state: MultiState, width: int, last_only: bool, compiles: bool
     ):
         B, device = state.batch_size, model.device
         self.ids = torch.zeros(B, width, dtype=torch.long, device=device)
-        # What the mask hides is padding, and padding leaves a state untouched: so does warming up with nothing else.
+        # Warming up and capturing read padding only, which leaves the state as it is.
         self.real = torch.zeros(B, width, dtype=torch.bool, device=device)
         self.graph = torch.cuda.CUDAGraph()
         forward: Any = torch.compile(model) if compiles else model
 
         def read(rows: slice) -> Tensor:
-            part, real = state.part(rows), self.real[rows]
+            part, real = state._part(rows), self.real[rows]
             logits: Tensor = forward(
                 input_ids=self.ids[rows],
-                # In four dimensions, a mask is not looked at: reading it back would break the capture.
+                # A mask of four dimensions is not inspected: reading it back would break the capture.
                 attention_mask=real[:, None, None].expand(-1, 1, width, -1),
                 position_ids=(part.seen[:, None] + real.cumsum(-1) - 1).clamp(min=0),
-                past_key_values=plan.cache(part, real=real),
+                past_key_values=spec.cache(part, real=real),
                 use_cache=True,
                 logits_to_keep=1 if last_only else 0,
             ).logits
             return logits
 
-        # While one half's scan walks on a few multiprocessors, the other half's matrix products have the rest.
+        # While the scan of one half uses a few multiprocessors, the matrix products of the other half use the rest.
         halves = [slice(0, B)] if width == 1 or B == 1 else [slice(0, B // 2), slice(B // 2, B)]
         with torch.cuda.device(device), _unspecialized() if compiles else nullcontext():
             _on_streams(read, halves, times=2)
             with torch.cuda.graph(self.graph):
                 self.logits = torch.cat(_on_streams(read, halves))
         self.real.fill_(True)
+        self._masked = False
 
     def __call__(self, input_ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """[B, T], and a mask of the same shape or none -> logits, overwritten by the next call."""
+        """ids [B, T] and a mask of the same shape, or none -> logits, which the next call overwrites."""
         self.ids.copy_(input_ids)
-        if self.ids.shape[1] > 1:
-            self.real.copy_(mask) if mask is not None else self.real.fill_(True)
+        if mask is not None:
+            self.real.copy_(mask)
+            self._masked = True
+        elif self._masked:
+            self.real.fill_(True)
+            self._masked = False
         self.graph.replay()
         return self.logits
 
 
 def _on_streams(read: Any, parts: list[slice], times: int = 1) -> list[Tensor]:
-    """Each part on a stream of its own; the current one waits for all."""
+    """Each part on its own stream; the current stream waits for all."""
     current = torch.cuda.current_stream()
     streams = [torch.cuda.Stream() for _ in parts]
     results = []
@@ -82,17 +88,17 @@ def _on_streams(read: Any, parts: list[slice], times: int = 1) -> list[Tensor]:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """Back to the first that went wrong: a capture that is given up complains again, of what was left behind."""
+    """An error and those before it, the first one last: aborting a capture raises another error."""
     return [error, *_chain(error.__context__)] if error.__context__ is not None else [error]
 
 
 def _unspecialized() -> Any:
-    """A layer's index is a number like any other: layers of one kind share what was compiled for the first."""
+    """torch.compile treats a layer's index as a variable, so that layers of one kind share their compiled code."""
     return torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True)
 
 
 class _Home:
-    """The buffers of one batch size, the graphs captured on them, and the state that lives there, if one does."""
+    """The buffers of one batch size, the graphs captured on them, and the state that owns them now, if any."""
 
     def __init__(self, state: MultiState) -> None:
         self.layers = [copy.copy(layer) for layer in state.layers]
@@ -101,7 +107,7 @@ class _Home:
 
     @ordinary_tensors
     def admit(self, state: MultiState) -> None:
-        """A state moves in: its values into these buffers, which are then its own. Whoever was here takes a copy."""
+        """Copy a state into these buffers, which are then its own. The state that had them before gets a copy."""
         before = self.resident()
         if before is state:
             return
@@ -114,7 +120,7 @@ class _Home:
         self.resident = weakref.ref(state)
 
     def newcomer(self, fingerprint: dict[str, Any]) -> MultiState:
-        """An empty state in buffers that nobody uses any more."""
+        """An empty state in buffers that no state uses any more."""
         state = MultiState([copy.copy(layer) for layer in self.layers], fingerprint)
         state.reset()
         self.resident = weakref.ref(state)
@@ -122,24 +128,24 @@ class _Home:
 
 
 class Graphs:
-    """What was captured of one model under one plan."""
+    """What was captured of one model under one spec."""
 
-    def __init__(self, model: PreTrainedModel, plan: Plan, compiles: bool) -> None:
-        self.model, self.plan, self.compiles = model, plan, compiles
-        fixed = all(bound and shape for bound, shape in zip(plan.bounds, plan.shapes, strict=True))
-        devices = {shape.device for shape in plan.shapes if shape}
+    def __init__(self, model: PreTrainedModel, spec: StateSpec, compiles: bool) -> None:
+        self.model, self.spec, self.compiles = model, spec, compiles
+        fixed = all(bound and shape for bound, shape in zip(spec.bounds, spec.shapes, strict=True))
+        devices = {shape.device for shape in spec.shapes if shape}
         on_cuda = model.device.type == "cuda" and len(devices) == 1
-        self.possible = fixed and on_cuda and set(plan.backends) == {"triton"}
+        self.possible = fixed and on_cuda and set(spec.backends) == {"triton"}
         self._homes: dict[int, _Home] = {}
         weights = [*model.parameters()]
-        self._ends = weights[:1] + weights[-1:]  # of the weights: casting or moving a model moves all
+        self._ends = weights[:1] + weights[-1:]  # casting or moving a model moves all weights, these among them
         self._weights = self._addresses()
         self._asked: Counter[tuple[int, int, bool]] = Counter()
 
     def of(self, state: MultiState, width: int = 1, last_only: bool = True, after: int = 0) -> Graph | None:
-        """None where there is no graph to be had, which is said if there should have been one.
+        """The graph for a state, captured after more than `after` requests; None where there is none.
 
-        Something new is captured when it has been asked for more than `after` times.
+        A model that cannot be captured gives a warning.
         """
         if not self.possible:
             return None
@@ -157,38 +163,40 @@ class Graphs:
         return home.graphs[key]
 
     def state(self, batch_size: int) -> MultiState:
-        """An empty state, where one of its size has gone and left buffers and graphs behind; others are given back."""
+        """An empty state, in the buffers of an earlier one if they are free; other free buffers are released."""
         home = self._homes.get(batch_size)
         if home is not None and home.resident() is None:
-            return home.newcomer(self.plan.fingerprint)
+            return home.newcomer(self.spec.fingerprint)
         self.release()
-        return self.plan.state(batch_size)
+        return self.spec.state(batch_size)
 
     def _addresses(self) -> tuple[int, ...]:
         return tuple(weight.data_ptr() for weight in self._ends)
 
     def _forget_moved_weights(self) -> None:
-        """Graphs read weights by their address: those of a model that was moved since would read freed memory."""
+        """Drop graphs when weights have moved: a graph reads them at their old addresses."""
         if self._weights != (addresses := self._addresses()):
             self._weights = addresses
             for home in self._homes.values():
                 home.graphs.clear()
 
     def release(self) -> None:
-        """Give back the memory of graphs and buffers in which no state lives."""
+        """Free the graphs and buffers that no state uses."""
         self._homes = {size: home for size, home in self._homes.items() if home.resident() is not None}
 
     def _capture(self, state: MultiState, width: int, last_only: bool) -> Graph | None:
         columns = [layer.columns for layer in state.layers]
         try:
-            return Graph(self.model, self.plan, state, width, last_only, self.compiles)
+            return Graph(self.model, self.spec, state, width, last_only, self.compiles)
         except RuntimeError as error:
             errors = _chain(error)
             if any(isinstance(e, torch.OutOfMemoryError) for e in errors):
                 raise
             reason = (str(errors[-1]) or type(errors[-1]).__name__).splitlines()[0]
-            warnings.warn(f"the model cannot be captured, so every kernel is launched ({reason})", stacklevel=4)
+            warnings.warn(
+                f"no CUDA graph of this model, so every kernel is launched by itself ({reason})", stacklevel=4
+            )
             return None
         finally:
             for layer, count in zip(state.layers, columns, strict=True):
-                layer.columns = count  # what was warmed up was not read
+                layer.columns = count  # warming up read no token

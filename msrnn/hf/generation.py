@@ -1,14 +1,13 @@
-"""`generate` over a bounded state: transformers' own loop, arguments and result; msrnn reads the prompt and steps.
+"""`generate` over a bounded state: transformers' own loop, arguments and result; msrnn does prefill and decode steps.
 
-The model that generates is a twin of the user's: the same weights, but its forward passes over the cache of this call
-go to `Continuation`. Whatever else calls the model meanwhile (guidance, say) gets the model's own forward pass.
+`generate` runs on a twin of the user's model: it shares the weights, but its forward passes over the cache of this call
+go to `Continuation`. Other calls of the model meanwhile (classifier-free guidance, for example) are the model's own.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable
 from functools import wraps
 from typing import Any, Protocol
 
@@ -20,8 +19,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from msrnn.core.state import MultiState, each
 from msrnn.errors import UsageError
-from msrnn.hf.cache import OwnedCache, OwnedLayer
-from msrnn.hf.state_spec import Plan
+from msrnn.hf.cache_layers import OwnedCache, OwnedLayer
+from msrnn.hf.state_spec import StateSpec
 
 _ROLLBACK = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
 _UNSUPPORTED = {
@@ -36,37 +35,39 @@ _WHOLE_BATCH = (MaxLengthCriteria, MaxTimeCriteria)  # end all rows at once
 
 
 class Reader(Protocol):
-    """Who reads and steps: a `MultiStateRNN`."""
+    """Reads and steps: a `MultiStateRNN`."""
 
-    plan: Plan
+    spec: StateSpec
 
     def read(
         self, input_ids: Tensor, state: MultiState, attention_mask: Tensor | None = None, last_only: bool = False
     ) -> Tensor: ...
 
-    def step(self, input_ids: Tensor, state: MultiState) -> Tensor: ...
+    def step(self, input_ids: Tensor, state: MultiState, attention_mask: Tensor | None = None) -> Tensor: ...
 
-    def select(self, state: MultiState, rows: Tensor) -> MultiState: ...
+    def _select(self, state: MultiState, rows: Tensor) -> MultiState: ...
 
 
 class Settings:
-    """The generation settings of one call, as transformers resolves them: the call, its config, the model's config."""
+    """The generation settings of one call: its arguments, its generation config, then the model's."""
 
     def __init__(self, model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
         self.model, self.kwargs = model, kwargs
 
     def __getitem__(self, name: str) -> Any:
-        if name in self.kwargs:  # None is a value: eos_token_id=None generates past every end
+        if name in self.kwargs:  # None is a value: eos_token_id=None generates past every stop token
             return self.kwargs[name]
         configs = (self.kwargs.get("generation_config"), self.model.generation_config)
         found = (getattr(config, name, None) for config in configs)
         return next((value for value in found if value is not None), None)
 
     def check(self) -> None:
-        """Refuse what a state cannot do, before anything is read."""
+        """Refuse what a state cannot do, before a token is read."""
         for name in _ROLLBACK:
             if self[name]:
-                raise UsageError(f"{name}: assisted decoding takes tokens back, and a state that evicts cannot")
+                raise UsageError(
+                    f"{name}: assisted decoding takes tokens back, which a state that evicts cannot do; leave it out"
+                )
         for name, reason in _UNSUPPORTED.items():
             if self[name] is not None and self[name] is not False:
                 raise UsageError(f"{name}: {reason}")
@@ -74,7 +75,7 @@ class Settings:
             raise UsageError("use_cache=False: a state is the cache of its model; leave it out")
 
     def arguments(self, **forced: Any) -> dict[str, Any]:
-        """The call's arguments with some of them forced, in its config where it has one."""
+        """The call's arguments with some of them forced, in its generation config if it has one."""
         arguments = {name: value for name, value in self.kwargs.items() if name != "attention_mask"}
         config = arguments.get("generation_config")
         if config is None:
@@ -86,86 +87,14 @@ class Settings:
         return arguments
 
 
-class Continuation:
-    """The forward passes of one call: the prompt is read once, then every row of every copy takes steps."""
-
-    def __init__(self, model: PreTrainedModel, rnn: Reader, state: MultiState, copies: int, keeps_state: bool) -> None:
-        self.model, self.rnn, self.state, self.copies, self.keeps_state = model, rnn, state, copies, keeps_state
-        self.cache = OwnedCache(layers=[])
-        self.working: MultiState | None = None  # the state that generates, once the prompt is read
-
-    def __call__(self, ids: Tensor, kwargs: dict[str, Any]) -> Any:
-        """One forward pass of `generate` over tokens [B · copies, T]."""
-        other = [name for name, value in kwargs.items() if isinstance(value, Tensor) and name not in _OWN_INPUTS]
-        if other:
-            raise UsageError(f"{', '.join(other)}: a state reads token ids alone, no images or other inputs")
-        if self.working is None:
-            return self._prompt(ids, kwargs)
-        return self._step(ids, kwargs) if ids.shape[1] == 1 else self._read(ids, None)
-
-    def _prompt(self, ids: Tensor, kwargs: dict[str, Any]) -> Any:
-        mask = kwargs.get("attention_mask")
-        ids, mask = ids[:: self.copies], mask if mask is None else mask[:: self.copies, : ids.shape[1]]
-        # A state that the caller keeps stays before the last token until the call has come to its end.
-        stepping = self.keeps_state or kwargs.get("output_hidden_states")
-        before = ids.shape[1] - 1 if stepping else ids.shape[1]
-        logits = None
-        if before:
-            part = None if mask is None else mask[:, :before]
-            logits = self.rnn.read(ids[:, :before], self.state, part, last_only=True)
-        rows = each(self.state.batch_size, self.copies)
-        same = self.copies == 1 and not self.keeps_state
-        self.working = self.state if same else self.rnn.select(self.state, rows)
-        self.cache.layers = self.rnn.plan.cache(self.working, columns=before).layers
-        if stepping:
-            return self._step(ids[:, -1:].repeat_interleave(self.copies, 0), kwargs)
-        assert logits is not None
-        return self._output(logits.repeat_interleave(self.copies, 0))
-
-    def _step(self, ids: Tensor, kwargs: dict[str, Any]) -> Any:
-        assert self.working is not None
-        if not kwargs.get("output_hidden_states"):
-            return self._read(ids, self.rnn.step)
-        kwargs = {**kwargs, "attention_mask": None, "position_ids": self.working.seen[:, None]}
-        with self.working.changing():
-            return self.model(ids, **kwargs)
-
-    def _read(self, ids: Tensor, step: Callable[[Tensor, MultiState], Tensor] | None) -> Any:
-        assert self.working is not None
-        logits = step(ids, self.working) if step else self.rnn.read(ids, self.working, last_only=True)
-        for layer in self.cache.layers:
-            if isinstance(layer, OwnedLayer):
-                layer.columns += ids.shape[1]
-        return self._output(logits)
-
-    def _output(self, logits: Any) -> CausalLMOutputWithPast:
-        return CausalLMOutputWithPast(logits=logits, past_key_values=self.cache)
-
-
-def twin(model: PreTrainedModel, continuation: Continuation) -> Any:
-    """The same model, weights shared, that reads by `continuation`; the model that was given is untouched."""
-
-    @wraps(model.forward)
-    def forward(input_ids: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        if input_ids is None or args or kwargs.get("past_key_values") is not continuation.cache:
-            return model(input_ids, *args, **kwargs)
-        return continuation(input_ids, kwargs)
-
-    other: Any = copy.copy(model)
-    other.forward = forward
-    for hooks in ("_forward_hooks", "_forward_pre_hooks"):  # they run when the model itself is called
-        setattr(other, hooks, OrderedDict())
-    return other
-
-
 class RowEnds(StoppingCriteria):
-    """The caller's own criteria, and after how many columns each row first ended by these, a stop string or an eos."""
+    """The caller's stopping criteria; records the length at which each row first ended, by these or by a stop token."""
 
     def __init__(self, settings: Settings) -> None:
         given = StoppingCriteriaList(settings["stopping_criteria"] or [])
         defaults = (*_WHOLE_BATCH, EosTokenCriteria, StopStringCriteria)
         self.own = StoppingCriteriaList([criterion for criterion in given if not isinstance(criterion, defaults)])
-        # Those that transformers knows go to it as they are: they replace its own of the same kind.
+        # transformers replaces its own criteria by given ones of the same kind, so those are passed on unchanged.
         self.beside = [criterion for criterion in given if isinstance(criterion, defaults)]
         self.watched: list[Any] = [criterion for criterion in self.beside if not isinstance(criterion, _WHOLE_BATCH)]
         eos, strings, tokenizer = settings["eos_token_id"], settings["stop_strings"], settings["tokenizer"]
@@ -173,7 +102,7 @@ class RowEnds(StoppingCriteria):
             self.watched.append(EosTokenCriteria(eos))
         if strings and tokenizer is not None:
             self.watched.append(StopStringCriteria(tokenizer, strings))
-        self.columns: Tensor | None = None
+        self.columns: Tensor | None = None  # [B]: the length of each row with its stop token; a huge number: not ended
 
     @property
     def criteria(self) -> StoppingCriteriaList:
@@ -191,9 +120,9 @@ class RowEnds(StoppingCriteria):
 
 
 def generated_columns(out: Any, prompt: int, ends: RowEnds | None) -> Tensor:
-    """[B, N], 1 for a generated token, 0 for what fills up a row that ended before the others.
+    """[B, N], 1 for a generated token, 0 for the padding of a row that ended before the others.
 
-    out: generate's result with all its fields; beams carry their own lengths, else `ends` knows them.
+    out: generate's result with all its fields. The lengths of beams are in it; otherwise `ends` has them.
     """
     generated: Tensor = out.sequences[:, prompt:]
     columns = torch.arange(generated.shape[1], device=generated.device)
@@ -204,3 +133,119 @@ def generated_columns(out: Any, prompt: int, ends: RowEnds | None) -> Tensor:
     else:
         return torch.ones_like(generated)
     return (columns < lengths[:, None]).long()
+
+
+class Continuation:
+    """The forward passes of one call of `generate`.
+
+    The prompt is read once. Without beams, the caller's state itself decodes, and rows that have ended are masked:
+    their states stay as they were at their end. With beams or several sequences, each row decodes in `copies` copies.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, rnn: Reader, state: MultiState, copies: int, ends: RowEnds | None
+    ) -> None:
+        self.model, self.rnn, self.state, self.copies, self.ends = model, rnn, state, copies, ends
+        self.cache = OwnedCache(layers=[])
+        self.decoding: MultiState | None = None  # the state that decodes, once the prompt is read
+        self.columns = 0  # read so far in this call, those of the prompt included
+        self.fed: list[Tensor] = []  # generated tokens that were read, [B · copies, T] each
+
+    def __call__(self, ids: Tensor, kwargs: dict[str, Any]) -> Any:
+        """One forward pass of `generate` over tokens [B · copies, T]."""
+        other = [name for name, value in kwargs.items() if isinstance(value, Tensor) and name not in _OWN_INPUTS]
+        if other:
+            raise UsageError(f"{', '.join(other)}: a state reads token ids only, no images or other inputs")
+        if self.decoding is None:
+            return self._prompt(ids, kwargs)
+        self.fed.append(ids)
+        return self._decode(ids, kwargs) if ids.shape[1] == 1 else self._output(self._read(ids))
+
+    def _prompt(self, ids: Tensor, kwargs: dict[str, Any]) -> Any:
+        mask = kwargs.get("attention_mask")
+        ids, mask = ids[:: self.copies], mask if mask is None else mask[:: self.copies, : ids.shape[1]]
+        # Hidden states come from the model's own forward pass. Beams go back to the state before the last token.
+        stepping = bool(kwargs.get("output_hidden_states")) or self.copies > 1
+        before = ids.shape[1] - 1 if stepping else ids.shape[1]
+        logits = None
+        if before:
+            part = None if mask is None else mask[:, :before]
+            logits = self.rnn.read(ids[:, :before], self.state, part, last_only=True)
+        self.decoding = self.state
+        if self.copies > 1:
+            self.decoding = self.rnn._select(self.state, each(self.state.batch_size, self.copies))
+        self.columns = before
+        self.cache.layers = self.rnn.spec.cache(self.decoding, columns=before).layers
+        if stepping:
+            return self._decode(ids[:, -1:].repeat_interleave(self.copies, 0), kwargs)
+        assert logits is not None
+        return self._output(logits)
+
+    def _decode(self, ids: Tensor, kwargs: dict[str, Any]) -> Any:
+        assert self.decoding is not None
+        mask = self._unfinished()
+        if not kwargs.get("output_hidden_states"):
+            logits = self.rnn.step(ids, self.decoding, mask)
+            self._count(1)
+            return self._output(logits)
+        for layer in self.cache.layers:
+            if isinstance(layer, OwnedLayer):
+                layer.real = None if mask is None else mask.bool()
+        kwargs = {**kwargs, "attention_mask": None, "position_ids": self.decoding.seen[:, None]}
+        with self.decoding._changing():
+            out = self.model(ids, **kwargs)
+        self.columns += 1
+        return out
+
+    def _unfinished(self) -> Tensor | None:
+        """[B, 1], 0 for rows that ended before the column that is read next; None: there is only one row."""
+        if self.ends is None or self.ends.columns is None or self.state.batch_size == 1:
+            return None
+        return (self.columns < self.ends.columns)[:, None].long()
+
+    def _read(self, ids: Tensor) -> Tensor:
+        assert self.decoding is not None
+        logits = self.rnn.read(ids, self.decoding, last_only=True)
+        self._count(ids.shape[1])
+        return logits
+
+    def _count(self, columns: int) -> None:
+        self.columns += columns
+        for layer in self.cache.layers:
+            if isinstance(layer, OwnedLayer):
+                layer.columns += columns
+
+    def _output(self, logits: Any) -> CausalLMOutputWithPast:
+        return CausalLMOutputWithPast(logits=logits, past_key_values=self.cache)
+
+    def finish(self, out: Any, prompt: int) -> None:
+        """Let the caller's state read what it has not read of the result: the last token, or with beams the answer."""
+        if self.copies > 1:
+            new = out.sequences[:, prompt - 1 :]
+            real = torch.cat([torch.ones_like(new[:, :1]), generated_columns(out, prompt, self.ends)], dim=1)
+            self.rnn.read(new.masked_fill(real == 0, 0), self.state, real, last_only=True)
+            return
+        generated, real = out.sequences[:, prompt:], generated_columns(out, prompt, self.ends)
+        read = torch.cat(self.fed, dim=1) if self.fed else generated[:, :0]
+        expected = generated[:, :-1]
+        if read.shape != expected.shape or bool(((read != expected) & (real[:, :-1] == 1)).any()):
+            self.state.whole = False
+            raise UsageError("this way of generating feeds other tokens than it returns: call generate without a state")
+        if bool(real[:, -1].any()):
+            self.rnn.read(generated[:, -1:].masked_fill(real[:, -1:] == 0, 0), self.state, real[:, -1:], last_only=True)
+
+
+def twin(model: PreTrainedModel, continuation: Continuation) -> Any:
+    """The same model with shared weights, whose forward passes go to `continuation`; the model itself is unchanged."""
+
+    @wraps(model.forward)
+    def forward(input_ids: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        if input_ids is None or args or kwargs.get("past_key_values") is not continuation.cache:
+            return model(input_ids, *args, **kwargs)
+        return continuation(input_ids, kwargs)
+
+    other: Any = copy.copy(model)
+    other.forward = forward
+    for hooks in ("_forward_hooks", "_forward_pre_hooks"):  # they run once, when the model itself is called
+        setattr(other, hooks, OrderedDict())
+    return other

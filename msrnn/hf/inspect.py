@@ -1,179 +1,221 @@
-"""What a model's layers are made of, as the model itself shows it when a token passes."""
+"""ModelSpec: what a model's layers are. A model is inspected once, and left as it was."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import hashlib
+import json
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
 
-import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import Cache, LinearAttentionLayer
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 
-from msrnn.core.scores import Scoring
-from msrnn.core.slots import LayerShape
+from msrnn.core.rope import Rope
 from msrnn.errors import UsageError
-from msrnn.hf.cache import NAME, OwnedLayer
-from msrnn.hf.masks import NotCausalError, watched_windows
-from msrnn.layer import plain_attention
-
-TRIED = 48  # tokens that a hybrid model is tried on
-ROUNDING = {torch.float32: 5e-5, torch.float64: 1e-6}  # by how much, relatively, its parts may differ from the whole
-COARSE = 0.05  # in 16 bits
+from msrnn.hf.attention import NAME
+from msrnn.hf.inspect_rope import inspect_rope
+from msrnn.hf.probe import Probed, check_split, check_takes_positions, host_layers, inspect_layers
 
 
-class Probed(NamedTuple):
-    shape: LayerShape
-    key: Tensor  # [rows, K, 1, D] of the first token
-    module: nn.Module  # that attends
-    hands_on: bool  # `use_cache`, from the model's call to the attention function
+class ModelSpec:
+    """What a model's layers are. Everything that costs a forward pass is computed once, when it is first needed."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = weakref.ref(model)
+        self.config = model.config.get_text_config(decoder=True)
+        self.windows = sliding_windows(model, self.config)
+        with msrnn_attention(model):
+            self.layers: list[Probed | None] = inspect_layers(model, self.config)  # None: linear attention
+        self.last_position = _last_position(model, self.config)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        model = self._model()
+        if model is None:
+            raise UsageError("the model of this spec no longer exists: inspect another")
+        return model
+
+    @property
+    def dtype(self) -> str:
+        """The name of the dtype that the layers compute in, or several names joined by "/"."""
+        return "/".join(sorted({str(layer.shape.dtype).removeprefix("torch.") for layer in self.layers if layer}))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identifies the model by its weights."""
+        return fingerprint_of(self.model)
+
+    @cached_property
+    def rope_digest(self) -> str:
+        """Identifies the parameters of its rotary embeddings, which are no weights."""
+        parameters = getattr(self.config, "rope_parameters", None)
+        return _digest(json.dumps(parameters, sort_keys=True, default=str).encode())
+
+    @cached_property
+    def ropes(self) -> list[Rope | None]:
+        """The RoPE of each layer; raises where keys cannot be re-rotated."""
+        with msrnn_attention(self.model):
+            return inspect_rope(self.model, self.config)
+
+    def check_readable(self, in_blocks: bool) -> None:
+        """Refuse what would be wrong without an error; `in_blocks`: msrnn itself reads and gives position ids."""
+        if in_blocks:
+            _ = self._takes_positions
+        if None in self.layers:
+            _ = self._splits_in_blocks if in_blocks else self._splits
+
+    @cached_property
+    def _takes_positions(self) -> bool:
+        with msrnn_attention(self.model):
+            check_takes_positions(self.model, self.config, self.layers)
+        return True
+
+    @cached_property
+    def _splits(self) -> bool:
+        with msrnn_attention(self.model):
+            check_split(self.model, self.config, in_blocks=False)
+        return True
+
+    @cached_property
+    def _splits_in_blocks(self) -> bool:
+        with msrnn_attention(self.model):
+            check_split(self.model, self.config, in_blocks=True)
+        return True
 
 
-def host_layers(config: Any) -> list[Any]:
-    """The layers that transformers itself would cache with."""
-    return list(DynamicCache(config=config).layers)
+_SPECS: weakref.WeakKeyDictionary[nn.Module, tuple[int, ModelSpec]] = weakref.WeakKeyDictionary()
 
 
-def some_tokens(model: PreTrainedModel, count: int) -> Tensor:
-    """[1, count] ids from all over the vocabulary, none of them padding: some models count positions without it."""
-    vocabulary: Any = model.get_input_embeddings().num_embeddings
-    padding = getattr(model.config.get_text_config(decoder=True), "pad_token_id", None)
-    ids = (torch.arange(count, device=model.device) * max(1, vocabulary // count) + 1) % vocabulary
-    return torch.where(ids == padding, (ids + 1) % vocabulary, ids)[None] if padding is not None else ids[None]
+def inspect_model(model: PreTrainedModel) -> ModelSpec:
+    """The spec of a model, from the last time if neither its weights nor its config have changed since."""
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"{type(model).__name__} is not a transformers model: load one with AutoModelForCausalLM")
+    if model.device.type == "meta":
+        raise UsageError(f"{type(model).__name__} is on the meta device: load its weights first")
+    version = _version(model)
+    known = _SPECS.get(model)
+    if known is None or known[0] != version:
+        _SPECS[model] = known = (version, ModelSpec(model))
+    return known[1]
 
 
-class _Probe(OwnedLayer):
-    """Remembers the token that passed."""
-
-    seen: Probed | None = None
-    times = 0
-    module: nn.Module
-    hands_on = False
-
-    def check_call(self, module: nn.Module, use_cache: bool | None) -> None:
-        self.module, self.hands_on = module, use_cache is True
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, _: Tensor | None, scoring: Scoring) -> Tensor:
-        shape = LayerShape(query.shape[1], key.shape[1], key.shape[3], value.shape[3], key.dtype, key.device)
-        self.seen, self.times = Probed(shape, key[:, :, :1], self.module, self.hands_on), self.times + 1
-        return plain_attention(query, key, value, None, scoring)[0]
+def _version(model: PreTrainedModel) -> int:
+    """Changes when weights move, are replaced or updated in place, or when the config changes. It reads no weight."""
+    weights = [_weight_version(weight) for weight in (*model.parameters(), *model.buffers())]
+    return hash((json.dumps(model.config.to_dict(), sort_keys=True, default=str), *weights))
 
 
-@torch.no_grad()
-def probe(
-    model: PreTrainedModel, config: Any, rows: int = 1, position: int | None = None, columns: int = 0, length: int = 1
-) -> list[Probed | None]:
-    """What each layer sees of a short batch, `rows` sequences of `length` tokens; None: linear attention.
-
-    The first token has this `position`, if any, and the cache says that `columns` columns came before it.
-    """
-    layers: list[Any] = [
-        layer if isinstance(layer, LinearAttentionLayer) else _Probe(config) for layer in host_layers(config)
-    ]
-    for layer in layers:
-        if isinstance(layer, _Probe):
-            layer.columns = columns
-    unreached = f"{type(model).__name__}: its attention does not pass through transformers' AttentionInterface"
-    if config._attn_implementation != NAME:
-        raise UsageError(f"{unreached}, so msrnn cannot bound it")
-    tokens = some_tokens(model, rows).T.repeat(1, length)
-    model(
-        input_ids=tokens,
-        attention_mask=torch.ones_like(tokens),
-        past_key_values=Cache(layers=layers),
-        use_cache=True,
-        **({} if position is None else {"position_ids": torch.full_like(tokens, position)}),
-    )
-    again = [i for i, layer in enumerate(layers) if isinstance(layer, _Probe) and layer.times > 1]
-    if again:
-        raise UsageError(f"{type(model).__name__} attends more than once to the states of layers {again}")
-    missed = [i for i, layer in enumerate(layers) if isinstance(layer, _Probe) and layer.seen is None]
-    if missed:
-        raise UsageError(f"{unreached} in layers {missed}, so msrnn cannot bound it")
-    return [layer.seen if isinstance(layer, _Probe) else None for layer in layers]
-
-
-def inspect_layers(model: PreTrainedModel, config: Any) -> list[Probed | None]:
-    """What each layer is made of; refuses a model that does not attend in causal order, or whose keys are NaN."""
-    name = type(model).__name__
+def _weight_version(weight: Tensor) -> tuple[Any, ...]:
     try:
-        with watched_windows() as masked:
-            seen = probe(model, config, length=2)
-    except NotCausalError as error:
-        raise UsageError(
-            f"{name} attends to later tokens (is_causal=False, use_bidirectional_attention=True or an encoder): "
-            "msrnn bounds decoders, which read in causal order"
-        ) from error
-    except ValueError as error:
-        if not str(error).startswith("attention mask of"):
+        address = weight.data_ptr()
+    except RuntimeError:  # a tensor subclass without memory of its own
+        address = id(weight)
+    return address, None if weight.is_inference() else weight._version, weight.dtype, weight.device
+
+
+@contextmanager
+def msrnn_attention(model: PreTrainedModel) -> Iterator[None]:
+    """The model in evaluation mode with the attention of msrnn; afterwards it is as it was."""
+    before = Handover(model)
+    try:
+        yield
+    finally:
+        before.undo()
+
+
+class Handover:
+    """Puts a model into evaluation mode and makes its attention "msrnn"; remembers how it was."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = weakref.ref(model)
+        configs = {"": model.config, **{name: getattr(model.config, name, None) for name in model.config.sub_configs}}
+        self._before = {name: config._attn_implementation for name, config in configs.items() if config is not None}
+        self._training = [weakref.ref(module) for module in model.modules() if module.training]
+        try:
+            model.eval()
+            model.set_attn_implementation(NAME)
+        except BaseException:
+            self.undo()
             raise
-        raise UsageError(f"{name} changes its attention mask in a way that msrnn does not support") from error
-    windows = {getattr(layer, "sliding_window", None) for layer in host_layers(config)} - {None}
-    if windows and not windows & set(masked):
-        raise UsageError(f"{name} caches with a sliding window and masks without one: reading differs from stepping")
-    broken = [i for i, layer in enumerate(seen) if layer and not bool(layer.key.isfinite().all())]
-    if broken:
-        reason = non_finite_weights(model) or "its weights are finite, so its dtype is too narrow"
+
+    def undo(self) -> None:
+        """Give the model its attention implementation and its training modes back."""
+        model = self._model()
+        if model is not None:
+            model.set_attn_implementation(self._before)
+        for module in (reference() for reference in self._training):
+            if module is not None:
+                module.training = True
+
+
+_HANDOVERS: weakref.WeakKeyDictionary[nn.Module, Handover] = weakref.WeakKeyDictionary()
+
+
+def hand_over(model: PreTrainedModel) -> None:
+    """Put a model into evaluation mode with the attention of msrnn, until `give_back`."""
+    handover = Handover(model)
+    _HANDOVERS.setdefault(model, handover)  # the first one knows how the model was
+
+
+def give_back(model: PreTrainedModel) -> None:
+    """Undo all calls of `hand_over`: the model is as it was before the first."""
+    handover = _HANDOVERS.pop(model, None)
+    if handover is not None:
+        handover.undo()
+
+
+def sliding_windows(model: PreTrainedModel, config: Any) -> list[int | None]:
+    """The sliding window of each layer, None where it has none; refuses, with the reason, what cannot be bounded."""
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise UsageError(f"{name} is an encoder-decoder: msrnn bounds decoders, whose states grow with the text")
+    if getattr(config, "num_kv_shared_layers", None):
         raise UsageError(
-            f"{name}: the keys of layer {broken[0]} are NaN or infinite; {reason}; load it again, or in float32"
+            f"{name} has layers that share the states of others, and those cannot be evicted by one layer alone"
         )
-    return seen
+    layers = host_layers(config)
+    known = (DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer)
+    odd = {type(layer).__name__ for layer in layers if type(layer) not in known}
+    if "chunked_attention" in (getattr(config, "layer_types", None) or []):
+        odd.add("chunked attention")
+    if odd:
+        raise UsageError(f"{name} caches with {', '.join(sorted(odd))}, which msrnn does not know how to bound")
+    if all(isinstance(layer, LinearAttentionLayer) for layer in layers):
+        raise UsageError(f"{name} has no attention layer: its state is bounded already")
+    return [getattr(layer, "sliding_window", None) for layer in layers]
 
 
-@torch.no_grad()
-def non_finite_weights(model: PreTrainedModel) -> str | None:
-    """Which weights are NaN or infinite, in a few words; None: all are finite."""
-    named = [(name, weight) for name, weight in model.named_parameters() if weight.is_floating_point()]
-    broken = [name for name, weight in named if not weight.is_meta and not bool(torch.isfinite(weight).all())]
-    if not broken:
-        return None
-    return f"{len(broken)} of its {len(named)} weights have NaN or infinite numbers, {broken[0]} first"
+def fingerprint_of(model: PreTrainedModel) -> str:
+    """Identifies a model by its weights: names, shapes and 16 values of each, as they are when the model is wrapped.
 
-
-def check_driven(model: PreTrainedModel, config: Any) -> None:
-    """Whether a model can be read block by block: it gives logits, and takes the positions that it is told.
-
-    Some count positions by the cache, or from another number than 0.
+    It does not notice a change of other values than the sampled ones, training after wrapping, or adapters that are
+    switched off. Quantized weights that are no tensors count by name and type, weights on the meta device (offloaded to
+    disk) by shape.
     """
-    if not model.can_generate():
-        raise UsageError(f"{type(model).__name__} gives no logits: load the model with AutoModelForCausalLM")
-    own, told = probe(model, config), probe(model, config, position=0, columns=1)
-    for mine, theirs in zip(own, told, strict=True):
-        if mine and theirs and not torch.allclose(mine.key, theirs.key, rtol=1e-2, atol=1e-2):
-            raise UsageError(
-                f"{type(model).__name__} counts positions in a way of its own, and cannot be told them: "
-                "use MultiStateCache with its own generate"
-            )
+    parts = []
+    for name, weight in model.state_dict().items():
+        if not isinstance(weight, Tensor):
+            parts.append(f"{name}{type(weight).__name__}".encode())
+            continue
+        sample = b""
+        if weight.device.type != "meta":
+            flat = weight.detach().flatten()
+            flat = flat.dequantize() if flat.is_quantized else flat
+            sample = flat[:: max(1, flat.numel() // 16)].float().cpu().numpy().tobytes()
+        parts.append(f"{name}{list(weight.shape)}".encode() + sample)
+    return _digest(b"".join(parts))
 
 
-@torch.no_grad()
-def check_split(model: PreTrainedModel, config: Any, driven: bool) -> None:
-    """Refuse a model whose linear-attention layers do not go on exactly from where they were.
-
-    Some lose their state when several tokens follow, which only matters where msrnn drives the model. Some step by
-    another formula than they read.
-    """
-    tokens = some_tokens(model, TRIED)
-
-    def logits(parts: list[Tensor]) -> Tensor:
-        cache = DynamicCache(config=config)
-        return torch.cat(
-            [model(input_ids=part, use_cache=True, past_key_values=cache).logits for part in parts], dim=1
-        ).float()
-
-    whole = logits([tokens])
-    first, second = tokens.chunk(2, dim=1)
-    ways = {"in two parts": [first, second]} if driven else {}
-    for how, parts in (ways | {"token by token": [first, *second.split(1, dim=1)]}).items():
-        off = float((logits(parts) - whole).abs().max() / whole.abs().max())
-        if not off <= ROUNDING.get(model.dtype, COARSE):
-            raise UsageError(
-                f"{type(model).__name__}: read {how}, its logits differ from one read by {off:.2%}: the states of its "
-                "linear-attention layers do not carry over in transformers"
-            )
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
-def last_position(model: PreTrainedModel, config: Any) -> int | None:
-    """Where positions end, in a model that learned a row of a table for each; None: they go on."""
+def _last_position(model: PreTrainedModel, config: Any) -> int | None:
+    """The last position of a model with a table of learned positions; None: positions have no end."""
     known = getattr(config, "max_position_embeddings", None)
     if not known or getattr(config, "rope_parameters", None):
         return None

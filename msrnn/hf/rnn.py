@@ -1,4 +1,4 @@
-"""A decoder as a recurrent network: an empty state, reading, stepping, generating."""
+"""MultiStateRNN: a decoder as a recurrent network. An empty state, prefill, decode steps, generation."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from msrnn.core.rope import ORIGINAL, Gap
 from msrnn.core.slots import MOST_COLUMNS, Slots
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
+from msrnn.hf.cache import MultiStateCache
 from msrnn.hf.cuda_graphs import Graphs
-from msrnn.hf.generation import Continuation, RowEnds, Settings, generated_columns, twin
-from msrnn.hf.state_spec import plan
+from msrnn.hf.generation import Continuation, RowEnds, Settings, twin
+from msrnn.hf.inspect import give_back, hand_over
+from msrnn.hf.state_spec import state_spec
 from msrnn.layer import Record
 from msrnn.policy import Policy, ranks_alike
 
 DEFAULT_BLOCK = 512
-BLOCK_TOKENS = 16_384  # of all rows of a batch together, so that activations stay within bounds at any batch size
-STEPWISE_BLOCK = 64  # where a GPU decodes tokens one by one: more launches take too long to capture
-WORTH_CAPTURING = 3  # blocks that were read alike: as many take as long as to capture one
+BLOCK_TOKENS = 16_384  # of all rows of a batch together: it bounds the memory of activations at any batch size
+STEPWISE_BLOCK = 64  # where a GPU reads a block token by token: a larger graph takes too long to capture
+WORTH_CAPTURING = 3  # blocks of one shape before one is captured, which takes about as long as reading three
 
 
 class MultiStateRNN:
@@ -51,81 +53,114 @@ class MultiStateRNN:
         policy: str | Policy = "tova",
         size: int | None = 512,
         *,
+        positions: str | Gap = ORIGINAL,
+        state_dtype: str | torch.dtype | None = None,
+        backend: str = "auto",
+        compile: bool = False,
         chunk: int | None = None,
         block: int | None = None,
-        backend: str = "auto",
-        state_dtype: str | None = None,
-        compile: bool = False,
-        positions: str | Gap = ORIGINAL,
     ) -> None:
         if block is not None and (not isinstance(block, int) or isinstance(block, bool) or block < 1):
             raise UsageError(f"block={block!r}: must be a whole number of tokens, 1 or more")
-        self.plan = plan(model, policy, size, chunk, backend, state_dtype, positions, driven=True)
+        options: Any = {"positions": positions, "state_dtype": state_dtype, "backend": backend, "chunk": chunk}
+        self.spec = state_spec(model, policy, size, **options, in_blocks=True)
+        hand_over(model)
         self.model = model
-        stepwise = self.plan.decodes_repositioned
+        stepwise = self.spec.decodes_repositioned
         self._given_block = block
         self.block = block or (STEPWISE_BLOCK if stepwise else DEFAULT_BLOCK)
-        self._graphs = Graphs(model, self.plan, compile)
+        self._graphs = Graphs(model, self.spec, compile)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model's first weights."""
+        return self.model.device
+
+    @property
+    def config(self) -> Any:
+        """The model's config."""
+        return self.model.config
+
+    def cache(self) -> MultiStateCache:
+        """An empty cache with the same policy, size and options, for `model.generate(past_key_values=...)`."""
+        return MultiStateCache.from_spec(self.model, self.spec)
+
+    def detach(self) -> None:
+        """Give the model back as it was before it was first wrapped: its attention implementation and training mode.
+
+        States, and other objects that wrap this model, cannot be used with it any more.
+        """
+        self.release()
+        give_back(self.model)
+
+    def __enter__(self) -> MultiStateRNN:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
 
     def state(self, batch_size: int = 1) -> MultiState:
-        """An empty state for so many sequences; a bounded one takes all its memory now and never more."""
+        """An empty state for `batch_size` sequences; a bounded one allocates all its memory now, and no more later."""
         if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
             raise UsageError(f"batch_size={batch_size!r}: must be a whole number of sequences, 1 or more")
         return self._graphs.state(batch_size)
 
     def block_of(self, batch_size: int) -> int:
-        """Tokens of each row that pass through the model at once: as the caller said, or fewer in a larger batch."""
+        """Tokens of each row that pass through the model at once: as given, or fewer in a larger batch."""
         if self._given_block is not None:
             return self._given_block
         return min(self.block, max(1, BLOCK_TOKENS // batch_size))
 
     def release(self) -> None:
-        """Give back the GPU memory that captured graphs keep for the next state of their batch size."""
+        """Free the GPU memory that captured graphs keep for the next state of their batch size."""
         self._graphs.release()
 
     def load_state(self, path: str | os.PathLike[str]) -> MultiState:
-        """A state that `state.save` wrote for this model, policy, size and dtype."""
-        return MultiState.load(path, self.plan.fingerprint, self.plan.state)
+        """Load a state that `state.save` wrote for this model, policy, size, dtype and positions."""
+        return MultiState._load(path, self.spec.fingerprint, self.spec.state)
 
     def convert_state(self, state: MultiState) -> MultiState:
-        """A copy of a state that was read under other `positions`, or under this policy with another `horizon` or other
-        `first` tokens, to go on from under these.
+        """Copy a state of other `positions`, or of another `horizon` or `first` of this policy, for use with this RNN.
 
-        Keys are held as they were first written, and positions as in the text, so either may change at any token. What
-        a new horizon hides is seen no more; who has left does not come back.
+        A state keeps keys as the model wrote them, and positions as in the text, so these may change between any two
+        tokens. Evicted tokens do not come back.
         """
-        theirs, mine = state.fingerprint, dict(self.plan.fingerprint)
+        theirs, mine = state.fingerprint, dict(self.spec.fingerprint)
         mine["positions"] = theirs["positions"]
         if ranks_alike(mine["policy"], theirs["policy"]):
             mine["policy"] = theirs["policy"]
         state.check_fits(mine)
         layers = state.fork(1).layers
-        for layer, bound in zip(layers, self.plan.bounds, strict=True):
+        for layer, bound in zip(layers, self.spec.bounds, strict=True):
             if isinstance(layer, Slots) and bound is not None:
                 layer.bound = bound
-        return MultiState(layers, self.plan.fingerprint)
+        return MultiState(layers, self.spec.fingerprint)
 
-    def select(self, state: MultiState, rows: Sequence[int] | Tensor) -> MultiState:
-        """`state.select`, on buffers that have their graph already where there are such."""
-        index = state.rows(rows)
+    def _select(self, state: MultiState, rows: Sequence[int] | Tensor) -> MultiState:
+        """`state.select`, into buffers that have a captured graph already, where there are such."""
+        index = state._row_index(rows)
         if not self._graphs.possible:
             return state.select(index)
         chosen = self.state(len(index))
-        chosen.become(state, index)
+        chosen._become(state, index)
         return chosen
 
     @torch.no_grad()
-    def step(self, input_ids: Tensor, state: MultiState) -> Tensor:
-        """Read one token per row: [B, 1] -> logits [B, 1, V]."""
+    def step(self, input_ids: Tensor, state: MultiState, attention_mask: Tensor | None = None) -> Tensor:
+        """One decode step, one token per row: [B, 1] -> logits [B, 1, V].
+
+        Rows where `attention_mask` [B, 1] is 0 read nothing: their states stay as they are, and their logits mean
+        nothing.
+        """
         if isinstance(input_ids, Tensor) and input_ids.ndim == 2 and input_ids.shape[1] != 1:
-            raise UsageError(f"step reads one token per row, not {input_ids.shape[1]}: use read for more")
-        ids, _ = self._checked(input_ids, state, None)
+            raise UsageError(f"input_ids of {input_ids.shape[1]} columns: step reads one token per row; use read")
+        ids, mask = self._checked(input_ids, state, attention_mask)
         graph = self._graphs.of(state)
-        with state.changing():
+        with state._changing():
             if graph is None:
-                return self._forward(ids, state, None, last_only=True)
-            state.count(1)
-            return graph(ids).clone()
+                return self._forward(ids, state, mask, last_only=True)
+            state._count(1)
+            return graph(ids, mask).clone()
 
     @torch.no_grad()
     def read(
@@ -137,11 +172,11 @@ class MultiStateRNN:
         on_block: Callable[[int], None] | None = None,
         record: Callable[[int], Record] | None = None,
     ) -> Tensor:
-        """Read any number of tokens [B, T]; the state advances. Returns logits [B, T, V], or [B, 1, V] if `last_only`.
+        """Read any number of tokens [B, T] (prefill); the state advances. -> logits [B, T, V], or the last [B, 1, V].
 
-        `attention_mask` [B, T] covers these columns, 0 where padding. However the input is split, the answer is the
-        same. `on_block` is told how many columns each block had; `record` gives, for a layer, who takes down its
-        eviction times.
+        `attention_mask` [B, T] covers these columns, 0 for padding. The result does not depend on how a text is split
+        into calls. `on_block` is called with the number of columns after each block. `record(layer)` returns a
+        function that receives the layer's eviction times.
         """
         input_ids, mask = self._checked(input_ids, state, attention_mask)
         logits: Tensor | None = None
@@ -152,11 +187,11 @@ class MultiStateRNN:
             graph = None
             if record is None and ids.shape[1] == block > 1:
                 graph = self._graphs.of(state, block, last_only, after=WORTH_CAPTURING)
-            with state.changing():
+            with state._changing():
                 if graph is None:
                     out = self._forward(ids, state, part, last_only, record)
                 else:
-                    state.count(block)
+                    state._count(block)
                     out = graph(ids, part)
             if last_only:
                 logits = out[:, -1:].clone()
@@ -181,7 +216,7 @@ class MultiStateRNN:
             input_ids=ids,
             attention_mask=mask,
             position_ids=_positions(state.seen, ids, mask),
-            past_key_values=self.plan.cache(state, record=record, real=None if mask is None else mask.bool()),
+            past_key_values=self.spec.cache(state, record=record, real=None if mask is None else mask.bool()),
             use_cache=True,
             logits_to_keep=1 if last_only else 0,
         ).logits
@@ -189,36 +224,35 @@ class MultiStateRNN:
 
     @torch.no_grad()
     def generate(self, input_ids: Tensor, state: MultiState | None = None, **kwargs: Any) -> Any:
-        """transformers' `generate`, from a bounded state: its arguments, its result.
+        """transformers' `generate` over a bounded state: its arguments, its result.
 
-        Given a `state`, `input_ids` are the new tokens only; the state then advances over them and over what was
-        generated, and an interrupted call leaves it before the last of the new tokens. Without an `attention_mask`,
-        every id is a token. What cannot be done is refused before anything is read.
+        With a `state`, `input_ids` are the new tokens only, and the state advances over them and over the answer of
+        each row, its stop token included. An interrupted call leaves the state after the tokens it has read
+        (`state.seen`). Logits processors and stopping criteria see the tokens of this call only, not what the state has
+        read before. Without an `attention_mask`, every id is a token. What cannot be done is refused before a token is
+        read.
         """
         settings = Settings(self.model, kwargs)
         settings.check()
-        keeps_state = state is not None
+        continues = state is not None
         if state is None:
             state = self.state(input_ids.shape[0] if isinstance(input_ids, Tensor) and input_ids.ndim == 2 else 1)
         input_ids, mask = self._checked(input_ids, state, kwargs.get("attention_mask"))
         if mask is not None and not mask[:, -1].all():
-            raise UsageError("attention_mask: generate goes on from the last column, so pad on the left")
+            raise UsageError("attention_mask: generate continues from the last column, so pad on the left")
         sequences, beams = settings["num_return_sequences"] or 1, settings["num_beams"] or 1
-        if keeps_state and sequences > 1:
+        if continues and sequences > 1:
             raise UsageError(
-                f"num_return_sequences={sequences}: a state goes on in one way; fork it and generate from the copies"
+                f"num_return_sequences={sequences}: a state continues in one way; fork it and generate from the copies"
             )
-        if keeps_state and state.batch_size > 1 and self.plan.hybrid:
+        if continues and state.batch_size > 1 and self.spec.hybrid:
             raise UsageError(
-                f"a state of {state.batch_size} rows: where one ends before the others, this model's linear-attention "
-                "layers would read what fills it up; select a row and generate from it alone"
+                f"a state of {state.batch_size} rows: the linear-attention layers of this model cannot skip rows that "
+                "have ended; select a row and generate from it alone"
             )
-        continuation = Continuation(self.model, self, state, max(sequences, beams), keeps_state)
-        detailed = settings["return_dict_in_generate"]
-        forced: dict[str, Any] = {"use_cache": True}
-        ends = RowEnds(settings) if keeps_state and beams == 1 else None
-        if keeps_state:
-            forced["return_dict_in_generate"] = True
+        ends = RowEnds(settings) if continues and beams == 1 else None
+        continuation = Continuation(self.model, self, state, max(sequences, beams), ends)
+        forced = {"use_cache": True, **({"return_dict_in_generate": True} if continues else {})}
         arguments = settings.arguments(**forced)
         if ends is not None:
             arguments["stopping_criteria"] = ends.criteria
@@ -228,34 +262,32 @@ class MultiStateRNN:
             past_key_values=continuation.cache,
             **arguments,
         )
-        if not keeps_state:
+        if not continues:
             return out
-        prompt = input_ids.shape[1]
-        new = out.sequences[:, prompt - 1 :]
-        real = torch.cat([torch.ones_like(new[:, :1]), generated_columns(out, prompt, ends)], dim=1)
-        self.read(new.masked_fill(real == 0, 0), state, real, last_only=True)
-        return out if detailed else out.sequences
+        continuation.finish(out, input_ids.shape[1])
+        return out if settings["return_dict_in_generate"] else out.sequences
 
     def _checked(
         self, input_ids: Tensor, state: MultiState, attention_mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Ids and mask on the model's device, the mask only where there is padding; refuses what cannot be read."""
+        """Ids and mask on the model's device, the mask only where there is padding. Refuses what cannot be read."""
         if not isinstance(input_ids, Tensor) or input_ids.dtype not in _INTEGERS:
             kind = input_ids.dtype if isinstance(input_ids, Tensor) else type(input_ids).__name__
             raise TypeError(f"input_ids of {kind}: must be a tensor of integers, [batch, tokens]")
         if input_ids.ndim != 2 or input_ids.numel() == 0:
             raise UsageError(f"input_ids of shape {list(input_ids.shape)}: must be [batch, tokens], 1 token or more")
         if not isinstance(state, MultiState):
-            raise TypeError(f"state of {type(state).__name__}: must come from state(), load(), fork() or select()")
-        state.check_fits(self.plan.fingerprint)
+            raise TypeError(f"state of {type(state).__name__}: must be a MultiState, as rnn.state() makes it")
+        state.check_fits(self.spec.fingerprint)
+        self.spec.check_device(state)
         if input_ids.shape[0] != state.batch_size:
             raise UsageError(f"input_ids of {input_ids.shape[0]} rows do not fit a state of {state.batch_size}")
         if state.columns + input_ids.shape[1] > MOST_COLUMNS:
             raise UsageError(
                 f"{state.columns + input_ids.shape[1]:,} columns: a state reads {MOST_COLUMNS:,} at most; "
-                "go on from an empty one"
+                "continue from an empty one"
             )
-        self.plan.check_reach(state.columns + input_ids.shape[1])
+        self.spec.check_gaps(state.columns + input_ids.shape[1])
         self._check_autocast()
         vocabulary: Any = self.model.get_input_embeddings().num_embeddings
         if input_ids.device.type == "cpu":
@@ -270,21 +302,21 @@ class MultiStateRNN:
                     "columns of input_ids, no more and no fewer"
                 )
             attention_mask = None if bool(attention_mask.all()) else (attention_mask != 0).long().to(self.model.device)
-        if attention_mask is not None and self.plan.hybrid and bool((state.seen > 0).any()):
+        if attention_mask is not None and self.spec.hybrid and bool((state.seen > 0).any()):
             raise UsageError(
-                "attention_mask: this model's linear-attention layers read padding, too, unless it comes before all "
-                "tokens; select the rows and read each alone"
+                "attention_mask: the linear-attention layers of this model also read padding, unless it comes first; "
+                "select the rows and read each alone"
             )
         input_ids = input_ids.long().to(self.model.device)
-        if self.plan.last_position is not None:
-            self.plan.check_position(int(_positions(state.seen, input_ids, attention_mask).max()))
+        if self.spec.model.last_position is not None:
+            self.spec.check_position(int(_positions(state.seen, input_ids, attention_mask).max()))
         return input_ids, attention_mask
 
     def _check_autocast(self) -> None:
         kind = self.model.device.type
         if torch.is_autocast_enabled(kind):
             computed = torch.get_autocast_dtype(kind)
-            held = {shape.dtype for shape in self.plan.shapes if shape}
+            held = {shape.dtype for shape in self.spec.shapes if shape}
             if held != {computed}:
                 names = ", ".join(sorted(str(dtype) for dtype in held))
                 raise UsageError(
@@ -297,6 +329,6 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def _positions(seen: Tensor, input_ids: Tensor, mask: Tensor | None) -> Tensor:
-    """Each column's position among its row's tokens; padding takes that of the token before it, and is not read."""
+    """The position of each column among its row's tokens; padding gets that of the token before it, and is not read."""
     columns = torch.ones_like(input_ids) if mask is None else mask
     return (seen.to(input_ids.device)[:, None] + columns.cumsum(-1) - 1).clamp(min=0)

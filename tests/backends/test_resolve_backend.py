@@ -42,7 +42,7 @@ def test_every_backend_decodes_as_torch_does(backend: str, device: str) -> None:
         pytest.skip("triton's interpreter is for machines without a GPU")
     model, ids = build(llama(), device), tokens(2, 9)
     plain, kernels = (msrnn.MultiStateRNN(model, "h2o", 6, backend=name) for name in ("torch", backend))
-    assert (plain.plan.backends, kernels.plan.backends) == (["torch"] * 2, [backend] * 2)
+    assert (plain.spec.backends, kernels.spec.backends) == (["torch"] * 2, [backend] * 2)
     theirs, mine = plain.state(2), kernels.state(2)
     plain.read(ids, theirs)
     kernels.read(ids, mine)

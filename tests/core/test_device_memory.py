@@ -20,7 +20,7 @@ from msrnn.core.device_memory import available_bytes
 def test_the_estimate_is_what_a_state_takes(policy: str, state_dtype: str | None, family: str) -> None:
     rnn = msrnn.MultiStateRNN(build(FAMILIES[family]()), policy, 9, state_dtype=state_dtype)
     for rows in (1, 3):
-        assert rnn.plan.nbytes(rows) == rnn.state(rows).nbytes
+        assert rnn.spec.nbytes(rows) == rnn.state(rows).nbytes
 
 
 @pytest.mark.parametrize("size", [10**11, 10**22])
@@ -39,7 +39,7 @@ def test_what_would_fit_fits() -> None:
     rnn = msrnn.MultiStateRNN(build(llama()), "tova", 64)
     free = available_bytes(torch.device("cpu"))
     assert free is not None
-    rows = 10 * free // rnn.plan.nbytes(1)
+    rows = 10 * free // rnn.spec.nbytes(1)
     with pytest.raises(ValueError, match=r"for \d+ sequences takes .*: [\d,]+ sequences fit"):
         rnn.state(rows)
     state = rnn.state(2)

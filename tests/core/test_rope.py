@@ -222,10 +222,10 @@ def test_a_largest_gap() -> None:
 def test_what_is_kept_fits_the_length(length: int, size: int, limit: int) -> None:
     model = build(llama(max_position_embeddings=length))
     rnn = MultiStateRNN(model, "tova", size, positions="fitted")
-    repositioning = rnn.plan.repositioning[0]
+    repositioning = rnn.spec.repositioning[0]
     assert repositioning is not None
     assert repositioning.spacing.function == Capped(limit)
-    assert rnn.plan.fingerprint["positions"] == "fitted"
+    assert rnn.spec.fingerprint["positions"] == "fitted"
     if limit > 1:
         apart = repositioning.spacing.reposition_sorted(torch.arange(size + 1) * 10_000)
         assert apart[-1] == limit * size < length <= (limit + 1) * size

@@ -178,7 +178,7 @@ def test_growing_rows_must_agree(rows: int, saved: Callable[[str], Saved]) -> No
     if rows >= 17:
         assert one.rnns[0].load(one.path).seen.tolist() == [17, 17]
     else:
-        with pytest.raises(ValueError, match="not a state to go on from"):
+        with pytest.raises(ValueError, match="not a usable state"):
             one.rnns[0].load(one.path)
 
 

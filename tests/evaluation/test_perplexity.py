@@ -27,9 +27,9 @@ from msrnn.evaluation.statistics import Estimate
 from msrnn.evaluation.store import Store
 from msrnn.evaluation.texts import Document
 from msrnn.evaluation.watch import Watch
+from msrnn.hf.cache import MultiStateCache
 from msrnn.hf.loading import Loaded
 from msrnn.hf.rnn import MultiStateRNN
-from msrnn.hf.state_spec import MultiStateCache
 from msrnn.policy import NAMES, Policy
 
 LENGTH = 40

@@ -7,7 +7,7 @@ from tiny import build, llama, tokens
 from transformers import DynamicCache
 
 import msrnn
-from msrnn.hf.state_spec import fingerprint_of
+from msrnn.hf.inspect import fingerprint_of
 
 
 def cached(model: tf.PreTrainedModel, size: int = 8) -> msrnn.MultiStateCache:

@@ -11,7 +11,7 @@ import transformers as tf
 from tiny import build, llama, tokens
 
 import msrnn
-from msrnn.hf.state_spec import fingerprint_of
+from msrnn.hf.inspect import fingerprint_of
 
 SMALL = {
     "vocab_size": 97,

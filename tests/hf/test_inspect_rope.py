@@ -7,7 +7,7 @@ from transformers import BloomConfig, Phi3Config
 
 from msrnn import MultiStateCache, MultiStateRNN
 from msrnn.core.rope import Repositioning
-from msrnn.hf.inspect import probe
+from msrnn.hf.probe import probe
 
 
 @pytest.mark.parametrize("family", ROTARY)
@@ -15,7 +15,7 @@ from msrnn.hf.inspect import probe
 def test_a_moved_key_is_the_one_that_the_model_writes_there(family: str, dtype: torch.dtype) -> None:
     """At positions that were not looked at."""
     model = build(ROTARY[family]()).to(dtype)
-    plan = MultiStateRNN(model, "tova", 8, positions="compressed").plan
+    plan = MultiStateRNN(model, "tova", 8, positions="compressed").spec
     assert any(plan.repositioning)
     for a, b in ((0, 37), (400, 3), (5, 411)):
         here, there = ([seen.key for seen in probe(model, plan.config, 4, p) if seen] for p in (a, b))

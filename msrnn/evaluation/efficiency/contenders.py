@@ -46,7 +46,7 @@ Factory = Callable[[Setup, int], Contender]
 
 
 def setup(model: PreTrainedModel, length: int) -> Setup:
-    return Setup(model, MultiStateRNN(model, "full").plan.shapes, length)
+    return Setup(model, MultiStateRNN(model, "full").spec.shapes, length)
 
 
 def row_bytes(shapes: list[LayerShape | None]) -> int:

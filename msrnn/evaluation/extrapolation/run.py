@@ -34,7 +34,7 @@ class Run:
         self, model: PreTrainedModel, data: Data, course: Course, store: Store, batch: int, beside: dict[str, Any]
     ) -> None:
         self.model, self.data, self.course, self.store, self.batch = model, data, course, store, batch
-        plan = MultiStateRNN(model, FULL, None).plan
+        plan = MultiStateRNN(model, FULL, None).spec
         told = plan.fingerprint
         self.key = {"fingerprint": told["model"], "dtype": told["dtype"], "window": course.window}
         backend = "/".join(sorted(set(plan.backends)))

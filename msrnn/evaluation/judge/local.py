@@ -35,7 +35,7 @@ class Local:
         self.rnn, self.tokenizer, self.name = MultiStateRNN(model, FULL, None), tokenizer, name
         self.device, self.on_long = str(model.device), on_long
         self._known = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or math.inf
-        self.key = {"judge": name, FINGERPRINT: self.rnn.plan.fingerprint["model"]}
+        self.key = {"judge": name, FINGERPRINT: self.rnn.spec.fingerprint["model"]}
         self.options = [list(tokenizer(option, add_special_tokens=False)["input_ids"]) for option in OPTIONS]
 
     def ask(self, prompt: str, on_request: Callable[[], None]) -> Answer:

@@ -38,7 +38,7 @@ class Run:
     ) -> None:
         self.model, self.data, self.store = model, data, store
         self.batch, self.shrinks = batch or (MANY if model.device.type == "cuda" else 1), batch is None
-        plan = Reader(model, Cell(FULL, None), len(data.opening)).rnn.plan
+        plan = Reader(model, Cell(FULL, None), len(data.opening)).rnn.spec
         self.key = {"fingerprint": plan.fingerprint["model"], "dtype": plan.fingerprint["dtype"]}
         backend = "/".join(sorted(set(plan.backends)))
         self.beside = {"length": data.length, "data": data.fingerprint, "backend": backend, **beside}

@@ -73,7 +73,7 @@ class Run:
     ) -> None:
         self.model, self.tokenizer, self.telling, self.ends, self.store = model, tokenizer, telling, ends, store
         self.batch, self.beside = batch, beside
-        told = MultiStateRNN(model, FULL, None).plan.fingerprint
+        told = MultiStateRNN(model, FULL, None).spec.fingerprint
         self.key = {"fingerprint": told["model"], "dtype": told["dtype"], **telling.key}
 
     def results(self, cells: list[Cell], watch: Watch | None = None) -> Stories:
@@ -102,7 +102,7 @@ class Run:
         """Before it can have forgotten anything, a version tells what the full model does: that much is taken over."""
         rnn, told = self._rnn(cell), self._stored(FULL_MODEL) if cell.size is not None else {}
         first = self.telling.free_at(cell.size) if cell.size is not None else 0
-        backend = {"backend": "/".join(sorted(set(rnn.plan.backends)))}
+        backend = {"backend": "/".join(sorted(set(rnn.spec.backends)))}
         same = [seed for seed in seeds if cell.size is not None and _choices(told[seed]) <= first]
         for seed in same:
             self._append(cell, seed, told[seed]["ids"], {"taken_over": len(told[seed]["ids"]), **backend})

@@ -85,7 +85,7 @@ class Run:
     def _answer(self, who: Cell, batches: list[list[Prompt]], watch: Watch) -> None:
         exam = self.records.exam
         rnn = self._rnn(who, max(len(prompt.ids) for batch in batches for prompt in batch))
-        beside = {"backend": "/".join(sorted(set(rnn.plan.backends))), "length": exam.length, **self.beside}
+        beside = {"backend": "/".join(sorted(set(rnn.spec.backends))), "length": exam.length, **self.beside}
         for batch in batches:
             began = perf_counter()
             with batch_that_fits(len(batch), who.label):
@@ -105,5 +105,5 @@ class Run:
 
 def fingerprints(model: PreTrainedModel) -> dict[str, str]:
     """What tells a model's answers from another's."""
-    told = MultiStateRNN(model, FULL, None).plan.fingerprint
+    told = MultiStateRNN(model, FULL, None).spec.fingerprint
     return {"fingerprint": told["model"], "dtype": told["dtype"]}

@@ -25,9 +25,9 @@ from msrnn.evaluation.understanding.run import Run, fingerprints
 from msrnn.evaluation.understanding.scores import MANY, scores
 from msrnn.evaluation.understanding.tasks import QASPER, SQUALITY
 from msrnn.evaluation.watch import Watch
+from msrnn.hf.cache import MultiStateCache
 from msrnn.hf.loading import Loaded
 from msrnn.hf.rnn import MultiStateRNN
-from msrnn.hf.state_spec import MultiStateCache
 
 TEMPLATE = "{document}\n\nQ: {question}\nA:"
 LENGTH, ANSWER = 60, 6

@@ -1,0 +1,226 @@
+"""Cache layers that own their keys, as transformers sees them: one layer of a state, and a linear-attention layer."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from msrnn.backends.base import Backend
+from msrnn.core.rope import Repositioning
+from msrnn.core.scores import Scoring
+from msrnn.core.slots import Growing, Memory
+from msrnn.errors import UsageError
+from msrnn.hf.attention import NAME
+from msrnn.layer import Record, attend, attend_unbounded
+
+READS_AGAIN = (
+    "makes generate read the whole text again at every step, which a state that evicts cannot undo: "
+    "pass use_cache=True, or set it in the model's config and generation_config"
+)
+
+
+class OwnedLayer(CacheLayerMixin):
+    """What transformers sees of one layer. Columns are counted from where the cache was handed over."""
+
+    is_compileable = False
+    is_sliding = False
+    supports_early_init = False
+    window: int | None = None  # of a layer that slides by itself, the query's own token included
+    real: Tensor | None = None  # [B, T], False where padding, when the caller knows; else the mask is read
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.config = config
+        self.columns = 0
+        self.waiting = False  # for the attention function to take what `update` handed out
+        self.unfinished = False  # an exception or an interruption left this layer half-way through a token
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        active = self.config._attn_implementation
+        if active != NAME:
+            raise UsageError(
+                f"the model's attention is now {active!r}, which cannot read bounded states: "
+                f"call model.set_attn_implementation({NAME!r})"
+            )
+        self.lazy_initialization(key_states, value_states)
+        self.columns += key_states.shape[2]
+        self.waiting = True
+        key_states.owner = self  # type: ignore[attr-defined]
+        return key_states, value_states
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.is_initialized = True
+
+    def check_call(self, module: nn.Module, use_cache: bool | None) -> None:
+        """Whether this attention module may use the layer, in such a call."""
+
+    def check_goes_on(self, position_ids: Tensor, real: Tensor | None) -> None:
+        """Whether tokens with these positions may follow what the layer has read."""
+
+    @abstractmethod
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scoring: Scoring) -> Tensor:
+        """Append, attend, observe, evict: [B, T, H, Dv]; real [B, T] is False where padding."""
+
+    def get_seq_length(self) -> int:
+        return self.columns
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, self.columns
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class OwnedCache(Cache):
+    """A cache whose layers own their keys; like the attention that follows, torch.compile leaves it alone."""
+
+    _last: int | None = None  # the layer that was updated last
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        before = self.layers[self._last] if self._last is not None else None
+        if isinstance(before, OwnedLayer) and before.unfinished:
+            raise UsageError("this cache was interrupted half-way through a forward pass: make a new one")
+        # Keys that no attention function of ours took went to another one, which saw the new tokens alone.
+        if isinstance(before, OwnedLayer) and before.waiting:
+            raise UsageError(
+                f"the model that was given this cache does not read its states: its attention is not {NAME!r}; "
+                "make a MultiStateCache for that model"
+            )
+        self._last = layer_idx
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerSetup:
+    """How one layer attends to its states."""
+
+    config: Any  # of the decoder; names the attention that is active
+    module: Callable[[], nn.Module | None]  # a weak reference to the attention module that owns the states
+    chunk: int
+    backend: Backend
+    repositioning: Repositioning | None
+    window: int | None  # the layer's own sliding window
+    passes_use_cache: bool  # whether `use_cache` of the model's call reaches the attention function
+
+
+class StateLayer(OwnedLayer):
+    """A layer's memory as transformers' cache layer; without one, it is made for the first batch that comes."""
+
+    def __init__(
+        self,
+        setup: LayerSetup,
+        memory: Memory | Callable[[int], Memory],
+        columns: int = 0,
+        record: Record | None = None,
+        real: Tensor | None = None,
+    ) -> None:
+        super().__init__(setup.config)
+        self.setup, self.memory, self.columns, self.record, self.real = setup, memory, columns, record, real
+        self.window = setup.window
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StateLayer:
+        """A copy of the states; the model that they belong to stays the same."""
+        memory = copy.deepcopy(self.memory, memo) if isinstance(self.memory, Memory) else self.memory
+        other = StateLayer(self.setup, memory, self.columns, self.record, self.real)
+        other.waiting, other.unfinished, other.is_initialized = self.waiting, self.unfinished, self.is_initialized
+        return other
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        if not isinstance(self.memory, Memory):
+            self.memory = self.memory(key_states.shape[0])
+        super().lazy_initialization(key_states, value_states)
+
+    def check_call(self, module: nn.Module, use_cache: bool | None) -> None:
+        if self.setup.passes_use_cache and use_cache is False:
+            raise UsageError(f"use_cache=False {READS_AGAIN}")
+        if module is not self.setup.module():
+            raise UsageError(
+                f"this cache was made for another model than the one whose {type(module).__name__} reads it: "
+                "make a MultiStateCache for each model"
+            )
+
+    def check_goes_on(self, position_ids: Tensor, real: Tensor | None) -> None:
+        """Refuse tokens from position 0 on in rows that have read others; position_ids [..., B, T].
+
+        Not every model hands `use_cache` on to its attention, and without it generate begins again at every step.
+        """
+        assert isinstance(self.memory, Memory)
+        first, follows = position_ids[..., 0], self.memory.seen > 0
+        if real is not None:
+            position_ids = position_ids.expand(*position_ids.shape[:-2], *real.shape)
+            columns = real.int().argmax(-1, keepdim=True).expand(*position_ids.shape[:-1], 1)
+            first, follows = position_ids.gather(-1, columns)[..., 0], follows & real.any(-1)
+        if bool(((first == 0) & follows).any()):
+            raise UsageError(f"tokens from position 0 on, after others: use_cache=False {READS_AGAIN}")
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scoring: Scoring) -> Tensor:
+        memory, setup = self.memory, self.setup
+        assert isinstance(memory, Memory)
+        if query.shape[0] != memory.batch_size:
+            raise UsageError(f"a batch of {query.shape[0]} does not fit a state of {memory.batch_size} rows")
+        if key.dtype != memory.dtype:
+            raise UsageError(
+                f"keys of {key.dtype} do not fit a state of {memory.dtype}: leave autocast, or hand the model to msrnn "
+                "again once it is cast"
+            )
+        self.unfinished = True
+        if isinstance(memory, Growing):
+            output = attend_unbounded(memory, query, key, value, real, scoring)
+        else:
+            if setup.repositioning is not None:
+                scoring = replace(scoring, repositioning=setup.repositioning)
+            with torch.cuda.device_of(query):  # kernels are launched on the current device
+                output = attend(memory, query, key, value, real, scoring, setup.chunk, setup.backend, self.record)
+        self.unfinished = False
+        return output
+
+    def reset(self) -> None:
+        self.columns, self.waiting, self.unfinished = 0, False, False
+        if isinstance(self.memory, Memory):
+            self.memory.reset()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        if isinstance(self.memory, Memory):
+            self.memory.reorder(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if isinstance(self.memory, Memory):
+            self.memory = self.memory.select(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if isinstance(self.memory, Memory):
+            self.batch_select_indices(torch.arange(self.memory.batch_size).repeat_interleave(repeats))
+
+    def crop(self, _: int) -> None:
+        raise UsageError("a bounded state cannot take tokens back, as assisted decoding asks: use a full cache for it")
+
+    def offload(self) -> None:
+        raise UsageError("a bounded state stays on its device: it is small, do not offload it")
+
+
+class LinearLayer:
+    """A linear-attention layer's own cache, whose size is fixed already, carried along in a `MultiState`."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+
+    @property
+    def nbytes(self) -> int:
+        states = [*self.layer.conv_states.values(), *self.layer.recurrent_states.values()]
+        return sum(state.nbytes for state in states if state is not None)
+
+    def reset(self) -> None:
+        self.layer.reset()
+
+    def select(self, rows: Tensor) -> LinearLayer:
+        other = copy.deepcopy(self.layer)
+        other.reorder_cache(rows)
+        return LinearLayer(other)
