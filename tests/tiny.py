@@ -110,6 +110,18 @@ def build(config: tf.PreTrainedConfig, device: str = "cpu", seed: int = 0) -> Pr
     return model.to(device)
 
 
+def hybrid() -> PreTrainedModel:
+    from transformers import Lfm2Config
+
+    base = FAMILIES["llama"]().to_dict()
+    keys = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    return build(
+        Lfm2Config(
+            **{k: base[k] for k in keys}, num_hidden_layers=2, layer_types=["conv", "full_attention"], eos_token_id=2
+        )
+    )
+
+
 def tokens(rows: int, length: int, seed: int = 1) -> Tensor:
     """Ids that are never special, so that no generation ends early."""
     return torch.randint(3, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))

@@ -104,7 +104,10 @@ def inspect_model(model: PreTrainedModel) -> ModelSpec:
 
 
 def _version(model: PreTrainedModel) -> int:
-    """Changes when weights move, are replaced or updated in place, or when the config changes. It reads no weight."""
+    """Changes when weights move, are replaced or updated in place, or when the config changes.
+
+    No weight is read, so an update through `weight.data`, which torch does not count, is not noticed.
+    """
     weights = [_weight_version(weight) for weight in (*model.parameters(), *model.buffers())]
     return hash((json.dumps(model.config.to_dict(), sort_keys=True, default=str), *weights))
 

@@ -69,7 +69,7 @@ def test_rounded_states_are_saved_and_forked_and_told_apart(name: str, tmp_path:
     again = rnn.step(tokens(2, 1).repeat_interleave(2, 0), forked)[::2]
     torch.testing.assert_close(again, expected, atol=1e-5, rtol=1e-5)  # a batch of another size may round otherwise
     with pytest.raises(ValueError, match=f"dtype '{name}' does not fit a model with dtype 'float32'"):
-        msrnn.MultiStateRNN(model, "h2o", 10).load(tmp_path / "state")
+        msrnn.MultiStateRNN(model, "h2o", 10).load_state(tmp_path / "state")
 
 
 @every
@@ -82,7 +82,7 @@ def test_generate_and_read_agree(name: str, device: str) -> None:
 
 def test_what_cannot_be_rounded_is_refused() -> None:
     model = build(llama())
-    with pytest.raises(ValueError, match="state_dtype='int4': must be None, 'int8' or 'fp8'"):
+    with pytest.raises(ValueError, match="state_dtype='int4': must be None, one of 'int8', 'fp8'"):
         msrnn.MultiStateRNN(model, "tova", 10, state_dtype="int4")
     with pytest.raises(ValueError, match="policy 'full' keeps states as they are"):
         msrnn.MultiStateRNN(model, "full", state_dtype="int8")

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import FAMILIES, build, left_padded, llama, tokens
-from transformers import PreTrainedModel
+from tiny import build, hybrid, left_padded, llama, tokens
 
 import msrnn
 from msrnn.layer import Record
@@ -78,7 +77,7 @@ def test_a_foreign_state_is_refused(model: int, policy: str, size: int | None, n
     mine.state().save(tmp_path / "s")
     other = msrnn.MultiStateRNN(build(llama(), seed=model), policy, size)
     with pytest.raises(ValueError, match=f"with {named} "):
-        other.load(tmp_path / "s")
+        other.load_state(tmp_path / "s")
     with pytest.raises(ValueError, match=f"with {named} "):
         other.read(tokens(1, 3), mine.state())
 
@@ -87,7 +86,7 @@ def test_another_dtype_is_refused(tmp_path: Path) -> None:
     msrnn.MultiStateRNN(build(llama()), "tova", 10).state().save(tmp_path / "s")
     half = msrnn.MultiStateRNN(build(llama()).to(torch.bfloat16), "tova", 10)
     with pytest.raises(ValueError, match="with dtype 'float32' does not fit a model with dtype 'bfloat16'"):
-        half.load(tmp_path / "s")
+        half.load_state(tmp_path / "s")
 
 
 def test_broken_files_are_refused_in_one_line(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> None:
@@ -211,22 +210,10 @@ def test_a_state_knows_how_its_model_rotates(tmp_path: Path) -> None:
     rnn.read(tokens(1, 20), state)
     state.save(tmp_path / "new")
     with pytest.raises(ValueError, match="rotary"):
-        turning.load(tmp_path / "new")
+        turning.load_state(tmp_path / "new")
     del state.fingerprint["rotary"]  # as states were saved before
     state.save(tmp_path / "old")
     assert rnn.load_state(tmp_path / "old").seen.tolist() == [20]
-
-
-def hybrid() -> PreTrainedModel:
-    from transformers import Lfm2Config
-
-    base = FAMILIES["llama"]().to_dict()
-    keys = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-    return build(
-        Lfm2Config(
-            **{k: base[k] for k in keys}, num_hidden_layers=2, layer_types=["conv", "full_attention"], eos_token_id=2
-        )
-    )
 
 
 def test_hybrid_models_refuse_padding_that_their_linear_layers_would_read() -> None:
@@ -294,7 +281,7 @@ def test_positions_can_be_changed_at_any_token(policy: str, tmp_path: Path) -> N
         closer.read(ids, part)
     part.save(tmp_path / "state")
     with pytest.raises(ValueError, match="saved with positions 'original' does not fit"):
-        closer.load(tmp_path / "state")
+        closer.load_state(tmp_path / "state")
     with pytest.raises(ValueError, match="a state with size 10 does not fit a model with size 11"):
         msrnn.MultiStateRNN(build(llama()), policy, 11, positions="compact").convert_state(part)
 

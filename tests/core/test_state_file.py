@@ -116,7 +116,7 @@ def test_forged_tensors_are_refused(name: str, saved: Callable[[str], Saved]) ->
     one = saved(kind)
     one.edited(**edits)
     with pytest.raises(ValueError, match=message) as error:
-        one.rnns[0].load(one.path)
+        one.rnns[0].load_state(one.path)
     assert str(error.value).startswith(str(one.path))
     assert "\n" not in str(error.value)
 
@@ -144,7 +144,7 @@ def test_forged_descriptions_are_refused(name: str, kind: str, saved: Callable[[
     one = saved(kind)
     one.write(one.tensors, {**one.description, **change})
     with pytest.raises(ValueError, match=message):
-        one.rnns[0].load(one.path)
+        one.rnns[0].load_state(one.path)
 
 
 @pytest.mark.parametrize("text", ["[]", "null", "3", '"words"', "true", "[" * 100_000, "{", "", "NaN"])
@@ -161,10 +161,10 @@ def test_tensors_that_are_missing_or_belong_to_nothing(saved: Callable[[str], Sa
     one = saved("head")
     one.write({**one.tensors, "9.keys": torch.zeros(1)}, one.description)
     with pytest.raises(ValueError, match=r"9\.keys belongs to no layer"):
-        one.rnns[0].load(one.path)
+        one.rnns[0].load_state(one.path)
     one.write({name: t for name, t in one.tensors.items() if name != "1.seen"}, one.description)
     with pytest.raises(ValueError, match=r"1\.seen is missing"):
-        one.rnns[0].load(one.path)
+        one.rnns[0].load_state(one.path)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 16, 63])
@@ -172,14 +172,14 @@ def test_growing_rows_must_agree(rows: int, saved: Callable[[str], Saved]) -> No
     one = saved("full")
     one.write({**one.tensors, "0.keys": one.tensors["0.keys"][:, :, :rows].contiguous()}, one.description)
     with pytest.raises(ValueError, match=r"keys: .* not .* 64, 8"):
-        one.rnns[0].load(one.path)
+        one.rnns[0].load_state(one.path)
     cut = {name: t[:, :, :rows].contiguous() if t.ndim > 1 else t for name, t in one.tensors.items()}
     one.write(cut, one.description)
     if rows >= 17:
-        assert one.rnns[0].load(one.path).seen.tolist() == [17, 17]
+        assert one.rnns[0].load_state(one.path).seen.tolist() == [17, 17]
     else:
         with pytest.raises(ValueError, match="not a usable state"):
-            one.rnns[0].load(one.path)
+            one.rnns[0].load_state(one.path)
 
 
 def test_a_flipped_bit_is_noticed(saved: Callable[[str], Saved]) -> None:
@@ -189,10 +189,10 @@ def test_a_flipped_bit_is_noticed(saved: Callable[[str], Saved]) -> None:
     flipped[-5] ^= 1
     one.path.write_bytes(flipped)
     with pytest.raises(ValueError, match="damaged"):
-        one.rnns[0].load(one.path)
+        one.rnns[0].load_state(one.path)
     bare = {name: value for name, value in one.description.items() if name != "checksum"}
     one.path.write_bytes(to_bytes(one.tensors, {"msrnn": json.dumps(bare)}))  # as states were saved before
-    assert one.rnns[0].load(one.path).seen.tolist() == [17, 17]
+    assert one.rnns[0].load_state(one.path).seen.tolist() == [17, 17]
 
 
 def test_numbers_that_cannot_be_loaded_are_not_saved(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_what_free_slots_hold_means_nothing(kind: str, saved: Callable[[str], Sa
             layer.key_scale[:, :, -1] = layer.norm[:, :, -1] = layer.importance[:, :, -1] = torch.nan
     state.save(tmp_path / "state")
     more = tokens(2, 12, seed=4)
-    loaded = one.rnns[0].load(tmp_path / "state")
+    loaded = one.rnns[0].load_state(tmp_path / "state")
     torch.testing.assert_close(one.rnns[0].read(more, loaded), one.rnns[0].read(more, plain), atol=1e-4, rtol=1e-4)
 
 
@@ -236,7 +236,7 @@ def test_a_horizon_that_was_lifted_can_be_saved(tmp_path: Path) -> None:
     assert min(int((layer.position >= 0).sum(-1).min()) for layer in adopted.layers) < 6
     adopted.save(tmp_path / "state")
     assert load_description(tmp_path / "state")["incomplete"] is True
-    assert torch.equal(free.load(tmp_path / "state").positions(0), adopted.positions(0))
+    assert torch.equal(free.load_state(tmp_path / "state").positions(0), adopted.positions(0))
 
 
 def test_more_tokens_than_positions_can_count(saved: Callable[[str], Saved]) -> None:
@@ -244,14 +244,14 @@ def test_more_tokens_than_positions_can_count(saved: Callable[[str], Saved]) -> 
     many = {**one.tensors, "0.seen": torch.full((2,), 2**31)}
     one.write(many, {**one.description, "columns": [2**31]})
     with pytest.raises(ValueError, match="tokens of 2147483648 columns"):
-        one.rnns[0].load(one.path)
+        one.rnns[0].load_state(one.path)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_loaded_states_are_no_views_of_the_file(kind: str, saved: Callable[[str], Saved]) -> None:
     one = saved(kind)
     one.path.write_bytes(one.whole)
-    state = one.rnns[0].load(one.path)
+    state = one.rnns[0].load_state(one.path)
     with one.path.open("r+b") as file:  # in place, as `cp` overwrites a file
         file.write(os.urandom(len(one.whole)))
     more = tokens(2, 9, seed=4)

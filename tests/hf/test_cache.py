@@ -145,7 +145,7 @@ REFUSED = {
     "attends twice": (lambda: build(tf.DiffLlamaConfig(**SMALL)), "more than once"),
     "positions from two on": (
         lambda: build(tf.RobertaConfig(**SMALL, is_decoder=True, max_position_embeddings=64, initializer_range=0.2)),
-        "positions in a way of its own",
+        "ignores the position ids",
     ),
     "positions by the cache": (
         lambda: build(
@@ -160,7 +160,7 @@ REFUSED = {
                 init_std=0.2,
             )
         ),
-        "positions in a way of its own",
+        "ignores the position ids",
     ),
     "forgets between reads": (
         lambda: build(

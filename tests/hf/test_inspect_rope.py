@@ -15,11 +15,11 @@ from msrnn.hf.probe import probe
 def test_a_moved_key_is_the_one_that_the_model_writes_there(family: str, dtype: torch.dtype) -> None:
     """At positions that were not looked at."""
     model = build(ROTARY[family]()).to(dtype)
-    plan = MultiStateRNN(model, "tova", 8, positions="compressed").spec
-    assert any(plan.repositioning)
+    spec = MultiStateRNN(model, "tova", 8, positions="compressed").spec
+    assert any(spec.repositioning)
     for a, b in ((0, 37), (400, 3), (5, 411)):
-        here, there = ([seen.key for seen in probe(model, plan.config, 4, p) if seen] for p in (a, b))
-        for key, expected, repositioning in zip(here, there, plan.repositioning, strict=True):
+        here, there = ([seen.key for seen in probe(model, spec.model.config, 4, p) if seen] for p in (a, b))
+        for key, expected, repositioning in zip(here, there, spec.repositioning, strict=True):
             if repositioning is None:
                 assert torch.equal(key, expected)
                 continue
@@ -29,9 +29,9 @@ def test_a_moved_key_is_the_one_that_the_model_writes_there(family: str, dtype: 
 
 
 def test_each_layer_has_its_own_rotation() -> None:
-    plan = MultiStateRNN(build(ROTARY["two: gemma3"]()), "tova", 8, positions="compact").plan
+    spec = MultiStateRNN(build(ROTARY["two: gemma3"]()), "tova", 8, positions="compact").spec
     sliding, _, whole = (
-        repositioning.rope.frequency for repositioning in plan.repositioning if isinstance(repositioning, Repositioning)
+        repositioning.rope.frequency for repositioning in spec.repositioning if isinstance(repositioning, Repositioning)
     )
     assert not torch.equal(sliding, whole)
 
@@ -82,7 +82,7 @@ def test_a_rotation_that_is_not_known() -> None:
             return cos * (1 + position_ids[..., None]), sin
 
     model.model.rotary_emb.__class__ = Stretched
-    with pytest.raises(ValueError, match="layer 0 moves its keys by more than a rotation"):
+    with pytest.raises(ValueError, match="layer 0 rotates its keys in an unknown way"):
         MultiStateRNN(model, "tova", 8, positions="compressed")
 
 
