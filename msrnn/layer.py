@@ -1,6 +1,6 @@
-"""One layer, chunk by chunk: append, attend, observe, evict.
+"""One layer: a block of tokens through a backend, chunk by chunk. And attention without a bounded state.
 
-Knows slots and scans, not models: queries and keys arrive rotated, outputs leave as [B, T, H, Dv].
+Knows slots and backends, no models: queries and keys arrive rotated, and outputs are [B, T, H, Dv].
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def attend(
     backend: Backend,
     record: Record | None = None,
 ) -> Tensor:
-    """A layer's T tokens, at most `chunk` at a time.
+    """Append, attend, observe and evict for T tokens of a layer, at most `chunk` at a time.
 
     query [B, H, T, D], key and value [B, K, T, D]; real [B, T] is False where padding, None where there is none.
     """
@@ -62,7 +62,7 @@ def _attend_one(
 def attend_unbounded(
     growing: Growing, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scoring: Scoring
 ) -> Tensor:
-    """The layer that forgets nothing, with the arguments of `attend`."""
+    """The same for a layer that evicts nothing."""
     growing.padded |= real is not None
     position = growing.advance(query.shape[2], real)
     growing.append(key, value, position)
@@ -84,10 +84,10 @@ def plain_attention(
     dropout: float = 0.0,
     weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention without states, [B, T, H, Dv], and the weights [B, H, T, N] on request.
+    """Attention over given keys: output [B, T, H, Dv] and, if `weights` are asked for, weights [B, H, T, N].
 
-    mask [B, 1, T, N], True where seen, or float to add; None is causal. SDPA where it can; it knows neither
-    soft-capping nor sinks.
+    mask [B, 1, T, N] is True where a query sees a key, or float to add; None is causal. SDPA is used where possible: it
+    supports neither soft caps nor sinks.
     """
     (B, H, T, D), K = query.shape, keys.shape[1]
     if scoring.softcap is None and scoring.sinks is None and not weights:

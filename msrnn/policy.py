@@ -1,6 +1,6 @@
-"""What a bounded layer forgets. A policy is six numbers; every name is a point in that space.
+"""Which state a bounded layer evicts. A policy is six numbers, and every name stands for a choice of them.
 
-Knows nothing of tensors: the scan, the slots and the command line all read the same value.
+Knows nothing of tensors: backends, slots, evaluations and the command line all use the same value.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from msrnn.errors import UsageError
 
 @dataclass(frozen=True)
 class Policy:
-    """The least important state that is not protected leaves.
+    """The least important state that is not protected is evicted.
 
     importance <- decay * importance + attention of the newest query; `decay=None`: importance is the position itself.
     """
 
     decay: float | None
-    per: Literal["layer", "head"] = "layer"  # who forgets together: all heads of a layer, or those of one KV head
-    first: int = 0  # the first tokens of the sequence never leave
-    recent: int | float = 0  # nor do the newest; a float is a share of the size, rounded down
+    per: Literal["layer", "head"] = "layer"  # which heads evict the same token: all of a layer, or those of one KV head
+    first: int = 0  # the first tokens of a sequence, which are never evicted (attention sinks)
+    recent: int | float = 0  # the newest tokens, which are not evicted; a float is a share of the size, rounded down
     value_norm: bool = False  # whether states are ranked by importance times the norm of their value vector
-    horizon: int | None = None  # but for the first ones, nobody sees a token that is not among the last so many
+    horizon: int | None = None  # tokens that are not among the last `horizon` are dropped, except the `first`
 
     def __post_init__(self) -> None:
         if self.decay is not None and not (_is_number(self.decay) and 0 <= self.decay <= 1):
@@ -69,9 +69,7 @@ class Policy:
         if not isinstance(name, str):
             raise TypeError(f"policy name {name!r}: must be a string such as 'tova' or 'window+4'")
         if is_full(name):
-            raise UsageError(
-                "'full' keeps every state and so is no Policy: pass policy='full' where a model is wrapped"
-            )
+            raise UsageError("policy 'full' evicts nothing and is no Policy: pass policy='full' to MultiStateRNN")
         if "=" in name:
             return _by_numbers(name)
         rest, tilde, horizon = name.lower().partition("~")
@@ -97,7 +95,7 @@ class Policy:
 
     @property
     def name(self) -> str:
-        """The shortest name that means this policy, or its numbers."""
+        """The shortest name of this policy, or its numbers."""
         for name, value in NAMES.items():
             if replace(value, first=self.first, horizon=self.horizon) == self:
                 first = f"+{self.first}" if self.first else ""
@@ -112,7 +110,7 @@ class Policy:
 
 @cache
 def _ratio(share: float) -> tuple[int, int]:
-    """The decimal number that was written: 0.29 is 29 / 100, so that a share of 0.29 of 100 is 29, not 28."""
+    """The decimal number as it was written: 0.29 is 29 / 100, so that 0.29 of 100 is 29, not 28."""
     return Fraction(repr(share)).as_integer_ratio()
 
 
@@ -133,25 +131,23 @@ NAMES: dict[str, Policy] = {
     "echo": Policy(decay=0.98, recent=0.4, value_norm=True),
 }
 MEANINGS: dict[str, str] = {
-    "window": "the oldest token leaves (Longformer, Beltagy et al. 2020)",
-    "h2o": "least attention summed since birth, per KV head (H2O, Zhang et al. 2023)",
-    "h2o-layer": "least attention summed since birth, the whole layer together (H2O, Zhang et al. 2023)",
-    "tova": "least attended by the newest token, averaged over the layer's heads (TOVA, Oren et al. 2024)",
-    "tova-head": "least attended by the newest token, per KV head (TOVA, Oren et al. 2024)",
-    "echo": "least attention, fading, times the norm of the value that it fetches",
+    "window": "evicts the oldest token (Longformer, Beltagy et al. 2020)",
+    "h2o": "evicts the least attention summed over time, per KV head (H2O, Zhang et al. 2023)",
+    "h2o-layer": "evicts the least attention summed over time, one choice per layer (H2O, Zhang et al. 2023)",
+    "tova": "evicts the least attention of the newest token, one choice per layer (TOVA, Oren et al. 2024)",
+    "tova-head": "evicts the least attention of the newest token, per KV head (TOVA, Oren et al. 2024)",
+    "echo": "evicts the least decayed sum of attention times the norm of the value vector",
 }
 FULL = "full"
 
 
 def is_full(name: object) -> bool:
-    """Whether a policy's name is that of the unbounded model."""
+    """Whether a policy's name means the unbounded model."""
     return isinstance(name, str) and name.lower() == FULL
 
 
 def ranks_alike(one: str, other: str) -> bool:
-    """Whether the policies of two names differ by their first tokens and their horizons at most: then one can go on
-    from what the other kept.
-    """
+    """Whether two policies differ at most in `first` and `horizon`: then one can continue from the other's state."""
     if is_full(one) or is_full(other):
         return is_full(one) and is_full(other)
     return replace(Policy.parse(one), first=0, horizon=None) == replace(Policy.parse(other), first=0, horizon=None)
@@ -189,12 +185,12 @@ def _by_numbers(name: str) -> Policy:
 
 @dataclass(frozen=True)
 class Bound:
-    """What one layer may hold: at most `size` states by `policy`, and what of them a query may see."""
+    """What one layer may hold: at most `size` states, chosen by `policy`, and how far back a query sees."""
 
     policy: Policy
     size: int
-    window: int | None = None  # of a sliding layer, or the policy's horizon: as many tokens, the query's own included
-    spared: int = 0  # first tokens that it does not hide
+    window: int | None = None  # tokens that a query sees, its own included: a sliding window, or the policy's horizon
+    spared: int = 0  # first tokens that it sees beyond the window
 
     @property
     def recent(self) -> int:
@@ -210,7 +206,7 @@ class Bound:
 
 
 def resolve(policy_: str | Policy, size: int | None) -> tuple[Policy | None, int | None]:
-    """A validated pair; (None, None) is the unbounded model, which `full` means at any size."""
+    """Check a policy and a size; (None, None) is the unbounded model, policy "full"."""
     if is_full(policy_):
         return None, None
     value = policy_ if isinstance(policy_, Policy) else Policy.parse(policy_)
@@ -227,15 +223,17 @@ def resolve(policy_: str | Policy, size: int | None) -> tuple[Policy | None, int
         )
     if value.horizon is not None and value.horizon <= size:
         raise UsageError(
-            f"horizon={value.horizon} at size={size}: so few tokens are never forgotten by importance; "
-            "take a larger horizon, or the policy window"
+            f"horizon={value.horizon} at size={size}: the horizon must be larger than the size; "
+            "take a larger one, or the policy window"
         )
     return value, size
 
 
 def layer_bound(policy_: Policy | None, size: int | None, window: int | None) -> Bound | None:
-    """One layer's bound; None: it grows. A sliding layer that fits the size forgets just what it could not see, and no
-    sliding layer sees first tokens for ever, whatever the policy protects.
+    """The bound of one layer; None: it is not bounded.
+
+    A sliding layer whose window fits the size evicts only what it could not see. Whatever the policy protects, a
+    sliding layer does not see tokens beyond its window.
     """
     if window is not None and (size is None or window - 1 <= size):
         return Bound(NAMES["window"], window - 1)

@@ -19,7 +19,7 @@ from msrnn.policy import Bound
 class Recurrence(NamedTuple):
     output: Tensor  # [H, T, Dv]
     evicted_at: Tensor  # [G, T]: the last step that saw the token, or HELD
-    margin: Tensor  # [G, T]: how far apart, relatively, the two least importances were; inf where nothing left
+    margin: Tensor  # [G, T]: relative difference of the two lowest ranks at each step; inf where nothing was evicted
 
 
 def recurrent(
@@ -32,9 +32,9 @@ def recurrent(
     sinks: Tensor | None = None,
     repositioning: Repositioning | None = None,
 ) -> Recurrence:
-    """query [H, T, D], key [K, T, D], value [K, T, Dv], sinks [H]; bound None: nothing ever leaves.
+    """query [H, T, D], key [K, T, D], value [K, T, Dv], sinks [H]; bound None: nothing is evicted.
 
-    Without `repositioning`, tokens stand where the model rotated them.
+    Without `repositioning`, keys stay as the model rotated them.
     """
     groups = bound.groups(key.shape[0]) if bound else 1
     parts = [
@@ -64,7 +64,7 @@ def _one_group(
     sinks: Tensor | None,
     repositioning: Repositioning | None,
 ) -> Recurrence:
-    """The heads that forget together."""
+    """The heads of one group, which evict the same token."""
     share = query.shape[0] // key.shape[0]  # query heads that share a KV head
     norm = value.float().square().sum((0, 2)).sqrt().tolist()  # of each token's values in all heads
     key, value = key.repeat_interleave(share, 0), value.repeat_interleave(share, 0)
@@ -94,7 +94,7 @@ def _one_group(
             scores = softcap * torch.tanh(scores / softcap)
         if sinks is not None:
             scores = torch.cat([scores, sinks[:, None].float()], dim=-1)
-        attention = scores.double().softmax(-1)[:, : len(held)]  # what is ranked may be far below float32's least
+        attention = scores.double().softmax(-1)[:, : len(held)]  # ranks may be far below the least float32 number
         outputs.append((attention[..., None].to(value.dtype) * value[:, held]).sum(1))
         if bound is None:
             continue
@@ -102,7 +102,7 @@ def _one_group(
         # observe
         decay = bound.policy.decay
         for j, w in zip(held, attention.mean(0).tolist(), strict=True):
-            before = decay * importance.get(j, 0.0) if decay else 0.0  # 0 times what is NaN or infinite is no 0
+            before = decay * importance.get(j, 0.0) if decay else 0.0  # 0 times NaN or infinity is not 0
             importance[j] = j if decay is None else before + w
 
         # evict
@@ -118,12 +118,12 @@ def _one_group(
 
 
 def _rank(importance: float) -> float:
-    """What is not a number is evicted last."""
+    """NaN is evicted last."""
     return math.inf if math.isnan(importance) else importance
 
 
 def _margin(least: float, next_least: float) -> float:
-    """How far apart two ranks are, relatively: 0 for a tie, even of infinities."""
+    """The relative difference of two ranks: 0 for a tie, even of infinities."""
     if least == next_least:
         return 0.0
     return math.inf if math.isinf(next_least) else (next_least - least) / abs(next_least)

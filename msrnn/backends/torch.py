@@ -121,15 +121,15 @@ def scan_torch(
     norm: Tensor | None = None,
     score: Callable[[int, Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Walk the C rows in order: attend, observe, evict. A rank that is not a number counts as infinity.
+    """The eviction scan: attend, observe and evict for C tokens, in order. A rank that is NaN counts as infinity.
 
     scores          [B, G, M, C, N] float32, replaced by the attention of each row over the candidates it sees
     position        [B, G, N] int32, -1 where a column holds no state
     importance      [B, G, N] float32, updated in place
-    query_position  [B, C] int32, -1 for padding, which attends to nothing and makes nothing leave
-    sinks           [G, M] float32: a score that takes part in the softmax and is no state
-    norm            [B, G, N] float32 of the candidates' values, where the policy ranks by it
-    score           (i, seen [B, G, N]) -> row i [B, G, M, N], where that depends on who is seen; else `scores` has it
+    query_position  [B, C] int32, -1 for padding, which attends to nothing and evicts nothing
+    sinks           [G, M] float32: scores that take part in the softmax and are no states
+    norm            [B, G, N] float32, the norms of the candidates' values, where the policy ranks by them
+    score           (i, seen [B, G, N]) -> scores of token i [B, G, M, N], where they depend on what is kept; else None
     returns         [B, G, N] int32: the last step (a token's position) that sees the candidate, or HELD
     """
     policy = bound.policy
@@ -164,9 +164,9 @@ def scan_torch(
         ranked = rank.masked_fill(~free | rank.isnan(), torch.inf)
         least = free & (ranked == ranked.amin(-1, keepdim=True))
         oldest = position.masked_fill(~least, HELD)
-        leaves = least & (oldest == oldest.amin(-1, keepdim=True)) & (seen.sum(-1, keepdim=True) > bound.size)
-        evicted_at = torch.where(leaves, t, evicted_at)
-        present = present & ~leaves
+        evicted = least & (oldest == oldest.amin(-1, keepdim=True)) & (seen.sum(-1, keepdim=True) > bound.size)
+        evicted_at = torch.where(evicted, t, evicted_at)
+        present = present & ~evicted
     return evicted_at
 
 
@@ -180,9 +180,9 @@ def scan_repositioned_torch(
     scoring: Scoring,
     norm: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What `scan_torch` makes of scores, from what scores are made of.
+    """The eviction scan with re-rotated keys: an eviction changes later positions, so tokens are scored one by one.
 
-    query    [B, K, R, C, D], keys [B, K, N, D]: as the model rotated them, the queries' own tokens among the keys
+    query    [B, K, R, C, D], keys [B, K, N, D]: as the model rotated them; the queries' own tokens are among the keys
     returns  attention [B, G, M, C, N] float32, and what `scan_torch` returns
     """
     (B, K, R, C, _), (_, G, N), repositioning = query.shape, position.shape, scoring.repositioning
@@ -206,12 +206,12 @@ def weighted_values(
 ) -> Tensor:
     """The outputs [B, K, R, C, Dv] of attention [B, G, M, C, N] over values [B, K, N, Dv].
 
-    A value that is NaN or infinite reaches the tokens that see it, and no others, though 0 times it is NaN.
+    A value that is NaN or infinite changes only the tokens that see it, although 0 times it is NaN.
     """
     (B, _, _, C, N), K = attention.shape, values.shape[1]
     weights = attention.view(B, K, -1, N).to(values.dtype)
     output = torch.matmul(weights, values).view(B, K, -1, C, values.shape[-1])
-    if not math.isfinite(output.sum(dtype=torch.float32).item()):  # the cheapest way to look at all of it
+    if not math.isfinite(output.sum(dtype=torch.float32).item()):  # the cheapest check of all numbers
         weights = weights.view(B, K, -1, C, N)
         broken = ~output.isfinite().all(-1).all(2).all(1)  # [B, C]
         for b, i in broken.nonzero().tolist():

@@ -1,4 +1,4 @@
-"""Tensors and a description in one file: written whole or not at all, and never executable."""
+"""The file of a state: safetensors with a JSON description, written whole or not at all."""
 
 from __future__ import annotations
 

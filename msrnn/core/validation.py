@@ -1,6 +1,6 @@
-"""What a state must be before it is saved, and before a kernel computes with one that was loaded.
+"""Checks of a state before it is saved, and after it was loaded.
 
-Kernels check nothing: a slot that is free, positions that differ and numbers that are finite are taken for granted.
+Kernels check nothing. They rely on a free slot, distinct positions and finite numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SLACK = 1.01  # of sums in float32
 
 
 def check_counts(description: dict[str, Any], layers: int) -> tuple[int, int]:
-    """Batch size and columns as a description has them; nothing of that size is allocated yet."""
+    """Batch size and columns of a file's description, before anything of that size is allocated."""
     batch_size: Any = description.get("batch_size")
     columns: Any = description.get("columns")
     if not _is_count(batch_size) or batch_size < 1:
@@ -34,8 +34,8 @@ def _is_count(value: object) -> bool:
 
 
 def check_layers(layers: list[tuple[int, Memory]], incomplete: bool) -> None:
-    """Refuse layers that no forward pass leaves behind. `incomplete`: a layer may hold fewer tokens than it has room
-    for, as after a horizon that was lifted.
+    """Refuse layers that no forward pass produces. `incomplete`: a layer may hold fewer tokens than fit, as after a
+    horizon was removed.
     """
     seen = layers[0][1].seen
     for index, layer in layers:

@@ -53,7 +53,7 @@ def attention(
         raise UsageError(f"{type(module).__name__} adds a position bias to its scores, which msrnn does not support")
     if owner is None:
         if attention_mask is None and not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
-            attention_mask = query.new_ones(1, 1, query.shape[2], key.shape[2], dtype=torch.bool)  # as an image's
+            attention_mask = query.new_ones(1, 1, query.shape[2], key.shape[2], dtype=torch.bool)  # an image encoder
         output, weights = plain_attention(
             query, key, value, attention_mask, scoring, dropout, weights=bool(output_attentions)
         )
@@ -72,7 +72,7 @@ def attention(
 
 
 def _check_inference(requires_grad: bool, dropout: float, output_attentions: bool | None) -> None:
-    """Refuse what a state that evicts cannot do."""
+    """Refuse training and attention weights, which a state that evicts cannot give."""
     if torch.is_grad_enabled() and requires_grad:
         raise UsageError("bounded states carry no gradient: call the model under torch.no_grad()")
     if dropout:

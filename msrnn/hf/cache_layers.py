@@ -27,20 +27,20 @@ READS_AGAIN = (
 
 
 class OwnedLayer(CacheLayerMixin):
-    """What transformers sees of one layer. Columns are counted from where the cache was handed over."""
+    """A cache layer whose keys carry it to the attention function. Columns are counted from the start of the cache."""
 
     is_compileable = False
     is_sliding = False
     supports_early_init = False
-    window: int | None = None  # of a layer that slides by itself, the query's own token included
-    real: Tensor | None = None  # [B, T], False where padding, when the caller knows; else the mask is read
+    window: int | None = None  # the layer's sliding window, the query's own token included
+    real: Tensor | None = None  # [B, T], False where padding, if the caller knows; otherwise the mask decides
 
     def __init__(self, config: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.config = config
         self.columns = 0
-        self.waiting = False  # for the attention function to take what `update` handed out
-        self.unfinished = False  # an exception or an interruption left this layer half-way through a token
+        self.waiting = False  # `update` returned keys, and the attention function has not taken them yet
+        self.unfinished = False  # an exception or an interruption stopped this layer half-way
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         active = self.config._attn_implementation
@@ -59,10 +59,10 @@ class OwnedLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def check_call(self, module: nn.Module, use_cache: bool | None) -> None:
-        """Whether this attention module may use the layer, in such a call."""
+        """Refuse a call by another attention module, or without a cache."""
 
     def check_goes_on(self, position_ids: Tensor, real: Tensor | None) -> None:
-        """Whether tokens with these positions may follow what the layer has read."""
+        """Refuse tokens whose positions cannot follow what the layer has read."""
 
     @abstractmethod
     def attend(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scoring: Scoring) -> Tensor:
@@ -79,7 +79,7 @@ class OwnedLayer(CacheLayerMixin):
 
 
 class OwnedCache(Cache):
-    """A cache whose layers own their keys; like the attention that follows, torch.compile leaves it alone."""
+    """A cache of such layers. torch.compile skips it, as it skips the attention function."""
 
     _last: int | None = None  # the layer that was updated last
 
@@ -88,7 +88,7 @@ class OwnedCache(Cache):
         before = self.layers[self._last] if self._last is not None else None
         if isinstance(before, OwnedLayer) and before.unfinished:
             raise UsageError("this cache was interrupted half-way through a forward pass: make a new one")
-        # Keys that no attention function of ours took went to another one, which saw the new tokens alone.
+        # If our attention function did not take the keys, another one did, and saw the new tokens only.
         if isinstance(before, OwnedLayer) and before.waiting:
             raise UsageError(
                 f"the model that was given this cache does not read its states: its attention is not {NAME!r}; "
@@ -100,19 +100,19 @@ class OwnedCache(Cache):
 
 @dataclass(frozen=True, eq=False)
 class LayerSetup:
-    """How one layer attends to its states."""
+    """What one layer needs to attend to its states."""
 
-    config: Any  # of the decoder; names the attention that is active
-    module: Callable[[], nn.Module | None]  # a weak reference to the attention module that owns the states
+    config: Any  # of the decoder; it names the active attention implementation
+    module: Callable[[], nn.Module | None]  # a weak reference to the layer's attention module
     chunk: int
     backend: Backend
     repositioning: Repositioning | None
-    window: int | None  # the layer's own sliding window
+    window: int | None  # the layer's sliding window
     passes_use_cache: bool  # whether `use_cache` of the model's call reaches the attention function
 
 
 class StateLayer(OwnedLayer):
-    """A layer's memory as transformers' cache layer; without one, it is made for the first batch that comes."""
+    """The slots of a layer as a transformers cache layer; `memory` may be a function of the batch size."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class StateLayer(OwnedLayer):
         self.window = setup.window
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StateLayer:
-        """A copy of the states; the model that they belong to stays the same."""
+        """A copy of the states, for the same model."""
         memory = copy.deepcopy(self.memory, memo) if isinstance(self.memory, Memory) else self.memory
         other = StateLayer(self.setup, memory, self.columns, self.record, self.real)
         other.waiting, other.unfinished, other.is_initialized = self.waiting, self.unfinished, self.is_initialized
@@ -148,9 +148,9 @@ class StateLayer(OwnedLayer):
             )
 
     def check_goes_on(self, position_ids: Tensor, real: Tensor | None) -> None:
-        """Refuse tokens from position 0 on in rows that have read others; position_ids [..., B, T].
+        """Refuse tokens that start at position 0 again; position_ids [..., B, T].
 
-        Not every model hands `use_cache` on to its attention, and without it generate begins again at every step.
+        With `use_cache=False`, generate reads the whole text at every step, and not every model passes `use_cache` on.
         """
         assert isinstance(self.memory, Memory)
         first, follows = position_ids[..., 0], self.memory.seen > 0
@@ -159,13 +159,13 @@ class StateLayer(OwnedLayer):
             columns = real.int().argmax(-1, keepdim=True).expand(*position_ids.shape[:-1], 1)
             first, follows = position_ids.gather(-1, columns)[..., 0], follows & real.any(-1)
         if bool(((first == 0) & follows).any()):
-            raise UsageError(f"tokens from position 0 on, after others: use_cache=False {READS_AGAIN}")
+            raise UsageError(f"position 0 again after other tokens: use_cache=False {READS_AGAIN}")
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scoring: Scoring) -> Tensor:
         memory, setup = self.memory, self.setup
         assert isinstance(memory, Memory)
         if query.shape[0] != memory.batch_size:
-            raise UsageError(f"a batch of {query.shape[0]} does not fit a state of {memory.batch_size} rows")
+            raise UsageError(f"a batch of {query.shape[0]} does not fit a state of {memory.batch_size}")
         if key.dtype != memory.dtype:
             raise UsageError(
                 f"keys of {key.dtype} do not fit a state of {memory.dtype}: leave autocast, or hand the model to msrnn "
@@ -200,14 +200,14 @@ class StateLayer(OwnedLayer):
             self.batch_select_indices(torch.arange(self.memory.batch_size).repeat_interleave(repeats))
 
     def crop(self, _: int) -> None:
-        raise UsageError("a bounded state cannot take tokens back, as assisted decoding asks: use a full cache for it")
+        raise UsageError("a bounded state cannot take tokens back, as assisted decoding needs: use an ordinary cache")
 
     def offload(self) -> None:
         raise UsageError("a bounded state stays on its device: it is small, do not offload it")
 
 
 class LinearLayer:
-    """A linear-attention layer's own cache, whose size is fixed already, carried along in a `MultiState`."""
+    """The cache of a linear-attention layer, whose size is fixed already, as a part of a `MultiState`."""
 
     def __init__(self, layer: Any) -> None:
         self.layer = layer

@@ -1,7 +1,7 @@
 """Forward passes as CUDA graphs: the buffers of a bounded state have one shape, so a captured graph fits any length.
 
 One graph per batch size and width (1 for a decode step, a block for prefill). The graphs of a batch size share one set
-of buffers, which belongs to one state at a time. When another state is read, it takes them over, and the first one keeps
+of buffers, which belongs to one state at a time. When another state is read, it takes them over, and the first one gets
 a copy.
 """
 

@@ -1,7 +1,7 @@
-"""Attention masks: a bounded layer sees what it holds, so all that a mask may add is padding.
+"""Attention masks: a bounded layer attends to what it holds, so a mask may only mark padding.
 
-Causal masks, with or without a sliding window, say which columns are padding. Any other mask (an image that is seen in
-both directions, packed sequences, holes) would be ignored without an error, so it is refused.
+Causal masks, with or without a sliding window, show which columns are padding. Any other mask (bidirectional image
+tokens, packed sequences, holes) cannot be honoured and is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class NotCausalError(UsageError):
 
 @contextmanager
 def watched_windows() -> Iterator[list[int | None]]:
-    """The windows of the masks that are built meanwhile; None for a mask without one."""
+    """Collects the sliding windows of the masks that are built meanwhile; None for a mask without one."""
     built: list[int | None] = []
     token = _windows.set(built)
     try:
@@ -42,9 +42,9 @@ def build_mask(
     local_size: int | None = None,
     **kwargs: Any,
 ) -> Tensor | None:
-    """transformers' mask interface: [B, 1, T, N], True where a query sees a key; None where that is all before it.
+    """transformers' mask interface: [B, 1, T, N], True where a query sees a key; None for a plain causal mask.
 
-    A mask in both directions is always built: None would be read as causal.
+    A bidirectional mask is always built: None would be read as causal.
     """
     built: Tensor | None = sdpa_mask(
         mask_function=mask_function, allow_is_causal_skip=allow_is_causal_skip, local_size=local_size, **kwargs
@@ -59,9 +59,9 @@ def build_mask(
 
 
 def real_columns(mask: Tensor | None, columns: int, window: int | None) -> Tensor | None:
-    """[B, T], False where padding, from a mask [B, 1, T, T]: a token sees itself unless it is padding.
+    """Which columns are tokens, [B, T], from a mask [B, 1, T, T]: a token sees itself, padding does not.
 
-    `window` is the layer's own. Raises where the mask is more than causal order, that window and padding.
+    `window` is the layer's sliding window. Raises where the mask is more than causal order, that window and padding.
     """
     if mask is None:
         return None
@@ -74,7 +74,7 @@ def real_columns(mask: Tensor | None, columns: int, window: int | None) -> Tenso
         )
     real = mask[:, 0].diagonal(dim1=-2, dim2=-1)
     if not getattr(mask, "known_causal", False):
-        # One mask serves many layers; it is looked at again when it has changed.
+        # One mask serves many layers: it is checked again only when it has changed.
         look = (None if mask.is_inference() else mask._version, window)
         if look[0] is None or getattr(mask, "looked_at", None) != look:
             _check_causal(mask, real, window)

@@ -1,7 +1,7 @@
-"""One token of one layer on a GPU: append-attend and observe-evict as two launches, in the slots themselves.
+"""A decode step of one layer on a GPU: append and attend, then observe and evict, as two launches on the slots.
 
-Where sequences and heads are too few to fill the chip, slots are split among programs and a third launch combines.
-Nothing is read back, nothing depends on the length, and every shape is fixed, so a captured graph replays for ever.
+Where sequences and heads are too few to fill the GPU, the slots are split among programs, and a third launch combines
+them. Nothing is read back, and shapes do not depend on the length, so a captured graph can be replayed at any length.
 `TorchBackend.decode` is the reference. Index names: i_ indices, o_ offsets, p_ pointers, b_ blocks, m_ masks.
 """
 
@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from msrnn.backends.triton.common import at_once, width
 from msrnn.backends.triton.evict import HEADS_PER_TILE, evict_kernel
-from msrnn.backends.triton.matrix import at_once, width
 from msrnn.backends.triton.quantization import BIAS, numbers, write
 from msrnn.backends.triton.rope import load_rotated, load_rotations, rotations_of
 from msrnn.core.quantization import LARGEST
@@ -26,10 +26,10 @@ from msrnn.core.slots import Slots
 
 
 class Tile(NamedTuple):
-    """What a program takes up at once."""
+    """What a program processes at once."""
 
     slots: int
-    heads: int = 1  # that have keys of their own, and share their rotations
+    heads: int = 1  # with keys of their own, and the same rotations
     warps: int = 1
     stages: int = 3
 
@@ -37,7 +37,7 @@ class Tile(NamedTuple):
 PLAIN = Tile(32)
 ROTATED = Tile(8, heads=2)  # where a query head has keys of its own
 ROTATED_GROUPED = Tile(16)  # where several share them
-PROGRAMS = 4096  # as many as fill the chip, at one warp each
+PROGRAMS = 4096  # fill the GPU, at one warp each
 
 
 @triton.jit
@@ -108,7 +108,7 @@ def attend_kernel(
     NEIGHBOURS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The R query heads of one KV head, in one pass over its keys and values; raw scores are kept for who leaves.
+    """The R query heads of one KV head, in one pass over its keys and values; raw scores are kept for the eviction.
 
     The new token's row goes into the first empty slot and is attended to from registers; `position` still calls the
     slot empty, so that every program finds the same one, and `fresh` [B, G] says which it is. With splits, a program
@@ -136,7 +136,7 @@ def attend_kernel(
     b_bias = tl.zeros([BR], tl.float32)
     p_position = position + (i_b * G + i_g) * S
     p_keys, p_values = keys + i_kv * S * D, values + i_kv * S * DV
-    m_plain = m_d  # dimensions that are not turned
+    m_plain = m_d  # dimensions that are not rotated
     if F > 0:
         o_f = tl.arange(0, BF)
         p_rotations = rotations + (i_b * G + i_g) * (S + 1) * (2 * F)
@@ -289,11 +289,11 @@ def decode_triton(
     if splits > 1:
         maxima, sums = (exact(B, K * R, splits) for _ in range(2))
         parts = exact(B, K * R, splits, DV)
-    # Pointers that are not followed.
+    # Pointers that no kernel follows.
     memory, norm = (kept if kept is not None else log_sums for kept in (slots.importance, slots.norm))
     scales = [s if s is not None else log_sums for s in (slots.key_scale, slots.value_scale)]
     dims = {"D": D, "DV": DV, "BD": width(D), "BV": width(DV)}
-    # Turned rows are float32: numbers of 11 bits lose nothing beside those of 8 or 11 that states have.
+    # Re-rotated rows are float32: tf32 has as many mantissa bits as 16-bit states, or more.
     precision = "ieee" if query.dtype == torch.float32 else "tf32"
     rotations, rotating = log_sums, {"F": 0, "BF": 1, "START": 0, "NEIGHBOURS": False, "PRECISION": precision}
     if scoring.repositioning is not None:

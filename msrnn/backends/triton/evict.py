@@ -1,11 +1,11 @@
-"""Observe and evict, for one token of one layer: the second launch of `decode_triton`."""
+"""Observe and evict for one token of one layer: the second launch of a decode step."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from msrnn.backends.triton.exp import PER_UNIT, lifted_exp
+from msrnn.backends.triton.common import PER_UNIT, lifted_exp
 from msrnn.core.slots import HELD
 
 FAR = tl.constexpr(HELD)
@@ -40,11 +40,10 @@ def evict_kernel(
     WEIGHS: tl.constexpr,
     SLIDES: tl.constexpr,
 ):
-    """The new token is entered; the group's mean attention becomes importance, and the least important state that is
-    not protected is evicted. `squares` [B, K] are those of the new token's values, summed over a head.
+    """Enter the new token, add the group's mean attention to the importances, and evict the least important state that
+    is not protected. `squares` [B, K] are the squared norms of the new token's values.
 
-    Without observation every importance is 0 and ties, which go to the oldest, are all there is. A rank that is NaN
-    counts as infinity.
+    Without observation every importance is 0, and the oldest state is evicted, as in every tie. NaN counts as infinity.
     """
     i_b, i_g = tl.program_id(0).to(tl.int64), tl.program_id(1)
     t = tl.load(query_position + i_b)

@@ -1,4 +1,4 @@
-"""After a chunk on a GPU: what left frees its slot, and the survivors move in; `Slots.keep` is the reference."""
+"""After a chunk on a GPU: free the slots of evicted tokens and fill them; `Slots.keep` is the reference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def assign_kernel(
     position, evicted_at, importance, norm, slot_position, slot_importance, slot_norm, survivors, source, C,
     S: tl.constexpr, BS: tl.constexpr, BC: tl.constexpr, REMEMBERS: tl.constexpr, WEIGHS: tl.constexpr,
 ):  # fmt: skip
-    """What left frees its slot, and the survivors among the new tokens take the free slots in order.
+    """Free the slots of evicted tokens, and assign free slots, in order, to the new tokens that are still held.
 
     source [S]: the new token that goes into a slot, or -1; survivors [C] is scratch.
     """
@@ -75,7 +75,7 @@ def keep_triton(
 ) -> None:
     (B, G, S), C = slots.position.shape, key.codes.shape[2]
     source = torch.empty_like(slots.position)
-    # Pointers that are not followed stand for what is not kept.
+    # Pointers that no kernel follows stand for what is not kept.
     memory, slot_norm = (importance if kept is None else kept for kept in (slots.importance, slots.norm))
     assign_kernel[(B * G,)](
         position, evicted_at, importance, importance if norm is None else norm, slots.position, memory, slot_norm,

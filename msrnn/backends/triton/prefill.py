@@ -1,7 +1,7 @@
-"""A chunk of one layer on a GPU: weights for the scan, the scan, masked attention, and the survivors' move into slots.
+"""Prefill of one chunk of a layer on a GPU: weights for the scan, the scan, masked attention, and filling free slots.
 
-`TorchBackend.prefill` is the reference. Keys and values are read where they lie, in the slots and among the new
-tokens; masks come from positions and eviction times. Index names as in `decode_triton`.
+`TorchBackend.prefill` is the reference. Keys and values are read from the slots and from the new tokens without
+copying; masks come from positions and eviction times. Index names as in `decode.py`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import triton.language as tl
 from torch import Tensor
 
 from msrnn.backends.base import Prefilled
-from msrnn.backends.triton.exp import lifted_exp
+from msrnn.backends.triton.common import at_once, lifted_exp, width
 from msrnn.backends.triton.keep import keep_triton
-from msrnn.backends.triton.matrix import at_once, width
 from msrnn.backends.triton.scan import room, scan_triton
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import Slots
 
 MOST = 64  # rows of a block, and candidates
-# Float32 as three products of numbers of 11 bits, as near to float64 as torch's; full ones would overflow registers.
+# Float32 products as three tf32 ones: as accurate as torch's, while full float32 products would spill registers.
 EXACT = tl.constexpr("tf32x3")
 
 
@@ -30,7 +29,7 @@ EXACT = tl.constexpr("tf32x3")
 def _scores(
     b_q, p_keys, k_t, p_scale, o_n, m_n, o_d, m_d, scale, softcap, QUANTIZED: tl.constexpr, CAPPED: tl.constexpr
 ):
-    """[BC, BN]: of queries [BC, BD] with one block of rows of keys."""
+    """Scores [BC, BN] of queries [BC, BD] with one block of keys."""
     b_k = tl.load(p_keys + o_n[:, None] * k_t + o_d[None, :], mask=m_n[:, None] & m_d[None, :], other=0.0)
     b_s = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision=EXACT) * scale
     if QUANTIZED:
@@ -45,7 +44,7 @@ def _weigh(
     b_q, b_t, b_max, p_keys, k_t, p_scale, p_position, p_weights, o_row, o_d, m_d, scale, softcap,
     N, SPAN: tl.constexpr, BN: tl.constexpr, QUANTIZED: tl.constexpr, CAPPED: tl.constexpr, STORES: tl.constexpr,
 ):  # fmt: skip
-    """The maxima of the rows over N more candidates, at most SPAN; or, these being known, the weights."""
+    """The maxima of the scores over N more candidates, at most SPAN; once these are known, the weights."""
     for start in range(0, SPAN, BN):
         o_n = start + tl.arange(0, BN)
         m_n = o_n < N

@@ -1,4 +1,4 @@
-"""Rows of 8-bit states inside a kernel, by `msrnn.core.quantization`."""
+"""Quantization of rows inside a kernel; `msrnn.core.quantization` is the reference."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 from msrnn.core.quantization import LEAST_SCALE
 
 LEAST = tl.constexpr(LEAST_SCALE)
-TO_WHOLE = tl.constexpr(1.5 * 2**23)  # added and taken away again, it leaves a small float32 rounded to even
+TO_WHOLE = tl.constexpr(1.5 * 2**23)  # adding and subtracting it rounds a small float32 to an integer, ties to even
 BIAS, BIAS_BITS, UNIT = tl.constexpr(384.0), tl.constexpr(0x43C00000), tl.constexpr(2**15)  # of floats from 256 to 511
 
 
@@ -16,7 +16,7 @@ BIAS, BIAS_BITS, UNIT = tl.constexpr(384.0), tl.constexpr(0x43C00000), tl.conste
 def quantize(b_rows, largest, WHOLE: tl.constexpr):
     """`msrnn.core.quantization.quantize` of rows [n, W]: their codes, as float32, and their scales [n, 1].
 
-    A maximum passes over NaN, so a row that has one is given a scale that says so.
+    A maximum ignores NaN, so a row that contains one gets NaN as its scale.
     """
     b_rows = b_rows.to(tl.float32)
     odd = tl.max((b_rows != b_rows).to(tl.int32), axis=1, keep_dims=True)
@@ -32,7 +32,7 @@ def quantize(b_rows, largest, WHOLE: tl.constexpr):
 
 @triton.jit
 def numbers(b_codes, WHOLE: tl.constexpr):
-    """Codes in float32; those of int8 with BIAS added, which one multiplication does where to convert takes longer."""
+    """Codes in float32; those of int8 have BIAS added, since that is faster than a conversion."""
     if WHOLE:
         return (b_codes.to(tl.int32) * UNIT + BIAS_BITS).to(tl.float32, bitcast=True)
     return b_codes.to(tl.float32)
@@ -43,7 +43,7 @@ def write(
     b_rows, p_rows, p_scales, i_row, m_row, W: tl.constexpr, o_w, m_w, largest,
     QUANTIZED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """New rows [n, W] are written to rows i_row [n, 1] where m_row is true; what is left of them, in float32."""
+    """Write new rows [n, W] to rows i_row [n, 1] where m_row is true; returns the dequantized rows, float32."""
     scale = 1.0
     if QUANTIZED:
         b_rows, scale = quantize(b_rows, largest, WHOLE)

@@ -1,7 +1,7 @@
-"""Where the tokens of a layer stand on a GPU, and the rotations that take keys and queries there.
+"""New positions of the kept tokens on a GPU, and the rotations that take keys and queries there.
 
-Two launches before a token's attention, where positions are not the text's own: `msrnn.core.rope` is the reference.
-Turns are cosines and sines for every slot and pair of dimensions, formed once for all heads of a group.
+Two launches before a token's attention, where positions are not the original ones; `msrnn.core.rope` is the reference.
+Rotations are cosines and sines for every slot and pair of dimensions, computed once for all heads of a group.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ NEAREST = tl.constexpr(NEAR)
 QUARTER, PER_QUARTER = tl.constexpr(HALF_PI), tl.constexpr(PER_HALF_PI)
 S3, S5, S7 = (tl.constexpr(x) for x in SINE)
 C4, C6, C8 = (tl.constexpr(x) for x in COSINE)
-GAPS = 2**20  # a caller's own function is asked of all smaller ones ahead of time; a larger one makes outputs NaN
+GAPS = 2**20  # a caller's function is tabulated for smaller gaps; a larger gap makes outputs NaN
 LARGEST_GAP = tl.constexpr(GAPS - 1)
 ROWS_PER_BLOCK = 32
 
 
 @triton.jit
 def _new_gap(b_gap, table, KIND: tl.constexpr):
-    """How far apart neighbours stand that were `b_gap` tokens apart, float64; KIND as for `turn_cpu.apart`."""
+    """The new distance of adjacent tokens that are `b_gap` apart, float64; KIND as in `numba/rope.py`."""
     if KIND == 0:
         b_new_gap = tl.load(table + tl.minimum(b_gap, LARGEST_GAP))
         return tl.where(b_gap > LARGEST_GAP, float("nan"), b_new_gap)
@@ -53,8 +53,8 @@ def reposition_kernel(
     """new_position [B, G, S + 1] float64 of every slot and, at the end, of the new token; `ordered` and `ordered_new`
     [B, G, S] are scratch.
 
-    One program a group: positions are sorted, what lies between neighbours is summed up, and each slot finds its own.
-    The first empty slot, which there always is, is left out: a size that is a power of two is sorted as it is.
+    One program per group: it sorts the positions, sums up the new gaps, and each slot finds its own by bisection. The
+    first empty slot is left out, so that a size that is a power of two needs no padding to be sorted.
     """
     i = tl.program_id(0).to(tl.int64)
     t = tl.load(query_position + i // G)
@@ -91,10 +91,10 @@ def rotation_kernel(
     position, query_position, new_position, frequency, rotations,
     S: tl.constexpr, G: tl.constexpr, F: tl.constexpr, BS: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
-    """rotations [B, G, S + 1, 2, F]: cosines and sines that take what was rotated at its position to its new_position.
+    """rotations [B, G, S + 1, 2, F]: cosines and sines that take a row from its position to its new position.
 
-    The model formed its angle as a float32 product, which is what is undone. The rest is float64 until whole quarters
-    of a turn are gone, since the difference to a far angle is far.
+    The model's own angle is a float32 product, and the same product is undone. The rest is float64 until multiples of
+    a quarter turn are removed.
     """
     i = tl.program_id(0).to(tl.int64)
     t = tl.load(query_position + i // G)
@@ -116,22 +116,22 @@ def rotation_kernel(
         m_odd = (b_q & 1) != 0
         b_sin, b_cos = tl.where(m_odd, b_cos, b_sin), tl.where(m_odd, b_sin, b_cos)
         p_rotations = rotations + (i * (S + 1) + o_s[:, None]) * (2 * F) + o_f[None, :]
-        m_turns = m_s[:, None] & m_f[None, :]
-        tl.store(p_rotations, tl.where(((b_q + 1) & 2) != 0, -b_cos, b_cos), mask=m_turns)
-        tl.store(p_rotations + F, tl.where((b_q & 2) != 0, -b_sin, b_sin), mask=m_turns)
+        m_rotations = m_s[:, None] & m_f[None, :]
+        tl.store(p_rotations, tl.where(((b_q + 1) & 2) != 0, -b_cos, b_cos), mask=m_rotations)
+        tl.store(p_rotations + F, tl.where((b_q & 2) != 0, -b_sin, b_sin), mask=m_rotations)
 
 
 @triton.jit
-def load_rotations(p_rotations, m_turns, o_f, F: tl.constexpr):
+def load_rotations(p_rotations, m_rotations, o_f, F: tl.constexpr):
     """Cosines and sines of some rows, float32; `o_f` along the last axis, as for `load_rotated`."""
-    b_cos = tl.load(p_rotations + o_f, mask=m_turns & (o_f < F), other=0.0).to(tl.float32)
-    b_sin = tl.load(p_rotations + F + o_f, mask=m_turns & (o_f < F), other=0.0).to(tl.float32)
+    b_cos = tl.load(p_rotations + o_f, mask=m_rotations & (o_f < F), other=0.0).to(tl.float32)
+    b_sin = tl.load(p_rotations + F + o_f, mask=m_rotations & (o_f < F), other=0.0).to(tl.float32)
     return b_cos, b_sin
 
 
 @triton.jit
 def load_rotated(p_rows, b_cos, b_sin, m_rows, o_f, F: tl.constexpr, START: tl.constexpr, NEIGHBOURS: tl.constexpr):
-    """Rows at p_rows [..., 1], turned: first and second dimensions of the pairs, each [..., BF]."""
+    """Re-rotated rows at p_rows [..., 1]: first and second dimensions of the pairs, each [..., BF]."""
     p_first = p_rows + START + (2 * o_f if NEIGHBOURS else o_f)
     b_x = tl.load(p_first, mask=m_rows & (o_f < F), other=0.0).to(tl.float32)
     b_y = tl.load(p_first + (1 if NEIGHBOURS else F), mask=m_rows & (o_f < F), other=0.0).to(tl.float32)
@@ -139,7 +139,7 @@ def load_rotated(p_rows, b_cos, b_sin, m_rows, o_f, F: tl.constexpr, START: tl.c
 
 
 def _coded(spacing: Spacing, device: torch.device) -> tuple[int, Tensor]:
-    """The kind of a spacing, and its numbers on a GPU: what it makes of every gap, its limit, or none."""
+    """The kind of a spacing, and its numbers on a GPU: the new distance of every gap, its limit, or none."""
     code, function = spacing_code(spacing), spacing.function
 
     def numbers() -> Tensor:
@@ -151,20 +151,20 @@ def _coded(spacing: Spacing, device: torch.device) -> tuple[int, Tensor]:
 
 
 def check_reach(spacing: Spacing, bound: Bound, columns: int) -> None:
-    """Refuse gaps that a caller's own function was not asked of: no tensor is read, so columns count, padding included.
+    """Refuse texts whose gaps may exceed the table of a caller's function. Columns are counted, padding included.
 
-    Within a window or horizon that spares no token, gaps stay small however far a text goes.
+    With a window or horizon that spares no first tokens, gaps stay small at any length.
     """
     near = bound.window is not None and bound.window <= GAPS and not bound.spared
     if columns > GAPS and not near and isinstance(spacing.function, GapFunction):
         raise UsageError(
-            f"positions: a function of your own reaches gaps of {GAPS - 1:,} on a GPU, and this state is at column "
-            f"{columns:,}; take a named spacing such as 'compressed', a horizon without first tokens, or the CPU"
+            f"positions: your own function is limited to gaps of {GAPS - 1:,} on a GPU, and this state is at column "
+            f"{columns:,}; use a named spacing such as 'compressed', a horizon without first tokens, or a CPU"
         )
 
 
 def rotations_of(slots: Slots, query_position: Tensor, repositioning: Repositioning) -> Tensor:
-    """[B, G, S + 1, 2, F] for every slot and, at the end, the new token; in half precision where states are."""
+    """[B, G, S + 1, 2, F] for every slot and, at the end, the new token; float16 where states have 16 bits or fewer."""
     (B, G, S), F = slots.position.shape, len(repositioning.rope.frequency)
     device, window = slots.position.device, slots.bound.window
     check_reach(repositioning.spacing, slots.bound, slots.columns)

@@ -1,8 +1,8 @@
-"""The eviction scan on a GPU: one program per sequence and group walks a chunk's rows; `scan_torch` is its reference.
+"""The eviction scan on a GPU, one program per sequence and group; `scan_torch` is the reference.
 
-It takes weights instead of scores: exponentials are taken ahead of the walk, by all of the chip. Who is present, how
-important, and since when gone stays in registers from row to row, and the next row is on its way while one is walked.
-The candidates lie in two tiles, since a tile's width is a power of two and their number seldom is.
+It takes exponentials instead of scores: these are computed before, by the whole GPU. Presence, importance and eviction
+time of all candidates stay in registers from token to token, and the next token's weights are loaded ahead. The
+candidates are split into two tiles, since the width of a tile is a power of two, and their number usually is not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from msrnn.backends.triton.exp import LEAST_NORMAL, PER_UNIT, UNIT
+from msrnn.backends.triton.common import LEAST_NORMAL, PER_UNIT, UNIT
 from msrnn.core.slots import HELD
 from msrnn.policy import Bound
 
@@ -22,12 +22,12 @@ FAR = tl.constexpr(HELD)
 LAST = tl.constexpr(2**63 - 1)
 TILE = 2**14  # weights of one tile, heads by candidates
 WARPS = 4
-SPARE = 2**15  # bytes of shared memory that are not for rows on their way
+SPARE = 2**15  # bytes of shared memory that are not used for loading ahead
 
 
 @triton.jit
 def _rank(b_position, b_importance, m_seen, first, newest):
-    """Least importance first, then the oldest: the bits of a float that is not negative sort as it does.
+    """A sort key: least importance first, then the oldest. The bits of a non-negative float sort like the float.
 
     NaN counts as infinity, whatever its sign.
     """
@@ -42,7 +42,7 @@ def _observed(
     weights, sinks, i_row, start, o_l, o_r, m_seen_l, m_seen_r,
     M: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, SINKS: tl.constexpr, LIFTS: tl.constexpr,
 ):  # fmt: skip
-    """What BM heads of a row contribute to the group's mean attention, in both tiles; times UNIT where it LIFTS."""
+    """The part of BM heads in the group's mean attention, for both tiles; times UNIT where it LIFTS."""
     o_m = start + tl.arange(0, BM)
     m_m = o_m < M
     p_row = weights + (i_row + o_m)[:, None] * (BN + BR)
@@ -57,7 +57,7 @@ def _observed(
     if SINKS:
         b_sum += tl.load(sinks + i_row + o_m, mask=m_m, other=0.0)
     if LIFTS:
-        # Weights are at most their sum: what is below 1 can be lifted, and else the share can.
+        # Weights are at most their sum: below 1 they can be scaled up, otherwise the sum is scaled down.
         m_small = b_sum < 1.0
         b_lift = tl.where(m_small, UNIT, 1.0)[:, None]
         b_l, b_r = b_l * b_lift, b_r * b_lift
@@ -104,7 +104,7 @@ def scan_kernel(
     p_group = i_group * N
     b_position_l = tl.load(position + p_group + o_l, mask=m_l, other=-1)
     b_position_r = tl.load(position + p_group + o_r, mask=m_r, other=-1)
-    b_importance_l = tl.zeros([BN], tl.float32)  # where nothing is observed, all tie, and ties go to the oldest
+    b_importance_l = tl.zeros([BN], tl.float32)  # where nothing is observed, all tie, and the oldest is evicted
     b_importance_r = tl.zeros([BR], tl.float32)
     if OBSERVES:
         b_importance_l = tl.load(importance + p_group + o_l, mask=m_l, other=0.0)
@@ -138,13 +138,13 @@ def scan_kernel(
                         weights, sinks, i_row, start, o_l, o_r, m_seen_l, m_seen_r, M, BM, BN, BR, SINKS, LIFTS
                     )
                     b_observed_l, b_observed_r = b_observed_l + b_l, b_observed_r + b_r
-            else:  # a row does not fit into shared memory, but a tile does
+            else:  # the weights of a token do not fit into shared memory, but a tile does
                 for start in tl.range(0, M, BM, num_stages=3):
                     b_l, b_r = _observed(
                         weights, sinks, i_row, start, o_l, o_r, m_seen_l, m_seen_r, M, BM, BN, BR, SINKS, LIFTS
                     )
                     b_observed_l, b_observed_r = b_observed_l + b_l, b_observed_r + b_r
-            if not LIFTS:  # without decay, only the newest query counts, whatever was before
+            if not LIFTS:  # with decay 0, only the newest query counts
                 b_observed_l += decay * b_importance_l
                 b_observed_r += decay * b_importance_r
             b_importance_l = tl.where(m_seen_l, b_observed_l, b_importance_l)
@@ -171,7 +171,7 @@ def scan_kernel(
 
 
 class Room(NamedTuple):
-    """The shape of a chunk's weights, whose rows and candidates are rounded up so that no load needs a mask."""
+    """The shape of a chunk's weights: rows and candidates are rounded up, so that no load needs a mask."""
 
     rows: int
     left: int  # the largest power of two that the candidates fill
@@ -203,10 +203,10 @@ def scan_triton(
     sinks: Tensor | None = None,
     norm: Tensor | None = None,
 ) -> Tensor:
-    """`scan_torch`, with weights [B, G, rows, M, width] for scores: exponentials, each row of a head up to a factor.
+    """`scan_torch` with weights [B, G, rows, M, width] instead of scores: exponentials, each row up to a factor.
 
-    What lies beyond the C rows and N candidates (see `room`) may be anything; sinks [B, G, rows, M] are weights as
-    well. Attention is left to who wants it. No weights: nothing is observed.
+    Numbers beyond the C rows and N candidates (see `room`) are ignored; sinks [B, G, rows, M] are weights as well. The
+    attention itself is not computed. Without weights nothing is observed.
     """
     (B, G, N), C = position.shape, query_position.shape[1]
     rows, left, right = room(C, N)

@@ -1,0 +1,34 @@
+"""What the kernels share: exponentials for ranking, and the sizes of blocks."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+UNIT, PER_UNIT = tl.constexpr(2.0**86), tl.constexpr(2.0**-86)
+ROOT = tl.constexpr(2.0**43)
+LEAST_NORMAL = tl.constexpr(2.0**-126)
+
+LEAST = 16  # rows, columns or dimensions that a matrix unit takes
+BYTES = 2**14  # of rows at once: with those loaded ahead they fit into 99 KiB, the shared memory of GPUs since 8.0
+
+
+@triton.jit
+def lifted_exp(b_x):
+    """UNIT * exp(b_x) for b_x up to 0: a normal number down to -147, where exp alone ends at -87.
+
+    It is computed as a square: adding to b_x instead would cost digits.
+    """
+    b_root = tl.exp(0.5 * b_x) * ROOT
+    return b_root * b_root
+
+
+def width(n: int) -> int:
+    """The width of a block that holds n."""
+    return max(LEAST, int(triton.next_power_of_2(n)))
+
+
+def at_once(most: int, dim: int, dtype: torch.dtype) -> int:
+    """Rows of `dim` dimensions in a block, at most `most`."""
+    return min(most, max(LEAST, BYTES // (width(dim) * dtype.itemsize)))
