@@ -157,7 +157,7 @@ def check_rnn(model: PreTrainedModel, expected: Expected) -> None:
     read = bounded.read(ids, whole)
     check_close(stepped(bounded, ids, parts), read, "bounded, stepped against read")
     check_forgets(read, expected.logits)
-    for i, shape in enumerate(bounded.plan.shapes):
+    for i, shape in enumerate(bounded.spec.shapes):
         if shape and not torch.equal(whole.positions(i).sort(-1).values, parts.positions(i).sort(-1).values):
             raise WrongAnswerError(f"bounded, tokens held after stepping: others than after reading in layer {i}")
 

@@ -84,5 +84,5 @@ def test_what_cannot_be_rounded_is_refused() -> None:
     model = build(llama())
     with pytest.raises(ValueError, match="state_dtype='int4': must be None, one of 'int8', 'fp8'"):
         msrnn.MultiStateRNN(model, "tova", 10, state_dtype="int4")
-    with pytest.raises(ValueError, match="policy 'full' keeps states as they are"):
+    with pytest.raises(ValueError, match="policy 'full' does not quantize"):
         msrnn.MultiStateRNN(model, "full", state_dtype="int8")

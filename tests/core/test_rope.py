@@ -234,7 +234,7 @@ def test_what_is_kept_fits_the_length(length: int, size: int, limit: int) -> Non
 @pytest.mark.parametrize("size", [64, 200])
 def test_a_size_that_leaves_no_room_is_refused(size: int) -> None:
     model = build(llama(max_position_embeddings=64))
-    with pytest.raises(ValueError, match=f"'fitted': size={size} leaves no gap to close in the 64 positions"):
+    with pytest.raises(ValueError, match=f"'fitted': size={size} does not fit the 64 positions"):
         MultiStateRNN(model, "tova", size, positions="fitted")
     assert model.config._attn_implementation == "eager"
 
