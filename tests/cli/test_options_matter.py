@@ -296,9 +296,10 @@ def commands(lines: Iterable[str]) -> list[str]:
     return [command[1] for command in found if command]
 
 
-SHOWN = commands((ROOT / "docs" / "command-line.md").read_text().split("```")[1].splitlines())
-PAGES = (page.read_text().splitlines() for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md")))
-DOCUMENTED = commands(line for lines in PAGES for line in lines if line.startswith("msrnn "))
+PAGES = {page: page.read_text() for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"))}
+FENCED = {page: re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE) for page, text in PAGES.items()}
+SHOWN = commands(FENCED[ROOT / "docs" / "command-line.md"][0].splitlines())
+DOCUMENTED = commands(line for blocks in FENCED.values() for block in blocks for line in block.splitlines())
 HELPED = commands(line for verb in VERBS.values() for line in verb.epilog.splitlines())
 
 
