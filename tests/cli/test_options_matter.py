@@ -297,7 +297,7 @@ def commands(lines: Iterable[str]) -> list[str]:
 
 
 PAGES = {page: page.read_text() for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"))}
-FENCED = {page: re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE) for page, text in PAGES.items()}
+FENCED = {page: re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE) for page, text in PAGES.items()}
 SHOWN = commands(FENCED[ROOT / "docs" / "command-line.md"][0].splitlines())
 DOCUMENTED = commands(line for blocks in FENCED.values() for block in blocks for line in block.splitlines())
 HELPED = commands(line for verb in VERBS.values() for line in verb.epilog.splitlines())
