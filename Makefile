@@ -28,7 +28,7 @@ models: install  ## docs/models.md: what becomes of each model family of transfo
 	$(BIN)/python tests/models_page.py
 
 docs: .venv/installed-docs  ## the documentation as a site in site/; a broken link is an error
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 install: .venv/installed
 
