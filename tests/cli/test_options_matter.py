@@ -18,7 +18,7 @@ from msrnn.cli import app
 from msrnn.core.state_file import load_tensors
 from msrnn.policy import NAMES
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
 CPU = ("--device", "cpu")
 SIZE = ("--size", 16)
 SHORT = ("--max-new-tokens", 12)
@@ -296,9 +296,10 @@ def commands(lines: Iterable[str]) -> list[str]:
     return [command[1] for command in found if command]
 
 
-SHOWN = commands(README.read_text().partition("## The command line")[2].split("```")[1].splitlines())
-PAGES = (page.read_text().splitlines() for page in README.parent.glob("docs/*.md"))
-DOCUMENTED = commands(line for lines in PAGES for line in lines if line.startswith("msrnn "))
+PAGES = {page: page.read_text() for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"))}
+FENCED = {page: re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE) for page, text in PAGES.items()}
+SHOWN = commands(FENCED[ROOT / "docs" / "command-line.md"][0].splitlines())
+DOCUMENTED = commands(line for blocks in FENCED.values() for block in blocks for line in block.splitlines())
 HELPED = commands(line for verb in VERBS.values() for line in verb.epilog.splitlines())
 
 
@@ -315,8 +316,9 @@ def test_examples_parse(command: str) -> None:
     assert parsed(command) is not None
 
 
-def test_readme_shows_every_verb() -> None:
-    assert {command.split()[1] for command in SHOWN} == {name[0] for name in VERBS}
+def test_the_command_line_page_shows_every_verb() -> None:
+    shown = {tuple(command.split()[1:3]) for command in SHOWN}
+    assert {words if words[0] == "eval" else words[:1] for words in shown} == set(VERBS)
 
 
 @pytest.mark.parametrize("words", ["generate hello --sise 8", "eval story --stories many", "read book.txt"])
