@@ -89,9 +89,15 @@ def check_sound(slots: Slots, other: Slots) -> None:
     assert position.max() < slots.columns
 
 
-def layer(device: str = "cpu", code: str | None = None, heads: int = HEADS) -> LayerShape:
+def layer(device: str = "cpu", state_dtype: str | None = None, heads: int = HEADS) -> LayerShape:
     return LayerShape(
-        heads, KV_HEADS, DIM, DIM, torch.float32, torch.device(device), STATE_DTYPES[code] if code else None
+        heads,
+        KV_HEADS,
+        DIM,
+        DIM,
+        torch.float32,
+        torch.device(device),
+        STATE_DTYPES[state_dtype] if state_dtype else None,
     )
 
 

@@ -91,11 +91,11 @@ def layer(
     dtype: torch.dtype = torch.float32,
     softcap: float | None = None,
     sinks: bool = False,
-    code: torch.dtype | None = None,
+    state_dtype: torch.dtype | None = None,
     repositioning: Repositioning | None = None,
 ) -> Run:
     sink = torch.linspace(-1, 1, heads, device=device) if sinks else None
-    shape = LayerShape(heads, kv_heads, dim, dim, dtype, torch.device(device), code)
+    shape = LayerShape(heads, kv_heads, dim, dim, dtype, torch.device(device), state_dtype)
     return Run(bound, shape, 2, Scoring(dim**-0.5, softcap, sink, repositioning))
 
 

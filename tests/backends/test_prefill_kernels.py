@@ -52,16 +52,16 @@ def check(
     dtype: torch.dtype = torch.float32,
     softcap: float | None = None,
     sinks: bool = False,
-    code: torch.dtype | None = None,
+    state_dtype: torch.dtype | None = None,
     lengths: tuple[int, ...] = (9, 14),
     from_empty: bool = False,
 ) -> None:
     """Compare chunks of these lengths; unless `from_empty`, torch reads the first, since the interpreter is slow."""
     draw = torch.Generator().manual_seed(0)
-    shape = LayerShape(heads, kv_heads, dim, dim, dtype, torch.device(device), code)
+    shape = LayerShape(heads, kv_heads, dim, dim, dtype, torch.device(device), state_dtype)
     scoring = Scoring(dim**-0.5, softcap, torch.linspace(-1, 1, heads, device=device) if sinks else None)
     mine, theirs = Slots(2, shape, bound), Slots(2, shape, bound)
-    exact = Slots(2, LayerShape(heads, kv_heads, dim, dim, torch.float32, torch.device(device), code), bound)
+    exact = Slots(2, LayerShape(heads, kv_heads, dim, dim, torch.float32, torch.device(device), state_dtype), bound)
     for number, length in enumerate(lengths):
         # As a model gives them: tokens before heads in memory.
         query, key, value = (

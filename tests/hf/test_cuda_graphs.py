@@ -168,7 +168,7 @@ def test_why_nothing_was_captured_is_the_first_error(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("msrnn.hf.cuda_graphs.Graph", GivenUp)
     rnn = msrnn.MultiStateRNN(build(llama()), "tova", 9)
     rnn._graphs.possible = True
-    with pytest.warns(UserWarning, match=r"launched \(the routing waits for the host\)"):
+    with pytest.warns(UserWarning, match=r"launched by itself \(the routing waits for the host\)"):
         assert rnn._graphs.of(rnn.state()) is None
 
 
@@ -235,6 +235,6 @@ def test_a_function_of_gaps_is_refused_beyond_its_reach() -> None:
     state = rnn.state()
     for layer in state.layers:
         layer.columns = 2**20
-    with pytest.raises(ValueError, match="positions: a function of your own reaches gaps of 1,048,575"):
+    with pytest.raises(ValueError, match="positions: your own function is limited to gaps of 1,048,575"):
         rnn.step(tokens(1, 1), state)
     assert state.seen.tolist() == [0]

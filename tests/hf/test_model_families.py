@@ -12,7 +12,7 @@ from models_page import PAGE, parse, render
 from small_configs import NAMES
 from torch import tensor
 
-CONSTRAINTS = Path(__file__).parent.parent / "constraints.txt"
+CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 ROWS, VERSION = parse(PAGE.read_text())
 LISTED = {row.name: row for row in ROWS}
 
