@@ -8,19 +8,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from msrnn.cli.eval.common import Against, Anew, check_counts, compared, quiet
-from msrnn.cli.eval.exam import AUTO, answered, examined, finish, sourced, stored, wanted
-from msrnn.cli.options import SMALL, Device, Dtype, Model
-from msrnn.cli.results import SkipDamaged, open_store, stoppable
-from msrnn.cli.terminal import note
+from msrnn.cli.eval.common import Against, Anew, check_counts, check_positions, compared, quiet, watched
+from msrnn.cli.options import ORIGINAL, SMALL, Device, Dtype, Model
+from msrnn.cli.results import SkipDamaged, open_store, show_tables, shown_as_well, stoppable, write_report
+from msrnn.cli.terminal import note, progress
 from msrnn.errors import UsageError
 from msrnn.policy import FULL, resolve
 
 if TYPE_CHECKING:
-    from msrnn.evaluation.cells import Grid
+    from transformers import PreTrainedModel
+
+    from msrnn.evaluation.cells import Cell, Grid
+    from msrnn.evaluation.data.questions import Question
+    from msrnn.evaluation.store import Store
+    from msrnn.evaluation.tasks.answer_scores import Scores
+    from msrnn.evaluation.tasks.answers import Answers, Settings
+    from msrnn.evaluation.tasks.understanding import Task
+    from msrnn.hf.loading import Loaded
 
 ROWS, SIZES, PAPER_SIZES = ("tova", "window+4", "truncated", FULL), (512,), (256, 512, 1024, 2048, 4096)
-LENGTH = 4096
+LENGTH, AUTO = 4096, "auto"
 
 
 class Stage(StrEnum):
@@ -123,12 +130,12 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         force: Anew = False,
         skip_damaged: SkipDamaged = False,
     ) -> None:
-        from msrnn.evaluation.understanding.records import check_row
-        from msrnn.evaluation.understanding.tasks import TASKS
+        from msrnn.evaluation.tasks.answers import check_row
+        from msrnn.evaluation.tasks.understanding import TASKS, stored_answers
 
         task = TASKS[about.__name__]
-        table = asked(policy, size, paper)
-        other = compared(against, table.policies)
+        grid = rows(policy, size, paper)
+        other = compared(against, grid.policies)
         check_counts(LENGTH if length is None else length, limit=limit, batch=batch, max_new_tokens=max_new_tokens)
         if stage != Stage.ANSWER:
             task.metric.check()
@@ -137,48 +144,49 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         folder = out or Path("results") / task.name
         check_model(device, dtype, positions, stage)
         quiet()
-        found = None if stage == Stage.SCORE else sourced(task, data, split, limit, seed)
+        found = None if stage == Stage.SCORE else load_questions(task, data, split, limit, seed)
         store = open_store(folder, task.name, check_row, force=force, skip_damaged=skip_damaged)
         if found is None:
-            meant = wanted(length, chat, max_new_tokens, positions)
-            records, keys = stored(task, store, table.cells, meant)
+            wanted = {"length": length, "chat": chat, "answer": max_new_tokens, "positions": positions}
+            answers, keys = stored_answers(task, store, grid.cells, **wanted)
+            note(f"{len(keys):,} of {len(answers.questions):,} questions are answered by all rows")
         else:
             from msrnn.hf.loading import load
 
             loaded = load(model, device, dtype, on_convert=note)
             chat = bool(loaded.tokenizer.chat_template) if chat is None else chat
             length, most = length or LENGTH, max_new_tokens or task.answer
-            exam = examined(task, loaded.model, chat, length, most, positions, table.cells)
-            told = {"model": model or SMALL, "source": data.name if data else task.hub.name, "seed": seed}
+            settings = resolved(task, loaded.model, chat, length, most, positions, grid.cells)
+            source = {"model": model or SMALL, "source": data.name if data else task.hub.name, "seed": seed}
             if data is None:
-                told["split"] = split
+                source["split"] = split
             with stoppable(force):
-                records = answered(task, loaded, exam, found, store, batch, table.cells, told)
+                answers = answered(task, loaded, settings, found, store, batch, grid.cells, source)
             keys = [question.key for question in found]
         if stage != Stage.ANSWER:
-            finish(task, table, records, keys, other, folder)
+            report_scores(task, grid, answers, keys, other, folder)
 
     command.__name__, command.__doc__ = about.__name__, about.__doc__
     return command
 
 
-def asked(policies: list[str] | None, sizes: list[int] | None, paper: bool) -> Grid:
-    """Whether nothing is forgotten at a size is found out question by question, so no size stands for full."""
-    from msrnn.evaluation.cells import TRUNCATED, table
+def rows(policies: list[str] | None, sizes: list[int] | None, paper: bool) -> Grid:
+    """The rows and columns. Whether a size holds a whole prompt depends on the question, so no size means full."""
+    from msrnn.evaluation.cells import TRUNCATED, grid
 
     if paper and sizes:
-        raise UsageError("--paper: it has sizes of its own; give this, or --size")
-    rows = [*(ROWS if paper or not policies else ()), *(policies or ())]
+        raise UsageError("--paper: it has its own sizes; give this, or --size")
+    names = [*(ROWS if paper or not policies else ()), *(policies or ())]
     columns = PAPER_SIZES if paper else sizes or SIZES
-    for name in rows:
+    for name in names:
         for size in columns:
             if name != TRUNCATED:
                 resolve(name, size)
-    return table(rows, columns, sys.maxsize)
+    return grid(names, columns, sys.maxsize)
 
 
 def check_model(device: str, dtype: str | None, positions: str, stage: Stage) -> None:
-    """What can be refused before anything is read."""
+    """Refuse bad options before anything is loaded."""
     from msrnn.core.rope import spacing
     from msrnn.hf.loading import check_dtype, device_named
 
@@ -187,3 +195,79 @@ def check_model(device: str, dtype: str | None, positions: str, stage: Stage) ->
         check_dtype(dtype)
     if positions != AUTO:
         spacing(positions)
+
+
+def load_questions(task: Task, data: Path | None, split: str, limit: int | None, seed: int) -> list[Question]:
+    from msrnn.evaluation.data.questions import questions
+
+    found = questions(data, split, task.hub, task.formats, limit, seed)
+    note(found.summary())
+    return found.questions
+
+
+def resolved(
+    task: Task, model: PreTrainedModel, chat: bool, length: int, most: int, positions: str, cells: list[Cell]
+) -> Settings:
+    """The settings of a run, with a note where positions are compressed automatically."""
+    from msrnn.evaluation.tasks.understanding import settings_of
+
+    config = model.config.get_text_config(decoder=True)
+    rotated = getattr(config, "rope_parameters", None)
+    check_positions(config, length if rotated else length + most)  # the answer needs learned positions, too
+    settings = settings_of(task, model, chat, length, most, positions, cells)
+    if positions == AUTO and settings.positions != ORIGINAL:
+        note("so bounded states have compressed positions; --positions original leaves them as they are")
+    return settings
+
+
+def answered(
+    task: Task,
+    loaded: Loaded,
+    settings: Settings,
+    found: list[Question],
+    store: Store,
+    batch: int | None,
+    cells: list[Cell],
+    source: dict[str, Any],
+) -> Answers:
+    from msrnn.evaluation.data.prompts import PromptBuilder
+    from msrnn.evaluation.environment import environment
+    from msrnn.evaluation.tasks.answers import Answers
+    from msrnn.evaluation.tasks.understanding import Understanding
+
+    batch = batch or (16 if loaded.model.device.type == "cuda" else 8)
+    builder = PromptBuilder(loaded.tokenizer, task.prompt, settings.chat)
+    metadata = {**source, "batch": batch, **environment(loaded.model.device)}
+    evaluation = Understanding(loaded.model, builder, found, Answers(store, settings), batch, metadata)
+    return watched(evaluation.answered, cells)
+
+
+def report_scores(task: Task, grid: Grid, answers: Answers, keys: list[str], against: str, folder: Path) -> None:
+    from msrnn.evaluation.tasks.understanding import Report, figure
+
+    others = answers.others(grid.cells, keys)
+    shown_as_well([cell.label for cell in others], 0)
+    grid = grid.extended(others)
+    report = Report(task, grid, answers, keys, against, scored(task, grid, answers, keys))
+    facts = {**answers.settings.key, **answers.metadata(grid.cells[0], keys[0])}
+    title = f"{facts['model']}, {task.title}, {len(keys):,} questions, prompts of {answers.settings.length:,} tokens"
+    tables = report.tables(title)
+    show_tables(tables)
+    note(report.summary())
+    write_report(folder, tables[0], report.markdown(title, facts), lambda: figure(report, folder, title))
+
+
+def scored(task: Task, grid: Grid, answers: Answers, keys: list[str]) -> Scores:
+    """With a bar, since ROUGE takes long."""
+    from msrnn.evaluation.tasks.answer_scores import scores
+
+    with progress("answers") as bar:
+        line = bar.add_task("scoring", total=None)
+        return scores(
+            task.metric,
+            answers,
+            grid.cells,
+            keys,
+            on_total=lambda count: bar.update(line, total=count),
+            on_score=lambda: bar.advance(line),
+        )
