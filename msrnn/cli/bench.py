@@ -8,7 +8,7 @@ from typer import Option
 
 from msrnn.cli.eval.common import check_batch
 from msrnn.cli.options import ORIGINAL, SMALL, Device, Dtype, Model, PolicyName
-from msrnn.cli.results import SkipDamaged, open_store, show_tables, shown_as_well, stoppable, write_report
+from msrnn.cli.results import SkipDamaged, note_other_rows, open_store, show_tables, stoppable, write_report
 from msrnn.cli.tables import show_text
 from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
@@ -32,21 +32,26 @@ StateDtypes = Annotated[
     list[str], Option("--state-dtype", help="States in 16-bit (the model's own dtype), int8 or fp8; repeat for more.")
 ]
 Positions = Annotated[
-    list[str], Option("--positions", help="Where kept tokens stand: original, compressed, …; repeat for more.")
+    list[str], Option("--positions", help="Positions of kept tokens: original, compressed, …; repeat for more.")
 ]
 Compile = Annotated[
-    bool | None, Option("--compile/--no-compile", help="Compile what lies between kernels.", show_default="on cuda")
+    bool | None, Option("--compile/--no-compile", help="Use torch.compile between the kernels.", show_default="on cuda")
 ]
 Others = Annotated[
     list[str] | None,
     Option("--with", metavar="MODULE:ATTRIBUTE", help="One more contender; repeat for more.", show_default=False),
 ]
 Shape = Annotated[
-    str | None, Option("--random-weights", help="No model, but the shape of one, as llama-2-7b.", show_default=False)
+    str | None,
+    Option(
+        "--random-weights",
+        help="Random weights of a known shape, as llama-2-7b, instead of a model.",
+        show_default=False,
+    ),
 ]
 Out = Annotated[Path | None, Option(help="Write efficiency.jsonl, .md, .png and .svg here.", show_default=False)]
-Anew = Annotated[
-    bool, Option("--force", help="Measure what is asked for again, though the folder has it; other rows stay.")
+Recompute = Annotated[
+    bool, Option("--force", help="Measure again, even if the folder has the measurements; other rows stay.")
 ]
 
 
@@ -67,7 +72,7 @@ def bench(
     device: Device = "auto",
     dtype: Dtype = None,
     out: Out = None,
-    force: Anew = False,
+    force: Recompute = False,
     skip_damaged: SkipDamaged = False,
 ) -> None:
     """Memory, batch, time and throughput of a decode step at each size, with the full model and the step's floor.
@@ -119,7 +124,7 @@ def bench(
     with stoppable(force, kept=out is not None):
         rows = benchmark.rows(contenders)
     earlier = benchmark.others(rows)
-    shown_as_well([row.label for row in earlier], 0)
+    note_other_rows([row.label for row in earlier], 0)
     rows += earlier
     found = table.table(rows, f"{facts['model']}, {length:,} tokens, {facts.get('gpu') or facts['machine']}")
     # Short lines of the header let more columns fit side by side.

@@ -32,15 +32,15 @@ LocalModel = Annotated[
 MaxRequests = Annotated[int | None, Option(help="Ask no more often than this.", show_default="as needed")]
 Price = Annotated[
     tuple[float, float] | None,
-    Option(help="Of a million tokens to read, and to write; for the estimate.", show_default=False),
+    Option(help="Price of a million tokens to read, and to write; for the estimate.", show_default=False),
 ]
 Timeout = Annotated[float, Option(help="Seconds to wait for an answer.")]
-EstimateOnly = Annotated[bool, Option("--estimate", help="Only say what the judgement would cost.")]
+EstimateOnly = Annotated[bool, Option("--estimate", help="Only print what the judgement would cost.")]
 Out = Annotated[
     Path | None, Option(help=f"Write {NAME}.jsonl, .md, .csv, .png and .svg here.", show_default="the folder")
 ]
-Anew = Annotated[
-    bool, Option("--force", help="Ask this judge again, though the folder has its answers; other rows stay.")
+Recompute = Annotated[
+    bool, Option("--force", help="Ask this judge again, even if the folder has its answers; other rows stay.")
 ]
 
 
@@ -56,7 +56,7 @@ def judge(
     device: Device = "auto",
     dtype: Dtype = None,
     out: Out = None,
-    force: Anew = False,
+    force: Recompute = False,
     skip_damaged: SkipDamaged = False,
 ) -> None:
     """Compare the stories of a bounded model with the full model's of the same seed, by a judge.
@@ -79,8 +79,8 @@ def judge(
 
     found = pairs(stories(folder, skip_damaged))
     target = out or folder
-    asked = endpoint(judge, base_url, timeout, estimate) if judge else local(model, device, dtype)
-    judgement = Judgement(asked, found, answers(target, estimate, force, skip_damaged), max_requests)
+    chosen = endpoint(judge, base_url, timeout, estimate) if judge else local(model, device, dtype)
+    judgement = Judgement(chosen, found, answers(target, estimate, force, skip_damaged), max_requests)
     dropped = sum(found.dropped.values())
     note(f"{len(found.pairs):,} pairs; {dropped:,} more, in which nothing was evicted, are dropped")
     resumed(*judgement.done(), "answers")
@@ -89,10 +89,10 @@ def judge(
         return
     with stoppable(force):
         run(judgement)
-    report(judgement, target, {"judge": asked.name, **found.facts, **environment(asked.device)})
+    report(judgement, target, {"judge": chosen.name, **found.facts, **environment(chosen.device)})
     if unread := judgement.unreadable():
         raise UsageError(
-            f"{asked.name}: none of its {len(unread):,} answers can be read, the first is {reprlib.repr(unread[0])}; "
+            f"{chosen.name}: none of its {len(unread):,} answers can be read, the first is {reprlib.repr(unread[0])}; "
             "use a judge that answers (A), (B) or (C)"
         )
 
@@ -139,10 +139,10 @@ def endpoint(name: str, base_url: str | None, timeout: float, estimate: bool) ->
     """Refused without a key, before anything is written; an estimate needs none."""
     from msrnn.evaluation.tasks.judges import Endpoint
 
-    asked = Endpoint(name, base_url, timeout, on_retry=note)
+    made = Endpoint(name, base_url, timeout, on_retry=note)
     if not estimate:
-        asked.open()
-    return asked
+        made.open()
+    return made
 
 
 def local(model: str | None, device: str, dtype: str | None) -> Judge:

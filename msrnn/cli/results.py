@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from msrnn.evaluation.store import Check, Store
 
 SkipDamaged = Annotated[
-    bool, Option("--skip-damaged", help="Move damaged lines of the folder's .jsonl to another file, and go on.")
+    bool, Option("--skip-damaged", help="Move damaged lines of the folder's .jsonl to another file, and continue.")
 ]
 
 
@@ -60,8 +60,8 @@ def resumed(done: int, total: int, what: str) -> None:
         note(f"{done:,} of {total:,} {what} already done")
 
 
-def shown_as_well(labels: Sequence[str], left_out: int) -> None:
-    """What else the folder has, and whether the tables show it."""
+def note_other_rows(labels: Sequence[str], left_out: int) -> None:
+    """Note what else the folder has: rows that the tables show as well, and the number of those they do not."""
     if labels:
         note(f"the tables also show {', '.join(labels)}, from earlier commands")
     if left_out:

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 from msrnn.evaluation.statistics import Estimate
 
 MISSING = "—"
-INLINE = " · "  # between a value and its interval, where both stand in one line
+INLINE = " · "  # between a value and its interval in one line
 
 
 class Share(float):
-    """A number that is shown in percent."""
+    """A number that is written in percent."""
 
 
-class Shown(NamedTuple):
+class Formatted(NamedTuple):
     """An estimate, and how its value and the ends of its interval are written."""
 
     estimate: Estimate
@@ -33,7 +33,7 @@ class Shown(NamedTuple):
         return f"{value}" + ("" if low is None else f"{between}{low}{self.to}{high}")
 
 
-Value = str | int | float | Shown | None
+Value = str | int | float | Formatted | None
 
 
 class Table(NamedTuple):
@@ -66,7 +66,7 @@ class Table(NamedTuple):
 
 
 def _text(value: Value, between: str) -> str:
-    if isinstance(value, Shown):
+    if isinstance(value, Formatted):
         return value.text(between)
     if value is None or value != value:
         return MISSING

@@ -45,7 +45,7 @@ class Progress(NamedTuple):
 class Runner(ABC, Generic[C, Item, Result]):
     """Cells x items of one task. Results of earlier runs are found again by their key.
 
-    key       what identifies a result, beside its cell and item: the model's weights, its dtype, …
+    key       what identifies a result, together with its cell and item: the model's weights, its dtype, …
     metadata  written into every row, identifies nothing
     batch     items that are computed at once
     shrinks   whether a batch that does not fit into memory is halved; else it is refused
@@ -136,6 +136,11 @@ class Runner(ABC, Generic[C, Item, Result]):
 
 class Evaluation(Runner[C, Item, Result]):
     """A run whose results are read back by cell; of earlier commands, too."""
+
+    @property
+    def other_rows(self) -> int:
+        """Rows of the store with another key."""
+        return len(self.store.rows) - len(self.store.matching(self.key))
 
     @abstractmethod
     def cell_of(self, row: Row) -> C:

@@ -3,9 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from tiny import FAMILIES, build
 
 from msrnn.evaluation import environment
-from msrnn.evaluation.benchmark.random_weights import SHAPES, check_shape, random_model
+from msrnn.hf.rnn import MultiStateRNN
 
 
 def test_what_stands_beside_a_figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -19,12 +21,13 @@ def test_what_stands_beside_a_figure(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert environment.environment()["no-such-package"] == ""
 
 
-def test_random_weights() -> None:
-    model = random_model("tiny", "cpu")
-    assert str(model.dtype) == "torch.float32"
-    assert str(random_model("tiny", "cpu", "bfloat16").dtype) == "torch.bfloat16"
-    assert model.config.vocab_size == SHAPES["tiny"]["vocab_size"]
-    with pytest.raises(ValueError, match="did you mean 'llama-2-7b'"):
-        check_shape("llama-2-7")
-    with pytest.raises(ValueError, match="dtype='int3'"):
-        random_model("tiny", "cpu", "int3")
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_identity_of_a_model_is_that_of_its_states(family: str, dtype: torch.dtype, device: str) -> None:
+    """Rows that were stored with a state's fingerprint are found again."""
+    model = build(FAMILIES[family](), device).to(dtype)
+    found = environment.model_identity(model)
+    rnn = MultiStateRNN(model, "full", None)
+    assert found["fingerprint"] == rnn.plan.fingerprint["model"]
+    assert found["dtype"] == rnn.plan.fingerprint["dtype"]
+    assert found["backend"] == environment.backend_names(rnn)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from typer import Option
 
-from msrnn.cli.results import resumed
+from msrnn.cli.results import note_other_rows, resumed, stoppable
 from msrnn.cli.terminal import note, progress
 from msrnn.errors import UsageError
 
 if TYPE_CHECKING:
-    from msrnn.evaluation.runner import Progress
+    from msrnn.evaluation.runner import Evaluation, Progress
 
 T = TypeVar("T")
 TOVA = "tova"
@@ -33,8 +33,8 @@ Batch = Annotated[int | None, Option(help="Chunks read at once.", show_default="
 Against = Annotated[
     str | None, Option(help="The policy that the others are compared with.", show_default="tova, or the first")
 ]
-Anew = Annotated[
-    bool, Option("--force", help="Compute what is asked for again, though the folder has it; other rows stay.")
+Recompute = Annotated[
+    bool, Option("--force", help="Compute these results again, even if the folder has them; other rows stay.")
 ]
 MAX_BATCH = 2**16  # no memory holds more
 
@@ -105,3 +105,14 @@ def watched(run: Callable[[list[Any], Progress], T], cells: list[Any]) -> T:
                 note("nothing left to compute")
 
         return run(cells, Progress(on_total, on_cell, partial(bar.advance, task), resumed))
+
+
+def computed(
+    evaluation: Evaluation[Any, Any, T], cells: list[Any], force: bool, label: Callable[[Any], str] = lambda x: x.label
+) -> tuple[dict[Any, list[T]], dict[Any, list[T]]]:
+    """The results of these cells, and those of other cells that the folder has; with progress and notes."""
+    with stoppable(force):
+        results = watched(evaluation.results, cells)
+    others = evaluation.others(cells)
+    note_other_rows([label(cell) for cell in others], evaluation.other_rows)
+    return results, others

@@ -5,9 +5,9 @@ from typing import Annotated
 
 from typer import Option
 
-from msrnn.cli.eval.common import Anew, Books, Text, check_batch, check_positions, quiet, watched
+from msrnn.cli.eval.common import Books, Recompute, Text, check_batch, check_positions, computed, quiet
 from msrnn.cli.options import SMALL, Device, Dtype, Model, Size
-from msrnn.cli.results import SkipDamaged, open_store, show_tables, shown_as_well, stoppable, write_report
+from msrnn.cli.results import SkipDamaged, open_store, show_tables, write_report
 from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
 
@@ -42,7 +42,7 @@ def extrapolation(
     device: Device = "auto",
     dtype: Dtype = None,
     out: Out = Path(f"results/{NAME}"),
-    force: Anew = False,
+    force: Recompute = False,
     skip_damaged: SkipDamaged = False,
 ) -> None:
     """Perplexity far beyond the training length, on the first tokens of every text that is long enough.
@@ -86,11 +86,7 @@ def extrapolation(
     source = {"model": model or SMALL, "text": text.resolve().name if text else PG19, "seed": seed, "batch": batch}
     course = Course(tokens, data.given, window, leg)
     evaluation = Extrapolation(decoder, data, course, store, batch, {**source, **environment(decoder.device)})
-    with stoppable(force):
-        results = watched(evaluation.results, rows)
-    others = evaluation.others(rows)
-    left_out = len(store.rows) - len(store.matching(evaluation.key))
-    shown_as_well([f"{case.label} {case.size}" for case in others], left_out)
+    results, others = computed(evaluation, rows, force, lambda case: f"{case.label} {case.size}")
     report = Report({**results, **others}, course)
     sizes = sorted({case.size for case in report.cases if case.size is not None})
     sized = f"size {', '.join(map(str, sizes))}" if sizes else "unbounded"

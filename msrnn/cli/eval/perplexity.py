@@ -8,20 +8,20 @@ from typer import Option
 from msrnn.cli.eval.common import (
     TOVA,
     Against,
-    Anew,
     Batch,
     Books,
     Length,
+    Recompute,
     Seed,
     Text,
     check_counts,
     check_positions,
     compared,
+    computed,
     quiet,
-    watched,
 )
 from msrnn.cli.options import SMALL, Device, Dtype, Model
-from msrnn.cli.results import SkipDamaged, open_store, show_tables, shown_as_well, stoppable, write_report
+from msrnn.cli.results import SkipDamaged, open_store, show_tables, write_report
 from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
 from msrnn.policy import FULL
@@ -60,7 +60,7 @@ def perplexity(
     device: Device = "auto",
     dtype: Dtype = None,
     out: Out = Path("results/perplexity"),
-    force: Anew = False,
+    force: Recompute = False,
     skip_damaged: SkipDamaged = False,
 ) -> None:
     """Perplexity on chunks of text for each policy and size, and of the full model.
@@ -97,10 +97,7 @@ def perplexity(
     note(data.summary())
     source = {"model": model or SMALL, "text": text.resolve().name if text else PG19, "seed": seed}
     evaluation = Perplexity(decoder, data, store, batch, {**source, **environment(decoder.device)})
-    with stoppable(force):
-        results = watched(evaluation.results, grid.cells)
-    others = evaluation.others(grid.cells)
-    shown_as_well([cell.label for cell in others], len(store.rows) - len(store.matching(evaluation.key)))
+    results, others = computed(evaluation, grid.cells, force)
     report = Report(grid.extended(list(others)), {**results, **others}, data.predicted, other)
     title = f"{source['model']}, {source['text']}, {len(data.chunks):,} chunks of {length:,} tokens"
     tables = report.tables(title)

@@ -5,10 +5,10 @@ from typing import Annotated
 
 from typer import Option
 
-from msrnn.cli.eval.common import Anew, check_counts, check_positions, quiet, watched
+from msrnn.cli.eval.common import Recompute, check_counts, check_positions, computed, quiet
 from msrnn.cli.eval.understanding import Chat
 from msrnn.cli.options import SMALL, Device, Dtype, MaxNewTokens, Model
-from msrnn.cli.results import SkipDamaged, open_store, show_tables, shown_as_well, stoppable, write_report
+from msrnn.cli.results import SkipDamaged, open_store, show_tables, write_report
 from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
 from msrnn.policy import resolve
@@ -17,7 +17,7 @@ NAME = "story"
 POLICIES, SIZES = ("tova",), (256, 512, 1024)
 
 Policies = Annotated[
-    list[str] | None, Option("--policy", help="A policy, beside full; repeat for more.", show_default="tova")
+    list[str] | None, Option("--policy", help="A policy; full is always added; repeat for more.", show_default="tova")
 ]
 Sizes = Annotated[
     list[int] | None,
@@ -25,7 +25,7 @@ Sizes = Annotated[
 ]
 Count = Annotated[int, Option(help="Stories of each version.")]
 Seed = Annotated[int, Option(help="Of the first story; the others follow.")]
-Warmth = Annotated[float, Option(help="Sample at this temperature.")]
+SampleTemperature = Annotated[float, Option(help="Sample at this temperature.")]
 Batch = Annotated[int | None, Option(help="Stories generated at once.", show_default="8 on cpu, 50 on cuda")]
 Out = Annotated[Path, Option(help=f"Write {NAME}.jsonl, .md and .csv here.")]
 
@@ -35,7 +35,7 @@ def story(
     size: Sizes = None,
     stories: Count = 100,
     max_new_tokens: MaxNewTokens = 4096,
-    temperature: Warmth = 1.0,
+    temperature: SampleTemperature = 1.0,
     seed: Seed = 0,
     chat: Chat = None,
     batch: Batch = None,
@@ -43,7 +43,7 @@ def story(
     device: Device = "auto",
     dtype: Dtype = None,
     out: Out = Path(f"results/{NAME}"),
-    force: Anew = False,
+    force: Recompute = False,
     skip_damaged: SkipDamaged = False,
 ) -> None:
     """Generate long stories with every version of a model, one per seed, for `msrnn judge` to compare.
@@ -86,10 +86,7 @@ def story(
     metadata = {"model": model or SMALL, "chat": chat, "batch": batch, **environment(decoder.device)}
     stop_tokens = stop_tokens_of(decoder, tokenizer)
     evaluation = Stories(decoder, tokenizer, settings, stop_tokens, store, batch, metadata)
-    with stoppable(force):
-        results = watched(evaluation.results, cells)
-    others = evaluation.others(cells)
-    shown_as_well([cell.label for cell in others], len(store.rows) - len(store.matching(evaluation.key)))
+    results, others = computed(evaluation, cells, force)
     found = report_lines({**results, **others})
     title = f"{metadata['model']}, {stories:,} stories of at most {max_new_tokens:,} tokens"
     made = table(found, title)

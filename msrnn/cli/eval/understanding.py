@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from msrnn.cli.eval.common import Against, Anew, check_counts, check_positions, compared, quiet, watched
+from msrnn.cli.eval.common import Against, Recompute, check_counts, check_positions, compared, quiet, watched
 from msrnn.cli.options import ORIGINAL, SMALL, Device, Dtype, Model
-from msrnn.cli.results import SkipDamaged, open_store, show_tables, shown_as_well, stoppable, write_report
+from msrnn.cli.results import SkipDamaged, note_other_rows, open_store, show_tables, stoppable, write_report
 from msrnn.cli.terminal import note, progress
 from msrnn.errors import UsageError
 from msrnn.policy import FULL, resolve
@@ -36,13 +36,13 @@ class Stage(StrEnum):
     SCORE = "score"
 
 
-Data = Annotated[Path | None, Option(help="A .jsonl or .json file in the original form.", show_default="the hub's")]
-Split = Annotated[str, Option(help="Of the hub's dataset.")]
+Data = Annotated[Path | None, Option(help="A .jsonl or .json file in a published format.", show_default="the hub's")]
+Split = Annotated[str, Option(help="Split of the dataset on the hub.")]
 Policies = Annotated[
     list[str] | None,
     Option("--policy", help="A row: a policy, truncated or full; repeat for more.", show_default=", ".join(ROWS)),
 ]
-Paper = Annotated[bool, Option("--paper", help="The paper's rows, and those named beside, at 256 to 4,096.")]
+Paper = Annotated[bool, Option("--paper", help="The paper's rows and sizes, 256 to 4,096; --policy adds rows.")]
 Sizes = Annotated[
     list[int] | None,
     Option("--size", help="A column: states, or tokens of truncated; repeat for more.", show_default="512"),
@@ -53,12 +53,14 @@ Length = Annotated[
 ]
 Chat = Annotated[
     bool | None,
-    Option("--chat/--no-chat", help="Ask by the chat template, or with the bare text.", show_default="chat if any"),
+    Option("--chat/--no-chat", help="Use the chat template, or the bare text.", show_default="chat if any"),
 ]
 Answer = Annotated[int | None, Option("--max-new-tokens", help="Tokens of an answer, at most.", show_default=False)]
 Positions = Annotated[
     str,
-    Option(help="Where kept tokens stand: original, compressed, compact; auto: compressed past the model's length."),
+    Option(
+        help="Positions of kept tokens: original, compressed, compact; auto: compressed beyond the training length."
+    ),
 ]
 Limit = Annotated[int | None, Option(help="Questions to ask, document by document.", show_default="all")]
 Seed = Annotated[int, Option(help="Decides which questions, where there are more than --limit.")]
@@ -66,8 +68,8 @@ Batch = Annotated[int | None, Option(help="Questions answered at once.", show_de
 Stages = Annotated[
     Stage,
     Option(
-        help="answer: only write answers down; score: only score those in the folder, without the model: the last, or "
-        "the last with the length, chat, positions and answers' tokens that are given."
+        help="answer: only generate answers; score: only score the answers in the folder, without the model: those of "
+        "the last run, or of the last run with the given --length, --chat, --positions and --max-new-tokens."
     ),
 ]
 Out = Annotated[Path | None, Option(help="Write rows, tables and the figure here.", show_default="results/ and name")]
@@ -76,10 +78,11 @@ Out = Annotated[Path | None, Option(help="Write rows, tables and the figure here
 def squality(*arguments: Any) -> None:
     """Questions on stories, answered in a paragraph (SQuALITY): ROUGE by policy and size.
 
-    Each prompt is read exactly by a bounded state, and answered greedily from it. Row truncated is the unbounded model
-    on a prompt of the size's tokens, row full the unbounded model on all of it. The score is the geometric mean of
-    ROUGE-1, -2 and -L, each with the best of the references; intervals are 95 %, by bootstrap over the documents. What
-    the folder has of the same model, prompt, policy and size is not answered again, so a run that was stopped goes on.
+    A bounded state reads each prompt with exact eviction, and the answer is generated greedily. Row truncated is the
+    full model on a prompt of `size` tokens, row full the full model on the whole prompt. The score is the geometric
+    mean of ROUGE-1, -2 and -L, each with the best of the references; intervals are 95 %, by bootstrap over the
+    documents. Answers that the folder has of the same model, prompt, policy and size are not generated again, so an
+    interrupted run resumes.
 
     Examples:
         msrnn eval squality --limit 2 --size 256
@@ -92,10 +95,11 @@ def squality(*arguments: Any) -> None:
 def qasper(*arguments: Any) -> None:
     """Questions on papers, answered in a phrase (QASPER): token F1 by policy and size.
 
-    Each prompt is read exactly by a bounded state, and answered greedily from it. Row truncated is the unbounded model
-    on a prompt of the size's tokens, row full the unbounded model on all of it. The score is the F1 of words with the
-    nearest annotator's answer; yes/no and unanswerable questions are shown apart. Intervals are 95 %, by bootstrap over
-    the documents. What the folder has of the same model, prompt, policy and size is not answered again.
+    A bounded state reads each prompt with exact eviction, and the answer is generated greedily. Row truncated is the
+    full model on a prompt of `size` tokens, row full the full model on the whole prompt. The score is the F1 of words
+    with the best of the references; yes/no and unanswerable questions are also shown separately. Intervals are 95 %, by
+    bootstrap over the documents. Answers that the folder has of the same model, prompt, policy and size are not
+    generated again.
 
     Examples:
         msrnn eval qasper --limit 2 --size 256
@@ -106,7 +110,7 @@ def qasper(*arguments: Any) -> None:
 
 
 def verb(about: Callable[..., None]) -> Callable[..., None]:
-    """The command of a task: both have the same options, and differ in what they say of themselves."""
+    """The command of a task; both tasks have the same options."""
 
     def command(
         data: Data = None,
@@ -127,7 +131,7 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         dtype: Dtype = None,
         stage: Stages = Stage.ALL,
         out: Out = None,
-        force: Anew = False,
+        force: Recompute = False,
         skip_damaged: SkipDamaged = False,
     ) -> None:
         from msrnn.evaluation.tasks.answers import check_row
@@ -246,7 +250,7 @@ def report_scores(task: Task, grid: Grid, answers: Answers, keys: list[str], aga
     from msrnn.evaluation.tasks.understanding import Report, figure
 
     others = answers.others(grid.cells, keys)
-    shown_as_well([cell.label for cell in others], 0)
+    note_other_rows([cell.label for cell in others], 0)
     grid = grid.extended(others)
     report = Report(task, grid, answers, keys, against, scored(task, grid, answers, keys))
     facts = {**answers.settings.key, **answers.metadata(grid.cells[0], keys[0])}

@@ -40,18 +40,20 @@ class Ledger:
         """The number of measurements that are known."""
         return sum(row.get("value") is not None and row["cell"] != ROW for row in self.store.done(self.environment))
 
-    def cell(self, key: StoredRow, unit: str, measure: Callable[[], float | None], anew: bool = False) -> float | None:
+    def cell(
+        self, key: StoredRow, unit: str, measure: Callable[[], float | None], remeasure: bool = False
+    ) -> float | None:
         """The value of a cell, measured where it is not known; None: it did not fit into memory."""
-        found = None if anew else self._found(key)
+        found = None if remeasure else self._found(key)
         if found:
             return float(found["value"])
         value = measure()
         self.store.append({**key, "value": value, "unit": unit, **self.environment})
         return value
 
-    def times(self, key: StoredRow, measure: Callable[[], Times | None], anew: bool = False) -> Times | None:
+    def times(self, key: StoredRow, measure: Callable[[], Times | None], remeasure: bool = False) -> Times | None:
         """The same for a time, with its range."""
-        found = None if anew else self._found(key)
+        found = None if remeasure else self._found(key)
         if found:
             value = float(found["value"])
             return Times(value, found.get("low", value), found.get("high", value), found.get("steady", True))
@@ -144,8 +146,8 @@ class Benchmark:
             if not row.impossible:
                 break
             self.note(f"{row.label}: the step is faster than its floor, which cannot be; measuring both again")
-            floor = self._floor(contender, row.batch, anew=True)
-            row = replace(row, ms=self._step(contender, row.batch, contender.rows, anew=True), floor=floor)
+            floor = self._floor(contender, row.batch, remeasure=True)
+            row = replace(row, ms=self._step(contender, row.batch, contender.rows, remeasure=True), floor=floor)
         return row
 
     def _at_others(self, contender: Contender, row: Row, equal: int) -> Row:
@@ -173,7 +175,7 @@ class Benchmark:
         key = {"contender": contender.label, "cell": "largest", "max_batch": self.cap}
         return int(self.ledger.cell(key, "sequences", search) or 0)
 
-    def _step(self, contender: Contender, batch: int, rows: int, anew: bool = False) -> Times | None:
+    def _step(self, contender: Contender, batch: int, rows: int, remeasure: bool = False) -> Times | None:
         def timed() -> Times:
             if 0 < unused_bytes(self.device) < batch * contender.nbytes * rows // contender.rows:
                 raise MemoryError  # some systems overcommit memory, and kill a process that uses it
@@ -183,7 +185,9 @@ class Benchmark:
                 return took
 
         key = {"contender": contender.label, "cell": "step", "batch": batch, "rows": rows}
-        return self._times(key, timed, f"{contender.label}: a step of {_sequences(batch)}, {rows:,} states each", anew)
+        return self._times(
+            key, timed, f"{contender.label}: a step of {_sequences(batch)}, {rows:,} states each", remeasure
+        )
 
     def _prefill(self, contender: Contender) -> Times | None:
         batch = self.batches.prefill_batch or 1
@@ -208,12 +212,14 @@ class Benchmark:
             total += steps * ms.median
         return 1000 * batch * (self.length - PROMPT) / total if total else None
 
-    def _floor(self, contender: Contender, batch: int, anew: bool = False) -> float | None:
-        """The floor of a step; with `anew`, the lower of the known one and a new one: it must not be too high."""
-        reads = self._best("the read bandwidth", {"cell": "bandwidth"}, lambda: bandwidth(self.device) / 1e6, max, anew)
+    def _floor(self, contender: Contender, batch: int, remeasure: bool = False) -> float | None:
+        """The floor of a step; with `remeasure`, the lower of the known one and a new one: it must not be too high."""
+        reads = self._best(
+            "the read bandwidth", {"cell": "bandwidth"}, lambda: bandwidth(self.device) / 1e6, max, remeasure
+        )
         key = {"cell": "products", "batch": batch}
         what = f"the matrix products of {_sequences(batch)}"
-        alone = self._best(what, key, lambda: products(self.model, batch), min, anew)
+        alone = self._best(what, key, lambda: products(self.model, batch), min, remeasure)
         if reads is None or alone is None:
             return None
         return Floor(reads * 1e6, weight_bytes(self.model)).milliseconds(batch * contender.nbytes, alone)
@@ -224,21 +230,23 @@ class Benchmark:
         key: dict[str, Any],
         measure: Callable[[], float],
         better: Callable[[float, float], float],
-        anew: bool,
+        remeasure: bool,
     ) -> float | None:
         unit = "GB/s" if better is max else "ms"
         known = self.ledger.cell(key, unit, lambda: self._measured(measure, what))
-        if known is None or not anew:
+        if known is None or not remeasure:
             return known
 
         def again() -> float:
             value = self._measured(measure, what)
             return known if value is None else better(known, value)
 
-        return self.ledger.cell(key, unit, again, anew=True)
+        return self.ledger.cell(key, unit, again, remeasure=True)
 
-    def _times(self, key: dict[str, Any], measure: Callable[[], Times], what: str, anew: bool = False) -> Times | None:
-        return self.ledger.times(key, lambda: self._measured(measure, what), anew)
+    def _times(
+        self, key: dict[str, Any], measure: Callable[[], Times], what: str, remeasure: bool = False
+    ) -> Times | None:
+        return self.ledger.times(key, lambda: self._measured(measure, what), remeasure)
 
     def _measured(self, measure: Callable[[], T], what: str) -> T | None:
         self.note(what)

@@ -10,7 +10,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from msrnn.evaluation.benchmark.timing import Times
-from msrnn.evaluation.report import MISSING, Shown, Table, markdown_list, saved_figure
+from msrnn.evaluation.report import MISSING, Formatted, Table, markdown_list, saved_figure
 from msrnn.evaluation.statistics import Estimate
 
 NAME = "efficiency"
@@ -95,7 +95,7 @@ def table(rows: Sequence[Row], title: str) -> Table:
     return Table(NAME, title, "", header, [_values(row, rows[0]) for row in rows])
 
 
-def _values(row: Row, full: Row) -> list[str | Shown | None]:
+def _values(row: Row, full: Row) -> list[str | Formatted | None]:
     over_floor = _number(row.over_floor, 2)
     return [
         row.label,
@@ -128,7 +128,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def _times(times: Times | None, digits: int) -> Shown | None:
+def _times(times: Times | None, digits: int) -> Formatted | None:
     def number(value: float) -> str:
         return f"{value:,.{digits}f}"
 
@@ -136,7 +136,7 @@ def _times(times: Times | None, digits: int) -> Shown | None:
         return None
     same = number(times.low) == number(times.high) == number(times.median)
     estimate = Estimate(times.median) if same else Estimate(times.median, times.low, times.high)
-    return Shown(estimate, number, "–")  # noqa: RUF001
+    return Formatted(estimate, number, "–")  # noqa: RUF001
 
 
 def _number(value: float | None, digits: int = 0) -> str | None:

@@ -105,7 +105,7 @@ class Settings(NamedTuple):
 
 def _description(key: Row) -> str:
     names = {"length": "length", "positions": "positions", "answer": "max_new_tokens", "chat": "chat"}
-    return ", ".join(f"{shown}={key[name]}" for name, shown in names.items() if name in key)
+    return ", ".join(f"{label}={key[name]}" for name, label in names.items() if name in key)
 
 
 class StoredQuestion(NamedTuple):
@@ -178,7 +178,7 @@ class Answers:
         return self.settings.length
 
     def key(self, cell: Cell) -> Row:
-        """What identifies an answer, beside its prompt."""
+        """What identifies an answer, together with its prompt."""
         positions = ORIGINAL if cell.policy == FULL else self.settings.positions
         return {**cell.key, **self.settings.answer_key, "positions": positions}
 

@@ -31,7 +31,7 @@ from msrnn.evaluation.report import Table, document, plot_estimates, saved_figur
 from msrnn.evaluation.runner import Compute, Evaluation, OnTokens
 from msrnn.evaluation.statistics import Estimate
 from msrnn.evaluation.store import Row, Store, fields, is_int, is_number, is_text, list_of, optional, paired
-from msrnn.evaluation.tasks.perplexity import shown
+from msrnn.evaluation.tasks.perplexity import formatted
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import FULL, Policy, is_full, resolve
 
@@ -298,7 +298,7 @@ class Report:
         ]
 
     def _rows(self, found: dict[Case, list[Estimate]]) -> list[list[Any]]:
-        return [[self.label(case), *(shown(found[case][i]) for i in self.columns)] for case in self.cases]
+        return [[self.label(case), *(formatted(found[case][i]) for i in self.columns)] for case in self.cases]
 
     def _lines(self) -> list[Sequence[Any]]:
         """A line for each window of each case."""

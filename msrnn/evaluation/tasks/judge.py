@@ -13,7 +13,7 @@ from msrnn.errors import UsageError
 from msrnn.evaluation import statistics
 from msrnn.evaluation.cells import FULL_MODEL, Cell, cell_of
 from msrnn.evaluation.data.prompts import JUDGE, STORY, filled
-from msrnn.evaluation.report import Shown, Table, document, saved_figure
+from msrnn.evaluation.report import Formatted, Table, document, saved_figure
 from msrnn.evaluation.runner import Compute, OnTokens, Progress, Runner
 from msrnn.evaluation.statistics import Estimate
 from msrnn.evaluation.store import Row, Store, fields, is_text
@@ -105,7 +105,7 @@ def verdict(first: str | None, swapped: str | None) -> str:
 def leaning(first: Sequence[float], swapped: Sequence[float]) -> float:
     """How much likelier the judge prefers the bounded model's story, as a log-ratio over both orders.
 
-    A preference for a letter, whatever story it stands for, cancels.
+    A preference for a letter, whichever story it names, cancels.
     """
     return first[0] - first[1] + swapped[1] - swapped[0]
 
@@ -308,8 +308,8 @@ def table(found: list[Line], title: str) -> Table:
     lines: list[list[Any]] = [["policy", "size", *names, "pairs", "unreadable", "dropped"]]
     for line in found:
         means = [*(line.shares.get(name) for name in OUTCOMES), line.leaning]
-        shown = [Shown(mean, "{:.0%}".format) if mean else None for mean in means]
-        rows.append([line.cell.label, *shown, *(str(count) for count in line[3:])])
+        shares = [Formatted(mean, "{:.0%}".format) if mean else None for mean in means]
+        rows.append([line.cell.label, *shares, *(str(count) for count in line[3:])])
         lines.append([*line.cell, *(value for mean in means for value in mean or [""] * 3), *line[3:]])
     return Table(NAME, f"bounded against full: {title}", "", HEADER, rows, lines)
 

@@ -21,7 +21,7 @@ from msrnn.evaluation.cells import grid as cells_grid
 from msrnn.evaluation.data.chunks import Data
 from msrnn.evaluation.environment import model_identity
 from msrnn.evaluation.loss import losses
-from msrnn.evaluation.report import Shown, Table, document, plot_estimates, saved_figure
+from msrnn.evaluation.report import Formatted, Table, document, plot_estimates, saved_figure
 from msrnn.evaluation.runner import Compute, Evaluation, OnTokens
 from msrnn.evaluation.statistics import Estimate
 from msrnn.evaluation.store import Row, Store, fields, is_int, is_number, is_text, list_of, optional, paired
@@ -207,7 +207,7 @@ class Report:
 
     def tables(self, title: str) -> list[Table]:
         """The perplexities; and the difference of each policy to the one compared with, in percent."""
-        found = self.grid.rows(self.grid.policies, lambda name, size: shown(self.perplexity(name, size)))
+        found = self.grid.rows(self.grid.policies, lambda name, size: formatted(self.perplexity(name, size)))
         lines = [COLUMNS, *(self._line(name, size) for name, size in self.grid.places)]
         made = [Table(NAME, f"perplexity of {title}", "", self.grid.header, found, lines)]
         if compared := self.grid.compared_with(self.against):
@@ -215,13 +215,13 @@ class Report:
             made.append(Table("", against, "", self.grid.header, self.grid.rows(compared, self._ratio)))
         return made
 
-    def _ratio(self, name: str, size: int) -> Shown | None:
+    def _ratio(self, name: str, size: int) -> Formatted | None:
         difference = self.difference(name, size)
-        return shown_ratio(difference) if difference else None
+        return formatted_ratio(difference) if difference else None
 
     def _nats_and_ratio(self, name: str, size: int) -> str | None:
         difference = self.difference(name, size)
-        return f"{difference.value:+.4f}, {shown_ratio(difference).text(' · ')}" if difference else None
+        return f"{difference.value:+.4f}, {formatted_ratio(difference).text(' · ')}" if difference else None
 
     def markdown(self, title: str, facts: dict[str, Any]) -> str:
         first, *differences = self.tables(title)
@@ -237,8 +237,8 @@ class Report:
         return [name, size, *nll.exp(), *nll, chunks, chunks * self.predicted, *compared]
 
 
-def shown(perplexity: Estimate) -> Shown:
-    return Shown(perplexity, _number, "–")  # noqa: RUF001
+def formatted(perplexity: Estimate) -> Formatted:
+    return Formatted(perplexity, _number, "–")  # noqa: RUF001
 
 
 def _number(value: float) -> str:
@@ -246,9 +246,9 @@ def _number(value: float) -> str:
     return f"{value:,.{2 if value < 100 else 1 if value < 1000 else 0}f}"
 
 
-def shown_ratio(difference: Estimate) -> Shown:
+def formatted_ratio(difference: Estimate) -> Formatted:
     """A difference in nats as the change of the perplexity, in percent."""
-    return Shown(difference.exp(), lambda x: f"{x - 1:+.1%}")
+    return Formatted(difference.exp(), lambda x: f"{x - 1:+.1%}")
 
 
 def figure(report: Report, folder: Path, title: str) -> None:

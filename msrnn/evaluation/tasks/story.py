@@ -17,7 +17,7 @@ from msrnn.evaluation import statistics
 from msrnn.evaluation.batch_generation import full_model_rnn, generate_batch
 from msrnn.evaluation.cells import FULL_MODEL, Cell, cell_of
 from msrnn.evaluation.environment import backend_names, model_key
-from msrnn.evaluation.report import Shown, Table, document
+from msrnn.evaluation.report import Formatted, Table, document
 from msrnn.evaluation.runner import Compute, Evaluation, OnTokens, Progress
 from msrnn.evaluation.statistics import Estimate
 from msrnn.evaluation.store import Row, Store, fields, is_bool, is_int, is_number, is_text, list_of, optional
@@ -232,8 +232,8 @@ def table(found: list[Line], title: str) -> Table:
     rows: list[list[Any]] = [
         [
             line.cell.label,
-            *(Shown(estimate, "{:,.0f}".format) for estimate in (line.tokens, line.words)),
-            Shown(line.repeated, "{:.1%}".format),
+            *(Formatted(estimate, "{:,.0f}".format) for estimate in (line.tokens, line.words)),
+            Formatted(line.repeated, "{:.1%}".format),
             *(f"{count} of {line.stories}" for count in (line.ended, line.evicted, line.same)),
         ]
         for line in found

@@ -20,7 +20,7 @@ from msrnn.evaluation.data import prompts
 from msrnn.evaluation.data.prompts import Prompt, PromptBuilder
 from msrnn.evaluation.data.questions import QASPER_FORMATS, SQUALITY_FORMATS, Format, Hub, Question
 from msrnn.evaluation.environment import backend_names, model_key
-from msrnn.evaluation.report import INLINE, MISSING, Shown, Table, document, plot_estimates, saved_figure
+from msrnn.evaluation.report import INLINE, MISSING, Formatted, Table, document, plot_estimates, saved_figure
 from msrnn.evaluation.runner import Compute, OnTokens, Progress, Runner
 from msrnn.evaluation.statistics import Estimate
 from msrnn.evaluation.store import Row, Store
@@ -254,7 +254,7 @@ class Report:
     def tables(self, title: str) -> list[Table]:
         """The scores; and the difference of each policy to the one compared with."""
         grid = self.grid
-        rows = grid.rows(grid.policies, lambda name, size: shown(self.score(name, size)))
+        rows = grid.rows(grid.policies, lambda name, size: formatted(self.score(name, size)))
         made = [Table(self.task.name, f"{self.task.metric.name}: {title}", "", grid.header, rows, self._lines())]
         if compared := grid.compared_with(self.against):
             against = f"points against {self.against} at the same size, on the same questions"
@@ -262,9 +262,9 @@ class Report:
             made.append(Table("", against, note, grid.header, grid.rows(compared, self._points)))
         return made
 
-    def _points(self, name: str, size: int) -> Shown | None:
+    def _points(self, name: str, size: int) -> Formatted | None:
         difference = self.difference(name, size)
-        return shown(difference, "+") if difference else None
+        return formatted(difference, "+") if difference else None
 
     def _lines(self) -> list[Sequence[Any]]:
         names = "policy", "size", "score", "low", "high", *self.task.metric.parts, "questions"
@@ -295,8 +295,8 @@ class Report:
         return document(self.task.title, about, tables, {"questions": self.summary(), **facts})
 
 
-def shown(estimate: Estimate, sign: str = "") -> Shown:
-    return Shown(estimate, lambda x: f"{x:{sign}.2f}")
+def formatted(estimate: Estimate, sign: str = "") -> Formatted:
+    return Formatted(estimate, lambda x: f"{x:{sign}.2f}")
 
 
 def figure(report: Report, folder: Path, title: str) -> None:

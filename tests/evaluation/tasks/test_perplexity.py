@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from letters import Letters
-from tiny import VOCABULARY, build, llama, tokens
+from tiny import build, llama, tokens
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 from msrnn.evaluation.cells import BASELINE, Cell, Grid
 from msrnn.evaluation.data.chunks import Choice, Chunk, Data, choose
 from msrnn.evaluation.data.texts import Document
-from msrnn.evaluation.loss import losses
 from msrnn.evaluation.runner import Progress
 from msrnn.evaluation.statistics import Estimate
 from msrnn.evaluation.store import Store
@@ -29,13 +28,12 @@ from msrnn.evaluation.tasks.perplexity import (
     Reader,
     Report,
     figure,
+    formatted,
+    formatted_ratio,
     grid,
     pieces,
-    shown,
-    shown_ratio,
 )
 from msrnn.hf.loading import Loaded
-from msrnn.hf.rnn import MultiStateRNN
 from msrnn.hf.state_spec import MultiStateCache
 from msrnn.policy import NAMES, Policy
 
@@ -90,19 +88,6 @@ def test_as_if_stepped_on_words(small: Loaded) -> None:
         found = Reader(small.model, Cell(policy, 16), len(made.opening)).nll(ids)
         assert found == pytest.approx([stepped(small.model, ids[0], policy, 16, made.given)], rel=1e-4)
     assert Reader(small.model, FULL, 0).nll(ids) == pytest.approx([unmodified(small.model, ids[0])], rel=1e-4)
-
-
-@pytest.mark.parametrize("logits", [5, 3 * 15], ids=["less than a block", "two blocks"])
-def test_losses_are_the_same_however_they_are_cut(
-    logits: int, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ids, blocks = tokens(3, 50), list[int]()
-    whole = losses(MultiStateRNN(model, "tova", 8), ids, MultiStateRNN(model, "tova", 8).state(3))
-    assert (whole.shape, whole.dtype) == ((3, 49), torch.float32)
-    monkeypatch.setattr("msrnn.evaluation.loss.LOGIT_BYTES", {"cpu": VOCABULARY * 4 * logits})
-    rnn = MultiStateRNN(model, "tova", 8, block=7)
-    assert torch.allclose(losses(rnn, ids, rnn.state(3), blocks.append), whole, atol=1e-4)
-    assert blocks == [7] * 7
 
 
 def test_as_many_states_as_tokens_is_the_unmodified_model(model: PreTrainedModel) -> None:
@@ -292,8 +277,8 @@ def test_tables(report: Report) -> None:
     ]
     assert [row[0] for row in second.rows] == ["window", "full"]
     assert second.strings(" ")[1] == ["full", "-50.0% -50.0% to -50.0%", "—"]
-    assert shown(Estimate(7.155)).text("\n") == "7.16"
-    assert shown_ratio(Estimate(0.0)).text("\n") == "+0.0%"
+    assert formatted(Estimate(7.155)).text("\n") == "7.16"
+    assert formatted_ratio(Estimate(0.0)).text("\n") == "+0.0%"
 
 
 def test_files(report: Report, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from msrnn.evaluation.store import Store
 from msrnn.evaluation.tasks import understanding
 from msrnn.evaluation.tasks.answer_scores import WORTH_PROCESSES, scores
 from msrnn.evaluation.tasks.answers import Answers, Settings
-from msrnn.evaluation.tasks.understanding import QASPER, SQUALITY, Report, Understanding, figure, shown
+from msrnn.evaluation.tasks.understanding import QASPER, SQUALITY, Report, Understanding, figure, formatted
 from msrnn.hf.loading import Loaded
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.hf.state_spec import MultiStateCache
@@ -329,7 +329,7 @@ def test_files(tmp_path: Path) -> None:
     assert float(lines[1]["difference"]) == pytest.approx(400 / 9)
     figure(report, tmp_path, "a model")
     assert (tmp_path / "qasper.png").read_bytes().startswith(b"\x89PNG")
-    assert shown(report.score("full", 8)).text(" ") == "100.00 100.00 to 100.00"
+    assert formatted(report.score("full", 8)).text(" ") == "100.00 100.00 to 100.00"
 
 
 def test_rows_alone_make_the_report(tmp_path: Path) -> None:
