@@ -60,8 +60,9 @@ def batch_that_fits(batch: int, what: str) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error) or isinstance(error, ValueError):  # it says itself what fits
             raise
+        smaller = "a smaller batch" if batch > 1 else "a smaller size or model"
         raise UsageError(
-            f"batch={batch}: {what} does not fit into memory; results so far are kept, run again with a smaller batch"
+            f"batch={batch}: {what} does not fit into memory; results so far are kept, run again with {smaller}"
         ) from error
 
 

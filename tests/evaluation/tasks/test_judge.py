@@ -264,6 +264,14 @@ def test_what_fails_for_good_keeps_what_there_is(tmp_path: Path, monkeypatch: py
     assert len(Store(path).rows) == 2
 
 
+def test_retries_count_as_requests() -> None:
+    with served.served(served.failing) as server:
+        judgement = Judgement(asked(server.base_url, []), paired(1, 2), Store(None), most=3)
+        assert not judgement.judge_all()
+    assert (judgement.requests, len(server.asked)) == (3, 3)
+    assert judgement.cost().requests == 4
+
+
 def test_the_unreadable_is_asked_again_and_then_counted_apart() -> None:
     sayings = ["Hm.", "(A)", "(B)", "Hm.", "Well.", "(A)"]
     with served.served(*(answering(text) for text in sayings)) as server:
