@@ -132,7 +132,9 @@ class Endpoint:
                 raise UsageError(f"judge {self.name!r}: the endpoint refuses ({self._reason})") from None
         except APIConnectionError:
             pass
-        except OpenAIError:
+        except OpenAIError as error:
+            if not unreachable(error):
+                raise
             raise UsageError(
                 f"{self._address}: no connection ({self._reason}); check the address and that a server runs there. "
                 f"{RESUME[0].upper()}{RESUME[1:]}"
