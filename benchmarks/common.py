@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from msrnn.evaluation.setting import setting
+from msrnn.evaluation.environment import environment
 from msrnn.hf.loading import load
 
 
@@ -32,11 +32,11 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def report(question: str, measured: dict[str, list[float]], unit: str, target: float | None = None) -> None:
-    """Medians, their ratio to the first, and the setting, as one line for people and one of JSON."""
+    """Medians, their ratio to the first, and the environment, as one line for people and one of JSON."""
     medians = {name: median(values) for name, values in measured.items()}
     baseline, *_, mine = medians.values()
     ratio = mine / baseline
     told = ", ".join(f"{name} {value:.4g} {unit}" for name, value in medians.items())
     goal = "" if target is None else f" (at most {target:g} asked: {'met' if ratio <= target else 'MISSED'})"
     print(f"{question}: {told}; ratio {ratio:.3f}{goal}")
-    print(json.dumps({"question": question, "unit": unit, **measured, "ratio": round(ratio, 4), **setting()}))
+    print(json.dumps({"question": question, "unit": unit, **measured, "ratio": round(ratio, 4), **environment()}))

@@ -20,9 +20,9 @@ from msrnn.core.rope import ORIGINAL, Repositioning, Rope, spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.core.state import MultiState
-from msrnn.evaluation.efficiency.contenders import fill
-from msrnn.evaluation.efficiency.timing import bandwidth, captured, milliseconds
-from msrnn.evaluation.setting import setting
+from msrnn.evaluation.benchmark.contenders import fill
+from msrnn.evaluation.benchmark.timing import bandwidth, captured, milliseconds
+from msrnn.evaluation.environment import environment
 from msrnn.layer import attend
 from msrnn.policy import Bound, Policy
 
@@ -103,7 +103,7 @@ def main() -> None:
         print(
             ", ".join(f"{name} {value:.3g}" if isinstance(value, float) else str(value) for name, value in told.items())
         )
-        print(json.dumps({**told, **setting(device)}))
+        print(json.dumps({**told, **environment(device)}))
 
 
 if __name__ == "__main__":

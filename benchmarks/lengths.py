@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 import msrnn
-from msrnn.evaluation.efficiency.contenders import random_tokens
-from msrnn.evaluation.efficiency.random_weights import random_model
-from msrnn.evaluation.efficiency.timing import milliseconds
-from msrnn.evaluation.setting import setting
+from msrnn.evaluation.benchmark.contenders import random_tokens
+from msrnn.evaluation.benchmark.random_weights import random_model
+from msrnn.evaluation.benchmark.timing import milliseconds
+from msrnn.evaluation.environment import environment
 from msrnn.hf.loading import load
 
 LENGTHS = [1000, 4096, 16384, 65536, 100_000]
@@ -56,7 +56,7 @@ def main() -> None:
         read = length
         told = {"tokens": length, "step_ms": step, "tokens_per_second": speed, **megabytes(weights)}
         print(", ".join(f"{name} {value:,.2f}" for name, value in told.items()))
-        print(json.dumps({**told, "size": args.size, "policy": args.policy, **setting(model.device)}))
+        print(json.dumps({**told, "size": args.size, "policy": args.policy, **environment(model.device)}))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
-from msrnn.evaluation.efficiency.contenders import Contender, Setup, Step, random_tokens, row_bytes
-from msrnn.evaluation.efficiency.full import attending
+from msrnn.evaluation.benchmark.contenders import Contender, Setup, Step, attending, random_tokens, row_bytes
 
 NAME = "tova-published"
 

@@ -11,7 +11,7 @@ import torch
 
 import msrnn
 from benchmarks.common import model_and_tokens, report, seconds
-from msrnn.evaluation.efficiency.full import unmodified
+from msrnn.evaluation.benchmark.contenders import unmodified
 
 
 def main() -> None:

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common import model_and_tokens
-from msrnn.evaluation.setting import ROOT, setting
+from msrnn.evaluation.environment import ROOT, environment
 from msrnn.hf.loading import converted, small_model
 
 PEERS: dict[str, list[str]] = {"kvpress": ["torch==2.13.0", "kvpress==0.5.5", "transformers==5.2.0"]}
 
 
-def environment(peer: str) -> Path | None:
+def installed_python(peer: str) -> Path | None:
     """The peer's Python, installed once; None, and a message, where it cannot be installed."""
     folder = ROOT / ".peers" / peer
     if (folder / "installed").exists():
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=512)
     args = parser.parse_args()
     for peer in PEERS:
-        python = environment(peer)
+        python = installed_python(peer)
         if python is None:
             continue
         _, ids = model_and_tokens(args.context + 512)
@@ -61,7 +61,7 @@ def main() -> None:
             f"{peer} {found['version']}, a step at size {args.size} after {args.context} tokens: unmodified "
             f"{found['unmodified_ms']} ms, {peer} {found['bounded_ms']} ms; ratio {found['ratio']:.3f}"
         )
-        print(json.dumps({**setting(), **found}))
+        print(json.dumps({**environment(), **found}))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from msrnn.analysis.further_tables import headwise, longest
 from msrnn.analysis.measures import coverage
 from msrnn.analysis.study import Study
 from msrnn.analysis.summary import Summary
-from msrnn.evaluation.figures import drawn
+from msrnn.evaluation.report import saved_figure as drawn
 
 EMBERS, INK = ("#fffefb", "#fee8ae", "#fba450", "#e9633f", "#9c2c13"), "#4a3b32"
 PIXELS, SMALL_PIXELS, SHEET = 768, 192, 6  # of one picture, of one among many, and how many of those in a row

@@ -9,7 +9,7 @@ import numpy
 from msrnn.analysis.paper_tables import KEPT
 from msrnn.analysis.study import Cell, Study
 from msrnn.analysis.summary import QUANTILES, Summary
-from msrnn.analysis.tables import Share, Table, Value, code
+from msrnn.evaluation.report import Share, Table, Value, code
 
 OFTEN, LONGEST = 10, 20  # occurrences that make a mean, and how many tokens are listed
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from msrnn.errors import UsageError
-from msrnn.evaluation.chunks import Chunk, Data
-from msrnn.evaluation.texts import Document
+from msrnn.evaluation.data.chunks import Chunk, Data
+from msrnn.evaluation.data.texts import Document
 
 Span = tuple[int, int]  # of characters; empty for a token that stands for none, such as one that opens a text
 

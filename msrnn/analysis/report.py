@@ -10,8 +10,7 @@ from numpy import nanmean
 from msrnn.analysis import figures, further_tables, paper_tables
 from msrnn.analysis.study import Study
 from msrnn.analysis.summary import Summary
-from msrnn.analysis.tables import Share, Table, Value, as_csv, markdown
-from msrnn.evaluation.tables import markdown_list
+from msrnn.evaluation.report import Share, Table, Value, document
 
 Strings = Callable[[int], str]  # the string of a token id
 
@@ -50,12 +49,11 @@ def _summarized(one: Summary) -> list[Value]:
     return [one.policy, one.size, float(one.life.mean()), one.quantile(0.5), *shares]
 
 
-def write(made: list[Table], folder: Path, title: str, told: dict[str, str]) -> None:
+def write(made: list[Table], folder: Path, title: str, facts: dict[str, str]) -> None:
     """analysis.md and NAME.csv; below the tables, what they were computed with."""
-    parts = [f"# Which tokens stay\n\n{title}.\n", *map(markdown, made), markdown_list(told)]
-    (folder / "analysis.md").write_text("\n".join(parts))
+    (folder / "analysis.md").write_text(document("Which tokens stay", f"{title}.", made, facts, titles=True))
     for table in made:
-        (folder / f"{table.name}.csv").write_text(as_csv(table))
+        (folder / f"{table.name}.csv").write_text(table.csv())
 
 
 def draw(study: Study, folder: Path, title: str, strings: Strings) -> None:

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from msrnn.analysis.trace import trace
 from msrnn.core.state_file import write_atomically
 from msrnn.errors import UsageError
-from msrnn.evaluation.memory import batch_that_fits
+from msrnn.evaluation.batch_size import batch_that_fits
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import Policy
 

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         return _complain(str(error))
     except (RuntimeError, MemoryError) as error:
-        from msrnn.evaluation.memory import out_of_memory
+        from msrnn.evaluation.batch_size import out_of_memory
 
         if not out_of_memory(error):
             raise

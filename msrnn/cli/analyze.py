@@ -20,8 +20,8 @@ from msrnn.policy import Policy, is_full, resolve
 
 if TYPE_CHECKING:
     from msrnn.analysis.study import Cell
-    from msrnn.evaluation.chunks import Data
-    from msrnn.evaluation.texts import Document
+    from msrnn.evaluation.data.chunks import Data
+    from msrnn.evaluation.data.texts import Document
 
 POLICIES, SIZES, CHUNKS = ("tova",), (512,), 31
 MANUAL = "Python's own manual"
@@ -84,8 +84,8 @@ def analyze(
     cells = asked(policy, size, paper, length)
     check_counts(length=length, books=books, chunks_per_book=chunks_per_book, batch=batch)
     from msrnn.analysis.report import draw, summary, tables, write
-    from msrnn.evaluation.chunks import Choice, choose
-    from msrnn.evaluation.setting import setting
+    from msrnn.evaluation.data.chunks import Choice, choose
+    from msrnn.evaluation.environment import environment
     from msrnn.hf.loading import check_dtype, device_named, load
 
     device_named(device)
@@ -98,8 +98,8 @@ def analyze(
     check_positions(decoder.config.get_text_config(decoder=True), length)
     each = chunks_per_book or -(-CHUNKS // min(books, len(found)))
     data = choose(found, tokenizer, Choice(length, books, each, seed))
-    note(data.told())
-    told = {"model": model or SMALL, "text": named, "seed": str(seed), **setting(decoder.device)}
+    note(data.summary())
+    told = {"model": model or SMALL, "text": named, "seed": str(seed), **environment(decoder.device)}
     tags = tags_of(tagger, data, found, tokenizer)
     with stoppable():
         made = studied(decoder, data, cells, traces or out / "traces", batch, told, tags)
@@ -110,7 +110,7 @@ def analyze(
     show_table(f"{short.title}: {title}", short.header, short.strings())
     show_text(short.note)
     out.mkdir(parents=True, exist_ok=True)
-    write(every, out, title, {"chunks": data.told(), **told})
+    write(every, out, title, {"chunks": data.summary(), **told})
     kinds = drawn(lambda: draw(made, out, title, strings))
     show_text(f"All {len(every)} tables with their definitions: {out / 'analysis.md'}")
     note(f"written to {out}: analysis.md, and the tables as " + ", ".join(f".{kind}" for kind in ("csv", *kinds)))
@@ -144,7 +144,7 @@ def check_folders(*folders: Path | None) -> None:
 
 def texts(source: Path | None) -> tuple[str, list[Document]]:
     """What was asked for; or PG-19 where it can be had, and else the text of the demo."""
-    from msrnn.evaluation.texts import PG19, Document, documents
+    from msrnn.evaluation.data.texts import PG19, Document, documents
 
     if source is not None:
         return source.resolve().name, documents(source)

@@ -8,17 +8,15 @@ from typer import Option
 
 from msrnn.cli.eval.common import check_batch
 from msrnn.cli.options import ORIGINAL, SMALL, Device, Dtype, Model, PolicyName
-from msrnn.cli.results import SkipDamaged, drawn, open_store, shown_as_well, stoppable, written
-from msrnn.cli.tables import show_table, show_text
+from msrnn.cli.results import SkipDamaged, note_other_rows, open_store, show_tables, stoppable, write_report
+from msrnn.cli.tables import show_text
 from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
-from msrnn.evaluation.efficiency import NATIVE, PROMPT
+from msrnn.evaluation.benchmark import NATIVE, PROMPT
 from msrnn.policy import FULL, is_full, resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from msrnn.evaluation.efficiency.bench import Row
 
 SIZES, AS_THE_MODEL, AS_IN_THE_TEXT = [256, 512, 1024, 2048], [NATIVE], [ORIGINAL]
 
@@ -34,21 +32,26 @@ StateDtypes = Annotated[
     list[str], Option("--state-dtype", help="States in 16-bit (the model's own dtype), int8 or fp8; repeat for more.")
 ]
 Positions = Annotated[
-    list[str], Option("--positions", help="Where kept tokens stand: original, compressed, …; repeat for more.")
+    list[str], Option("--positions", help="Positions of kept tokens: original, compressed, …; repeat for more.")
 ]
 Compile = Annotated[
-    bool | None, Option("--compile/--no-compile", help="Compile what lies between kernels.", show_default="on cuda")
+    bool | None, Option("--compile/--no-compile", help="Use torch.compile between the kernels.", show_default="on cuda")
 ]
 Others = Annotated[
     list[str] | None,
     Option("--with", metavar="MODULE:ATTRIBUTE", help="One more contender; repeat for more.", show_default=False),
 ]
 Shape = Annotated[
-    str | None, Option("--random-weights", help="No model, but the shape of one, as llama-2-7b.", show_default=False)
+    str | None,
+    Option(
+        "--random-weights",
+        help="Random weights of a known shape, as llama-2-7b, instead of a model.",
+        show_default=False,
+    ),
 ]
 Out = Annotated[Path | None, Option(help="Write efficiency.jsonl, .md, .png and .svg here.", show_default=False)]
-Anew = Annotated[
-    bool, Option("--force", help="Measure what is asked for again, though the folder has it; other rows stay.")
+Recompute = Annotated[
+    bool, Option("--force", help="Measure again, even if the folder has the measurements; other rows stay.")
 ]
 
 
@@ -69,18 +72,18 @@ def bench(
     device: Device = "auto",
     dtype: Dtype = None,
     out: Out = None,
-    force: Anew = False,
+    force: Recompute = False,
     skip_damaged: SkipDamaged = False,
 ) -> None:
-    """Memory, batch, time and throughput of a decode step at each size, beside the full model and the step's floor.
+    """Memory, batch, time and throughput of a decode step at each size, with the full model and the step's floor.
 
-    States hold random keys and values, as if they had read. The floor is the bytes of all states over the read
-    bandwidth, plus the larger of the weights' bytes over it and the matrix products alone; all are measured in the same
-    run. The full model has a static cache that grows by buckets of 512 rows, and runs in CUDA graphs on CUDA. The
-    time of a whole sequence is the sum, over these buckets, of the steps in it times the median step there; a bounded
-    state has one such time. Times are medians of repeated runs, with the fastest and the slowest; runs that disagree
-    are repeated, and a step below its floor is measured again and marked. With --out, what the folder has from the
-    same model, machine, versions and commit is not measured again, and the table shows all of it.
+    States hold random keys and values. The floor is the bytes of all states over the read bandwidth, plus the larger of
+    the bytes of the weights over it and the time of the matrix products; all are measured in the same run. The full
+    model has a static cache that grows by buckets of 512 rows, and runs in CUDA graphs on CUDA. The time of a whole
+    sequence is the sum, over these buckets, of the number of steps times the median step; a bounded state has one such
+    time. Times are medians of repeated runs, with the fastest and the slowest. Runs that differ much are repeated. A
+    step below its floor is measured again, and marked; on an idle machine, --force measures everything again. With
+    --out, measurements of the same model, machine, versions and commit are not made again, and the table shows all.
 
     Examples:
         msrnn bench --size 64 --length 256
@@ -94,45 +97,48 @@ def bench(
     check_batch(**batches)
     if model is not None and random_weights is not None:
         raise UsageError(f"--random-weights {random_weights}: give this or --model, not both")
-    from msrnn.evaluation.efficiency.bench import Asked, Bench
-    from msrnn.evaluation.efficiency.contenders import setup
-    from msrnn.evaluation.efficiency.ledger import Ledger, check_row
-    from msrnn.evaluation.efficiency.lineup import Lineup, imported
-    from msrnn.evaluation.setting import setting
+    from msrnn.evaluation.benchmark import table
+    from msrnn.evaluation.benchmark.contenders import Lineup, load_factory, setup
+    from msrnn.evaluation.benchmark.measurement import Batches, Benchmark, Ledger, check_row
+    from msrnn.evaluation.environment import environment
     from msrnn.evaluation.store import Store
 
-    factories = [imported(name) for name in others or []]
-    store = open_store(out, "efficiency", check_row, force=force, skip_damaged=skip_damaged) if out else Store(None)
+    factories = [load_factory(name) for name in others or []]
+    store = open_store(out, table.NAME, check_row, force=force, skip_damaged=skip_damaged) if out else Store(None)
     decoder = load(model, random_weights, device, dtype)
     if compile is None:
         compile = decoder.device.type == "cuda"
-    told = {
+    facts = {
         "model": f"random weights of {random_weights}" if random_weights else model or SMALL,
         "dtype": str(decoder.dtype).removeprefix("torch."),
         "length": length,
         "compile": compile,
-        **setting(decoder.device),
+        **environment(decoder.device),
     }
     made = setup(decoder, length)
     contenders = Lineup(policy, size, state_dtype, compile, positions, factories).contenders(made, note)
-    ledger = Ledger(store, told)
+    ledger = Ledger(store, facts)
     if ledger.known:
         note(f"{ledger.known:,} measurements already done; --force makes them again")
-    measuring = Bench(made, Asked(**batches), ledger, note)
+    benchmark = Benchmark(made, Batches(**batches), ledger, note)
     with stoppable(force, kept=out is not None):
-        rows = measuring.table(contenders)
-    earlier = measuring.others(rows)
-    shown_as_well([row.label for row in earlier], 0)
+        rows = benchmark.rows(contenders)
+    earlier = benchmark.others(rows)
+    note_other_rows([row.label for row in earlier], 0)
     rows += earlier
-    title = f"{told['model']}, {length:,} tokens, {told.get('gpu') or told['machine']}"
-    show(rows, title)
+    found = table.table(rows, f"{facts['model']}, {length:,} tokens, {facts.get('gpu') or facts['machine']}")
+    # Short lines of the header let more columns fit side by side.
+    show_tables([found._replace(header=["\n".join(wrap(name, 9, break_long_words=False)) for name in found.header])])
+    for remark in table.remarks(rows):
+        show_text(remark)
     if out:
-        write(rows, out, title, {name: str(value) for name, value in told.items()})
+        page = table.markdown(rows, facts)
+        write_report(out, found, page, lambda: table.figure(rows, out, found.title))
 
 
 def check(sizes: list[int], policy: str, state_dtypes: list[str], positions: list[str], length: int) -> None:
     if is_full(policy):
-        raise UsageError(f"--policy {FULL}: the full model is measured anyway; name a policy that forgets")
+        raise UsageError(f"--policy {FULL}: the full model is always measured; give a policy that evicts")
     for size in sizes:
         resolve(policy, size)
     for name in state_dtypes:
@@ -161,25 +167,8 @@ def check_positions(name: str) -> None:
 def load(name: str | None, shape: str | None, device: str, dtype: str | None) -> PreTrainedModel:
     import transformers
 
-    from msrnn.evaluation.efficiency.random_weights import random_model
-    from msrnn.hf import loading as models
+    from msrnn.evaluation.benchmark.random_weights import random_model
+    from msrnn.hf import loading
 
     transformers.logging.set_verbosity_error()
-    return random_model(shape, device, dtype) if shape else models.load(name, device, dtype, on_convert=note).model
-
-
-def show(rows: list[Row], title: str) -> None:
-    """Names in short lines, so that more columns fit side by side."""
-    from msrnn.evaluation.efficiency.tables import headers, lines, remarks
-
-    show_table(title, ["\n".join(wrap(name, 9, break_long_words=False)) for name in headers(rows)], lines(rows))
-    for remark in remarks(rows):
-        show_text(remark)
-
-
-def write(rows: list[Row], folder: Path, title: str, told: dict[str, str]) -> None:
-    from msrnn.evaluation.efficiency.figure import figure
-    from msrnn.evaluation.efficiency.tables import markdown
-
-    (folder / "efficiency.md").write_text(markdown(rows, told))
-    written(folder, "efficiency", ("jsonl", "md", *drawn(lambda: figure(rows, folder, title))))
+    return random_model(shape, device, dtype) if shape else loading.load(name, device, dtype, on_convert=note).model

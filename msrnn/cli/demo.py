@@ -17,7 +17,7 @@ from msrnn.errors import UsageError
 from msrnn.policy import FULL
 
 if TYPE_CHECKING:
-    from msrnn.cli.measure import Measured
+    from msrnn.evaluation.loss import Measured
 
 POLICIES = (FULL, "window+4", "tova")
 TOPICS = ("objects", "naming", "exceptions", "import", "customization", "attribute-access", "types", "compound")
@@ -46,8 +46,8 @@ def demo(
     check_size(size, tokens)
     prose = read_text(str(text)) if text else manual()
     rnn, tokenizer = choices[0].load()
-    from msrnn.cli.measure import measure
     from msrnn.cli.voice import Voice
+    from msrnn.evaluation.loss import measure
     from msrnn.hf.rnn import MultiStateRNN
 
     ids = encode(tokenizer, prose, opening=True)[:, :tokens]

@@ -1,19 +1,21 @@
 from __future__ import annotations
 
 import reprlib
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from msrnn.cli.options import Device, Dtype
-from msrnn.cli.results import SkipDamaged, drawn, open_store, resumed, stoppable, written
+from msrnn.cli.results import SkipDamaged, open_store, read_store, resumed, show_tables, stoppable, write_report
 from msrnn.cli.terminal import note, progress
 from msrnn.errors import UsageError
 
 if TYPE_CHECKING:
-    from msrnn.evaluation.judge.run import Court, Judge
     from msrnn.evaluation.store import Store
+    from msrnn.evaluation.tasks.judge import Judgement
+    from msrnn.evaluation.tasks.judges import Judge
 
 NAME = "judge"
 
@@ -30,15 +32,15 @@ LocalModel = Annotated[
 MaxRequests = Annotated[int | None, Option(help="Ask no more often than this.", show_default="as needed")]
 Price = Annotated[
     tuple[float, float] | None,
-    Option(help="Of a million tokens to read, and to write; for the estimate.", show_default=False),
+    Option(help="Price of a million tokens to read, and to write; for the estimate.", show_default=False),
 ]
 Timeout = Annotated[float, Option(help="Seconds to wait for an answer.")]
-EstimateOnly = Annotated[bool, Option("--estimate", help="Only say what the judgement would cost.")]
+EstimateOnly = Annotated[bool, Option("--estimate", help="Only print what the judgement would cost.")]
 Out = Annotated[
     Path | None, Option(help=f"Write {NAME}.jsonl, .md, .csv, .png and .svg here.", show_default="the folder")
 ]
-Anew = Annotated[
-    bool, Option("--force", help="Ask this judge again, though the folder has its answers; other rows stay.")
+Recompute = Annotated[
+    bool, Option("--force", help="Ask this judge again, even if the folder has its answers; other rows stay.")
 ]
 
 
@@ -54,16 +56,15 @@ def judge(
     device: Device = "auto",
     dtype: Dtype = None,
     out: Out = None,
-    force: Anew = False,
+    force: Recompute = False,
     skip_damaged: SkipDamaged = False,
 ) -> None:
-    """Which is better: the stories of a bounded model, or the full model's of the same seed?
+    """Compare the stories of a bounded model with the full model's of the same seed, by a judge.
 
-    Each pair is shown twice, in both orders, and is a win only if both answers agree; else it is a tie. An answer that
-    cannot be read is asked for once more, then counted apart; a local model's answer is the option that is likeliest to
-    it. Pairs in which nothing was forgotten are dropped. An endpoint's key is read from OPENAI_API_KEY and written
-    nowhere. Every answer is kept with the fingerprint of what was asked, so a judgement that was stopped goes on, and
-    pays nothing twice.
+    Each pair is shown twice, in both orders; it is a win only if both answers agree, and else a tie. An answer that
+    cannot be read is asked for once more, then counted separately. A local model answers with the option that it finds
+    likeliest. Pairs in which nothing was evicted are dropped. The key of an endpoint is read from OPENAI_API_KEY and
+    written nowhere. Every answer is kept, so an interrupted run resumes, and no answer is paid for twice.
 
     Examples:
         msrnn judge results/story --judge gpt-4o --price 2.5 10 --estimate
@@ -73,30 +74,26 @@ def judge(
     """
     check(judge, base_url, model, max_requests, timeout)
     check_price(price)
-    from msrnn.evaluation.judge.pairs import pairs
-    from msrnn.evaluation.judge.run import Court
-    from msrnn.evaluation.setting import setting
+    from msrnn.evaluation.environment import environment
+    from msrnn.evaluation.tasks.judge import Judgement, pairs
 
     found = pairs(stories(folder, skip_damaged))
-    where = out or folder
-    judging = endpoint(judge, base_url, timeout, estimate) if judge else local(model, device, dtype)
-    court = Court(judging, found, answers(where, estimate, force, skip_damaged), max_requests)
+    target = out or folder
+    chosen = endpoint(judge, base_url, timeout, estimate) if judge else local(model, device, dtype)
+    judgement = Judgement(chosen, found, answers(target, estimate, force, skip_damaged), max_requests)
     dropped = sum(found.dropped.values())
-    note(f"{len(found.pairs):,} pairs; {dropped:,} more, in which nothing was forgotten, are dropped")
-    resumed(*court.done(), "answers")
-    note(f"left to ask: {court.cost().told(price)}")
+    note(f"{len(found.pairs):,} pairs; {dropped:,} more, in which nothing was evicted, are dropped")
+    resumed(*judgement.done(), "answers")
+    note(f"left to ask: {judgement.cost().summary(price)}")
     if estimate:
         return
-    told = {
-        name: str(value) for name, value in {"judge": judging.name, **found.told, **setting(judging.device)}.items()
-    }
     with stoppable(force):
-        ruled(court)
-    finish(court, where, told)
-    if unread := court.unreadable():
+        run(judgement)
+    report(judgement, target, {"judge": chosen.name, **found.facts, **environment(chosen.device)})
+    if unread := judgement.unreadable():
         raise UsageError(
-            f"{judging.name}: none of its {len(unread):,} answers can be read, the first is {reprlib.repr(unread[0])}; "
-            "take a judge that answers (A), (B) or (C)"
+            f"{chosen.name}: none of its {len(unread):,} answers can be read, the first is {reprlib.repr(unread[0])}; "
+            "use a judge that answers (A), (B) or (C)"
         )
 
 
@@ -120,19 +117,18 @@ def check_price(price: tuple[float, float] | None) -> None:
 
 
 def stories(folder: Path, skip_damaged: bool) -> Store:
-    from msrnn.evaluation.store import Store
-    from msrnn.evaluation.story.run import CHECK
+    from msrnn.evaluation.tasks.story import CHECK
 
     path = folder / "story.jsonl"
     if not path.is_file():
-        raise UsageError(f"{path}: no such file; tell stories first, with msrnn eval story --out {folder}")
-    return Store(path, CHECK, skip_damaged=skip_damaged)
+        raise UsageError(f"{path}: no such file; generate stories first, with msrnn eval story --out {folder}")
+    return read_store(path, CHECK, skip_damaged=skip_damaged)
 
 
 def answers(folder: Path, estimate: bool, force: bool, skip_damaged: bool) -> Store:
-    """Those that a judgement goes on from; an estimate of one that starts anew leaves the folder alone."""
-    from msrnn.evaluation.judge.run import CHECK
+    """The answers so far; an estimate with --force has none, and leaves the folder as it is."""
     from msrnn.evaluation.store import Store
+    from msrnn.evaluation.tasks.judge import CHECK
 
     if estimate and (force or not folder.exists()):
         return Store(None)
@@ -140,46 +136,47 @@ def answers(folder: Path, estimate: bool, force: bool, skip_damaged: bool) -> St
 
 
 def endpoint(name: str, base_url: str | None, timeout: float, estimate: bool) -> Judge:
-    """Refused without a key before --force forgets anything; an estimate asks nothing, and needs none."""
-    from msrnn.evaluation.judge.endpoint import Endpoint
+    """Refused without a key, before anything is written; an estimate needs none."""
+    from msrnn.evaluation.tasks.judges import Endpoint
 
-    judge = Endpoint(name, base_url, timeout, on_wait=note)
+    made = Endpoint(name, base_url, timeout, on_retry=note)
     if not estimate:
-        judge.open()
-    return judge
+        made.open()
+    return made
 
 
 def local(model: str | None, device: str, dtype: str | None) -> Judge:
     from msrnn.cli.eval.common import check_positions, quiet
-    from msrnn.evaluation.judge.local import Local
+    from msrnn.evaluation.tasks.judges import Local
     from msrnn.hf.loading import load
 
     quiet()
     decoder, tokenizer = load(model, device, dtype, on_convert=note)
-    name = Path(str(model))
-    named = name.resolve().name if name.exists() else str(model)
+    path = Path(str(model))
+    name = path.resolve().name if path.exists() else str(model)
     config = decoder.config.get_text_config(decoder=True)
     return Local(
-        named, decoder, tokenizer, lambda tokens: check_positions(config, tokens, f"--model {model}: prompt of")
+        name, decoder, tokenizer, lambda tokens: check_positions(config, tokens, f"--model {model}: prompt of")
     )
 
 
-def ruled(court: Court) -> None:
-    """All pairs, or as many as --max-requests allows, with a bar."""
-    with progress("pairs") as bar:
-        task = bar.add_task("judging", total=len(court.pairs.pairs))
-        whole = court.judge_all(lambda _: bar.advance(task))
-    if not whole:
-        note(f"--max-requests {court.most}: reached; left to ask: {court.cost().told(None)}")
+def run(judgement: Judgement) -> None:
+    """Judge all pairs, or as many as --max-requests allows, with a bar."""
+    from msrnn.evaluation.runner import Progress
+
+    with progress("answers") as bar:
+        task = bar.add_task("judging", total=None)
+        callbacks = Progress(total=lambda count: bar.update(task, total=count), tokens=partial(bar.advance, task))
+        finished = judgement.judge_all(callbacks)
+    if not finished:
+        note(f"--max-requests {judgement.most}: reached; left to ask: {judgement.cost().summary(None)}")
 
 
-def finish(court: Court, folder: Path, told: dict[str, str]) -> None:
-    from msrnn.cli.tables import show_table
-    from msrnn.evaluation.judge.report import HEADERS, as_csv, figure, lines, markdown, rows
+def report(judgement: Judgement, folder: Path, facts: dict[str, Any]) -> None:
+    from msrnn.evaluation.tasks.judge import figure, markdown, report_lines, table
 
-    found = lines(court.verdicts(), court.leanings(), court.pairs.dropped)
-    title = f"{told['model']}, judged by {told['judge']}"
-    show_table(f"bounded against full: {title}", HEADERS, rows(found))
-    (folder / f"{NAME}.md").write_text(markdown(found, title, told))
-    (folder / f"{NAME}.csv").write_text(as_csv(found))
-    written(folder, NAME, ("jsonl", "md", "csv", *drawn(lambda: figure(found, folder, title))))
+    found = report_lines(judgement.verdicts(), judgement.leanings(), judgement.pairs.dropped)
+    title = f"{facts['model']}, judged by {facts['judge']}"
+    made = table(found, title)
+    show_tables([made])
+    write_report(folder, made, markdown(found, title, facts), lambda: figure(found, folder, title))

@@ -1,4 +1,4 @@
-"""The folder of an evaluation: checked before anything is computed, resumed, and filled with tables and figures."""
+"""The folder of an evaluation: opened and resumed, and filled with tables and figures."""
 
 from __future__ import annotations
 
@@ -9,35 +9,45 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from msrnn.cli.tables import show_table
 from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
 
 if TYPE_CHECKING:
+    from msrnn.evaluation.report import Table
     from msrnn.evaluation.store import Check, Store
 
 SkipDamaged = Annotated[
-    bool, Option("--skip-damaged", help="Go on without damaged lines of the folder's .jsonl; a copy is kept beside it.")
+    bool, Option("--skip-damaged", help="Move damaged lines of the folder's .jsonl to another file, and continue.")
 ]
 
 
 def open_store(folder: Path, name: str, check: Check, *, force: bool, skip_damaged: bool) -> Store:
-    """NAME.jsonl in a folder that exists from now on; with `force` what it has counts as not computed."""
-    from msrnn.evaluation.store import Store
-
+    """NAME.jsonl in a folder, which is made where it is missing; with `force` its rows count as not computed."""
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--out {folder}: a file; name a folder")
+        raise UsageError(f"--out {folder}: a file; give a folder")
     folder.mkdir(parents=True, exist_ok=True)
-    return Store(folder / f"{name}.jsonl", check, redo=force, skip_damaged=skip_damaged)
+    return read_store(folder / f"{name}.jsonl", check, force=force, skip_damaged=skip_damaged)
+
+
+def read_store(path: Path, check: Check, *, force: bool = False, skip_damaged: bool) -> Store:
+    """The rows of a file; an error about damaged lines names the option that skips them."""
+    from msrnn.evaluation.store import DamagedRowsError, Store
+
+    try:
+        return Store(path, check, redo=force, skip_damaged=skip_damaged)
+    except DamagedRowsError as error:
+        raise UsageError(f"{error}: add --skip-damaged") from error
 
 
 @contextmanager
 def stoppable(force: bool = False, kept: bool = True) -> Iterator[None]:
-    """Says on Ctrl-C how to go on."""
+    """On Ctrl-C, print how to resume."""
     try:
         yield
     except KeyboardInterrupt:
         if not kept:
-            note("stopped; nothing is kept without --out")
+            note("stopped; without --out nothing is kept")
         elif force:
             note("stopped; what was computed is kept. Run the same command without --force to use it with older rows")
         else:
@@ -50,24 +60,37 @@ def resumed(done: int, total: int, what: str) -> None:
         note(f"{done:,} of {total:,} {what} already done")
 
 
-def shown_as_well(labels: Sequence[str], left_out: int) -> None:
-    """What else the folder has, and whether the tables show it."""
+def note_other_rows(labels: Sequence[str], left_out: int) -> None:
+    """Note what else the folder has: rows that the tables show as well, and the number of those they do not."""
     if labels:
         note(f"the tables also show {', '.join(labels)}, from earlier commands")
     if left_out:
         note(f"{left_out:,} rows of other models, dtypes or data are in the folder, but not in these tables")
 
 
-def drawn(draw: Callable[[], object]) -> tuple[str, ...]:
-    """The kinds of files that were drawn: none where matplotlib is missing."""
-    from msrnn.evaluation.figures import has_matplotlib
+def show_tables(tables: Sequence[Table]) -> None:
+    for table in tables:
+        show_table(table.title, table.header, table.strings())
 
-    if not has_matplotlib():
+
+def write_report(folder: Path, table: Table, page: str, draw: Callable[[], object] | None = None) -> None:
+    """NAME.md, NAME.csv where the table has lines for it, and the figures that `draw` draws."""
+    kinds = ["jsonl", "md"]
+    (folder / f"{table.name}.md").write_text(page)
+    if table.lines:
+        (folder / f"{table.name}.csv").write_text(table.csv())
+        kinds.append("csv")
+    if draw:
+        kinds += drawn(draw)
+    note(f"written to {folder}: " + ", ".join(f"{table.name}.{kind}" for kind in kinds))
+
+
+def drawn(draw: Callable[[], object]) -> tuple[str, ...]:
+    """Draw figures; the kinds of their files, none without matplotlib."""
+    from msrnn.evaluation import report
+
+    if not report.has_matplotlib():
         note("no figures: matplotlib is not installed; pip install 'msrnn[plots]' then run the same command again")
         return ()
     draw()
     return ("png", "svg")
-
-
-def written(folder: Path, name: str, kinds: Sequence[str]) -> None:
-    note(f"written to {folder}: " + ", ".join(f"{name}.{kind}" for kind in kinds))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msrnn.cli.saving import check_target as check_target
 from msrnn.errors import UsageError
-from msrnn.evaluation.texts import decoded
+from msrnn.evaluation.data.texts import decoded
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from msrnn.analysis.explorer.page import Shown
     from msrnn.analysis.study import Cell, Study
     from msrnn.analysis.trace_store import Traced, Traces
-    from msrnn.evaluation.chunks import Data
+    from msrnn.evaluation.data.chunks import Data
 
 
 def studied(

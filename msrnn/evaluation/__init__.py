@@ -1,1 +1,1 @@
-"""What a bounded state costs and gains, measured beside the unmodified model."""
+"""Evaluations: what a bounded state costs and gains, compared with the full model."""

@@ -1,14 +1,14 @@
-"""The cells of a table: who answers, and with how much in memory."""
+"""The cells of a table: which policy, and how many states per layer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from msrnn.evaluation.report import Value
 from msrnn.evaluation.store import Row
-from msrnn.evaluation.tables import MISSING
 from msrnn.policy import FULL, Policy
 
 BASELINE = "baseline"  # the unbounded model on pieces of `size` tokens
@@ -26,16 +26,24 @@ class Cell(NamedTuple):
 
     @property
     def key(self) -> dict[str, Any]:
-        """What a result depends on: a policy's numbers and not its name alone, which may come to mean others."""
+        """What identifies a result: the numbers of a policy and not its name alone, whose meaning may change."""
         numbers = None if self.policy in UNBOUNDED else asdict(Policy.parse(self.policy))
         return {"policy": self.policy, "numbers": numbers, "size": self.size}
 
 
-def stored_cells(rows: Iterable[Row]) -> list[Cell]:
-    """The cells of rows, each once; without those whose policy's name means something else now."""
-    found: dict[Cell, None] = {}
+FULL_MODEL = Cell(FULL, None)
+C = TypeVar("C")
+
+
+def cell_of(row: Row) -> Cell:
+    return Cell(row["policy"], row["size"])
+
+
+def stored_cells(rows: Iterable[Row], cell_of: Callable[[Row], C]) -> list[C]:
+    """The cells of rows, each once, without those whose policy's name has other numbers now."""
+    found: dict[C, None] = {}
     for row in rows:
-        cell = Cell(row["policy"], row["size"])
+        cell: Any = cell_of(row)
         with suppress(ValueError):
             if cell.key["numbers"] == row.get("numbers"):
                 found[cell] = None
@@ -43,53 +51,66 @@ def stored_cells(rows: Iterable[Row]) -> list[Cell]:
 
 
 class Grid(NamedTuple):
-    """Rows are policies, columns sizes. `at` says which cell a place of the table shows."""
+    """A table whose rows are policies and whose columns are sizes."""
 
     policies: Sequence[str]
     sizes: Sequence[int]
     length: int
-    only: frozenset[Cell] | None = None  # the cells that were computed; None: all
+    only: frozenset[Cell] | None = None  # the cells that have results; None: all
 
     def at(self, name: str, size: int) -> Cell:
-        """With as many states as tokens, nothing is ever forgotten."""
-        return Cell(FULL, None) if name == FULL or size >= self.length else Cell(name, size)
+        """The cell of a policy and a size. With as many states as tokens nothing is evicted: the full model."""
+        return FULL_MODEL if name == FULL or size >= self.length else Cell(name, size)
 
     def has(self, name: str, size: int) -> bool:
         return self.only is None or self.at(name, size) in self.only
 
     def sizes_of(self, name: str) -> list[int]:
-        """The sizes at which this policy was computed."""
+        """The sizes at which this policy has results."""
         return [size for size in self.sizes if self.has(name, size)]
 
     @property
     def places(self) -> list[tuple[str, int]]:
-        """Policy and size of each place that shows a cell, row by row."""
+        """Policy and size of each entry that has a result, row by row."""
         return [(name, size) for name in self.policies for size in self.sizes_of(name)]
 
     @property
     def cells(self) -> list[Cell]:
-        """Each once, the unbounded model first."""
-        shown = dict.fromkeys(self.at(name, size) for name, size in self.places)
-        return sorted(shown, key=lambda cell: cell.size is not None)
+        """Each once, the full model first."""
+        cells = dict.fromkeys(self.at(name, size) for name, size in self.places)
+        return sorted(cells, key=lambda cell: cell.size is not None)
 
-    def beside(self, others: Sequence[Cell]) -> Grid:
-        """With more cells: those of earlier commands, after the rows that were asked for."""
+    def compared_with(self, against: str) -> list[str]:
+        """The other policies that have results at a size of this one."""
+        sizes = set(self.sizes_of(against))
+        return [name for name in self.policies if name != against and sizes & set(self.sizes_of(name))]
+
+    def pairs_with(self, against: str) -> list[tuple[Cell, Cell]]:
+        """Each cell of another policy, and the cell of this one at the same size; each pair once."""
+        places = [(name, size) for name, size in self.places if name != against and self.has(against, size)]
+        pairs = dict.fromkeys((self.at(name, size), self.at(against, size)) for name, size in places)
+        return [(cell, other) for cell, other in pairs if cell != other]
+
+    def extended(self, others: Sequence[Cell]) -> Grid:
+        """The table with more cells, those of earlier commands, in rows below its own."""
         policies = dict.fromkeys([*self.policies, *(cell.policy for cell in others)])
         sizes = {*self.sizes, *(cell.size for cell in others if cell.size is not None)}
         return Grid(list(policies), sorted(sizes), self.length, frozenset([*self.cells, *others]))
 
-    def rows(self, names: Sequence[str], shown: Callable[[str, int], str]) -> list[list[str]]:
-        """Of these policies: each one's name, and what is shown at each size."""
-        return [
-            [name, *(shown(name, size) if self.has(name, size) else MISSING for size in self.sizes)] for name in names
-        ]
+    def rows(self, names: Sequence[str], value: Callable[[str, int], Value]) -> list[list[Value]]:
+        """A row for each of these policies: its name, and its value at each size."""
+        return [[name, *(value(name, size) if self.has(name, size) else None for size in self.sizes)] for name in names]
 
     @property
-    def headers(self) -> list[str]:
+    def header(self) -> list[str]:
         return ["policy", *(f"{size:,}" for size in self.sizes)]
 
 
-def table(policies: Sequence[str], sizes: Sequence[int], length: int) -> Grid:
-    """Each row and each column once, by one name."""
-    names = dict.fromkeys(name.lower() if name.lower() in UNBOUNDED else Policy.parse(name).name for name in policies)
-    return Grid(list(names), sorted(set(sizes)), length)
+def grid(policies: Sequence[str], sizes: Sequence[int], length: int) -> Grid:
+    """A table of policies and sizes, each once; a policy has one name."""
+    return Grid(list(dict.fromkeys(map(row_name, policies))), sorted(set(sizes)), length)
+
+
+def row_name(policy: str) -> str:
+    """The name of a row: the one that all spellings of a policy share."""
+    return policy.lower() if policy.lower() in UNBOUNDED else Policy.parse(policy).name

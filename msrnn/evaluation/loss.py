@@ -1,9 +1,11 @@
-"""What each token of a text costs a model that reads it."""
+"""The loss of each token of a text, and the time and memory that reading it takes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +14,8 @@ from torch.nn.functional import cross_entropy
 from msrnn.core.state import MultiState
 from msrnn.hf.rnn import MultiStateRNN
 
-LOGIT_BYTES = {"cpu": 2**26, "cuda": 2**30}  # that exist at once, in the model's dtype; and again in float32
+LOGIT_BYTES = {"cpu": 2**26, "cuda": 2**30}  # logits that exist at once, in the model's dtype and again in float32
+UNTIMED, DECODED = 3, 32  # steps; an unbounded state may have to move into larger buffers at first
 
 
 def losses(
@@ -20,7 +23,7 @@ def losses(
 ) -> Tensor:
     """ids [B, T] -> negative log-likelihoods [B, T - 1], float32, of every token but the first of these.
 
-    The state reads all but the last, block by block: however long the text, its logits never exist all at once.
+    The state reads all tokens but the last, block by block, so that the logits of a long text never exist all at once.
     """
     input_ids, last = input_ids.to(rnn.model.device), input_ids.shape[1] - 1
     columns = _columns(rnn, input_ids.shape[0])
@@ -48,3 +51,44 @@ def _losses(logits: Tensor, targets: Tensor) -> Tensor:
     tokens = max(1, _logit_bytes(logits.device) // (4 * logits.shape[-1]))
     slices = zip(logits.flatten(0, 1).split(tokens), targets.flatten().split(tokens), strict=True)
     return torch.cat([cross_entropy(some.float(), true, reduction="none") for some, true in slices]).view_as(targets)
+
+
+class Measured(NamedTuple):
+    """What reading a text costs under one policy, and its perplexity."""
+
+    policy: str
+    perplexity: float
+    states: int
+    nbytes: int
+    reading: float  # seconds per token of the prefill
+    decoding: float  # seconds per decode step
+
+
+def measure(rnn: MultiStateRNN, ids: Tensor, advance: Callable[[int], None]) -> tuple[Measured, MultiState]:
+    """Read ids [1, T] except the last one; the state that is returned continues with it."""
+    ids = ids.to(rnn.model.device)
+    losses(rnn, ids[:, :3], rnn.state())  # numba compiles its loops at the first call
+    state = rnn.state()
+    started = perf_counter()
+    loss = losses(rnn, ids, state, advance).double().sum().item()
+    reading = (perf_counter() - started) / (ids.shape[1] - 1)
+    perplexity = math.exp(loss / (ids.shape[1] - 1))
+    times = reading, _decode(rnn, ids[:, -1:], state.fork(1))
+    return Measured(str(rnn.spec.fingerprint["policy"]), perplexity, _states_held(state), state.nbytes, *times), state
+
+
+def _states_held(state: MultiState) -> int:
+    """The most states that a head of any layer holds."""
+    return max(int((layer.position >= 0).sum(-1).max()) for layer in state.layers if hasattr(layer, "position"))
+
+
+def _decode(rnn: MultiStateRNN, token: Tensor, state: MultiState) -> float:
+    """Seconds per decode step."""
+    started = 0.0
+    for step in range(UNTIMED + DECODED):
+        if step == UNTIMED:
+            token.tolist()  # waits for the device
+            started = perf_counter()
+        token = rnn.step(token, state).argmax(-1)
+    token.tolist()
+    return (perf_counter() - started) / DECODED

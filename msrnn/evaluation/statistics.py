@@ -1,4 +1,4 @@
-"""Means over texts, how sure they are, and differences between two that read the same texts."""
+"""Means over texts with 95 % confidence intervals, and paired differences on the same texts."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ RESAMPLES, LEVEL, SEED = 2000, 0.95, 0
 
 
 class Estimate(NamedTuple):
-    """A value and its interval; both ends are None where fewer than two texts cannot tell."""
+    """A value and its 95 % confidence interval; both ends are None with fewer than two texts."""
 
     value: float
     low: float | None = None
     high: float | None = None
 
     def exp(self) -> Estimate:
-        """Of a mean loss: the perplexity. Of a difference: the ratio of perplexities."""
+        """The perplexity of a mean loss; the ratio of perplexities of a difference of losses."""
         return Estimate(*(None if x is None else float(numpy.exp(x)) for x in self))  # type: ignore[arg-type]
 
 
-Statistic = Callable[[list[Any]], Any]  # of the columns' sums over texts, numbers or arrays of them alike
+Statistic = Callable[[list[Any]], Any]  # of the sum of each column: numbers, or arrays with one for each resample
 
 
 def bootstrap(columns: Sequence[Sequence[float]], statistic: Statistic, seed: int = SEED) -> Estimate:
-    """What a statistic makes of texts that each have a number in every column.
+    """A statistic of texts, each of which has a number in every column.
 
-    The interval is the percentile bootstrap's, 95 %: texts are drawn anew with replacement, 2,000 times.
+    The interval is that of the percentile bootstrap: texts are resampled with replacement, 2,000 times.
     """
     values = [numpy.asarray(column, dtype=float) for column in columns]
     value, count = float(statistic([column.sum() for column in values])), len(values[0])
@@ -43,17 +43,17 @@ def bootstrap(columns: Sequence[Sequence[float]], statistic: Statistic, seed: in
 
 
 def mean(sums: Sequence[float], counts: Sequence[int], seed: int = SEED) -> Estimate:
-    """The mean over all tokens of texts, given each one's sum and count."""
+    """The mean over all tokens, from the sum and the count of each text."""
     if not len(sums) == len(counts) > 0:
-        raise UsageError(f"{len(sums)} sums of {len(counts)} texts: must be as many, 1 or more")
+        raise UsageError(f"{len(sums)} sums of {len(counts)} texts: give one sum for each text, and at least one")
     return bootstrap([sums, counts], lambda columns: columns[0] / columns[1], seed)
 
 
 def perplexity(sums: Sequence[float], counts: Sequence[int], seed: int = SEED) -> Estimate:
-    """Every token counts the same, whichever text it is in."""
+    """The perplexity over all tokens; every token has the same weight."""
     return mean(sums, counts, seed).exp()
 
 
 def difference(sums: Sequence[float], others: Sequence[float], counts: Sequence[int], seed: int = SEED) -> Estimate:
-    """How much more the first lose per token than the others, text by text; `exp()` is the perplexities' ratio."""
+    """The paired difference of losses per token; `exp()` is the ratio of perplexities."""
     return mean([a - b for a, b in zip(sums, others, strict=True)], counts, seed)

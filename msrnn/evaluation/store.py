@@ -1,15 +1,16 @@
-"""Rows of JSON in a file that only grows: what a run has computed outlives it, however it ends."""
+"""Results as rows of JSON in a file that is only appended to, and checks of the fields of a row."""
 
 from __future__ import annotations
 
 import json
 import os
+import reprlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from msrnn.core.state_file import write_atomically
+from msrnn.core.atomic import write_atomically
 from msrnn.errors import UsageError
 
 try:
@@ -22,11 +23,15 @@ Check = Callable[[Row], str | None]  # what is wrong with a row; None: nothing
 _ABSENT = object()
 
 
+class DamagedRowsError(UsageError):
+    """Lines of a store that cannot be read, or that lack a field."""
+
+
 class Store:
-    """The rows of a file, which need not exist yet; without a file, rows of this run alone.
+    """The rows of a file, which need not exist yet; without a file, the rows of this run.
 
     The caller says which fields identify a result. Of several rows with one identity the newest counts, so a result
-    is replaced by appending another: an interruption loses neither. With `redo`, `done` has only rows of this run.
+    is replaced by appending another, and an interruption loses neither. With `redo`, `done` has only rows of this run.
     """
 
     def __init__(
@@ -37,7 +42,7 @@ class Store:
         self._old = len(self.rows) if redo else 0
 
     def matching(self, key: Row) -> list[Row]:
-        """Rows that have all of these fields, with these values, in the order they were written."""
+        """Rows whose fields have these values, oldest first."""
         return _matching(self.rows, key)
 
     def done(self, key: Row) -> list[Row]:
@@ -45,7 +50,7 @@ class Store:
         return _matching(self.rows[self._old :], key)
 
     def append(self, row: Row) -> None:
-        """On return the row is on the disk, so that no interruption can take it."""
+        """Write a row; on return it is on the disk."""
         if self.path:
             with _locked(self.path) as file:
                 file.write(json.dumps(row).encode() + b"\n")
@@ -65,9 +70,9 @@ class _Line(NamedTuple):
 
 
 def read_rows(path: Path, check: Check = lambda _: None, skip_damaged: bool = False) -> list[Row]:
-    """All whole lines, without a last one that an interruption cut off.
+    """The rows of all complete lines; an interruption may have cut off the last one.
 
-    A damaged line is an error that names it. With `skip_damaged` all such lines move to another file beside this one.
+    Raises DamagedRowsError for a damaged line. With `skip_damaged`, damaged lines are moved to another file.
     """
     lines = _lines(path.read_bytes(), check)
     damaged = [line for line in lines if line.damage]
@@ -75,15 +80,15 @@ def read_rows(path: Path, check: Check = lambda _: None, skip_damaged: bool = Fa
         return [line.row for line in lines]
     if not skip_damaged:
         first, more = damaged[0], f" (and {len(damaged) - 1} more lines)" if len(damaged) > 1 else ""
-        raise UsageError(
-            f"{path}, line {first.number}: damaged, {first.damage}{more}; mend it, or add --skip-damaged to go on "
-            f"without it (a copy is kept in {side_file(path).name})"
+        raise DamagedRowsError(
+            f"{path}, line {first.number}: damaged, {first.damage}{more}; repair it, or skip damaged lines "
+            f"(they are moved to {side_file(path).name})"
         )
     return _without_damage(path, check)
 
 
 def side_file(path: Path) -> Path:
-    """Where damaged lines are moved to."""
+    """The file that damaged lines are moved to."""
     return path.with_suffix(".damaged")
 
 
@@ -120,9 +125,9 @@ def _without_damage(path: Path, check: Check) -> list[Row]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[BinaryIO]:
-    """The file, open for appending by this process alone, and ending with a whole line.
+    """The file, locked by this process and open for appending, its last line complete.
 
-    Who waited for the lock may hold a file that was replaced meanwhile, and opens the new one.
+    While this process waits for the lock, another may replace the file: then the new one is opened.
     """
     while True:
         with path.open("a+b") as file:
@@ -137,7 +142,7 @@ def _locked(path: Path) -> Iterator[BinaryIO]:
 
 
 def _cut_partial_line(file: BinaryIO) -> None:
-    """A last line without its end was cut off by a kill or a full disk: nobody else writes while this is locked."""
+    """Remove a last line without its end. A kill or a full disk cut it off: nobody writes while this is locked."""
     end = file.seek(0, os.SEEK_END)
     if not end:
         return
@@ -151,3 +156,64 @@ def _cut_partial_line(file: BinaryIO) -> None:
 def _sync(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
+
+
+Kind = Callable[[Any], bool]
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def is_mapping(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def anything(_: Any) -> bool:
+    return True
+
+
+def optional(kind: Kind) -> Kind:
+    return lambda value: value is None or kind(value)
+
+
+def list_of(kind: Kind) -> Kind:
+    return lambda value: isinstance(value, list) and all(map(kind, value))
+
+
+def fields(**kinds: Kind) -> Check:
+    """A check that a row has these fields, each of its kind."""
+
+    def check(row: Row) -> str | None:
+        for name, kind in kinds.items():
+            if name not in row:
+                return f"without the field {name!r}"
+            if not kind(row[name]):
+                return f"its field {name!r} is {reprlib.repr(row[name])}"
+        return None
+
+    return check
+
+
+def paired(one: str, other: str, check: Check) -> Check:
+    """The same check, and that two lists have the same length."""
+
+    def both(row: Row) -> str | None:
+        wrong = check(row)
+        if wrong is None and len(row[one]) != len(row[other]):
+            return f"{len(row[one])} {one} with {len(row[other])} {other}"
+        return wrong
+
+    return both

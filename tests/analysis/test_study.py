@@ -14,7 +14,7 @@ from msrnn.analysis import further_tables, paper_tables
 from msrnn.analysis.report import draw, tables, write
 from msrnn.analysis.study import Study, study
 from msrnn.analysis.summary import agreement, summarize
-from msrnn.analysis.tables import Share, Table, as_csv, code, markdown
+from msrnn.evaluation.report import Table
 
 # Chunks of one policy: a window in both layers, then a sink in both. Another: heads that differ in layer 0.
 PLAIN = [traced(WINDOW, WINDOW), traced(SINK, SINK)]
@@ -98,14 +98,10 @@ def test_the_papers_figures_stand_beside_its_sizes() -> None:
     assert table is not None
     assert table.header == ["tag", "tokens", "tova 256", "paper 256"]
     assert [row[-1] for row in table.strings()] == ["249", "1,134", "240"]
-    lines = list(csv.DictReader(as_csv(table).splitlines()))
+    lines = list(csv.DictReader(table.csv().splitlines()))
     assert [line["paper"] for line in lines] == ["249", "1134", "240"]
     assert {line["low"] for line in lines} == {""}  # one chunk cannot tell
     assert "none of these here: `''`, `$`, `)`," in table.note
-
-
-def test_backticks_in_markdown() -> None:
-    assert [code(text) for text in ("NN", "``", "a`b")] == ["`NN`", "``` `` ```", "``a`b``"]
 
 
 def test_tables_beyond_the_paper(made: Study) -> None:
@@ -150,10 +146,3 @@ def test_files(made: Study, tmp_path: Path) -> None:
     text = (tmp_path / "analysis.md").read_text()
     assert all(f"## {table.title}\n\n{table.note}\n" in text for table in shown)
     assert text.endswith("\n- torch: 2\n")
-
-
-def test_numbers_as_they_are_shown() -> None:
-    table = Table("x", "X", "y", ["a", "b"], [["p|q", Share(0.1234)], ["r", 1234.5], ["s", None], ["t", 7]])
-    assert table.strings() == [["p|q", "12.3%"], ["r", "1,234"], ["s", "—"], ["t", "7"]]
-    assert "| p\\|q | 12.3% |" in markdown(table)
-    assert as_csv(table) == "a,b\np|q,0.1234\nr,1234.5\ns,\nt,7\n"

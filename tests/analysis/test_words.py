@@ -7,8 +7,8 @@ from tagger import trained
 
 from msrnn.analysis.passages import Passage, passage, passages
 from msrnn.analysis.words import NEWLINE, UNTAGGED, Tagger
-from msrnn.evaluation.chunks import Choice, choose
-from msrnn.evaluation.texts import Document
+from msrnn.evaluation.data.chunks import Choice, choose
+from msrnn.evaluation.data.texts import Document
 from msrnn.hf.loading import Loaded
 
 nltk = pytest.importorskip("nltk", reason="parts of speech need nltk: pip install 'msrnn[analyze]'")

@@ -140,7 +140,7 @@ def test_without_a_text(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_without_matplotlib_only_the_pictures_are_missing(
     run: Run, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("msrnn.evaluation.figures.has_matplotlib", lambda: False)
+    monkeypatch.setattr("msrnn.evaluation.report.has_matplotlib", lambda: False)
     code, _, err = run(*TINY, "--text", texts, "--chunks-per-book", 1, "--out", tmp_path / "out")
     assert code == 0, err
     assert "no figures: matplotlib is not installed" in err

@@ -11,9 +11,9 @@ TINY = ("bench", "--random-weights", "tiny", "--device", "cpu", "--size", 8, "--
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msrnn.evaluation.efficiency.timing.BUFFER_BYTES", {"cpu": 2**20})
-    monkeypatch.setattr("msrnn.evaluation.efficiency.timing.ROUNDS", 1)
-    monkeypatch.setattr("msrnn.evaluation.efficiency.bench.AGAIN", 0)
+    monkeypatch.setattr("msrnn.evaluation.benchmark.timing.BUFFER_BYTES", {"cpu": 2**20})
+    monkeypatch.setattr("msrnn.evaluation.benchmark.timing.ROUNDS", 1)
+    monkeypatch.setattr("msrnn.evaluation.benchmark.measurement.REPEATS", 0)
 
 
 def test_bench_writes_rows_a_table_and_a_figure(run: Run, tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_bench_writes_rows_a_table_and_a_figure(run: Run, tmp_path: Path) -> Non
 
 
 def test_a_folder_keeps_its_rows_and_shows_them_all(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msrnn.evaluation.figures.has_matplotlib", lambda: False)
+    monkeypatch.setattr("msrnn.evaluation.report.has_matplotlib", lambda: False)
 
     def benched(size: int, *more: str) -> str:
         words = ("bench", "--random-weights", "tiny", "--device", "cpu", "--size", size, "--length", 40, "--batch", 1)
@@ -74,7 +74,7 @@ def test_bench_of_a_model(run: Run, folder: Path) -> None:
 def test_without_matplotlib_only_the_figure_is_missing(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("msrnn.evaluation.figures.has_matplotlib", lambda: False)
+    monkeypatch.setattr("msrnn.evaluation.report.has_matplotlib", lambda: False)
     code, out, err = run(*TINY, "--batch", 1, "--out", tmp_path / "new", small=True)
     assert (code, "tova 8" in out) == (0, True)
     assert "no figures: matplotlib is not installed; pip install 'msrnn[plots]'" in err
@@ -120,7 +120,7 @@ def test_unknown_shape(run: Run) -> None:
 
 
 def test_weights_that_do_not_fit_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msrnn.evaluation.efficiency.random_weights.unused_bytes", lambda _: 1000)
+    monkeypatch.setattr("msrnn.evaluation.benchmark.random_weights.unused_bytes", lambda _: 1000)
     code, _, err = run("bench", "--random-weights", "tiny", "--device", "cpu", small=True)
     assert code == 2
     assert "do not fit into the 1.0 kB that cpu has free" in err

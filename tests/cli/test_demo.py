@@ -10,7 +10,7 @@ from command import TEXT, Run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from msrnn.cli.demo import TOPICS, manual, verdict
-from msrnn.cli.measure import Measured
+from msrnn.evaluation.loss import Measured
 
 
 def test_demo_on_a_file(run: Run, folder: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command import Run
 
-from msrnn.evaluation.understanding import run as running
+from msrnn.evaluation.tasks import understanding
 
 TINY = ("--device", "cpu", "--length", 120, "--size", 80, "--max-new-tokens", 5)
 
@@ -32,7 +32,7 @@ def test_squality_writes_tables_and_a_figure(run: Run, stories: Path, tmp_path: 
     words = ("eval", "squality", *TINY, "--data", stories, "--out", tmp_path / "out", "--batch", 2, "--no-chat")
     code, out, err = run(*words)
     assert code == 0, err
-    assert "4 of 4 questions on 2 documents, in the form of SQuALITY" in err
+    assert "4 of 4 questions on 2 documents, in the format of SQuALITY" in err
     assert "tokens of the document cut on average, in 2 of them" in err
     assert all(name in out for name in ("tova", "window+4", "truncated", "full", "against tova"))
     made = {path.name: path for path in (tmp_path / "out").iterdir()}
@@ -64,15 +64,15 @@ def test_answers_here_and_scores_elsewhere(
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["squality.jsonl"]
     monkeypatch.setattr("msrnn.hf.loading.AutoModelForCausalLM", None)
     code, out, err = run(*words, "--stage", "score")
-    assert (code, "3 of 3 questions have been answered by all" in err) == (0, True)
+    assert (code, "3 of 3 questions are answered by all rows" in err) == (0, True)
     assert len(list((tmp_path / "out").iterdir())) == 5
     code, _, err = run(*words, "--stage", "score", "--policy", "window")
     assert (code, "window 80 none" in err) == (2, True)
 
 
-def test_the_exam_that_is_scored(run: Run, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last that was sat; or the last that fits the options which are given."""
-    monkeypatch.setattr("msrnn.evaluation.figures.has_matplotlib", lambda: False)
+def test_the_settings_that_are_scored(run: Run, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last that were used; or the last that have the values which are given."""
+    monkeypatch.setattr("msrnn.evaluation.report.has_matplotlib", lambda: False)
 
     def answered(policy: str, *options: object) -> None:
         words = ("--data", stories, "--device", "cpu", "--max-new-tokens", 5, "--stage", "answer", *options)
@@ -97,16 +97,16 @@ def test_the_exam_that_is_scored(run: Run, stories: Path, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("given", [("--length", 4096), ("--max-new-tokens", 6), ("--positions", "compact")])
-def test_no_exam_fits(given: tuple[object, ...], run: Run, stories: Path, tmp_path: Path) -> None:
+def test_no_settings_match(given: tuple[object, ...], run: Run, stories: Path, tmp_path: Path) -> None:
     words = ("eval", "squality", "--out", tmp_path / "out", "--size", 16, "--policy", "tova", "--stage")
     assert run(*words, "answer", *TINY[:4], "--max-new-tokens", 5, "--data", stories).code == 0
     code, out, err = run(*words, "score", *given)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert f"{given[0]} {given[1]}: no exam like this" in err
-    assert "there is --length 120 --positions original --max-new-tokens 5 --chat" in err
+    assert f"{given[1]}: no answers like this" in err
+    assert "use length=120, positions=original, max_new_tokens=5, chat=True" in err
 
 
-def test_the_report_has_the_positions_and_the_length_of_its_exam(run: Run, stories: Path, tmp_path: Path) -> None:
+def test_the_report_has_the_positions_and_the_length_of_its_settings(run: Run, stories: Path, tmp_path: Path) -> None:
     """Though answers of the unbounded model, which come first, may have been computed at another length."""
     words = ("eval", "squality", "--device", "cpu", "--data", stories, "--out", tmp_path / "out", "--size", 16)
     words += ("--max-new-tokens", 5, "--policy", "tova", "--policy", "full", "--no-chat")
@@ -120,7 +120,7 @@ def test_the_report_has_the_positions_and_the_length_of_its_exam(run: Run, stori
 def test_a_folder_keeps_its_answers_and_shows_them_all(
     run: Run, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("msrnn.evaluation.figures.has_matplotlib", lambda: False)
+    monkeypatch.setattr("msrnn.evaluation.report.has_matplotlib", lambda: False)
     words = ("eval", "squality", "--device", "cpu", "--data", stories, "--out", tmp_path / "out", "--length", 120)
     words += ("--max-new-tokens", 5, "--no-chat")
     assert run(*words, "--size", 80, "--policy", "tova", "--policy", "truncated", "--policy", "full").code == 0
@@ -183,18 +183,18 @@ def test_qasper_through_the_chat_template_past_the_length_of_the_model(
 def test_an_interrupted_run_keeps_what_it_has(
     run: Run, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, calls = running.say, list[int]()
+    original, calls = understanding.generate_batch, list[int]()
 
-    def say(*arguments: object, **named: object) -> object:
+    def stopped(*arguments: object, **named: object) -> object:
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
         return original(*arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(running, "say", say)
+    monkeypatch.setattr(understanding, "generate_batch", stopped)
     words = ("eval", "squality", *TINY, "--batch", 1, "--data", stories, "--out", tmp_path / "out", "--policy", "tova")
-    stopped = run(*words)
-    assert (stopped.code, "stopped; run the same command to continue" in stopped.err) == (130, True)
+    first = run(*words)
+    assert (first.code, "stopped; run the same command to continue" in first.err) == (130, True)
     rows = [json.loads(line) for line in (tmp_path / "out" / "squality.jsonl").read_text().splitlines()]
     assert len([row for row in rows if "prediction" in row]) == 2
     again = run(*words)

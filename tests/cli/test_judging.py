@@ -7,7 +7,7 @@ import pytest
 from command import Run
 from served import answering, limited, served
 
-from msrnn.evaluation.judge.endpoint import Endpoint
+from msrnn.evaluation.tasks.judges import Endpoint
 
 SECRET = "sk-very-secret-0123456789"
 
@@ -34,8 +34,8 @@ def test_an_endpoint(run: Run, stories: Path, monkeypatch: pytest.MonkeyPatch) -
         assert "at 2.5 and 10 per million" in estimated.err
         assert [path.name for path in stories.iterdir()] == ["story.jsonl"]
         part = run(*words, "--max-requests", 3, small=True)
-        assert "2 pairs; 1 more, in which nothing was forgotten, are dropped" in part.err
-        assert "trying again in 0 s" in part.err
+        assert "2 pairs; 1 more, in which nothing was evicted, are dropped" in part.err
+        assert "Rate limit reached" in part.err
         assert "--max-requests 3: reached; left to ask: 2 requests" in part.err
         whole = run(*words, small=True)
         assert len(server.asked) == 5
@@ -55,7 +55,7 @@ def test_an_endpoint(run: Run, stories: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_answers_that_all_cannot_be_read_are_no_success(
     run: Run, stories: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("msrnn.evaluation.figures.has_matplotlib", lambda: False)
+    monkeypatch.setattr("msrnn.evaluation.report.has_matplotlib", lambda: False)
     with served(answering("Both have their charm.")) as server:
         words = ("judge", stories, "--judge", "a", "--base-url", server.base_url)
         code, out, err = run(*words, small=True)
@@ -66,16 +66,16 @@ def test_answers_that_all_cannot_be_read_are_no_success(
 
 
 def test_a_stopped_judgement_says_how_to_go_on(run: Run, stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msrnn.evaluation.figures.has_matplotlib", lambda: False)
-    original, calls = Endpoint._asked, list[int]()
+    monkeypatch.setattr("msrnn.evaluation.report.has_matplotlib", lambda: False)
+    original, calls = Endpoint.ask, list[int]()
 
-    def stopped(judge: Endpoint, prompt: str) -> object:
+    def stopped(judge: Endpoint, *arguments: object) -> object:
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return original(judge, prompt)
+        return original(judge, *arguments)
 
-    monkeypatch.setattr(Endpoint, "_asked", stopped)
+    monkeypatch.setattr(Endpoint, "ask", stopped)
     with served(answering("(A)")) as server:
         words = ("judge", stories, "--judge", "a", "--base-url", server.base_url)
         code, _, err = run(*words, small=True)
@@ -159,7 +159,7 @@ def test_bad_values(name: str, run: Run, stories: Path, monkeypatch: pytest.Monk
 
 def test_no_stories(run: Run, tmp_path: Path) -> None:
     code, _, err = run("judge", tmp_path, "--judge", "a", small=True)
-    assert (code, "tell stories first" in err) == (2, True)
+    assert (code, "generate stories first" in err) == (2, True)
 
 
 def test_help_ends_with_examples(run: Run) -> None:

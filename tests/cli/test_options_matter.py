@@ -40,7 +40,7 @@ Written = Callable[..., list[dict[str, Any]]]
 @pytest.fixture
 def written(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
     """`written("eval", "story", ...)`: the rows that an evaluation writes into a folder of its own."""
-    monkeypatch.setattr("msrnn.evaluation.figures.has_matplotlib", lambda: False)  # figures take most of the time
+    monkeypatch.setattr("msrnn.evaluation.report.has_matplotlib", lambda: False)  # figures take most of the time
     made: list[Path] = []
 
     def written(*words: object) -> list[dict[str, Any]]:
@@ -111,7 +111,7 @@ def test_explicit_positions_change_a_conversation(run: Run) -> None:
 def test_bench_of_states_of_other_dtypes_and_positions(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("msrnn.evaluation.efficiency.timing.BUFFER_BYTES", {"cpu": 2**20})
+    monkeypatch.setattr("msrnn.evaluation.benchmark.timing.BUFFER_BYTES", {"cpu": 2**20})
     words = ("bench", "--random-weights", "tiny", *CPU, "--size", 8, "--length", 20, "--batch", 1, "--out", tmp_path)
     kinds = ("--state-dtype", "int8", "--state-dtype", "16-bit", "--positions", "compact")
     ran = run(*words, *kinds, small=True)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from msrnn.evaluation.efficiency.ledger import Ledger, check_row
-from msrnn.evaluation.rows import fields, listed, number, optional, paired, text, whole
-from msrnn.evaluation.store import Store, read_rows
+from msrnn.evaluation.benchmark.measurement import Ledger, check_row
+from msrnn.evaluation.store import Store, fields, is_int, is_number, is_text, list_of, optional, paired, read_rows
 
 
 def test_rows_outlive_the_store(tmp_path: Path) -> None:
@@ -62,7 +61,7 @@ def test_a_process_that_is_killed_while_another_appends_costs_no_row(tmp_path: P
 def test_a_foreign_file_is_refused_and_left_alone(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"rows\.jsonl, line 1: damaged.*--skip-damaged"):
+    with pytest.raises(ValueError, match=r"rows\.jsonl, line 1: damaged.*skip damaged lines"):
         read_rows(path)
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("rows.jsonl", content)]
 
@@ -71,7 +70,7 @@ def test_damaged_lines_are_named_and_skipped_on_demand(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     lines = [b'{"a": 1}', b'{"a": ', b'{"a": 2}', b"\xff", b'{"b": 3}', b'{"a": "x"}', b'{"a": 4}']
     path.write_bytes(b"\n".join([*lines, b'{"a"']))
-    check = fields(a=number)
+    check = fields(a=is_number)
     with pytest.raises(ValueError, match=r"rows\.jsonl, line 2: damaged, not JSON.* \(and 3 more lines\)"):
         Store(path, check)
     assert [row["a"] for row in Store(path, check, skip_damaged=True).rows] == [1, 2, 4]
@@ -82,7 +81,7 @@ def test_damaged_lines_are_named_and_skipped_on_demand(tmp_path: Path) -> None:
 
 
 def test_the_reason_why_a_row_is_damaged(tmp_path: Path) -> None:
-    check = paired("keys", "values", fields(keys=listed(text), values=listed(number), size=optional(whole)))
+    check = paired("keys", "values", fields(keys=list_of(is_text), values=list_of(is_number), size=optional(is_int)))
     good = {"keys": ["a"], "values": [1.5], "size": None}
     assert check(good) is None
     for change, reason in (

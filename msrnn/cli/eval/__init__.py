@@ -16,4 +16,4 @@ register(app, perplexity, extrapolation, verb(squality), verb(qasper), story)
 
 @app.callback()
 def _app() -> None:
-    """What forgetting costs: the paper's evaluations, on any model. Each goes on where it was stopped."""
+    """The paper's evaluations, on any model: what eviction costs. Each resumes where it was interrupted."""

@@ -1,17 +1,22 @@
-"""What the verbs that evaluate have in common: their options, and what is refused before anything is computed."""
+"""What evaluation commands have in common: options, checks before anything is computed, and progress."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from typer import Option
 
-from msrnn.cli.terminal import note
+from msrnn.cli.results import note_other_rows, resumed, stoppable
+from msrnn.cli.terminal import note, progress
 from msrnn.errors import UsageError
-from msrnn.evaluation.cells import table
 
+if TYPE_CHECKING:
+    from msrnn.evaluation.runner import Evaluation, Progress
+
+T = TypeVar("T")
 TOVA = "tova"
 
 Text = Annotated[
@@ -28,16 +33,19 @@ Batch = Annotated[int | None, Option(help="Chunks read at once.", show_default="
 Against = Annotated[
     str | None, Option(help="The policy that the others are compared with.", show_default="tova, or the first")
 ]
-Anew = Annotated[
-    bool, Option("--force", help="Compute what is asked for again, though the folder has it; other rows stay.")
+Recompute = Annotated[
+    bool, Option("--force", help="Compute these results again, even if the folder has them; other rows stay.")
 ]
-MOST = 2**16  # more at once fit into no memory
+MAX_BATCH = 2**16  # no memory holds more
 
 
 def compared(against: str | None, policies: Sequence[str]) -> str:
+    """The row that the others are compared with."""
+    from msrnn.evaluation.cells import row_name
+
     if against is None:
         return TOVA if TOVA in policies else policies[0]
-    (name,) = table([against], sizes=(), length=0).policies  # as rows are named
+    name = row_name(against)
     if name not in policies:
         raise UsageError(f"--against {against}: not among the rows {', '.join(policies)}; add --policy {against}")
     return name
@@ -54,12 +62,12 @@ def check_counts(length: int, **counts: int | None) -> None:
 
 def check_batch(**batches: int | None) -> None:
     for name, value in batches.items():
-        if value is not None and not 1 <= value <= MOST:
-            raise UsageError(f"--{name.replace('_', '-')} {value}: must be from 1 to {MOST:,}")
+        if value is not None and not 1 <= value <= MAX_BATCH:
+            raise UsageError(f"--{name.replace('_', '-')} {value}: must be from 1 to {MAX_BATCH:,}")
 
 
 def quiet() -> None:
-    """No remarks of others: on texts longer than a model, or each time that the network is tried again."""
+    """No warnings of transformers about long texts, or of the hub about retries."""
     import huggingface_hub
     import transformers
 
@@ -69,10 +77,42 @@ def quiet() -> None:
 
 
 def check_positions(config: Any, length: int, option: str = "--length") -> None:
-    """Positions that are learned end; those that are rotated go on, past what the model was trained for."""
+    """Refuse more tokens than a model has learned positions; with RoPE, only note that there are more."""
     known = getattr(config, "max_position_embeddings", None)
     if not known or length <= known:
         return
     if not getattr(config, "rope_parameters", None):
-        raise UsageError(f"{option} {length}: this model knows {known:,} positions; take fewer tokens")
-    note(f"{length:,} tokens are more than the {known:,} that this model was made for")
+        raise UsageError(f"{option} {length}: this model has {known:,} positions; use fewer tokens")
+    note(f"{length:,} tokens are more than the {known:,} that this model was trained for")
+
+
+def watched(run: Callable[[list[Any], Progress], T], cells: list[Any]) -> T:
+    """Run an evaluation with a bar that counts the tokens that are left, and names the cell."""
+    from msrnn.evaluation.runner import Progress
+
+    with progress() as bar:
+        task = bar.add_task("", total=None)
+
+        def on_cell(cell: Any) -> None:
+            label = f"{cell.label} ({cells.index(cell) + 1} of {len(cells)})" if cell in cells else cell.label
+            bar.update(task, description=label)
+            if bar.disable:
+                note(label)
+
+        def on_total(tokens: int) -> None:
+            bar.update(task, total=tokens)
+            if not tokens:
+                note("nothing left to compute")
+
+        return run(cells, Progress(on_total, on_cell, partial(bar.advance, task), resumed))
+
+
+def computed(
+    evaluation: Evaluation[Any, Any, T], cells: list[Any], force: bool, label: Callable[[Any], str] = lambda x: x.label
+) -> tuple[dict[Any, list[T]], dict[Any, list[T]]]:
+    """The results of these cells, and those of other cells that the folder has; with progress and notes."""
+    with stoppable(force):
+        results = watched(evaluation.results, cells)
+    others = evaluation.others(cells)
+    note_other_rows([label(cell) for cell in others], evaluation.other_rows)
+    return results, others

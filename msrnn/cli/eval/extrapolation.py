@@ -1,20 +1,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from typer import Option
 
-from msrnn.cli.eval.common import Anew, Books, Text, check_batch, check_positions, quiet
-from msrnn.cli.eval.terminal import watched
+from msrnn.cli.eval.common import Books, Recompute, Text, check_batch, check_positions, computed, quiet
 from msrnn.cli.options import SMALL, Device, Dtype, Model, Size
-from msrnn.cli.results import SkipDamaged, drawn, open_store, shown_as_well, stoppable, written
-from msrnn.cli.tables import show_table
+from msrnn.cli.results import SkipDamaged, open_store, show_tables, write_report
 from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
-
-if TYPE_CHECKING:
-    from msrnn.evaluation.extrapolation.report import Report
 
 NAME = "extrapolation"
 ROWS = ("tova@compressed", "window+4@compact", "tova@original", "echo+1~{horizon}@compressed")
@@ -27,7 +22,7 @@ Rows = Annotated[
 ]
 Tokens = Annotated[int, Option(help="Tokens to read of each text, from its first on.")]
 Window = Annotated[int, Option(help="Tokens of a point of the figure.")]
-Leg = Annotated[int, Option(help="Tokens after which the state is saved, to go on from.")]
+Leg = Annotated[int, Option(help="Tokens after which the state is saved, to resume from.")]
 Seed = Annotated[int, Option(help="Decides which texts, where there are more than --books.")]
 Batch = Annotated[int | None, Option(help="Texts read at once.", show_default="1 on cpu, all on cuda")]
 Out = Annotated[Path, Option(help=f"Write {NAME}.jsonl, .md, .csv, .png and .svg here.")]
@@ -47,15 +42,15 @@ def extrapolation(
     device: Device = "auto",
     dtype: Dtype = None,
     out: Out = Path(f"results/{NAME}"),
-    force: Anew = False,
+    force: Recompute = False,
     skip_damaged: SkipDamaged = False,
 ) -> None:
     """Perplexity far beyond the training length, on the first tokens of every text that is long enough.
 
-    One state goes from a text's first token to its last, with exact eviction at every token. Each point is the mean
-    over all tokens so far, and also over the window before it. A row is a policy and where the tokens that it keeps
-    stand: original, compact, compressed (or compressed:ln, compressed:sqrt). The state is saved beside the rows after
-    each leg, so a run that was stopped goes on in the middle of a text.
+    One state reads a text from its first token to its last, with exact eviction at every token. Each point is the mean
+    over all tokens so far, and also over the window before it. A row is a policy and the positions of the tokens that
+    it keeps: original, compact, compressed (or compressed:ln, compressed:sqrt). The state is saved in the folder after
+    each leg, so an interrupted run resumes in the middle of a text.
 
     Examples:
         msrnn eval extrapolation --text books/ --tokens 20000 --books 4
@@ -64,16 +59,13 @@ def extrapolation(
     """
     check_counts(tokens, window, leg, books=books)
     check_batch(batch=batch)
-    from msrnn.evaluation.chunks import Choice, choose
-    from msrnn.evaluation.extrapolation.cases import CHECK, cases
-    from msrnn.evaluation.extrapolation.legs import Course
-    from msrnn.evaluation.extrapolation.report import Report
-    from msrnn.evaluation.extrapolation.run import Run
-    from msrnn.evaluation.setting import setting
-    from msrnn.evaluation.texts import PG19, documents
+    from msrnn.evaluation.data.chunks import Choice, choose
+    from msrnn.evaluation.data.texts import PG19, documents
+    from msrnn.evaluation.environment import environment
+    from msrnn.evaluation.tasks.extrapolation import CHECK, Course, Extrapolation, Report, cases, figure
     from msrnn.hf.loading import check_dtype, device_named, load
 
-    asked = cases(row or [name.format(horizon=REACH * size) for name in ROWS], size)
+    rows = cases(row or [name.format(horizon=REACH * size) for name in ROWS], size)
     device_named(device)
     check_dtype(dtype)
     quiet()
@@ -82,28 +74,28 @@ def extrapolation(
     decoder, tokenizer = load(model, device, dtype, on_convert=note)
     config = decoder.config.get_text_config(decoder=True)
     check_positions(config, tokens, "--tokens")
-    for case in asked:
+    for case in rows:
         case.rnn(decoder)  # refuses what cannot be computed before anything is
     note(f"looking for {tokens:,} tokens in each of {len(found):,} texts")
-    data = choose(found, tokenizer, Choice(tokens, books, chunks_per_book=1, seed=seed, first=True, option="--tokens"))
-    note(data.told())
+    choice = Choice(tokens, books, chunks_per_book=1, seed=seed, first=True, length_name="tokens")
+    data = choose(found, tokenizer, choice)
+    note(data.summary())
     if window <= data.given:
-        raise UsageError(f"--window {window}: the first {data.given} are given, so that it predicts nothing")
+        raise UsageError(f"--window {window}: the first {data.given} tokens are given; use more, to predict some")
     batch = batch or (len(data.chunks) if decoder.device.type == "cuda" else 1)
-    told = {"model": model or SMALL, "text": text.resolve().name if text else PG19, "seed": seed, "batch": batch}
+    source = {"model": model or SMALL, "text": text.resolve().name if text else PG19, "seed": seed, "batch": batch}
     course = Course(tokens, data.given, window, leg)
-    run = Run(decoder, data, course, store, batch, {**told, **setting(decoder.device)})
-    with stoppable(force):
-        results = watched(run, asked)
-    others = run.others(asked)
-    shown_as_well([f"{case.label} {case.size}" for case in others], len(store.rows) - len(store.matching(run.key)))
+    evaluation = Extrapolation(decoder, data, course, store, batch, {**source, **environment(decoder.device)})
+    results, others = computed(evaluation, rows, force, lambda case: f"{case.label} {case.size}")
     report = Report({**results, **others}, course)
     sizes = sorted({case.size for case in report.cases if case.size is not None})
-    named = f"size {', '.join(map(str, sizes))}" if sizes else "unbounded"
-    title = f"{told['model']}, {told['text']}, {tokens:,} tokens of {len(data.chunks):,} texts, {named}"
-    show(report, title)
+    sized = f"size {', '.join(map(str, sizes))}" if sizes else "unbounded"
+    title = f"{source['model']}, {source['text']}, {tokens:,} tokens of {len(data.chunks):,} texts, {sized}"
+    tables = report.tables(title)
+    show_tables(tables)
     trained = getattr(config, "max_position_embeddings", None)
-    write(report, out, title, trained, {"texts": data.told(), **run.key, **run.beside})
+    facts = {"texts": data.summary(), **evaluation.key, **evaluation.metadata}
+    write_report(out, tables[0], report.markdown(title, facts), lambda: figure(report, out, title, trained))
 
 
 def check_counts(tokens: int, window: int, leg: int, **counts: int | None) -> None:
@@ -113,22 +105,3 @@ def check_counts(tokens: int, window: int, leg: int, **counts: int | None) -> No
             raise UsageError(f"--{name} {value}: must be {least} or more")
     if leg % window:
         raise UsageError(f"--leg {leg}: must be whole windows of {window} tokens, as {-(-leg // window) * window} is")
-
-
-def show(report: Report, title: str) -> None:
-    from msrnn.evaluation.extrapolation.report import headers
-
-    show_table(f"perplexity of all tokens so far: {title}", headers(report), report.table(report.so_far))
-    show_table(
-        f"perplexity of the last {report.course.window:,} tokens alone", headers(report), report.table(report.windows)
-    )
-
-
-def write(report: Report, folder: Path, title: str, trained: int | None, told: dict[str, Any]) -> None:
-    from msrnn.evaluation.extrapolation.figure import figure
-    from msrnn.evaluation.extrapolation.report import as_csv, markdown
-
-    texts = {name: str(value) for name, value in told.items()}
-    (folder / f"{NAME}.md").write_text(markdown(report, title, texts))
-    (folder / f"{NAME}.csv").write_text(as_csv(report))
-    written(folder, NAME, ("jsonl", "md", "csv", *drawn(lambda: figure(report, folder, title, trained))))

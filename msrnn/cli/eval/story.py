@@ -5,21 +5,19 @@ from typing import Annotated
 
 from typer import Option
 
-from msrnn.cli.eval.common import Anew, check_counts, check_positions, quiet
-from msrnn.cli.eval.terminal import watched
+from msrnn.cli.eval.common import Recompute, check_counts, check_positions, computed, quiet
 from msrnn.cli.eval.understanding import Chat
 from msrnn.cli.options import SMALL, Device, Dtype, MaxNewTokens, Model
-from msrnn.cli.results import SkipDamaged, open_store, shown_as_well, stoppable, written
-from msrnn.cli.tables import show_table
+from msrnn.cli.results import SkipDamaged, open_store, show_tables, write_report
 from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
-from msrnn.policy import FULL, resolve
+from msrnn.policy import resolve
 
 NAME = "story"
 POLICIES, SIZES = ("tova",), (256, 512, 1024)
 
 Policies = Annotated[
-    list[str] | None, Option("--policy", help="A policy, beside full; repeat for more.", show_default="tova")
+    list[str] | None, Option("--policy", help="A policy; full is always added; repeat for more.", show_default="tova")
 ]
 Sizes = Annotated[
     list[int] | None,
@@ -27,8 +25,8 @@ Sizes = Annotated[
 ]
 Count = Annotated[int, Option(help="Stories of each version.")]
 Seed = Annotated[int, Option(help="Of the first story; the others follow.")]
-Warmth = Annotated[float, Option(help="Sample at this temperature.")]
-Batch = Annotated[int | None, Option(help="Stories told at once.", show_default="8 on cpu, 50 on cuda")]
+SampleTemperature = Annotated[float, Option(help="Sample at this temperature.")]
+Batch = Annotated[int | None, Option(help="Stories generated at once.", show_default="8 on cpu, 50 on cuda")]
 Out = Annotated[Path, Option(help=f"Write {NAME}.jsonl, .md and .csv here.")]
 
 
@@ -37,7 +35,7 @@ def story(
     size: Sizes = None,
     stories: Count = 100,
     max_new_tokens: MaxNewTokens = 4096,
-    temperature: Warmth = 1.0,
+    temperature: SampleTemperature = 1.0,
     seed: Seed = 0,
     chat: Chat = None,
     batch: Batch = None,
@@ -45,15 +43,14 @@ def story(
     device: Device = "auto",
     dtype: Dtype = None,
     out: Out = Path(f"results/{NAME}"),
-    force: Anew = False,
+    force: Recompute = False,
     skip_damaged: SkipDamaged = False,
 ) -> None:
-    """Long stories of every version of a model, a seed each, to be compared by `msrnn judge`.
+    """Generate long stories with every version of a model, one per seed, for `msrnn judge` to compare.
 
-    A seed decides the noise that is added to the logits before the likeliest token is taken, whatever the batch and
-    the version. The full model has a state with room for everything; what a version tells before it can have forgotten
-    anything is the full model's story, and is taken over from there. Stories that the folder has are not told again, so
-    a run that was stopped goes on.
+    A seed decides the noise that is added to the logits before the likeliest token is taken; it does not depend on the
+    batch or the version. What a version writes before it can have evicted anything is the full model's story, and is
+    copied from there. Stories that the folder has are not generated again, so an interrupted run resumes.
 
     Examples:
         msrnn eval story --stories 2 --size 64 --max-new-tokens 128
@@ -66,13 +63,12 @@ def story(
             resolve(name, states)
     check_counts(2, stories=stories, max_new_tokens=max_new_tokens, batch=batch)
     if not 0 < temperature < float("inf"):
-        raise UsageError(f"--temperature {temperature}: must be above 0; 0.01 is nearly the likeliest token")
-    from msrnn.evaluation.cells import Cell, table
-    from msrnn.evaluation.prompts import STORY
-    from msrnn.evaluation.setting import setting
-    from msrnn.evaluation.speaking import ends_of, prompted
-    from msrnn.evaluation.story.report import HEADERS, as_csv, lines, markdown, rows
-    from msrnn.evaluation.story.run import CHECK, Run, Telling
+        raise UsageError(f"--temperature {temperature}: must be above 0; 0.01 is nearly greedy")
+    from msrnn.evaluation.batch_generation import stop_tokens_of
+    from msrnn.evaluation.cells import FULL_MODEL, grid
+    from msrnn.evaluation.data.prompts import STORY, prompt_ids
+    from msrnn.evaluation.environment import environment
+    from msrnn.evaluation.tasks.story import CHECK, Stories, StorySettings, markdown, report_lines, table
     from msrnn.hf.loading import check_dtype, device_named, load
 
     device_named(device)
@@ -81,22 +77,18 @@ def story(
     store = open_store(out, NAME, CHECK, force=force, skip_damaged=skip_damaged)
     decoder, tokenizer = load(model, device, dtype, on_convert=note)
     chat = bool(tokenizer.chat_template) if chat is None else chat
-    prompt = prompted(tokenizer, STORY, chat)
-    whole = len(prompt) + max_new_tokens
-    check_positions(decoder.config.get_text_config(decoder=True), whole, "--max-new-tokens")
-    telling = Telling(prompt, max_new_tokens, temperature, list(range(seed, seed + stories)))
-    cells = list(dict.fromkeys([Cell(FULL, None), *table(policies, sizes, whole).cells]))
+    prompt = prompt_ids(tokenizer, STORY, chat)
+    length = len(prompt) + max_new_tokens
+    check_positions(decoder.config.get_text_config(decoder=True), length, "--max-new-tokens")
+    settings = StorySettings(prompt, max_new_tokens, temperature, list(range(seed, seed + stories)))
+    cells = list(dict.fromkeys([FULL_MODEL, *grid(policies, sizes, length).cells]))
     batch = batch or (50 if decoder.device.type == "cuda" else 8)
-    told = {"model": model or SMALL, "chat": chat, "batch": batch, **setting(decoder.device)}
-    run = Run(decoder, tokenizer, telling, ends_of(decoder, tokenizer), store, batch, told)
-    with stoppable(force):
-        stories_told = watched(run, cells)
-    others = run.others(cells)
-    shown_as_well([cell.label for cell in others], len(store.rows) - len(store.matching(run.key)))
-    found = lines({**stories_told, **others})
-    title = f"{told['model']}, {stories:,} stories of at most {max_new_tokens:,} tokens"
-    show_table(f"stories: {title}", HEADERS, rows(found))
-    beside = {name: str(value) for name, value in {**run.key, **told}.items()}
-    (out / f"{NAME}.md").write_text(markdown(found, title, beside))
-    (out / f"{NAME}.csv").write_text(as_csv(found))
-    written(out, NAME, ("jsonl", "md", "csv"))
+    metadata = {"model": model or SMALL, "chat": chat, "batch": batch, **environment(decoder.device)}
+    stop_tokens = stop_tokens_of(decoder, tokenizer)
+    evaluation = Stories(decoder, tokenizer, settings, stop_tokens, store, batch, metadata)
+    results, others = computed(evaluation, cells, force)
+    found = report_lines({**results, **others})
+    title = f"{metadata['model']}, {stories:,} stories of at most {max_new_tokens:,} tokens"
+    made = table(found, title)
+    show_tables([made])
+    write_report(out, made, markdown(found, title, {**evaluation.key, **metadata}))

@@ -8,19 +8,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from msrnn.cli.eval.common import Against, Anew, check_counts, compared, quiet
-from msrnn.cli.eval.exam import AUTO, answered, examined, finish, sourced, stored, wanted
-from msrnn.cli.options import SMALL, Device, Dtype, Model
-from msrnn.cli.results import SkipDamaged, open_store, stoppable
-from msrnn.cli.terminal import note
+from msrnn.cli.eval.common import Against, Recompute, check_counts, check_positions, compared, quiet, watched
+from msrnn.cli.options import ORIGINAL, SMALL, Device, Dtype, Model
+from msrnn.cli.results import SkipDamaged, note_other_rows, open_store, show_tables, stoppable, write_report
+from msrnn.cli.terminal import note, progress
 from msrnn.errors import UsageError
 from msrnn.policy import FULL, resolve
 
 if TYPE_CHECKING:
-    from msrnn.evaluation.cells import Grid
+    from transformers import PreTrainedModel
+
+    from msrnn.evaluation.cells import Cell, Grid
+    from msrnn.evaluation.data.questions import Question
+    from msrnn.evaluation.store import Store
+    from msrnn.evaluation.tasks.answer_scores import Scores
+    from msrnn.evaluation.tasks.answers import Answers, Settings
+    from msrnn.evaluation.tasks.understanding import Task
+    from msrnn.hf.loading import Loaded
 
 ROWS, SIZES, PAPER_SIZES = ("tova", "window+4", "truncated", FULL), (512,), (256, 512, 1024, 2048, 4096)
-LENGTH = 4096
+LENGTH, AUTO = 4096, "auto"
 
 
 class Stage(StrEnum):
@@ -29,13 +36,13 @@ class Stage(StrEnum):
     SCORE = "score"
 
 
-Data = Annotated[Path | None, Option(help="A .jsonl or .json file in the original form.", show_default="the hub's")]
-Split = Annotated[str, Option(help="Of the hub's dataset.")]
+Data = Annotated[Path | None, Option(help="A .jsonl or .json file in a published format.", show_default="the hub's")]
+Split = Annotated[str, Option(help="Split of the dataset on the hub.")]
 Policies = Annotated[
     list[str] | None,
     Option("--policy", help="A row: a policy, truncated or full; repeat for more.", show_default=", ".join(ROWS)),
 ]
-Paper = Annotated[bool, Option("--paper", help="The paper's rows, and those named beside, at 256 to 4,096.")]
+Paper = Annotated[bool, Option("--paper", help="The paper's rows and sizes, 256 to 4,096; --policy adds rows.")]
 Sizes = Annotated[
     list[int] | None,
     Option("--size", help="A column: states, or tokens of truncated; repeat for more.", show_default="512"),
@@ -46,12 +53,14 @@ Length = Annotated[
 ]
 Chat = Annotated[
     bool | None,
-    Option("--chat/--no-chat", help="Ask by the chat template, or with the bare text.", show_default="chat if any"),
+    Option("--chat/--no-chat", help="Use the chat template, or the bare text.", show_default="chat if any"),
 ]
 Answer = Annotated[int | None, Option("--max-new-tokens", help="Tokens of an answer, at most.", show_default=False)]
 Positions = Annotated[
     str,
-    Option(help="Where kept tokens stand: original, compressed, compact; auto: compressed past the model's length."),
+    Option(
+        help="Positions of kept tokens: original, compressed, compact; auto: compressed beyond the training length."
+    ),
 ]
 Limit = Annotated[int | None, Option(help="Questions to ask, document by document.", show_default="all")]
 Seed = Annotated[int, Option(help="Decides which questions, where there are more than --limit.")]
@@ -59,8 +68,8 @@ Batch = Annotated[int | None, Option(help="Questions answered at once.", show_de
 Stages = Annotated[
     Stage,
     Option(
-        help="answer: only write answers down; score: only score those in the folder, without the model: the last, or "
-        "the last with the length, chat, positions and answers' tokens that are given."
+        help="answer: only generate answers; score: only score the answers in the folder, without the model: those of "
+        "the last run, or of the last run with the given --length, --chat, --positions and --max-new-tokens."
     ),
 ]
 Out = Annotated[Path | None, Option(help="Write rows, tables and the figure here.", show_default="results/ and name")]
@@ -69,10 +78,11 @@ Out = Annotated[Path | None, Option(help="Write rows, tables and the figure here
 def squality(*arguments: Any) -> None:
     """Questions on stories, answered in a paragraph (SQuALITY): ROUGE by policy and size.
 
-    Each prompt is read exactly by a bounded state, and answered greedily from it. Row truncated is the unbounded model
-    on a prompt of the size's tokens, row full the unbounded model on all of it. The score is the geometric mean of
-    ROUGE-1, -2 and -L, each with the best of the references; intervals are 95 %, by bootstrap over the documents. What
-    the folder has of the same model, prompt, policy and size is not answered again, so a run that was stopped goes on.
+    A bounded state reads each prompt with exact eviction, and the answer is generated greedily. Row truncated is the
+    full model on a prompt of `size` tokens, row full the full model on the whole prompt. The score is the geometric
+    mean of ROUGE-1, -2 and -L, each with the best of the references; intervals are 95 %, by bootstrap over the
+    documents. Answers that the folder has of the same model, prompt, policy and size are not generated again, so an
+    interrupted run resumes.
 
     Examples:
         msrnn eval squality --limit 2 --size 256
@@ -85,10 +95,11 @@ def squality(*arguments: Any) -> None:
 def qasper(*arguments: Any) -> None:
     """Questions on papers, answered in a phrase (QASPER): token F1 by policy and size.
 
-    Each prompt is read exactly by a bounded state, and answered greedily from it. Row truncated is the unbounded model
-    on a prompt of the size's tokens, row full the unbounded model on all of it. The score is the F1 of words with the
-    nearest annotator's answer; yes/no and unanswerable questions are shown apart. Intervals are 95 %, by bootstrap over
-    the documents. What the folder has of the same model, prompt, policy and size is not answered again.
+    A bounded state reads each prompt with exact eviction, and the answer is generated greedily. Row truncated is the
+    full model on a prompt of `size` tokens, row full the full model on the whole prompt. The score is the F1 of words
+    with the best of the references; yes/no and unanswerable questions are also shown separately. Intervals are 95 %, by
+    bootstrap over the documents. Answers that the folder has of the same model, prompt, policy and size are not
+    generated again.
 
     Examples:
         msrnn eval qasper --limit 2 --size 256
@@ -99,7 +110,7 @@ def qasper(*arguments: Any) -> None:
 
 
 def verb(about: Callable[..., None]) -> Callable[..., None]:
-    """The command of a task: both have the same options, and differ in what they say of themselves."""
+    """The command of a task; both tasks have the same options."""
 
     def command(
         data: Data = None,
@@ -120,15 +131,15 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         dtype: Dtype = None,
         stage: Stages = Stage.ALL,
         out: Out = None,
-        force: Anew = False,
+        force: Recompute = False,
         skip_damaged: SkipDamaged = False,
     ) -> None:
-        from msrnn.evaluation.understanding.records import check_row
-        from msrnn.evaluation.understanding.tasks import TASKS
+        from msrnn.evaluation.tasks.answers import check_row
+        from msrnn.evaluation.tasks.understanding import TASKS, stored_answers
 
         task = TASKS[about.__name__]
-        table = asked(policy, size, paper)
-        other = compared(against, table.policies)
+        grid = rows(policy, size, paper)
+        other = compared(against, grid.policies)
         check_counts(LENGTH if length is None else length, limit=limit, batch=batch, max_new_tokens=max_new_tokens)
         if stage != Stage.ANSWER:
             task.metric.check()
@@ -137,48 +148,49 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         folder = out or Path("results") / task.name
         check_model(device, dtype, positions, stage)
         quiet()
-        found = None if stage == Stage.SCORE else sourced(task, data, split, limit, seed)
+        found = None if stage == Stage.SCORE else load_questions(task, data, split, limit, seed)
         store = open_store(folder, task.name, check_row, force=force, skip_damaged=skip_damaged)
         if found is None:
-            meant = wanted(length, chat, max_new_tokens, positions)
-            records, keys = stored(task, store, table.cells, meant)
+            wanted = {"length": length, "chat": chat, "answer": max_new_tokens, "positions": positions}
+            answers, keys = stored_answers(task, store, grid.cells, **wanted)
+            note(f"{len(keys):,} of {len(answers.questions):,} questions are answered by all rows")
         else:
             from msrnn.hf.loading import load
 
             loaded = load(model, device, dtype, on_convert=note)
             chat = bool(loaded.tokenizer.chat_template) if chat is None else chat
             length, most = length or LENGTH, max_new_tokens or task.answer
-            exam = examined(task, loaded.model, chat, length, most, positions, table.cells)
-            told = {"model": model or SMALL, "source": data.name if data else task.hub.name, "seed": seed}
+            settings = resolved(task, loaded.model, chat, length, most, positions, grid.cells)
+            source = {"model": model or SMALL, "source": data.name if data else task.hub.name, "seed": seed}
             if data is None:
-                told["split"] = split
+                source["split"] = split
             with stoppable(force):
-                records = answered(task, loaded, exam, found, store, batch, table.cells, told)
+                answers = answered(task, loaded, settings, found, store, batch, grid.cells, source)
             keys = [question.key for question in found]
         if stage != Stage.ANSWER:
-            finish(task, table, records, keys, other, folder)
+            report_scores(task, grid, answers, keys, other, folder)
 
     command.__name__, command.__doc__ = about.__name__, about.__doc__
     return command
 
 
-def asked(policies: list[str] | None, sizes: list[int] | None, paper: bool) -> Grid:
-    """Whether nothing is forgotten at a size is found out question by question, so no size stands for full."""
-    from msrnn.evaluation.cells import TRUNCATED, table
+def rows(policies: list[str] | None, sizes: list[int] | None, paper: bool) -> Grid:
+    """The rows and columns. Whether a size holds a whole prompt depends on the question, so no size means full."""
+    from msrnn.evaluation.cells import TRUNCATED, grid
 
     if paper and sizes:
-        raise UsageError("--paper: it has sizes of its own; give this, or --size")
-    rows = [*(ROWS if paper or not policies else ()), *(policies or ())]
+        raise UsageError("--paper: it has its own sizes; give this, or --size")
+    names = [*(ROWS if paper or not policies else ()), *(policies or ())]
     columns = PAPER_SIZES if paper else sizes or SIZES
-    for name in rows:
+    for name in names:
         for size in columns:
             if name != TRUNCATED:
                 resolve(name, size)
-    return table(rows, columns, sys.maxsize)
+    return grid(names, columns, sys.maxsize)
 
 
 def check_model(device: str, dtype: str | None, positions: str, stage: Stage) -> None:
-    """What can be refused before anything is read."""
+    """Refuse bad options before anything is loaded."""
     from msrnn.core.rope import spacing
     from msrnn.hf.loading import check_dtype, device_named
 
@@ -187,3 +199,79 @@ def check_model(device: str, dtype: str | None, positions: str, stage: Stage) ->
         check_dtype(dtype)
     if positions != AUTO:
         spacing(positions)
+
+
+def load_questions(task: Task, data: Path | None, split: str, limit: int | None, seed: int) -> list[Question]:
+    from msrnn.evaluation.data.questions import questions
+
+    found = questions(data, split, task.hub, task.formats, limit, seed)
+    note(found.summary())
+    return found.questions
+
+
+def resolved(
+    task: Task, model: PreTrainedModel, chat: bool, length: int, most: int, positions: str, cells: list[Cell]
+) -> Settings:
+    """The settings of a run, with a note where positions are compressed automatically."""
+    from msrnn.evaluation.tasks.understanding import settings_of
+
+    config = model.config.get_text_config(decoder=True)
+    rotated = getattr(config, "rope_parameters", None)
+    check_positions(config, length if rotated else length + most)  # the answer needs learned positions, too
+    settings = settings_of(task, model, chat, length, most, positions, cells)
+    if positions == AUTO and settings.positions != ORIGINAL:
+        note("so bounded states have compressed positions; --positions original leaves them as they are")
+    return settings
+
+
+def answered(
+    task: Task,
+    loaded: Loaded,
+    settings: Settings,
+    found: list[Question],
+    store: Store,
+    batch: int | None,
+    cells: list[Cell],
+    source: dict[str, Any],
+) -> Answers:
+    from msrnn.evaluation.data.prompts import PromptBuilder
+    from msrnn.evaluation.environment import environment
+    from msrnn.evaluation.tasks.answers import Answers
+    from msrnn.evaluation.tasks.understanding import Understanding
+
+    batch = batch or (16 if loaded.model.device.type == "cuda" else 8)
+    builder = PromptBuilder(loaded.tokenizer, task.prompt, settings.chat)
+    metadata = {**source, "batch": batch, **environment(loaded.model.device)}
+    evaluation = Understanding(loaded.model, builder, found, Answers(store, settings), batch, metadata)
+    return watched(evaluation.answered, cells)
+
+
+def report_scores(task: Task, grid: Grid, answers: Answers, keys: list[str], against: str, folder: Path) -> None:
+    from msrnn.evaluation.tasks.understanding import Report, figure
+
+    others = answers.others(grid.cells, keys)
+    note_other_rows([cell.label for cell in others], 0)
+    grid = grid.extended(others)
+    report = Report(task, grid, answers, keys, against, scored(task, grid, answers, keys))
+    facts = {**answers.settings.key, **answers.metadata(grid.cells[0], keys[0])}
+    title = f"{facts['model']}, {task.title}, {len(keys):,} questions, prompts of {answers.settings.length:,} tokens"
+    tables = report.tables(title)
+    show_tables(tables)
+    note(report.summary())
+    write_report(folder, tables[0], report.markdown(title, facts), lambda: figure(report, folder, title))
+
+
+def scored(task: Task, grid: Grid, answers: Answers, keys: list[str]) -> Scores:
+    """With a bar, since ROUGE takes long."""
+    from msrnn.evaluation.tasks.answer_scores import scores
+
+    with progress("answers") as bar:
+        line = bar.add_task("scoring", total=None)
+        return scores(
+            task.metric,
+            answers,
+            grid.cells,
+            keys,
+            on_total=lambda count: bar.update(line, total=count),
+            on_score=lambda: bar.advance(line),
+        )

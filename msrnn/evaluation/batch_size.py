@@ -1,0 +1,105 @@
+"""The batch that fits into memory: how much is free, out-of-memory errors, and the search for the largest batch."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+
+from msrnn.core.device_memory import available_bytes
+from msrnn.errors import UsageError
+
+T = TypeVar("T")
+SHARE = {"cuda": 0.97, "cpu": 0.5}  # of what is free; the rest is left to activations, and to others
+_SIGNS = (
+    "out of memory",
+    "alloc_failed",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "storage size calculation overflowed",
+)
+
+
+def unused_bytes(device: torch.device) -> int:
+    """Free memory of a device; 0 where the system does not say."""
+    return available_bytes(device) or 0
+
+
+def free_bytes(device: torch.device) -> int:
+    """The part of the free memory that states may take."""
+    return int(SHARE["cuda" if device.type == "cuda" else "cpu"] * unused_bytes(device))
+
+
+def release() -> None:
+    """Give memory that is no longer used back to the device."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one behind it, is about memory: a failed CUDA graph capture reports something else first."""
+    if error is None:
+        return False
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError) or says_out_of_memory(str(error))
+    return known or out_of_memory(error.__context__)
+
+
+def says_out_of_memory(text: str) -> bool:
+    return any(sign in text.lower() for sign in _SIGNS)
+
+
+@contextmanager
+def batch_that_fits(batch: int, what: str) -> Iterator[None]:
+    """Turn an out-of-memory error of `what` into bad input that names the batch."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error) or isinstance(error, ValueError):  # it says itself what fits
+            raise
+        smaller = "a smaller batch" if batch > 1 else "a smaller size or model"
+        raise UsageError(
+            f"batch={batch}: {what} does not fit into memory; results so far are kept, run again with {smaller}"
+        ) from error
+
+
+def if_it_fits(work: Callable[[], T]) -> T | None:
+    """What the work returns; None where it ran out of memory. Its memory is free afterwards."""
+    try:
+        return work()
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+    finally:
+        release()
+    return None
+
+
+def largest(fits: Callable[[int], bool], estimate: int, cap: int, more: Callable[[int], int]) -> int:
+    """The largest batch that fits, to a 32nd; 0 if none does.
+
+    The estimate is lowered in growing steps until one fits. Then it is raised to what `more` says of a batch that fits,
+    but at most half-way to the smallest batch that failed.
+    """
+    batch, failed, cut = max(1, min(rounded(estimate), cap)), cap + 1, 16
+    while not fits(batch):
+        if batch == 1:
+            return 0
+        failed, batch, cut = batch, max(1, rounded(batch - max(1, batch // cut))), max(2, cut // 2)
+    while True:
+        higher = min(more(batch), cap if failed > cap else (batch + failed) // 2)
+        if rounded(higher) <= batch + batch // 32:
+            return batch
+        if fits(rounded(higher)):
+            batch = rounded(higher)
+        else:
+            failed = rounded(higher)
+
+
+def rounded(batch: int) -> int:
+    """A multiple of 8, or of 4, where that loses little: matrix products like it."""
+    unit = 8 if batch >= 128 else 4 if batch >= 64 else 1
+    return batch // unit * unit

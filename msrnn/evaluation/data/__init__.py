@@ -1,0 +1,1 @@
+"""Data to evaluate on: texts, chunks, questions, prompts."""

@@ -1,4 +1,0 @@
-"""Memory, batch, time and throughput of a decode step: the paper's table of efficiency."""
-
-PROMPT = 16  # tokens that a whole sequence starts from
-NATIVE = "16-bit"  # states as the model has its keys and values

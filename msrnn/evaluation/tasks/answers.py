@@ -1,0 +1,210 @@
+"""Questions and answers of an evaluation as rows of a store. Scores need nothing else, and no model."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from msrnn.core.rope import ORIGINAL
+from msrnn.errors import UsageError
+from msrnn.evaluation.cells import FULL_MODEL, TRUNCATED, UNBOUNDED, Cell, cell_of, stored_cells
+from msrnn.evaluation.data.prompts import Prompt
+from msrnn.evaluation.data.questions import Question, Reference
+from msrnn.evaluation.store import Row, Store, anything, fields, is_bool, is_int, is_text, list_of, optional
+from msrnn.policy import FULL
+
+
+def _is_reference(value: Any) -> bool:
+    return isinstance(value, list) and 1 <= len(value) <= 2 and all(map(is_text, value))
+
+
+def _are_prompts(value: Any) -> bool:
+    """By length: the key of the prompt, its tokens, and the tokens that were cut."""
+    if not isinstance(value, dict):
+        return False
+    entries = (isinstance(entry, list) and len(entry) == 3 and is_text(entry[0]) for entry in value.values())
+    return all(name.isdecimal() for name in value) and all(entries)
+
+
+MARK = "sat"  # a row that has the key of settings and nothing else: they were used again
+_SETTINGS = {
+    "task": is_text,
+    "fingerprint": is_text,
+    "dtype": is_text,
+    "chat": is_bool,
+    "length": is_int,
+    "positions": is_text,
+    "answer": is_int,
+}
+_CHECKS = {
+    "prediction": fields(
+        policy=is_text,
+        numbers=anything,
+        size=optional(is_int),
+        positions=is_text,
+        prompt=is_text,
+        prediction=is_text,
+        answer=is_int,
+    ),
+    "references": fields(
+        **_SETTINGS,
+        question=is_text,
+        name=is_text,
+        document=is_text,
+        references=list_of(_is_reference),
+        prompts=_are_prompts,
+    ),
+    MARK: fields(**_SETTINGS),
+}
+
+
+def check_row(row: Row) -> str | None:
+    """What is wrong with a row: an answer, a question, or a mark."""
+    for name, check in _CHECKS.items():
+        if name in row:
+            return check(row)
+    return f"without the field {', '.join(map(repr, _CHECKS))}"
+
+
+class Settings(NamedTuple):
+    """What all answers of a table share."""
+
+    task: str
+    fingerprint: str  # of the model's weights
+    dtype: str
+    chat: bool  # prompts are in the chat template
+    length: int  # tokens of a prompt, at most
+    positions: str  # of the tokens that a bounded state keeps
+    answer: int  # tokens of an answer, at most
+
+    @property
+    def answer_key(self) -> Row:
+        return {"task": self.task, "fingerprint": self.fingerprint, "dtype": self.dtype, "answer": self.answer}
+
+    @property
+    def key(self) -> Row:
+        return self._asdict()
+
+    @classmethod
+    def last(cls, store: Store, task: str, **wanted: Any) -> Settings:
+        """The settings that were used last, of those that have these values."""
+        used = cls.used(store, task)
+        if not used:
+            raise UsageError(f"{store.path}: has no question of {task}; answer some first")
+        matching = [settings for settings in used if wanted.items() <= settings.key.items()]
+        if not matching:
+            known = "; or ".join(dict.fromkeys(_description(settings.key) for settings in used))
+            raise UsageError(f"{_description(wanted)}: no answers like this in {store.path}; use {known}")
+        return matching[-1]
+
+    @classmethod
+    def used(cls, store: Store, task: str) -> list[Settings]:
+        """All settings that a store has of a task, oldest first; questions have theirs."""
+        rows = [row for row in store.matching({"task": task}) if MARK in row or "references" in row]
+        return [cls(**{name: row[name] for name in cls._fields}) for row in rows]
+
+
+def _description(key: Row) -> str:
+    names = {"length": "length", "positions": "positions", "answer": "max_new_tokens", "chat": "chat"}
+    return ", ".join(f"{label}={key[name]}" for name, label in names.items() if name in key)
+
+
+class StoredQuestion(NamedTuple):
+    """A question and its prompts: for each length, the key of the prompt, its tokens, and the tokens that were cut."""
+
+    name: str
+    document: str
+    references: list[Reference]
+    prompts: dict[int, tuple[str, int, int]]
+
+
+class Answers:
+    """The questions and answers that a store has for some settings."""
+
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self.store, self.settings = store, settings
+        self.questions: dict[str, StoredQuestion] = {}
+        for row in store.matching(settings.key):
+            if "references" in row:
+                self._add_question(row)
+        self.rows: dict[tuple[str, str, str], Row] = {
+            self._place(row): row for row in store.matching(settings.answer_key) if "prediction" in row
+        }
+
+    def _add_question(self, row: Row) -> None:
+        prompts = {int(length): tuple(entry) for length, entry in row["prompts"].items()}
+        if row["question"] in self.questions:
+            self.questions[row["question"]].prompts.update(prompts)
+        else:
+            references = [Reference(*one) for one in row["references"]]
+            self.questions[row["question"]] = StoredQuestion(row["name"], row["document"], references, prompts)
+
+    @staticmethod
+    def _place(row: Row) -> tuple[str, str, str]:
+        return str([row["policy"], row["numbers"], row["size"]]), row["positions"], row["prompt"]
+
+    def store_question(self, question: Question, prompts: dict[int, Prompt]) -> None:
+        """Write a question down, unless all its prompts are known."""
+        known = self.questions[question.key].prompts if question.key in self.questions else {}
+        entries = {length: (p.key, len(p.ids), p.cut) for length, p in prompts.items()}
+        if all(known.get(length) == entry for length, entry in entries.items()):
+            return
+        row = {
+            **self.settings.key,
+            "question": question.key,
+            "name": question.name,
+            "document": question.document,
+            "asked": question.question,
+            "references": question.references,
+            "prompts": entries,
+        }
+        self.store.append(row)
+        self._add_question(row)
+
+    def mark_used(self) -> None:
+        """Mark these settings as the ones used last: questions that are known leave no row."""
+        if Settings.used(self.store, self.settings.task)[-1:] != [self.settings]:
+            self.store.append({**self.settings.key, MARK: True})
+
+    def source(self, cell: Cell, question: StoredQuestion) -> tuple[Cell, str]:
+        """The cell that answers for a cell, and the key of its prompt: where all fits the size, the full model."""
+        key, tokens, _ = question.prompts[self.length(cell)]
+        fits = cell.size is None or tokens + self.settings.answer <= cell.size
+        return (FULL_MODEL if fits or cell.policy in UNBOUNDED else cell), key
+
+    def length(self, cell: Cell) -> int:
+        """Tokens of a cell's prompts, at most."""
+        if cell.policy == TRUNCATED and cell.size is not None:
+            return min(cell.size, self.settings.length)
+        return self.settings.length
+
+    def key(self, cell: Cell) -> Row:
+        """What identifies an answer, together with its prompt."""
+        positions = ORIGINAL if cell.policy == FULL else self.settings.positions
+        return {**cell.key, **self.settings.answer_key, "positions": positions}
+
+    def answer(self, cell: Cell, question: StoredQuestion) -> Row | None:
+        """The row of a cell's answer."""
+        source, prompt = self.source(cell, question)
+        return self.rows.get(self._place({**self.key(source), "prompt": prompt}))
+
+    def others(self, cells: list[Cell], questions: list[str]) -> list[Cell]:
+        """All other cells that have answered these questions."""
+        lengths = {length for question in self.questions.values() for length in question.prompts}
+        truncated = [Cell(TRUNCATED, length) for length in sorted(lengths - {self.settings.length})]
+        rest = [cell for cell in (*stored_cells(self.rows.values(), cell_of), *truncated) if cell not in cells]
+        return [cell for cell in rest if set(questions) <= set(self.answered_by([cell]))]
+
+    def answered_by(self, cells: list[Cell]) -> list[str]:
+        """The questions that all these cells have answered, by name."""
+        done = [
+            key
+            for key, question in self.questions.items()
+            if all(self.length(cell) in question.prompts and self.answer(cell, question) for cell in cells)
+        ]
+        return sorted(done, key=lambda key: self.questions[key].name)
+
+    def metadata(self, cell: Cell, question: str) -> Row:
+        """The metadata of an answer. Other settings may have computed it, so what the settings say is left out."""
+        row = self.answer(cell, self.questions[question]) or {}
+        own = {"prompt", "prediction", "tokens", "said", "seconds", *cell.key, *self.settings.key}
+        return {name: value for name, value in row.items() if name not in own}

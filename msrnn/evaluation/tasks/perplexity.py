@@ -1,0 +1,289 @@
+"""Perplexity on chunks of text by policy and size: the paper's table of language modelling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from msrnn.errors import UsageError
+from msrnn.evaluation import statistics
+from msrnn.evaluation.cells import BASELINE, FULL_MODEL, Cell, Grid, cell_of
+from msrnn.evaluation.cells import grid as cells_grid
+from msrnn.evaluation.data.chunks import Data
+from msrnn.evaluation.environment import model_identity
+from msrnn.evaluation.loss import losses
+from msrnn.evaluation.report import Formatted, Table, document, plot_estimates, saved_figure
+from msrnn.evaluation.runner import Compute, Evaluation, OnTokens
+from msrnn.evaluation.statistics import Estimate
+from msrnn.evaluation.store import Row, Store, fields, is_int, is_number, is_text, list_of, optional, paired
+from msrnn.hf.rnn import MultiStateRNN
+from msrnn.policy import FULL, resolve
+
+NAME = "perplexity"
+PAPER_ROWS = (
+    *(BASELINE, "window", "window+1", "window+4", "h2o", "h2o-layer"),
+    *("tova-head", "tova", "tova+1", "tova+4"),
+)
+PAPER_SIZES = tuple(2**i for i in range(6, 13))
+GPU_BATCH = 64  # chunks; the eviction scan runs one per multiprocessor, in the time of one
+CHECK = paired(
+    "chunks",
+    "nll",
+    fields(
+        policy=is_text,
+        size=optional(is_int),
+        chunks=list_of(is_text),
+        nll=list_of(is_number),
+        fingerprint=is_text,
+        dtype=is_text,
+    ),
+)
+COLUMNS = (
+    *("policy", "size", "perplexity", "low", "high", "nll", "nll_low", "nll_high", "chunks", "tokens"),
+    *("against", "difference", "difference_low", "difference_high", "ratio", "ratio_low", "ratio_high"),
+)
+
+
+def grid(policies: Sequence[str], sizes: Sequence[int], length: int) -> Grid:
+    """A table whose cells can all be computed. Every cell predicts the same tokens."""
+    for name in policies:
+        for size in sizes:
+            if name != BASELINE:
+                resolve(name, size)
+            elif size < 2:
+                raise UsageError(f"size={size}: a piece of the baseline must have 2 tokens or more, to predict one")
+    return cells_grid(policies, sizes, length)
+
+
+class Reader:
+    """The model of a cell. `opening`: tokens in front of every chunk."""
+
+    def __init__(self, model: PreTrainedModel, cell: Cell, opening: int) -> None:
+        self.cell, self.opening = cell, opening
+        bounded = cell.policy not in (FULL, BASELINE)
+        self.rnn = MultiStateRNN(model, cell.policy if bounded else FULL, cell.size if bounded else None)
+
+    def nll(self, input_ids: Tensor, on_tokens: OnTokens | None = None) -> list[float]:
+        """Chunks [B, T] -> the negative log-likelihood of each, summed over its predicted tokens."""
+        total = torch.zeros(len(input_ids), dtype=torch.float64)
+        for ids in self._batches(input_ids):
+            on_block = partial(_count, len(ids), on_tokens) if on_tokens else None
+            predicted = losses(self.rnn, ids, self.rnn.state(len(ids)), on_block)[:, max(1, self.opening) - 1 :]
+            total += predicted.cpu().double().sum(-1).view(-1, len(total)).sum(0)
+        return total.tolist()
+
+    def _batches(self, input_ids: Tensor) -> list[Tensor]:
+        """Rows of equal length: the chunks, or pieces of them, as many as make a block."""
+        if self.cell.policy != BASELINE:
+            return [input_ids]
+        assert self.cell.size is not None
+        cut = pieces(input_ids, self.cell.size, self.opening)
+        whole, last = cut[:-1], cut[-1]
+        together = max(1, self.rnn.block // self.cell.size)
+        return [*(torch.cat(whole[i : i + together]) for i in range(0, len(whole), together)), last]
+
+
+def _count(rows: int, on_tokens: OnTokens, columns: int) -> None:
+    on_tokens(rows * columns)
+
+
+def pieces(input_ids: Tensor, size: int, opening: int) -> list[Tensor]:
+    """Chunks [B, T] as pieces [B, t] of at most `size` tokens, which together predict the tokens of the chunk.
+
+    Each piece begins with the opening of the chunk. Without an opening, it begins with the last token before it.
+    """
+    given = max(1, opening)
+    if size <= given:
+        raise UsageError(f"size={size}: a piece of the baseline has {given} given tokens and must predict one more")
+    cut = []
+    for start in range(given, input_ids.shape[1], size - given):
+        front = input_ids[:, :opening] if opening else input_ids[:, start - 1 : start]
+        cut.append(torch.cat([front, input_ids[:, start : start + size - given]], dim=1))
+    return cut
+
+
+Results = dict[Cell, list[float]]  # the summed negative log-likelihood of each chunk
+
+
+class Perplexity(Evaluation[Cell, str, float]):
+    """One model on chunks, which are known by their content, so that another choice finds the chunks it shares.
+
+    Without a `batch`, as many chunks are read at once as suit the device, and fewer where they do not fit.
+    """
+
+    unit = "chunks"
+
+    def __init__(self, model: PreTrainedModel, data: Data, store: Store, batch: int | None, metadata: Row) -> None:
+        identity = model_identity(model)
+        metadata = {"length": data.length, "data": data.fingerprint, "backend": identity.pop("backend"), **metadata}
+        default = GPU_BATCH if model.device.type == "cuda" else 1
+        super().__init__(store, identity, metadata, batch or default, shrinks=batch is None)
+        self.model, self.data = model, data
+        self.chunks = dict(zip(data.keys, data.chunks, strict=True))
+
+    def cell_of(self, row: Row) -> Cell:
+        return cell_of(row)
+
+    def items(self, cell: Cell) -> list[str]:
+        return self.data.keys
+
+    def read(self, rows: list[Row]) -> dict[str, float]:
+        return {key: nll for row in rows for key, nll in zip(row["chunks"], row["nll"], strict=True)}
+
+    def work(self, cell: Cell, items: list[str]) -> int:
+        return len(items) * self.data.predicted
+
+    def prepare(self, cell: Cell, items: list[str]) -> Compute[str]:
+        reader = Reader(self.model, cell, len(self.data.opening))
+
+        def compute(keys: list[str], on_tokens: OnTokens) -> Iterator[Row]:
+            began, chunks = perf_counter(), [self.chunks[key] for key in keys]
+            nll = reader.nll(torch.tensor([chunk.ids for chunk in chunks]), on_tokens)
+            source = {"chunks": keys, "texts": [[chunk.book, chunk.start] for chunk in chunks]}
+            yield {**source, "tokens": self.data.predicted, "nll": nll, "seconds": perf_counter() - began}
+
+        return compute
+
+
+@dataclass(frozen=True)
+class Report:
+    """Perplexities, and differences between policies on the same chunks."""
+
+    grid: Grid
+    results: Results
+    predicted: int  # tokens of each chunk
+    against: str  # the policy that others are compared with, at the same size
+
+    def nll(self, name: str, size: int) -> Estimate:
+        """Nats per token."""
+        return self._nll[self.grid.at(name, size)]
+
+    def perplexity(self, name: str, size: int) -> Estimate:
+        return self.nll(name, size).exp()
+
+    def difference(self, name: str, size: int) -> Estimate | None:
+        """Nats per token more than the policy compared with; None: it is the same cell."""
+        return self._differences.get((self.grid.at(name, size), self.grid.at(self.against, size)))
+
+    @cached_property
+    def _nll(self) -> dict[Cell, Estimate]:
+        return {cell: statistics.mean(sums, self._counts) for cell, sums in self.results.items()}
+
+    @cached_property
+    def _differences(self) -> dict[tuple[Cell, Cell], Estimate]:
+        return {
+            (cell, other): statistics.difference(self.results[cell], self.results[other], self._counts)
+            for cell, other in self.grid.pairs_with(self.against)
+        }
+
+    @property
+    def _counts(self) -> list[int]:
+        return [self.predicted] * len(next(iter(self.results.values())))
+
+    @cached_property
+    def distances(self) -> dict[str, list[float]]:
+        """Percents above the full model, for each policy; empty without the full model, or where nothing is above it.
+
+        A logarithmic axis has no place for values of 0 or less: they are NaN.
+        """
+        if FULL_MODEL not in self.results:
+            return {}
+        least, names = self._nll[FULL_MODEL].value, [name for name in self.grid.policies if name != FULL]
+        percents = {
+            name: [100 * math.expm1(self.nll(name, size).value - least) for size in self.grid.sizes_of(name)]
+            for name in names
+        }
+        positive = {name: [x if x > 0 else math.nan for x in values] for name, values in percents.items()}
+        return positive if any(x > 0 for values in percents.values() for x in values) else {}
+
+    def tables(self, title: str) -> list[Table]:
+        """The perplexities; and the difference of each policy to the one compared with, in percent."""
+        found = self.grid.rows(self.grid.policies, lambda name, size: formatted(self.perplexity(name, size)))
+        lines = [COLUMNS, *(self._line(name, size) for name, size in self.grid.places)]
+        made = [Table(NAME, f"perplexity of {title}", "", self.grid.header, found, lines)]
+        if compared := self.grid.compared_with(self.against):
+            against = f"perplexity against {self.against} at the same size, on the same chunks"
+            made.append(Table("", against, "", self.grid.header, self.grid.rows(compared, self._ratio)))
+        return made
+
+    def _ratio(self, name: str, size: int) -> Formatted | None:
+        difference = self.difference(name, size)
+        return formatted_ratio(difference) if difference else None
+
+    def _nats_and_ratio(self, name: str, size: int) -> str | None:
+        difference = self.difference(name, size)
+        return f"{difference.value:+.4f}, {formatted_ratio(difference).text(' · ')}" if difference else None
+
+    def markdown(self, title: str, facts: dict[str, Any]) -> str:
+        first, *differences = self.tables(title)
+        about = f"{title}. Beside each value its 95 % interval, by bootstrap over the chunks."
+        note = f"Against {self.against} at the same size, on the same chunks: nats per token, and perplexity."
+        rows = self.grid.rows(self.grid.compared_with(self.against), self._nats_and_ratio)
+        return document("Perplexity", about, [first, *(t._replace(note=note, rows=rows) for t in differences)], facts)
+
+    def _line(self, name: str, size: int) -> list[object]:
+        nll, difference = self.nll(name, size), self.difference(name, size)
+        compared = [self.against, *difference, *difference.exp()] if difference else [""] * 7
+        chunks = len(self.results[self.grid.at(name, size)])
+        return [name, size, *nll.exp(), *nll, chunks, chunks * self.predicted, *compared]
+
+
+def formatted(perplexity: Estimate) -> Formatted:
+    return Formatted(perplexity, _number, "–")  # noqa: RUF001
+
+
+def _number(value: float) -> str:
+    """Four digits or more."""
+    return f"{value:,.{2 if value < 100 else 1 if value < 1000 else 0}f}"
+
+
+def formatted_ratio(difference: Estimate) -> Formatted:
+    """A difference in nats as the change of the perplexity, in percent."""
+    return Formatted(difference.exp(), lambda x: f"{x - 1:+.1%}")
+
+
+def figure(report: Report, folder: Path, title: str) -> None:
+    """perplexity.png and .svg: perplexity over size, the full model dashed; and how far each policy is from it."""
+    distances, sizes_of = report.distances, report.grid.sizes_of
+    with saved_figure(folder, NAME, 2 if distances else 1, 11 if distances else 7.5) as (whole, panels):
+        for name in report.grid.policies:
+            if name != FULL:
+                values = [report.perplexity(name, size) for size in sizes_of(name)]
+                plot_estimates(panels[0], sizes_of(name), values, label=name, **_style(name))
+        if FULL in report.grid.policies:
+            value = report.perplexity(FULL, report.grid.sizes[0]).value
+            panels[0].axhline(value, color="black", linestyle="--", linewidth=1, label=FULL)
+        panels[0].set_ylabel("perplexity")
+        panels[0].legend(frameon=False, fontsize=8)
+        for name, percents in distances.items():
+            panels[1].plot(sizes_of(name), percents, **_style(name))
+            panels[1].set_ylabel("perplexity above the full model's, %")
+        for axes in panels:
+            _scales(axes, report.grid.sizes)
+        whole.suptitle(title, fontsize=10)
+
+
+def _style(name: str) -> dict[str, Any]:
+    return {"marker": "o", "markersize": 3, **({"color": "gray", "linestyle": ":"} if name == BASELINE else {})}
+
+
+def _scales(axes: Any, sizes: Sequence[int]) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_locator(NullLocator())
+    axes.set_xlabel("size: states in each layer")

@@ -1,0 +1,252 @@
+"""Long stories by policy and size. With the same seed, all versions write the same story until something is evicted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from msrnn.evaluation import statistics
+from msrnn.evaluation.batch_generation import full_model_rnn, generate_batch
+from msrnn.evaluation.cells import FULL_MODEL, Cell, cell_of
+from msrnn.evaluation.environment import backend_names, model_key
+from msrnn.evaluation.report import Formatted, Table, document
+from msrnn.evaluation.runner import Compute, Evaluation, OnTokens, Progress
+from msrnn.evaluation.statistics import Estimate
+from msrnn.evaluation.store import Row, Store, fields, is_bool, is_int, is_number, is_text, list_of, optional
+from msrnn.hf.rnn import MultiStateRNN
+
+NAME = "story"
+CHECK = fields(
+    policy=is_text,
+    size=optional(is_int),
+    seed=is_int,
+    ids=list_of(is_int),
+    story=is_text,
+    ended=is_bool,
+    prompt_tokens=is_int,
+    fingerprint=is_text,
+    dtype=is_text,
+    prompt=is_text,
+    most=is_int,
+    temperature=is_number,
+)
+HEADER = ("version", "tokens", "words", "repeated", "ended", "evicted", "as full")
+NGRAM = 4  # words
+
+
+class GumbelSampler:
+    """Samples tokens. The token of a row depends on the row's seed and its logits, and on no other row.
+
+    The argmax of logits plus Gumbel noise is a sample of their softmax. Noise is drawn on the CPU: it is the same on
+    any device.
+    """
+
+    def __init__(self, seeds: Sequence[int], temperature: float, skipped: int = 0) -> None:
+        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self.threads = ThreadPoolExecutor()
+        self.temperature, self.skipped = temperature, skipped  # tokens that each story has already
+
+    def __call__(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
+        """Logits [B, V], and the index of each row's seed -> tokens [B]"""
+        while self.skipped:
+            self._uniform(logits.shape[1], rows)
+            self.skipped -= 1
+        noise = self._uniform(logits.shape[1], rows).log_().neg_().log_().neg_().float()
+        return (logits.float() / self.temperature + noise.to(logits.device)).argmax(-1)
+
+    def _uniform(self, vocabulary: int, rows: Sequence[int]) -> Tensor:
+        """Each row on a thread, with its generator. torch's own exponential draws take four times as long."""
+        drawn = torch.empty(len(rows), vocabulary, dtype=torch.float64)
+        list(self.threads.map(lambda uniform, row: uniform.uniform_(generator=self.generators[row]), drawn, rows))
+        return drawn
+
+
+class StorySettings(NamedTuple):
+    """What all stories share."""
+
+    prompt: list[int]
+    max_new_tokens: int
+    temperature: float
+    seeds: list[int]
+
+    @property
+    def key(self) -> Row:
+        digest = hashlib.sha256(json.dumps(self.prompt).encode()).hexdigest()[:16]
+        return {"prompt": digest, "most": self.max_new_tokens, "temperature": self.temperature}
+
+    def first_affected(self, size: int) -> int:
+        """The first token of a story, counted from 0, that an eviction can change.
+
+        The token that causes the first eviction still attends to everything, and so does the choice after it.
+        """
+        return max(0, size + 2 - len(self.prompt))
+
+
+Results = dict[Cell, list[Row]]  # a story for each seed
+
+
+class Stories(Evaluation[Cell, int, Row]):
+    """The stories of one model. An item is a seed.
+
+    Until it can have evicted something, a version writes what the full model writes: that part is copied from there.
+    """
+
+    unit = "stories"
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: Any,
+        settings: StorySettings,
+        stop_tokens: set[int],
+        store: Store,
+        batch: int,
+        metadata: Row,
+    ) -> None:
+        super().__init__(store, {**model_key(model), **settings.key}, metadata, batch)
+        self.model, self.tokenizer, self.settings, self.stop_tokens = model, tokenizer, settings, stop_tokens
+        self.columns = len(settings.prompt) + settings.max_new_tokens  # tokens of a prompt and its story
+
+    def cell_of(self, row: Row) -> Cell:
+        return cell_of(row)
+
+    def items(self, cell: Cell) -> list[int]:
+        return self.settings.seeds
+
+    def read(self, rows: list[Row]) -> dict[int, Row]:
+        return {row["seed"]: row for row in rows}
+
+    def work(self, cell: Cell, items: list[int]) -> int:
+        return len(items) * self.columns
+
+    def run(self, cells: Sequence[Cell], progress: Progress) -> None:
+        """The full model first, since the others begin with its stories."""
+        super().run(list(dict.fromkeys([FULL_MODEL, *cells])), progress)
+
+    def batches(self, cell: Cell, items: list[int], batch: int) -> list[list[int]]:
+        """Stories that are the full model's to their end come first: they need no computation."""
+        copied = [seed for seed in items if self._unaffected(cell, seed)]
+        rest = super().batches(cell, [seed for seed in items if seed not in copied], batch)
+        return [copied, *rest] if copied else rest
+
+    def _unaffected(self, cell: Cell, seed: int) -> bool:
+        """Whether the full model's story ends before an eviction can change it. To end it is a choice, too."""
+        if cell.size is None:
+            return False
+        story = self._full_story(seed)
+        return len(story["ids"]) + bool(story["ended"]) <= self.settings.first_affected(cell.size)
+
+    def _full_story(self, seed: int) -> Row:
+        key = {**self.row_key(FULL_MODEL), "seed": seed}
+        return self.store.matching(key)[-1]
+
+    def prepare(self, cell: Cell, items: list[int]) -> Compute[int]:
+        rnn = self._rnn(cell)
+        first = 0 if cell.size is None else self.settings.first_affected(cell.size)
+        backend = {"backend": backend_names(rnn)}
+
+        def compute(seeds: list[int], on_tokens: OnTokens) -> Iterator[Row]:
+            if self._unaffected(cell, seeds[0]):
+                for seed in seeds:
+                    ids = self._full_story(seed)["ids"]
+                    on_tokens(self.columns)
+                    yield {**self._story(seed, ids), "taken_over": len(ids), **backend}
+                return
+            began = perf_counter()
+            copied = [self._full_story(seed)["ids"][:first] if first else [] for seed in seeds]
+            sampler = GumbelSampler(seeds, self.settings.temperature, skipped=first)
+            prompts = [self.settings.prompt + ids for ids in copied]
+            length = self.settings.max_new_tokens - first
+            generated = generate_batch(rnn, prompts, self.stop_tokens, length, sampler, on_tokens)
+            cost = {"taken_over": first, "seconds": (perf_counter() - began) / len(seeds), **backend}
+            for seed, before, after in zip(seeds, copied, generated, strict=True):
+                yield {**self._story(seed, before + after), **cost}
+
+        return compute
+
+    def _rnn(self, cell: Cell) -> MultiStateRNN:
+        """The full model has slots for everything: the same attention kernels, in the same dtype."""
+        if cell.size is None:
+            return full_model_rnn(self.model, self.columns)
+        return MultiStateRNN(self.model, cell.policy, cell.size)
+
+    def _story(self, seed: int, ids: list[int]) -> Row:
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        length = {"ended": len(ids) < self.settings.max_new_tokens, "prompt_tokens": len(self.settings.prompt)}
+        return {"seed": seed, "story": text, "ids": ids, **length}
+
+
+class Line(NamedTuple):
+    """The stories of one version in numbers."""
+
+    cell: Cell
+    stories: int
+    tokens: Estimate
+    words: Estimate
+    repeated: Estimate
+    ended: int  # with a stop token
+    evicted: int  # something was evicted before the end
+    same: int  # word for word the full model's
+
+
+def report_lines(stories: Results) -> list[Line]:
+    return [_line(cell, some, stories[FULL_MODEL]) for cell, some in stories.items()]
+
+
+def _line(cell: Cell, stories: list[Row], full: list[Row]) -> Line:
+    count = [1] * len(stories)
+    return Line(
+        cell,
+        len(stories),
+        statistics.mean([len(story["ids"]) for story in stories], count),
+        statistics.mean([len(story["story"].split()) for story in stories], count),
+        statistics.mean([repeated(story["story"]) for story in stories], count),
+        sum(story["ended"] for story in stories),
+        sum(evicted(story) for story in stories),
+        sum(one["ids"] == other["ids"] for one, other in zip(stories, full, strict=True)),
+    )
+
+
+def evicted(story: Row) -> bool:
+    """Whether something was evicted. The last token of a story that did not end was never read."""
+    read = story["prompt_tokens"] + len(story["ids"]) - (0 if story["ended"] else 1)
+    return story["size"] is not None and read > story["size"]
+
+
+def repeated(story: str) -> float:
+    """Of all runs of four words, the share that occurred earlier in the story."""
+    words = story.lower().split()
+    runs = list(zip(*(words[i:] for i in range(NGRAM)), strict=False))
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0
+
+
+def table(found: list[Line], title: str) -> Table:
+    rows: list[list[Any]] = [
+        [
+            line.cell.label,
+            *(Formatted(estimate, "{:,.0f}".format) for estimate in (line.tokens, line.words)),
+            Formatted(line.repeated, "{:.1%}".format),
+            *(f"{count} of {line.stories}" for count in (line.ended, line.evicted, line.same)),
+        ]
+        for line in found
+    ]
+    means = [f"{name}{end}" for name in ("tokens", "words", "repeated") for end in ("", "_low", "_high")]
+    lines: list[list[Any]] = [["policy", "size", "stories", *means, "ended", "forgot", "same"]]
+    lines += [[*line.cell, line.stories, *line.tokens, *line.words, *line.repeated, *line[5:]] for line in found]
+    return Table(NAME, f"stories: {title}", "", HEADER, rows, lines)
+
+
+def markdown(found: list[Line], title: str, facts: dict[str, Any]) -> str:
+    about = (
+        f"{title}. Means and their 95 % intervals, by bootstrap over the stories. Repeated: of all runs of four words, "
+        "those that occurred earlier in the story. Evicted: stories in which something was evicted before the end."
+    )
+    return document("Stories", about, [table(found, title)], facts)

@@ -1,0 +1,318 @@
+"""Answers to questions on long documents by policy and size: the paper's SQuALITY and QASPER."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedModel
+
+from msrnn.core.rope import COMPRESSED, ORIGINAL, name_of, spacing
+from msrnn.errors import UsageError
+from msrnn.evaluation import statistics
+from msrnn.evaluation.batch_generation import full_model_rnn, generate_batch, prefix_groups, stop_tokens_of
+from msrnn.evaluation.cells import TRUNCATED, UNBOUNDED, Cell, Grid
+from msrnn.evaluation.data import prompts
+from msrnn.evaluation.data.prompts import Prompt, PromptBuilder
+from msrnn.evaluation.data.questions import QASPER_FORMATS, SQUALITY_FORMATS, Format, Hub, Question
+from msrnn.evaluation.environment import backend_names, model_key
+from msrnn.evaluation.report import INLINE, MISSING, Formatted, Table, document, plot_estimates, saved_figure
+from msrnn.evaluation.runner import Compute, OnTokens, Progress, Runner
+from msrnn.evaluation.statistics import Estimate
+from msrnn.evaluation.store import Row, Store
+from msrnn.evaluation.tasks.answer_scores import F1, ROUGE, Metric, Scores
+from msrnn.evaluation.tasks.answers import Answers, Settings, StoredQuestion
+from msrnn.hf.rnn import MultiStateRNN
+from msrnn.policy import FULL
+
+AUTO = "auto"
+
+
+class Task(NamedTuple):
+    name: str
+    title: str
+    prompt: str
+    answer: int  # tokens of an answer, at most
+    hub: Hub
+    formats: dict[str, Format]
+    metric: Metric
+
+
+SQUALITY = Task("squality", "SQuALITY", prompts.SQUALITY, 512, Hub("pszemraj/SQuALITY-v1.3"), SQUALITY_FORMATS, ROUGE)
+QASPER = Task(
+    "qasper",
+    "QASPER",
+    prompts.QASPER,
+    128,
+    Hub("allenai/qasper", {"revision": "refs/convert/parquet"}),
+    QASPER_FORMATS,
+    F1,
+)
+TASKS = {task.name: task for task in (SQUALITY, QASPER)}
+
+
+def settings_of(
+    task: Task, model: PreTrainedModel, chat: bool, length: int, answer: int, positions: str, cells: Sequence[Cell]
+) -> Settings:
+    """The settings of a run; refuses what the model cannot compute. Positions "auto" depend on its training length."""
+    known = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if positions == AUTO:
+        positions = COMPRESSED if known and length > known else ORIGINAL
+    bounded = next((cell for cell in cells if cell.policy not in UNBOUNDED), None)
+    if bounded:
+        MultiStateRNN(model, bounded.policy, bounded.size, positions=positions)
+    name = name_of(spacing(positions))
+    return Settings(task.name, **model_key(model), chat=chat, length=length, positions=name, answer=answer)
+
+
+def stored_answers(task: Task, store: Store, cells: list[Cell], **wanted: Any) -> tuple[Answers, list[str]]:
+    """The answers of the last settings with these values (None: any), and the questions that all cells answered."""
+    positions = wanted.pop("positions", AUTO)
+    wanted["positions"] = None if positions == AUTO else name_of(spacing(positions))
+    given = {name: value for name, value in wanted.items() if value is not None}
+    answers = Answers(store, Settings.last(store, task.name, **given))
+    keys = answers.answered_by(cells)
+    if not keys:
+        missing = ", ".join(cell.label for cell in cells if not answers.answered_by([cell]))
+        raise UsageError(
+            f"{store.path}: no question that all rows have answered ({missing} none); answer more, or use fewer rows"
+        )
+    return answers, keys
+
+
+class Understanding(Runner[Cell, str, Row]):
+    """One model on some questions. An item is a prompt, by its key."""
+
+    unit = "answers"
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        builder: PromptBuilder,
+        questions: list[Question],
+        answers: Answers,
+        batch: int,
+        metadata: Row,
+    ) -> None:
+        settings = answers.settings
+        super().__init__(answers.store, settings.answer_key, {"length": settings.length, **metadata}, batch)
+        self.model, self.builder, self.questions, self.answers = model, builder, questions, answers
+        self.settings, self.stop_tokens = settings, stop_tokens_of(model, builder.tokenizer)
+        self.prompts: dict[Cell, dict[str, Prompt]] = {}  # what each cell answers
+
+    def run(self, cells: Sequence[Cell], progress: Progress) -> None:
+        """Each prompt once, however many cells of the table show its answer."""
+        self.prompts = self._assigned(cells)
+        super().run(sorted(self.prompts, key=lambda cell: cell.size is not None), progress)
+
+    def answered(self, cells: Sequence[Cell], progress: Progress | None = None) -> Answers:
+        self.run(cells, progress or Progress())
+        return Answers(self.store, self.settings)
+
+    def _assigned(self, cells: Sequence[Cell]) -> dict[Cell, dict[str, Prompt]]:
+        """The prompts that each cell answers. Questions are stored with their prompts."""
+        lengths = sorted({self.answers.length(cell) for cell in cells})
+        found: dict[Cell, dict[str, Prompt]] = {}
+        for question in self.questions:
+            built = {n: self.builder.build(question, n, self._name(n)) for n in lengths}
+            self.answers.store_question(question, built)
+            by_key = {prompt.key: prompt for prompt in built.values()}
+            for cell in cells:
+                source, key = self.answers.source(cell, self.answers.questions[question.key])
+                found.setdefault(source, {})[key] = by_key[key]
+        self.answers.mark_used()
+        return found
+
+    def _name(self, length: int) -> str:
+        """What set the length of a prompt: the settings, or the size of a truncated row."""
+        return "length" if length == self.settings.length else "size"
+
+    def items(self, cell: Cell) -> list[str]:
+        return list(self.prompts[cell])
+
+    def row_key(self, cell: Cell) -> Row:
+        return self.answers.key(cell)
+
+    def read(self, rows: list[Row]) -> dict[str, Row]:
+        return {row["prompt"]: row for row in rows if "prediction" in row}
+
+    def work(self, cell: Cell, items: list[str]) -> int:
+        return sum(len(self.prompts[cell][key].ids) + self.settings.answer for key in items)
+
+    def batches(self, cell: Cell, items: list[str], batch: int) -> list[list[str]]:
+        """Questions on one document together, since it is then read once; the longest first, as it may not fit."""
+        ids = [self.prompts[cell][key].ids for key in items]
+        groups = sorted(prefix_groups(ids), key=lambda group: -max(len(ids[row]) for row in group.rows))
+        batches: list[list[str]] = []
+        for group in groups:
+            keys = [items[row] for row in group.rows]
+            for some in super().batches(cell, keys, batch):
+                if batches and len(batches[-1]) + len(some) <= batch:
+                    batches[-1] += some
+                else:
+                    batches.append(some)
+        return batches
+
+    def prepare(self, cell: Cell, items: list[str]) -> Compute[str]:
+        rnn = self._rnn(cell, max(len(self.prompts[cell][key].ids) for key in items))
+        backend, most = {"backend": backend_names(rnn)}, self.settings.answer
+
+        def compute(keys: list[str], on_tokens: OnTokens) -> Iterator[Row]:
+            began, ids = perf_counter(), [self.prompts[cell][key].ids for key in keys]
+            generated = generate_batch(rnn, ids, self.stop_tokens, most, on_tokens=on_tokens)
+            seconds = (perf_counter() - began) / len(keys)
+            for key, prompt, answer in zip(keys, ids, generated, strict=True):
+                text = self.builder.tokenizer.decode(answer, skip_special_tokens=True).strip()
+                counts = {"tokens": len(prompt), "said": len(answer), "seconds": seconds}
+                yield {"prompt": key, "prediction": text, **counts, **backend}
+
+        return compute
+
+    def _rnn(self, cell: Cell, longest: int) -> MultiStateRNN:
+        """On a CPU, where no graphs are captured, the state of the full model grows: it has no empty slots."""
+        if cell.size is None and self.model.device.type == "cuda":
+            return full_model_rnn(self.model, longest + self.settings.answer)
+        return MultiStateRNN(self.model, cell.policy, cell.size, positions=self.row_key(cell)["positions"])
+
+
+@dataclass(frozen=True)
+class Report:
+    """Scores, and differences between policies, on questions that every cell of the grid has answered."""
+
+    task: Task
+    grid: Grid
+    answers: Answers
+    keys: list[str]  # of the questions
+    against: str  # the policy that others are compared with, at the same size
+    scores: Scores
+
+    @cached_property
+    def questions(self) -> list[StoredQuestion]:
+        return [self.answers.questions[key] for key in self.keys]
+
+    def _columns(self, cell: Cell) -> list[list[float]]:
+        """For each document, the sums of each part over its questions; and last, the number of questions."""
+        documents: dict[str, list[list[float]]] = {}
+        for question, score in zip(self.questions, self.scores[cell], strict=True):
+            documents.setdefault(question.document, []).append([*score.values, 1.0])
+        sums = [[sum(part) for part in zip(*found, strict=True)] for found in documents.values()]
+        return [list(column) for column in zip(*sums, strict=True)]
+
+    def _overall(self, sums: Sequence[Any]) -> Any:
+        return self.task.metric.overall([total / sums[-1] for total in sums[:-1]])
+
+    @cached_property
+    def _estimates(self) -> dict[Cell, Estimate]:
+        return {cell: statistics.bootstrap(self._columns(cell), self._overall) for cell in self.grid.cells}
+
+    def score(self, name: str, size: int) -> Estimate:
+        return self._estimates[self.grid.at(name, size)]
+
+    def parts(self, name: str, size: int) -> list[float]:
+        *sums, counts = self._columns(self.grid.at(name, size))
+        return [sum(column) / sum(counts) for column in sums]
+
+    def difference(self, name: str, size: int) -> Estimate | None:
+        """Points more than the policy compared with; None: it is the same cell."""
+        return self._differences.get((self.grid.at(name, size), self.grid.at(self.against, size)))
+
+    @cached_property
+    def _differences(self) -> dict[tuple[Cell, Cell], Estimate]:
+        width = len(self.task.metric.parts) + 1
+
+        def points(sums: Sequence[Any]) -> Any:
+            return self._overall(sums[:width]) - self._overall(sums[width:])
+
+        return {
+            (cell, other): statistics.bootstrap([*self._columns(cell), *self._columns(other)], points)
+            for cell, other in self.grid.pairs_with(self.against)
+        }
+
+    def kinds(self, name: str, size: int) -> dict[str, list[float]]:
+        """The first part of each score, by the kind of the best reference."""
+        found: dict[str, list[float]] = {}
+        for score in self.scores[self.grid.at(name, size)]:
+            if score.kind:
+                found.setdefault(score.kind, []).append(score.values[0])
+        return found
+
+    def summary(self) -> str:
+        """The number of questions, and how much of their documents was read."""
+        entries = [question.prompts[self.answers.settings.length] for question in self.questions]
+        tokens, cut = sum(entry[1] for entry in entries), sum(entry[2] for entry in entries)
+        shorter = sum(entry[2] > 0 for entry in entries)
+        return (
+            f"{len(self.questions):,} on {len({question.document for question in self.questions}):,} documents; "
+            f"prompts of {tokens / len(entries):,.0f} tokens on average; "
+            f"{cut / len(entries):,.0f} tokens of the document cut on average, in {shorter:,} of them"
+        )
+
+    def tables(self, title: str) -> list[Table]:
+        """The scores; and the difference of each policy to the one compared with."""
+        grid = self.grid
+        rows = grid.rows(grid.policies, lambda name, size: formatted(self.score(name, size)))
+        made = [Table(self.task.name, f"{self.task.metric.name}: {title}", "", grid.header, rows, self._lines())]
+        if compared := grid.compared_with(self.against):
+            against = f"points against {self.against} at the same size, on the same questions"
+            note = f"{against[0].upper()}{against[1:]}."
+            made.append(Table("", against, note, grid.header, grid.rows(compared, self._points)))
+        return made
+
+    def _points(self, name: str, size: int) -> Formatted | None:
+        difference = self.difference(name, size)
+        return formatted(difference, "+") if difference else None
+
+    def _lines(self) -> list[Sequence[Any]]:
+        names = "policy", "size", "score", "low", "high", *self.task.metric.parts, "questions"
+        lines: list[Sequence[Any]] = [[*names, "against", "difference", "difference_low", "difference_high"]]
+        for name, size in self.grid.places:
+            difference = self.difference(name, size)
+            compared = [self.against, *difference] if difference else [""] * 4
+            scores = [*self.score(name, size), *self.parts(name, size)]
+            lines.append([name, size, *scores, len(self.questions), *compared])
+        return lines
+
+    def _kind_table(self) -> list[Table]:
+        """Scores by kind, if references have kinds."""
+        kinds = sorted({kind for place in self.grid.places for kind in self.kinds(*place)})
+        rows = {}
+        for name, size in self.grid.places:
+            found = self.kinds(name, size)
+            values = [f"{sum(x) / len(x):.2f}{INLINE}{len(x)}" if (x := found.get(kind)) else MISSING for kind in kinds]
+            rows[self.grid.at(name, size).label] = values
+        note = "By the kind of the best reference, and how many answers these are."
+        table = Table("", "", note, ["", *kinds], [[label, *values] for label, values in rows.items()])
+        return [table] if kinds else []
+
+    def markdown(self, title: str, facts: dict[str, Any]) -> str:
+        name = self.task.metric.name
+        about = f"{title}. {name}; beside each value its 95 % interval, by bootstrap over the documents."
+        tables = [*self.tables(title), *self._kind_table()]
+        return document(self.task.title, about, tables, {"questions": self.summary(), **facts})
+
+
+def formatted(estimate: Estimate, sign: str = "") -> Formatted:
+    return Formatted(estimate, lambda x: f"{x:{sign}.2f}")
+
+
+def figure(report: Report, folder: Path, title: str) -> None:
+    """TASK.png and .svg: score over size, a line for each policy; the full model is dashed."""
+    with saved_figure(folder, report.task.name, 1, 7.5) as (_, (axes,)):
+        for name in report.grid.policies:
+            sizes = report.grid.sizes_of(name)
+            points = [report.score(name, size) for size in sizes]
+            if name == FULL:
+                axes.axhline(points[0].value, color="black", linestyle="--", linewidth=1, label=FULL)
+                continue
+            style = {"color": "gray", "linestyle": ":"} if name == TRUNCATED else {}
+            plot_estimates(axes, sizes, points, marker="o", markersize=3, label=name, **style)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(report.grid.sizes, [f"{size:,}" for size in report.grid.sizes])
+        axes.set_xlabel("size: states in each layer")
+        axes.set_ylabel(report.task.metric.name)
+        axes.legend(frameon=False, fontsize=8)
+        axes.set_title(title, fontsize=10)

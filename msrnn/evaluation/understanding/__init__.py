@@ -1,1 +1,0 @@
-"""Answers to questions on long documents, by policy and size: the paper's SQuALITY and QASPER."""

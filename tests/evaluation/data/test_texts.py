@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy
+import pytest
+from letters import Letters
+
+from msrnn.evaluation.data.chunks import Choice, choose
+from msrnn.evaluation.data.texts import Document, documents
+
+
+def contents(found: list[Document]) -> list[tuple[str, str]]:
+    return [(document.name, document.read()) for document in found]
+
+
+def test_a_folder_a_file_and_lines(tmp_path: Path) -> None:
+    for name, text in {"b.txt": "two", "a.txt": "one\r\n", "c.md": "no"}.items():
+        (tmp_path / name).write_bytes(text.encode())
+    assert contents(documents(tmp_path)) == [("a", "one\r\n"), ("b", "two")]
+    assert contents(documents(tmp_path / "c.md")) == [("c", "no")]
+    rows = [{"text": "x\u2028y", "id": 7}, {"text": "z", "title": "Emma"}, {"text": "w"}]
+    (tmp_path / "d.jsonl").write_text("\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
+    assert contents(documents(tmp_path / "d.jsonl")) == [("5", "w"), ("7", "x\u2028y"), ("Emma", "z")]
+
+
+BAD = {
+    "none": (None, "no such file"),
+    "empty.jsonl": ("\n", "empty"),
+    "words.jsonl": ('{"text": "a"}\nwords\n', "line 2: not JSON"),
+    "fields.jsonl": ('{"words": "a"}\n', "line 1: no text"),
+    "twice.jsonl": ('{"text": "a", "id": 1}\n{"text": "b", "id": "1"}\n', "2 texts are named '1'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_source(name: str, tmp_path: Path) -> None:
+    content, reason = BAD[name]
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=f"{name}.*{reason}"):
+        documents(tmp_path / name)
+
+
+def test_a_folder_of_nothing_and_text_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"without \.txt"):
+        documents(tmp_path)
+    (tmp_path / "latin.txt").write_bytes("déjà".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin\.txt: not UTF-8"):
+        documents(tmp_path)[0].read()
+
+
+def hub(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
+    module: Any = ModuleType("datasets")
+    module.load_dataset = load
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: True)
+
+
+def test_books_of_the_hub_are_named_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"url": f"http://www.gutenberg.org/ebooks/{n}", "text": f"book {n}"} for n in (20, 10)]
+    hub(monkeypatch, lambda name, split: rows if (name, split) == ("emozilla/pg19-test", "test") else [])
+    assert contents(documents(None)) == [("10", "book 10"), ("20", "book 20")]
+
+
+def test_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise ConnectionError("Couldn't reach the Hub.\nmore of it")
+
+    hub(monkeypatch, load)
+    with pytest.raises(ValueError, match=r"\(Couldn't reach the Hub\); check the network, or give a folder") as caught:
+        documents(None)
+    assert "\n" not in str(caught.value)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ValueError, match=r"pip install 'msrnn\[eval\]', or give a folder"):
+        documents(None)
+
+
+def test_token_ids_are_the_chunks_of_their_text(tmp_path: Path) -> None:
+    """Whether a text was tokenized here or before, on a machine that has it, chunks and their keys are the same."""
+    for kind in ("words", "ids"):
+        (tmp_path / kind).mkdir()
+    for name in ("a", "b"):
+        text = name * 25 + "c" * 10
+        (tmp_path / "words" / f"{name}.txt").write_text(text)
+        numpy.save(tmp_path / "ids" / f"{name}.npy", numpy.array([ord(letter) for letter in text], dtype=numpy.uint16))
+    made = [choose(documents(tmp_path / kind), Letters(7), Choice(9, chunks_per_book=2)) for kind in ("words", "ids")]
+    assert made[0] == made[1]
+    alone = documents(tmp_path / "ids" / "b.npy")
+    assert [document.name for document in alone] == ["b"]
+    with pytest.raises(ValueError, match="the text is needed"):
+        alone[0].read()
+
+
+@pytest.mark.parametrize(
+    ("array", "reason"), [([[1, 2]], r"shape \[1, 2\]"), ([0.5], "float64"), (None, "not a numpy array")]
+)
+def test_what_are_no_token_ids(array: Any, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "text.npy"
+    if array is None:
+        path.write_text("Once upon a time")
+    else:
+        numpy.save(path, numpy.array(array))
+    with pytest.raises(ValueError, match=reason):
+        choose(documents(path), Letters(), Choice(2))
+
+
+def test_an_empty_file_and_several_arrays_are_no_token_ids(tmp_path: Path) -> None:
+    with (tmp_path / "several.npy").open("wb") as file:
+        numpy.savez(file, ids=numpy.array([1, 2, 3]))
+    (tmp_path / "empty.npy").touch()
+    for name in ("empty", "several"):
+        with pytest.raises(ValueError, match=rf"{name}\.npy: not a numpy array"):
+            choose(documents(tmp_path / f"{name}.npy"), Letters(), Choice(2))

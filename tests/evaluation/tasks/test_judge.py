@@ -1,0 +1,370 @@
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import served
+import torch
+from characters import character_tokenizer
+from served import answering
+from tiny import build, llama
+
+from msrnn.evaluation.cells import Cell
+from msrnn.evaluation.store import Store
+from msrnn.evaluation.tasks import judges
+from msrnn.evaluation.tasks.judge import (
+    LOSS,
+    TIE,
+    UNREADABLE,
+    WIN,
+    Judgement,
+    Pair,
+    Pairs,
+    choice,
+    figure,
+    leaning,
+    markdown,
+    pairs,
+    report_lines,
+    table,
+    verdict,
+)
+from msrnn.evaluation.tasks.judges import Answer, Endpoint, Local
+from msrnn.hf import chat_template as turns
+
+SECRET = "sk-very-secret-0123456789"
+SMALL, LARGE = Cell("tova", 8), Cell("tova", 16)
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    monkeypatch.setattr("openai._base_client.time.sleep", lambda _: None)  # no waits between retries
+
+
+def paired(*seeds: int, cell: Cell = SMALL) -> Pairs:
+    found = [Pair(cell, seed, f"bounded {seed}", f"full {seed}") for seed in seeds]
+    return Pairs(found, {cell: 3}, {"model": "tiny"})
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("(A)", "A"),
+        ("B", "B"),
+        (" c.\n", None),
+        ("C.", "C"),
+        ("Response (B) is better.", "B"),
+        ("**(A)**", "A"),
+        ("Response A is better", "A"),
+        ("A is more coherent", "A"),
+        ("B: it has more characters", "B"),
+        ("(C) equal quality", "C"),
+        ("Both are of equal quality", "C"),
+        ("Response (A) and Response (B) are equally good", "C"),
+        ("(A) or (B)", None),
+        ("A better plot is in the second one", None),
+        ("I cannot decide", None),
+        ("", None),
+    ],
+)
+def test_what_an_answer_means(answer: str, expected: str | None) -> None:
+    assert choice(answer) == expected
+
+
+def test_a_win_only_if_both_agree() -> None:
+    outcomes = {("A", "B"): WIN, ("B", "A"): LOSS, ("A", "A"): TIE, ("B", "B"): TIE, ("C", "C"): TIE, ("A", "C"): TIE}
+    assert {given: verdict(*given) for given in outcomes} == outcomes
+    assert verdict(None, "A") == verdict("A", None) == UNREADABLE
+
+
+def test_the_prompt_is_that_of_the_paper() -> None:
+    first, swapped = (paired(1).pairs[0].prompt(order) for order in (False, True))
+    assert first.startswith("Help me decide which response is better given the prompt:\n### Instruction:\nWrite a very")
+    line = "-" * 24
+    assert (
+        f"(the responses are separated by '{line}'):\nResponse (A):\nbounded 1\n{line}\nResponse (B):\nfull 1\n"
+        in first
+    )
+    assert f"Response (A):\nfull 1\n{line}\nResponse (B):\nbounded 1\n" in swapped
+    assert first.endswith("please select one and only one option, be as concisely as you can, using a single phrase.")
+
+
+def story_row(policy: str, size: int | None, seed: int, length: int, **more: Any) -> dict[str, Any]:
+    shared = {"fingerprint": "f", "dtype": "float32", "prompt": "p", "most": 99, "temperature": 1.0, "model": "tiny"}
+    story = {"ids": [1] * length, "story": f"{policy} {seed}", "ended": True, "prompt_tokens": 4}
+    return {**shared, "policy": policy, "size": size, "seed": seed, **story, **more}
+
+
+def test_pairs_that_forgot_nothing_are_dropped() -> None:
+    store = Store(None)
+    store.rows = [
+        story_row("full", None, 0, 90, temperature=0.5),
+        *(story_row("full", None, seed, 20) for seed in (0, 1, 2)),
+        *(story_row("tova", 8, seed, length) for seed, length in ((0, 4), (1, 5), (2, 30), (3, 30))),
+        *(story_row("tova", 16, seed, 10) for seed in (0, 1)),
+    ]
+    found = pairs(store)
+    assert [(pair.cell, pair.seed, pair.bounded, pair.full) for pair in found.pairs] == [
+        (SMALL, 1, "tova 1", "full 1"),
+        (SMALL, 2, "tova 2", "full 2"),
+    ]
+    assert found.dropped == {SMALL: 1, LARGE: 2}
+    for rows, reason in (([], "no stories"), (store.rows[:1], "by the same seed")):
+        store.rows = rows
+        with pytest.raises(ValueError, match=reason):
+            pairs(store)
+
+
+def asked(base_url: str, retries: list[str], timeout: float = 5.0) -> Endpoint:
+    return Endpoint("a-judge", base_url, timeout, retries.append)
+
+
+@pytest.mark.parametrize(
+    ("manner", "reason"),
+    [
+        (served.limited, "Rate limit reached"),
+        (served.failing, "The server had an error"),
+        (served.nonsense, "not a chat completion"),
+        (served.broken, ""),
+        (served.hanging_up, ""),
+        (served.slow, "timed out"),
+    ],
+    ids=["429", "500", "nonsense", "broken", "hangs up", "slow"],
+)
+def test_what_may_pass_is_tried_again(manner: served.Manner, reason: str) -> None:
+    retries = list[str]()
+    with served.served(manner, manner, answering("(A)")) as server:
+        endpoint = asked(server.base_url, retries, timeout=0.3)
+        found = endpoint.ask("Which?")
+    assert found == Answer("(A)", {"answered_by": "served-model", "prompt_tokens": 11, "completion_tokens": 2})
+    assert (endpoint.requests, len(server.asked), len(retries)) == (3, 3, 2)
+    assert all(reason.lower() in retry.lower() and "trying again" in retry for retry in retries)
+    assert server.asked[0]["messages"] == [{"role": "user", "content": "Which?"}]
+    assert (server.asked[0]["model"], server.asked[0]["temperature"]) == ("a-judge", 0)
+
+
+def test_waits_grow_and_an_endpoint_may_say_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept = list[float]()
+    monkeypatch.setattr("openai._base_client.time.sleep", slept.append)
+    with served.served(*[served.failing] * 4, served.limited, answering("B")) as server:
+        Endpoint("a-judge", server.base_url).ask("Which?")
+    assert slept[:4] == sorted(slept[:4])
+    assert slept[0] < slept[3]
+    assert slept[4] == 0.02
+
+
+@pytest.mark.parametrize("manner", [served.refusing, served.unknown], ids=["401", "404"])
+def test_what_will_not_pass_is_said_at_once_and_without_the_key(manner: served.Manner) -> None:
+    with (
+        served.served(manner) as server,
+        pytest.raises(ValueError, match="judge 'a-judge': the endpoint refuses") as caught,
+    ):
+        asked(server.base_url, []).ask("Which?")
+    assert len(server.asked) == 1
+    assert SECRET not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def test_an_endpoint_that_refuses_connections_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served.served(served.failing) as server:
+        closed = server.base_url.replace("http://", "http://name:password@")
+    retries = list[str]()
+    endpoint = asked(closed, retries)
+    with pytest.raises(ValueError, match=r"http://127\.0\.0\.1:\d+/v1: no connection \(.*refused") as caught:
+        endpoint.ask("Which?")
+    assert (retries, endpoint.requests) == ([], 1)
+    assert "Answers so far are kept: run the same command to resume" in str(caught.value)
+    assert "password" not in str(caught.value)
+
+
+@pytest.mark.parametrize("by_environment", [False, True])
+def test_answers_of_another_address_are_not_reused(by_environment: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(None)
+    with served.served(answering("(A)"), answering("(B)")) as one, served.served(answering("(B)")) as other:
+        assert Judgement(Endpoint("same", one.base_url), paired(1), store).judge_all()
+        monkeypatch.setenv("OPENAI_BASE_URL", other.base_url)
+        elsewhere = Endpoint("same") if by_environment else Endpoint("same", other.base_url)
+        judgement = Judgement(elsewhere, paired(1), store)
+        assert judgement.cost().requests == 2
+        assert judgement.judge_all()
+        assert (len(one.asked), len(other.asked)) == (2, 2)
+        assert Judgement(Endpoint("same", one.base_url + "/"), paired(1), store).cost().requests == 0
+
+
+def test_what_is_asked_again_replaces_the_answer(tmp_path: Path) -> None:
+    """Even where the new one cannot be read; what was not asked again yet stays."""
+    path, found = tmp_path / "judge.jsonl", paired(1, 2)
+    sayings = ["(A)", "(B)", "(A)", "(B)", "Hm.", "Well.", "(B)"]
+    with served.served(*(answering(text) for text in sayings)) as server:
+        assert Judgement(asked(server.base_url, []), found, Store(path)).judge_all()
+        before = path.read_text()
+        again = Judgement(asked(server.base_url, []), found, Store(path, redo=True), most=3)
+        assert again.cost().requests == 4
+        assert not again.judge_all()
+        later = Judgement(asked(server.base_url, []), found, Store(path))
+        assert later.verdicts() == {SMALL: [UNREADABLE, WIN]}
+        assert (later.cost().requests, len(server.asked)) == (0, 7)
+    assert path.read_text().startswith(before)
+
+
+def test_no_key_and_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY")
+    judge = Endpoint("gpt-4o")
+    assert Judgement(judge, paired(1), Store(None)).cost().requests == 2
+    with pytest.raises(ValueError, match="set OPENAI_API_KEY"):
+        judge.ask("Which?")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ValueError, match=r"pip install 'msrnn\[judge\]'"):
+        judge.ask("Which?")
+
+
+def better(word: str) -> Callable[[str], str]:
+    """A judge that likes stories with a word."""
+
+    def said(prompt: str) -> str:
+        first, second = prompt.split("Response (A):")[1].split("Response (B):")
+        return "(C)" if (word in first) == (word in second) else "(A)" if word in first else "(B)"
+
+    return said
+
+
+def test_every_answer_is_paid_once(tmp_path: Path) -> None:
+    path, found = tmp_path / "judge.jsonl", paired(1, 2, 3)
+    with served.served(answering(better("bounded"))) as server:
+        first = Judgement(asked(server.base_url, []), found, Store(path), most=3)
+        assert first.cost().requests == 6
+        assert not first.judge_all()
+        assert first.verdicts() == {SMALL: [WIN]}
+        assert first.cost().requests == 3
+        path.write_bytes(path.read_bytes() + b'{"judge": "a-judge", "answ')
+        second = Judgement(asked(server.base_url, []), found, Store(path))
+        assert second.judge_all()
+        assert (second.requests, len(server.asked)) == (3, 6)
+        assert second.verdicts() == {SMALL: [WIN] * 3}
+        third = Judgement(asked(server.base_url, []), found, Store(path))
+        assert third.judge_all()
+        assert (third.requests, third.cost()) == (0, (0, 0, 0))
+    assert SECRET not in path.read_text()
+    assert server.base_url not in path.read_text()
+
+
+def test_what_fails_for_good_keeps_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "judge.jsonl"
+    monkeypatch.setattr(judges, "RETRIES", 2)
+    with served.served(answering("(A)"), answering("(B)"), served.failing) as server:
+        judgement = Judgement(asked(server.base_url, []), paired(1, 2), Store(path))
+        with pytest.raises(ValueError, match=r"failed 3 times .* answers so far are kept"):
+            judgement.judge_all()
+    assert judgement.verdicts() == {SMALL: [WIN]}
+    assert len(Store(path).rows) == 2
+
+
+def test_retries_count_as_requests() -> None:
+    with served.served(served.failing) as server:
+        judgement = Judgement(asked(server.base_url, []), paired(1, 2), Store(None), most=3)
+        assert not judgement.judge_all()
+    assert (judgement.requests, len(server.asked)) == (3, 3)
+    assert judgement.cost().requests == 4
+
+
+def test_the_unreadable_is_asked_again_and_then_counted_apart() -> None:
+    sayings = ["Hm.", "(A)", "(B)", "Hm.", "Well.", "(A)"]
+    with served.served(*(answering(text) for text in sayings)) as server:
+        judgement = Judgement(asked(server.base_url, []), paired(1, 2), Store(None))
+        assert judgement.judge_all()
+    assert len(server.asked) == 6
+    assert judgement.verdicts() == {SMALL: [WIN, UNREADABLE]}
+
+
+def test_stories_that_are_the_same_are_a_tie() -> None:
+    found = Pairs([Pair(SMALL, 1, "same", "same")], {SMALL: 0}, {})
+    with served.served(served.failing) as server:
+        judgement = Judgement(asked(server.base_url, []), found, Store(None))
+        assert judgement.judge_all()
+    assert (server.asked, judgement.verdicts()) == ([], {SMALL: [TIE]})
+
+
+def test_another_judge_is_asked_anew() -> None:
+    store = Store(None)
+    with served.served(answering("(C)")) as server:
+        for name in ("one", "two", "one"):
+            Judgement(Endpoint(name, server.base_url), paired(1), store).judge_all()
+    assert [one["model"] for one in server.asked] == ["one", "one", "two", "two"]
+
+
+def test_an_endpoint_of_a_local_judges_name_is_asked_anew() -> None:
+    tokenizer, store = character_tokenizer(), Store(None)
+    model = build(llama(vocab_size=len(tokenizer), max_position_embeddings=4096))
+    assert Judgement(Local("tiny", model, tokenizer), paired(1), store).judge_all()
+    with served.served(answering("(A)"), answering("(B)")) as server:
+        judgement = Judgement(Endpoint("tiny", server.base_url), paired(1), store)
+        assert judgement.judge_all()
+    assert (len(server.asked), judgement.verdicts(), judgement.leanings()) == (2, {SMALL: [WIN]}, {SMALL: []})
+    for judge in (Endpoint("tiny", server.base_url), Local("tiny", model, tokenizer)):
+        assert Judgement(judge, paired(1), store).cost().requests == 0
+    assert all("judge_fingerprint" not in row for row in store.rows[2:])
+
+
+def test_a_local_judge_takes_the_likeliest_option() -> None:
+    tokenizer = character_tokenizer()
+    model = build(llama(vocab_size=len(tokenizer), max_position_embeddings=4096))
+    judge, store = Local("tiny", model, tokenizer), Store(None)
+    judgement = Judgement(judge, paired(1), store)
+    assert judgement.judge_all()
+    assert len(store.rows) == 2
+    assert judgement.verdicts()[SMALL] != [UNREADABLE]
+    row, prompt = store.rows[0], turns.opening(tokenizer, paired(1).pairs[0].prompt(False))
+    model.set_attn_implementation("eager")
+    for option, found in zip(("(A)", "(B)", "(C)"), row["log_likelihoods"], strict=True):
+        ids = tokenizer(prompt + option, add_special_tokens=False, return_tensors="pt").input_ids
+        with torch.no_grad():
+            logs = model(input_ids=ids).logits[0, -4:-1].log_softmax(-1)
+        assert found == pytest.approx(float(logs.gather(-1, ids[0, -3:, None]).sum()), rel=1e-4)
+    (one,), (first, swapped) = judgement.leanings()[SMALL], (row["log_likelihoods"] for row in store.rows)
+    assert one == pytest.approx((first[0] - swapped[0]) - (first[1] - swapped[1]))
+    assert row["answer"] == ("(A)", "(B)", "(C)")[max(range(3), key=lambda i: row["log_likelihoods"][i])]
+
+
+def test_a_local_judge_tells_once_that_prompts_are_long() -> None:
+    tokenizer, heard = character_tokenizer(), []
+    model = build(llama(vocab_size=len(tokenizer), max_position_embeddings=64))
+    assert Judgement(Local("tiny", model, tokenizer, heard.append), paired(1, 2), store := Store(None)).judge_all()
+    assert heard == [store.rows[0]["prompt_tokens"]]
+
+
+def test_what_speaks_for_a_letter_cancels() -> None:
+    """A judge that likes (A) whatever it stands for, and one that likes the bounded model's story a little."""
+    assert leaning([-1, -5, -9], [-1, -5, -9]) == 0
+    assert leaning([-1, -5, -9], [-1, -4, -9]) == 1
+    assert leaning([-2, -5, -9], [-1, -5, -9]) == -1
+
+
+def test_a_guess_of_the_cost() -> None:
+    with served.served(served.failing) as server:
+        cost = Judgement(asked(server.base_url, []), paired(1, 2), Store(None)).cost()
+    assert cost.requests == 4
+    assert cost.read == pytest.approx(sum(len(p.prompt(s)) for p in paired(1, 2).pairs for s in (0, 1)) / 4, abs=1)
+    assert (
+        cost._replace(read=2_000_000, written=1000).summary((2.5, 10)).endswith("about 5.01 at 2.5 and 10 per million")
+    )
+
+
+def test_shares_and_files(tmp_path: Path) -> None:
+    verdicts = {SMALL: [WIN, TIE, LOSS, LOSS, UNREADABLE], LARGE: []}
+    found = report_lines(verdicts, {SMALL: [0.5, -2.0, -0.1, 1.0, 3.0], LARGE: []}, {SMALL: 2, LARGE: 5})
+    assert {name: share.value for name, share in found[0].shares.items()} == {WIN: 0.25, TIE: 0.25, LOSS: 0.5}
+    assert found[0][3:] == (4, 1, 2)
+    assert found[0].leaning is not None
+    assert found[0].leaning.value == pytest.approx(0.6)
+    text = markdown(found, "a model", {"torch": "2"})
+    assert "| tova 8 | 25% · 0% to 75% | 25% · 0% to 75% | 50% · 0% to 100% | 60% · 20% to 100% | 4 | 1 | 2 |" in text
+    assert "| tova 16 | — | — | — | — | 0 | 0 | 5 |" in text
+    rows = list(csv.DictReader(table(found, "").csv().splitlines()))
+    assert (rows[0]["loss"], rows[1]["loss"], rows[1]["dropped"]) == ("0.5", "", "5")
+    figure(found, tmp_path, "a model")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["judge.png", "judge.svg"]

@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from letters import Letters
+from tiny import build, llama, tokens
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel
+
+from msrnn.evaluation.cells import BASELINE, Cell, Grid
+from msrnn.evaluation.data.chunks import Choice, Chunk, Data, choose
+from msrnn.evaluation.data.texts import Document
+from msrnn.evaluation.runner import Progress
+from msrnn.evaluation.statistics import Estimate
+from msrnn.evaluation.store import Store
+from msrnn.evaluation.tasks.perplexity import (
+    PAPER_ROWS,
+    PAPER_SIZES,
+    Perplexity,
+    Reader,
+    Report,
+    figure,
+    formatted,
+    formatted_ratio,
+    grid,
+    pieces,
+)
+from msrnn.hf.loading import Loaded
+from msrnn.hf.cache import MultiStateCache
+from msrnn.policy import NAMES, Policy
+
+LENGTH = 40
+FULL = Cell("full", None)
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return build(llama())
+
+
+def data(chunks: int = 3, opening: int = 1) -> Data:
+    ids = tokens(8, LENGTH)[:chunks]
+    ids[:, :opening] = 1
+    made = [Chunk("book", LENGTH * i, row) for i, row in enumerate(ids.tolist())]
+    return Data(made, [1] * opening, LENGTH, 1, 0, chunks, 0)
+
+
+@torch.no_grad()
+def stepped(model: PreTrainedModel, ids: Tensor, policy: str, size: int, given: int = 1) -> float:
+    """The loss of [T] ids, token by token, with transformers' own calls."""
+    cache, nll = MultiStateCache(model, policy, size), 0.0
+    for t in range(len(ids) - 1):
+        logits = model(input_ids=ids[None, t : t + 1], past_key_values=cache, use_cache=True).logits[0, -1]
+        nll += cross_entropy(logits.float(), ids[t + 1]).item() if t + 1 >= given else 0.0
+    return nll
+
+
+@torch.no_grad()
+def unmodified(model: PreTrainedModel, ids: Tensor, given: int = 1) -> float:
+    model.set_attn_implementation("eager")
+    logits = model(input_ids=ids[None], use_cache=False).logits[0]
+    return cross_entropy(logits[given - 1 : -1].float(), ids[given:], reduction="sum").item()
+
+
+@pytest.mark.parametrize("policy", ["tova", "window+4", "h2o", "tova-head"])
+@pytest.mark.parametrize("opening", [0, 1, 2])
+def test_as_if_stepped_token_by_token(model: PreTrainedModel, policy: str, opening: int) -> None:
+    ids = torch.tensor([chunk.ids for chunk in data(2, opening).chunks])
+    found = Reader(model, Cell(policy, 12), opening).nll(ids)
+    assert found == pytest.approx([stepped(model, row, policy, 12, max(1, opening)) for row in ids], rel=1e-5)
+    assert found != pytest.approx(Reader(model, FULL, opening).nll(ids), rel=1e-5)
+
+
+@pytest.mark.small_model
+def test_as_if_stepped_on_words(small: Loaded) -> None:
+    text = "Call me Ishmael. Some years ago, never mind how long precisely, having little or no money in my purse, "
+    made = choose([Document("moby", lambda: text * 2)], small.tokenizer, Choice(length=36, chunks_per_book=1))
+    ids = torch.tensor([made.chunks[0].ids])
+    for policy in ("tova", "window+4"):
+        found = Reader(small.model, Cell(policy, 16), len(made.opening)).nll(ids)
+        assert found == pytest.approx([stepped(small.model, ids[0], policy, 16, made.given)], rel=1e-4)
+    assert Reader(small.model, FULL, 0).nll(ids) == pytest.approx([unmodified(small.model, ids[0])], rel=1e-4)
+
+
+def test_as_many_states_as_tokens_is_the_unmodified_model(model: PreTrainedModel) -> None:
+    made = data()
+    expected = [unmodified(model, torch.tensor(chunk.ids)) for chunk in made.chunks]
+    assert Reader(model, FULL, 1).nll(torch.tensor([c.ids for c in made.chunks])) == pytest.approx(expected, rel=1e-5)
+    for name in ("tova", "h2o", BASELINE):
+        assert Reader(model, Cell(name, LENGTH), 1).nll(torch.tensor([made.chunks[0].ids])) == pytest.approx(
+            expected[:1], rel=1e-5
+        )
+    table = grid(["tova", BASELINE, "full"], [LENGTH, 8, LENGTH + 1], LENGTH)
+    assert table.cells == [FULL, Cell("tova", 8), Cell(BASELINE, 8)]
+
+
+@pytest.mark.parametrize("opening", [0, 1, 2])
+@pytest.mark.parametrize("size", [3, 7, 10, 39, 40])
+def test_every_row_predicts_the_same_tokens(size: int, opening: int) -> None:
+    ids = torch.arange(2 * LENGTH).view(2, LENGTH)
+    given = max(1, opening)
+    cut = pieces(ids, size, opening)
+    assert torch.equal(torch.cat([piece[:, given:] for piece in cut], dim=1), ids[:, given:])
+    assert all(piece.shape[1] == size for piece in cut[:-1])
+    assert cut[-1].shape[1] <= size
+    for before, piece in pairwise(cut):
+        assert torch.equal(piece[:, :given], ids[:, :opening] if opening else before[:, -1:])
+
+
+@pytest.mark.parametrize("opening", [0, 1, 2])
+def test_the_baseline_is_the_unmodified_model_on_pieces(model: PreTrainedModel, opening: int) -> None:
+    ids = torch.tensor([chunk.ids for chunk in data(2, opening).chunks])
+    read, reader = list[int](), Reader(model, Cell(BASELINE, 9), opening)
+    reader.rnn.block = 18  # so that two pieces are read together
+    found = reader.nll(ids, read.append)
+    cut = pieces(ids, 9, opening)
+    expected = [sum(unmodified(model, piece[row], max(1, opening)) for piece in cut) for row in (0, 1)]
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert sum(read) == sum(piece[:, 1:].numel() for piece in cut)
+    assert max(read) == 2 * 2 * 8
+
+
+def test_pieces_that_predict_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="size=2"):
+        pieces(tokens(1, 9), 2, 2)
+    with pytest.raises(ValueError, match="size=1"):
+        grid([BASELINE], [1], LENGTH)
+
+
+def test_the_table_of_the_paper() -> None:
+    table = grid([*PAPER_ROWS, "full"], PAPER_SIZES, 4096)
+    assert (len(table.policies), len(table.sizes)) == (11, 7)
+    assert len(table.cells) == 10 * 6 + 1
+    assert table.at("tova", 4096) == table.at("full", 64) == FULL
+    assert grid(["tova+0", "tova"], [8, 8, 4], 16) == Grid(["tova"], [4, 8], 16)
+
+
+CELLS = [FULL, Cell("tova", 8), Cell(BASELINE, 8)]
+
+
+class Counted:
+    """Every chunk that a cell reads; stops like Ctrl-C after so many batches."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, stop: int = 10**6) -> None:
+        self.read: list[tuple[Cell, tuple[int, ...]]] = []
+        original, batches = Reader.nll, iter(range(10**6))
+
+        def nll(reader: Reader, ids: Tensor, on_tokens: object = None) -> list[float]:
+            if next(batches) == stop:
+                raise KeyboardInterrupt
+            self.read += [(reader.cell, tuple(row)) for row in ids.tolist()]
+            return original(reader, ids, on_tokens)
+
+        monkeypatch.setattr(Reader, "nll", nll)
+
+
+@pytest.mark.parametrize(("stop", "cut_off"), [(0, False), (1, False), (3, True), (5, False)])
+def test_a_run_that_was_stopped_goes_on(
+    model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int, cut_off: bool
+) -> None:
+    made, path = data(5), tmp_path / "rows.jsonl"
+    expected = Perplexity(model, made, Store(None), 2, {}).results(CELLS)
+    with monkeypatch.context() as patched:
+        first = Counted(patched, stop)
+        with pytest.raises(KeyboardInterrupt):
+            Perplexity(model, made, Store(path), 2, {"commit": "a"}).results(CELLS)
+    if cut_off:
+        path.write_bytes(path.read_bytes() + b'{"policy": "tova", "nll": [12')
+    with monkeypatch.context() as patched:
+        second = Counted(patched)
+        assert Perplexity(model, made, Store(path), 2, {"commit": "b"}).results(CELLS) == expected
+    both = first.read + second.read
+    assert len(both) == len(set(both)) == 15
+    assert len(first.read) == len([chunk for row in Store(path).matching({"commit": "a"}) for chunk in row["chunks"]])
+    with monkeypatch.context() as patched:
+        third = Counted(patched)
+        heard: list[object] = []
+        assert (
+            Perplexity(model, made, Store(path), 1, {}).results(CELLS, Progress(heard.append, heard.append)) == expected
+        )
+    assert (third.read, heard) == ([], [0])
+
+
+def test_what_makes_another_result(model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, cells = tmp_path / "rows.jsonl", [Cell("tova", 8)]
+
+    def read(model: PreTrainedModel, made: Data, cells: list[Cell]) -> int:
+        with monkeypatch.context() as patched:
+            counted = Counted(patched)
+            Perplexity(model, made, Store(path), 2, {}).results(cells)
+        return len(counted.read)
+
+    assert read(model, data(2), cells) == 2
+    assert read(model, data(3), cells) == 1
+    assert read(model, data(3), [Cell("tova", 9)]) == 3
+    assert read(model, data(3), [Cell("tova+1", 8)]) == 3
+    assert read(build(llama(), seed=1), data(3), cells) == 3
+    assert read(build(llama()).bfloat16(), data(3), cells) == 3
+    assert read(model, data(3), cells) == 0
+    monkeypatch.setitem(NAMES, "tova", Policy(decay=0.5))
+    assert read(model, data(3), cells) == 3
+
+
+def test_a_row_tells_where_it_is_from(model: PreTrainedModel, tmp_path: Path) -> None:
+    path, counted = tmp_path / "rows.jsonl", list[int]()
+    made = data(3)
+    Perplexity(model, made, Store(path), 2, {"torch": "2"}).results(CELLS[1:2], Progress(tokens=counted.append))
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["texts"] for row in rows] == [[["book", 0], ["book", 40]], [["book", 80]]]
+    assert rows[0]["numbers"] == {
+        "decay": 0.0,
+        "per": "layer",
+        "first": 0,
+        "recent": 0,
+        "value_norm": False,
+        "horizon": None,
+    }
+    assert {"seconds", "backend", "data", "fingerprint", "dtype", "length", "torch"} <= rows[0].keys()
+    assert rows[0]["tokens"] == 39
+    assert sum(counted) == 3 * 39
+
+
+def test_a_batch_that_does_not_fit(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nll(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Reader, "nll", nll)
+    with pytest.raises(ValueError, match="batch=2: tova 8 does not fit"):
+        Perplexity(model, data(2), Store(None), 8, {}).results([Cell("tova", 8)])
+
+
+def test_a_batch_that_nobody_asked_for_is_halved_until_it_fits(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried, counted, original = list[int](), list[int](), Reader.nll
+    expected = Perplexity(model, data(5), Store(None), 1, {}).results([Cell("tova", 8)])
+
+    def nll(self: Reader, ids: torch.Tensor, on_tokens: Callable[[int], object]) -> list[float]:
+        tried.append(len(ids))
+        if len(ids) > 2:
+            on_tokens(7)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(self, ids, on_tokens)
+
+    monkeypatch.setattr(Reader, "nll", nll)
+    evaluation = Perplexity(model, data(5), Store(None), None, {})
+    assert evaluation.batch == 1, "on a CPU"
+    evaluation.batch = 4
+    found = evaluation.results([Cell("tova", 8)], Progress(tokens=counted.append))
+    assert found == {cell: pytest.approx(values) for cell, values in expected.items()}
+    assert tried == [4, 2, 2, 1]
+    assert sum(counted) == 5 * 39
+
+
+@pytest.fixture
+def report() -> Report:
+    """Of two chunks of ten tokens, on which every token costs a policy the same."""
+    table = grid(["tova", "window", "full"], [8, 16], 16)
+    costs = {FULL: 2.0, Cell("tova", 8): 4.0, Cell("window", 8): 4000.0}
+    return Report(table, {cell: [10 * math.log(x)] * 2 for cell, x in costs.items()}, 10, "tova")
+
+
+def test_tables(report: Report) -> None:
+    first, second = report.tables("a model")
+    assert first.strings(" ") == [
+        ["tova", "4.00 4.00–4.00", "2.00 2.00–2.00"],  # noqa: RUF001
+        ["window", "4,000 4,000–4,000", "2.00 2.00–2.00"],  # noqa: RUF001
+        ["full", "2.00 2.00–2.00", "2.00 2.00–2.00"],  # noqa: RUF001
+    ]
+    assert [row[0] for row in second.rows] == ["window", "full"]
+    assert second.strings(" ")[1] == ["full", "-50.0% -50.0% to -50.0%", "—"]
+    assert formatted(Estimate(7.155)).text("\n") == "7.16"
+    assert formatted_ratio(Estimate(0.0)).text("\n") == "+0.0%"
+
+
+def test_files(report: Report, tmp_path: Path) -> None:
+    text = report.markdown("a model", {"torch": "2", "commit": ""})
+    assert "| tova | 4.00 · 4.00–4.00 | 2.00 · 2.00–2.00 |" in text  # noqa: RUF001
+    assert "| full | -0.6931, -50.0% · -50.0% to -50.0% | — |" in text
+    assert text.endswith("\n\n- torch: 2\n")
+    rows = list(csv.DictReader(report.tables("")[0].csv().splitlines()))
+    assert [(row["policy"], row["size"]) for row in rows[:3]] == [("tova", "8"), ("tova", "16"), ("window", "8")]
+    assert float(rows[2]["perplexity"]) == pytest.approx(4000)
+    assert float(rows[2]["ratio"]) == pytest.approx(1000)
+    assert (rows[0]["tokens"], rows[0]["chunks"], rows[0]["ratio"]) == ("20", "2", "")
+    figure(report, tmp_path, "a model")
+    assert (tmp_path / "perplexity.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "perplexity.svg").read_text()
+
+
+def test_letters_as_tokens(model: PreTrainedModel) -> None:
+    """From a text to its perplexity, by hand."""
+    text = "".join(chr(3 + i * i % 90) for i in range(35))
+    made = choose([Document("one", lambda: text)], Letters(1), Choice(length=11, chunks_per_book=2))
+    sums = Perplexity(model, made, Store(None), 2, {}).results([FULL])[FULL]
+    report = Report(grid(["full"], [4], 11), {FULL: sums}, made.predicted, "full")
+    expected = sum(unmodified(model, torch.tensor([1, *map(ord, text[c.start : c.start + 10])])) for c in made.chunks)
+    assert report.perplexity("full", 4).value == pytest.approx(math.exp(expected / 20), rel=1e-5)

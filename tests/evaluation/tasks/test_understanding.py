@@ -1,0 +1,348 @@
+from __future__ import annotations
+
+import csv
+import json
+import string
+from pathlib import Path
+
+import pytest
+import torch
+from characters import END, character_tokenizer
+from tiny import build, llama
+from transformers import PreTrainedModel
+
+from msrnn.evaluation.batch_generation import generate_batch, stop_tokens_of
+from msrnn.evaluation.cells import TRUNCATED, Cell, Grid, grid
+from msrnn.evaluation.data.prompts import PromptBuilder, filled
+from msrnn.evaluation.data.questions import Question, Reference
+from msrnn.evaluation.environment import model_key
+from msrnn.evaluation.runner import Progress
+from msrnn.evaluation.store import Store
+from msrnn.evaluation.tasks import understanding
+from msrnn.evaluation.tasks.answer_scores import WORTH_PROCESSES, scores
+from msrnn.evaluation.tasks.answers import Answers, Settings
+from msrnn.evaluation.tasks.understanding import QASPER, SQUALITY, Report, Understanding, figure, formatted
+from msrnn.hf.loading import Loaded
+from msrnn.hf.rnn import MultiStateRNN
+from msrnn.hf.cache import MultiStateCache
+
+TEMPLATE = "{document}\n\nQ: {question}\nA:"
+LENGTH, ANSWER = 60, 6
+FULL = Cell("full", None)
+CELLS = [FULL, Cell("tova", 16), Cell("window+4", 16), Cell(TRUNCATED, 50), Cell("tova", 100)]
+TOKENIZER = character_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return build(llama(vocab_size=len(TOKENIZER)))
+
+
+def asked() -> list[Question]:
+    """On documents of 30, 70 and 110 letters: the first fits, the others are cut."""
+    letters = string.ascii_letters * 3
+    return [
+        Question(f"{i}/1", str(i), letters[i : i + 30 + 40 * i], f"why {i}?", [Reference("a b"), Reference("c")])
+        for i in range(3)
+    ]
+
+
+def settings_of(model: PreTrainedModel, chat: bool = False, positions: str = "original") -> Settings:
+    return Settings("squality", **model_key(model), chat=chat, length=LENGTH, positions=positions, answer=ANSWER)
+
+
+def started(
+    model: PreTrainedModel,
+    store: Store,
+    batch: int = 2,
+    settings: Settings | None = None,
+    template: str = TEMPLATE,
+) -> Understanding:
+    settings = settings or settings_of(model)
+    builder = PromptBuilder(TOKENIZER, template, settings.chat)
+    return Understanding(model, builder, asked(), Answers(store, settings), batch, {"model": "tiny"})
+
+
+def test_prompts_are_filled_in_once() -> None:
+    assert filled("{a} and {b}", a="{b}", b="{a}") == "{b} and {a}"
+    assert filled(QASPER.prompt, document="D {x}", question="Q") == (
+        "D {x}\n\nAnswer the question as concisely as you can, using a single phrase or sentence if possible. If the "
+        'question cannot be answered based on the information in the article, write "unanswerable". If the question is '
+        'a yes/no question, answer "yes", "no", or "unanswerable".\n\nQuestion:\n\nQ\n\nAnswer:'
+    )
+    assert filled(SQUALITY.prompt, document="D", question="Q") == (
+        "D\n\nAnswer the question in a paragraph.\n\nQuestion:\n\nQ\n\nAnswer:"
+    )
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_the_end_of_the_document_is_cut(chat: bool) -> None:
+    builder = PromptBuilder(TOKENIZER, TEMPLATE, chat)
+    long = asked()[2]
+    whole = builder.build(long, 200)
+    assert whole.cut == 0
+    for length in (60, 61, 100):
+        prompt = builder.build(long, length)
+        assert len(prompt.ids) == length
+        assert prompt.cut == len(whole.ids) - length
+        kept = long.text[: len(long.text) - prompt.cut]
+        assert f"{kept}\n\nQ: why 2?\nA:" in TOKENIZER.decode(prompt.ids)
+    text = TOKENIZER.decode(builder.build(long, 60).ids)
+    assert text.endswith("<model>" if chat else "A:")
+    assert text.startswith("<s><system>be kind<end>\n<user>cdef" if chat else "<s>cdef")
+    with pytest.raises(ValueError, match=r"size=12: question 2/1 alone takes \d+ tokens"):
+        builder.build(long, 12, "size")
+
+
+@torch.no_grad()
+def stepped(model: PreTrainedModel, ids: list[int], cell: Cell) -> str:
+    """The definition: token by token, with transformers' own calls, alone."""
+    cache, said = MultiStateCache(model, cell.policy, cell.size), list[int]()
+    feed = list(ids)
+    while len(said) < ANSWER:
+        for token in feed:
+            logits = model(input_ids=torch.tensor([[token]]), past_key_values=cache, use_cache=True).logits[0, -1]
+        feed = [int(logits.argmax())]
+        if feed[0] == END:
+            break
+        said += feed
+    return TOKENIZER.decode(said, skip_special_tokens=True).strip()
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_answers_are_those_of_each_question_alone(model: PreTrainedModel, chat: bool) -> None:
+    run = started(model, Store(None), batch=3, settings=settings_of(model, chat))
+    answers = run.answered(CELLS)
+    for question in asked():
+        for cell in CELLS:
+            stored = answers.questions[question.key]
+            prompt = run.builder.build(question, 50 if cell.policy == TRUNCATED else LENGTH)
+            assert prompt.key == answers.source(cell, stored)[1]
+            row = answers.answer(cell, stored)
+            assert row is not None
+            assert row["prediction"] == stepped(model, prompt.ids, FULL if cell.policy == TRUNCATED else cell)
+    tova, full = ([answers.answer(cell, one) for one in answers.questions.values()] for cell in CELLS[1::-1])
+    assert [row and row["prediction"] for row in tova] != [row and row["prediction"] for row in full]
+
+
+@pytest.mark.gpu
+def test_answers_on_a_gpu_are_those_on_a_cpu(model: PreTrainedModel) -> None:
+    """The unbounded model's too, which has room for everything there."""
+    other = build(llama(vocab_size=len(TOKENIZER)), "cuda")
+    found = [started(one, Store(None)).answered(CELLS) for one in (model, other)]
+    cpu, gpu = ([row["prediction"] for _, row in sorted(answers.rows.items())] for answers in found)
+    assert cpu == gpu
+
+
+@pytest.mark.small_model
+def test_on_words(small: Loaded) -> None:
+    """Cut between tokens of the text, and answered as transformers' own generation does from a full cache."""
+    text = "Call me Ishmael. Some years ago, having little or no money in my purse, I thought I would sail about. " * 9
+    question = Question("moby/1", "moby", text, "Who tells this story?", [Reference("Ishmael")])
+    builder = PromptBuilder(small.tokenizer, QASPER.prompt, chat=True)
+    prompt = builder.build(question, 180)
+    assert 176 <= len(prompt.ids) <= 180
+    written = small.tokenizer.decode(prompt.ids)
+    beginning, _, rest = written.partition("\n\nAnswer the question as concisely")
+    assert text.startswith(beginning.partition("<|im_start|>user\n")[2])
+    assert rest.endswith("Who tells this story?\n\nAnswer:<|im_end|>\n<|im_start|>assistant\n")
+    kept = small.tokenizer(beginning.partition("user\n")[2])["input_ids"]
+    assert prompt.cut == len(small.tokenizer(text)["input_ids"]) - len(kept)
+    ends = stop_tokens_of(small.model, small.tokenizer)
+    (answer,) = generate_batch(MultiStateRNN(small.model, "full", None), [prompt.ids], ends, 8)
+    small.model.set_attn_implementation("eager")
+    ids = torch.tensor([prompt.ids])
+    out = small.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8)
+    assert answer == [token for token in out[0, len(prompt.ids) :].tolist() if token not in ends]
+
+
+def test_what_is_the_same_is_answered_once(model: PreTrainedModel) -> None:
+    """Where all fits the size nobody forgets, and a short document is not truncated."""
+    store = Store(None)
+    answers = started(model, store).answered(CELLS)
+    rows = [row for row in store.rows if "prediction" in row]
+    assert len(rows) == 3 + 2 * 3 + 2  # full; two policies at 16; two of truncated
+    first = answers.questions[asked()[0].key]
+    assert answers.source(CELLS[4], first) == answers.source(FULL, first)
+    assert len({(row["policy"], row["size"], row["prompt"]) for row in rows}) == len(rows)
+
+
+@pytest.mark.parametrize(("stop", "cut_off"), [(0, False), (1, True), (4, False)])
+def test_a_run_that_was_killed_goes_on(
+    model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int, cut_off: bool
+) -> None:
+    def texts(answers: Answers) -> list[object]:
+        found = [answers.answer(cell, one) for cell in CELLS for one in answers.questions.values()]
+        return [row and row["prediction"] for row in found]
+
+    path, calls = tmp_path / "rows.jsonl", list[int]()
+    expected = texts(started(model, Store(None)).answered(CELLS))
+
+    def killed(*arguments: object, **named: object) -> object:
+        if len(calls) == stop:
+            raise KeyboardInterrupt
+        calls.append(len(arguments[1]))  # type: ignore[arg-type]
+        return generate_batch(*arguments, **named)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(understanding, "generate_batch", killed)
+        with pytest.raises(KeyboardInterrupt):
+            started(model, Store(path)).answered(CELLS)
+    before = sum(calls)
+    if cut_off:
+        path.write_bytes(path.read_bytes() + b'{"policy": "tova", "predi')
+    calls.clear()
+    stop = 10**6
+    with monkeypatch.context() as patch:
+        patch.setattr(understanding, "generate_batch", killed)
+        assert texts(started(model, Store(path)).answered(CELLS)) == expected
+    assert before + sum(calls) == 11
+    total = list[int]()
+    started(model, Store(path)).answered(CELLS, Progress(total.append))
+    assert total == [0]
+
+
+def test_progress_counts_what_was_announced(model: PreTrainedModel) -> None:
+    total, read = list[int](), list[int]()
+    started(model, Store(None)).answered(CELLS, Progress(total.append, tokens=read.append))
+    assert sum(read) == total[0] > 0
+
+
+def test_what_makes_another_answer(model: PreTrainedModel) -> None:
+    store, cells = Store(None), [Cell("tova", 16)]
+
+    def answered(run: Understanding) -> int:
+        before = len([row for row in store.rows if "prediction" in row])
+        run.answered(cells)
+        return len([row for row in store.rows if "prediction" in row]) - before
+
+    assert answered(started(model, store)) == 3
+    assert answered(started(model, store, batch=1)) == 0
+    assert answered(started(model, store, template="{document} {question}")) == 3
+    assert answered(started(model, store, settings=settings_of(model, chat=True))) == 3
+    assert answered(started(model, store, settings=settings_of(model, positions="compact"))) == 3
+    assert answered(started(model, store, settings=settings_of(model)._replace(answer=5))) == 3
+    assert answered(started(build(llama(vocab_size=len(TOKENIZER)), seed=1), store)) == 3
+    cells = [Cell("tova", 17)]
+    assert answered(started(model, store)) == 3
+
+
+def test_the_last_settings_are_the_ones_used_last(model: PreTrainedModel, tmp_path: Path) -> None:
+    """Though its questions, and all of its answers, were there before."""
+    path, one = tmp_path / "rows.jsonl", settings_of(model)
+    other = one._replace(length=50)
+    for settings, cell in ((one, "tova"), (other, "tova"), (one, "window"), (one, "tova"), (other, "tova")):
+        started(model, Store(path), settings=settings).answered([Cell(cell, 16)])
+        assert Settings.last(Store(path), "squality") == settings
+    before = path.read_bytes()
+    started(model, Store(path), settings=other).answered([Cell("tova", 16)])
+    assert path.read_bytes() == before, "the same settings again add nothing"
+    assert len([row for row in Store(path).rows if "sat" in row]) == 2
+    assert Settings.last(Store(path), "squality", length=LENGTH, answer=ANSWER) == one
+    with pytest.raises(
+        ValueError, match=r"^length=9, chat=False: no answers like this in .*; use length=60, positions="
+    ):
+        Settings.last(Store(path), "squality", length=9, chat=False)
+
+
+def test_the_metadata_of_an_answer_is_not_what_the_settings_say(model: PreTrainedModel) -> None:
+    """The first document fits both lengths, so that its answer is one row, which the first settings wrote."""
+    store, one = Store(None), settings_of(model)
+    started(model, store, settings=one).answered([FULL])
+    other = one._replace(length=LENGTH + 1, positions="compact")
+    answers = started(model, store, settings=other).answered([FULL])
+    metadata = answers.metadata(FULL, asked()[0].key)
+    assert metadata["model"] == "tiny"
+    assert not metadata.keys() & other.key.keys()
+
+
+def reported(tmp_path: Path | None = None) -> Report:
+    """Three questions on two documents, and answers whose scores are known."""
+    store = Store(tmp_path and tmp_path / "rows.jsonl")
+    settings = Settings("qasper", "f", "float32", False, 64, "original", 4)
+    answers = Answers(store, settings)
+    table = grid(["tova", "full"], [8], 10**6)
+    said = {FULL: ["x y", "yes", "no"], Cell("tova", 8): ["x", "no", "no"]}
+    keys = []
+    for i, (document, truth) in enumerate((("a", "x y"), ("a", "yes"), ("b", "no"))):
+        row = {"question": f"q{i}", "name": f"{document}/{i}", "document": document, "asked": "?"}
+        prompts = {64: [f"p{i}", 60, 10 * i]}
+        store.append(
+            {**settings.key, **row, "references": [[truth, "yes/no" if i else "free-form"]], "prompts": prompts}
+        )
+        keys.append(f"q{i}")
+    for cell, texts in said.items():
+        for i, text in enumerate(texts):
+            store.append({**answers.key(cell), "prompt": f"p{i}", "prediction": text, "model": "m", "torch": "2"})
+    return remade(Answers(store, settings), table, keys)
+
+
+def remade(answers: Answers, table: Grid, keys: list[str]) -> Report:
+    return Report(QASPER, table, answers, keys, "tova", scores(QASPER.metric, answers, table.cells, keys))
+
+
+def test_scores_and_differences() -> None:
+    report = reported()
+    assert report.score("full", 8).value == 100
+    assert report.score("tova", 8).value == pytest.approx((200 / 3 + 0 + 100) / 3)
+    found = report.difference("full", 8)
+    assert found is not None
+    assert found.value == pytest.approx(100 - (200 / 3 + 100) / 3)
+    # Of two documents, a quarter of the draws is the first alone, with two questions, and a quarter the second.
+    assert (found.low, found.high) == (pytest.approx(0), pytest.approx(100 - 100 / 3))
+    assert report.difference("tova", 8) is None
+    assert report.kinds("tova", 8) == {"free-form": [pytest.approx(200 / 3)], "yes/no": [0, 100]}
+    assert report.summary() == (
+        "3 on 2 documents; prompts of 60 tokens on average; 10 tokens of the document cut on average, in 2 of them"
+    )
+
+
+def test_scores_are_the_same_in_many_processes_and_made_once() -> None:
+    """ROUGE is slow: other processes score what differs, and what two cells say alike counts once."""
+    settings = Settings("squality", "f", "float32", False, 64, "original", 4)
+    store, cells = Store(None), [FULL, Cell("tova", 8)]
+    keys = [f"q{i}" for i in range(WORTH_PROCESSES)]
+    for i, key in enumerate(keys):
+        row = {"question": key, "name": key, "document": key, "asked": "?", "prompts": {64: [f"p{i}", 60, 0]}}
+        store.append({**settings.key, **row, "references": [[f"the cat {i} sat there", ""], ["no cats", ""]]})
+        for cell in cells:
+            text = f"a cat {i}{' sits' * (cell == FULL and i == 0)}"
+            store.append({**Answers(Store(None), settings).key(cell), "prompt": f"p{i}", "prediction": text})
+    answers, heard = Answers(store, settings), []
+    found = scores(SQUALITY.metric, answers, cells, keys, heard.append, lambda: heard.append(1))
+    assert heard == [WORTH_PROCESSES + 1] + [1] * (WORTH_PROCESSES + 1)
+    assert found == scores(SQUALITY.metric._replace(slow=False), answers, cells, keys)
+    assert found[FULL][0] != found[cells[1]][0]
+    assert found[FULL][1:] == found[cells[1]][1:]
+    assert len({tuple(score.values) for score in found[FULL]}) > 1
+
+
+def test_files(tmp_path: Path) -> None:
+    report = reported(tmp_path)
+    text = report.markdown("a model", {"torch": "2", "commit": ""})
+    assert "| full | 100.00 · 100.00 to 100.00 |" in text
+    assert "| full | +44.44 · +0.00 to +66.67 |" in text
+    assert "| tova 8 | 66.67 · 1 | 50.00 · 2 |" in text
+    assert text.endswith("- torch: 2\n")
+    lines = list(csv.DictReader(report.tables("")[0].csv().splitlines()))
+    assert [(line["policy"], line["questions"]) for line in lines] == [("tova", "3"), ("full", "3")]
+    assert float(lines[1]["difference"]) == pytest.approx(400 / 9)
+    figure(report, tmp_path, "a model")
+    assert (tmp_path / "qasper.png").read_bytes().startswith(b"\x89PNG")
+    assert formatted(report.score("full", 8)).text(" ") == "100.00 100.00 to 100.00"
+
+
+def test_rows_alone_make_the_report(tmp_path: Path) -> None:
+    """Answers may be scored where there is no model."""
+    report = reported(tmp_path)
+    store = Store(tmp_path / "rows.jsonl")
+    assert all(isinstance(json.loads(line), dict) for line in (tmp_path / "rows.jsonl").read_text().splitlines())
+    settings = Settings.last(store, "qasper")
+    answers = Answers(store, settings)
+    assert settings == report.answers.settings
+    assert answers.answered_by(report.grid.cells) == report.keys
+    assert remade(answers, report.grid, report.keys).tables("")[0].csv() == report.tables("")[0].csv()
+    assert answers.answered_by([Cell("tova", 9)]) == []
+    assert answers.metadata(FULL, "q0")["model"] == "m"
+    with pytest.raises(ValueError, match="no question of squality"):
+        Settings.last(store, "squality")
