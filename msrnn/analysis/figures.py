@@ -9,9 +9,8 @@ import numpy
 
 from msrnn.analysis import paper
 from msrnn.analysis.further_tables import headwise, longest
-from msrnn.analysis.measures import coverage
 from msrnn.analysis.study import Study
-from msrnn.analysis.summary import Summary
+from msrnn.analysis.summary import Summary, coverage
 from msrnn.evaluation.figures import drawn
 
 EMBERS, INK = ("#fffefb", "#fee8ae", "#fba450", "#e9633f", "#9c2c13"), "#4a3b32"

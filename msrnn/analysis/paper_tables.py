@@ -7,7 +7,7 @@ import numpy
 from msrnn.analysis import paper
 from msrnn.analysis.study import Study
 from msrnn.analysis.tables import Share, Table, Value, code
-from msrnn.analysis.words import HOW
+from msrnn.analysis.tagging import HOW
 
 SEEN = "A step sees a token from the token's own step on, up to and with the step that drops it."
 KEPT = (

@@ -9,8 +9,7 @@ from typer import Option
 from msrnn.cli.eval.common import check_batch
 from msrnn.cli.options import ORIGINAL, SMALL, Device, Dtype, Model, PolicyName
 from msrnn.cli.results import SkipDamaged, drawn, open_store, shown_as_well, stoppable, written
-from msrnn.cli.tables import show_table, show_text
-from msrnn.cli.terminal import note
+from msrnn.cli.terminal import note, show_table, show_text
 from msrnn.errors import UsageError
 from msrnn.evaluation.efficiency import NATIVE, PROMPT
 from msrnn.policy import FULL, is_full, resolve

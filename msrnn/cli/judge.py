@@ -174,7 +174,7 @@ def ruled(court: Court) -> None:
 
 
 def finish(court: Court, folder: Path, told: dict[str, str]) -> None:
-    from msrnn.cli.tables import show_table
+    from msrnn.cli.terminal import show_table
     from msrnn.evaluation.judge.report import HEADERS, as_csv, figure, lines, markdown, rows
 
     found = lines(court.verdicts(), court.leanings(), court.pairs.dropped)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy
 from test_browser import settle
 
-from msrnn.analysis.explorer.page import Shown, page
-from msrnn.analysis.trace_store import Traced
+from msrnn.analysis.explorer.page import PolicyTrace, page
+from msrnn.analysis.trace import ChunkTrace
 
 LENGTH, SIZE, LAYERS = 900, 225, (3, 7, 11)
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
@@ -29,7 +29,7 @@ def story() -> str:
     window = numpy.minimum(numpy.arange(LENGTH) + SIZE, LENGTH).astype(numpy.int32)
     tenth = numpy.where(numpy.arange(LENGTH) % 10 == 0, LENGTH, numpy.minimum(numpy.arange(LENGTH) + 40, LENGTH))
     shown = [
-        Shown(name, SIZE, Traced(numpy.tile(times, (3, heads, 1)).astype(numpy.int32), LAYERS, (SIZE,) * 3))
+        PolicyTrace(name, SIZE, ChunkTrace(numpy.tile(times, (3, heads, 1)).astype(numpy.int32), LAYERS, (SIZE,) * 3))
         for name, times, heads in (("window", window, 1), ("tenth", tenth, 2))
     ]
     return page("story", "by hand", tokens, shown)

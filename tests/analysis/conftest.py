@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hand import Visit
+from handmade import Visit
 
 
 @pytest.fixture(scope="session")

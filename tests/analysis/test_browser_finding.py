@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from browsing import DESKTOP, UNCOVERED, frames, story
-from hand import Visit
+from handmade import Visit
 from test_browser import TOKENS, TWO, move, press, text
 
 from msrnn.analysis.explorer.page import page

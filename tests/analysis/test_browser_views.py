@@ -7,11 +7,11 @@ import textwrap
 import numpy
 import pytest
 from browsing import DESKTOP, LENGTH, PHONE, SENTENCE, UNCOVERED, apart, frames, rectangles, story
-from hand import Visit
+from handmade import Visit
 from test_browser import move, text
 
-from msrnn.analysis.explorer.page import Shown, page
-from msrnn.analysis.trace_store import Traced
+from msrnn.analysis.explorer.page import PolicyTrace, page
+from msrnn.analysis.trace import ChunkTrace
 
 SWATCHES = "return [...document.querySelectorAll('#legend .swatch')].map((i) => [i.textContent, i.className.slice(-2)])"
 
@@ -28,8 +28,8 @@ def test_the_legend_ends_at_half_of_the_text(visit: Visit, length: int, size: in
         assert (starts[0], starts[-1], len(starts)) == (size // 8, top, 7)
         return
     times = numpy.where(numpy.arange(length) + kept >= length, length, numpy.arange(length) + kept - 1)
-    traced = Traced(times.astype(numpy.int32)[None, None], (0,), (size,))
-    browser = visit(page("steps", "by hand", ["a "] * length, [Shown("tova", size, traced)]))
+    traced = ChunkTrace(times.astype(numpy.int32)[None, None], (0,), (size,))
+    browser = visit(page("steps", "by hand", ["a "] * length, [PolicyTrace("tova", size, traced)]))
     swatches = browser.execute_script(SWATCHES)
     starts = [1, *(int(name.rstrip("+").replace(",", "")) for name, _ in swatches[1:])]
     assert starts == sorted(set(starts))

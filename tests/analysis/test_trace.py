@@ -48,7 +48,7 @@ def test_layers_of_one_group_repeat_it() -> None:
 
 
 def test_nothing_to_trace_is_said() -> None:
-    with pytest.raises(ValueError, match="unbounded"):
+    with pytest.raises(ValueError, match="'full' evicts nothing"):
         msrnn.trace(msrnn.MultiStateRNN(build(llama()), "full", None), tokens(1, 5))
 
 

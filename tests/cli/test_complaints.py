@@ -48,4 +48,4 @@ def test_other_errors_are_not_hidden(run: Run, monkeypatch: pytest.MonkeyPatch) 
 def test_a_device_that_torch_knows_and_msrnn_does_not(run: Run) -> None:
     code, out, err = run("generate", "hi", "--device", "mps")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "device='mps': must be" in err
+    assert "--device mps: must be" in err

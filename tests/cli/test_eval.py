@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from msrnn.cli.eval import app
 from msrnn.cli.eval.common import check_positions, compared
-from msrnn.cli.tables import show_table
+from msrnn.cli.terminal import show_table
 from msrnn.evaluation.perplexity.reading import Reader
 from msrnn.policy import FULL
 

@@ -19,7 +19,7 @@ from command import Run
 from safetensors.torch import save as to_bytes
 
 from msrnn.cli import app
-from msrnn.cli.options import Speech
+from msrnn.cli.model_options import SamplingOptions
 from msrnn.version import __version__
 
 VERBS = [command.callback.__name__ for command in app.registered_commands]
@@ -42,13 +42,16 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> Path:
 
 
 BAD = {
-    "size 0": (["generate", "hi", "--size", "0"], "size=0"),
+    "size 0": (["generate", "hi", "--size", "0"], "--size 0: "),
     "size no number": (["generate", "hi", "--size", "many"], "--size"),
     "protects too much": (["generate", "hi", "--policy", "window+8", "--size", "8"], "first=8"),
     "unknown policy": (["generate", "hi", "--policy", "tovas"], "did you mean 'tova'?"),
     "empty prompt": (["generate", "  "], "PROMPT"),
     "empty standard input": (["generate", "-"], "empty"),
-    "temperature": (["generate", "hi", "--temperature", "0"], "--temperature 0.0: must be at least 1e-06; for the"),
+    "temperature": (
+        ["generate", "hi", "--temperature", "0"],
+        "--temperature 0.0: must be at least 1e-06; use --greedy",
+    ),
     "temperature below": (["chat", "--temperature", "1e-300"], "--temperature 1e-300: must be at least"),
     "temperature inf": (["generate", "hi", "--temperature", "inf"], "--temperature inf: must be a finite number"),
     "temperature nan": (["chat", "--temperature", "nan"], "--temperature nan: must be a finite number"),
@@ -64,8 +67,8 @@ BAD = {
     "greedy at a temperature": (["generate", "hi", "--greedy", "--temperature", "3.0"], "and --temperature 3.0 is"),
     "greedy with top-p": (["chat", "--greedy", "--top-p", "0.9"], "and --top-p 0.9 is"),
     "max new tokens": (["chat", "--max-new-tokens", "0"], "--max-new-tokens 0"),
-    "dtype": (["generate", "hi", "--dtype", "int3"], "dtype='int3'"),
-    "device": (["generate", "hi", "--device", "abacus"], "device='abacus'"),
+    "dtype": (["generate", "hi", "--dtype", "int3"], "--dtype int3: must be one of"),
+    "device": (["generate", "hi", "--device", "abacus"], "--device abacus: must be"),
     "missing text": (["read", "none.txt", "--save", "new"], "none.txt"),
     "empty text": (["read", "empty.txt", "--save", "new"], "empty.txt"),
     "not UTF-8": (["read", "latin.txt", "--save", "new"], "latin.txt: not UTF-8"),
@@ -110,7 +113,7 @@ def test_bad_input_is_one_line_and_code_2(name: str, files: Path, run: Run, monk
 
 def test_greedy_unless_sampling_is_asked_for() -> None:
     wishes = {(None, None): False, (None, 3.0): True, (True, None): True, (True, 3.0): True, (False, None): False}
-    assert {wish: Speech(8, *wish, None).settings["do_sample"] for wish in wishes} == wishes
+    assert {wish: SamplingOptions(8, *wish, None).settings["do_sample"] for wish in wishes} == wishes
 
 
 def test_prompt_with_bytes_that_are_no_utf8(run: Run) -> None:
@@ -195,4 +198,6 @@ def test_ctrl_c_ends_with_130_and_without_a_traceback(folder: Path, tmp_path: Pa
         finally:
             process.kill()
     assert process.returncode == 130
-    assert re.fullmatch(r"msrnn: stopped after \d+ tokens?.*; the state is not kept, --save FILE keeps it", err.strip())
+    assert re.fullmatch(
+        r"msrnn: stopped after \d+ tokens?.*; the state is not saved, --save FILE saves it", err.strip()
+    )

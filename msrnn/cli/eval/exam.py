@@ -10,8 +10,7 @@ from msrnn.cli.eval.common import check_positions
 from msrnn.cli.eval.terminal import watched
 from msrnn.cli.options import ORIGINAL
 from msrnn.cli.results import drawn, shown_as_well, written
-from msrnn.cli.tables import show_table
-from msrnn.cli.terminal import note, progress
+from msrnn.cli.terminal import note, progress, show_table
 from msrnn.errors import UsageError
 
 if TYPE_CHECKING:

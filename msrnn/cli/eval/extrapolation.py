@@ -9,8 +9,7 @@ from msrnn.cli.eval.common import Anew, Books, Text, check_batch, check_position
 from msrnn.cli.eval.terminal import watched
 from msrnn.cli.options import SMALL, Device, Dtype, Model, Size
 from msrnn.cli.results import SkipDamaged, drawn, open_store, shown_as_well, stoppable, written
-from msrnn.cli.tables import show_table
-from msrnn.cli.terminal import note
+from msrnn.cli.terminal import note, show_table
 from msrnn.errors import UsageError
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from msrnn.cli.eval.terminal import watched
 from msrnn.cli.eval.understanding import Chat
 from msrnn.cli.options import SMALL, Device, Dtype, MaxNewTokens, Model
 from msrnn.cli.results import SkipDamaged, open_store, shown_as_well, stoppable, written
-from msrnn.cli.tables import show_table
-from msrnn.cli.terminal import note
+from msrnn.cli.terminal import note, show_table
 from msrnn.errors import UsageError
 from msrnn.policy import FULL, resolve
 

@@ -6,8 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msrnn.cli.results import resumed
-from msrnn.cli.tables import show_table
-from msrnn.cli.terminal import note, progress
+from msrnn.cli.terminal import note, progress, show_table
 
 if TYPE_CHECKING:
     from msrnn.evaluation.perplexity.report import Report

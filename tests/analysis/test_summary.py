@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import numpy
 import pytest
-from hand import LENGTH, SINK, SIZE, WINDOW
+from handmade import LENGTH, SINK, SIZE, WINDOW
 from numpy.testing import assert_allclose
 from tiny import build, llama, tokens
 
 import msrnn
 from msrnn.analysis import paper
-from msrnn.analysis.measures import (
+from msrnn.analysis.summary import (
     between_rows,
     coverage,
     off_diagonal,
