@@ -43,9 +43,10 @@ class ModelOptions:
         if self.seed is not None and not 0 <= self.seed < 2**32:
             raise UsageError(f"--seed {self.seed}: must be from 0 to {2**32 - 1}")
         if self.state_dtype is not None:
-            from msrnn.core.quantization import state_dtype_of
+            from msrnn.core.quantization import STATE_DTYPES
 
-            state_dtype_of(self.state_dtype)
+            if self.state_dtype not in STATE_DTYPES:
+                raise UsageError(f"--state-dtype {self.state_dtype}: must be {' or '.join(STATE_DTYPES)}")
         if self.positions != ORIGINAL:
             from msrnn.core.rope import spacing
 

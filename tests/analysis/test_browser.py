@@ -76,7 +76,7 @@ def test_tokens_are_shaded_as_the_eviction_times_say(visit: Visit) -> None:
             assert panels == [expected(left, step), expected(right, step)]
             seen.add(tuple(panels))
             assert browser.execute_script("return document.querySelector('.now').dataset.token") == str(step)
-    assert len(seen) == 8  # nothing is dropped before step 3
+    assert len(seen) == 8  # nothing is evicted before step 3
     move(browser, "layer", 0)
     move(browser, "head", 1)
     assert states(browser.execute_script(CLASSES)[1]) == expected(WINDOW, LENGTH - 1)
@@ -141,25 +141,25 @@ def test_reading_on(visit: Visit) -> None:
     assert text(browser, "#play") == "▶"
 
 
-def test_a_tokens_story(visit: Visit) -> None:
+def test_a_tokens_card(visit: Visit) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
 
     browser = visit(page("hand", "by hand", TOKENS, TWO), "#step=3&layer=0&head=0")
     token = browser.find_element("css selector", '[data-token="1"]')
     ActionChains(browser).move_to_element(token).perform()
-    told = text(browser, "#story")
+    told = text(browser, "#token-card")
     assert told.startswith("␣two token 1 · read at step 1")
-    assert "tovadropped at step 3, after 3 steps" in told
-    assert "h2odropped at step 2, after 2 steps" in told
+    assert "tovaevicted at step 3, after 3 steps" in told
+    assert "h2oevicted at step 2, after 2 steps" in told
     assert "at step 3 held in 1 of 2 layers" in told
     assert browser.execute_script("return [...document.querySelectorAll('.bars i')].map(i => i.className)") == [
         *("held chosen", "", "held chosen", "")  # of h2o's layer 0, one of two heads
     ]
     ActionChains(browser).move_to_element(browser.find_element("css selector", '[data-token="0"]')).perform()
-    assert "h2onever dropped" in text(browser, "#story")
+    assert "h2onever evicted" in text(browser, "#token-card")
     assert len(browser.find_elements("css selector", ".focus")) == 2
     ActionChains(browser).move_to_element(browser.find_element("tag name", "h1")).perform()
-    assert not browser.find_element("id", "story").is_displayed()
+    assert not browser.find_element("id", "token-card").is_displayed()
 
 
 PIXELS = """

@@ -103,7 +103,7 @@ def test_the_story_never_covers_its_token(visit: Visit, shape: dict[str, int]) -
     heights = set()
     for token in tokens:
         browser.execute_script("arguments[0].click()", token)
-        card, legend, counts, focus = rectangles(browser, "#story", "#legend", ".stats", ".focus")
+        card, legend, counts, focus = rectangles(browser, "#token-card", "#legend", ".stats", ".focus")
         assert apart(card, focus)
         assert apart(card, legend)
         assert 0 <= card[0] < card[2] <= shape["width"]
@@ -116,12 +116,12 @@ def test_the_story_never_covers_its_token(visit: Visit, shape: dict[str, int]) -
     for distance in (150, -300, 250):  # the card gives way when the text is scrolled under it
         browser.execute_script("scrollBy(0, arguments[0])", distance)
         frames(browser)
-        card, focus = rectangles(browser, "#story", ".focus")
+        card, focus = rectangles(browser, "#token-card", ".focus")
         assert apart(card, focus)
-    if shape is PHONE:  # following keeps clear of a story that stays open
+    if shape is PHONE:  # following keeps clear of a card that stays open
         move(browser, "step", 700)
         frames(browser)
-        card, now = rectangles(browser, "#story", ".now")
+        card, now = rectangles(browser, "#token-card", ".now")
         assert apart(card, now)
 
 

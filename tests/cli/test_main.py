@@ -69,6 +69,13 @@ BAD = {
     "max new tokens": (["chat", "--max-new-tokens", "0"], "--max-new-tokens 0"),
     "dtype": (["generate", "hi", "--dtype", "int3"], "--dtype int3: must be one of"),
     "device": (["generate", "hi", "--device", "abacus"], "--device abacus: must be"),
+    "state dtype": (["read", "text.txt", "--save", "new", "--state-dtype", "int4"], "--state-dtype int4: must be int8"),
+    "positions": (["chat", "--positions", "far"], "--positions far: "),
+    "backend": (
+        ["generate", "hi", "--backend", "cublas"],
+        "--backend cublas: must be one of auto, torch, numba, triton",
+    ),
+    "backend of the old name": (["read", "text.txt", "--save", "new", "--backend", "compiled"], "--backend compiled: "),
     "missing text": (["read", "none.txt", "--save", "new"], "none.txt"),
     "empty text": (["read", "empty.txt", "--save", "new"], "empty.txt"),
     "not UTF-8": (["read", "latin.txt", "--save", "new"], "latin.txt: not UTF-8"),

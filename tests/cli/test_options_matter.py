@@ -16,6 +16,7 @@ from command import TEXT, Run, same
 
 from msrnn.cli import app
 from msrnn.core.state_file import load_tensors
+from msrnn.hf import state_spec
 from msrnn.policy import NAMES
 
 README = Path(__file__).parents[2] / "README.md"
@@ -99,6 +100,25 @@ def test_state_is_kept_as_asked(
     ran = run(verb, *ASKED[verb], *SIZE, *speech, option, value, "--save", tmp_path / "state", stdin=TEXT)
     assert ran.code == 0, ran.err
     assert load_tensors(tmp_path / "state")[1][name] == expected
+
+
+@pytest.mark.parametrize("verb", ASKED)
+def test_backends_give_the_same_state(verb: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[str] = []
+    resolve = state_spec.resolve_backend
+
+    def resolved(name: str, device: Any) -> Any:
+        used.append(name)
+        return resolve(name, device)
+
+    monkeypatch.setattr(state_spec, "resolve_backend", resolved)
+    speech = () if verb == "read" else SHORT
+    for backend in ("torch", "numba"):
+        words = (verb, *ASKED[verb], *SIZE, *speech, *CPU, "--backend", backend, "--save", tmp_path / backend)
+        used.clear()
+        ran = run(*words, stdin=TEXT)
+        assert (ran.code, set(used)) == (0, {backend}), ran.err
+    assert same(tmp_path / "torch", tmp_path / "numba")
 
 
 def test_explicit_positions_change_a_conversation(run: Run) -> None:
@@ -274,7 +294,7 @@ def test_policies_that_weigh_values(run: Run, monkeypatch: pytest.MonkeyPatch) -
     (header,) = ([cell.strip() for cell in line.split("┃")] for line in lines if "┃" in line)
     cells = [[cell.strip() for cell in line.split("│")] for line in lines if line.startswith("│")]
     shown = {line[header.index("policy")]: line[header.index("value")] for line in cells}
-    assert {name: shown[name] for name in NAMES} == {name: "yes" if NAMES[name].value else "" for name in NAMES}
+    assert {name: shown[name] for name in NAMES} == {name: "yes" if NAMES[name].value_norm else "" for name in NAMES}
     assert (shown["echo"], shown["tova"]) == ("yes", "")
 
 

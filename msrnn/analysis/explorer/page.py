@@ -23,7 +23,7 @@ from msrnn.analysis.trace import ChunkTrace, trace_chunks
 from msrnn.errors import UsageError
 from msrnn.hf.rnn import MultiStateRNN
 
-SCRIPTS = ("data", "shades", "text", "axes", "maps", "story", "search", "address", "controls", "main")
+SCRIPTS = ("data", "shades", "text", "axes", "maps", "card", "search", "address", "controls", "main")
 MOST_TOKENS = 2**16 - 1  # a step is stored in two bytes
 
 
