@@ -73,7 +73,7 @@ BAD = {
     "positions": (["chat", "--positions", "far"], "--positions far: "),
     "backend": (
         ["generate", "hi", "--backend", "cublas"],
-        "--backend cublas: must be one of auto, torch, numba, triton",
+        "--backend cublas: must be one of auto, torch, numba",
     ),
     "backend of the old name": (["read", "text.txt", "--save", "new", "--backend", "compiled"], "--backend compiled: "),
     "missing text": (["read", "none.txt", "--save", "new"], "none.txt"),

@@ -208,10 +208,8 @@ def test_a_gguf_file_becomes_the_model_it_was(tmp_path: Path, cache: Path, capfd
 
 def test_a_gguf_file_that_lacks_weights_is_refused(tmp_path: Path, cache: Path) -> None:
     tiny_gguf(tmp_path / "real.gguf", lacking="model.layers.1.mlp.up_proj.weight")
-    with pytest.raises(
     reason = r"1 of the model's weights are missing, the first is model\.layers\.1\.mlp\.up_proj\.weight"
     with pytest.raises(ValueError, match=reason):
-    ):
         load(str(tmp_path / "real.gguf"), "cpu")
     assert list(cache.iterdir()) == []
 
