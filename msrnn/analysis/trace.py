@@ -208,4 +208,4 @@ def _read(path: Path) -> tuple[ChunkTrace, dict[str, Any]]:
         times = after + numpy.arange(after.shape[-1], dtype=numpy.int32)
         return ChunkTrace(times, tuple(about["layers"]), tuple(about["sizes"])), about
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path}: truncated, or not a trace; delete it to compute it again ({error})") from error
+        raise UsageError(f"{path}: truncated, or not a trace; delete it to compute it again") from error

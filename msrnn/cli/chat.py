@@ -176,5 +176,5 @@ def _save(conversation: Conversation, path: Path, own_files: set[Path], model: s
         conversation.state.save(path)
         own_files.add(path)
         note(f"{path}: {summary(conversation.state)}")
-    except (UsageError, OSError) as error:
+    except (ValueError, OSError) as error:  # ValueError: a null byte in the name
         note(str(error))

@@ -51,7 +51,7 @@ def _reads(source: str | Path, target: Path) -> bool:
             return os.path.samestat(os.fstat(sys.stdin.fileno()), target.stat())
         except (OSError, ValueError):  # standard input is not a file
             return False
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     files = path.iterdir() if path.is_dir() else [path]
     return any(same_file(file, target) for file in files)
 

@@ -44,9 +44,7 @@ def _after_answer(text: str) -> str:
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], prompt: bool) -> str:
-    from jinja2 import TemplateError
-
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt))
-    except TemplateError as error:
+    except Exception as error:  # a template is a program, whose errors have no common kind
         raise UsageError(f"this model's chat template refuses the conversation: {error}") from error

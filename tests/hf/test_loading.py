@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from characters import character_tokenizer
+from characters import character_model, character_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from msrnn.errors import UsageError
 from msrnn.hf import loading as models
 from msrnn.hf.loading import converted, device_named, load, small_model
 from msrnn.hf.rnn import MultiStateRNN
@@ -266,3 +268,31 @@ def test_a_folder_that_lacks_weights_is_refused(tmp_path: Path) -> None:
     original.save_pretrained(tmp_path / "model", state_dict=weights)
     with pytest.raises(ValueError, match="1 of the model's weights are missing"):
         load(str(tmp_path / "model"), "cpu")
+
+
+DAMAGED = {
+    "null": ("config.json", "null", "cannot be loaded"),
+    "type": ("config.json", {"hidden_size": "many"}, r"Field 'hidden_size' expected int, got str \(value: 'many'\)"),
+    "activation": ("config.json", {"hidden_act": "nope"}, "unknown value 'nope'"),
+    "shapes": ("config.json", {"hidden_size": 64}, "the shapes of its weights are not those in its config.json"),
+    "generation": ("generation_config.json", "[]", "cannot be loaded"),
+    "tokenizer": ("tokenizer_config.json", "[]", "its tokenizer cannot be loaded"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_checkpoints_are_bad_input(name: str, tmp_path: Path) -> None:
+    """Whatever transformers raises for them."""
+    file, change, reason = DAMAGED[name]
+    character_model().save_pretrained(tmp_path)
+    character_tokenizer().save_pretrained(tmp_path)
+    path = tmp_path / file
+    changed = change if isinstance(change, str) else json.dumps({**json.loads(path.read_text()), **change})
+    path.write_text(changed)
+    with pytest.raises(UsageError, match=reason):
+        load(str(tmp_path), "cpu")
+
+
+def test_a_user_that_does_not_exist() -> None:
+    with pytest.raises(UsageError, match="no such folder or file"):
+        load("~nobody.of.this.name/model", "cpu")

@@ -147,7 +147,7 @@ async function explore() {
   let saving = 0;
   function saveAddress() {
     clearTimeout(saving);
-    saving = setTimeout(() => hicard.replaceState(null, "", address(look, pinned ? look.token : undefined)), 200);
+    saving = setTimeout(() => history.replaceState(null, "", address(look, pinned ? look.token : undefined)), 200);
   }
 
   /** Show what the address describes, when the page opens and when its address changes. */
