@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import io
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,24 +10,7 @@ from typer import Option
 
 from msrnn.cli.chat_history import line_history
 from msrnn.cli.model_options import GivenOptions, ModelOptions, SamplingOptions, check_chat_template, load_or_empty
-from msrnn.cli.options import (
-    ORIGINAL,
-    POSITIONS,
-    Backend,
-    Device,
-    Force,
-    MaxNewTokens,
-    Model,
-    Sample,
-    SavedDtype,
-    SavedPolicy,
-    SavedSize,
-    SavedStateDtype,
-    SaveTo,
-    Seed,
-    Temperature,
-    TopP,
-)
+from msrnn.cli.options import ORIGINAL, POSITIONS, Force, MaxNewTokens, SaveTo
 from msrnn.cli.state_files import check_target, same_file, save_state
 from msrnn.cli.terminal import note, summary
 from msrnn.cli.text_input import as_utf8
@@ -42,28 +25,24 @@ COMMANDS = "/state, /save FILE and /quit"
 System = Annotated[str | None, Option(help="System message that opens the conversation.", show_default="none")]
 Load = Annotated[Path | None, Option(help="Continue this saved conversation.", show_default="a new one")]
 Positions = Annotated[
-    str, Option(help=f"{POSITIONS}; auto: original, and compressed once the training length may be passed.")
+    str | None, Option(help=f"{POSITIONS}; auto: original, and compressed once the training length may be passed.")
 ]
 
 
+@dataclass(frozen=True)
+class ChatOptions(GivenOptions):
+    positions: Positions = AUTO
+
+
 def chat(
+    *,
     system: System = None,
     load: Load = None,
     save: SaveTo = None,
     force: Force = False,
     max_new_tokens: MaxNewTokens = 512,
-    sample: Sample = None,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    model: Model = None,
-    policy: SavedPolicy = None,
-    size: SavedSize = None,
-    device: Device = "auto",
-    dtype: SavedDtype = None,
-    state_dtype: SavedStateDtype = None,
-    positions: Positions = AUTO,
-    backend: Backend = "auto",
-    seed: Seed = None,
+    sampling: SamplingOptions,
+    given: ChatOptions,
 ) -> None:
     """Chat without end: the conversation is one state of constant size, and each turn reads only the new message.
 
@@ -78,12 +57,10 @@ def chat(
         msrnn chat --load talk.safetensors --save talk.safetensors
         printf 'Hello!\\n/state\\n' | msrnn chat --size 256
     """
-    auto = positions == AUTO
-    sampling = SamplingOptions(max_new_tokens, sample, temperature, top_p)
-    chosen = None if auto else positions
-    given = GivenOptions(model, policy, size, device, dtype, seed, state_dtype, chosen, backend)
-    options = given.completed(load, extendable=auto)
-    check_target(save, force or same_file(save, load), [model])
+    settings = sampling.settings(max_new_tokens)
+    auto = given.positions == AUTO
+    options = (replace(given, positions=None) if auto else given).completed(load, extendable=auto)
+    check_target(save, force or same_file(save, load), [given.model])
     if system and load:
         raise UsageError(f"--system {system!r}: {load} is a conversation that has begun; leave out --system or --load")
     rnn, tokenizer = options.load()
@@ -97,13 +74,13 @@ def chat(
         rnn,
         tokenizer,
         load_or_empty(rnn, load),
-        sampling.settings,
+        settings,
         as_utf8(system) if system else None,
         extend if auto and options.positions == ORIGINAL else None,
     )
     try:
         with line_history():
-            _converse(conversation, {path for path in (load, save) if path}, model)
+            _converse(conversation, {path for path in (load, save) if path}, given.model)
     finally:
         if save:
             save_state(conversation.state, save)

@@ -12,23 +12,7 @@ from msrnn.cli.model_options import (
     load_or_empty,
     warn_past_training,
 )
-from msrnn.cli.options import (
-    Backend,
-    Device,
-    Force,
-    MaxNewTokens,
-    Model,
-    Sample,
-    SavedDtype,
-    SavedPolicy,
-    SavedPositions,
-    SavedSize,
-    SavedStateDtype,
-    SaveTo,
-    Seed,
-    Temperature,
-    TopP,
-)
+from msrnn.cli.options import Force, MaxNewTokens, SaveTo
 from msrnn.cli.state_files import check_target, same_file, save_state
 from msrnn.cli.terminal import Stopped, note, speed_of, summary
 from msrnn.cli.text_input import as_utf8, read_text
@@ -38,6 +22,7 @@ from msrnn.hf import chat_template
 
 def generate(
     prompt: Annotated[str, Argument(help="The text to continue; - reads standard input.")],
+    *,
     state: Annotated[Path | None, Option(help="Continue from this saved state.", show_default="an empty one")] = None,
     save: SaveTo = None,
     force: Force = False,
@@ -45,18 +30,8 @@ def generate(
         bool, Option("--chat/--no-chat", help="Send the prompt as a message, in the model's chat template.")
     ] = False,
     max_new_tokens: MaxNewTokens = 128,
-    sample: Sample = None,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    model: Model = None,
-    policy: SavedPolicy = None,
-    size: SavedSize = None,
-    device: Device = "auto",
-    dtype: SavedDtype = None,
-    state_dtype: SavedStateDtype = None,
-    positions: SavedPositions = None,
-    backend: Backend = "auto",
-    seed: Seed = None,
+    sampling: SamplingOptions,
+    given: GivenOptions,
 ) -> None:
     """Continue a prompt, and print the text while it is generated.
 
@@ -68,10 +43,9 @@ def generate(
         msrnn generate "Name three rivers." --chat --temperature 0.7 --seed 1
         echo "The moral of the story is" | msrnn generate - --state book.safetensors
     """
-    sampling = SamplingOptions(max_new_tokens, sample, temperature, top_p)
-    given = GivenOptions(model, policy, size, device, dtype, seed, state_dtype, positions, backend)
+    settings = sampling.settings(max_new_tokens)
     options = given.completed(state)
-    check_target(save, force or same_file(save, state), ["-" if prompt == "-" else None, model])
+    check_target(save, force or same_file(save, state), ["-" if prompt == "-" else None, given.model])
     text = read_text("-").removesuffix("\n") if prompt == "-" else as_utf8(prompt)
     if not text.strip():
         raise UsageError(f"PROMPT {prompt!r}: empty; give a text to continue")
@@ -88,7 +62,7 @@ def generate(
     warn_past_training(rnn.model, options, prompt_end)
     answer = AnswerStreamer(tokenizer)
     try:
-        rnn.generate(ids, state=current, streamer=answer, **sampling.settings)
+        rnn.generate(ids, state=current, streamer=answer, **settings)
     except KeyboardInterrupt:
         answer.end()
         stopped = f"stopped after {speed_of(answer)}"

@@ -7,7 +7,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msrnn.cli.options import DEFAULT_POLICY, DEFAULT_SIZE, ORIGINAL, SMALL
+from msrnn.cli.options import (
+    DEFAULT_POLICY,
+    DEFAULT_SIZE,
+    ORIGINAL,
+    SMALL,
+    Backend,
+    Device,
+    Model,
+    Sample,
+    SavedDtype,
+    SavedPolicy,
+    SavedPositions,
+    SavedSize,
+    SavedStateDtype,
+    Seed,
+    Temperature,
+    TopP,
+)
 from msrnn.cli.terminal import loading, note
 from msrnn.errors import UsageError
 from msrnn.policy import FULL, Policy, is_full, ranks_alike, resolve
@@ -85,17 +102,17 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class GivenOptions:
-    """Options of a verb that can continue from a saved state; None: not given."""
+    """The group of options of a verb that can continue from a saved state; None: not given."""
 
-    model: str | None
-    policy: str | None
-    size: int | None
-    device: str
-    dtype: str | None
-    seed: int | None
-    state_dtype: str | None
-    positions: str | None
-    backend: str
+    model: Model = None
+    policy: SavedPolicy = None
+    size: SavedSize = None
+    positions: SavedPositions = None
+    state_dtype: SavedStateDtype = None
+    dtype: SavedDtype = None
+    device: Device = "auto"
+    backend: Backend = "auto"
+    seed: Seed = None
 
     def completed(self, state: Path | None, extendable: bool = False) -> ModelOptions:
         """Fill in what was not given: from the state file, or with the defaults. Refuse what contradicts the file.
@@ -227,16 +244,13 @@ def warn_past_training(model: PreTrainedModel, options: ModelOptions, tokens: in
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How many tokens to generate, and how each is chosen."""
+    """The group of options that decides how tokens are chosen."""
 
-    max_new_tokens: int
-    sample: bool | None  # None: sample if a temperature or a top-p is given
-    temperature: float | None
-    top_p: float | None
+    sample: Sample = None  # None: sample if a temperature or a top-p is given
+    temperature: Temperature = None
+    top_p: TopP = None
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise UsageError(f"--max-new-tokens {self.max_new_tokens}: must be 1 or more")
         if self.temperature is not None and not math.isfinite(self.temperature):
             raise UsageError(f"--temperature {self.temperature}: must be a finite number")
         if self.temperature is not None and self.temperature < LEAST_TEMPERATURE:
@@ -250,11 +264,12 @@ class SamplingOptions:
             flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self._given.items())
             raise UsageError(f"--greedy: takes the most likely token, and {flags} is for sampling; leave one out")
 
-    @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self, max_new_tokens: int) -> dict[str, Any]:
         """Arguments of `generate`; a temperature or a top-p turns sampling on."""
+        if max_new_tokens < 1:
+            raise UsageError(f"--max-new-tokens {max_new_tokens}: must be 1 or more")
         given = self._given
-        return {"max_new_tokens": self.max_new_tokens, "do_sample": bool(self.sample or given), **given}
+        return {"max_new_tokens": max_new_tokens, "do_sample": bool(self.sample or given), **given}
 
     @property
     def _given(self) -> dict[str, float]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer import Option
@@ -14,7 +16,7 @@ ORIGINAL = "original"
 SMALL = "SmolLM2-135M-Instruct"
 DEFAULT_POLICY, DEFAULT_SIZE = "tova", 512
 
-_POLICY = "Eviction policy: which token leaves a full layer; `msrnn policies` lists them."
+_POLICY = "Eviction policy: which token a full layer evicts; `msrnn policies` lists them."
 _SIZE = "Most tokens that each layer keeps; policy full keeps all."
 _DTYPE = "Dtype of the weights: float32, bfloat16, float16, or auto (the checkpoint's own)."
 _DTYPE_DEFAULT = "float32 on cpu, else auto"
@@ -80,9 +82,38 @@ Force = Annotated[bool, Option("--force", help="Replace the output file if it ex
 
 
 def register(app: typer.Typer, *verbs: Callable[..., None]) -> None:
-    """Make functions commands of an app. The docstring is the help; what follows `Examples:` ends it."""
+    """Make functions commands of an app. The docstring is the help; what follows `Examples:` ends it.
+
+    A parameter that is a dataclass is a group of options: each of its fields is an option of the command.
+    """
     for verb in verbs:
         about, _, examples = (inspect.getdoc(verb) or "").partition("\n\nExamples:\n")
         about = "\n\n".join(" ".join(paragraph.split()) for paragraph in about.split("\n\n"))
         lines = [line.strip() for line in examples.splitlines() if line.strip()]
-        app.command(help=about, epilog="\n\n".join(["Examples:", *lines]))(verb)
+        app.command(help=about, epilog="\n\n".join(["Examples:", *lines]))(_without_groups(verb))
+
+
+def _without_groups(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb with the fields of its option groups as parameters."""
+    hints = get_type_hints(verb, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    if not groups:
+        return verb
+
+    @wraps(verb)
+    def command(**values: Any) -> None:
+        made = {name: group(**{f.name: values.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
+        verb(**values, **made)
+
+    parameters = []
+    for name, parameter in inspect.signature(verb).parameters.items():
+        found = {name: parameter.default}
+        if name in groups:
+            found = {field.name: field.default for field in fields(groups[name])}
+            hints |= get_type_hints(groups[name], include_extras=True)
+        for option, default in found.items():
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(option, kind, default=default, annotation=hints[option]))
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command

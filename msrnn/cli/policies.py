@@ -12,7 +12,7 @@ LEAST_WIDTH = 80  # characters that the table needs
 
 
 def policies() -> None:
-    """List the eviction policies: which token leaves a layer that is full.
+    """List the eviction policies: which token a full layer evicts.
 
     Examples:
         msrnn policies

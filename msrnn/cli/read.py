@@ -10,18 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from msrnn.cli.model_options import GivenOptions, load_or_empty, warn_past_training
-from msrnn.cli.options import (
-    Backend,
-    Device,
-    Force,
-    Model,
-    SavedDtype,
-    SavedPolicy,
-    SavedPositions,
-    SavedSize,
-    SavedStateDtype,
-    Seed,
-)
+from msrnn.cli.options import Force
 from msrnn.cli.state_files import check_target, checkpoint_path, same_file, save_state
 from msrnn.cli.terminal import Stopped, note, progress, summary
 from msrnn.cli.text_input import read_text
@@ -35,19 +24,12 @@ if TYPE_CHECKING:
 
 def read(
     file: Annotated[str, Argument(help="The text file to read; - reads standard input.")],
+    *,
     save: Annotated[Path, Option(help="Write the state to this file.")],
     load: Annotated[Path | None, Option(help="Continue from this saved state.", show_default="an empty one")] = None,
     tokens: Annotated[int | None, Option(help="Most tokens of the text to read.", show_default="all")] = None,
     force: Force = False,
-    model: Model = None,
-    policy: SavedPolicy = None,
-    size: SavedSize = None,
-    device: Device = "auto",
-    dtype: SavedDtype = None,
-    state_dtype: SavedStateDtype = None,
-    positions: SavedPositions = None,
-    backend: Backend = "auto",
-    seed: Seed = None,
+    given: GivenOptions,
 ) -> None:
     """Read a text once and save the state: a file of constant size, to ask questions about or to continue from.
 
@@ -62,11 +44,10 @@ def read(
     """
     if tokens is not None and tokens < 1:
         raise UsageError(f"--tokens {tokens}: must be 1 or more")
-    given = GivenOptions(model, policy, size, device, dtype, seed, state_dtype, positions, backend)
     options = given.completed(load)
-    check_target(save, force or same_file(save, load), [file, model])
+    check_target(save, force or same_file(save, load), [file, given.model])
     checkpoint = checkpoint_path(save)
-    check_target(checkpoint, force=True, inputs=[file, model, load])
+    check_target(checkpoint, force=True, inputs=[file, given.model, load])
     text = read_text(file)
     rnn, tokenizer = options.load()
     from msrnn.hf.conversation import encode

@@ -120,7 +120,7 @@ def test_bad_input_is_one_line_and_code_2(name: str, files: Path, run: Run, monk
 
 def test_greedy_unless_sampling_is_asked_for() -> None:
     wishes = {(None, None): False, (None, 3.0): True, (True, None): True, (True, 3.0): True, (False, None): False}
-    assert {wish: SamplingOptions(8, *wish, None).settings["do_sample"] for wish in wishes} == wishes
+    assert {wish: SamplingOptions(*wish, None).settings(8)["do_sample"] for wish in wishes} == wishes
 
 
 def test_prompt_with_bytes_that_are_no_utf8(run: Run) -> None:
