@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from msrnn.cli.eval.common import Batch, Length, Seed, check_counts, check_positions, quiet
+from msrnn.cli.eval.common import check_counts, check_positions, quiet
 from msrnn.cli.options import SMALL, Device, Dtype, Model
 from msrnn.cli.results import drawn, resumed, stoppable
 from msrnn.cli.terminal import note, progress, show_table, show_text
@@ -41,6 +41,9 @@ Sizes = Annotated[
     Option("--size", help="Most tokens that each layer keeps; repeat to compare several.", show_default="512"),
 ]
 Paper = Annotated[bool, Option("--paper", help="Policy tova at the paper's sizes: 256, 512, 1,024 and 2,048.")]
+Length = Annotated[int, Option(help="Tokens of a chunk, including the token that opens a text.")]
+Seed = Annotated[int, Option(help="Random seed that selects texts and chunks.")]
+Batch = Annotated[int | None, Option(help="Chunks read at once.", show_default="1 on cpu, 8 on cuda")]
 Books = Annotated[int, Option(help="Most texts to take chunks from.")]
 ChunksPerBook = Annotated[
     int | None, Option(help="Most chunks to take from each text.", show_default="enough for 31 in all")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from msrnn.cli.chat_history import line_history
-from msrnn.cli.model_options import GivenOptions, ModelOptions, SamplingOptions, check_chat_template, load_or_empty
-from msrnn.cli.options import ORIGINAL, POSITIONS, Force, MaxNewTokens, SaveTo
+from msrnn.cli.model_options import GivenOptions, ModelOptions, check_chat_template, load_or_empty
+from msrnn.cli.options import ORIGINAL, POSITIONS, Force, MaxNewTokens, SamplingOptions, SaveTo
 from msrnn.cli.state_files import check_target, same_file, save_state
 from msrnn.cli.terminal import note, summary
 from msrnn.cli.text_input import as_utf8

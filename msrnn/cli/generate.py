@@ -7,12 +7,11 @@ from typer import Argument, Option
 
 from msrnn.cli.model_options import (
     GivenOptions,
-    SamplingOptions,
     check_chat_template,
     load_or_empty,
     warn_past_training,
 )
-from msrnn.cli.options import Force, MaxNewTokens, SaveTo
+from msrnn.cli.options import Force, MaxNewTokens, SamplingOptions, SaveTo
 from msrnn.cli.state_files import check_target, same_file, save_state
 from msrnn.cli.terminal import Stopped, note, speed_of, summary
 from msrnn.cli.text_input import as_utf8, read_text

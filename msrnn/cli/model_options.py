@@ -1,8 +1,7 @@
-"""Options that are checked together: the model and its bounded state, and sampling."""
+"""The options of a model and its bounded state, which are checked together, and those that a state was saved under."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,15 +14,12 @@ from msrnn.cli.options import (
     Backend,
     Device,
     Model,
-    Sample,
     SavedDtype,
     SavedPolicy,
     SavedPositions,
     SavedSize,
     SavedStateDtype,
     Seed,
-    Temperature,
-    TopP,
 )
 from msrnn.cli.terminal import loading, note
 from msrnn.errors import UsageError
@@ -35,7 +31,6 @@ if TYPE_CHECKING:
     from msrnn.core.state import MultiState
     from msrnn.hf.rnn import MultiStateRNN
 
-LEAST_TEMPERATURE = 1e-6  # below, logits divided by it overflow
 _MODEL_DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -120,29 +115,25 @@ class GivenOptions:
         With `extendable`, the policy may be given without the horizon and the protected first tokens that a
         conversation past the training length was saved under.
         """
+        own = ModelOptions(self.model, device=self.device, dtype=self.dtype, seed=self.seed, backend=self.backend)
         if state is None:
-            return ModelOptions(
-                self.model,
-                DEFAULT_POLICY if self.policy is None else self.policy,
-                DEFAULT_SIZE if self.size is None else self.size,
-                self.device,
-                self.dtype,
-                self.seed,
-                self.state_dtype,
-                ORIGINAL if self.positions is None else self.positions,
-                self.backend,
-            )
+            rest = {name: getattr(self, name) for name in ("policy", "size", "state_dtype", "positions")}
+            return replace(own, **{name: value for name, value in rest.items() if value is not None})
         saved = SavedOptions.load(state)
         given = self
         same_size = self.size in (None, saved.size)
         if extendable and self.policy is not None and same_size and _same_ranking(self.policy, saved.policy):
             given = replace(self, policy=None)
         given._check_agrees(state, saved)
-        size = DEFAULT_SIZE if saved.size is None else saved.size
-        dtype = self.dtype or saved.dtype
         try:
-            bound = saved.policy, size, self.device, dtype, self.seed, saved.state_dtype, saved.positions
-            return ModelOptions(self.model, *bound, self.backend)
+            return replace(
+                own,
+                policy=saved.policy,
+                size=DEFAULT_SIZE if saved.size is None else saved.size,
+                dtype=self.dtype or saved.dtype,
+                state_dtype=saved.state_dtype,
+                positions=saved.positions,
+            )
         except (UsageError, TypeError) as error:
             raise UsageError(f"{state}: its options cannot be given on the command line ({error})") from error
 
@@ -240,38 +231,3 @@ def warn_past_training(model: PreTrainedModel, options: ModelOptions, tokens: in
         f"--positions original: the text reaches token {tokens:,}, past the {length:,} that this model was trained on, "
         f"and answers may get worse; read it from its beginning with --positions compressed{bounded}"
     )
-
-
-@dataclass(frozen=True)
-class SamplingOptions:
-    """The group of options that decides how tokens are chosen."""
-
-    sample: Sample = None  # None: sample if a temperature or a top-p is given
-    temperature: Temperature = None
-    top_p: TopP = None
-
-    def __post_init__(self) -> None:
-        if self.temperature is not None and not math.isfinite(self.temperature):
-            raise UsageError(f"--temperature {self.temperature}: must be a finite number")
-        if self.temperature is not None and self.temperature < LEAST_TEMPERATURE:
-            raise UsageError(
-                f"--temperature {self.temperature}: must be at least {LEAST_TEMPERATURE}; "
-                "use --greedy for the most likely token"
-            )
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UsageError(f"--top-p {self.top_p}: must be above 0 and at most 1")
-        if self.sample is False and self._given:
-            flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self._given.items())
-            raise UsageError(f"--greedy: takes the most likely token, and {flags} is for sampling; leave one out")
-
-    def settings(self, max_new_tokens: int) -> dict[str, Any]:
-        """Arguments of `generate`; a temperature or a top-p turns sampling on."""
-        if max_new_tokens < 1:
-            raise UsageError(f"--max-new-tokens {max_new_tokens}: must be 1 or more")
-        given = self._given
-        return {"max_new_tokens": max_new_tokens, "do_sample": bool(self.sample or given), **given}
-
-    @property
-    def _given(self) -> dict[str, float]:
-        given = {"temperature": self.temperature, "top_p": self.top_p}
-        return {name: value for name, value in given.items() if value is not None}

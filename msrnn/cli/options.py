@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -12,9 +13,12 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer import Option
 
+from msrnn.errors import UsageError
+
 ORIGINAL = "original"
 SMALL = "SmolLM2-135M-Instruct"
 DEFAULT_POLICY, DEFAULT_SIZE = "tova", 512
+LEAST_TEMPERATURE = 1e-6  # below, logits divided by it overflow
 
 _POLICY = "Eviction policy: which token a full layer evicts; `msrnn policies` lists them."
 _SIZE = "Most tokens that each layer keeps; policy full keeps all."
@@ -79,6 +83,41 @@ TopP = Annotated[
 
 SaveTo = Annotated[Path | None, Option("--save", help="Write the state to this file at the end.", show_default="none")]
 Force = Annotated[bool, Option("--force", help="Replace the output file if it exists.")]
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """The group of options that decides how tokens are chosen."""
+
+    sample: Sample = None  # None: sample if a temperature or a top-p is given
+    temperature: Temperature = None
+    top_p: TopP = None
+
+    def __post_init__(self) -> None:
+        if self.temperature is not None and not math.isfinite(self.temperature):
+            raise UsageError(f"--temperature {self.temperature}: must be a finite number")
+        if self.temperature is not None and self.temperature < LEAST_TEMPERATURE:
+            raise UsageError(
+                f"--temperature {self.temperature}: must be at least {LEAST_TEMPERATURE}; "
+                "use --greedy for the most likely token"
+            )
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UsageError(f"--top-p {self.top_p}: must be above 0 and at most 1")
+        if self.sample is False and self._given:
+            flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self._given.items())
+            raise UsageError(f"--greedy: takes the most likely token, and {flags} is for sampling; leave one out")
+
+    def settings(self, max_new_tokens: int) -> dict[str, Any]:
+        """Arguments of `generate`; a temperature or a top-p turns sampling on."""
+        if max_new_tokens < 1:
+            raise UsageError(f"--max-new-tokens {max_new_tokens}: must be 1 or more")
+        given = self._given
+        return {"max_new_tokens": max_new_tokens, "do_sample": bool(self.sample or given), **given}
+
+    @property
+    def _given(self) -> dict[str, float]:
+        given = {"temperature": self.temperature, "top_p": self.top_p}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 def register(app: typer.Typer, *verbs: Callable[..., None]) -> None:

@@ -1,4 +1,4 @@
-"""A trace made by hand, whose every answer is obvious."""
+"""Traces made by hand, with obvious results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SINK = [8, 2, 3, 4, 5, 6, 7, 8]
 
 
 def traced(*layers: list[list[int]] | list[int], size: int = SIZE) -> ChunkTrace:
-    """Of eviction times by layer, or by layer and head."""
+    """A trace from eviction times by layer, or by layer and head."""
     times = numpy.array(layers, dtype=numpy.int32)
     times = times[:, None] if times.ndim == 2 else times
     return ChunkTrace(times, tuple(range(len(layers))), (size,) * len(layers))

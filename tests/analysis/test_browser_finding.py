@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from browsing import DESKTOP, UNCOVERED, frames, story
+from browser_page import DESKTOP, UNCOVERED, frames, story
 from handmade import Visit
 from test_browser import TOKENS, TWO, move, press, text
 

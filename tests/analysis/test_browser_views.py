@@ -1,4 +1,4 @@
-"""The page on a desktop and on a phone: legend, axes, bars and stories; nothing covers what is looked at."""
+"""The page on a desktop and on a phone: legend, axes, bars and token cards; nothing covers the selected token."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import textwrap
 
 import numpy
 import pytest
-from browsing import DESKTOP, LENGTH, PHONE, SENTENCE, UNCOVERED, apart, frames, rectangles, story
+from browser_page import DESKTOP, LENGTH, PHONE, SENTENCE, UNCOVERED, apart, frames, rectangles, story
 from handmade import Visit
 from test_browser import move, text
 

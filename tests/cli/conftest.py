@@ -34,7 +34,7 @@ def short(folder: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def uncollected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Evaluations collect garbage between cells, which takes longer than all that these tests compute."""
+    """Skip garbage collection between the cells of evaluations: it takes longer than these tests."""
     monkeypatch.setattr("gc.collect", lambda *_: 0)
 
 

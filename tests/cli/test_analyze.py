@@ -89,7 +89,7 @@ def test_tables_show_all_traces_of_the_folder(run: Run, texts: Path, tmp_path: P
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures take most of the time."""
+    """Skip figures, which take most of the time."""
     monkeypatch.setattr("msrnn.analysis.report.draw", lambda *_: None)
 
 

@@ -1,4 +1,4 @@
-"""Exit codes, and what is wrong in one line."""
+"""Exit codes, and bad input as one line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from command import Run
 from safetensors.torch import save as to_bytes
 
 from msrnn.cli import app
-from msrnn.cli.model_options import SamplingOptions
+from msrnn.cli.options import SamplingOptions
 from msrnn.version import __version__
 
 VERBS = [command.callback.__name__ for command in app.registered_commands]
@@ -27,7 +27,7 @@ VERBS = [command.callback.__name__ for command in app.registered_commands]
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> Path:
-    """A working folder with a text, a saved state, and state files that are none."""
+    """A working folder with a text, a saved state, and files that are not states."""
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("some words to read")
     assert run("read", "text.txt", "--save", "state", "--size", 8).code == 0
@@ -58,6 +58,7 @@ BAD = {
     "top-p nan": (["generate", "hi", "--top-p", "nan"], "--top-p nan"),
     "seed below 0": (["generate", "hi", "--seed", "-1"], "--seed -1: must be from 0 to"),
     "seed above": (["generate", "hi", "--seed", "9" * 30], "must be from 0 to 4294967295"),
+    "seed beside a state": (["generate", "hi", "--state", "state", "--seed", "-1"], "msrnn: --seed -1: must be"),
     "no tokens": (["read", "text.txt", "--save", "new", "--tokens", "0"], "--tokens 0: must be 1 or more"),
     "replaces its text": (["read", "text.txt", "--save", "text.txt", "--force"], "text.txt: is read by this command"),
     "list for a state": (["generate", "hi", "--state", "list"], "list: its description is []"),
@@ -189,7 +190,7 @@ def test_version(run: Run) -> None:
 
 def test_ctrl_c_ends_with_130_and_without_a_traceback(folder: Path, tmp_path: Path) -> None:
     endless = shutil.copytree(folder, tmp_path / "endless")
-    for name in ("config.json", "generation_config.json"):  # no token ends what it says
+    for name in ("config.json", "generation_config.json"):  # no stop token
         settings = json.loads((endless / name).read_text())
         (endless / name).write_text(json.dumps({**settings, "eos_token_id": None}))
     arguments = ["generate", "hello", "--model", str(endless), "--max-new-tokens", "1000000", "--size", "8"]

@@ -18,7 +18,7 @@ from msrnn.hf.rnn import MultiStateRNN
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder of the test's own, and a hub that is out of reach."""
+    """A cache folder for the test, and no access to the hub."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     return tmp_path / "cache" / "msrnn" / "models"

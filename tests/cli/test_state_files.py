@@ -1,4 +1,4 @@
-"""What may be replaced, and what becomes of a state that cannot be written where it should."""
+"""Which files may be replaced, and where a state goes that cannot be written to its file."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_a_real_disk_that_is_full(small_disk: Path, run: Run, tmp_path: Path, mo
 
 
 def test_a_limit_on_the_size_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real, and the same everywhere, so that there is no other place either."""
+    """A real limit, for every folder, so that the state cannot be saved elsewhere either."""
     rnn = msrnn.MultiStateRNN(build(llama()), "tova", 40)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -1,4 +1,4 @@
-"""A page of some length to look at in a browser, and questions about where its parts are."""
+"""A long page for the browser tests, and functions that measure where its parts are."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SENTENCE = (
 
 @cache
 def story() -> str:
-    """Paragraphs wrapped at 70 columns, under a window and under one that keeps every tenth token for ever."""
+    """Paragraphs wrapped at 70 columns, under a window, and under a policy that keeps every tenth token."""
     paragraph = textwrap.fill(f"{SENTENCE} {SENTENCE}", 70)
     tokens = re.findall(r" ?[A-Za-z]+|\n|[^A-Za-z\s]+| ", "\n\n".join([paragraph] * 20))[:LENGTH]
     window = numpy.minimum(numpy.arange(LENGTH) + SIZE, LENGTH).astype(numpy.int32)

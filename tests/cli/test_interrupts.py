@@ -1,4 +1,4 @@
-"""Reading that is stopped, and goes on; answers that are stopped, and what is kept of them."""
+"""Ctrl-C and crashes: a read resumes from its checkpoint, and an interrupted answer is saved."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENS = 1 + len(BOOK)
 
 @pytest.fixture(autouse=True)
 def heeded() -> Iterator[None]:
-    """Where tests run in the background, Ctrl-C is ignored."""
+    """Handle Ctrl-C, which is ignored if the tests run in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -158,7 +158,7 @@ def test_a_checkpoint_of_something_else(name: str, run: Run, book: Path, tmp_pat
 
 
 def test_more_tokens_and_a_longer_text_go_on(run: Run, book: Path, tmp_path: Path, stop: Stop) -> None:
-    """What was read is what the text begins with, and that is all that counts."""
+    """A checkpoint fits every text that begins with the tokens it has read."""
     stopped_at(("read", book, "--save", tmp_path / "state", *SIZE, "--tokens", 2000), run, stop)
     book.write_text(BOOK + "and more")
     code, out, err = run("read", book, "--save", tmp_path / "state", *SIZE)
@@ -217,7 +217,7 @@ def test_tokens(run: Run, book: Path, tmp_path: Path) -> None:
 
 
 def test_past_the_training_length(run: Run, short: Path, tmp_path: Path) -> None:
-    """Said once, with what helps; not where the text fits, or its positions do."""
+    """One remark that says what to do; none if the text fits, or positions are compressed."""
     words = ("read", "-", *SIZE, "--model", short)
     warned = "reaches token 274, past the 200 that this model was trained on"
     code, _, err = run(*words, "--save", tmp_path / "one", stdin=TEXT, small=True)
