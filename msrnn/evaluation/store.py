@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from msrnn.core.state_file import write_atomically
+from msrnn.core.atomic import write_atomically
 from msrnn.errors import UsageError
 
 try:

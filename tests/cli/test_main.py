@@ -184,6 +184,11 @@ def test_short_help(words: tuple[str, ...], run: Run) -> None:
     assert "Usage: msrnn" in short.out
 
 
+def test_help_does_not_wait_for_torch() -> None:
+    code = "import sys, msrnn.cli; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_version(run: Run) -> None:
     assert run("--version", small=True) == (0, f"msrnn {__version__}\n", "")
 
