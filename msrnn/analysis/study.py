@@ -98,7 +98,7 @@ def study(cells: Sequence[Cell], load: Load, ids: Numbers, tags: list[list[str]]
     return Study(summaries, agreements, numpy.asarray(ids), tags)
 
 
-class Watch(NamedTuple):
+class StudyProgress(NamedTuple):
     """Callbacks for progress."""
 
     on_start: Callable[[int, int], object]  # the traces that exist already, and all traces
@@ -114,7 +114,7 @@ def run_study(
     batch: int,
     beside: dict[str, Any],
     tags: list[list[str]] | None,
-    watch: Watch,
+    progress: StudyProgress,
 ) -> Study:
     """Trace the chunks `ids` [N, T] under each policy and size, and summarize.
 
@@ -123,11 +123,11 @@ def run_study(
     """
     stores = {cell: TraceStore(folder, model, *cell, beside) for cell in cells}
     total = len(stores) * len(ids)
-    watch.on_start(total - sum(len(store.missing(ids)) for store in stores.values()), total)
+    progress.on_start(total - sum(len(store.missing(ids)) for store in stores.values()), total)
     for store in stores.values():
         if store.missing(ids):
-            watch.on_cell(store.label)
-            store.fill(ids, batch, watch.on_tokens)
+            progress.on_cell(store.label)
+            store.fill(ids, batch, progress.on_tokens)
     for cell in stored_cells(folder):
         if cell not in stores and cell[1] + 1 < ids.shape[1]:
             earlier = TraceStore(folder, model, *cell, beside)

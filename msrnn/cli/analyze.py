@@ -192,7 +192,7 @@ def run_with_progress(
     """Run the study, with a bar that counts the tokens still to read."""
     import numpy
 
-    from msrnn.analysis.study import Watch, run_study
+    from msrnn.analysis.study import StudyProgress, run_study
 
     ids = numpy.array([chunk.ids for chunk in data.chunks])
     batch = batch or (8 if model.device.type == "cuda" else 1)
@@ -210,8 +210,8 @@ def run_with_progress(
             if bar.disable:
                 note(label)
 
-        watch = Watch(on_start, on_cell, partial(bar.advance, task))
-        return run_study(model, ids, cells, folder, batch, environment, tags, watch)
+        callbacks = StudyProgress(on_start, on_cell, partial(bar.advance, task))
+        return run_study(model, ids, cells, folder, batch, environment, tags, callbacks)
 
 
 def token_string(tokenizer: Any, token: int) -> str:

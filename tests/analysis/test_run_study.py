@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 import msrnn
 from msrnn.analysis.explorer.page import token_texts, trace_policies
-from msrnn.analysis.study import Watch, run_study
+from msrnn.analysis.study import StudyProgress, run_study
 from msrnn.analysis.tagging import passage
 
 IDS = tokens(2, 30).numpy()
@@ -26,7 +26,7 @@ def model() -> PreTrainedModel:
 def test_only_missing_traces_are_computed_and_earlier_ones_are_included(model: PreTrainedModel, tmp_path: Path) -> None:
     calls: list[object] = []
     read: list[int] = []
-    watch = Watch(lambda *counts: calls.append(counts), calls.append, read.append)
+    watch = StudyProgress(lambda *counts: calls.append(counts), calls.append, read.append)
     first = run_study(model, IDS, [("tova", 6)], tmp_path, 1, {}, None, watch)
     assert (calls, sum(read)) == ([(0, 2), "tova 6"], 60)
     both = run_study(model, IDS, [("h2o", 6), ("tova", 7)], tmp_path, 2, {}, None, watch)
