@@ -1,11 +1,12 @@
-"""A tokenizer of characters, with a chat template."""
+"""A tokenizer of characters with a chat template, and a tiny random model for it."""
 
 from __future__ import annotations
 
 import string
 
+import torch
 from tokenizers import Tokenizer, decoders, models, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 SPECIAL = ["<unk>", "<s>", "<end>", "<user>", "<model>", "<system>"]
 BOS, END = 1, 2
@@ -34,3 +35,21 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
     )
     wrapped.chat_template = TEMPLATE
     return wrapped
+
+
+def character_model() -> LlamaForCausalLM:
+    """A random model of two layers with the vocabulary of `character_tokenizer`."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(character_tokenizer()),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.3,
+        bos_token_id=BOS,
+        eos_token_id=END,
+        pad_token_id=END,
+    )
+    return LlamaForCausalLM(config)

@@ -55,6 +55,8 @@ INSIDE = {
         "rnn",
         "loading",
         "chat_template",
+        "conversation",
+        "long_read",
     ],
 }
 ROOT = Path(msrnn.__file__).parent

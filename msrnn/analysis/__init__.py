@@ -1,1 +1,1 @@
-"""Which tokens stay: traces, what they say as tables and figures, and a page to explore them."""
+"""Which tokens are kept: eviction times, their measures as tables and figures, and a page to explore them."""

@@ -1,10 +1,10 @@
-"""What the paper found with TOVA on LLaMA-2-7B, in 31 chunks of 4,096 tokens of PG-19."""
+"""The paper's results for TOVA on LLaMA-2-7B, on 31 chunks of 4,096 tokens of PG-19."""
 
 from __future__ import annotations
 
 POLICY, SIZES = "tova", (256, 512, 1024, 2048)
 POSITIONS = 25
-RECENT = (0.73, 0.76)  # the share of kept states that are recent, from the lowest to the highest of its sizes
+RECENT = (0.73, 0.76)  # the share of kept states that are recent: the lowest and the highest over its sizes
 ALL = "all"
 
 # Mean steps kept by part of speech, at each of the sizes, in the paper's order.

@@ -6,7 +6,7 @@ import numpy
 
 from msrnn.analysis import paper
 from msrnn.analysis.study import Study
-from msrnn.analysis.words import HOW
+from msrnn.analysis.tagging import HOW
 from msrnn.evaluation.report import Share, Table, Value, code
 
 SEEN = "A step sees a token from the token's own step on, up to and with the step that drops it."

@@ -1,46 +1,131 @@
-"""What the traces of all chunks say about one policy at one size, and about policies beside each other."""
+"""Measures of eviction times, computed without building a mask, and their summary over all chunks.
+
+A step *sees* a token from the token's own step to the step that evicts it, both included: j <= t <= evicted_at[j].
+Everything here counts what steps see. Steps count from 0, as tokens do.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
+from numpy.typing import NDArray
 
-from msrnn.analysis.measures import (
-    Numbers,
-    between_rows,
-    first_choice,
-    off_diagonal,
-    over_all_steps,
-    overlap,
-    recent,
-    steps_kept,
-    survivors,
-)
-from msrnn.analysis.trace_store import Traced
+from msrnn.analysis.trace import ChunkTrace
 from msrnn.errors import UsageError
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 
+Numbers = NDArray[Any]
+
+
+def steps_kept(evicted_at: Numbers) -> Numbers:
+    """[..., T] -> how many steps see each token, its own included; a token that is never evicted counts to the end."""
+    length = evicted_at.shape[-1]
+    kept: Numbers = numpy.minimum(evicted_at, length - 1) - numpy.arange(length) + 1
+    return kept
+
+
+def window(length: int, size: int) -> Numbers:
+    """[T]: the eviction times of policy `window`."""
+    return numpy.minimum(numpy.arange(length) + size, length)
+
+
+def seen_together(one: Numbers, other: Numbers, start: int) -> Numbers:
+    """[..., T] twice -> [...]: tokens that both see, summed over the steps from `start` on."""
+    length = one.shape[-1]
+    last = numpy.minimum(numpy.minimum(one, other), length - 1)
+    first = numpy.maximum(numpy.arange(length), start)
+    steps: Numbers = numpy.maximum(last - first + 1, 0).sum(-1)
+    return steps
+
+
+def overlap(one: Numbers, other: Numbers, start: int) -> Numbers:
+    """[..., T] twice -> [...]: of the tokens that the two see, the share that both see, over the steps from `start` on.
+
+    NaN if there is no such step.
+    """
+    both = seen_together(one, other, start)
+    each = seen_together(one, one, start) + seen_together(other, other, start)
+    shares: Numbers = numpy.divide(2.0 * both, each, out=numpy.full(both.shape, numpy.nan), where=each > 0)
+    return shares
+
+
+def first_choice(size: int) -> int:
+    """The first step that depends on the policy: step `size` still sees every token, and evicts the first."""
+    return size + 1
+
+
+def recent(evicted_at: Numbers, size: int) -> Numbers:
+    """[..., T] -> [...]: of the tokens that steps see, the share that `window` of the same size also sees."""
+    return overlap(evicted_at, window(evicted_at.shape[-1], size), first_choice(size))
+
+
+def over_all_steps(share: Numbers, size: int, length: int) -> Numbers:
+    """The mean over all steps of a share that is 1 at the steps before `first_choice`."""
+    before = min(first_choice(size), length)
+    return (before + (length - before) * share) / length if before < length else numpy.ones_like(share)
+
+
+def between_rows(evicted_at: Numbers, start: int) -> Numbers:
+    """[N, T] -> overlaps [N, N]"""
+    return numpy.stack([overlap(row, evicted_at, start) for row in evicted_at])
+
+
+def off_diagonal(square: Numbers) -> Numbers:
+    """[N, N] -> [N]: the mean of each row without its diagonal; NaN for N = 1."""
+    count = len(square)
+    if count < 2:
+        return numpy.full(count, numpy.nan)
+    rest: Numbers = (square.sum(-1) - square.diagonal()) / (count - 1)
+    return rest
+
+
+def survivors(kept: Numbers) -> tuple[Numbers, Numbers]:
+    """[..., T] steps kept -> [T] twice: tokens kept for n + 1 steps or more, and tokens that could have been.
+
+    A token too close to the end of the text to reach that age is in neither count.
+    """
+    length = kept.shape[-1]
+    rows = kept.reshape(-1, length)
+    could = len(rows) * numpy.arange(length, 0, -1)
+    did = numpy.bincount(rows.ravel(), minlength=length + 1)[::-1].cumsum()[::-1][1 : length + 1]
+    return did, could
+
+
+def coverage(evicted_at: Numbers, pixels: int) -> Numbers:
+    """[T] -> [pixels, pixels]: rows are steps, columns tokens; the share of (step, token) pairs in a pixel that see."""
+    length = len(evicted_at)
+    pixels = min(pixels, length)
+    edges = numpy.arange(pixels) * length // pixels
+    column = numpy.searchsorted(edges, numpy.arange(length), side="right") - 1
+    change = numpy.zeros((length + 1, pixels), dtype=numpy.int32)
+    numpy.add.at(change, (numpy.arange(length), column), 1)
+    numpy.subtract.at(change, (numpy.minimum(evicted_at, length - 1) + 1, column), 1)
+    seen = numpy.add.reduceat(change.cumsum(0)[:-1], edges, axis=0)
+    widths = numpy.diff(numpy.append(edges, length))
+    shares: Numbers = seen / numpy.outer(widths, widths)
+    return shares
+
 
 @dataclass(frozen=True)
 class Summary:
-    """Of chunks of T tokens; a mean over groups and layers wherever those are not named."""
+    """One policy at one size, over N chunks of T tokens. Means are over groups and layers unless these are axes."""
 
     policy: str
     size: int
     layers: tuple[int, ...]
-    shown: Traced  # the first chunk's, for the pictures
+    shown: ChunkTrace  # of the first chunk, for the figures
     life: Numbers  # [N, T]: mean steps kept
-    recent: Numbers  # [L, G]: share that `window` sees as well, over the steps that see what the policy chose
+    recent: Numbers  # [L, G]: share that `window` also sees, over the steps from `first_choice` on
     recent_at_all_steps: float
-    counts: Numbers  # [T + 1]: states (a token in a group of a layer) that were kept for so many steps
-    survival: Numbers  # [T]: share of those kept for n + 1 steps or more, of those born early enough
-    held: float  # share of states that are never dropped
+    counts: Numbers  # [T + 1]: how many states (a token in a group of a layer) are kept for this number of steps
+    survival: Numbers  # [T]: share of states kept for n + 1 steps or more, of those that could have been
+    held: float  # share of states that are never evicted
     between_layers: Numbers  # [L, L]
-    between_heads: Numbers  # [L, G]: each head's mean overlap with the layer's others; NaN where there is one group
+    between_heads: Numbers  # [L, G]: mean overlap of each head with the layer's other heads; NaN for one group
 
     @property
     def label(self) -> str:
@@ -60,14 +145,12 @@ class Summary:
         return means
 
     def quantile(self, share: float) -> int:
-        """The least number of steps that this share of states is kept for at most."""
+        """The smallest number of steps that at least this share of states does not exceed."""
         below = self.counts.cumsum()
         return int(numpy.searchsorted(below, share * below[-1]))
 
 
-class _Part(NamedTuple):
-    """One chunk's share of a summary."""
-
+class _ChunkSummary(NamedTuple):
     life: Numbers
     recent: Numbers
     recent_at_all_steps: float
@@ -79,15 +162,15 @@ class _Part(NamedTuple):
     between_heads: Numbers
 
 
-def summarize(policy: str, size: int, traces: Iterable[Traced]) -> Summary:
-    """One chunk's trace in memory at a time."""
-    shown: Traced | None = None
-    parts: list[_Part] = []
-    for traced in traces:
-        shown = shown or traced
-        parts.append(_part(traced))
+def summarize(policy: str, size: int, traces: Iterable[ChunkTrace]) -> Summary:
+    """Summarize the traces of all chunks; one trace is in memory at a time."""
+    shown: ChunkTrace | None = None
+    parts: list[_ChunkSummary] = []
+    for one in traces:
+        shown = shown or one
+        parts.append(_summarize_chunk(one))
     if shown is None:
-        raise UsageError("no traces to summarize")
+        raise UsageError("no traces to summarize: give at least one chunk")
 
     def mean(name: str) -> Numbers:
         return numpy.asarray(numpy.mean([getattr(part, name) for part in parts], axis=0))
@@ -108,13 +191,13 @@ def summarize(policy: str, size: int, traces: Iterable[Traced]) -> Summary:
     )
 
 
-def _part(traced: Traced) -> _Part:
-    times, kept, start = traced.evicted_at, steps_kept(traced.evicted_at), first_choice(max(traced.sizes))
+def _summarize_chunk(one: ChunkTrace) -> _ChunkSummary:
+    times, kept, start = one.evicted_at, steps_kept(one.evicted_at), first_choice(max(one.sizes))
     length = times.shape[-1]
-    shares = numpy.stack([recent(rows, size) for rows, size in zip(times, traced.sizes, strict=True)])
-    everywhere = [over_all_steps(row, size, length) for row, size in zip(shares, traced.sizes, strict=True)]
+    shares = numpy.stack([recent(rows, size) for rows, size in zip(times, one.sizes, strict=True)])
+    everywhere = [over_all_steps(row, size, length) for row, size in zip(shares, one.sizes, strict=True)]
     did, could = survivors(kept)
-    return _Part(
+    return _ChunkSummary(
         kept.mean((0, 1)),
         shares,
         float(numpy.mean(everywhere)),
@@ -127,8 +210,8 @@ def _part(traced: Traced) -> _Part:
     )
 
 
-def agreement(one: Iterable[Traced], other: Iterable[Traced]) -> float:
-    """Between two policies on the same chunks, layer by layer; one group is compared with each head of the other."""
+def agreement(one: Iterable[ChunkTrace], other: Iterable[ChunkTrace]) -> float:
+    """Mean overlap of two policies on the same chunks, layer by layer; one group is compared with each head."""
     shares = []
     for a, b in zip(one, other, strict=True):
         rows = zip(a.evicted_at, b.evicted_at, map(max, a.sizes, b.sizes), strict=True)

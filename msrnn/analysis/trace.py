@@ -1,28 +1,46 @@
-"""Eviction times of a run: enough to rebuild every mask, figure and table about which tokens stay."""
+"""Eviction times: when each token leaves each layer. `trace` computes them, `TraceStore` keeps them on disk.
+
+Every mask, figure and table about which tokens are kept can be rebuilt from eviction times.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from msrnn.core.atomic import write_atomically
 from msrnn.core.slots import HELD
 from msrnn.errors import UsageError
+from msrnn.evaluation.batch_size import batch_that_fits
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.layer import Record
+from msrnn.policy import Policy
+
+FORMAT = 1  # of trace files
 
 
 @dataclass(frozen=True)
 class Trace:
-    """When every token left every bounded layer."""
+    """When each token leaves each bounded layer."""
 
-    evicted_at: Tensor  # [B, bounded layers, G, T], by input column: the last column that saw it; T: held; -1: padding
+    evicted_at: Tensor  # [B, bounded layers, G, T]: the last input column that sees the token; T: held; -1: padding
     layers: tuple[int, ...]  # the model's own indices of the bounded layers
 
     def seen_at(self, column: int) -> Tensor:
-        """[B, layers, G, T]: which tokens the query at a column attended to."""
+        """[B, layers, G, T]: which tokens the query at a column attends to."""
         tokens = torch.arange(self.evicted_at.shape[-1], device=self.evicted_at.device)
         return (tokens <= column) & (column <= self.evicted_at)
 
@@ -33,25 +51,26 @@ def trace(
     attention_mask: Tensor | None = None,
     on_block: Callable[[int], None] | None = None,
 ) -> Trace:
-    """Read the tokens from an empty state and take down when each one left each layer.
+    """Read the tokens [B, T] from an empty state and record when each one leaves each layer.
 
-    Where layers differ in how many groups forget together, a layer of one group repeats it.
+    If layers differ in their number of groups, a layer of one group repeats it. `on_block` gets the number of columns
+    of each block after it is read.
     """
     layers = tuple(i for i, bound in enumerate(rnn.spec.bounds) if bound and rnn.spec.shapes[i])
     if not layers:
-        raise UsageError("nothing ever leaves an unbounded model: take a policy and a size to trace")
+        raise UsageError("policy 'full' evicts nothing, so there is nothing to trace: use a bounded policy and a size")
     if input_ids.ndim != 2:
         raise UsageError(f"input_ids of shape {list(input_ids.shape)}: must be [batch, tokens]")
     batch_size, length = input_ids.shape
     times = {i: torch.full((batch_size, _groups(rnn, i), length), HELD, dtype=torch.int32) for i in layers}
 
     def record(layer: int) -> Record:
-        def take_down(position: Tensor, evicted_at: Tensor) -> None:
-            left = (position >= 0) & (evicted_at != HELD)
-            b, g, _ = (index.cpu() for index in left.nonzero(as_tuple=True))
-            times[layer][b, g, position[left].long().cpu()] = evicted_at[left].cpu()
+        def store(position: Tensor, evicted_at: Tensor) -> None:
+            evicted = (position >= 0) & (evicted_at != HELD)
+            b, g, _ = (index.cpu() for index in evicted.nonzero(as_tuple=True))
+            times[layer][b, g, position[evicted].long().cpu()] = evicted_at[evicted].cpu()
 
-        return take_down
+        return store
 
     rnn.read(input_ids, rnn.state(batch_size), attention_mask, last_only=True, on_block=on_block, record=record)
     groups = max(t.shape[1] for t in times.values())
@@ -76,3 +95,117 @@ def _by_column(by_position: Tensor, attention_mask: Tensor | None) -> Tensor:
         step = row[..., : len(columns)].long().clamp(max=len(columns))
         result[b, ..., columns] = column_of[step]
     return result
+
+
+class ChunkTrace(NamedTuple):
+    """The trace of one chunk of text without padding, as arrays."""
+
+    evicted_at: NDArray[numpy.int32]  # [L, G, T]: the last step that sees each token; T: never evicted
+    layers: tuple[int, ...]  # the model's own indices
+    sizes: tuple[int, ...]  # tokens that each of these layers may keep; sliding layers have their own
+
+
+def trace_chunks(
+    rnn: MultiStateRNN, chunks: ArrayLike, on_tokens: Callable[[int], object] | None = None
+) -> list[ChunkTrace]:
+    """Trace chunks of token ids [N, T] as one batch."""
+    rows = torch.from_numpy(numpy.asarray(chunks).astype(numpy.int64))
+
+    def on_block(columns: int) -> None:
+        if on_tokens:
+            on_tokens(columns * len(rows))
+
+    found = trace(rnn, rows, on_block=on_block)
+    bounds = [rnn.spec.bounds[layer] for layer in found.layers]
+    sizes = tuple(bound.size for bound in bounds if bound)
+    return [ChunkTrace(times.numpy(), found.layers, sizes) for times in found.evicted_at]
+
+
+def stored_cells(folder: Path) -> list[tuple[str, int]]:
+    """The policies and sizes of the traces in a folder, of any model and text, by their file names."""
+    found: dict[tuple[str, int], None] = {}
+    for path in sorted(folder.glob("*-*-*.npz")):
+        name, size, _ = path.name.rsplit("-", 2)
+        with suppress(ValueError):  # not a trace file
+            found[Policy.parse(name).name, int(size)] = None
+    return list(found)
+
+
+class TraceStore:
+    """A folder of traces, one file per chunk, for one model under one policy and size.
+
+    A trace is identified by the model's weights, the dtype, the policy's numbers, the size and the tokens; not by the
+    machine or the batch it was computed in. `beside` is recorded in the files, and does not identify them.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model: PreTrainedModel,
+        policy: str | Policy,
+        size: int,
+        beside: dict[str, Any] | None = None,
+    ) -> None:
+        self.policy = policy if isinstance(policy, Policy) else Policy.parse(policy)
+        self.folder, self.size, self.beside = folder, size, beside or {}
+        self.rnn = MultiStateRNN(model, self.policy, size)
+        self.key = {"format": FORMAT, **self.rnn.spec.fingerprint, "numbers": asdict(self.policy)}
+
+    @property
+    def label(self) -> str:
+        return f"{self.policy.name} {self.size}"
+
+    def path(self, ids: ArrayLike) -> Path:
+        """The file of the trace of these tokens [T], whether it exists or not."""
+        digest = hashlib.sha256(json.dumps(self.key, sort_keys=True).encode())
+        digest.update(numpy.asarray(ids, dtype="<i8").tobytes())
+        return self.folder / f"{self.policy.name}-{self.size}-{digest.hexdigest()[:16]}.npz"
+
+    def missing(self, chunks: ArrayLike) -> list[int]:
+        """The indices of the chunks [N, T] that have no trace yet."""
+        return [i for i, ids in enumerate(numpy.asarray(chunks)) if not self.path(ids).exists()]
+
+    def fill(self, chunks: ArrayLike, batch: int = 1, on_tokens: Callable[[int], object] | None = None) -> None:
+        """Trace the chunks of token ids [N, T] that have no trace yet, `batch` at once.
+
+        Each file is written whole, after its batch: an interruption loses only the batch that was being read.
+        """
+        chunks = numpy.asarray(chunks)
+        missing = self.missing(chunks)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        description = {"key": self.key, "beside": self.beside}
+        for start in range(0, len(missing), batch):
+            some = missing[start : start + batch]
+            for i, one in zip(some, self._trace_batch(chunks[some], on_tokens), strict=True):
+                write_atomically(self.path(chunks[i]), partial(_write, one, description))
+
+    def _trace_batch(self, chunks: NDArray[Any], on_tokens: Callable[[int], object] | None) -> list[ChunkTrace]:
+        with batch_that_fits(len(chunks), self.label):
+            return trace_chunks(self.rnn, chunks, on_tokens)
+
+    def load(self, ids: ArrayLike) -> ChunkTrace:
+        """The stored trace of one chunk [T]."""
+        path = self.path(ids)
+        found, description = _read(path)
+        if description.get("key") != self.key:
+            raise UsageError(f"{path}: a trace of another model, policy, size or dtype; delete it to compute it again")
+        return found
+
+
+def _write(one: ChunkTrace, description: dict[str, Any], path: Path) -> None:
+    """Store how many steps each token stays after its own, in the smallest integer type that fits."""
+    length = one.evicted_at.shape[-1]
+    after = (one.evicted_at - numpy.arange(length)).astype(numpy.uint16 if length < 2**16 else numpy.uint32)
+    about = json.dumps({**description, "layers": one.layers, "sizes": one.sizes})
+    with path.open("wb") as file:
+        numpy.savez_compressed(file, after=after, about=numpy.array(about))
+
+
+def _read(path: Path) -> tuple[ChunkTrace, dict[str, Any]]:
+    try:
+        with numpy.load(path, allow_pickle=False) as file:
+            after, about = file["after"].astype(numpy.int32), json.loads(str(file["about"]))
+        times = after + numpy.arange(after.shape[-1], dtype=numpy.int32)
+        return ChunkTrace(times, tuple(about["layers"]), tuple(about["sizes"])), about
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{path}: truncated, or not a trace; delete it to compute it again") from error

@@ -1,7 +1,8 @@
-"""The command line: one thin file per verb, and one place where what went wrong becomes one line."""
+"""The command line: one file per verb. `main` prints bad input as one line; any other error keeps its traceback."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -16,10 +17,10 @@ from msrnn.cli.eval import app as evaluations
 from msrnn.cli.explore import explore
 from msrnn.cli.generate import generate
 from msrnn.cli.judge import judge
+from msrnn.cli.options import register
 from msrnn.cli.policies import policies
 from msrnn.cli.read import read
 from msrnn.cli.terminal import Stopped
-from msrnn.cli.verbs import register
 from msrnn.errors import UsageError
 from msrnn.version import __version__
 
@@ -37,8 +38,8 @@ app.add_typer(evaluations)
 register(app, judge)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         print(f"msrnn {__version__}")
         raise typer.Exit
 
@@ -46,37 +47,47 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _app(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Any Hugging Face decoder as an exact, bounded multi-state RNN: constant memory and time per token."""
+    """Run any Hugging Face decoder as an exact, bounded multi-state RNN: constant memory and time per token."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; the exit code. Bad input is one line that names the value and the mend, with code 2."""
+    """Run one verb; returns the exit code: 2 for bad input, 130 after Ctrl-C."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        code = app(arguments, prog_name="msrnn", standalone_mode=False)
+        code = app(words, prog_name="msrnn", standalone_mode=False)
     except Stopped as stopped:
         print(f"\nmsrnn: {stopped}", file=sys.stderr)
         return INTERRUPTED
     except typer.TyperException as error:
-        return _complain(error.format_message())
+        return _print_error(error.format_message())
     except OSError as error:
-        return _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return _print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except UsageError as error:
-        return _complain(str(error))
+        return _print_error(_with_flag(str(error), words))
     except (RuntimeError, MemoryError) as error:
         from msrnn.evaluation.batch_size import out_of_memory
 
         if not out_of_memory(error):
             raise
-        return _complain("out of memory; take a smaller --size, or a smaller --batch where there is one")
+        return _print_error("out of memory; use a smaller --size, or a smaller --batch if the command has it")
     if code == INTERRUPTED:
         print(file=sys.stderr)
     return code if isinstance(code, int) else 0
 
 
-def _complain(message: str) -> int:
+def _with_flag(message: str, words: Sequence[str]) -> str:
+    """The library names an argument (`size=0: …`); name the flag that the user gave instead (`--size 0: …`)."""
+    found = re.match(r"(\w+)=('?)([^'\s]*)\2: ", message)
+    flag = f"--{found[1].replace('_', '-')}" if found else ""
+    if not found or not any(word == flag or word.startswith(f"{flag}=") for word in words):
+        return message
+    return f"{flag} {found[3]}: {message[found.end() :]}"
+
+
+def _print_error(message: str) -> int:
     if message:
         print("msrnn:", " ".join(message.split()), file=sys.stderr)
     return BAD_INPUT

@@ -8,48 +8,54 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from msrnn.cli.demo import manual
-from msrnn.cli.eval.common import Batch, Length, Seed, check_counts, check_positions, quiet
+from msrnn.cli.eval.common import check_counts, check_positions, quiet
 from msrnn.cli.options import SMALL, Device, Dtype, Model
-from msrnn.cli.results import drawn, stoppable
-from msrnn.cli.tables import show_table, show_text
-from msrnn.cli.terminal import note
-from msrnn.cli.traced import studied
+from msrnn.cli.results import drawn, resumed, stoppable
+from msrnn.cli.terminal import note, progress, show_table, show_text
+from msrnn.cli.text_input import MANUAL, manual
 from msrnn.errors import UsageError
 from msrnn.policy import Policy, is_full, resolve
 
 if TYPE_CHECKING:
-    from msrnn.analysis.study import Cell
+    from transformers import PreTrainedModel
+
+    from msrnn.analysis.study import Cell, Study
+    from msrnn.analysis.tagging import Tagger
     from msrnn.evaluation.data.chunks import Data
     from msrnn.evaluation.data.texts import Document
 
 POLICIES, SIZES, CHUNKS = ("tova",), (512,), 31
-MANUAL = "Python's own manual"
 
 Text = Annotated[
     Path | None,
     Option(
-        help="A folder of .txt files, one .txt file, or .jsonl lines with a text.",
+        help="Texts: a folder of .txt files, a .txt file, or a .jsonl file with a text on each line.",
         show_default=f"PG-19's test set, or {MANUAL}",
     ),
 ]
 Policies = Annotated[
-    list[str] | None, Option("--policy", help="Repeat to set policies side by side.", show_default="tova")
+    list[str] | None, Option("--policy", help="Eviction policy; repeat to compare several.", show_default="tova")
 ]
 Sizes = Annotated[
-    list[int] | None, Option("--size", help="States that each layer may hold; repeat for more.", show_default="512")
+    list[int] | None,
+    Option("--size", help="Most tokens that each layer keeps; repeat to compare several.", show_default="512"),
 ]
-Paper = Annotated[bool, Option("--paper", help="tova at the paper's sizes: 256, 512, 1,024 and 2,048.")]
-Books = Annotated[int, Option(help="Texts to take chunks of, at most.")]
-ChunksPerBook = Annotated[int | None, Option(help="Of each text, at most.", show_default="what makes 31 in all")]
+Paper = Annotated[bool, Option("--paper", help="Policy tova at the paper's sizes: 256, 512, 1,024 and 2,048.")]
+Length = Annotated[int, Option(help="Tokens of a chunk, including the token that opens a text.")]
+Seed = Annotated[int, Option(help="Random seed that selects texts and chunks.")]
+Batch = Annotated[int | None, Option(help="Chunks read at once.", show_default="1 on cpu, 8 on cuda")]
+Books = Annotated[int, Option(help="Most texts to take chunks from.")]
+ChunksPerBook = Annotated[
+    int | None, Option(help="Most chunks to take from each text.", show_default="enough for 31 in all")
+]
 NltkData = Annotated[
     Path | None,
-    Option(help="A folder with NLTK's data, for parts of speech.", show_default="where NLTK looks"),
+    Option(help="Folder with NLTK's data, for parts of speech.", show_default="the folders that NLTK searches"),
 ]
 TraceFolder = Annotated[
-    Path | None, Option("--traces", help="Keep traces here, and take those that are.", show_default="OUT/traces")
+    Path | None, Option("--traces", help="Folder of traces: read, and extended.", show_default="OUT/traces")
 ]
-Out = Annotated[Path, Option(help="Write analysis.md, the tables as .csv and the pictures here.")]
+Out = Annotated[Path, Option(help="Folder for analysis.md, the tables as .csv and the figures.")]
 
 
 def analyze(
@@ -69,56 +75,61 @@ def analyze(
     traces: TraceFolder = None,
     out: Out = Path("results/analyze"),
 ) -> None:
-    """Which tokens stay: what each layer keeps of chunks of text, and for how long.
+    """Measure which tokens each layer keeps of chunks of text, and for how long.
 
-    The paper's analyses (tokens kept at each step, the share of them that is recent, steps kept by position and by part
-    of speech), then lifetimes, the longest-lived tokens, and the agreement between policies, layers and heads. Each is
-    a table and a picture, with its definition. Traces are kept, one file for each chunk, known by the model's weights,
-    policy, size, dtype and tokens; what is there is not computed again, so a run that was stopped goes on.
+    First the paper's analyses: tokens kept at each step, the share of recent tokens, steps kept by position and by part
+    of speech. Then lifetimes, the longest-lived tokens, and the agreement between policies, layers and heads. Each is a
+    table and a figure, with its definition.
+
+    A trace (the eviction times of one chunk) is stored in a file, identified by the model's weights, policy, size,
+    dtype and tokens. Stored traces are not computed again, so the same command continues a run that was stopped.
 
     Examples:
         msrnn analyze --length 1024 --size 128
         msrnn analyze --text books/ --paper --nltk-data ~/nltk_data
         msrnn analyze --text book.txt --policy tova --policy h2o --size 256
     """
-    cells = asked(policy, size, paper, length)
+    cells = check_cells(policy, size, paper, length)
     check_counts(length=length, books=books, chunks_per_book=chunks_per_book, batch=batch)
     from msrnn.analysis.report import draw, summary, tables, write
+    from msrnn.analysis.tagging import passages
     from msrnn.evaluation.data.chunks import Choice, choose
     from msrnn.evaluation.environment import environment
     from msrnn.hf.loading import check_dtype, device_named, load
 
     device_named(device)
     check_dtype(dtype)
-    check_folders(out, traces)
+    check_folder("--out", out)
+    check_folder("--traces", traces)
     quiet()
-    named, found = texts(text)
-    tagger = tagger_of(nltk_data)
+    text_name, found = find_texts(text)
+    tagger = load_tagger(nltk_data)
     decoder, tokenizer = load(model, device, dtype, on_convert=note)
     check_positions(decoder.config.get_text_config(decoder=True), length)
     each = chunks_per_book or -(-CHUNKS // min(books, len(found)))
     data = choose(found, tokenizer, Choice(length, books, each, seed))
     note(data.summary())
-    told = {"model": model or SMALL, "text": named, "seed": str(seed), **environment(decoder.device)}
-    tags = tags_of(tagger, data, found, tokenizer)
+    facts = {"model": model or SMALL, "text": text_name, "seed": str(seed), **environment(decoder.device)}
+    tags = [tagger.tags(passage) for passage in passages(data, found, tokenizer)] if tagger else None
     with stoppable():
-        made = studied(decoder, data, cells, traces or out / "traces", batch, told, tags)
+        study = run_with_progress(decoder, data, cells, traces or out / "traces", batch, facts, tags)
     chunks = f"{len(data.chunks):,} chunks" if len(data.chunks) > 1 else "1 chunk"
-    title = f"{told['model']}, {named}, {chunks} of {length:,} tokens"
-    strings = partial(string_of, tokenizer)
-    every, short = tables(made, strings), summary(made)
+    title = f"{facts['model']}, {text_name}, {chunks} of {length:,} tokens"
+    strings = partial(token_string, tokenizer)
+    all_tables, short = tables(study, strings), summary(study)
     show_table(f"{short.title}: {title}", short.header, short.strings())
     show_text(short.note)
     out.mkdir(parents=True, exist_ok=True)
-    write(every, out, title, {"chunks": data.summary(), **told})
-    kinds = drawn(lambda: draw(made, out, title, strings))
-    show_text(f"All {len(every)} tables with their definitions: {out / 'analysis.md'}")
+    write(all_tables, out, title, {"chunks": data.summary(), **facts})
+    kinds = drawn(lambda: draw(study, out, title, strings))
+    show_text(f"All {len(all_tables)} tables with their definitions: {out / 'analysis.md'}")
     note(f"written to {out}: analysis.md, and the tables as " + ", ".join(f".{kind}" for kind in ("csv", *kinds)))
 
 
-def asked(policies: list[str] | None, sizes: list[int] | None, paper: bool, length: int) -> list[Cell]:
+def check_cells(policies: list[str] | None, sizes: list[int] | None, paper: bool, length: int) -> list[Cell]:
+    """The policies and sizes to trace. Bad values are refused before a model is loaded."""
     if paper and (policies or sizes):
-        raise UsageError("--paper: it has a policy and sizes of its own; give this, or --policy and --size")
+        raise UsageError("--paper: sets the policy and the sizes; leave out --policy and --size, or --paper")
     if paper:
         from msrnn.analysis.paper import SIZES as PAPER_SIZES
 
@@ -126,24 +137,23 @@ def asked(policies: list[str] | None, sizes: list[int] | None, paper: bool, leng
     names, sizes = policies or list(POLICIES), sorted(set(sizes or SIZES))
     for name, size in product(names, sizes):
         if is_full(name):
-            raise UsageError("--policy full: it keeps every token, so there is nothing to analyze; name a bounded one")
+            raise UsageError("--policy full: evicts nothing, so there is nothing to analyze; name a bounded policy")
         resolve(name, size)
     if sizes[-1] + 1 >= length:
         raise UsageError(
-            f"--size {sizes[-1]}: chunks of {length:,} tokens show none of its choices; "
-            "take a smaller size or longer chunks"
+            f"--size {sizes[-1]}: evicts too little of a chunk of {length:,} tokens to compare policies; "
+            "use a smaller --size or a larger --length"
         )
     return list(product(dict.fromkeys(Policy.parse(name).name for name in names), sizes))
 
 
-def check_folders(*folders: Path | None) -> None:
-    for folder in folders:
-        if folder is not None and folder.exists() and not folder.is_dir():
-            raise UsageError(f"{folder}: a file; name a folder")
+def check_folder(option: str, folder: Path | None) -> None:
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise UsageError(f"{option} {folder}: a file; name a folder")
 
 
-def texts(source: Path | None) -> tuple[str, list[Document]]:
-    """What was asked for; or PG-19 where it can be had, and else the text of the demo."""
+def find_texts(source: Path | None) -> tuple[str, list[Document]]:
+    """A name and the texts: those given, or PG-19 if it can be downloaded, or Python's manual."""
     from msrnn.evaluation.data.texts import PG19, Document, documents
 
     if source is not None:
@@ -151,30 +161,58 @@ def texts(source: Path | None) -> tuple[str, list[Document]]:
     if importlib.util.find_spec("datasets") is not None:
         try:
             return PG19, documents(None)
-        except ValueError as error:
+        except UsageError as error:
             note(str(error))
-    note(f"no PG-19 here: reading {MANUAL} instead; --text names another")
+    note(f"PG-19 is not available: reading {MANUAL} instead; --text names another text")
     return MANUAL, [Document("manual", manual)]
 
 
-def tagger_of(folder: Path | None) -> Any:
-    """None, with the reason, where NLTK or its data are not; refused where they were asked for."""
-    from msrnn.analysis.words import Tagger
+def load_tagger(folder: Path | None) -> Tagger | None:
+    """The part-of-speech tagger. If --nltk-data is not given and NLTK is missing, None, with a remark."""
+    from msrnn.analysis.tagging import Tagger
 
     try:
         return Tagger(folder)
-    except ValueError as error:
+    except UsageError as error:
         if folder is not None:
-            raise
-        note(f"no table of parts of speech: {error}")
+            raise UsageError(f"--nltk-data {folder}: {error}") from error
+        note(f"no table of parts of speech: {error}; --nltk-data FOLDER names its folder")
         return None
 
 
-def tags_of(tagger: Any, data: Data, found: list[Document], tokenizer: Any) -> list[list[str]] | None:
-    from msrnn.analysis.passages import passages
+def run_with_progress(
+    model: PreTrainedModel,
+    data: Data,
+    cells: list[Cell],
+    folder: Path,
+    batch: int | None,
+    environment: dict[str, str],
+    tags: list[list[str]] | None,
+) -> Study:
+    """Run the study, with a bar that counts the tokens still to read."""
+    import numpy
 
-    return tagger and [tagger.tags(passage) for passage in passages(data, found, tokenizer)]
+    from msrnn.analysis.study import StudyProgress, run_study
+
+    ids = numpy.array([chunk.ids for chunk in data.chunks])
+    batch = batch or (8 if model.device.type == "cuda" else 1)
+    with progress() as bar:
+        task = bar.add_task("", total=None)
+
+        def on_start(done: int, total: int) -> None:
+            resumed(done, total, "traces")
+            if done == total:
+                note("nothing left to trace")
+            bar.update(task, total=(total - done) * data.length)
+
+        def on_cell(label: str) -> None:
+            bar.update(task, description=label)
+            if bar.disable:
+                note(label)
+
+        callbacks = StudyProgress(on_start, on_cell, partial(bar.advance, task))
+        return run_study(model, ids, cells, folder, batch, environment, tags, callbacks)
 
 
-def string_of(tokenizer: Any, token: int) -> str:
+def token_string(tokenizer: Any, token: int) -> str:
     return str(tokenizer.decode([token]))

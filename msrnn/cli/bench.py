@@ -9,8 +9,7 @@ from typer import Option
 from msrnn.cli.eval.common import check_batch
 from msrnn.cli.options import ORIGINAL, SMALL, Device, Dtype, Model, PolicyName
 from msrnn.cli.results import SkipDamaged, note_other_rows, open_store, show_tables, stoppable, write_report
-from msrnn.cli.tables import show_text
-from msrnn.cli.terminal import note
+from msrnn.cli.terminal import note, show_text
 from msrnn.errors import UsageError
 from msrnn.evaluation.benchmark import NATIVE, PROMPT
 from msrnn.policy import FULL, is_full, resolve

@@ -2,128 +2,140 @@ from __future__ import annotations
 
 import io
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from msrnn.cli.history import history
-from msrnn.cli.options import (
-    ORIGINAL,
-    Device,
-    Force,
-    MaxNewTokens,
-    Model,
-    Sample,
-    SavedDtype,
-    SavedPolicy,
-    SavedSize,
-    SavedStateDtype,
-    SaveTo,
-    Seed,
-    Speech,
-    Temperature,
-    TopP,
-    state_of,
-)
-from msrnn.cli.saved import choose
-from msrnn.cli.saving import check_target, keep, same_file
+from msrnn.cli.chat_history import line_history
+from msrnn.cli.model_options import GivenOptions, ModelOptions, check_chat_template, load_or_empty
+from msrnn.cli.options import ORIGINAL, POSITIONS, Force, MaxNewTokens, SamplingOptions, SaveTo
+from msrnn.cli.state_files import check_target, same_file, save_state
 from msrnn.cli.terminal import note, summary
+from msrnn.cli.text_input import as_utf8
 from msrnn.errors import UsageError
-from msrnn.hf import chat_template as turns
 
 if TYPE_CHECKING:
-    from msrnn.cli.conversation import Conversation
+    from msrnn.hf.conversation import Conversation
+    from msrnn.hf.rnn import MultiStateRNN
 
 AUTO = "auto"
-Positions = Annotated[
-    str,
-    Option(
-        help="Where kept tokens stand: original, compressed (or compressed:ln, compressed:sqrt, compressed:16), "
-        "fitted, compact; auto: the saved state's, or original until the model's length is passed."
-    ),
-]
 COMMANDS = "/state, /save FILE and /quit"
+System = Annotated[str | None, Option(help="System message that opens the conversation.", show_default="none")]
+Load = Annotated[Path | None, Option(help="Continue this saved conversation.", show_default="a new one")]
+Positions = Annotated[
+    str | None, Option(help=f"{POSITIONS}; auto: original, and compressed once the training length may be passed.")
+]
+
+
+@dataclass(frozen=True)
+class ChatOptions(GivenOptions):
+    positions: Positions = AUTO
 
 
 def chat(
-    system: Annotated[str | None, Option(help="What the model is told first.", show_default=False)] = None,
-    load: Annotated[Path | None, Option(help="Go on with this saved conversation.", show_default=False)] = None,
+    *,
+    system: System = None,
+    load: Load = None,
     save: SaveTo = None,
     force: Force = False,
     max_new_tokens: MaxNewTokens = 512,
-    sample: Sample = None,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    model: Model = None,
-    policy: SavedPolicy = None,
-    size: SavedSize = None,
-    device: Device = "auto",
-    dtype: SavedDtype = None,
-    state_dtype: SavedStateDtype = None,
-    positions: Positions = AUTO,
-    seed: Seed = None,
+    sampling: SamplingOptions,
+    given: ChatOptions,
 ) -> None:
-    """Talk for ever: the conversation is one bounded state, and only what is new is read.
+    """Chat without end: the conversation is one state of constant size, and each turn reads only the new message.
 
-    Until the model's length may be passed, positions are original; from there on they are compressed, and nothing but
-    the first token stays that is farther back than that length. Give --positions, and nothing changes on the way.
-    Ctrl-C stops an answer; /state, /save FILE and /quit are commands. With --load, options that are not given are those
-    of the saved conversation.
+    Ctrl-C stops an answer. The commands are /state, /save FILE and /quit. With --load, options that are not given are
+    those of the saved conversation.
+
+    With --positions auto, a conversation that may pass the training length continues with compressed positions, and
+    tokens farther back than the training length are evicted, except the first. Any other --positions stays as it is.
 
     Examples:
         msrnn chat --system "Answer briefly." --save talk.safetensors
         msrnn chat --load talk.safetensors --save talk.safetensors
         printf 'Hello!\\n/state\\n' | msrnn chat --size 256
     """
-    auto = positions == AUTO
-    speech = Speech(max_new_tokens, sample, temperature, top_p)
-    given = model, policy, size, device, dtype, seed, state_dtype, None if auto else positions
-    choice = choose(load, *given, adopt=auto)
-    check_target(save, force or same_file(save, load), [model])
+    settings = sampling.settings(max_new_tokens)
+    auto = given.positions == AUTO
+    options = (replace(given, positions=None) if auto else given).completed(load, extendable=auto)
+    check_target(save, force or same_file(save, load), [given.model])
     if system and load:
-        raise UsageError(f"--system {system!r}: {load} has begun already; leave --system out, or --load")
-    rnn, tokenizer = choice.load()
-    turns.check_template(tokenizer)
-    from msrnn.cli.beyond import Beyond
-    from msrnn.cli.conversation import Conversation
+        raise UsageError(f"--system {system!r}: {load} is a conversation that has begun; leave out --system or --load")
+    rnn, tokenizer = options.load()
+    check_chat_template(tokenizer, "use `msrnn generate` without --chat")
+    from msrnn.hf.conversation import Conversation
 
-    beyond = Beyond(choice) if auto and choice.positions == ORIGINAL else None
-    talk = Conversation(rnn, tokenizer, state_of(rnn, load), speech, system, beyond)
+    def extend(length: int) -> MultiStateRNN:
+        return extended(rnn, options, length)
+
+    conversation = Conversation(
+        rnn,
+        tokenizer,
+        load_or_empty(rnn, load),
+        settings,
+        as_utf8(system) if system else None,
+        extend if auto and options.positions == ORIGINAL else None,
+    )
     try:
-        with history():
-            _converse(talk, {path for path in (load, save) if path}, model)
+        with line_history():
+            _converse(conversation, {path for path in (load, save) if path}, given.model)
     finally:
         if save:
-            keep(talk.state, save)
-            note(f"{save}: {summary(talk.state)}")
+            save_state(conversation.state, save)
+            note(f"{save}: {summary(conversation.state)}")
         elif sys.stdin.isatty():
-            note("the conversation is not kept; --save FILE keeps it")
+            note("the conversation is not saved; --save FILE saves it")
 
 
-def _converse(talk: Conversation, mine: set[Path], model: str | None) -> None:
-    """Line by line until the end of input; files in `mine` may be written again."""
+def extended(rnn: MultiStateRNN, options: ModelOptions, length: int) -> MultiStateRNN:
+    """The model to continue with past its training length: compressed positions and a horizon, if it can have them."""
+    from msrnn.core.rope import COMPRESSED
+    from msrnn.hf.conversation import policy_with_horizon
+
+    past = f"past the {length:,} tokens that this model was trained on"
+    policy = policy_with_horizon(options.policy, options.size, length)
+    try:
+        other = replace(options, policy=policy, positions=COMPRESSED).rnn(rnn.model)
+    except UsageError as reason:
+        note(f"{past}, answers may get worse ({reason})")
+        return rnn
+    note(f"{past}, positions are compressed, and tokens farther back are evicted")
+    return other
+
+
+def _converse(conversation: Conversation, own_files: set[Path], model: str | None) -> None:
+    """Answer line by line until the end of input. `/save` may replace the files in `own_files`."""
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # else one byte that is no UTF-8 may end the conversation
-    note(f"{summary(talk.state)}; commands are {COMMANDS}")
-    for line in iter(_ask, None):
+        sys.stdin.reconfigure(errors="surrogateescape")  # else a byte that is not UTF-8 may end the conversation
+    note(f"{summary(conversation.state)}; commands are {COMMANDS}")
+    for line in iter(_next_line, None):
         match line.split(maxsplit=1):
             case []:
                 continue
             case ["/quit"]:
                 break
             case ["/state"]:
-                print(summary(talk.state), flush=True)
+                print(summary(conversation.state), flush=True)
             case ["/save", name]:
-                _save(talk, Path(name), mine, model)
+                _save(conversation, Path(name), own_files, model)
             case [word, *_] if word.startswith("/"):
                 note(f"{line}: commands are {COMMANDS}")
             case _:
-                talk.turn(line)
+                _answer(conversation, line)
 
 
-def _ask() -> str | None:
-    """A line of the user's; None at the end of input, by Ctrl-D or Ctrl-C."""
+def _answer(conversation: Conversation, line: str) -> None:
+    turn = conversation.turn(as_utf8(line))
+    if turn.interrupted:
+        note("stopped; the answer so far stays in the conversation")
+    if turn.cut:
+        note(f"cut at --max-new-tokens {conversation.settings['max_new_tokens']}")
+
+
+def _next_line() -> str | None:
+    """A line that the user typed; None at the end of input, by Ctrl-D or Ctrl-C."""
     try:
         return input("> " if sys.stdin.isatty() else "")
     except (EOFError, KeyboardInterrupt):
@@ -132,14 +144,14 @@ def _ask() -> str | None:
         return None
 
 
-def _save(talk: Conversation, path: Path, mine: set[Path], model: str | None) -> None:
-    """A file that cannot be written is no reason to lose the conversation."""
+def _save(conversation: Conversation, path: Path, own_files: set[Path], model: str | None) -> None:
+    """Save the state. A file that cannot be written does not end the conversation."""
     try:
-        if path.exists() and not any(same_file(path, other) for other in mine):
+        if path.exists() and not any(same_file(path, other) for other in own_files):
             raise UsageError(f"{path}: exists already; name another file")
         check_target(path, force=True, inputs=[model])
-        talk.state.save(path)
-        mine.add(path)
-        note(f"{path}: {summary(talk.state)}")
-    except (ValueError, OSError) as error:
+        conversation.state.save(path)
+        own_files.add(path)
+        note(f"{path}: {summary(conversation.state)}")
+    except (ValueError, OSError) as error:  # ValueError: a null byte in the name
         note(str(error))

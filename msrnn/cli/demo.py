@@ -9,10 +9,10 @@ from rich.filesize import decimal
 from rich.text import Text
 from typer import Option
 
-from msrnn.cli.options import Choice, Device, Dtype, Model, Size
-from msrnn.cli.tables import show_table, show_text
-from msrnn.cli.terminal import progress
-from msrnn.cli.text import encode, read_text
+from msrnn.cli.model_options import ModelOptions
+from msrnn.cli.options import Device, Dtype, Model, Size
+from msrnn.cli.terminal import progress, show_table, show_text
+from msrnn.cli.text_input import MANUAL, manual, read_text
 from msrnn.errors import UsageError
 from msrnn.policy import FULL
 
@@ -20,20 +20,22 @@ if TYPE_CHECKING:
     from msrnn.evaluation.loss import Measured
 
 POLICIES = (FULL, "window+4", "tova")
-TOPICS = ("objects", "naming", "exceptions", "import", "customization", "attribute-access", "types", "compound")
 COLUMNS = ("policy", "perplexity", "states\nheld", "bytes\nheld", "ms/token\nreading", "ms/token\ndecoding")
-TAIL, CONTINUATION = 24, 48  # tokens of the text shown again, tokens that go on from it
+LAST_TOKENS, NEW_TOKENS = 24, 48  # of the text, printed again; generated after them
 
 
 def demo(
-    text: Annotated[Path | None, Option(help="Read this file.", show_default="Python's own manual")] = None,
-    tokens: Annotated[int, Option(help="Tokens to read at most.")] = 2048,
+    text: Annotated[Path | None, Option(help="Text file to read.", show_default=MANUAL)] = None,
+    tokens: Annotated[int, Option(help="Most tokens of the text to read.")] = 2048,
     size: Size = 256,
     model: Model = None,
     device: Device = "auto",
     dtype: Dtype = None,
 ) -> None:
-    """One text under three policies: what it costs to remember everything, and what forgetting loses.
+    """Read one text under three policies, and compare perplexity, memory and time.
+
+    The policies are full (keeps every token), window+4 (keeps the newest tokens and the first four) and tova. At the
+    end tova continues the text.
 
     Examples:
         msrnn demo
@@ -41,51 +43,44 @@ def demo(
         msrnn demo --text book.txt --tokens 4096 --size 512
     """
     if tokens < 2:
-        raise UsageError(f"--tokens {tokens}: must be 2 or more, since the first token is given")
-    choices = [Choice(model, policy, size, device, dtype) for policy in POLICIES]
+        raise UsageError(f"--tokens {tokens}: must be 2 or more, since the first token is not predicted")
+    choices = [ModelOptions(model, policy, size, device, dtype) for policy in POLICIES]
     check_size(size, tokens)
     prose = read_text(str(text)) if text else manual()
     rnn, tokenizer = choices[0].load()
-    from msrnn.cli.voice import Voice
     from msrnn.evaluation.loss import measure
-    from msrnn.hf.rnn import MultiStateRNN
+    from msrnn.hf.conversation import AnswerStreamer, encode
 
-    ids = encode(tokenizer, prose, opening=True)[:, :tokens]
+    ids = encode(tokenizer, prose, add_special_tokens=True)[:, :tokens]
     if ids.shape[1] < 2:
         raise UsageError(f"{text}: {ids.shape[1]} token; give a longer text")
     check_size(size, ids.shape[1])
     rows = []
     with progress() as bar:
         for choice in choices:
-            rnn = MultiStateRNN(rnn.model, choice.policy, choice.size)
+            rnn = choice.rnn(rnn.model)
             task = bar.add_task(choice.policy.ljust(8), total=ids.shape[1] - 1)
             row, state = measure(rnn, ids, partial(bar.advance, task))
             rows.append(row)
-    show_table(f"{ids.shape[1]:,} tokens", COLUMNS, [shown(row) for row in rows])
-    show_text(f"{rows[-1].policy} goes on from the end of the text:")
-    Console().print(Text(str(tokenizer.decode(ids[0, -TAIL:])), style="dim"), end="", soft_wrap=True)
-    rnn.generate(ids[:, -1:], state=state, streamer=Voice(tokenizer), do_sample=False, max_new_tokens=CONTINUATION)
+    show_table(f"{ids.shape[1]:,} tokens", COLUMNS, [cells(row) for row in rows])
+    show_text(f"{rows[-1].policy} continues the text:")
+    Console().print(Text(str(tokenizer.decode(ids[0, -LAST_TOKENS:])), style="dim"), end="", soft_wrap=True)
+    answer = AnswerStreamer(tokenizer)
+    rnn.generate(ids[:, -1:], state=state, streamer=answer, do_sample=False, max_new_tokens=NEW_TOKENS)
     print()
     show_text(verdict(rows))
 
 
-def manual() -> str:
-    """Prose that every Python carries: chapters of its language reference, in a fixed order."""
-    from pydoc_data.topics import topics
-
-    return "\n\n".join(topics[name].strip() for name in TOPICS)
-
-
 def check_size(size: int, tokens: int) -> None:
-    """Where nothing is evicted there is nothing to compare; the last token is not read."""
+    """Refuse a size at which nothing is evicted: all policies are the same. The text's last token is not read."""
     if size >= tokens - 1:
         raise UsageError(
-            f"--size {size}: a text of {tokens:,} tokens fits into it, so that nothing is evicted and all policies are "
-            f"the same; take a size below {tokens - 1:,}, or a longer text and more --tokens"
+            f"--size {size}: nothing is evicted from a text of {tokens:,} tokens, so all policies are the same; "
+            f"use a size below {tokens - 1:,}, or a longer text and more --tokens"
         )
 
 
-def shown(row: Measured) -> list[str]:
+def cells(row: Measured) -> list[str]:
     times = (f"{seconds * 1e3:.1f}" for seconds in (row.reading, row.decoding))
     return [row.policy, f"{row.perplexity:.2f}", f"{row.states:,}", decimal(row.nbytes), *times]
 

@@ -1,180 +1,158 @@
-"""The options that verbs have in common, stated once, and what they choose together."""
+"""The options that several verbs share, each declared once, and how a verb is registered."""
 
 from __future__ import annotations
 
+import inspect
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
+import typer
 from typer import Option
 
-from msrnn.cli.terminal import loading
 from msrnn.errors import UsageError
-from msrnn.policy import FULL, is_full, resolve
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from msrnn.core.state import MultiState
-    from msrnn.hf.rnn import MultiStateRNN
 
 ORIGINAL = "original"
 SMALL = "SmolLM2-135M-Instruct"
 DEFAULT_POLICY, DEFAULT_SIZE = "tova", 512
 LEAST_TEMPERATURE = 1e-6  # below, logits divided by it overflow
 
-Model = Annotated[str | None, Option(help="A folder, a .gguf file or a name on the hub.", show_default=SMALL)]
-PolicyName = Annotated[str, Option("--policy", help="Which state leaves; see `msrnn policies`.")]
-Size = Annotated[int, Option(help="States that each layer may hold; policy full has no such limit.")]
-Device = Annotated[str, Option(help="cpu, cuda, or auto: cuda where there is one.")]
-Dtype = Annotated[
-    str | None,
-    Option(help="float32, bfloat16, float16, or auto: the checkpoint's own.", show_default="float32 on cpu, else auto"),
+_POLICY = "Eviction policy: which token a full layer evicts; `msrnn policies` lists them."
+_SIZE = "Most tokens that each layer keeps; policy full keeps all."
+_DTYPE = "Dtype of the weights: float32, bfloat16, float16, or auto (the checkpoint's own)."
+_DTYPE_DEFAULT = "float32 on cpu, else auto"
+_STATE_DTYPE = "Quantize the kept keys and values to 8 bits: int8 or fp8."
+POSITIONS = (
+    "Position ids of the kept tokens: original; or, for texts past the training length, compressed (also "
+    "compressed:ln, compressed:sqrt, compressed:16), fitted or compact"
+)
+
+Model = Annotated[
+    str | None, Option(help="Model: a folder, a .gguf file, or a name on the Hugging Face hub.", show_default=SMALL)
 ]
-Positions = Annotated[
+PolicyName = Annotated[str, Option("--policy", help=_POLICY)]
+Size = Annotated[int, Option(help=_SIZE)]
+Device = Annotated[str, Option(help="Where to compute: cpu, cuda, or auto (cuda if there is one).")]
+Dtype = Annotated[str | None, Option(help=_DTYPE, show_default=_DTYPE_DEFAULT)]
+Backend = Annotated[
     str,
     Option(
-        help="Where kept tokens stand: original; closer, for texts beyond the model's length: compressed "
-        "(or compressed:ln, compressed:sqrt, compressed:16); fitted; compact."
+        help="Implementation of attention and eviction: torch, numba (cpu), triton (cuda), or auto (the fastest). "
+        "Results are the same."
     ),
 ]
-StateDtype = Annotated[str | None, Option(help="int8 or fp8: states in half the bytes, rounded.", show_default="dtype")]
-Seed = Annotated[int | None, Option(help="Makes sampling repeatable.", show_default=False)]
+Seed = Annotated[
+    int | None, Option(help="Random seed, 0 to 4294967295: makes sampling repeatable.", show_default="none")
+]
 
-# Where a saved state can be given, it decides what is not.
-SavedPolicy = Annotated[
-    str | None,
-    Option("--policy", help="Which state leaves; see `msrnn policies`.", show_default="the saved state's, or tova"),
-]
-SavedSize = Annotated[
-    int | None,
-    Option(
-        "--size",
-        help="States that each layer may hold; policy full has no such limit.",
-        show_default="the saved state's, or 512",
-    ),
-]
+# With a saved state, options that are not given are those that it was saved under.
+SavedPolicy = Annotated[str | None, Option("--policy", help=_POLICY, show_default="the saved state's, or tova")]
+SavedSize = Annotated[int | None, Option("--size", help=_SIZE, show_default="the saved state's, or 512")]
 SavedDtype = Annotated[
-    str | None,
-    Option(
-        "--dtype",
-        help="float32, bfloat16, float16, or auto: the checkpoint's own.",
-        show_default="the saved state's, or float32 on cpu, else auto",
-    ),
+    str | None, Option("--dtype", help=_DTYPE, show_default=f"the saved state's, or {_DTYPE_DEFAULT}")
 ]
 SavedPositions = Annotated[
-    str | None,
-    Option(
-        "--positions",
-        help="Where kept tokens stand: original; closer, for texts beyond the model's length: compressed "
-        "(or compressed:ln, compressed:sqrt, compressed:16); fitted; compact.",
-        show_default="the saved state's, or original",
-    ),
+    str | None, Option("--positions", help=f"{POSITIONS}.", show_default="the saved state's, or original")
 ]
 SavedStateDtype = Annotated[
-    str | None,
+    str | None, Option("--state-dtype", help=_STATE_DTYPE, show_default="the saved state's, or not quantized")
+]
+
+MaxNewTokens = Annotated[int, Option(help="Most tokens to generate.")]
+Sample = Annotated[
+    bool | None,
     Option(
-        "--state-dtype",
-        help="int8 or fp8: states in half the bytes, rounded.",
-        show_default="the saved state's, or dtype",
+        "--sample/--greedy",
+        help="Sample each token, or take the most likely one.",
+        show_default="greedy; sample with --temperature or --top-p",
+    ),
+]
+Temperature = Annotated[
+    float | None, Option(help="Sampling temperature, above 0; above 1 is more random.", show_default="the model's own")
+]
+TopP = Annotated[
+    float | None,
+    Option(
+        help="Sample only from the most likely tokens, up to this total probability (0 to 1).",
+        show_default="the model's own",
     ),
 ]
 
-MaxNewTokens = Annotated[int, Option(help="Tokens to say at most.")]
-Sample = Annotated[
-    bool | None, Option("--sample/--greedy", help="Draw each token, or take the likeliest.", show_default="greedy")
-]
-Temperature = Annotated[float | None, Option(help="Sample at this temperature.", show_default=False)]
-TopP = Annotated[float | None, Option(help="Sample from the likeliest tokens of this mass.", show_default=False)]
-
-SaveTo = Annotated[Path | None, Option("--save", help="Write the state to this file at the end.", show_default=False)]
-Force = Annotated[bool, Option("--force", help="Replace the file to save to, if it exists.")]
+SaveTo = Annotated[Path | None, Option("--save", help="Write the state to this file at the end.", show_default="none")]
+Force = Annotated[bool, Option("--force", help="Replace the output file if it exists.")]
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A model, bounded how and computed where. What can be refused without loading the model is refused at once."""
+class SamplingOptions:
+    """The group of options that decides how tokens are chosen."""
 
-    model: str | None = None
-    policy: str = "tova"
-    size: int = 512
-    device: str = "auto"
-    dtype: str | None = None
-    seed: int | None = None
-    state_dtype: str | None = None
-    positions: str = ORIGINAL
+    sample: Sample = None  # None: sample if a temperature or a top-p is given
+    temperature: Temperature = None
+    top_p: TopP = None
 
     def __post_init__(self) -> None:
-        if is_full(self.policy):
-            object.__setattr__(self, "policy", FULL)
-        resolve(self.policy, self.size)
-        if self.seed is not None and not 0 <= self.seed < 2**32:
-            raise UsageError(f"--seed {self.seed}: must be from 0 to {2**32 - 1}")
-        if self.state_dtype is not None:
-            from msrnn.core.quantization import parse_state_dtype
-
-            parse_state_dtype(self.state_dtype)
-        if self.positions != ORIGINAL:
-            from msrnn.core.rope import spacing
-
-            spacing(self.positions)
-
-    def load(self) -> tuple[MultiStateRNN, PreTrainedTokenizerBase]:
-        with loading(self.model or SMALL) as remark:
-            import transformers
-
-            from msrnn.hf.loading import load
-
-            transformers.logging.set_verbosity_error()
-            if self.seed is not None:
-                transformers.set_seed(self.seed)
-            model, tokenizer = load(self.model, self.device, self.dtype, on_convert=remark)
-            return self.bounded(model), tokenizer
-
-    def bounded(self, model: PreTrainedModel) -> MultiStateRNN:
-        from msrnn.hf.rnn import MultiStateRNN
-
-        return MultiStateRNN(model, self.policy, self.size, state_dtype=self.state_dtype, positions=self.positions)
-
-
-def state_of(rnn: MultiStateRNN, path: Path | None) -> MultiState:
-    """The state that was saved, or an empty one."""
-    return rnn.load_state(path) if path else rnn.state()
-
-
-@dataclass(frozen=True)
-class Speech:
-    """How the model speaks."""
-
-    max_new_tokens: int
-    sample: bool | None  # None: as the other two wish
-    temperature: float | None
-    top_p: float | None
-
-    def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise UsageError(f"--max-new-tokens {self.max_new_tokens}: must be 1 or more")
         if self.temperature is not None and not math.isfinite(self.temperature):
             raise UsageError(f"--temperature {self.temperature}: must be a finite number")
         if self.temperature is not None and self.temperature < LEAST_TEMPERATURE:
-            mend = f"must be at least {LEAST_TEMPERATURE}; for the likeliest token use --greedy"
-            raise UsageError(f"--temperature {self.temperature}: {mend}")
+            raise UsageError(
+                f"--temperature {self.temperature}: must be at least {LEAST_TEMPERATURE}; "
+                "use --greedy for the most likely token"
+            )
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise UsageError(f"--top-p {self.top_p}: must be above 0 and at most 1")
         if self.sample is False and self._given:
-            wishes = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self._given.items())
-            raise UsageError(
-                f"--greedy: takes the likeliest token, and {wishes} is for sampling; leave one of them out"
-            )
+            flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self._given.items())
+            raise UsageError(f"--greedy: takes the most likely token, and {flags} is for sampling; leave one out")
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """As arguments of `generate`: a temperature or a top-p is a wish to sample."""
+    def settings(self, max_new_tokens: int) -> dict[str, Any]:
+        """Arguments of `generate`; a temperature or a top-p turns sampling on."""
+        if max_new_tokens < 1:
+            raise UsageError(f"--max-new-tokens {max_new_tokens}: must be 1 or more")
         given = self._given
-        return {"max_new_tokens": self.max_new_tokens, "do_sample": bool(self.sample or given), **given}
+        return {"max_new_tokens": max_new_tokens, "do_sample": bool(self.sample or given), **given}
 
     @property
     def _given(self) -> dict[str, float]:
         given = {"temperature": self.temperature, "top_p": self.top_p}
         return {name: value for name, value in given.items() if value is not None}
+
+
+def register(app: typer.Typer, *verbs: Callable[..., None]) -> None:
+    """Make functions commands of an app. The docstring is the help; what follows `Examples:` ends it.
+
+    A parameter that is a dataclass is a group of options: each of its fields is an option of the command.
+    """
+    for verb in verbs:
+        about, _, examples = (inspect.getdoc(verb) or "").partition("\n\nExamples:\n")
+        about = "\n\n".join(" ".join(paragraph.split()) for paragraph in about.split("\n\n"))
+        lines = [line.strip() for line in examples.splitlines() if line.strip()]
+        app.command(help=about, epilog="\n\n".join(["Examples:", *lines]))(_without_groups(verb))
+
+
+def _without_groups(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb with the fields of its option groups as parameters."""
+    hints = get_type_hints(verb, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    if not groups:
+        return verb
+
+    @wraps(verb)
+    def command(**values: Any) -> None:
+        made = {name: group(**{f.name: values.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
+        verb(**values, **made)
+
+    parameters = []
+    for name, parameter in inspect.signature(verb).parameters.items():
+        found = {name: parameter.default}
+        if name in groups:
+            found = {field.name: field.default for field in fields(groups[name])}
+            hints |= get_type_hints(groups[name], include_extras=True)
+        for option, default in found.items():
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(option, kind, default=default, annotation=hints[option]))
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command

@@ -3,16 +3,16 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from msrnn.cli.tables import show_text
+from msrnn.cli.terminal import show_text
 from msrnn.policy import FULL, MEANINGS, NAMES
 
-TITLE = "The least important state that is not protected leaves"
-COLUMNS = ("policy", "decay", "per", "first", "recent", "value", "which state leaves")
-WIDE = 80  # columns from which on a table can be read
+TITLE = "A full layer evicts the least important token that is not protected"
+COLUMNS = ("policy", "decay", "per", "first", "recent", "value", "which token is evicted")
+LEAST_WIDTH = 80  # characters that the table needs
 
 
 def policies() -> None:
-    """The policies by name: which state leaves when a layer holds more than its size.
+    """List the eviction policies: which token a full layer evicts.
 
     Examples:
         msrnn policies
@@ -20,23 +20,24 @@ def policies() -> None:
         msrnn generate "Once upon a time" --policy window+4 --size 128
         msrnn generate "Once upon a time" --policy decay=0.9,value_norm=1
     """
-    if Console().width >= WIDE:
+    if Console().width >= LEAST_WIDTH:
         show_as_table()
     else:
         show_as_list()
-    show_text("importance ← decay · importance + attention of the newest token; decay none: the position itself")
-    show_text("recent: a number of tokens, or a share of the size; value: importance counts times the value's norm")
+    show_text("importance ← decay · importance + attention of the newest token; decay none: importance is the position")
+    show_text("first, recent: tokens that are never evicted; recent may be a share of the size")
+    show_text("value: importance is multiplied by the norm of the value vector")
 
 
 def rows() -> list[list[str]]:
-    found = [[FULL, "", "", "", "", "", "none: the unmodified model, whose state grows"]]
+    found = [[FULL, "", "", "", "", "", "none: the unmodified model, whose KV cache grows"]]
     for name, policy in NAMES.items():
         decay = "none" if policy.decay is None else f"{policy.decay:g}"
         recent = f"{policy.recent:.0%}" if isinstance(policy.recent, float) else str(policy.recent)
         value = "yes" if policy.value_norm else ""
         found.append([name, decay, policy.per, str(policy.first), recent, value, MEANINGS[name]])
     found.append(["NAME+I", "", "", "I", "", "", "as NAME, but never the first I tokens: window+4, tova+4, …"])
-    found.append(["NAME+I~H", "", "", "I", "", "", "as NAME+I, and all that is not among the last H: echo+1~2048, …"])
+    found.append(["NAME+I~H", "", "", "I", "", "", "as NAME+I, and every token not among the last H: echo+1~2048, …"])
     return found
 
 
@@ -50,7 +51,7 @@ def show_as_table() -> None:
 
 
 def show_as_list() -> None:
-    """A paragraph for each policy."""
+    """Print a paragraph for each policy, for narrow terminals."""
     show_text(TITLE)
     for name, *numbers, meaning in rows():
         given = [f"{column} {value}" for column, value in zip(COLUMNS[1:-1], numbers, strict=True) if value]

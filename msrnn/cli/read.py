@@ -1,48 +1,40 @@
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from pathlib import Path
-from typing import Annotated
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from msrnn.cli.options import (
-    Device,
-    Force,
-    Model,
-    SavedDtype,
-    SavedPolicy,
-    SavedPositions,
-    SavedSize,
-    SavedStateDtype,
-    Seed,
-    state_of,
-)
-from msrnn.cli.saved import choose
-from msrnn.cli.saving import check_target, keep, partial_of, same_file
-from msrnn.cli.terminal import note, summary
-from msrnn.cli.text import encode, read_text
+from msrnn.cli.model_options import GivenOptions, load_or_empty, warn_past_training
+from msrnn.cli.options import Force
+from msrnn.cli.state_files import check_target, checkpoint_path, same_file, save_state
+from msrnn.cli.terminal import Stopped, note, progress, summary
+from msrnn.cli.text_input import read_text
 from msrnn.errors import UsageError
+
+if TYPE_CHECKING:
+    from msrnn.core.state import MultiState
+    from msrnn.hf.long_read import LongRead
+    from msrnn.hf.rnn import MultiStateRNN
 
 
 def read(
-    file: Annotated[str, Argument(help="A text file; - is standard input.")],
+    file: Annotated[str, Argument(help="The text file to read; - reads standard input.")],
+    *,
     save: Annotated[Path, Option(help="Write the state to this file.")],
-    load: Annotated[Path | None, Option(help="Go on from this saved state.", show_default=False)] = None,
-    tokens: Annotated[int | None, Option(help="Tokens to read at most.", show_default="all")] = None,
+    load: Annotated[Path | None, Option(help="Continue from this saved state.", show_default="an empty one")] = None,
+    tokens: Annotated[int | None, Option(help="Most tokens of the text to read.", show_default="all")] = None,
     force: Force = False,
-    model: Model = None,
-    policy: SavedPolicy = None,
-    size: SavedSize = None,
-    device: Device = "auto",
-    dtype: SavedDtype = None,
-    state_dtype: SavedStateDtype = None,
-    positions: SavedPositions = None,
-    seed: Seed = None,
+    given: GivenOptions,
 ) -> None:
-    """Read a text once and keep the state: a file of fixed size to ask, fork or go on from.
+    """Read a text once and save the state: a file of constant size, to ask questions about or to continue from.
 
-    Ctrl-C stops, and the same command goes on: every half minute a checkpoint is saved as FILE.partial beside the file
-    to save to, which is removed at the end. With --load, options that are not given are those of the saved state.
+    Ctrl-C stops, and the same command continues: a checkpoint is saved every 30 seconds as FILE.partial, next to the
+    file to save to, and removed at the end. With --load, options that are not given are those of the saved state.
 
     Examples:
         msrnn read book.txt --save book.safetensors
@@ -52,26 +44,101 @@ def read(
     """
     if tokens is not None and tokens < 1:
         raise UsageError(f"--tokens {tokens}: must be 1 or more")
-    choice = choose(load, model, policy, size, device, dtype, seed, state_dtype, positions)
-    check_target(save, force or same_file(save, load), [file, model])
-    check_target(partial_of(save), force=True, inputs=[file, model, load])
+    options = given.completed(load)
+    check_target(save, force or same_file(save, load), [file, given.model])
+    checkpoint = checkpoint_path(save)
+    check_target(checkpoint, force=True, inputs=[file, given.model, load])
     text = read_text(file)
-    rnn, tokenizer = choice.load()
-    from msrnn.cli.beyond import warn_beyond
-    from msrnn.cli.checkpoint import Checkpoint, read_on
+    rnn, tokenizer = options.load()
+    from msrnn.hf.conversation import encode
+    from msrnn.hf.long_read import LongRead
 
-    whole = encode(tokenizer, text, opening=load is None)
-    ids = whole[:, :tokens]
-    checkpoint = Checkpoint(save, ids, load)
-    if found := checkpoint.resume(rnn, force):
-        state, done = found
-        note(f"going on after {done:,} of {ids.shape[1]:,} tokens")
-    else:
-        state, done = state_of(rnn, load), 0
-    warn_beyond(rnn, choice, int(state.seen[0]) + ids.shape[1] - done)
-    speed = read_on(rnn, ids, state, done, checkpoint)
-    keep(state, save)
-    checkpoint.remove()
-    left = whole.shape[1] - ids.shape[1]
-    rest = f"; {left:,} tokens of the text are left, as --tokens asks" if left else ""
+    whole = encode(tokenizer, text, add_special_tokens=load is None)
+    reading = LongRead(whole[:, :tokens], checkpoint, load)
+    state = _resumed(reading, rnn, force)
+    if state is None:
+        state = load_or_empty(rnn, load)
+    warn_past_training(rnn.model, options, int(state.seen[0]) + reading.total - reading.done)
+    speed = _run(reading, rnn, state)
+    save_state(state, save)
+    checkpoint.unlink(missing_ok=True)
+    left = whole.shape[1] - reading.total
+    rest = f"; --tokens {tokens} leaves {left:,} tokens of the text unread" if left else ""
     print(f"{save}: {summary(state)} ({speed:,.0f} tokens/s){rest}")
+
+
+def _resumed(reading: LongRead, rnn: MultiStateRNN, force: bool) -> MultiState | None:
+    """The state of an interrupted read; None: start from the beginning."""
+    try:
+        state = reading.resume(rnn)
+    except UsageError as reason:
+        if force:
+            note(f"{reading.checkpoint}: {reason}; reading starts from the beginning")
+            return None
+        raise UsageError(
+            f"{reading.checkpoint}: a checkpoint that does not fit this command ({reason}); "
+            "add --force to start from the beginning, or name another file to save to"
+        ) from reason
+    if state is not None:
+        note(f"continuing after {reading.done:,} of {reading.total:,} tokens")
+    return state
+
+
+def _run(reading: LongRead, rnn: MultiStateRNN, state: MultiState) -> float:
+    """Read with a progress bar; returns tokens per second. Ctrl-C saves a checkpoint and raises `Stopped`."""
+    started, resumed_at = perf_counter(), reading.done
+    with progress() as bar, CtrlC() as ctrl_c:
+        task = bar.add_task("reading", total=reading.total, completed=reading.done)
+
+        def on_tokens(count: int) -> None:
+            bar.advance(task, count)
+            if ctrl_c.pressed:
+                raise KeyboardInterrupt
+
+        def on_failure(error: Exception) -> None:
+            note(f"no checkpoint can be saved, reading continues ({error})")
+
+        try:
+            reading.run(rnn, state, on_tokens, on_failure)
+        except KeyboardInterrupt:
+            raise Stopped(_saved_checkpoint(reading, state)) from None
+    return (reading.total - resumed_at) / max(perf_counter() - started, 1e-9)
+
+
+def _saved_checkpoint(reading: LongRead, state: MultiState) -> str:
+    """Save what was read before Ctrl-C; what to tell the user."""
+    if not reading.done:
+        return "stopped before anything was read"
+    how = "run the same command to continue"
+    try:
+        save_state(state, reading.checkpoint, reading.notes(reading.done))
+    except UsageError as error:  # stopped inside a block, or the disk is full
+        more = f"; {how} from the last checkpoint" if reading.checkpoint.exists() else ""
+        return f"stopped; the state was not saved ({error}){more}"
+    return f"stopped after {reading.done:,} of {reading.total:,} tokens; {how} from there ({reading.checkpoint})"
+
+
+class CtrlC:
+    """The first Ctrl-C waits for the end of the block, since a state inside a block cannot be saved; the second
+    interrupts at once."""
+
+    def __init__(self) -> None:
+        self.pressed = False
+        self._before: Any = None
+
+    def __enter__(self) -> CtrlC:
+        ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        if threading.current_thread() is threading.main_thread() and not ignored:
+            self._before = signal.signal(signal.SIGINT, self._press)
+        return self
+
+    def _press(self, *_: object) -> None:
+        if self.pressed:
+            raise KeyboardInterrupt
+        self.pressed = True
+        # Not print, which may be what was interrupted.
+        os.write(2, b"\nstopping at the end of this block; press Ctrl-C again to stop at once\n")
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)

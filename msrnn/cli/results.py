@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from msrnn.cli.tables import show_table
-from msrnn.cli.terminal import note
+from msrnn.cli.terminal import note, show_table
 from msrnn.errors import UsageError
 
 if TYPE_CHECKING:

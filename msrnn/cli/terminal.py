@@ -1,38 +1,45 @@
-"""What the terminal shows beside the model's own text: remarks and progress go to standard error."""
+"""Terminal output: tables and wrapped text on standard output, remarks and progress bars on standard error."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
     from msrnn.core.state import MultiState
+    from msrnn.hf.conversation import AnswerStreamer
+
+_COLUMN_FRAME = 3  # padding of a table's column and the line beside it; one more line ends the table
 
 
 class Stopped(Exception):  # noqa: N818, it is no error
-    """Ctrl-C, with what was kept and how to go on; the command line shows it and ends with exit code 130."""
+    """Ctrl-C, with what was saved and how to continue. The command line prints it and exits with code 130."""
 
 
 def note(text: str) -> None:
-    """A remark, as it is: file names and model text are no markup."""
+    """Print a remark without markup: it may contain file names and model text."""
     print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def loading(what: str) -> Iterator[Callable[[str], None]]:
-    """A line on the terminal while something loads, gone afterwards; yields what writes a remark in its place."""
+    """Show a line while something loads, and clear it afterwards. Yields a function that prints a remark instead."""
     stream = sys.stderr  # loading may redirect it
-    shown = stream.isatty()
+    is_terminal = stream.isatty()
 
     def show(text: str) -> None:
-        if shown:
+        if is_terminal:
             stream.write(text)
             stream.flush()
 
@@ -58,17 +65,68 @@ class _Speed(ProgressColumn):
 
 
 def progress(what: str = "tokens") -> Progress:
-    """A bar that counts tokens, or others; nothing where standard error is no terminal."""
+    """A bar that counts tokens, or another unit; disabled if standard error is not a terminal."""
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Speed(what), TimeRemainingColumn()
     return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
 def states_held(state: MultiState) -> int:
-    """The most states that a head of any layer holds."""
+    """The most tokens that a head of any layer keeps."""
     return max(int((layer.position >= 0).sum(-1).max()) for layer in state.layers if hasattr(layer, "position"))
 
 
 def summary(state: MultiState) -> str:
     seen, held = int(state.seen[0]), states_held(state)
     return f"{seen:,} tokens read, {held:,} states held in each layer, {decimal(state.nbytes)}"
+
+
+def speed_of(answer: AnswerStreamer) -> str:
+    """Tokens generated, and tokens per second after the first."""
+    count, speed = len(answer.ids), answer.tokens_per_second
+    return f"{count:,} token{'s' if count != 1 else ''}" + ("" if speed is None else f", {speed:,.1f} tokens/s")
+
+
+def show_text(text: str, indent: int = 0) -> None:
+    """Print lines that break between words and never inside one, so that a path can be copied."""
+    width, front = Console().width, " " * indent
+    for line in text.split("\n"):
+        broken = wrap(line, max(1, width - indent), break_long_words=False, break_on_hyphens=False)
+        print("\n".join(front + part for part in broken))
+
+
+def show_table(title: str, names: Sequence[str], rows: list[list[str]]) -> None:
+    """Print a table, in several parts if it is too wide; each part repeats the first column.
+
+    Cells are printed without markup. If two columns are too wide for one part, their lines are folded.
+    """
+    console = Console()
+    widths = [max(map(_width, cells)) for cells in zip(names, *rows, strict=True)]
+    if title:
+        print()
+        show_text(title)
+    for columns in _parts(widths, console.width):
+        table = Table(box=SIMPLE_HEAD)
+        table.add_column(Text(names[0]), overflow="fold")
+        for name in names[columns]:
+            table.add_column(Text(name), justify="right", overflow="fold")
+        for cells in rows:
+            table.add_row(*map(Text, [cells[0], *cells[columns]]))
+        console.print(table)
+
+
+def _width(cell: str) -> int:
+    return max(map(cell_len, cell.split("\n")))
+
+
+def _parts(widths: Sequence[int], console_width: int) -> Iterator[slice]:
+    """The columns after the first, in parts that fit beside it; each part has at least one."""
+    first = widths[0] + _COLUMN_FRAME + 1
+    start, used = 1, first
+    for column in range(1, len(widths)):
+        used += widths[column] + _COLUMN_FRAME
+        if used > console_width and column > start:
+            yield slice(start, column)
+            start, used = column, first + widths[column] + _COLUMN_FRAME
+    if start < len(widths):
+        yield slice(start, len(widths))

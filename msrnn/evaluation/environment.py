@@ -13,8 +13,8 @@ import torch
 from transformers import PreTrainedModel
 
 from msrnn.backends import resolve_backend
-from msrnn.hf.rnn import MultiStateRNN
 from msrnn.hf.inspect import fingerprint_of
+from msrnn.hf.rnn import MultiStateRNN
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "transformers", "triton", "numba", "numpy")

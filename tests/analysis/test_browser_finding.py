@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from browsing import DESKTOP, UNCOVERED, frames, story
-from hand import Visit
+from browser_page import DESKTOP, UNCOVERED, frames, story
+from handmade import Visit
 from test_browser import TOKENS, TWO, move, press, text
 
 from msrnn.analysis.explorer.page import page
@@ -42,7 +42,7 @@ def test_finding_words(visit: Visit) -> None:
         first, second = browser.execute_script(FOCUS)
         assert first == second
         places.append(first)
-        assert text(browser, "#story").startswith("␣lantern token ")
+        assert text(browser, "#token-card").startswith("␣lantern token ")
         assert browser.execute_script(UNCOVERED, [".focus"]) == [True]
     assert places == sorted(set(places))
     box.send_keys(Keys.ENTER)

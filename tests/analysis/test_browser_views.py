@@ -1,4 +1,4 @@
-"""The page on a desktop and on a phone: legend, axes, bars and stories; nothing covers what is looked at."""
+"""The page on a desktop and on a phone: legend, axes, bars and token cards; nothing covers the selected token."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import textwrap
 
 import numpy
 import pytest
-from browsing import DESKTOP, LENGTH, PHONE, SENTENCE, UNCOVERED, apart, frames, rectangles, story
-from hand import Visit
+from browser_page import DESKTOP, LENGTH, PHONE, SENTENCE, UNCOVERED, apart, frames, rectangles, story
+from handmade import Visit
 from test_browser import move, text
 
-from msrnn.analysis.explorer.page import Shown, page
-from msrnn.analysis.trace_store import Traced
+from msrnn.analysis.explorer.page import PolicyTrace, page
+from msrnn.analysis.trace import ChunkTrace
 
 SWATCHES = "return [...document.querySelectorAll('#legend .swatch')].map((i) => [i.textContent, i.className.slice(-2)])"
 
@@ -28,8 +28,8 @@ def test_the_legend_ends_at_half_of_the_text(visit: Visit, length: int, size: in
         assert (starts[0], starts[-1], len(starts)) == (size // 8, top, 7)
         return
     times = numpy.where(numpy.arange(length) + kept >= length, length, numpy.arange(length) + kept - 1)
-    traced = Traced(times.astype(numpy.int32)[None, None], (0,), (size,))
-    browser = visit(page("steps", "by hand", ["a "] * length, [Shown("tova", size, traced)]))
+    traced = ChunkTrace(times.astype(numpy.int32)[None, None], (0,), (size,))
+    browser = visit(page("steps", "by hand", ["a "] * length, [PolicyTrace("tova", size, traced)]))
     swatches = browser.execute_script(SWATCHES)
     starts = [1, *(int(name.rstrip("+").replace(",", "")) for name, _ in swatches[1:])]
     assert starts == sorted(set(starts))
@@ -103,7 +103,7 @@ def test_the_story_never_covers_its_token(visit: Visit, shape: dict[str, int]) -
     heights = set()
     for token in tokens:
         browser.execute_script("arguments[0].click()", token)
-        card, legend, counts, focus = rectangles(browser, "#story", "#legend", ".stats", ".focus")
+        card, legend, counts, focus = rectangles(browser, "#token-card", "#legend", ".stats", ".focus")
         assert apart(card, focus)
         assert apart(card, legend)
         assert 0 <= card[0] < card[2] <= shape["width"]
@@ -116,12 +116,12 @@ def test_the_story_never_covers_its_token(visit: Visit, shape: dict[str, int]) -
     for distance in (150, -300, 250):  # the card gives way when the text is scrolled under it
         browser.execute_script("scrollBy(0, arguments[0])", distance)
         frames(browser)
-        card, focus = rectangles(browser, "#story", ".focus")
+        card, focus = rectangles(browser, "#token-card", ".focus")
         assert apart(card, focus)
-    if shape is PHONE:  # following keeps clear of a story that stays open
+    if shape is PHONE:  # following keeps clear of a card that stays open
         move(browser, "step", 700)
         frames(browser)
-        card, now = rectangles(browser, "#story", ".now")
+        card, now = rectangles(browser, "#token-card", ".now")
         assert apart(card, now)
 
 

@@ -9,9 +9,9 @@ from html.parser import HTMLParser
 
 import numpy
 import pytest
-from hand import LENGTH, SINK, WINDOW, traced
+from handmade import LENGTH, SINK, WINDOW, traced
 
-from msrnn.analysis.explorer.page import Shown, embedded, packed, page, visible
+from msrnn.analysis.explorer.page import PolicyTrace, embedded, packed, page, visible
 
 HOSTILE = (
     *("<script>alert(1)</script>", "</script><img src=x onerror=alert(1)>", "<!--", "]]>", "{{script}}"),
@@ -42,7 +42,7 @@ class Parsed(HTMLParser):
 
 def made(tokens: tuple[str, ...]) -> Parsed:
     times = numpy.full((1, 1, len(tokens)), len(tokens), dtype=numpy.int32)
-    return Parsed(page("<b>", "a & b", tokens, [Shown("tova", 4, traced(times[0], size=4))]))
+    return Parsed(page("<b>", "a & b", tokens, [PolicyTrace("tova", 4, traced(times[0], size=4))]))
 
 
 def test_text_is_data_and_nothing_else() -> None:
@@ -83,4 +83,4 @@ def test_json_that_stays_in_its_element() -> None:
 
 def test_a_page_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="0 tokens"):
-        page("a", "b", [], [Shown("tova", 2, traced(WINDOW))])
+        page("a", "b", [], [PolicyTrace("tova", 2, traced(WINDOW))])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy
 import pytest
-from hand import LENGTH, SINK, SIZE, WINDOW, traced
+from handmade import LENGTH, SINK, SIZE, WINDOW, traced
 from numpy.testing import assert_allclose
 
 from msrnn.analysis import further_tables, paper_tables

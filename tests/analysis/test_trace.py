@@ -48,7 +48,7 @@ def test_layers_of_one_group_repeat_it() -> None:
 
 
 def test_nothing_to_trace_is_said() -> None:
-    with pytest.raises(ValueError, match="unbounded"):
+    with pytest.raises(ValueError, match="'full' evicts nothing"):
         msrnn.trace(msrnn.MultiStateRNN(build(llama()), "full", None), tokens(1, 5))
 
 
@@ -57,8 +57,8 @@ def test_tokens_to_trace_are_rows() -> None:
         msrnn.trace(msrnn.MultiStateRNN(build(llama()), "tova", 4), tokens(1, 5)[0])
 
 
-def test_so_many_recent_tokens_may_not_leave() -> None:
-    """By hand: where all are attended to alike, older ones have gathered more, so the youngest that may leave does."""
+def test_recent_tokens_are_not_evicted() -> None:
+    """With equal attention older tokens have larger sums, so the youngest that is not protected is evicted."""
     rnn = msrnn.MultiStateRNN(build(llama()), Policy(decay=1.0, recent=2), 4, chunk=5)
     with torch.no_grad():
         for layer in rnn.model.model.layers:

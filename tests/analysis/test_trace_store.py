@@ -10,7 +10,7 @@ from tiny import FAMILIES, build, llama, tokens
 from transformers import PreTrainedModel
 
 import msrnn
-from msrnn.analysis.trace_store import Traces, traced
+from msrnn.analysis.trace import TraceStore, trace_chunks
 from msrnn.policy import NAMES, Policy
 
 IDS = tokens(3, 30).numpy()
@@ -24,7 +24,7 @@ def model() -> PreTrainedModel:
 @pytest.mark.parametrize("policy", ["tova", "h2o"])
 def test_what_is_kept_is_what_was_traced(model: PreTrainedModel, policy: str, tmp_path: Path) -> None:
     read: list[int] = []
-    store = Traces(tmp_path / "new", model, policy, 6)
+    store = TraceStore(tmp_path / "new", model, policy, 6)
     assert store.missing(IDS) == [0, 1, 2]
     store.fill(IDS.astype(numpy.uint16), batch=2, on_tokens=read.append)
     assert (sum(read), store.missing(IDS)) == (90, [])
@@ -40,14 +40,14 @@ def test_what_is_kept_is_what_was_traced(model: PreTrainedModel, policy: str, tm
 
 def test_sliding_layers_have_sizes_of_their_own() -> None:
     rnn = msrnn.MultiStateRNN(build(FAMILIES["gemma2"]()), "tova", 20)
-    assert traced(rnn, IDS)[0].sizes == (11, 20)
+    assert trace_chunks(rnn, IDS)[0].sizes == (11, 20)
 
 
 def test_what_makes_another_trace(model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(model: PreTrainedModel, policy: str | Policy = "tova", size: int = 6, ids: object = IDS) -> int:
-        return len(Traces(tmp_path, model, policy, size).missing(ids))
+        return len(TraceStore(tmp_path, model, policy, size).missing(ids))
 
-    Traces(tmp_path, model, "tova", 6, {"machine": "this one"}).fill(IDS)
+    TraceStore(tmp_path, model, "tova", 6, {"machine": "this one"}).fill(IDS)
     assert missing(model) == 0
     assert missing(model, size=7) == missing(model, "tova+1") == missing(model, ids=IDS[:, :-1]) == 3
     assert missing(build(llama(), seed=1)) == missing(build(llama()).bfloat16()) == 3
@@ -59,15 +59,15 @@ def test_what_makes_another_trace(model: PreTrainedModel, tmp_path: Path, monkey
 def test_a_run_that_was_stopped_goes_on(
     model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, original, calls = Traces(tmp_path, model, "tova", 6), Traces._together, list[int]()
+    store, original, calls = TraceStore(tmp_path, model, "tova", 6), TraceStore._trace_batch, list[int]()
 
-    def together(self: Traces, chunks: numpy.ndarray, on_tokens: object) -> list[object]:
+    def trace_batch(self: TraceStore, chunks: numpy.ndarray, on_tokens: object) -> list[object]:
         calls.append(len(chunks))
         if len(calls) == 2:
             raise KeyboardInterrupt
         return original(self, chunks, on_tokens)
 
-    monkeypatch.setattr(Traces, "_together", together)
+    monkeypatch.setattr(TraceStore, "_trace_batch", trace_batch)
     with pytest.raises(KeyboardInterrupt):
         store.fill(IDS, batch=2)
     assert store.missing(IDS) == [2]
@@ -77,9 +77,9 @@ def test_a_run_that_was_stopped_goes_on(
 
 
 def test_files_that_are_no_traces_of_this(model: PreTrainedModel, tmp_path: Path) -> None:
-    store = Traces(tmp_path, model, "tova", 6)
+    store = TraceStore(tmp_path, model, "tova", 6)
     store.fill(IDS)
-    path, other = store.path(IDS[0]), Traces(tmp_path, model, "tova", 7)
+    path, other = store.path(IDS[0]), TraceStore(tmp_path, model, "tova", 7)
     path.rename(other.path(IDS[0]))
     with pytest.raises(ValueError, match="another model, policy, size or dtype"):
         other.load(IDS[0])
@@ -94,6 +94,6 @@ def test_a_batch_that_does_not_fit(model: PreTrainedModel, tmp_path: Path, monke
     def trace(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("msrnn.analysis.trace_store.trace", trace)
+    monkeypatch.setattr("msrnn.analysis.trace.trace", trace)
     with pytest.raises(ValueError, match="--batch 3: tova 6 does not fit"):
-        Traces(tmp_path, model, "tova", 6).fill(IDS, batch=8)
+        TraceStore(tmp_path, model, "tova", 6).fill(IDS, batch=8)

@@ -1,4 +1,4 @@
-"""What tests of the command line share."""
+"""Shared by the tests of the command line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def same(a: Path, b: Path) -> bool:
 
 
 def _ordered(state: dict[str, torch.Tensor], name: str) -> torch.Tensor:
-    """A tensor of one row and one group, its slots by position; what a free slot holds means nothing."""
+    """A tensor of one row and one group, its slots by position; free slots are left out."""
     position = state[name.split(".")[0] + ".position"][0, 0]
     order = position.argsort()[(position < 0).sum() :]
     tensor = state[name]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
+import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from characters import BOS, END, character_tokenizer
+from characters import character_model, character_tokenizer
 from command import Ran, Run
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from msrnn.cli import main
 
@@ -18,28 +18,23 @@ from msrnn.cli import main
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model as `--model` takes it."""
     path = tmp_path_factory.mktemp("model")
-    tokenizer = character_tokenizer()
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.3,
-        bos_token_id=BOS,
-        eos_token_id=END,
-        pad_token_id=END,
-    )
-    LlamaForCausalLM(config).save_pretrained(path)
-    tokenizer.save_pretrained(path)
+    character_model().save_pretrained(path)
+    character_tokenizer().save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def short(folder: Path, tmp_path: Path) -> Path:
+    """The same model, with a training length of 200 tokens in its config."""
+    path = shutil.copytree(folder, tmp_path / "short")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 200}))
     return path
 
 
 @pytest.fixture(autouse=True)
 def uncollected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Evaluations collect garbage between cells, which takes longer than all that these tests compute."""
+    """Skip garbage collection between the cells of evaluations: it takes longer than these tests."""
     monkeypatch.setattr("gc.collect", lambda *_: 0)
 
 

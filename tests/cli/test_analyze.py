@@ -9,7 +9,7 @@ import pytest
 from command import Run
 from tagger import trained
 
-from msrnn.analysis.trace_store import Traces
+from msrnn.analysis.trace import TraceStore
 
 WORDS = " ".join(f"Tom's dog barks. The dog barks loud {i} times." for i in range(12))
 TINY = ("analyze", "--device", "cpu", "--length", 60, "--size", 8, "--size", 16, "--policy", "tova", "--policy", "h2o")
@@ -89,7 +89,7 @@ def test_tables_show_all_traces_of_the_folder(run: Run, texts: Path, tmp_path: P
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures take most of the time."""
+    """Skip figures, which take most of the time."""
     monkeypatch.setattr("msrnn.analysis.report.draw", lambda *_: None)
 
 
@@ -107,15 +107,15 @@ def test_traces_from_elsewhere(run: Run, texts: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_an_interrupted_run_goes_on(run: Run, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words, original, calls = (*TINY, "--text", texts, "--out", tmp_path / "out"), Traces._together, list[str]()
+    words, original, calls = (*TINY, "--text", texts, "--out", tmp_path / "out"), TraceStore._trace_batch, list[str]()
 
-    def together(store: Traces, *arguments: object) -> object:
+    def trace_batch(store: TraceStore, *arguments: object) -> object:
         calls.append(store.label)
         if len(calls) == 5:
             raise KeyboardInterrupt
         return original(store, *arguments)
 
-    monkeypatch.setattr(Traces, "_together", together)
+    monkeypatch.setattr(TraceStore, "_trace_batch", trace_batch)
     stopped = run(*words, "--chunks-per-book", 1)
     assert (stopped.code, "stopped; run the same command to continue" in stopped.err) == (130, True)
     again = run(*words, "--chunks-per-book", 1)
@@ -132,7 +132,7 @@ def test_without_a_text(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in absent else original(name))
     code, _, err = run("analyze", "--length", 60, "--size", 8, "--out", tmp_path / "out")
     assert code == 0
-    assert "no PG-19 here: reading Python's own manual instead" in err
+    assert "PG-19 is not available: reading Python's own manual instead" in err
     assert "no table of parts of speech" in err
     assert "Agreement between policies" not in (tmp_path / "out" / "analysis.md").read_text()
 
@@ -151,16 +151,16 @@ BAD = {
     "text": (["--text", "none"], "none: no such file"),
     "policy": (["--policy", "tovas"], "did you mean 'tova'?"),
     "full": (["--policy", "FULL"], "--policy full"),
-    "size": (["--size", "0"], "size=0"),
+    "size": (["--size", "0"], "--size 0: "),
     "size of all": (["--size", "63", "--length", "64"], "--size 63"),
     "paper": (["--paper", "--size", "8"], "--paper"),
     "books": (["--books", "0"], "--books 0"),
     "batch": (["--batch", str(10**12)], f"--batch {10**12}"),
     "chunks": (["--chunks-per-book", "0"], "--chunks-per-book 0"),
-    "out": (["--out", "file.txt"], "file.txt: a file"),
-    "traces": (["--traces", "file.txt"], "file.txt: a file"),
-    "device": (["--device", "abacus"], "device='abacus'"),
-    "nltk": (["--nltk-data", "."], "nltk"),
+    "out": (["--out", "file.txt"], "--out file.txt: a file"),
+    "traces": (["--traces", "file.txt"], "--traces file.txt: a file"),
+    "device": (["--device", "abacus"], "--device abacus: must be"),
+    "nltk": (["--nltk-data", "."], "--nltk-data .: "),
 }
 
 

@@ -82,7 +82,7 @@ def test_without_matplotlib_only_the_figure_is_missing(
 
 
 BAD = {
-    "size": (["--size", "0"], "size=0"),
+    "size": (["--size", "0"], "--size 0: "),
     "length": (["--length", "16"], "--length 16"),
     "full": (["--policy", "full"], "--policy full"),
     "batch": (["--batch", "0"], "--batch 0"),
@@ -95,8 +95,8 @@ BAD = {
     "rows": (["--out", "foreign"], "efficiency.jsonl, line 1: damaged"),
     "many": (["--batch", str(10**12)], f"--batch {10**12}: must be from 1 to 65,536"),
     "more than many": (["--max-batch", str(10**22)], f"--max-batch {10**22}"),
-    "dtype": (["--dtype", "int3"], "dtype='int3'"),
-    "device": (["--device", "abacus"], "device='abacus'"),
+    "dtype": (["--dtype", "int3"], "--dtype int3: "),
+    "device": (["--device", "abacus"], "--device abacus: "),
 }
 
 

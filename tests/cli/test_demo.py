@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -9,7 +8,8 @@ import torch
 from command import TEXT, Run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from msrnn.cli.demo import TOPICS, manual, verdict
+from msrnn.cli.demo import verdict
+from msrnn.cli.text_input import _MANUAL_TOPICS, manual
 from msrnn.evaluation.loss import Measured
 
 
@@ -36,7 +36,7 @@ def test_demo_can_be_read_at_any_width(columns: int, run: Run, tmp_path: Path, m
     (tmp_path / "text").write_text(TEXT)
     code, out, _ = run("demo", "--text", tmp_path / "text", "--tokens", 100, "--size", 16)
     assert (code, "…" in out) == (0, False)
-    table, _, rest = out.partition("tova goes on")
+    table, _, rest = out.partition("tova continues")
     assert max(map(len, table.splitlines())) <= columns
     for word in ("policy", "perplexity", "window+4", "ms/token", "reading", "decoding", "100 tokens"):
         assert word in table
@@ -51,18 +51,18 @@ def test_a_size_that_evicts_nothing_is_refused_before_the_model_is_loaded(
     monkeypatch.setattr("msrnn.hf.loading.AutoModelForCausalLM", None)
     code, out, err = run("demo", "--size", size, "--tokens", tokens)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert f"--size {size}: a text of 200 tokens fits into it" in err
-    assert "take a size below 199" in err
+    assert f"--size {size}: nothing is evicted from a text of 200 tokens" in err
+    assert "use a size below 199" in err
 
 
 def test_a_size_that_evicts_nothing_of_a_short_text(run: Run, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("a short text")
     code, _, err = run("demo", "--size", 64, "--text", tmp_path / "text")
-    assert (code, "--size 64: a text of 13 tokens" in err) == (2, True)
+    assert (code, "--size 64: nothing is evicted from a text of 13 tokens" in err) == (2, True)
 
 
 def test_demo_text_too_short(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[manual.__module__], "encode", lambda *_, **__: torch.tensor([[7]]))
+    monkeypatch.setattr("msrnn.hf.conversation.encode", lambda *_, **__: torch.tensor([[7]]))
     (tmp_path / "text").write_text("a")
     code, _, err = run("demo", "--text", tmp_path / "text")
     assert (code, err.count("\n")) == (2, 1)
@@ -83,6 +83,6 @@ def test_verdict_is_computed() -> None:
 
 def test_the_manual_is_long_enough_and_in_order() -> None:
     assert len(manual()) > 20_000
-    starts = [manual().index(topics[name].strip()) for name in TOPICS]
+    starts = [manual().index(topics[name].strip()) for name in _MANUAL_TOPICS]
     assert starts == sorted(starts)
     assert starts[0] == 0

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from msrnn.cli.eval import app
 from msrnn.cli.eval.common import check_positions, compared
-from msrnn.cli.tables import show_table
+from msrnn.cli.terminal import show_table
 from msrnn.evaluation.tasks.perplexity import Reader
 from msrnn.policy import FULL
 
@@ -258,7 +258,7 @@ def test_what_fits_nowhere_is_folded(capsys: pytest.CaptureFixture[str], monkeyp
 BAD = {
     "text": (["--text", "none"], "none: no such file"),
     "policy": (["--policy", "tovas"], "did you mean 'tova'?"),
-    "size": (["--size", "0"], "size=0"),
+    "size": (["--size", "0"], "--size 0: "),
     "protects too much": (["--policy", "window+8", "--size", "8"], "first=8"),
     "baseline": (["--policy", "baseline", "--size", "1"], "1: a piece of the baseline"),
     "length": (["--length", "1"], "--length 1"),
@@ -271,8 +271,8 @@ BAD = {
     "rows": (["--out", "foreign"], "line 1: damaged, not JSON"),
     "many": (["--batch", str(10**12)], f"--batch {10**12}: must be from 1 to 65,536"),
     "fewer than none": (["--batch", "-1"], "--batch -1"),
-    "device": (["--device", "abacus"], "device='abacus'"),
-    "dtype": (["--dtype", "int3"], "dtype='int3'"),
+    "device": (["--device", "abacus"], "--device abacus: "),
+    "dtype": (["--dtype", "int3"], "--dtype int3: "),
     "hub": (["--out", "new"], "msrnn[eval]"),
 }
 

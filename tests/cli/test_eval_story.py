@@ -40,7 +40,7 @@ BAD = {
     "stories": (["--stories", "0"], "--stories 0"),
     "temperature": (["--temperature", "0"], "--temperature 0"),
     "policy": (["--policy", "tovas"], "did you mean 'tova'?"),
-    "size": (["--size", "0"], "size=0"),
+    "size": (["--size", "0"], "--size 0: "),
     "batch": (["--batch", str(10**12)], f"--batch {10**12}"),
 }
 

@@ -221,7 +221,7 @@ BAD = {
     "against": (["--against", "h2o"], "add --policy h2o"),
     "paper": (["--paper", "--size", "8"], "--paper"),
     "length": (["--length", "0"], "--length 0"),
-    "positions": (["--positions", "far"], "positions='far'"),
+    "positions": (["--positions", "far"], "--positions far: "),
     "stage": (["--stage", "guess"], "guess"),
     "both": (["--stage", "score", "--force"], "--force"),
     "nothing to score": (["--stage", "score", "--out", "."], "no question of squality"),

@@ -75,7 +75,7 @@ BAD = {
     "policies": ([TEXT, "--policy", "tova", "--policy", "h2o", "--policy", "window"], "--policy window"),
     "full": ([TEXT, "--policy", "full"], "--policy full"),
     "policy": ([TEXT, "--policy", "tovas"], "did you mean 'tova'?"),
-    "size": ([TEXT, "--size", "0"], "size=0"),
+    "size": ([TEXT, "--size", "0"], "--size 0: "),
     "tokens": ([TEXT, "--tokens", "1"], "--tokens 1: must be at least 3"),
     "no tokens": ([TEXT, "--tokens", "0"], "--tokens 0: must be at least 3"),
     "negative tokens": ([TEXT, "--tokens", "-5", "--size", "8"], "--tokens -5: must be at least 3"),
@@ -84,7 +84,7 @@ BAD = {
     "a folder with a space": (["two words"], "two words: a folder; name a text file"),
     "a file's name with a space": (["my book.txt"], "my book.txt: no such file"),
     "protected tokens": ([TEXT, "--policy", "tova+600"], "--policy tova+600 at the default --size of at most 512"),
-    "too many": ([TEXT, "--tokens", "70000"], "--tokens 70000"),
+    "too many": ([TEXT, "--tokens", "70000"], "--tokens 70000: must be at most"),
     "target": ([TEXT, "--out", "empty.txt"], "--force"),
 }
 
@@ -145,7 +145,7 @@ def test_ctrl_c_says_what_to_do(run: Run, tmp_path: Path, monkeypatch: pytest.Mo
     page = tmp_path / "page.html"
     page.write_text("old")
     words = ("explore", TEXT, "--no-open", "--out", page, "--force")
-    for place in ("msrnn.hf.loading.load", "msrnn.hf.rnn.MultiStateRNN.read", "msrnn.core.state_file.write_atomically"):
+    for place in ("msrnn.hf.loading.load", "msrnn.hf.rnn.MultiStateRNN.read", "msrnn.core.atomic.write_atomically"):
         with monkeypatch.context() as patch:
             patch.setattr(place, interrupted)
             code, out, err = run(*words)

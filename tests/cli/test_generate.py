@@ -19,7 +19,7 @@ SHORT = ("--max-new-tokens", 12)
 
 
 def expected(folder: Path, prompt: str, policy: str = "tova", size: int | None = 16) -> str:
-    """What the library says, greedily."""
+    """What the library generates greedily."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     ids = torch.tensor([tokenizer(prompt, add_special_tokens=not prompt.startswith("<s>"))["input_ids"]])
     out = MultiStateRNN(model, policy, size).generate(ids, max_new_tokens=12, do_sample=False)

@@ -1,4 +1,4 @@
-"""Exit codes, and what is wrong in one line."""
+"""Exit codes, and bad input as one line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from command import Run
 from safetensors.torch import save as to_bytes
 
 from msrnn.cli import app
-from msrnn.cli.options import Speech
+from msrnn.cli.options import SamplingOptions
 from msrnn.version import __version__
 
 VERBS = [command.callback.__name__ for command in app.registered_commands]
@@ -27,7 +27,7 @@ VERBS = [command.callback.__name__ for command in app.registered_commands]
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> Path:
-    """A working folder with a text, a saved state, and state files that are none."""
+    """A working folder with a text, a saved state, and files that are not states."""
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("some words to read")
     assert run("read", "text.txt", "--save", "state", "--size", 8).code == 0
@@ -42,19 +42,23 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> Path:
 
 
 BAD = {
-    "size 0": (["generate", "hi", "--size", "0"], "size=0"),
+    "size 0": (["generate", "hi", "--size", "0"], "--size 0: "),
     "size no number": (["generate", "hi", "--size", "many"], "--size"),
     "protects too much": (["generate", "hi", "--policy", "window+8", "--size", "8"], "first=8"),
     "unknown policy": (["generate", "hi", "--policy", "tovas"], "did you mean 'tova'?"),
     "empty prompt": (["generate", "  "], "PROMPT"),
     "empty standard input": (["generate", "-"], "empty"),
-    "temperature": (["generate", "hi", "--temperature", "0"], "--temperature 0.0: must be at least 1e-06; for the"),
+    "temperature": (
+        ["generate", "hi", "--temperature", "0"],
+        "--temperature 0.0: must be at least 1e-06; use --greedy",
+    ),
     "temperature below": (["chat", "--temperature", "1e-300"], "--temperature 1e-300: must be at least"),
     "temperature inf": (["generate", "hi", "--temperature", "inf"], "--temperature inf: must be a finite number"),
     "temperature nan": (["chat", "--temperature", "nan"], "--temperature nan: must be a finite number"),
     "top-p nan": (["generate", "hi", "--top-p", "nan"], "--top-p nan"),
     "seed below 0": (["generate", "hi", "--seed", "-1"], "--seed -1: must be from 0 to"),
     "seed above": (["generate", "hi", "--seed", "9" * 30], "must be from 0 to 4294967295"),
+    "seed beside a state": (["generate", "hi", "--state", "state", "--seed", "-1"], "msrnn: --seed -1: must be"),
     "no tokens": (["read", "text.txt", "--save", "new", "--tokens", "0"], "--tokens 0: must be 1 or more"),
     "replaces its text": (["read", "text.txt", "--save", "text.txt", "--force"], "text.txt: is read by this command"),
     "list for a state": (["generate", "hi", "--state", "list"], "list: its description is []"),
@@ -64,8 +68,15 @@ BAD = {
     "greedy at a temperature": (["generate", "hi", "--greedy", "--temperature", "3.0"], "and --temperature 3.0 is"),
     "greedy with top-p": (["chat", "--greedy", "--top-p", "0.9"], "and --top-p 0.9 is"),
     "max new tokens": (["chat", "--max-new-tokens", "0"], "--max-new-tokens 0"),
-    "dtype": (["generate", "hi", "--dtype", "int3"], "dtype='int3'"),
-    "device": (["generate", "hi", "--device", "abacus"], "device='abacus'"),
+    "dtype": (["generate", "hi", "--dtype", "int3"], "--dtype int3: must be one of"),
+    "device": (["generate", "hi", "--device", "abacus"], "--device abacus: must be"),
+    "state dtype": (["read", "text.txt", "--save", "new", "--state-dtype", "int4"], "--state-dtype int4: must be int8"),
+    "positions": (["chat", "--positions", "far"], "--positions far: "),
+    "backend": (
+        ["generate", "hi", "--backend", "cublas"],
+        "--backend cublas: must be one of auto, torch, numba",
+    ),
+    "backend of the old name": (["read", "text.txt", "--save", "new", "--backend", "compiled"], "--backend compiled: "),
     "missing text": (["read", "none.txt", "--save", "new"], "none.txt"),
     "empty text": (["read", "empty.txt", "--save", "new"], "empty.txt"),
     "not UTF-8": (["read", "latin.txt", "--save", "new"], "latin.txt: not UTF-8"),
@@ -110,7 +121,7 @@ def test_bad_input_is_one_line_and_code_2(name: str, files: Path, run: Run, monk
 
 def test_greedy_unless_sampling_is_asked_for() -> None:
     wishes = {(None, None): False, (None, 3.0): True, (True, None): True, (True, 3.0): True, (False, None): False}
-    assert {wish: Speech(8, *wish, None).settings["do_sample"] for wish in wishes} == wishes
+    assert {wish: SamplingOptions(*wish, None).settings(8)["do_sample"] for wish in wishes} == wishes
 
 
 def test_prompt_with_bytes_that_are_no_utf8(run: Run) -> None:
@@ -173,13 +184,18 @@ def test_short_help(words: tuple[str, ...], run: Run) -> None:
     assert "Usage: msrnn" in short.out
 
 
+def test_help_does_not_wait_for_torch() -> None:
+    code = "import sys, msrnn.cli; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_version(run: Run) -> None:
     assert run("--version", small=True) == (0, f"msrnn {__version__}\n", "")
 
 
 def test_ctrl_c_ends_with_130_and_without_a_traceback(folder: Path, tmp_path: Path) -> None:
     endless = shutil.copytree(folder, tmp_path / "endless")
-    for name in ("config.json", "generation_config.json"):  # no token ends what it says
+    for name in ("config.json", "generation_config.json"):  # no stop token
         settings = json.loads((endless / name).read_text())
         (endless / name).write_text(json.dumps({**settings, "eos_token_id": None}))
     arguments = ["generate", "hello", "--model", str(endless), "--max-new-tokens", "1000000", "--size", "8"]
@@ -195,4 +211,6 @@ def test_ctrl_c_ends_with_130_and_without_a_traceback(folder: Path, tmp_path: Pa
         finally:
             process.kill()
     assert process.returncode == 130
-    assert re.fullmatch(r"msrnn: stopped after \d+ tokens?.*; the state is not kept, --save FILE keeps it", err.strip())
+    assert re.fullmatch(
+        r"msrnn: stopped after \d+ tokens?.*; the state is not saved, --save FILE saves it", err.strip()
+    )

@@ -1,24 +1,21 @@
-"""Each option changes what it is for, and every command that is written down as an example can be given."""
+"""Each option has its effect."""
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
 import string
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from command import TEXT, Run, same
 
-from msrnn.cli import app
 from msrnn.core.state_file import load_tensors
+from msrnn.hf import state_spec
 from msrnn.policy import NAMES
 
-ROOT = Path(__file__).parents[2]
 CPU = ("--device", "cpu")
 SIZE = ("--size", 16)
 SHORT = ("--max-new-tokens", 12)
@@ -55,7 +52,7 @@ def written(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Writte
 
 @pytest.mark.parametrize("verb", ["generate", "chat"])
 def test_top_p_and_temperature(verb: str, run: Run) -> None:
-    """Either makes sampling greedy when it is tiny, whatever the other and the seed; else the seed decides."""
+    """A tiny top-p or temperature makes sampling greedy with any seed; otherwise the seed decides."""
     asked, stdin = (("chat",), "hello\n") if verb == "chat" else (("generate", "hello"), "")
 
     def said(*sampling: object) -> str:
@@ -101,6 +98,25 @@ def test_state_is_kept_as_asked(
     assert load_tensors(tmp_path / "state")[1][name] == expected
 
 
+@pytest.mark.parametrize("verb", ASKED)
+def test_backends_give_the_same_state(verb: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[str] = []
+    resolve = state_spec.resolve_backend
+
+    def resolved(name: str, device: Any) -> Any:
+        used.append(name)
+        return resolve(name, device)
+
+    monkeypatch.setattr(state_spec, "resolve_backend", resolved)
+    speech = () if verb == "read" else SHORT
+    for backend in ("torch", "numba"):
+        words = (verb, *ASKED[verb], *SIZE, *speech, *CPU, "--backend", backend, "--save", tmp_path / backend)
+        used.clear()
+        ran = run(*words, stdin=TEXT)
+        assert (ran.code, set(used)) == (0, {backend}), ran.err
+    assert same(tmp_path / "torch", tmp_path / "numba")
+
+
 def test_explicit_positions_change_a_conversation(run: Run) -> None:
     places = ("auto", "original", "compact", "compressed")
     said = {place: run("chat", *SIZE, *SHORT, "--positions", place, stdin=f"{TEXT}\n").out for place in places}
@@ -129,7 +145,7 @@ def told(found: list[dict[str, Any]]) -> dict[int, str]:
 
 
 def test_seed_of_stories(written: Written) -> None:
-    """It is that of the first story; what it tells depends on nothing else."""
+    """--seed is the seed of the first story; a story depends on its own seed alone."""
     first, second = (told(written(*STORY, "--seed", seed, "--stories", 2)) for seed in (4, 5))
     assert (list(first), list(second)) == ([4, 5], [5, 6])
     assert first[5] == second[5]
@@ -167,7 +183,7 @@ def exam(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[object, ...]:
 
 
 def test_seed_of_questions(exam: tuple[object, ...], written: Written) -> None:
-    """It decides which are asked, where there are more than the limit; fewer are among those of more."""
+    """The seed selects the questions; a smaller --limit selects a subset."""
 
     def asked(seed: int, limit: int) -> frozenset[str]:
         found = written(*exam, "--seed", seed, "--limit", limit)
@@ -192,7 +208,7 @@ def test_positions_of_an_exam(exam: tuple[object, ...], written: Written) -> Non
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """Three texts of four chunks of 33 tokens, the first of which is given."""
+    """Three texts of four chunks of 33 tokens each."""
     folder = tmp_path / "texts"
     folder.mkdir()
     for step, name in enumerate(("one", "two", "three")):
@@ -204,7 +220,7 @@ FAR = ("eval", "extrapolation", "--tokens", 60, "--window", 10, "--leg", 60)
 
 
 def test_books_of_an_extrapolation(texts: Path, written: Written) -> None:
-    """So many, and the seed decides which; fewer are among those of more."""
+    """The seed selects the books; a smaller --books selects a subset."""
 
     def read(books: int, seed: int) -> frozenset[str]:
         found = written(*FAR, "--text", texts, *SIZE, "--row", "tova@compact", "--books", books, "--seed", seed)
@@ -218,7 +234,7 @@ def test_books_of_an_extrapolation(texts: Path, written: Written) -> None:
 
 @pytest.mark.parametrize("size", [8, 12])
 def test_horizon_of_an_extrapolation(size: int, texts: Path, written: Written) -> None:
-    """Of the last row, where none is named: four times the size."""
+    """Without --row, the last row has a horizon of four times the size."""
     found = written(*FAR, "--text", texts, "--books", 1, "--size", size)
     shown = list(dict.fromkeys((row["policy"], row["positions"], row["size"]) for row in found))
     assert len(shown) == 4
@@ -226,7 +242,7 @@ def test_horizon_of_an_extrapolation(size: int, texts: Path, written: Written) -
 
 
 def test_seed_of_chunks(texts: Path, written: Written) -> None:
-    """It decides which are read, where there are more than asked for; fewer are among those of more."""
+    """The seed selects the chunks; fewer chunks are a subset."""
 
     def read(seed: int, chunks: int) -> frozenset[tuple[str, int]]:
         words = ("eval", "perplexity", "--text", texts, "--length", 33, *SIZE, "--policy", "tova")
@@ -240,7 +256,7 @@ def test_seed_of_chunks(texts: Path, written: Written) -> None:
 
 
 def test_judgement_elsewhere(run: Run, tmp_path: Path) -> None:
-    """It is written there, and goes on from there, and the folder of the stories stays as it is."""
+    """--out has the results, and is resumed from; the folder of the stories is not changed."""
     source, out = tmp_path / "stories", tmp_path / "judged"
     source.mkdir()
     shared = {"fingerprint": "f", "dtype": "float32", "prompt": "p", "most": 99, "temperature": 1.0, "model": "tiny"}
@@ -274,54 +290,5 @@ def test_policies_that_weigh_values(run: Run, monkeypatch: pytest.MonkeyPatch) -
     (header,) = ([cell.strip() for cell in line.split("┃")] for line in lines if "┃" in line)
     cells = [[cell.strip() for cell in line.split("│")] for line in lines if line.startswith("│")]
     shown = {line[header.index("policy")]: line[header.index("value")] for line in cells}
-    assert {name: shown[name] for name in NAMES} == {name: "yes" if NAMES[name].value else "" for name in NAMES}
+    assert {name: shown[name] for name in NAMES} == {name: "yes" if NAMES[name].value_norm else "" for name in NAMES}
     assert (shown["echo"], shown["tova"]) == ("yes", "")
-
-
-def verbs(command: Any, *names: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every verb by its words, as ("eval", "story")."""
-    if not hasattr(command, "commands"):
-        yield names, command
-        return
-    for name, inner in command.commands.items():
-        yield from verbs(inner, *names, name)
-
-
-VERBS = dict(verbs(typer.main.get_command(app)))
-
-
-def commands(lines: Iterable[str]) -> list[str]:
-    """From `msrnn` on, since something may be piped into it, and without a comment."""
-    found = (re.search(r"(?:^|\| )(msrnn .*?)(?: +#.*)?$", line.strip()) for line in lines)
-    return [command[1] for command in found if command]
-
-
-PAGES = {page: page.read_text() for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"))}
-FENCED = {page: re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE) for page, text in PAGES.items()}
-SHOWN = commands(FENCED[ROOT / "docs" / "command-line.md"][0].splitlines())
-DOCUMENTED = commands(line for blocks in FENCED.values() for block in blocks for line in block.splitlines())
-HELPED = commands(line for verb in VERBS.values() for line in verb.epilog.splitlines())
-
-
-def parsed(command: str) -> dict[str, Any]:
-    """The values of a verb's parameters; the verb does not run."""
-    _, *words = shlex.split(command)
-    name = tuple(words[: 2 if words[0] == "eval" else 1])
-    values: dict[str, Any] = VERBS[name].make_context(" ".join(name), words[len(name) :]).params
-    return values
-
-
-@pytest.mark.parametrize("command", dict.fromkeys([*SHOWN, *DOCUMENTED, *HELPED]))
-def test_examples_parse(command: str) -> None:
-    assert parsed(command) is not None
-
-
-def test_the_command_line_page_shows_every_verb() -> None:
-    shown = {tuple(command.split()[1:3]) for command in SHOWN}
-    assert {words if words[0] == "eval" else words[:1] for words in shown} == set(VERBS)
-
-
-@pytest.mark.parametrize("words", ["generate hello --sise 8", "eval story --stories many", "read book.txt"])
-def test_examples_that_would_not_parse(words: str) -> None:
-    with pytest.raises(typer.TyperException):
-        parsed(f"msrnn {words}")

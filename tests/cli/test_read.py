@@ -64,7 +64,7 @@ def test_rounded_states(run: Run, tmp_path: Path) -> None:
     assert f"--state-dtype int8: {large} was saved without --state-dtype" in err
     said = ("generate", "abc", "--state", small, "--size", 16, "--state-dtype", "int8", "--max-new-tokens", 4)
     assert run(*said).code == 0
-    assert "'int4': must be None, 'int8' or 'fp8'" in run("generate", "abc", "--state-dtype", "int4").err
+    assert "--state-dtype int4: must be int8 or fp8" in run("generate", "abc", "--state-dtype", "int4").err
 
 
 def test_positions(run: Run, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Options that are not given come from the saved state; those that disagree with it are refused."""
+"""Options that are not given come from the saved state; those that contradict it are refused."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_positions_by_a_function_cannot_be_named(run: Run, folder: Path, tmp_pat
 
 
 def test_the_pair_of_commands_in_the_readme(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they are written, and once more where `read` had another size."""
+    """As they are written, and once more with another size for `read`."""
     monkeypatch.chdir(tmp_path)
     Path("book.txt").write_text(TEXT)
     lines = README.read_text().splitlines()

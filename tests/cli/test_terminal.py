@@ -1,4 +1,4 @@
-"""What only a terminal shows: lines that can be edited, those of earlier conversations, and that a model loads."""
+"""What only a terminal shows: line editing, the lines of earlier conversations, and a remark while a model loads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UP, HOME = "\x1b[A", "\x01"
 
 
 class Terminal:
-    """A program that believes it talks to a person."""
+    """A program whose standard streams are a pseudo-terminal."""
 
     def __init__(self, *words: object, **env: str) -> None:
         self.ours, theirs = pty.openpty()
@@ -38,7 +38,7 @@ class Terminal:
         os.close(theirs)
 
     def wait_for(self, text: str, seconds: float = 120) -> None:
-        """Read until the terminal shows it, after what was waited for before."""
+        """Read the output until it contains the text."""
         started, seen = time.monotonic(), ""
         while text not in seen:
             assert time.monotonic() - started < seconds, self.shown
@@ -88,7 +88,10 @@ def test_lines_are_edited_and_remembered(home: Path, folder: Path, run: Run, tmp
     finally:
         terminal.process.kill()
     assert f"loading {folder} …" in terminal.shown
-    assert remembered.read_text().splitlines() == ["an earlier line", "hello"]  # one said twice is kept once
+    assert remembered.read_text().splitlines() == [
+        "an earlier line",
+        "hello",
+    ]  # a repeated line is kept once
     assert stat.S_IMODE(remembered.stat().st_mode) == 0o600
     assert os.listdir(home / "msrnn") == ["chat_history"]
     plain = (*words[:-1], tmp_path / "plain")

@@ -151,7 +151,7 @@ def test_forged_descriptions_are_refused(name: str, kind: str, saved: Callable[[
 def test_descriptions_that_are_no_object(text: str, saved: Callable[[str], Saved]) -> None:
     one = saved("head")
     one.path.write_bytes(to_bytes(one.tensors, {"msrnn": text}))
-    for load in (one.rnns[0].load, load_description):
+    for load in (one.rnns[0].load_state, load_description):
         with pytest.raises(ValueError, match="not a state that msrnn saved") as error:
             load(one.path)
         assert "\n" not in str(error.value)

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from characters import character_tokenizer
+from characters import character_model, character_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from msrnn.errors import UsageError
 from msrnn.hf import loading as models
 from msrnn.hf.loading import converted, device_named, load, small_model
 from msrnn.hf.rnn import MultiStateRNN
@@ -16,7 +18,7 @@ from msrnn.hf.rnn import MultiStateRNN
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder of the test's own, and a hub that is out of reach."""
+    """A cache folder for the test, and no access to the hub."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     return tmp_path / "cache" / "msrnn" / "models"
@@ -44,7 +46,7 @@ def test_a_gpu_beyond_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert device_named("cuda:1").index == 1
-    with pytest.raises(ValueError, match="device='cuda:7': the last that torch sees is 'cuda:1'"):
+    with pytest.raises(ValueError, match="device='cuda:7': the last CUDA device is 'cuda:1'"):
         device_named("cuda:7")
 
 
@@ -208,7 +210,8 @@ def test_a_gguf_file_becomes_the_model_it_was(tmp_path: Path, cache: Path, capfd
 
 def test_a_gguf_file_that_lacks_weights_is_refused(tmp_path: Path, cache: Path) -> None:
     tiny_gguf(tmp_path / "real.gguf", lacking="model.layers.1.mlp.up_proj.weight")
-    with pytest.raises(ValueError, match=r"lacks 1 of the model's weights, model\.layers\.1\.mlp\.up_proj\.weight"):
+    reason = r"1 of the model's weights are missing, the first is model\.layers\.1\.mlp\.up_proj\.weight"
+    with pytest.raises(ValueError, match=reason):
         load(str(tmp_path / "real.gguf"), "cpu")
     assert list(cache.iterdir()) == []
 
@@ -263,5 +266,33 @@ def test_a_folder_that_lacks_weights_is_refused(tmp_path: Path) -> None:
     weights = original.state_dict()
     del weights["lm_head.weight"]
     original.save_pretrained(tmp_path / "model", state_dict=weights)
-    with pytest.raises(ValueError, match="lacks 1 of the model's weights"):
+    with pytest.raises(ValueError, match="1 of the model's weights are missing"):
         load(str(tmp_path / "model"), "cpu")
+
+
+DAMAGED = {
+    "null": ("config.json", "null", "cannot be loaded"),
+    "type": ("config.json", {"hidden_size": "many"}, r"Field 'hidden_size' expected int, got str \(value: 'many'\)"),
+    "activation": ("config.json", {"hidden_act": "nope"}, "unknown value 'nope'"),
+    "shapes": ("config.json", {"hidden_size": 64}, "the shapes of its weights are not those in its config.json"),
+    "generation": ("generation_config.json", "[]", "cannot be loaded"),
+    "tokenizer": ("tokenizer_config.json", "[]", "its tokenizer cannot be loaded"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_checkpoints_are_bad_input(name: str, tmp_path: Path) -> None:
+    """Whatever transformers raises for them."""
+    file, change, reason = DAMAGED[name]
+    character_model().save_pretrained(tmp_path)
+    character_tokenizer().save_pretrained(tmp_path)
+    path = tmp_path / file
+    changed = change if isinstance(change, str) else json.dumps({**json.loads(path.read_text()), **change})
+    path.write_text(changed)
+    with pytest.raises(UsageError, match=reason):
+        load(str(tmp_path), "cpu")
+
+
+def test_a_user_that_does_not_exist() -> None:
+    with pytest.raises(UsageError, match="no such folder or file"):
+        load("~nobody.of.this.name/model", "cpu")

@@ -1,4 +1,4 @@
-"""The harness's own model is the reference: what it answers, an unbounded model of ours must answer, too."""
+"""The harness's own model is the reference: an unbounded model must give the same answers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One text under one or two policies as a page: a single file that needs no server and no network."""
+"""The explorer: a web page that shows which tokens of a text are kept, in one file without a server."""

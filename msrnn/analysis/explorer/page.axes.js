@@ -1,13 +1,13 @@
-// Axes: numbers beside a plot, where their row or column of it is.
+// Axes: numbers beside a plot, at the row or column that they name.
 
-/** At most `most` round numbers below `count`, each with its place on the axis as a share of its length. */
+/** At most `most` round numbers below `count`, each with its position on the axis as a share of its length. */
 function ticks(count, most) {
   let unit = 1;
   for (let i = 0; Math.ceil(count / unit) > most; i++) unit *= i % 3 === 1 ? 2.5 : 2; // 1, 2, 5, 10, 20, 50, …
   return Array.from({ length: Math.ceil(count / unit) }, (_, i) => [(i * unit + 0.5) / count, i * unit]);
 }
 
-/** Across ("x") or down ("y"). The plot's own label is what is read aloud. */
+/** A horizontal ("x") or vertical ("y") axis, hidden from screen readers: they read the plot's label. */
 function axis(direction, name, marks) {
   const made = element("div", `axis ${direction}`), labels = marks.map(([, value]) => number(value));
   made.setAttribute("aria-hidden", "true");

@@ -1,9 +1,9 @@
-// What the reader can touch: sliders, buttons, keys and tokens.
+// Controls: sliders, buttons, keys and clicks on tokens.
 
 const find = (id) => document.getElementById(id);
 
-/** The page, filled with what it is about. */
-function furnish(policies, texts, maps, tab) {
+/** Fill the page: titles, the sliders' ranges, the panels of the policies. */
+function fillPage(policies, texts, maps, tab) {
   find("about").textContent = data.about;
   document.title = `${data.name} · which tokens stay`;
   find("step").max = T - 1;
@@ -25,7 +25,7 @@ function furnish(policies, texts, maps, tab) {
 
 function listen({ look, texts, move, point, play, tab, redraw }) {
   const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)");
-  const fade = () => move({ fade: !look.fade, asked: true }), follow = () => move({ follow: !look.follow });
+  const fade = () => move({ fade: !look.fade, fadeChosen: true }), follow = () => move({ follow: !look.follow });
   function theme() {
     root.dataset.theme = (root.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark" ? "light" : "dark";
     redraw();
@@ -53,7 +53,7 @@ function listen({ look, texts, move, point, play, tab, redraw }) {
       " ": () => play(), Escape: () => point(undefined, null, true), f: fade, s: follow, d: theme,
       "/": () => find("query").focus(),
     };
-    if (!actions[event.key] || hasItsOwn(event)) return;
+    if (!actions[event.key] || isHandledElsewhere(event)) return;
     event.preventDefault();
     if (event.key !== " ") play(false);
     actions[event.key]();
@@ -62,8 +62,8 @@ function listen({ look, texts, move, point, play, tab, redraw }) {
   dark.addEventListener("change", redraw);
 }
 
-/** Whether a key means something else where it was pressed: to a slider, a button or the browser. */
-function hasItsOwn({ target, key, shiftKey, ctrlKey, metaKey, altKey }) {
+/** Whether a slider, a button or the browser handles the key itself. */
+function isHandledElsewhere({ target, key, shiftKey, ctrlKey, metaKey, altKey }) {
   if (ctrlKey || metaKey || altKey || target.type === "search") return true;
   if (target.type === "range") return /^(Arrow|Home|End)/.test(key) && !shiftKey;
   return target.tagName === "BUTTON" && key === " ";

@@ -1,11 +1,11 @@
-// What the page knows, and questions to it. Times are steps; rows are the heads of layers that forget on their own.
+// The page's data: eviction times, in steps. A row is one group of heads of one layer that evicts on its own.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const T = data.tokens.length;
 const L = data.layers.length;
 const HEADS = Math.max(...data.policies.map((policy) => policy.groups));
 
-/** Steps from a token's birth to its last, as the low bytes of all and then the high ones, deflated. */
+/** Eviction times from deflated data: how many steps each token stays after its own, all low bytes, then all high. */
 async function unpacked(text) {
   const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
@@ -16,7 +16,7 @@ async function unpacked(text) {
   return times;
 }
 
-/** One policy's eviction times, [L, G, T] in one array; T where a token is never dropped. */
+/** One policy's eviction times, [L, G, T] in one array; T for a token that is never evicted. */
 class Policy {
   constructor(about, times) {
     Object.assign(this, about);
@@ -27,7 +27,7 @@ class Policy {
     this.rows = [];
   }
 
-  /** The rows that are looked at: all, or those of a layer, of a head, or of both. */
+  /** Select rows: all, or those of a layer, of a head, or of both. */
   choose(layer, head) {
     const single = this.groups === 1;
     this.rows = [];
@@ -52,7 +52,7 @@ class Policy {
     return Math.min(this.last(row, token), T - 1) - token + 1;
   }
 
-  /** Into `held`: the share of the chosen rows that see each token at a step. */
+  /** Compute `held`: the share of the selected rows that see each token at a step. */
   look(step) {
     this.held.fill(0);
     const share = 1 / this.rows.length;
@@ -62,7 +62,7 @@ class Policy {
     }
   }
 
-  /** A layer's share of heads that see a token at a step. */
+  /** The share of a layer's heads that see a token at a step. */
   heldBy(layer, token, step) {
     if (token > step) return 0;
     let count = 0;
@@ -70,7 +70,7 @@ class Policy {
     return count / this.groups;
   }
 
-  /** Means over the chosen rows at the step last looked at. */
+  /** Means over the selected rows, at the step of the last `look`. */
   summary(step) {
     let seen = 0, recent = 0, oldest = step;
     for (let j = step; j >= 0; j--) {
@@ -83,7 +83,7 @@ class Policy {
   }
 }
 
-/** Of what two policies see, the share that both see. */
+/** Of the tokens that two policies see, the share that both see. */
 function overlap(one, other, step) {
   let both = 0, all = 0;
   for (let j = 0; j <= step; j++) {

@@ -1,15 +1,15 @@
-// Where the reader looks, and everything that follows from it: one state, one way to draw it.
+// The page's state (`look`) and the one function that draws it.
 
 async function explore() {
   const policies = await Promise.all(data.policies.map(async (about) => new Policy(about, await unpacked(about.after))));
   const look = { step: T - 1, layer: -1, head: -1, token: undefined, fade: false, follow: true, shown: 0 };
   const texts = policies.map((policy) => new Text(policy));
-  const story = new Story(policies);
+  const card = new TokenCard(policies);
   const act = {
     onMap(x, y, event, down) {
       if (x === null) return point(undefined);
       if (down) move({ step: Math.floor(y * T) });
-      point(Math.floor(x * T), besides(event));
+      point(Math.floor(x * T), pointerBox(event));
     },
     onStrip(x, y, event, down) {
       if (x === null) return point(undefined);
@@ -18,16 +18,16 @@ async function explore() {
         move({ layer: Math.floor(y * L) });
         texts.forEach((text) => text.panel.hidden || text.show(token));
       }
-      point(token, besides(event));
+      point(token, pointerBox(event));
     },
   };
   const maps = policies.map((policy) => new Maps(policy, act));
-  /** Where a token is in one of the texts, or the pointer in a map: asked again when something has moved. */
-  const inText = (token, text) => () => (text.panel.hidden ? texts[look.shown] : text).spans[token].getBoundingClientRect();
-  const besides = ({ clientX: x, clientY: y }) => () => ({ left: x, right: x, top: y - 16, bottom: y + 16, beside: true });
+  /** Functions that return where a token of a text is, or the pointer in a map; called again after scrolling. */
+  const tokenBox = (token, text) => () => (text.panel.hidden ? texts[look.shown] : text).spans[token].getBoundingClientRect();
+  const pointerBox = ({ clientX: x, clientY: y }) => () => ({ left: x, right: x, top: y - 16, bottom: y + 16, beside: true });
   let chosen = "", pinned = false, colours = null, drawn = null, frame = 0, timer = 0;
 
-  /** Look elsewhere; everything is drawn once, in the next frame. */
+  /** Change the state; the page is drawn once, in the next frame. */
   function move(change) {
     Object.assign(look, change);
     const within = (value, low, high) => Math.max(low, Math.min(high, value));
@@ -35,7 +35,7 @@ async function explore() {
     look.layer = within(look.layer, -1, L - 1);
     look.head = within(look.head, -1, HEADS - 1);
     if ("step" in change) {
-      look.fade ||= !look.asked; // at first every token shows how long it is kept; at a step, what is left of it
+      look.fade ||= !look.fadeChosen; // at first no token is faded; moving the step fades evicted tokens
       look.scroll = look.follow;
     }
     frame ||= requestAnimationFrame(draw);
@@ -55,7 +55,7 @@ async function explore() {
     policies.forEach((policy, i) => {
       texts[i].paint(look.step, look.fade);
       texts[i].mark("focus", look.token);
-      texts[i].tell(look.step, policies[1 - i]);
+      texts[i].showCounts(look.step, policies[1 - i]);
       if (maps[i].figure.hidden) return;
       if (all || rows !== chosen) maps[i].drawMap(drawn);
       maps[i].drawStrip(look.step, drawn);
@@ -65,8 +65,8 @@ async function explore() {
     label();
     if (look.scroll) texts[look.shown].show(look.step);
     look.scroll = false;
-    if (pinned) story.show(look.token, look, pinned);
-    remember();
+    if (pinned) card.show(look.token, look, pinned);
+    saveAddress();
   }
 
   function label() {
@@ -90,23 +90,23 @@ async function explore() {
     find("follow").setAttribute("aria-pressed", look.follow);
   }
 
-  /** A token to look at, until the pointer is elsewhere; a click holds on to it. */
+  /** Highlight a token while the pointer is on it; a click pins it. */
   function point(token, anchor, pin = false) {
     if (pinned && !pin) return;
     pinned = pin && token !== undefined && anchor;
     look.token = token;
-    if (token === undefined) story.hide();
-    else story.show(token, look, anchor);
+    if (token === undefined) card.hide();
+    else card.show(token, look, anchor);
     texts.forEach((text) => text.mark("focus", token));
     maps.forEach((map) => map.figure.hidden || map.drawMarks(look, colours));
-    if (pin) remember();
+    if (pin) saveAddress();
   }
 
-  /** To a token in the text, and hold on to it. */
+  /** Scroll to a token and pin it. */
   function go(token) {
     const text = texts[look.shown];
     text.show(token);
-    point(token, inText(token, text), true);
+    point(token, tokenBox(token, text), true);
   }
 
   function play(on = !timer) {
@@ -129,7 +129,7 @@ async function explore() {
     timer = requestAnimationFrame(tick);
   }
 
-  /** On a phone there is room for one policy. */
+  /** Select a policy: on a narrow screen only one is shown. */
   function tab(index) {
     look.shown = index;
     const narrow = matchMedia(NARROW).matches;
@@ -138,34 +138,34 @@ async function explore() {
     redraw();
   }
 
-  /** Everything, in colours and sizes that may have changed. */
+  /** Draw everything again, after a change of colours or sizes. */
   function redraw() {
     drawn = null;
     move({});
   }
 
   let saving = 0;
-  function remember() {
+  function saveAddress() {
     clearTimeout(saving);
     saving = setTimeout(() => history.replaceState(null, "", address(look, pinned ? look.token : undefined)), 200);
   }
 
-  /** To where the address says, when the page opens and when the address is changed by hand or by a link. */
+  /** Show what the address describes, when the page opens and when its address changes. */
   async function visit() {
-    const { theme, token, ...asked } = hash();
+    const { theme, token, ...given } = viewFromAddress();
     if (theme) document.documentElement.dataset.theme = theme;
-    Object.assign(look, asked);
+    Object.assign(look, given);
     look.scroll = look.follow && token === undefined && look.step < T - 1;
     redraw();
-    for (let i = 0; i < 2; i++) await new Promise(requestAnimationFrame); // until what is in view lies where it will be
+    for (let i = 0; i < 2; i++) await new Promise(requestAnimationFrame); // until the layout is final
     if (token !== undefined) go(token);
   }
 
-  furnish(policies, texts, maps, tab);
-  listen({ look, texts, move, point: (token, text, pin) => point(token, text && inText(token, text), pin), play, tab, redraw });
+  fillPage(policies, texts, maps, tab);
+  listen({ look, texts, move, point: (token, text, pin) => point(token, text && tokenBox(token, text), pin), play, tab, redraw });
   new Search(texts, go);
   addEventListener("hashchange", visit);
-  addEventListener("scroll", () => pinned && story.place(pinned()), { passive: true });
+  addEventListener("scroll", () => pinned && card.place(pinned()), { passive: true });
   new ResizeObserver(() => document.documentElement.style.setProperty("--top", `${find("top").offsetHeight}px`)).observe(find("top"));
   tab(0);
   await visit();

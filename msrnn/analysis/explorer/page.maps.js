@@ -1,6 +1,6 @@
-// Maps of one policy: steps down and tokens across; and below it, at this step, layers down and tokens across.
+// The map of one policy (steps down, tokens across), and below it the strip of the current step (layers down).
 
-/** From the sheet through the shades, in 256 steps, each as one number of four bytes. */
+/** 256 colours from the background through the shades, each as a number of four bytes. */
 function ramp({ sheet, shades }) {
   const stops = [sheet, ...shades.slice(2)], bytes = new Uint8ClampedArray(4 * 256).fill(255);
   for (let i = 0; i < 256; i++) {
@@ -10,7 +10,7 @@ function ramp({ sheet, shades }) {
   return new Uint32Array(bytes.buffer);
 }
 
-/** The pixel that each token begins in, the tokens in each pixel, and for pixels without one the next before it. */
+/** The pixel in which each token begins, the number of tokens in each pixel, and the last pixel before it with one. */
 const grids = new Map();
 function grid(pixels) {
   if (!grids.has(pixels)) {
@@ -50,19 +50,19 @@ class Maps {
     return { box, below, above };
   }
 
-  /** Tells where the pointer is, as shares of width and height, and whether it is down. */
-  listen(box, tell) {
+  /** Call `onPointer` with the pointer's position, as shares of width and height, and whether it is down. */
+  listen(box, onPointer) {
     const at = (event) => {
       const { left, top, width, height } = box.getBoundingClientRect();
       const inside = (share) => Math.max(0, Math.min(1 - 1e-9, share));
       return [inside((event.clientX - left) / width), inside((event.clientY - top) / height), event];
     };
-    box.addEventListener("pointerdown", (event) => { box.setPointerCapture(event.pointerId); tell(...at(event), true); });
-    box.addEventListener("pointermove", (event) => tell(...at(event), event.buttons > 0));
-    box.addEventListener("pointerleave", () => tell(null));
+    box.addEventListener("pointerdown", (event) => { box.setPointerCapture(event.pointerId); onPointer(...at(event), true); });
+    box.addEventListener("pointermove", (event) => onPointer(...at(event), event.buttons > 0));
+    box.addEventListener("pointerleave", () => onPointer(null));
   }
 
-  /** Which pairs see each other, in as many pixels as there are. */
+  /** Draw which steps see which tokens: a pixel's colour is the share of its pairs that see. */
   drawMap(colours) {
     const { width, height } = this.map.below, { policy } = this, across = grid(width), down = grid(height);
     const change = new Int32Array((height + 1) * width);
@@ -105,7 +105,7 @@ class Maps {
     return { image, pixels: new Uint32Array(image.data.buffer) };
   }
 
-  /** The step, what is still to come, the token that is looked at, and the chosen layer. */
+  /** Draw the current step, the steps after it, the highlighted token, and the selected layer. */
   drawMarks({ step, layer, token }, { ink, accent, sheet }) {
     const { width, height } = this.map.below, map = this.map.above.getContext("2d");
     const x = (j) => ((j + 0.5) * width) / T, y = (t) => ((t + 0.5) * height) / T, thin = Math.max(1, devicePixelRatio);
@@ -134,7 +134,7 @@ class Maps {
     if (token !== undefined) strip.fillRect(((token + 0.5) * width) / T - thin / 2, 0, thin, height);
   }
 
-  /** Canvases of the size they are shown at, in the screen's own pixels. */
+  /** Size the canvases in device pixels. */
   measure() {
     for (const { box, below, above } of [this.map, this.strip]) {
       const width = Math.max(1, Math.round(box.clientWidth * devicePixelRatio));

@@ -1,26 +1,26 @@
-// Search: tokens whose text, together, is what was typed; a line break is a space, capitals do not matter.
+// Search in the text, across tokens; a line break matches a space, and case does not matter.
 
 class Search {
-  /** `go` is called with the first token of the hit to look at. */
+  /** `go` is called with the first token of the selected hit. */
   constructor(texts, go) {
     Object.assign(this, { texts, go, hits: [], at: -1 });
     this.text = data.tokens.join("");
     this.ends = new Int32Array(T);
     data.tokens.reduce((end, piece, j) => (this.ends[j] = end + piece.length), 0);
-    find("query").addEventListener("input", (event) => this.ask(event.target.value));
+    find("query").addEventListener("input", (event) => this.search(event.target.value));
     find("query").addEventListener("keydown", (event) => this.key(event));
     find("search").addEventListener("submit", (event) => { event.preventDefault(); this.turn(1); });
     find("previous").addEventListener("click", () => this.turn(-1));
-    this.tell();
+    this.showCount();
   }
 
   key(event) {
     if (event.key === "Enter" && event.shiftKey) { event.preventDefault(); this.turn(-1); }
-    if (event.key === "Escape") { event.target.value = ""; this.ask(""); event.target.blur(); }
+    if (event.key === "Escape") { event.target.value = ""; this.search(""); event.target.blur(); }
   }
 
-  /** Marks every hit; Enter and the buttons go to them. */
-  ask(query) {
+  /** Mark every hit; Enter and the buttons go from one to the next. */
+  search(query) {
     this.mark(undefined);
     this.at = -1;
     this.hits = [];
@@ -31,7 +31,7 @@ class Search {
       }
     }
     this.mark("");
-    this.tell();
+    this.showCount();
   }
 
   turn(direction) {
@@ -40,16 +40,16 @@ class Search {
     this.markHit(this.at, "");
     this.at = this.at < 0 ? (direction > 0 ? 0 : count - 1) : (this.at + direction + count) % count;
     this.markHit(this.at, "now");
-    this.tell();
+    this.showCount();
     this.go(this.hits[this.at][0]);
   }
 
-  /** The token that has the character at a place of the text. */
-  tokenAt(place) {
+  /** The token that contains the character at an index of the text. */
+  tokenAt(index) {
     let low = 0, high = T - 1;
     while (low < high) {
       const middle = (low + high) >> 1;
-      if (this.ends[middle] > place) high = middle;
+      if (this.ends[middle] > index) high = middle;
       else low = middle + 1;
     }
     return low;
@@ -69,10 +69,10 @@ class Search {
     }
   }
 
-  tell() {
-    const count = this.hits.length, asked = find("query").value.trim() !== "";
+  showCount() {
+    const count = this.hits.length, hasQuery = find("query").value.trim() !== "";
     const hits = count === 1 ? "1 hit" : count ? `${number(count)} hits` : "no hits";
-    find("hits").textContent = this.at >= 0 ? `${number(this.at + 1)} of ${number(count)}` : asked ? hits : "";
+    find("hits").textContent = this.at >= 0 ? `${number(this.at + 1)} of ${number(count)}` : hasQuery ? hits : "";
     find("previous").disabled = find("next").disabled = !count;
   }
 }

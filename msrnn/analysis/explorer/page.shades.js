@@ -1,22 +1,22 @@
-// Shades: how long a token is kept, on one scale for all policies, which follows the size and the text's length.
+// Shades show how long a token is kept, on one scale for all policies that depends on the size and the text's length.
 
 const SHADES = 8; // colours, --k0 to --k7
 const STARTS = shadeStarts(Math.min(...data.policies.map((policy) => policy.size)), T);
 
-/** The steps at which a new shade begins: by equal factors, from an eighth of the size to half of the text. */
+/** The numbers of steps at which a new shade begins: in equal factors, from size / 8 to half of the text's length. */
 function shadeStarts(size, length) {
   const low = Math.max(2, size / 8), high = Math.max(low, length / 2);
   const starts = Array.from({ length: SHADES - 1 }, (_, i) => rounded(low * (high / low) ** (i / (SHADES - 2))));
   return [...new Set(starts)].filter((start) => start <= length);
 }
 
-/** To two digits. */
+/** Round to two digits. */
 function rounded(value) {
   const unit = 10 ** Math.max(0, Math.floor(Math.log10(value)) - 1);
   return Math.round(value / unit) * unit;
 }
 
-/** The colour of a token that is kept for this many steps; a short text has fewer shades, and still the hottest. */
+/** The colour of a token that is kept for this many steps. A short text has fewer shades; the last is always used. */
 function shade(kept) {
   let k = 0;
   while (k < STARTS.length && kept >= STARTS[k]) k++;
@@ -32,7 +32,7 @@ function legend() {
   find("legend").setAttribute("aria-label", `Shades: steps kept, ${names.join(", ")}`);
 }
 
-/** Colours of the theme, from elements that have them: [red, green, blue] for sheet and shades. */
+/** The theme's colours, read from elements: [red, green, blue] for background and shades. */
 function palette() {
   const samples = Array.from({ length: SHADES }, (_, k) => element("i", `swatch k${k}`));
   find("legend").append(...samples);

@@ -1,12 +1,12 @@
-// The text of one policy: a span for each token, whose class is all that ever changes.
+// The text of one policy: a span for each token. Drawing changes only the class of a span.
 
-const NARROW = "(max-width: 60rem)"; // where there is room for one policy, and controls are at the bottom
+const NARROW = "(max-width: 60rem)"; // screens that show one policy, with the controls at the bottom
 const STATES = ["unread", "held", "f1", "f2", "f3", "f4"];
 const CLASSES = STATES.flatMap((state) => [0, 1, 2, 3, 4, 5, 6, 7].map((k) => (k ? `${state} k${k}` : state)));
 const WRAPPED = new Set(data.wrapped); // tokens whose line break only wraps a paragraph
-const SINCE = [4, 32, 128]; // steps since a token was dropped, from which it fades further
+const SINCE = [4, 32, 128]; // steps since a token was evicted, after which it fades further
 
-/** A new element; its text is text, whatever it says. */
+/** A new element. Its text is set as text, never as markup. */
 function element(name, className, text) {
   const made = document.createElement(name);
   if (className) made.className = className;
@@ -14,7 +14,7 @@ function element(name, className, text) {
   return made;
 }
 
-/** Whether a token is a word with the space before it, which is not shaded: it may end a line. */
+/** Whether a token is a word with a space before it; the space is not shaded, since it may end a line. */
 const spaced = (piece) => /^ \S/.test(piece);
 
 class Text {
@@ -40,7 +40,7 @@ class Text {
     this.fill();
   }
 
-  /** Blocks end where lines do, so that the browser lays out, and finds the direction of, one at a time. */
+  /** Split the text into blocks that end with a line: the browser lays out each, and finds its direction, alone. */
   fill() {
     let block = null;
     for (const span of this.spans) {
@@ -77,7 +77,7 @@ class Text {
     this.mark("now", step);
   }
 
-  /** One token at a time has this mark; painting takes marks away, so it is set again. */
+  /** Mark one token with a class. Painting removes marks, so it is set again. */
   mark(name, token) {
     const before = this[name];
     if (before !== undefined && before !== token) this.spans[before]?.classList.remove(name);
@@ -85,7 +85,7 @@ class Text {
     if (token !== undefined) this.spans[token].classList.add(name);
   }
 
-  tell(step, other) {
+  showCounts(step, other) {
     const { seen, recent, oldest } = this.policy.summary(step);
     const counts = [["sees ", number(seen), ` of ${number(step + 1)}`], ["", percent(recent), " recent"]];
     if (other) counts.push(["", percent(overlap(this.policy, other, step)), ` shared with ${other.name}`]);
@@ -97,7 +97,7 @@ class Text {
     }));
   }
 
-  /** Into view, where it is out of it; and once more when what came into view has found its size. */
+  /** Scroll a token into view; once more after the browser has laid out what came into view. */
   show(token, again = true) {
     const box = this.spans[token].getBoundingClientRect(), [top, bottom] = this.room();
     if (box.top >= top && box.bottom <= bottom) return;
@@ -105,15 +105,15 @@ class Text {
     if (again) requestAnimationFrame(() => requestAnimationFrame(() => this.show(token, false)));
   }
 
-  /** From where to where, down the window, nothing covers the text; on a phone the story may. */
+  /** The top and bottom of the part of the window where nothing covers the text; on a phone the token card may. */
   room() {
-    const [top, bottom] = uncovered(), story = document.getElementById("story"), card = story.getBoundingClientRect();
-    if (story.hidden || !matchMedia(NARROW).matches) return [top + 12, bottom - 20];
-    return card.top < (top + bottom) / 2 ? [card.bottom + 12, bottom - 20] : [top + 12, card.top - 12];
+    const [top, bottom] = uncovered(), card = document.getElementById("token-card"), box = card.getBoundingClientRect();
+    if (card.hidden || !matchMedia(NARROW).matches) return [top + 12, bottom - 20];
+    return box.top < (top + bottom) / 2 ? [box.bottom + 12, bottom - 20] : [top + 12, box.top - 12];
   }
 }
 
-/** The part of the window between the bars at its edges, legend and counts included. */
+/** The top and bottom of the part of the window between the bars at its edges, with legend and counts. */
 function uncovered() {
   const bars = [document.getElementById("top"), document.querySelector(".panel:not([hidden]) .head")];
   const heights = bars.map((bar) => (getComputedStyle(bar).position === "sticky" ? bar.offsetHeight : 0));

@@ -8,7 +8,7 @@ from msrnn.cli.eval.extrapolation import extrapolation
 from msrnn.cli.eval.perplexity import perplexity
 from msrnn.cli.eval.story import story
 from msrnn.cli.eval.understanding import qasper, squality, verb
-from msrnn.cli.verbs import register
+from msrnn.cli.options import register
 
 app = typer.Typer(name="eval", no_args_is_help=True)
 register(app, perplexity, extrapolation, verb(squality), verb(qasper), story)

@@ -33,8 +33,8 @@ from msrnn.evaluation.tasks.perplexity import (
     grid,
     pieces,
 )
-from msrnn.hf.loading import Loaded
 from msrnn.hf.cache import MultiStateCache
+from msrnn.hf.loading import Loaded
 from msrnn.policy import NAMES, Policy
 
 LENGTH = 40

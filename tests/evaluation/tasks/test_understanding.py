@@ -22,9 +22,9 @@ from msrnn.evaluation.tasks import understanding
 from msrnn.evaluation.tasks.answer_scores import WORTH_PROCESSES, scores
 from msrnn.evaluation.tasks.answers import Answers, Settings
 from msrnn.evaluation.tasks.understanding import QASPER, SQUALITY, Report, Understanding, figure, formatted
+from msrnn.hf.cache import MultiStateCache
 from msrnn.hf.loading import Loaded
 from msrnn.hf.rnn import MultiStateRNN
-from msrnn.hf.cache import MultiStateCache
 
 TEMPLATE = "{document}\n\nQ: {question}\nA:"
 LENGTH, ANSWER = 60, 6

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import numpy
 import pytest
-from hand import LENGTH, SINK, SIZE, WINDOW
+from handmade import LENGTH, SINK, SIZE, WINDOW
 from numpy.testing import assert_allclose
 from tiny import build, llama, tokens
 
 import msrnn
 from msrnn.analysis import paper
-from msrnn.analysis.measures import (
+from msrnn.analysis.summary import (
     between_rows,
     coverage,
     off_diagonal,
@@ -61,7 +61,7 @@ def test_overlap_by_the_definition() -> None:
 
 def test_survivors_count_only_those_who_could_be() -> None:
     did, could = survivors(steps_kept(A))
-    assert did.tolist() == [8, 7, 6, 0, 0, 0, 0, 0]  # of eight, six reach the third step, and all who could
+    assert did.tolist() == [8, 7, 6, 0, 0, 0, 0, 0]  # of eight, six reach the third step: all that could
     assert could.tolist() == [8, 7, 6, 5, 4, 3, 2, 1]
     did, _ = survivors(steps_kept(numpy.stack([A, B])))
     assert did.tolist() == [16, 14, 7, 1, 1, 1, 1, 1]
@@ -77,7 +77,7 @@ def test_coverage_is_the_mask_in_coarser_pixels() -> None:
 
 @pytest.mark.parametrize(("size", "mean"), list(zip(paper.SIZES, paper.TAGS[paper.ALL], strict=True)))
 def test_the_mean_of_all_tokens_is_the_papers(size: int, mean: int) -> None:
-    """It depends on nothing but size and length: so the paper's count of steps is this one."""
+    """It depends only on size and length, so the paper counts steps in the same way."""
     assert round(steps_kept(window(4096, size)).mean()) == mean
 
 

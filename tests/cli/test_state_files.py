@@ -1,4 +1,4 @@
-"""What may be replaced, and what becomes of a state that cannot be written where it should."""
+"""Which files may be replaced, and where a state goes that cannot be written to its file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from command import TEXT, Run, same
 from tiny import build, llama, tokens
 
 import msrnn
-from msrnn.cli.saving import check_target, keep
+from msrnn.cli.state_files import check_target, save_state
 from msrnn.core import state_file as files
 from msrnn.core.state_file import load_tensors
 
@@ -179,19 +179,19 @@ def full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_a_full_disk_loses_nothing(words: tuple[object, ...], full: Path, run: Run, tmp_path: Path) -> None:
     code, _, err = run(*words, "--save", full / "state", *SIZE, stdin=TEXT)
     kept = tmp_path / "home" / "msrnn" / "state"
-    line = f"msrnn: {full / 'state'}: No space left on device; the state is kept as {kept}, move it from there\n"
+    where = f"the state is saved as {kept} instead, move it from there"
     assert code == 2
-    assert err.endswith(line)
+    assert err.endswith(f"msrnn: {full / 'state'}: No space left on device; {where}\n")
     assert os.listdir(full) == []
     assert run(*words, "--save", tmp_path / "state", *SIZE, stdin=TEXT).code == 0
     assert same(kept, tmp_path / "state")
-    assert run(*words, "--save", full / "state", *SIZE, stdin=TEXT).err.count(f"kept as {kept}.1") == 1
+    assert run(*words, "--save", full / "state", *SIZE, stdin=TEXT).err.count(f"saved as {kept}.1") == 1
 
 
 def test_a_home_that_is_full_too(full: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "home").write_text("no folder")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert f"kept as {tmp_path / 'state'}" in run("read", "-", "--save", full / "state", *SIZE, stdin=TEXT).err
+    assert f"saved as {tmp_path / 'state'}" in run("read", "-", "--save", full / "state", *SIZE, stdin=TEXT).err
     monkeypatch.setattr("tempfile.tempdir", str(full))
     code, out, err = run("read", "-", "--save", full / "state", *SIZE, stdin=TEXT)
     assert (code, out) == (2, "")
@@ -201,11 +201,11 @@ def test_a_home_that_is_full_too(full: Path, run: Run, tmp_path: Path, monkeypat
 def test_a_full_disk_stops_checkpoints_and_not_the_reading(
     full: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("msrnn.cli.checkpoint.SECONDS", 0.0)
+    monkeypatch.setattr("msrnn.hf.long_read.SECONDS", 0.0)
     (full / "state").symlink_to(tmp_path / "state")
     code, out, err = run("read", "-", "--save", full / "state", *SIZE, stdin=TEXT * 8)
     assert code == 0
-    assert err.count("no checkpoint can be saved, reading goes on") == 1
+    assert err.count("no checkpoint can be saved, reading continues") == 1
     assert "2,185 tokens read" in out
     assert (tmp_path / "state").is_file()
 
@@ -225,13 +225,13 @@ def test_a_real_disk_that_is_full(small_disk: Path, run: Run, tmp_path: Path, mo
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
     code, out, err = run("read", "-", "--save", small_disk / "state", *SIZE, stdin=TEXT)
     assert (code, out) == (2, "")
-    assert "state: No space left on device; the state is kept as" in err
+    assert "state: No space left on device; the state is saved as" in err
     assert os.listdir(small_disk) == []
     assert load_tensors(tmp_path / "home" / "msrnn" / "state")[1]["size"] == 16
 
 
 def test_a_limit_on_the_size_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real, and the same everywhere, so that there is no other place either."""
+    """A real limit, for every folder, so that the state cannot be saved elsewhere either."""
     rnn = msrnn.MultiStateRNN(build(llama()), "tova", 40)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -239,7 +239,7 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path, monkeypatch: pytest.Monkey
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
         with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'state'}: File too large") + "$"):
-            keep(rnn.state(), tmp_path / "state")
+            save_state(rnn.state(), tmp_path / "state")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -1,4 +1,4 @@
-"""A page of some length to look at in a browser, and questions about where its parts are."""
+"""A long page for the browser tests, and functions that measure where its parts are."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy
 from test_browser import settle
 
-from msrnn.analysis.explorer.page import Shown, page
-from msrnn.analysis.trace_store import Traced
+from msrnn.analysis.explorer.page import PolicyTrace, page
+from msrnn.analysis.trace import ChunkTrace
 
 LENGTH, SIZE, LAYERS = 900, 225, (3, 7, 11)
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
@@ -23,13 +23,13 @@ SENTENCE = (
 
 @cache
 def story() -> str:
-    """Paragraphs wrapped at 70 columns, under a window and under one that keeps every tenth token for ever."""
+    """Paragraphs wrapped at 70 columns, under a window, and under a policy that keeps every tenth token."""
     paragraph = textwrap.fill(f"{SENTENCE} {SENTENCE}", 70)
     tokens = re.findall(r" ?[A-Za-z]+|\n|[^A-Za-z\s]+| ", "\n\n".join([paragraph] * 20))[:LENGTH]
     window = numpy.minimum(numpy.arange(LENGTH) + SIZE, LENGTH).astype(numpy.int32)
     tenth = numpy.where(numpy.arange(LENGTH) % 10 == 0, LENGTH, numpy.minimum(numpy.arange(LENGTH) + 40, LENGTH))
     shown = [
-        Shown(name, SIZE, Traced(numpy.tile(times, (3, heads, 1)).astype(numpy.int32), LAYERS, (SIZE,) * 3))
+        PolicyTrace(name, SIZE, ChunkTrace(numpy.tile(times, (3, heads, 1)).astype(numpy.int32), LAYERS, (SIZE,) * 3))
         for name, times, heads in (("window", window, 1), ("tenth", tenth, 2))
     ]
     return page("story", "by hand", tokens, shown)

@@ -1,4 +1,4 @@
-"""What went wrong below the verbs, and is one line all the same."""
+"""Errors that come from below the verbs: bad input is one line, and everything else keeps its traceback."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 import pytest
 import torch
 from command import Run
+
+from msrnn.cli import _with_flag
 
 
 @pytest.mark.parametrize(
@@ -36,16 +38,32 @@ def test_more_states_than_there_is_memory(run: Run) -> None:
     assert re.search(r"a state of size 10{18} for 1 sequence takes .* GB, and .* is free on cpu: size [\d,]+ fits", err)
 
 
-def test_other_errors_are_not_hidden(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError, TypeError, KeyError])
+def test_other_errors_keep_their_traceback(kind: type[Exception], run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only `UsageError` is bad input; any other error, a ValueError too, is a defect."""
+
     def state(*_: object) -> None:
-        raise RuntimeError("shapes do not match")
+        raise kind("shapes do not match")
 
     monkeypatch.setattr("msrnn.hf.rnn.MultiStateRNN.state", state)
-    with pytest.raises(RuntimeError, match="shapes"):
+    with pytest.raises(kind, match="shapes"):
         run("generate", "hi")
+
+
+@pytest.mark.parametrize(
+    ("message", "words", "expected"),
+    [
+        ("size=0: too few", ["--size", "0"], "--size 0: too few"),
+        ("state_dtype='x': unknown", ["--state-dtype=x"], "--state-dtype x: unknown"),
+        ("size=0: too few", [], "size=0: too few"),
+        ("a file: size=0: too few", ["--size", "0"], "a file: size=0: too few"),
+    ],
+)
+def test_an_argument_is_named_by_the_flag_that_was_given(message: str, words: list[str], expected: str) -> None:
+    assert _with_flag(message, words) == expected
 
 
 def test_a_device_that_torch_knows_and_msrnn_does_not(run: Run) -> None:
     code, out, err = run("generate", "hi", "--device", "mps")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "device='mps': must be" in err
+    assert "--device mps: must be" in err

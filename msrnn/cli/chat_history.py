@@ -1,4 +1,4 @@
-"""Line editing in a conversation, and the lines of earlier ones; both only at a terminal."""
+"""Line editing in `msrnn chat`, and a file with the lines of earlier conversations; both only in a terminal."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from msrnn.cli.saving import state_folder
+from msrnn.cli.state_files import user_state_folder
 from msrnn.cli.terminal import note
 from msrnn.core.atomic import write_atomically
 
-LINES = 1000
+MOST_LINES = 1000
 
 
 @contextmanager
-def history() -> Iterator[None]:
-    """`input` edits lines and knows earlier ones, where standard input is a terminal and Python has readline."""
+def line_history() -> Iterator[None]:
+    """Let `input` edit lines and recall earlier ones, if standard input is a terminal and Python has readline."""
     readline = _readline() if sys.stdin.isatty() and sys.stdout.isatty() else None
     if readline is None:
         yield
         return
     try:
-        path = state_folder() / "chat_history"
+        path = user_state_folder() / "chat_history"
         _load(readline, path)
-    except (OSError, RuntimeError) as error:  # no home, or a file that cannot be read
+    except (OSError, RuntimeError) as error:  # no home folder, or a file that cannot be read
         note(f"earlier lines cannot be read ({error})")
         yield
         return
-    known = readline.get_current_history_length()
+    loaded = readline.get_current_history_length()
     try:
         yield
     finally:
-        _add(readline, path, known)
+        _append(readline, path, loaded)
 
 
 def _readline() -> Any:
@@ -50,9 +50,9 @@ def _load(readline: Any, path: Path) -> None:
         readline.read_history_file(path)
 
 
-def _add(readline: Any, path: Path, known: int) -> None:
-    """Add the lines after the first `known` to what the file has by now: another conversation may have ended."""
-    new = [readline.get_history_item(n) for n in range(known + 1, readline.get_current_history_length() + 1)]
+def _append(readline: Any, path: Path, loaded: int) -> None:
+    """Append the lines after the first `loaded` to the file as it is now: another chat may have written to it."""
+    new = [readline.get_history_item(n) for n in range(loaded + 1, readline.get_current_history_length() + 1)]
     if not new:
         return
     try:
@@ -60,7 +60,7 @@ def _add(readline: Any, path: Path, known: int) -> None:
         _load(readline, path)
         for line in new:
             readline.add_history(line)
-        readline.set_history_length(LINES)
+        readline.set_history_length(MOST_LINES)
         write_atomically(path, readline.write_history_file, mode=0o600)
     except (OSError, ValueError) as error:
-        note(f"lines are not kept for the next conversation ({error})")
+        note(f"the lines of this conversation are not saved ({error})")

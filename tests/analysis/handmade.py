@@ -1,4 +1,4 @@
-"""A trace made by hand, whose every answer is obvious."""
+"""Traces made by hand, with obvious results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from msrnn.analysis.trace_store import Traced
+from msrnn.analysis.trace import ChunkTrace
 
 Visit = Callable[..., Any]  # opens a page in a browser, which it returns
 
@@ -19,8 +19,8 @@ WINDOW = [2, 3, 4, 5, 6, 7, 8, 8]
 SINK = [8, 2, 3, 4, 5, 6, 7, 8]
 
 
-def traced(*layers: list[list[int]] | list[int], size: int = SIZE) -> Traced:
-    """Of eviction times by layer, or by layer and head."""
+def traced(*layers: list[list[int]] | list[int], size: int = SIZE) -> ChunkTrace:
+    """A trace from eviction times by layer, or by layer and head."""
     times = numpy.array(layers, dtype=numpy.int32)
     times = times[:, None] if times.ndim == 2 else times
-    return Traced(times, tuple(range(len(layers))), (size,) * len(layers))
+    return ChunkTrace(times, tuple(range(len(layers))), (size,) * len(layers))

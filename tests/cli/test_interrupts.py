@@ -1,9 +1,8 @@
-"""Reading that is stopped, and goes on; answers that are stopped, and what is kept of them."""
+"""Ctrl-C and crashes: a read resumes from its checkpoint, and an interrupted answer is saved."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +13,9 @@ from command import TEXT, Run, same
 from safetensors.torch import save_file
 
 from msrnn import MultiStateRNN
-from msrnn.cli import checkpoint
 from msrnn.core.state_file import load_description, load_tensors
+from msrnn.hf import long_read
+from msrnn.hf.conversation import AnswerStreamer
 
 BOOK = TEXT * 8  # more than four blocks
 SIZE = ("--size", 16)
@@ -24,7 +24,7 @@ TOKENS = 1 + len(BOOK)
 
 @pytest.fixture(autouse=True)
 def heeded() -> Iterator[None]:
-    """Where tests run in the background, Ctrl-C is ignored."""
+    """Handle Ctrl-C, which is ignored if the tests run in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -78,13 +78,13 @@ def test_ctrl_c_and_the_same_command_again(run: Run, book: Path, tmp_path: Path,
     stop(3, ctrl_c)
     code, out, err = run(*words)
     assert (code, out) == (130, "")
-    assert f"stopped after 1,536 of {TOKENS:,} tokens; run the same command to go on from there ({partial})" in err
+    assert f"stopped after 1,536 of {TOKENS:,} tokens; run the same command to continue from there ({partial})" in err
     assert partial.is_file()
     assert not state.exists()
 
     code, out, err = run(*words)
     assert code == 0
-    assert f"going on after 1,536 of {TOKENS:,} tokens" in err
+    assert f"continuing after 1,536 of {TOKENS:,} tokens" in err
     assert f"{TOKENS:,} tokens read" in out
     assert not partial.exists()
     assert run("read", book, "--save", tmp_path / "at once", *SIZE).code == 0
@@ -94,14 +94,14 @@ def test_ctrl_c_and_the_same_command_again(run: Run, book: Path, tmp_path: Path,
 def test_a_crash_goes_on_from_the_last_checkpoint(
     run: Run, book: Path, tmp_path: Path, stop: Stop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "SECONDS", 0.0)
-    monkeypatch.setattr(checkpoint, "SHARE", 0)
+    monkeypatch.setattr(long_read, "SECONDS", 0.0)
+    monkeypatch.setattr(long_read, "SHARE", 0)
     words = ("read", book, "--save", tmp_path / "state", *SIZE)
     stop(4, crash)
     with pytest.raises(RuntimeError, match="power cut"):
         run(*words)
     assert load_description(tmp_path / "state.partial")["notes"]["read"] == 1536
-    assert f"going on after 1,536 of {TOKENS:,} tokens" in run(*words).err
+    assert f"continuing after 1,536 of {TOKENS:,} tokens" in run(*words).err
     assert run("read", book, "--save", tmp_path / "at once", *SIZE).code == 0
     assert same(tmp_path / "state", tmp_path / "at once")
 
@@ -115,12 +115,12 @@ def test_ctrl_c_twice_stops_inside_a_block(
     assert code == 130
     assert "stopped; the state was not saved" in err
     assert list(tmp_path.iterdir()) == [book]
-    monkeypatch.setattr(checkpoint, "SECONDS", 0.0)
+    monkeypatch.setattr(long_read, "SECONDS", 0.0)
     stop(3, twice)
     code, _, err = run(*words)
     assert code == 130
-    assert "run the same command to go on from the last checkpoint" in err
-    assert "going on after" in run(*words).err
+    assert "run the same command to continue from the last checkpoint" in err
+    assert "continuing after" in run(*words).err
 
 
 def stopped_at(words: tuple[object, ...], run: Run, stop: Stop) -> None:
@@ -129,11 +129,11 @@ def stopped_at(words: tuple[object, ...], run: Run, stop: Stop) -> None:
 
 
 OTHER = {
-    "another text": ((), TEXT[::-1] * 8, "of another text"),
+    "another text": ((), TEXT[::-1] * 8, "it is of another text"),
     "another size": (("--size", 12), BOOK, "with size 16 does not fit a model with size 12"),
     "another policy": (("--policy", "window"), BOOK, "with policy 'tova'"),
     "other positions": (("--positions", "compact"), BOOK, "with positions 'original'"),
-    "fewer tokens": (("--tokens", 100), BOOK, "it has read 1,024 tokens, and 100 are asked for"),
+    "fewer tokens": (("--tokens", 100), BOOK, "it has read 1,024 tokens, more than the 100 to read"),
 }
 
 
@@ -148,22 +148,22 @@ def test_a_checkpoint_of_something_else(name: str, run: Run, book: Path, tmp_pat
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert f"{tmp_path / 'state.partial'}: a checkpoint that does not fit this command (" in err
     assert reason in err
-    assert "add --force to start anew" in err
+    assert "add --force to start from the beginning" in err
     assert (tmp_path / "state.partial").read_bytes() == before
     code, out, err = run(*words, *how, "--force")
-    assert (code, "starts anew" in err) == (0, True)
+    assert (code, "starts from the beginning" in err) == (0, True)
     assert run("read", book, "--save", tmp_path / "fresh", *SIZE, *how).code == 0
     assert same(tmp_path / "state", tmp_path / "fresh")
     assert not (tmp_path / "state.partial").exists()
 
 
 def test_more_tokens_and_a_longer_text_go_on(run: Run, book: Path, tmp_path: Path, stop: Stop) -> None:
-    """What was read is what the text begins with, and that is all that counts."""
+    """A checkpoint fits every text that begins with the tokens it has read."""
     stopped_at(("read", book, "--save", tmp_path / "state", *SIZE, "--tokens", 2000), run, stop)
     book.write_text(BOOK + "and more")
     code, out, err = run("read", book, "--save", tmp_path / "state", *SIZE)
     assert code == 0, err
-    assert f"going on after 1,024 of {TOKENS + 8:,} tokens" in err
+    assert f"continuing after 1,024 of {TOKENS + 8:,} tokens" in err
     assert f"{TOKENS + 8:,} tokens read" in out
 
 
@@ -172,7 +172,7 @@ def test_force_goes_on_where_the_checkpoint_fits(run: Run, book: Path, tmp_path:
     words = ("read", book, "--save", tmp_path / "state", "--force", *SIZE)
     stopped_at(words, run, stop)
     assert (tmp_path / "state").read_text() == "old"
-    assert "going on after 1,024" in run(*words).err
+    assert "continuing after 1,024" in run(*words).err
 
 
 def test_checkpoints_know_the_state_they_began_from(run: Run, book: Path, tmp_path: Path, stop: Stop) -> None:
@@ -182,8 +182,8 @@ def test_checkpoints_know_the_state_they_began_from(run: Run, book: Path, tmp_pa
     words = ("read", book, "--save", tmp_path / "state")
     stopped_at((*words, "--load", one), run, stop)
     for more in (("--load", two), SIZE):
-        assert "begun from another state" in run(*words, *more).err
-    assert f"going on after 1,024 of {TOKENS - 1:,}" in run(*words, "--load", one).err
+        assert "it began from another state" in run(*words, *more).err
+    assert f"continuing after 1,024 of {TOKENS - 1:,}" in run(*words, "--load", one).err
     assert run("read", book, "--save", tmp_path / "fresh", "--load", one).code == 0
     assert same(tmp_path / "state", tmp_path / "fresh")
 
@@ -209,23 +209,15 @@ def test_tokens(run: Run, book: Path, tmp_path: Path) -> None:
     code, out, _ = run("read", book, "--save", tmp_path / "state", *SIZE, "--tokens", 100)
     assert code == 0
     assert "100 tokens read" in out
-    assert f"{TOKENS - 100:,} tokens of the text are left" in out
+    assert f"--tokens 100 leaves {TOKENS - 100:,} tokens of the text unread" in out
     assert run("read", "-", "--save", tmp_path / "same", *SIZE, stdin=BOOK[:99]).code == 0
     assert same(tmp_path / "state", tmp_path / "same")
     code, out, _ = run("read", book, "--save", tmp_path / "all", *SIZE, "--tokens", 10**9)
-    assert (code, "are left" in out) == (0, False)
-
-
-@pytest.fixture
-def short(folder: Path, tmp_path: Path) -> Path:
-    path = shutil.copytree(folder, tmp_path / "short")
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 200}))
-    return path
+    assert (code, "unread" in out) == (0, False)
 
 
 def test_past_the_training_length(run: Run, short: Path, tmp_path: Path) -> None:
-    """Said once, with what helps; not where the text fits, or its positions do."""
+    """One remark that says what to do; none if the text fits, or positions are compressed."""
     words = ("read", "-", *SIZE, "--model", short)
     warned = "reaches token 274, past the 200 that this model was trained on"
     code, _, err = run(*words, "--save", tmp_path / "one", stdin=TEXT, small=True)
@@ -244,16 +236,14 @@ def test_past_the_training_length(run: Run, short: Path, tmp_path: Path) -> None
 
 
 def test_a_stopped_answer_is_kept(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from msrnn.cli.voice import Voice
+    put = AnswerStreamer.put
 
-    put = Voice.put
-
-    def interrupted(self: Voice, value: Any) -> None:
+    def interrupted(self: AnswerStreamer, value: Any) -> None:
         put(self, value)
         if len(self.ids) == 3:
             ctrl_c()
 
-    monkeypatch.setattr(Voice, "put", interrupted)
+    monkeypatch.setattr(AnswerStreamer, "put", interrupted)
     code, out, err = run("generate", TEXT, *SIZE, "--save", tmp_path / "told")
     assert code == 130
     assert "stopped after 3 tokens" in err

@@ -1,26 +1,26 @@
-// A token's story: when it was read, when each policy dropped it, and which layers still hold it.
+// The card of a token: when it is read, when each policy evicts it, and which layers still keep it.
 
-class Story {
+class TokenCard {
   constructor(policies) {
     this.policies = policies;
-    this.card = document.getElementById("story");
+    this.card = document.getElementById("token-card");
   }
 
   hide() {
     this.card.hidden = true;
   }
 
-  /** `anchor` tells where on the window the token, or the pointer in a map, is now: the card must not cover it. */
+  /** `anchor` returns the box of the token, or of the pointer in a map, in the window: the card must not cover it. */
   show(token, { step, layer, shown }, anchor) {
     const title = element("h3", "", visible(data.tokens[token]));
     title.append(" ", element("small", "", `token ${number(token)} · read at step ${number(token)}`));
-    const told = matchMedia(NARROW).matches ? [this.policies[shown]] : this.policies;
-    this.card.replaceChildren(title, ...told.flatMap((policy) => this.of(policy, token, step, layer)));
+    const policies = matchMedia(NARROW).matches ? [this.policies[shown]] : this.policies;
+    this.card.replaceChildren(title, ...policies.flatMap((policy) => this.of(policy, token, step, layer)));
     this.card.hidden = false;
     this.place(anchor());
   }
 
-  /** Under the box or over it; on a phone at the bottom or the top; else beside it, as next to a map's pointer. */
+  /** Place the card under or over the box, on a narrow screen at the bottom or the top; in a map beside the pointer. */
   place(box) {
     const narrow = matchMedia(NARROW).matches, gap = 10;
     const { width, height } = this.card.getBoundingClientRect(), [from, to] = uncovered();
@@ -52,23 +52,23 @@ class Story {
       bars.append(bar);
     }
     const now = token > step ? "not read yet" : `held in ${holding} of ${L} layers`;
-    return [element("h4", "", policy.name), element("p", "", this.fate(policy, token)), bars, element("p", "", `bars: steps kept in each layer · at step ${number(step)} ${now}`)];
+    return [element("h4", "", policy.name), element("p", "", this.evictions(policy, token)), bars, element("p", "", `bars: steps kept in each layer · at step ${number(step)} ${now}`)];
   }
 
-  /** Of the chosen rows: one has a last step, many have the first and the last of them. */
-  fate(policy, token) {
+  /** When the selected rows evict the token: one row at one step, several rows from a first to a last step. */
+  evictions(policy, token) {
     const last = policy.rows.map((row) => policy.last(row, token)), steps = policy.life[token];
     const [first, final] = [Math.min(...last), Math.max(...last)];
     const after = `after ${number(steps)} ${Math.round(steps) === 1 ? "step" : "steps"}`;
-    if (first >= T) return "never dropped";
-    if (last.length === 1) return `dropped at step ${number(first)}, ${after}`;
+    if (first >= T) return "never evicted";
+    if (last.length === 1) return `evicted at step ${number(first)}, ${after}`;
     const held = last.filter((time) => time >= T).length;
     const end = held ? `never by ${held} of ${last.length}` : `last at step ${number(final)}`;
-    return `first dropped at step ${number(first)}, ${end}; on average ${after}`;
+    return `first evicted at step ${number(first)}, ${end}; on average ${after}`;
   }
 }
 
-/** White space that can be seen. */
+/** Show white space as symbols. */
 function visible(piece) {
   if (piece === "") return "· (part of a character)";
   return piece.replaceAll("\n", "↵").replaceAll("\t", "⇥").replace(/^ | $/g, "␣");

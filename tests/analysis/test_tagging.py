@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from tagger import trained
 
-from msrnn.analysis.passages import Passage, passage, passages
-from msrnn.analysis.words import NEWLINE, UNTAGGED, Tagger
+from msrnn.analysis.tagging import NEWLINE, UNTAGGED, Passage, Tagger, passage, passages
 from msrnn.evaluation.data.chunks import Choice, choose
 from msrnn.evaluation.data.texts import Document
 from msrnn.hf.loading import Loaded
@@ -52,10 +51,10 @@ def test_only_the_passage_is_tagged_and_openings_have_no_tag(tagger: Tagger) -> 
 
 def test_without_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nltk.data, "path", [])
-    with pytest.raises(ValueError, match=r"--nltk-data .*: it must have taggers/averaged_perceptron_tagger_eng"):
+    with pytest.raises(ValueError, match=r"^taggers/averaged_perceptron_tagger_eng/ is not in .*; python -m nltk"):
         Tagger(tmp_path)
     monkeypatch.setattr(nltk.data, "path", [])
-    with pytest.raises(ValueError, match="not in where NLTK looks"):
+    with pytest.raises(ValueError, match="is not in the folders that NLTK searches"):
         Tagger()
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ValueError, match=r"msrnn\[analyze\]"):
@@ -87,5 +86,5 @@ def test_passages_are_those_of_the_chunks(small: Loaded) -> None:
 
 
 def test_a_tokenizer_that_does_not_know_where() -> None:
-    with pytest.raises(ValueError, match="take one that is fast"):
+    with pytest.raises(ValueError, match="use a fast tokenizer"):
         passage("text", object())

@@ -1,0 +1,233 @@
+"""The options of a model and its bounded state, which are checked together, and those that a state was saved under."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msrnn.cli.options import (
+    DEFAULT_POLICY,
+    DEFAULT_SIZE,
+    ORIGINAL,
+    SMALL,
+    Backend,
+    Device,
+    Model,
+    SavedDtype,
+    SavedPolicy,
+    SavedPositions,
+    SavedSize,
+    SavedStateDtype,
+    Seed,
+)
+from msrnn.cli.terminal import loading, note
+from msrnn.errors import UsageError
+from msrnn.policy import FULL, Policy, is_full, ranks_alike, resolve
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from msrnn.core.state import MultiState
+    from msrnn.hf.rnn import MultiStateRNN
+
+_MODEL_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """A model, its bounded state, and where it is computed. Bad values are refused before the model is loaded."""
+
+    model: str | None = None
+    policy: str = DEFAULT_POLICY
+    size: int = DEFAULT_SIZE
+    device: str = "auto"
+    dtype: str | None = None
+    seed: int | None = None
+    state_dtype: str | None = None
+    positions: str = ORIGINAL
+    backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        if is_full(self.policy):
+            object.__setattr__(self, "policy", FULL)
+        resolve(self.policy, self.size)
+        if self.seed is not None and not 0 <= self.seed < 2**32:
+            raise UsageError(f"--seed {self.seed}: must be from 0 to {2**32 - 1}")
+        if self.state_dtype is not None:
+            from msrnn.core.quantization import STATE_DTYPES
+
+            if self.state_dtype not in STATE_DTYPES:
+                raise UsageError(f"--state-dtype {self.state_dtype}: must be {' or '.join(STATE_DTYPES)}")
+        if self.positions != ORIGINAL:
+            from msrnn.core.rope import spacing
+
+            spacing(self.positions)
+        if self.backend != "auto":
+            from msrnn.backends import BACKENDS
+
+            if self.backend not in BACKENDS:
+                raise UsageError(f"--backend {self.backend}: must be one of {', '.join(BACKENDS)}")
+
+    def load(self) -> tuple[MultiStateRNN, PreTrainedTokenizerBase]:
+        """Load the model and its tokenizer, and bound its state."""
+        with loading(self.model or SMALL) as remark:
+            import transformers
+
+            from msrnn.hf.loading import load
+
+            transformers.logging.set_verbosity_error()
+            if self.seed is not None:
+                transformers.set_seed(self.seed)
+            model, tokenizer = load(self.model, self.device, self.dtype, on_convert=remark)
+            return self.rnn(model), tokenizer
+
+    def rnn(self, model: PreTrainedModel) -> MultiStateRNN:
+        from msrnn.hf.rnn import MultiStateRNN
+
+        return MultiStateRNN(
+            model,
+            self.policy,
+            self.size,
+            state_dtype=self.state_dtype,
+            positions=self.positions,
+            backend=self.backend,
+        )
+
+
+@dataclass(frozen=True)
+class GivenOptions:
+    """The group of options of a verb that can continue from a saved state; None: not given."""
+
+    model: Model = None
+    policy: SavedPolicy = None
+    size: SavedSize = None
+    positions: SavedPositions = None
+    state_dtype: SavedStateDtype = None
+    dtype: SavedDtype = None
+    device: Device = "auto"
+    backend: Backend = "auto"
+    seed: Seed = None
+
+    def completed(self, state: Path | None, extendable: bool = False) -> ModelOptions:
+        """Fill in what was not given: from the state file, or with the defaults. Refuse what contradicts the file.
+
+        With `extendable`, the policy may be given without the horizon and the protected first tokens that a
+        conversation past the training length was saved under.
+        """
+        own = ModelOptions(self.model, device=self.device, dtype=self.dtype, seed=self.seed, backend=self.backend)
+        if state is None:
+            rest = {name: getattr(self, name) for name in ("policy", "size", "state_dtype", "positions")}
+            return replace(own, **{name: value for name, value in rest.items() if value is not None})
+        saved = SavedOptions.load(state)
+        given = self
+        same_size = self.size in (None, saved.size)
+        if extendable and self.policy is not None and same_size and _same_ranking(self.policy, saved.policy):
+            given = replace(self, policy=None)
+        given._check_agrees(state, saved)
+        try:
+            return replace(
+                own,
+                policy=saved.policy,
+                size=DEFAULT_SIZE if saved.size is None else saved.size,
+                dtype=self.dtype or saved.dtype,
+                state_dtype=saved.state_dtype,
+                positions=saved.positions,
+            )
+        except (UsageError, TypeError) as error:
+            raise UsageError(f"{state}: its options cannot be given on the command line ({error})") from error
+
+    def _check_agrees(self, state: Path, saved: SavedOptions) -> None:
+        _check_agrees(state, "--policy", self.policy, self.policy and _policy_name(self.policy), saved.policy)
+        if saved.size is not None:  # policy full has no size
+            _check_agrees(state, "--size", self.size, self.size, saved.size)
+        _check_agrees(state, "--state-dtype", self.state_dtype, self.state_dtype, saved.state_dtype)
+        positions = self.positions and _positions_name(self.positions)
+        _check_agrees(state, "--positions", self.positions, positions, saved.positions)
+        if saved.dtype is not None and self.dtype != "auto":
+            _check_agrees(state, "--dtype", self.dtype, self.dtype, saved.dtype)
+
+
+@dataclass(frozen=True)
+class SavedOptions:
+    """The options that a state was saved under."""
+
+    policy: str
+    size: int | None  # None: policy full
+    dtype: str | None  # of the model; None: not known
+    state_dtype: str | None
+    positions: str
+
+    @classmethod
+    def load(cls, path: Path) -> SavedOptions:
+        from msrnn.core.quantization import STATE_DTYPES
+        from msrnn.core.state_file import load_description
+
+        found = load_description(path)
+        for name, kinds in (("policy", str), ("size", int | None), ("dtype", str), ("positions", str)):
+            value = found.get(name)
+            if not isinstance(value, kinds) or isinstance(value, bool):
+                raise UsageError(f"{path}: saved with {name} {value!r:.40}; not a state that msrnn saved")
+        stored = found["dtype"]
+        computed = found.get("model_dtype", stored)
+        return cls(
+            found["policy"],
+            found["size"],
+            computed if computed in _MODEL_DTYPES else None,
+            stored if stored in STATE_DTYPES else None,
+            found["positions"],
+        )
+
+
+def _check_agrees(path: Path, option: str, given: Any, value: Any, saved: Any) -> None:
+    """Refuse an option (`given`, with the canonical name `value`) that contradicts the saved state."""
+    if given is not None and value != saved:
+        was = f"with {option} {saved}" if saved is not None else f"without {option}"
+        raise UsageError(f"{option} {given}: {path} was saved {was}; leave {option} out")
+
+
+def _policy_name(name: str) -> str:
+    return FULL if is_full(name) else Policy.parse(name).name
+
+
+def _same_ranking(one: str, other: str) -> bool:
+    _policy_name(one)  # an unknown name is refused
+    try:
+        return ranks_alike(one, other)
+    except UsageError:
+        return False
+
+
+def _positions_name(name: str) -> str:
+    from msrnn.core.rope import name_of, spacing
+
+    return name_of(spacing(name))
+
+
+def load_or_empty(rnn: MultiStateRNN, path: Path | None) -> MultiState:
+    """The saved state, or an empty one."""
+    return rnn.load_state(path) if path else rnn.state()
+
+
+def check_chat_template(tokenizer: PreTrainedTokenizerBase, instead: str) -> None:
+    """Refuse a model that cannot chat, and say what to do on the command line instead."""
+    from msrnn.hf.chat_template import check_template
+
+    try:
+        check_template(tokenizer)
+    except UsageError as error:
+        raise UsageError(f"{error}, or {instead}") from error
+
+
+def warn_past_training(model: PreTrainedModel, options: ModelOptions, tokens: int) -> None:
+    """Warn, before the work, that the text ends at positions that the model did not see in training."""
+    from msrnn.hf.conversation import training_length
+
+    length = training_length(model)
+    if length is None or tokens <= length or options.positions != ORIGINAL:
+        return
+    bounded = " and a bounded --policy" if options.policy == FULL else ""
+    note(
+        f"--positions original: the text reaches token {tokens:,}, past the {length:,} that this model was trained on, "
+        f"and answers may get worse; read it from its beginning with --positions compressed{bounded}"
+    )

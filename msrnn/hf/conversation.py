@@ -1,0 +1,160 @@
+"""A conversation held in one bounded state: each turn reads only the new message, and no history is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
+
+from msrnn.core.state import MultiState
+from msrnn.hf import chat_template
+from msrnn.hf.rnn import MultiStateRNN
+from msrnn.policy import FULL, Policy
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bool) -> Tensor:
+    """Token ids [1, T]. Special tokens belong at the start of a text, not where a text is continued."""
+    encoded = tokenizer(text, add_special_tokens=add_special_tokens, return_tensors="pt")
+    ids: Tensor = encoded["input_ids"]
+    return ids.long()
+
+
+class AnswerStreamer:
+    """A streamer for `generate`: prints the new tokens as text, and records their ids and the time they took."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.ids: list[int] = []
+        self._first_time = self._last_time = 0.0
+        self._printer: Any = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+
+    def put(self, value: Tensor) -> None:
+        if not self._printer.next_tokens_are_prompt:
+            self._last_time = perf_counter()
+            self._first_time = self._first_time if self.ids else self._last_time
+            self.ids += value.flatten().tolist()
+        self._printer.put(value)
+
+    def end(self) -> None:
+        self._printer.end()
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """The decoding speed after the first token; None for fewer than two tokens."""
+        if len(self.ids) < 2:
+            return None
+        return (len(self.ids) - 1) / max(self._last_time - self._first_time, 1e-9)
+
+    def is_cut(self, max_new_tokens: int, model: PreTrainedModel) -> bool:
+        """Whether the answer reached its token limit before a stop token."""
+        config: Any = model.generation_config
+        stop_tokens = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+        return len(self.ids) >= max_new_tokens and self.ids[-1] not in stop_tokens
+
+
+def read_interrupted_answer(
+    rnn: MultiStateRNN, state: MultiState, last_prompt_token: int, answer: list[int], prompt_end: int
+) -> bool:
+    """Bring a state up to date after an interrupted `generate`: read the prompt's last token and the partial answer.
+
+    `prompt_end` is the number of tokens after the prompt. An interrupted `generate` leaves the state before the
+    prompt's last token. False, with the state unchanged, if the prompt itself was not read to its end.
+    """
+    if not answer or int(state.seen[0]) != prompt_end - 1:
+        return False
+    rnn.read(torch.tensor([[last_prompt_token, *answer]]), state, last_only=True)
+    return True
+
+
+def training_length(model: PreTrainedModel) -> int | None:
+    """The longest text that the model was trained on, in tokens; None if its config does not state it."""
+    config: Any = model.config.get_text_config(decoder=True)
+    length = getattr(config, "max_position_embeddings", None)
+    return length if isinstance(length, int) else None
+
+
+def policy_with_horizon(name: str, size: int, length: int) -> str:
+    """The policy with a horizon of `length` tokens and its first token protected; unchanged if it has a horizon.
+
+    Past the training length a horizon keeps out tokens that are too old: without one they accumulate in the state.
+    """
+    if name == FULL:
+        return name
+    policy = Policy.parse(name)
+    if policy.horizon is not None:
+        return name
+    return replace(policy, first=max(1, policy.first), horizon=max(length, 2 * size)).name
+
+
+class Turn(NamedTuple):
+    """What happened in one turn."""
+
+    interrupted: bool
+    cut: bool  # at max_new_tokens
+
+
+class Conversation:
+    """`state` always covers whole turns: a turn works on a copy, which replaces `state` at the turn's end.
+
+    settings  arguments of `generate`; must contain max_new_tokens
+    extend    called once, with the training length, before the first turn that may pass it; returns the model to
+              continue with, which may be the same one
+    """
+
+    def __init__(
+        self,
+        rnn: MultiStateRNN,
+        tokenizer: PreTrainedTokenizerBase,
+        state: MultiState,
+        settings: dict[str, Any],
+        system: str | None = None,
+        extend: Callable[[int], MultiStateRNN] | None = None,
+    ) -> None:
+        self.rnn, self.tokenizer, self.state, self.settings = rnn, tokenizer, state, settings
+        self.system, self.extend = system, extend
+        self.closing: list[int] = encode(tokenizer, chat_template.closing(tokenizer), False)[0].tolist()
+
+    def turn(self, message: str) -> Turn:
+        """Print the answer to a message. KeyboardInterrupt ends the answer, and what was generated so far counts."""
+        ids = encode(self.tokenizer, self.rendered(message), False)
+        self._extend_if_needed(ids.shape[1])
+        streamer = AnswerStreamer(self.tokenizer)
+        state = self.state.fork(1)
+        interrupted = False
+        try:
+            self.rnn.generate(ids, state=state, streamer=streamer, **self.settings)
+        except KeyboardInterrupt:
+            interrupted = True
+            streamer.end()
+            state = self.state.fork(1)
+            self._read([*ids[0].tolist(), *streamer.ids], state)
+        has_stop_token = self.closing[:1] == streamer.ids[-1:]
+        self._read(self.closing[1:] if has_stop_token else self.closing, state)
+        self.state = state
+        cut = not interrupted and streamer.is_cut(self.settings["max_new_tokens"], self.rnn.model)
+        return Turn(interrupted, cut)
+
+    def rendered(self, message: str) -> str:
+        """The message as the chat template writes it, up to where the answer begins."""
+        if int(self.state.seen[0]):
+            return chat_template.following(self.tokenizer, message)
+        return chat_template.opening(self.tokenizer, message, self.system)
+
+    def _extend_if_needed(self, new_tokens: int) -> None:
+        """Before the turn, so that a turn is read under the same positions from its start to its end."""
+        length = training_length(self.rnn.model)
+        most = int(self.state.seen[0]) + new_tokens + self.settings["max_new_tokens"] + len(self.closing)
+        if self.extend is None or length is None or most <= length:
+            return
+        extended = self.extend(length)
+        self.extend = None
+        if extended is not self.rnn:
+            self.rnn, self.state = extended, extended.convert_state(self.state)
+
+    def _read(self, ids: list[int], state: MultiState) -> None:
+        if ids:
+            self.rnn.read(torch.tensor([ids]), state, last_only=True)

@@ -1,0 +1,100 @@
+"""Read a long text into a state with checkpoints, so that an interrupted read can be resumed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from torch import Tensor
+
+from msrnn.core.state import MultiState
+from msrnn.core.state_file import load_description
+from msrnn.errors import UsageError
+from msrnn.hf.rnn import MultiStateRNN
+
+SECONDS = 30.0  # between checkpoints
+SHARE = 20  # and at least this many times as long as saving one takes, so that saving costs at most 1/20
+
+
+class LongRead:
+    """Token ids [1, T] to read, and a checkpoint file: the state after the first `done` tokens.
+
+    The file records a digest of the tokens read and of the file `start` that the read began from, so a checkpoint of
+    another text or another start is refused.
+    """
+
+    def __init__(self, ids: Tensor, checkpoint: Path, start: Path | None = None) -> None:
+        self.ids, self.checkpoint, self.done = ids, checkpoint, 0
+        self.total = int(ids.shape[1])
+        self._start = None if start is None else _digest(start.read_bytes())
+        self._saved_at, self._save_seconds, self._failed = perf_counter(), 0.0, False
+
+    def resume(self, rnn: MultiStateRNN) -> MultiState | None:
+        """Load the checkpoint and set `done`; None if there is no checkpoint. Refuses one that does not fit."""
+        if not self.checkpoint.exists():
+            return None
+        try:
+            state, done = rnn.load_state(self.checkpoint), self._tokens_in_checkpoint()
+            if self._start is None and int(state.seen[0]) != done:
+                raise UsageError(f"it records {done:,} tokens, but its state has read {int(state.seen[0]):,}")
+        except UsageError as error:
+            raise UsageError(str(error).removeprefix(f"{self.checkpoint}: ")) from error
+        self.done = done
+        return state
+
+    def _tokens_in_checkpoint(self) -> int:
+        """How many tokens the checkpoint has read, if this text begins with them."""
+        found = load_description(self.checkpoint).get("notes")
+        done = found.get("read") if isinstance(found, dict) else None
+        if not isinstance(found, dict) or not isinstance(done, int) or isinstance(done, bool) or done < 1:
+            raise UsageError("it does not record what was read")
+        if done > self.total:
+            raise UsageError(f"it has read {done:,} tokens, more than the {self.total:,} to read")
+        if found != self.notes(done):
+            same_start = found.get("begun") == self._start
+            raise UsageError("it is of another text" if same_start else "it began from another state")
+        return done
+
+    def notes(self, done: int) -> dict[str, Any]:
+        """What a checkpoint records beside the state."""
+        return {"read": done, "text": _digest(self.ids[0, :done].numpy().tobytes()), "begun": self._start}
+
+    def run(
+        self,
+        rnn: MultiStateRNN,
+        state: MultiState,
+        on_tokens: Callable[[int], object],
+        on_failure: Callable[[Exception], object],
+    ) -> None:
+        """Read the tokens after the first `done`, saving checkpoints; `done` counts on.
+
+        `on_tokens` gets the number of tokens of each block after it is read, and may raise to stop. `on_failure` is
+        called once if a checkpoint cannot be saved: reading continues without checkpoints.
+        """
+
+        def on_block(columns: int) -> None:
+            self.done += columns
+            on_tokens(columns)
+            self._save_if_due(state, on_failure)
+
+        if self.done < self.total:
+            rnn.read(self.ids[:, self.done :], state, last_only=True, on_block=on_block)
+
+    def _save_if_due(self, state: MultiState, on_failure: Callable[[Exception], object]) -> None:
+        if self._failed or perf_counter() - self._saved_at < max(SECONDS, SHARE * self._save_seconds):
+            return
+        started = perf_counter()
+        try:
+            state.save(self.checkpoint, self.notes(self.done))
+        except (OSError, UsageError) as error:
+            self._failed = True
+            on_failure(error)
+        self._saved_at = perf_counter()
+        self._save_seconds = self._saved_at - started
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

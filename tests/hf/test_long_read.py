@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import build, llama, tokens
+
+from msrnn import MultiState, MultiStateRNN
+from msrnn.errors import UsageError
+from msrnn.hf import long_read
+from msrnn.hf.long_read import LongRead
+
+IDS = tokens(1, 40)
+
+
+@pytest.fixture(scope="module")
+def rnn() -> MultiStateRNN:
+    return MultiStateRNN(build(llama()), "tova", 8, block=10)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint is saved after every block."""
+    monkeypatch.setattr(long_read, "SECONDS", 0.0)
+    monkeypatch.setattr(long_read, "SHARE", 0)
+    return tmp_path / "state.partial"
+
+
+def unexpected(error: Exception) -> None:
+    raise error
+
+
+def interrupted(rnn: MultiStateRNN, ids: torch.Tensor, checkpoint: Path, after: int, start: Path | None = None) -> int:
+    """Read until `after` tokens are read, then stop; how many are in the checkpoint."""
+    reading = LongRead(ids, checkpoint, start)
+    state = rnn.load_state(start) if start else rnn.state()
+
+    def on_tokens(_: int) -> None:
+        if reading.done >= after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reading.run(rnn, state, on_tokens, unexpected)
+    again = LongRead(ids, checkpoint, start)
+    assert again.resume(rnn) is not None
+    return again.done
+
+
+def assert_same(one: MultiState, other: MultiState) -> None:
+    assert one.seen.tolist() == other.seen.tolist()
+    for a, b in zip(one.layers, other.layers, strict=True):
+        assert a.position.sort().values.tolist() == b.position.sort().values.tolist()
+
+
+def test_a_read_resumes_from_its_checkpoint(rnn: MultiStateRNN, checkpoint: Path) -> None:
+    assert interrupted(rnn, IDS, checkpoint, after=30) == 20  # the block that was interrupted is not saved
+    reading, counted = LongRead(IDS, checkpoint), list[int]()
+    state = reading.resume(rnn)
+    assert state is not None
+    reading.run(rnn, state, counted.append, unexpected)
+    assert (counted, reading.done) == ([10, 10], 40)
+    whole = rnn.state()
+    rnn.read(IDS, whole)
+    assert_same(state, whole)
+
+
+def test_without_a_checkpoint_there_is_nothing_to_resume(rnn: MultiStateRNN, checkpoint: Path) -> None:
+    reading = LongRead(IDS, checkpoint)
+    assert (reading.resume(rnn), reading.done) == (None, 0)
+
+
+def test_a_checkpoint_of_another_read_is_refused(rnn: MultiStateRNN, checkpoint: Path, tmp_path: Path) -> None:
+    rnn.state().save(tmp_path / "empty")
+    interrupted(rnn, IDS, checkpoint, after=30)
+    others = {
+        "of another text": LongRead(IDS.flip(1), checkpoint),
+        "more than the 10 to read": LongRead(IDS[:, :10], checkpoint),
+        "began from another state": LongRead(IDS, checkpoint, tmp_path / "empty"),
+    }
+    for reason, reading in others.items():
+        with pytest.raises(UsageError, match=reason):
+            reading.resume(rnn)
+    with pytest.raises(UsageError, match="size 8 does not fit a model with size 9"):
+        LongRead(IDS, checkpoint).resume(MultiStateRNN(build(llama()), "tova", 9))
+
+
+def test_a_checkpoint_that_cannot_be_saved_does_not_stop_the_read(rnn: MultiStateRNN, checkpoint: Path) -> None:
+    checkpoint.mkdir()
+    errors: list[Exception] = []
+    reading, state = LongRead(IDS, checkpoint), rnn.state()
+    reading.run(rnn, state, lambda _: None, errors.append)
+    assert (reading.done, len(errors)) == (40, 1)
+    assert int(state.seen[0]) == 40
