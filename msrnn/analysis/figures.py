@@ -8,9 +8,9 @@ from typing import Any
 import numpy
 
 from msrnn.analysis import paper
-from msrnn.analysis.further_tables import headwise, longest
 from msrnn.analysis.study import Study
 from msrnn.analysis.summary import Summary, coverage
+from msrnn.analysis.tables import headwise, longest
 from msrnn.evaluation.report import saved_figure
 
 COLOURS, INK = ("#fffefb", "#fee8ae", "#fba450", "#e9633f", "#9c2c13"), "#4a3b32"

@@ -7,27 +7,39 @@ from pathlib import Path
 
 from numpy import nanmean
 
-from msrnn.analysis import figures, further_tables, paper_tables
+from msrnn.analysis import figures
 from msrnn.analysis.study import Study
 from msrnn.analysis.summary import Summary
+from msrnn.analysis.tables import (
+    between_heads,
+    between_layers,
+    between_policies,
+    first_positions,
+    lifetimes,
+    longest_lived,
+    recent,
+    recent_by_layer,
+    retention,
+    tags,
+)
 from msrnn.evaluation.report import Share, Table, Value, document
 
 Strings = Callable[[int], str]  # the string of a token id
 
 
-def tables(study: Study, strings: Strings) -> list[Table]:
-    """The paper's first; those with nothing to tell are left out."""
+def make_tables(study: Study, strings: Strings) -> list[Table]:
+    """All tables that have rows, those of the paper first."""
     made = [
-        paper_tables.retention(study),
-        paper_tables.recent(study),
-        paper_tables.recent_by_layer(study),
-        paper_tables.first_positions(study),
-        paper_tables.tags(study),
-        further_tables.lifetimes(study),
-        further_tables.longest_lived(study, strings),
-        further_tables.between_policies(study),
-        further_tables.between_layers(study),
-        further_tables.between_heads(study),
+        retention(study),
+        recent(study),
+        recent_by_layer(study),
+        first_positions(study),
+        tags(study),
+        lifetimes(study),
+        longest_lived(study, strings),
+        between_policies(study),
+        between_layers(study),
+        between_heads(study),
     ]
     return [table for table in made if table]
 

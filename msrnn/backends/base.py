@@ -54,5 +54,5 @@ class Backend(Protocol):
         ...
 
     def check_gaps(self, spacing: Spacing, bound: Bound, columns: int) -> None:
-        """Refuse a text of so many columns whose gaps between kept tokens this backend cannot compute."""
+        """Refuse a text of `columns` columns if this backend cannot compute the gaps between its kept tokens."""
         ...

@@ -91,7 +91,7 @@ def analyze(
     """
     cells = check_cells(policy, size, paper, length)
     check_counts(length=length, books=books, chunks_per_book=chunks_per_book, batch=batch)
-    from msrnn.analysis.report import draw, summary, tables, write
+    from msrnn.analysis.report import draw, make_tables, summary, write
     from msrnn.analysis.tagging import passages
     from msrnn.evaluation.data.chunks import Choice, choose
     from msrnn.evaluation.environment import environment
@@ -116,7 +116,7 @@ def analyze(
     chunks = f"{len(data.chunks):,} chunks" if len(data.chunks) > 1 else "1 chunk"
     title = f"{facts['model']}, {text_name}, {chunks} of {length:,} tokens"
     strings = partial(token_string, tokenizer)
-    all_tables, short = tables(study, strings), summary(study)
+    all_tables, short = make_tables(study, strings), summary(study)
     show_table(f"{short.title}: {title}", short.header, short.strings())
     show_text(short.note)
     out.mkdir(parents=True, exist_ok=True)

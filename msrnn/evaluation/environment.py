@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from msrnn.backends import resolve_backend
-from msrnn.hf.inspect import fingerprint_of
+from msrnn.hf.inspect import inspect_model
 from msrnn.hf.rnn import MultiStateRNN
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,10 +34,11 @@ def environment(device: torch.device | str = "cpu") -> dict[str, str]:
 
 def model_identity(model: PreTrainedModel) -> dict[str, str]:
     """What identifies the results of a model, its weights and dtype; and the backends that compute them."""
-    devices = {parameter.device for parameter in model.parameters()}
+    spec = inspect_model(model)
+    devices = {layer.shape.device for layer in spec.layers if layer}
     return {
-        "fingerprint": fingerprint_of(model),
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "fingerprint": spec.fingerprint,
+        "dtype": spec.dtype,
         "backend": _joined(resolve_backend("auto", device).name for device in devices),
     }
 

@@ -1,0 +1,1 @@
+"""The seam with Hugging Face transformers."""

@@ -1,0 +1,1 @@
+"""Other tools that can use a bounded model."""

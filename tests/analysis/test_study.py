@@ -10,8 +10,8 @@ import pytest
 from handmade import LENGTH, SINK, SIZE, WINDOW, traced
 from numpy.testing import assert_allclose
 
-from msrnn.analysis import further_tables, paper_tables
-from msrnn.analysis.report import draw, tables, write
+from msrnn.analysis import tables
+from msrnn.analysis.report import draw, make_tables, write
 from msrnn.analysis.study import Study, study
 from msrnn.analysis.summary import agreement, summarize
 from msrnn.evaluation.report import Table
@@ -26,7 +26,7 @@ TRACES = {("tova", SIZE): PLAIN, ("h2o", SIZE): HEADS}
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Study:
-    monkeypatch.setattr(further_tables, "OFTEN", 2)
+    monkeypatch.setattr(tables, "OFTEN", 2)
     return study(list(TRACES), TRACES.__getitem__, IDS, TAGS)
 
 
@@ -64,23 +64,23 @@ def rows(table: Table | None) -> list[list[str]]:
 
 
 def test_the_papers_tables(made: Study) -> None:
-    assert rows(paper_tables.retention(made))[:4] == [
+    assert rows(tables.retention(made))[:4] == [
         ["tova", "2", "2", "3", "0", "1", "2"],
         ["tova", "2", "4", "3", "2", "1", "2"],
         ["tova", "2", "6", "3", "4", "1", "2"],
         ["tova", "2", "7", "3", "5", "1", "2"],
     ]
-    assert rows(paper_tables.recent(made)) == [
+    assert rows(tables.recent(made)) == [
         ["tova", "83.3%"],
         ["tova, all steps", "89.6%"],
         ["h2o", "91.7%"],
         ["h2o, all steps", "94.8%"],
     ]
-    assert rows(paper_tables.recent_by_layer(made)) == [["0", "83.3%", "83.3%"], ["1", "83.3%", "100.0%"]]
-    first = rows(paper_tables.first_positions(made))
+    assert rows(tables.recent_by_layer(made)) == [["0", "83.3%", "83.3%"], ["1", "83.3%", "100.0%"]]
+    first = rows(tables.first_positions(made))
     assert len(first) == LENGTH
     assert first[:2] == [["0", "5.5", "4.2"], ["1", "2.5", "2.8"]]
-    assert rows(paper_tables.tags(made)) == [
+    assert rows(tables.tags(made)) == [
         ["`all`", "16", "2.6", "2.6"],  # whatever the policy
         ["`.`", "6", "2.5", "2.8"],
         ["`newline`", "1", "2.0", "2.0"],
@@ -93,8 +93,8 @@ def test_the_papers_tables(made: Study) -> None:
 def test_the_papers_figures_stand_beside_its_sizes() -> None:
     long = traced(list(range(256, 600)) + [600] * 256, size=256)
     beside = study([("tova", 256)], lambda _: [long], numpy.zeros((1, 600)), [["POS"] * 300 + ["JJ"] * 300])
-    assert rows(paper_tables.recent(beside))[-1] == ["tova, the paper's LLaMA-2-7B", "73%–76%"]  # noqa: RUF001
-    table = paper_tables.tags(beside)
+    assert rows(tables.recent(beside))[-1] == ["tova, the paper's LLaMA-2-7B", "73%–76%"]  # noqa: RUF001
+    table = tables.tags(beside)
     assert table is not None
     assert table.header == ["tag", "tokens", "tova 256", "paper 256"]
     assert [row[-1] for row in table.strings()] == ["249", "1,134", "240"]
@@ -105,20 +105,20 @@ def test_the_papers_figures_stand_beside_its_sizes() -> None:
 
 
 def test_tables_beyond_the_paper(made: Study) -> None:
-    assert rows(further_tables.lifetimes(made))[0] == ["tova", "2", "2.6", "1", "2", "2", "3", "3", "8", "25.0%"]
-    longest = rows(further_tables.longest_lived(made, lambda token: f"<{token}|"))
+    assert rows(tables.lifetimes(made))[0] == ["tova", "2", "2.6", "1", "2", "2", "3", "3", "8", "25.0%"]
+    longest = rows(tables.longest_lived(made, lambda token: f"<{token}|"))
     assert longest[:4] == [
         ["tova", "2", "`'<5|'`", "2", "5.5"],
         ["tova", "2", "`'<2|'`", "2", "2.5"],
         ["tova", "2", "`'<1|'`", "5", "2.4"],
         ["tova", "2", "`'<9|'`", "4", "1.8"],
     ]
-    assert rows(further_tables.between_policies(made)) == [["tova and h2o", "83.3%"]]
-    assert rows(further_tables.between_layers(made)) == [
+    assert rows(tables.between_policies(made)) == [["tova and h2o", "83.3%"]]
+    assert rows(tables.between_layers(made)) == [
         ["0", "100.0%", "100.0%", "83.3%", "83.3%"],
         ["1", "—", "100.0%", "—", "83.3%"],
     ]
-    assert rows(further_tables.between_heads(made)) == [
+    assert rows(tables.between_heads(made)) == [
         ["0", "66.7%", "66.7%–100.0%"],  # noqa: RUF001
         ["1", "100.0%", "100.0%–100.0%"],  # noqa: RUF001
     ]
@@ -126,7 +126,7 @@ def test_tables_beyond_the_paper(made: Study) -> None:
 
 def test_what_there_is_nothing_to_tell_of_is_left_out() -> None:
     alone = study([("tova", SIZE)], lambda _: [traced(WINDOW)], IDS[:1])
-    assert [table.name for table in tables(alone, str)] == [
+    assert [table.name for table in make_tables(alone, str)] == [
         *("retention", "recent", "recent-by-layer", "first-positions", "lifetimes"),
     ]
     with pytest.raises(ValueError, match="no traces"):
@@ -134,7 +134,7 @@ def test_what_there_is_nothing_to_tell_of_is_left_out() -> None:
 
 
 def test_files(made: Study, tmp_path: Path) -> None:
-    shown = tables(made, str)
+    shown = make_tables(made, str)
     write(shown, tmp_path, "a title", {"torch": "2", "commit": ""})
     draw(made, tmp_path, "a title", str)
     names = {"retention", "recent", "recent-by-layer", "first-positions", "tags", "lifetimes", "longest-lived"}

@@ -1,0 +1,1 @@
+"""CPU loops compiled by numba."""

@@ -20,7 +20,7 @@ from msrnn.backends.triton.scan import room, scan_triton
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import Slots
 
-MOST = 64  # rows of a block, and candidates
+MOST = 64  # rows and candidates of a block
 # Float32 products as three tf32 ones: as accurate as torch's, while full float32 products would spill registers.
 EXACT = tl.constexpr("tf32x3")
 
@@ -179,7 +179,7 @@ def attend_kernel(
 
 
 def _blocks(C: int, dim: int, dtype: torch.dtype) -> tuple[int, dict[str, int]]:
-    """The rows that a program takes up, and what a launch is told of it."""
+    """The rows of a program, and the block sizes of a launch."""
     candidates = at_once(MOST, dim, dtype)
     rows, stages = min(MOST, 2 * candidates), 1 if dtype == torch.float32 else 2
     span = triton.cdiv(C, candidates) * candidates
