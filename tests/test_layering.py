@@ -43,8 +43,8 @@ INSIDE = {
     "backends": ["base", "torch", "numba", "triton", "__init__"],
     "hf": [
         "masks",
-        "attention",
         "cache_layers",
+        "attention",
         "probe",
         "inspect_rope",
         "inspect",

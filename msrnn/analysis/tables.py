@@ -51,8 +51,8 @@ def recent(study: Study) -> Table:
         rows.append([policy, *(Share(numpy.nanmean(one.recent)) if one else None for one in cells)])
         rows.append([f"{policy}, all steps", *(Share(one.recent_at_all_steps) if one else None for one in cells)])
     if set(study.sizes) & set(paper.SIZES):
-        told = f"{low:.0%}–{high:.0%}"  # noqa: RUF001
-        rows.append(["tova, the paper's LLaMA-2-7B", *(told if n in paper.SIZES else None for n in study.sizes)])
+        range_ = f"{low:.0%}–{high:.0%}"  # noqa: RUF001
+        rows.append(["tova, the paper's LLaMA-2-7B", *(range_ if n in paper.SIZES else None for n in study.sizes)])
     return Table(
         "recent",
         "Share of kept states that are recent",

@@ -1,4 +1,4 @@
-"""Eviction times: when each token leaves each layer. `trace` computes them, `TraceStore` keeps them on disk.
+"""Eviction times: when each token is evicted from each layer. `trace` computes them, `TraceStore` keeps them on disk.
 
 Every mask, figure and table about which tokens are kept can be rebuilt from eviction times.
 """
@@ -34,7 +34,7 @@ FORMAT = 1  # of trace files
 
 @dataclass(frozen=True)
 class Trace:
-    """When each token leaves each bounded layer."""
+    """When each token is evicted from each bounded layer."""
 
     evicted_at: Tensor  # [B, bounded layers, G, T]: the last input column that sees the token; T: held; -1: padding
     layers: tuple[int, ...]  # the model's own indices of the bounded layers
@@ -51,7 +51,7 @@ def trace(
     attention_mask: Tensor | None = None,
     on_block: Callable[[int], None] | None = None,
 ) -> Trace:
-    """Read the tokens [B, T] from an empty state and record when each one leaves each layer.
+    """Read the tokens [B, T] from an empty state and record when each one is evicted from each layer.
 
     If layers differ in their number of groups, a layer of one group repeats it. `on_block` gets the number of columns
     of each block after it is read.

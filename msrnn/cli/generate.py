@@ -50,7 +50,7 @@ def generate(
         raise UsageError(f"PROMPT {prompt!r}: empty; give a text to continue")
 
     rnn, tokenizer = options.load()
-    from msrnn.hf.conversation import AnswerStreamer, encode, read_interrupted_answer
+    from msrnn.hf.conversation import AnswerStreamer, encode, state_after_interruption
 
     current = load_or_empty(rnn, state)
     if chat:
@@ -60,6 +60,7 @@ def generate(
     prompt_end = int(current.seen[0]) + ids.shape[1]
     warn_past_training(rnn.model, options, prompt_end)
     answer = AnswerStreamer(tokenizer)
+    before = current.fork(1) if save else None  # an interruption inside a forward pass makes a state unusable
     try:
         rnn.generate(ids, state=current, streamer=answer, **settings)
     except KeyboardInterrupt:
@@ -67,8 +68,9 @@ def generate(
         stopped = f"stopped after {speed_of(answer)}"
         if not save:
             raise Stopped(f"{stopped}; the state is not saved, --save FILE saves it") from None
-        if not read_interrupted_answer(rnn, current, int(ids[0, -1]), answer.ids, prompt_end):
+        if not answer.ids or before is None:
             raise Stopped("stopped before the prompt was read; nothing is saved") from None
+        current = state_after_interruption(rnn, current, before, ids, answer.ids)
         save_state(current, save)
         raise Stopped(f"{stopped}; {save}: {summary(current)}") from None
     cut = f"; cut at --max-new-tokens {max_new_tokens}" if answer.is_cut(max_new_tokens, rnn.model) else ""

@@ -6,7 +6,7 @@ append, attend, observe and evict. Nothing is patched or hooked, and models that
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,10 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from msrnn.core.scores import Scoring
 from msrnn.errors import UsageError
+from msrnn.hf.cache_layers import NAME as NAME
+from msrnn.hf.cache_layers import OwnedLayer
 from msrnn.hf.masks import build_mask, real_columns
 from msrnn.layer import plain_attention
-
-if TYPE_CHECKING:
-    from msrnn.hf.cache_layers import OwnedLayer
-
-NAME = "msrnn"
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -17,9 +17,9 @@ from msrnn.core.rope import Repositioning
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import Growing, Memory
 from msrnn.errors import UsageError
-from msrnn.hf.attention import NAME
 from msrnn.layer import Record, attend, attend_unbounded
 
+NAME = "msrnn"  # of the attention implementation
 READS_AGAIN = (
     "makes generate read the whole text again at every step, which a state that evicts cannot undo: "
     "pass use_cache=True, or set it in the model's config and generation_config"

@@ -56,18 +56,21 @@ class AnswerStreamer:
         return len(self.ids) >= max_new_tokens and self.ids[-1] not in stop_tokens
 
 
-def read_interrupted_answer(
-    rnn: MultiStateRNN, state: MultiState, last_prompt_token: int, answer: list[int], prompt_end: int
-) -> bool:
-    """Bring a state up to date after an interrupted `generate`: read the prompt's last token and the partial answer.
+def state_after_interruption(
+    rnn: MultiStateRNN, state: MultiState, before: MultiState, prompt: Tensor, answer: list[int]
+) -> MultiState:
+    """The state after a prompt [1, T] and a partial answer, when `generate` was interrupted.
 
-    `prompt_end` is the number of tokens after the prompt. An interrupted `generate` leaves the state before the
-    prompt's last token. False, with the state unchanged, if the prompt itself was not read to its end.
+    If the interruption fell between two forward passes, `state` reads the rest. Otherwise it is unusable, and `before`,
+    a copy from before the call, reads the prompt and the answer again.
     """
-    if not answer or int(state.seen[0]) != prompt_end - 1:
-        return False
-    rnn.read(torch.tensor([[last_prompt_token, *answer]]), state, last_only=True)
-    return True
+    ids = [*prompt[0].tolist(), *answer]
+    read = int(state.seen[0] - before.seen[0]) if state.whole else 0
+    if not state.whole or read < prompt.shape[1]:
+        state, read = before, 0
+    if ids[read:]:
+        rnn.read(torch.tensor([ids[read:]]), state, last_only=True)
+    return state
 
 
 def training_length(model: PreTrainedModel) -> int | None:
@@ -130,8 +133,7 @@ class Conversation:
         except KeyboardInterrupt:
             interrupted = True
             streamer.end()
-            state = self.state.fork(1)
-            self._read([*ids[0].tolist(), *streamer.ids], state)
+            state = state_after_interruption(self.rnn, state, self.state.fork(1), ids, streamer.ids)
         has_stop_token = self.closing[:1] == streamer.ids[-1:]
         self._read(self.closing[1:] if has_stop_token else self.closing, state)
         self.state = state

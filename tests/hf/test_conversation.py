@@ -76,20 +76,30 @@ def test_state_is_that_of_the_whole_conversation(
     assert_same(talk.state, after(rnn, tokenizer, [*([("system", system)] if system else []), *turns]))
 
 
+@pytest.mark.parametrize("inside_a_forward_pass", [False, True])
 def test_an_interrupted_answer_stays_in_the_state(
     rnn: MultiStateRNN,
     tokenizer: PreTrainedTokenizerBase,
     answers: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
+    inside_a_forward_pass: bool,
 ) -> None:
     talk = Conversation(rnn, tokenizer, rnn.state(), GREEDY)
     talk.turn("hello")
     put = conversation.AnswerStreamer.put
+    hooks: list[Any] = []
+
+    def interrupt(*_: Any) -> None:
+        for hook in hooks:
+            hook.remove()
+        raise KeyboardInterrupt
 
     def interrupted(self: AnswerStreamer, value: torch.Tensor) -> None:
         put(self, value)
         if len(self.ids) == 3:
-            raise KeyboardInterrupt
+            if not inside_a_forward_pass:
+                interrupt()
+            hooks.append(rnn.model.model.layers[-1].register_forward_pre_hook(interrupt))
 
     monkeypatch.setattr(conversation.AnswerStreamer, "put", interrupted)
     assert talk.turn("again") == Turn(interrupted=True, cut=False)

@@ -105,7 +105,7 @@ def _free_slots(position: Array) -> Array:
             while slot < S and position[b, g, slot] >= 0:
                 slot += 1
             if slot == S:
-                raise ValueError("this state has no free slot: read the text anew, or load another state")
+                raise ValueError("this state has no free slot: read the text again, or load another state")
             free[b, g] = slot
     return free
 

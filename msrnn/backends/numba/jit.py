@@ -58,7 +58,7 @@ def cache_folder() -> Path | None:
                 shutil.rmtree(stale, ignore_errors=True)
         return folder
     warnings.warn(
-        "no folder for compiled code can be written, so every process compiles its CPU loops anew, which takes up to "
+        "no folder for compiled code can be written, so every process compiles its CPU loops again, which takes up to "
         "a minute: set NUMBA_CACHE_DIR to a folder that can be written",
         stacklevel=2,
     )

@@ -152,7 +152,7 @@ def least_important(importance: Array, present: Array, position: Array, oldest: 
             if rank < lowest or (rank == lowest and position[j] < age):
                 least, lowest, age = j, rank, position[j]
     if least < 0:
-        raise ValueError("this state holds too many tokens, or some twice: read the text anew, or load another state")
+        raise ValueError("this state holds too many tokens, or some twice: read the text again, or load another state")
     return least
 
 

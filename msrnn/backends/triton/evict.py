@@ -85,5 +85,5 @@ def evict_kernel(
         b_ranked = tl.where(m_free & (b_importance == b_importance), b_importance, float("inf"))
         m_least = m_free & (b_ranked == tl.min(b_ranked))
         oldest = tl.min(tl.where(m_least, b_position, FAR))
-        m_leaves = m_least & (b_position == oldest) & (tl.sum(m_held.to(tl.int32)) > size)
-        tl.store(p_position, tl.where(m_leaves, -1, b_position), mask=m_s)
+        m_evicted = m_least & (b_position == oldest) & (tl.sum(m_held.to(tl.int32)) > size)
+        tl.store(p_position, tl.where(m_evicted, -1, b_position), mask=m_s)

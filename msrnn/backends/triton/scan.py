@@ -155,12 +155,12 @@ def scan_kernel(
         b_rank_l = _rank(b_position_l, b_weight_l, m_seen_l, first, t - recent)
         b_rank_r = _rank(b_position_r, b_weight_r, m_seen_r, first, t - recent)
         least = tl.minimum(tl.min(b_rank_l, axis=0), tl.min(b_rank_r, axis=0))
-        leaves = (held > size) & (t >= 0) & (least != LAST)
-        held -= leaves.to(tl.int32)
-        least = tl.where(leaves, least, -1)
-        m_leaves_l, m_leaves_r = b_rank_l == least, b_rank_r == least
-        b_evicted_l, b_evicted_r = tl.where(m_leaves_l, t, b_evicted_l), tl.where(m_leaves_r, t, b_evicted_r)
-        m_present_l, m_present_r = m_present_l & (m_leaves_l == 0), m_present_r & (m_leaves_r == 0)
+        evicts = (held > size) & (t >= 0) & (least != LAST)
+        held -= evicts.to(tl.int32)
+        least = tl.where(evicts, least, -1)
+        m_evicted_l, m_evicted_r = b_rank_l == least, b_rank_r == least
+        b_evicted_l, b_evicted_r = tl.where(m_evicted_l, t, b_evicted_l), tl.where(m_evicted_r, t, b_evicted_r)
+        m_present_l, m_present_r = m_present_l & (m_evicted_l == 0), m_present_r & (m_evicted_r == 0)
     tl.store(evicted_at + p_group + o_l, b_evicted_l, mask=m_l)
     tl.store(evicted_at + p_group + o_r, b_evicted_r, mask=m_r)
     if OBSERVES:
