@@ -225,9 +225,8 @@ def models(draw: st.DrawFn) -> dict[str, Any]:
 def test_chunked_model_is_recurrent_model_for_any_policy(case: dict[str, Any]) -> None:
     policy, size = case["policy"], case["size"]
     ids, mask = left_padded(tokens(2, case["length"], case["seed"]), case["padding"])
-    rnn = msrnn.MultiStateRNN(
-        build(case["config"]), policy, size, case["chunk"], case["block"], positions=case["positions"]
-    )
+    options = {name: case[name] for name in ("chunk", "block", "positions")}
+    rnn = msrnn.MultiStateRNN(build(case["config"]), policy, size, **options)
     check_against_oracle(rnn, policy, size, ids, mask, may_tie=True)
 
 

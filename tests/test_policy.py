@@ -171,7 +171,7 @@ def test_numbers_that_mean_nothing_are_refused(text: str) -> None:
         ("value_norm=yes", "value_norm=yes: must be 0 or 1"),
         ("decay=0.9,decay=0.8", "decay is given twice"),
         ("decay=0.9,per=head,PER=layer", "per is given twice"),
-        ("rate=0.5", "no number is called 'rate', use decay, per, first, recent, value, horizon"),
+        ("rate=0.5", "no number is called 'rate', use decay, per, first, recent, value_norm, horizon"),
     ],
 )
 def test_what_is_wrong_with_numbers_is_said(text: str, named: str) -> None:
