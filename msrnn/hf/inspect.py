@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
@@ -104,12 +105,14 @@ def inspect_model(model: PreTrainedModel) -> ModelSpec:
 
 
 def _version(model: PreTrainedModel) -> int:
-    """Changes when weights move, are replaced or updated in place, or when the config changes.
+    """Changes when weights move, are replaced or updated in place, and when the config or autocast changes.
 
     No weight is read, so an update through `weight.data`, which torch does not count, is not noticed.
     """
+    kind = model.device.type
+    autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     weights = [_weight_version(weight) for weight in (*model.parameters(), *model.buffers())]
-    return hash((json.dumps(model.config.to_dict(), sort_keys=True, default=str), *weights))
+    return hash((json.dumps(model.config.to_dict(), sort_keys=True, default=str), autocast, *weights))
 
 
 def _weight_version(weight: Tensor) -> tuple[Any, ...]:

@@ -65,6 +65,13 @@ def test_a_changed_model_is_inspected_again(change: object) -> None:
     assert inspect_model(model) is not before
 
 
+def test_autocast_is_inspected_apart() -> None:
+    model = build(llama())
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = inspect_model(model)
+    assert (inside.dtype, inspect_model(model).dtype) == ("bfloat16", "float32")
+
+
 def test_a_model_that_was_given_back() -> None:
     model = build(llama())
     model.set_attn_implementation("eager")
