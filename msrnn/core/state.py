@@ -125,6 +125,11 @@ class MultiState:
         first = states[0]
         for state in states:
             state.check_fits(first.fingerprint)
+        dtypes = {layer.dtype for state in states for _, layer in state._own()}
+        if len(dtypes) > 1:
+            raise UsageError(
+                f"cat: states of models in {', '.join(sorted(map(str, dtypes)))}; they must compute in one"
+            )
         rows, one = sum(state.batch_size for state in states), first.nbytes // first.batch_size
         check_fits(one * rows, first.device, f"a state of {rows:,} rows", lambda free: f"{free // one:,} rows fit")
         groups = [first._savable(), *(state._savable() for state in states[1:])]

@@ -40,7 +40,7 @@ class MultiStateCache(OwnedCache):
     ) -> None:
         options: Any = {"positions": positions, "state_dtype": state_dtype, "backend": backend, "chunk": chunk}
         spec = state_spec(model, policy, size, **options)
-        hand_over(model)
+        hand_over(model, self)
         self._build(model, spec)
 
     @classmethod

@@ -46,8 +46,7 @@ class OwnedLayer(CacheLayerMixin):
         active = self.config._attn_implementation
         if active != NAME:
             raise UsageError(
-                f"the model's attention is now {active!r}, which cannot read bounded states: "
-                f"call model.set_attn_implementation({NAME!r})"
+                f"the model's attention is now {active!r}, which cannot read bounded states: wrap the model again"
             )
         self.lazy_initialization(key_states, value_states)
         self.columns += key_states.shape[2]

@@ -98,9 +98,10 @@ class RowEnds(StoppingCriteria):
         self.beside = [criterion for criterion in given if isinstance(criterion, defaults)]
         self.watched: list[Any] = [criterion for criterion in self.beside if not isinstance(criterion, _WHOLE_BATCH)]
         eos, strings, tokenizer = settings["eos_token_id"], settings["stop_strings"], settings["tokenizer"]
-        if eos is not None:
+        kinds = {type(criterion) for criterion in given}  # a given criterion replaces the configured one of its type
+        if eos is not None and EosTokenCriteria not in kinds:
             self.watched.append(EosTokenCriteria(eos))
-        if strings and tokenizer is not None:
+        if strings and tokenizer is not None and StopStringCriteria not in kinds:
             self.watched.append(StopStringCriteria(tokenizer, strings))
         self.columns: Tensor | None = None  # [B]: the length of each row with its stop token; a huge number: not ended
 
@@ -218,8 +219,13 @@ class Continuation:
     def _output(self, logits: Any) -> CausalLMOutputWithPast:
         return CausalLMOutputWithPast(logits=logits, past_key_values=self.cache)
 
-    def finish(self, out: Any, prompt: int) -> None:
-        """Let the caller's state read what it has not read of the result: the last token, or with beams the answer."""
+    def finish(self, out: Any, prompt: int, pad: int) -> None:
+        """Let the caller's state read what it has not read of the result: the last token, or with beams the answer.
+
+        Columns after the end of a row become `pad`, which transformers itself writes only where there is a stop token.
+        The cache is taken out of the result: the state has read one token more, and is the caller's own.
+        """
+        out.past_key_values = None
         if self.copies > 1:
             new = out.sequences[:, prompt - 1 :]
             real = torch.cat([torch.ones_like(new[:, :1]), generated_columns(out, prompt, self.ends)], dim=1)
@@ -231,6 +237,7 @@ class Continuation:
         if read.shape != expected.shape or bool(((read != expected) & (real[:, :-1] == 1)).any()):
             self.state.whole = False
             raise UsageError("this way of generating feeds other tokens than it returns: call generate without a state")
+        out.sequences[:, prompt:] = generated.masked_fill(real == 0, pad)
         if bool(real[:, -1].any()):
             self.rnn.read(generated[:, -1:].masked_fill(real[:, -1:] == 0, 0), self.state, real[:, -1:], last_only=True)
 

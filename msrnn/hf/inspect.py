@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,9 @@ from msrnn.hf.probe import Probed, check_split, check_takes_positions, host_laye
 class ModelSpec:
     """What a model's layers are. Everything that costs a forward pass is computed once, when it is first needed."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, fingerprint: str) -> None:
         self._model = weakref.ref(model)
+        self.fingerprint = fingerprint  # identifies the model by its weights
         self.config = model.config.get_text_config(decoder=True)
         self.windows = sliding_windows(model, self.config)
         with msrnn_attention(model):
@@ -44,11 +45,6 @@ class ModelSpec:
     def dtype(self) -> str:
         """The name of the dtype that the layers compute in, or several names joined by "/"."""
         return "/".join(sorted({str(layer.shape.dtype).removeprefix("torch.") for layer in self.layers if layer}))
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Identifies the model by its weights."""
-        return fingerprint_of(self.model)
 
     @cached_property
     def rope_digest(self) -> str:
@@ -97,22 +93,21 @@ def inspect_model(model: PreTrainedModel) -> ModelSpec:
         raise TypeError(f"{type(model).__name__} is not a transformers model: load one with AutoModelForCausalLM")
     if model.device.type == "meta":
         raise UsageError(f"{type(model).__name__} is on the meta device: load its weights first")
-    version = _version(model)
+    fingerprint = fingerprint_of(model)
+    version = _version(model, fingerprint)
     known = _SPECS.get(model)
     if known is None or known[0] != version:
-        _SPECS[model] = known = (version, ModelSpec(model))
+        _SPECS[model] = known = (version, ModelSpec(model, fingerprint))
     return known[1]
 
 
-def _version(model: PreTrainedModel) -> int:
-    """Changes when weights move, are replaced or updated in place, and when the config or autocast changes.
-
-    No weight is read, so an update through `weight.data`, which torch does not count, is not noticed.
-    """
+def _version(model: PreTrainedModel, fingerprint: str) -> int:
+    """Changes when weights, the config or autocast change; weights that are updated in place or moved count as well."""
     kind = model.device.type
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     weights = [_weight_version(weight) for weight in (*model.parameters(), *model.buffers())]
-    return hash((json.dumps(model.config.to_dict(), sort_keys=True, default=str), autocast, *weights))
+    config = json.dumps(model.config.to_dict(), sort_keys=True, default=str)
+    return hash((fingerprint, config, autocast, *weights))
 
 
 def _weight_version(weight: Tensor) -> tuple[Any, ...]:
@@ -158,20 +153,31 @@ class Handover:
                 module.training = True
 
 
-_HANDOVERS: weakref.WeakKeyDictionary[nn.Module, Handover] = weakref.WeakKeyDictionary()
+class _Wrapped(NamedTuple):
+    handover: Handover  # the first one, which knows how the model was
+    holders: weakref.WeakSet[Any]  # objects that need the attention of msrnn
 
 
-def hand_over(model: PreTrainedModel) -> None:
-    """Put a model into evaluation mode with the attention of msrnn, until `give_back`."""
+_WRAPPED: weakref.WeakKeyDictionary[nn.Module, _Wrapped] = weakref.WeakKeyDictionary()
+
+
+def hand_over(model: PreTrainedModel, holder: object) -> None:
+    """Put a model into evaluation mode with the attention of msrnn, for `holder`, until `give_back`."""
     handover = Handover(model)
-    _HANDOVERS.setdefault(model, handover)  # the first one knows how the model was
+    _WRAPPED.setdefault(model, _Wrapped(handover, weakref.WeakSet())).holders.add(holder)
 
 
-def give_back(model: PreTrainedModel) -> None:
-    """Undo all calls of `hand_over`: the model is as it was before the first."""
-    handover = _HANDOVERS.pop(model, None)
-    if handover is not None:
-        handover.undo()
+def give_back(model: PreTrainedModel, holder: object | None = None) -> None:
+    """Make a model what it was before the first `hand_over`; for a `holder`, only if it is the last one alive."""
+    wrapped = _WRAPPED.get(model)
+    if wrapped is None:
+        return
+    if holder is not None:
+        wrapped.holders.discard(holder)
+        if len(wrapped.holders):
+            return
+    del _WRAPPED[model]
+    wrapped.handover.undo()
 
 
 def sliding_windows(model: PreTrainedModel, config: Any) -> list[int | None]:
@@ -202,17 +208,22 @@ def fingerprint_of(model: PreTrainedModel) -> str:
     switched off. Quantized weights that are no tensors count by name and type, weights on the meta device (offloaded to
     disk) by shape.
     """
-    parts = []
+    parts: list[bytes] = []
+    samples: dict[torch.device, list[tuple[int, Tensor]]] = {}  # of each device, by their index in `parts`
     for name, weight in model.state_dict().items():
         if not isinstance(weight, Tensor):
             parts.append(f"{name}{type(weight).__name__}".encode())
             continue
-        sample = b""
+        parts.append(f"{name}{list(weight.shape)}".encode())
         if weight.device.type != "meta":
             flat = weight.detach().flatten()
             flat = flat.dequantize() if flat.is_quantized else flat
-            sample = flat[:: max(1, flat.numel() // 16)].float().cpu().numpy().tobytes()
-        parts.append(f"{name}{list(weight.shape)}".encode() + sample)
+            sample = flat[:: max(1, flat.numel() // 16)].float()
+            samples.setdefault(weight.device, []).append((len(parts) - 1, sample))
+    for found in samples.values():
+        numbers = torch.cat([sample for _, sample in found]).cpu().split([len(sample) for _, sample in found])
+        for (i, _), sample in zip(found, numbers, strict=True):
+            parts[i] += sample.numpy().tobytes()
     return _digest(b"".join(parts))
 
 

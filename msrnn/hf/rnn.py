@@ -64,7 +64,7 @@ class MultiStateRNN:
             raise UsageError(f"block={block!r}: must be a whole number of tokens, 1 or more")
         options: Any = {"positions": positions, "state_dtype": state_dtype, "backend": backend, "chunk": chunk}
         self.spec = state_spec(model, policy, size, **options, in_blocks=True)
-        hand_over(model)
+        hand_over(model, self)
         self.model = model
         stepwise = self.spec.decodes_repositioned
         self._given_block = block
@@ -88,7 +88,8 @@ class MultiStateRNN:
     def detach(self) -> None:
         """Give the model back as it was before it was first wrapped: its attention implementation and training mode.
 
-        States, and other objects that wrap this model, cannot be used with it any more.
+        States, and other objects that wrap this model, cannot be used with it any more. The end of a `with` block gives
+        the model back only if nothing else wraps it.
         """
         self.release()
         give_back(self.model)
@@ -97,7 +98,8 @@ class MultiStateRNN:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.detach()
+        self.release()
+        give_back(self.model, self)
 
     def state(self, batch_size: int = 1) -> MultiState:
         """An empty state for `batch_size` sequences; a bounded one allocates all its memory now, and no more later."""
@@ -227,8 +229,8 @@ class MultiStateRNN:
         """transformers' `generate` over a bounded state: its arguments, its result.
 
         With a `state`, `input_ids` are the new tokens only, and the state advances over them and over the answer of
-        each row, its stop token included. An interrupted call leaves the state after the tokens it has read
-        (`state.seen`). Logits processors and stopping criteria see the tokens of this call only, not what the state has
+        each row, its stop token included; later columns of a row are padding. An interrupted call leaves the state after
+        the tokens it has read (`state.seen`), or unusable if it stopped inside a forward pass. Logits processors and stopping criteria see the tokens of this call only, not what the state has
         read before. Without an `attention_mask`, every id is a token. What cannot be done is refused before a token is
         read.
         """
@@ -252,7 +254,9 @@ class MultiStateRNN:
             )
         ends = RowEnds(settings) if continues and beams == 1 else None
         continuation = Continuation(self.model, self, state, max(sequences, beams), ends)
-        forced = {"use_cache": True, **({"return_dict_in_generate": True} if continues else {})}
+        forced: dict[str, Any] = {"use_cache": True, **({"return_dict_in_generate": True} if continues else {})}
+        if settings["prefill_chunk_size"] is not None:
+            forced["prefill_chunk_size"] = None  # msrnn reads in blocks of its own
         arguments = settings.arguments(**forced)
         if ends is not None:
             arguments["stopping_criteria"] = ends.criteria
@@ -264,7 +268,7 @@ class MultiStateRNN:
         )
         if not continues:
             return out
-        continuation.finish(out, input_ids.shape[1])
+        continuation.finish(out, input_ids.shape[1], pad=settings["pad_token_id"] or 0)
         return out if settings["return_dict_in_generate"] else out.sequences
 
     def _checked(

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import build, greedy, llama, tokens
+from tiny import build, greedy, left_padded, llama, tokens
 from torch import Tensor
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers.generation.stopping_criteria import EosTokenCriteria
 
 import msrnn
 from msrnn.errors import UsageError
@@ -115,3 +116,45 @@ def test_a_masked_step_leaves_a_row_as_it_is(model: PreTrainedModel) -> None:
     torch.testing.assert_close(logits[0], rnn.step(tokens(2, 1, seed=3)[:1], before.select([0]))[0])
     after = rnn.step(tokens(1, 1, seed=5), state.select([1]))
     torch.testing.assert_close(after, rnn.step(tokens(1, 1, seed=5), before.select([1])))
+
+
+def test_a_given_criterion_replaces_the_configured_one(model: PreTrainedModel) -> None:
+    """As in transformers: the row goes on past the configured stop token, and so does its state."""
+    rnn, ids = msrnn.MultiStateRNN(model, "tova", 9), tokens(3, 14)
+    plain = rnn.generate(ids, **greedy())
+    ignored, stop = int(plain[0, 15]), int(plain[0, 18])
+    kwargs = greedy(
+        eos_token_id=ignored, stopping_criteria=StoppingCriteriaList([EosTokenCriteria(stop)]), pad_token_id=0
+    )
+    state = rnn.state(3)
+    answer = rnn.generate(ids, state=state, **kwargs)
+    expected = rnn.generate(ids, **kwargs)
+    assert torch.equal(answer, expected)
+    lengths = [next((i + 1 for i in range(14, len(row)) if row[i] == stop), len(row)) for row in expected.tolist()]
+    assert state.seen.tolist() == lengths
+
+
+@pytest.mark.parametrize("pad", [None, 3])
+def test_columns_after_the_end_of_a_row_are_padding(model: PreTrainedModel, pad: int | None) -> None:
+    rnn, ids = msrnn.MultiStateRNN(model, "tova", 9), tokens(2, 14)
+    kwargs = greedy(stopping_criteria=StoppingCriteriaList([EndsAt(17, 22)]), pad_token_id=pad)
+    answer = rnn.generate(ids, state=rnn.state(2), **kwargs)
+    expected = rnn.generate(ids, **kwargs)
+    assert torch.equal(answer[1], expected[1])
+    assert answer[0].tolist() == [*expected[0, :17].tolist(), *[pad or 0] * (answer.shape[1] - 17)]
+
+
+def test_the_result_has_no_cache_beside_the_state(model: PreTrainedModel) -> None:
+    rnn = msrnn.MultiStateRNN(model, "tova", 9)
+    out = rnn.generate(tokens(1, 12), state=rnn.state(), return_dict_in_generate=True, **greedy())
+    assert out.past_key_values is None
+
+
+@pytest.mark.parametrize("with_state", [False, True])
+def test_prefill_chunks_of_transformers_change_nothing(model: PreTrainedModel, with_state: bool) -> None:
+    rnn = msrnn.MultiStateRNN(model, "tova", 8)
+    ids, mask = left_padded(tokens(2, 9), [0, 4])
+    states = [rnn.state(2) if with_state else None for _ in range(2)]
+    whole = rnn.generate(ids, state=states[0], attention_mask=mask, **greedy())
+    parts = rnn.generate(ids, state=states[1], attention_mask=mask, prefill_chunk_size=2, **greedy())
+    assert torch.equal(parts, whole)

@@ -54,8 +54,9 @@ def test_one_inspection_serves_all() -> None:
         lambda model: model.load_state_dict({**model.state_dict(), "lm_head.weight": torch.ones(97, 48)}),
         lambda model: setattr(model.config, "max_position_embeddings", 4),
         lambda model: setattr(model.lm_head, "weight", torch.nn.Parameter(torch.zeros(97, 48))),
+        lambda model: model.lm_head.weight.data.mul_(2),
     ],
-    ids=["dtype", "trained", "config", "replaced"],
+    ids=["dtype", "trained", "config", "replaced", "data"],
 )
 def test_a_changed_model_is_inspected_again(change: object) -> None:
     model = build(llama())
@@ -90,6 +91,19 @@ def test_a_model_that_was_given_back() -> None:
     again.detach()
     again.detach()
     assert model.config._attn_implementation == "eager"
+
+
+def test_the_last_of_several_wraps_gives_the_model_back() -> None:
+    model = build(llama())
+    model.set_attn_implementation("eager")
+    model.train()
+    ids = tokens(1, 12)
+    with msrnn.MultiStateRNN(model, "tova", 8) as outer:
+        with msrnn.MultiStateRNN(model, "h2o", 8) as inner:
+            inner.read(ids, inner.state())
+        assert (model.config._attn_implementation, model.training) == ("msrnn", False)
+        outer.read(ids, outer.state())
+    assert (model.config._attn_implementation, model.training) == ("eager", True)
 
 
 def test_a_refused_wrap_leaves_a_model_as_it_was() -> None:
