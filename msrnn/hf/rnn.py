@@ -229,10 +229,10 @@ class MultiStateRNN:
         """transformers' `generate` over a bounded state: its arguments, its result.
 
         With a `state`, `input_ids` are the new tokens only, and the state advances over them and over the answer of
-        each row, its stop token included; later columns of a row are padding. An interrupted call leaves the state after
-        the tokens it has read (`state.seen`), or unusable if it stopped inside a forward pass. Logits processors and stopping criteria see the tokens of this call only, not what the state has
-        read before. Without an `attention_mask`, every id is a token. What cannot be done is refused before a token is
-        read.
+        each row, its stop token included; later columns of a row are padding. An interrupted call leaves the state
+        after the tokens it has read (`state.seen`), or unusable if it stopped inside a forward pass. Logits processors
+        and stopping criteria see the tokens of this call only, not what the state has read before. Without an
+        `attention_mask`, every id is a token. What cannot be done is refused before a token is read.
         """
         settings = Settings(self.model, kwargs)
         settings.check()
