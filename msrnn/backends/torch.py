@@ -1,7 +1,7 @@
 """The definition over whole chunks, in plain torch: the reference for every kernel, on any device.
 
-Scores over the slots and the new tokens are one matmul. The eviction scan then walks the new tokens in order: it is
-the only sequential part, and what other backends replace. One masked matmul gives the outputs.
+Scores over the slots and the new tokens are one matmul. The eviction scan then goes through the new tokens in order: it
+is the only sequential part, and the one that other backends replace. One masked matmul gives the outputs.
 """
 
 from __future__ import annotations
@@ -157,7 +157,8 @@ def scan_torch(
         if policy.decay is not None:
             observed = attention.mean(2)
             importance.copy_(torch.where(seen, policy.decay * importance + observed, importance))
-            rank = importance if policy.decay else observed  # only what is stored need fit float32
+            # With decay 0 the rank need not be stored, and keeps the range of `precise`.
+            rank = importance if policy.decay else observed
         rank = rank if norm is None else rank * norm
 
         free = seen & (position >= policy.first) & (position <= t - bound.recent)

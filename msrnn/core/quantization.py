@@ -16,7 +16,7 @@ from msrnn.errors import UsageError
 LARGEST: dict[torch.dtype, float] = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 STATE_DTYPES: dict[str, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # by their short names
 SCALE_DTYPE = torch.bfloat16
-LEAST_SCALE = 2.0**-100  # of a row of zeros
+LEAST_SCALE = 2.0**-100  # the scale of a row of zeros
 
 
 def parse_state_dtype(state_dtype: str | torch.dtype | None) -> torch.dtype | None:

@@ -27,7 +27,7 @@ class MultiState:
 
     layers: list[Any]
     fingerprint: dict[str, Any]
-    whole: bool = True  # no forward pass was interrupted half-way
+    whole: bool = True  # False after a forward pass that was interrupted: the state is then unusable
 
     def __repr__(self) -> str:
         policy, size = self.fingerprint.get("policy"), self.fingerprint.get("size")
@@ -69,7 +69,7 @@ class MultiState:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Surrounds a forward pass: if it does not end normally, the state is not whole any more."""
+        """Mark the state as unusable if the forward pass inside this context does not end normally."""
         self.whole = False
         yield
         self.whole = True
@@ -87,9 +87,11 @@ class MultiState:
         self.check_whole()
 
     def check_whole(self) -> None:
-        """Refuse a state that a forward pass left half-way: some layers have read more than others."""
+        """Refuse a state whose forward pass was interrupted: some layers have read more than others."""
         if not self.whole or len({layer.columns for _, layer in self._own()}) > 1:
-            raise UsageError("this state was interrupted half-way through a read: continue from a saved or forked one")
+            raise UsageError(
+                "this state was interrupted inside a forward pass and is unusable: continue from a saved or forked one"
+            )
 
     def select(self, rows: Sequence[int] | Tensor) -> MultiState:
         """A new state with these rows of the batch; the old one is untouched."""
@@ -189,41 +191,45 @@ class MultiState:
 
         Everything that kernels rely on is checked, so that no file can make one write outside of its buffers.
         """
-        tensors, found = load_tensors(Path(path))
-        _compare(f"{path}: saved", found, fingerprint)
+        tensors, description = load_tensors(Path(path))
+        _compare(f"{path}: saved", description, fingerprint)
         state = empty(1)  # the file's batch size is not trusted until its tensors agree
         try:
-            state._restore(tensors, found)
+            state._restore(tensors, description)
         except ValueError as error:
             raise UsageError(f"{path}: not a usable state, {error}; use a copy, or make it again") from error
         return state
 
-    def _restore(self, tensors: dict[str, Tensor], found: dict[str, Any]) -> None:
+    def _restore(self, tensors: dict[str, Tensor], description: dict[str, Any]) -> None:
         layers = self._savable()
-        batch_size, columns = check_counts(found, len(layers))
+        batch_size, columns = check_counts(description, len(layers))
         expected = {f"{i}.{name}" for i, layer in layers for name in layer.tensors()}
         if expected != tensors.keys():
-            odd = sorted(expected ^ tensors.keys())
-            raise UsageError(f"tensor {odd[0]} {'is missing' if odd[0] in expected else 'belongs to no layer'}")
+            mismatched = sorted(expected ^ tensors.keys())
+            problem = "is missing" if mismatched[0] in expected else "belongs to no layer"
+            raise UsageError(f"tensor {mismatched[0]} {problem}")
         for i, layer in layers:
             layer.restore({name: tensors[f"{i}.{name}"] for name in layer.tensors()}, columns, batch_size)
-        check_layers(layers, incomplete=found.get("incomplete") is True)
+        check_layers(layers, incomplete=description.get("incomplete") is True)
         for _, layer in layers:
             clear_free(layer)
 
     def _savable(self) -> list[tuple[int, Memory]]:
         for index, layer in enumerate(self.layers):
             if not isinstance(layer, Memory):
-                raise UsageError(f"layer {index} has linear attention, whose state cannot be saved, moved or joined")
+                raise UsageError(
+                    f"layer {index} has linear attention, whose state cannot be saved, moved or joined; "
+                    "fork or select it instead"
+                )
         return list(self._own())
 
 
 def each(rows: int, copies: int) -> Tensor:
-    """The number of each row `copies` times, copies side by side."""
+    """Row indices, each repeated `copies` times: 0, 0, 1, 1, … for two copies."""
     return torch.arange(rows).repeat_interleave(copies)
 
 
-def _compare(what: str, found: dict[str, Any], expected: dict[str, Any]) -> None:
+def _compare(what: str, actual: dict[str, Any], expected: dict[str, Any]) -> None:
     for name, value in expected.items():
-        if found.get(name, value if name in LATER else None) != value:
-            raise UsageError(f"{what} with {name} {found.get(name)!r} does not fit a model with {name} {value!r}")
+        if actual.get(name, value if name in LATER else None) != value:
+            raise UsageError(f"{what} with {name} {actual.get(name)!r} does not fit a model with {name} {value!r}")
