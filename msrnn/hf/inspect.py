@@ -62,7 +62,7 @@ class ModelSpec:
             return inspect_rope(self.model, self.config)
 
     def check_readable(self, in_blocks: bool) -> None:
-        """Refuse what would be wrong without an error; `in_blocks`: msrnn itself reads and gives position ids."""
+        """Refuse a model whose results would be silently wrong. `in_blocks`: as in `state_spec`."""
         if in_blocks:
             _ = self._takes_positions
         if None in self.layers:
@@ -91,7 +91,7 @@ _SPECS: weakref.WeakKeyDictionary[nn.Module, tuple[int, ModelSpec]] = weakref.We
 
 
 def inspect_model(model: PreTrainedModel) -> ModelSpec:
-    """The spec of a model, from the last time if neither its weights nor its config have changed since."""
+    """The spec of a model; the last one is reused if neither weights nor config have changed since."""
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"{type(model).__name__} is not a transformers model: load one with AutoModelForCausalLM")
     if model.device.type == "meta":
@@ -122,7 +122,7 @@ def _weight_version(weight: Tensor) -> tuple[Any, ...]:
 
 @contextmanager
 def msrnn_attention(model: PreTrainedModel) -> Iterator[None]:
-    """The model in evaluation mode with the attention of msrnn; afterwards it is as it was."""
+    """Put the model into evaluation mode with the attention of msrnn, and restore it afterwards."""
     before = Handover(model)
     try:
         yield
@@ -131,7 +131,7 @@ def msrnn_attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 class Handover:
-    """Puts a model into evaluation mode and makes its attention "msrnn"; remembers how it was."""
+    """Put a model into evaluation mode with the attention "msrnn", and record its original settings."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = weakref.ref(model)
@@ -146,7 +146,7 @@ class Handover:
             raise
 
     def undo(self) -> None:
-        """Give the model its attention implementation and its training modes back."""
+        """Restore the model's attention implementation and training modes."""
         model = self._model()
         if model is not None:
             model.set_attn_implementation(self._before)
@@ -161,11 +161,11 @@ _HANDOVERS: weakref.WeakKeyDictionary[nn.Module, Handover] = weakref.WeakKeyDict
 def hand_over(model: PreTrainedModel) -> None:
     """Put a model into evaluation mode with the attention of msrnn, until `give_back`."""
     handover = Handover(model)
-    _HANDOVERS.setdefault(model, handover)  # the first one knows how the model was
+    _HANDOVERS.setdefault(model, handover)  # the first one has recorded the original settings
 
 
 def give_back(model: PreTrainedModel) -> None:
-    """Undo all calls of `hand_over`: the model is as it was before the first."""
+    """Undo all calls of `hand_over`: restore the model as it was before the first one."""
     handover = _HANDOVERS.pop(model, None)
     if handover is not None:
         handover.undo()

@@ -209,7 +209,7 @@ def _quiet(bars: bool) -> Iterator[None]:
     """Silence transformers' remarks, and its progress bars unless `bars` (for a download)."""
     loggers: tuple[Any, Any] = transformers.logging, huggingface_hub.logging
     levels = [logger.get_verbosity() for logger in loggers]
-    shown = loggers[0].is_progress_bar_enabled()
+    bars_enabled = loggers[0].is_progress_bar_enabled()
     try:
         for logger in loggers:
             logger.set_verbosity_error()
@@ -219,7 +219,7 @@ def _quiet(bars: bool) -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.set_verbosity(level)
-        if shown:
+        if bars_enabled:
             loggers[0].enable_progress_bar()
 
 
