@@ -132,8 +132,8 @@ def lifetimes(study: Study) -> Table:
 
 def longest(study: Study, cell: Cell) -> list[tuple[int, int, float]]:
     """Of the tokens that occur often, those kept longest: id, occurrences, mean steps kept."""
-    found = [(token, count, means[cell]) for token, count, means in study.by_token(OFTEN)]
-    return sorted(found, key=lambda row: -row[2])[:LONGEST]
+    candidates = [(token, count, means[cell]) for token, count, means in study.by_token(OFTEN)]
+    return sorted(candidates, key=lambda row: -row[2])[:LONGEST]
 
 
 def longest_lived(study: Study, strings: Callable[[int], str]) -> Table | None:

@@ -59,8 +59,8 @@ def passage(text: str, tokenizer: Any, add_special_tokens: bool = False, tokens:
     if not getattr(tokenizer, "is_fast", False):
         name = type(tokenizer).__name__
         raise UsageError(f"{name} does not record which characters its tokens come from: use a fast tokenizer")
-    found = tokenizer(text, add_special_tokens=add_special_tokens, return_offsets_mapping=True)
-    return Passage(text, list(found["input_ids"])[:tokens], [(a, b) for a, b in found["offset_mapping"]][:tokens])
+    encoded = tokenizer(text, add_special_tokens=add_special_tokens, return_offsets_mapping=True)
+    return Passage(text, list(encoded["input_ids"])[:tokens], [(a, b) for a, b in encoded["offset_mapping"]][:tokens])
 
 
 def passages(data: Data, found: Sequence[Document], tokenizer: Any) -> list[Passage]:
@@ -112,14 +112,14 @@ class Tagger:
         from nltk.tokenize import PunktSentenceTokenizer
 
         text = passage.text.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")  # NLTK's clitics know no other
-        part, found = text[passage.start : passage.stop], list[Word]()
+        part, words = text[passage.start : passage.stop], list[Word]()
         for start, stop in PunktSentenceTokenizer(text).span_tokenize(part):
             sentence = part[start:stop]
             tags = (tag for _, tag in self._perceptron.tag(self._words.tokenize(sentence)))
             base = passage.start + start
             spans = self._words.span_tokenize(sentence)
-            found += [Word(base + a, base + b, tag) for (a, b), tag in zip(spans, tags, strict=True)]
-        return found
+            words += [Word(base + a, base + b, tag) for (a, b), tag in zip(spans, tags, strict=True)]
+        return words
 
     def tags(self, passage: Passage) -> list[str]:
         """The tag of each token."""

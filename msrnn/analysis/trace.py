@@ -115,10 +115,10 @@ def trace_chunks(
         if on_tokens:
             on_tokens(columns * len(rows))
 
-    found = trace(rnn, rows, on_block=on_block)
-    bounds = [rnn.spec.bounds[layer] for layer in found.layers]
+    traced = trace(rnn, rows, on_block=on_block)
+    bounds = [rnn.spec.bounds[layer] for layer in traced.layers]
     sizes = tuple(bound.size for bound in bounds if bound)
-    return [ChunkTrace(times.numpy(), found.layers, sizes) for times in found.evicted_at]
+    return [ChunkTrace(times.numpy(), traced.layers, sizes) for times in traced.evicted_at]
 
 
 def stored_cells(folder: Path) -> list[tuple[str, int]]:

@@ -296,10 +296,10 @@ def _config(path: Path) -> dict[str, Any]:
     import yaml  # type: ignore[import-untyped]
 
     try:
-        found = yaml.safe_load(path.read_text())
+        options = yaml.safe_load(path.read_text())
     except (OSError, ValueError, yaml.YAMLError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return options if isinstance(options, dict) else {}
 
 
 if __name__ == "__main__":

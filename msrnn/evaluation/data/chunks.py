@@ -1,4 +1,4 @@
-"""Texts cut into chunks of equal length, and a choice of chunks that depends on nothing but a seed and names."""
+"""Cut texts into chunks of equal length, and choose chunks by a seed and the names of the texts only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from msrnn.evaluation.data.texts import Document
 
 
 class Chunk(NamedTuple):
-    """`ids` are the opening and then the text's own tokens, from its token `start` on."""
+    """A chunk of a text: `ids` are the opening, then the text's own tokens from its token `start` on."""
 
     book: str
     start: int

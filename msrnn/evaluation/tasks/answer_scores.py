@@ -47,8 +47,8 @@ class Metric(NamedTuple):
 
 def rouge(prediction: str, references: Sequence[Reference]) -> Score:
     """The F-measures of ROUGE-1, -2 and -L, stemmed; for each, the reference with the largest."""
-    found = [_scorer().score(reference.text, prediction) for reference in references]
-    return Score([100 * max(scores[name].fmeasure for scores in found) for name in ROUGES])
+    rouge_scores = [_scorer().score(reference.text, prediction) for reference in references]
+    return Score([100 * max(scores[name].fmeasure for scores in rouge_scores) for name in ROUGES])
 
 
 @cache

@@ -140,8 +140,8 @@ class SavedStates:
 
     @property
     def files(self) -> dict[int, Path]:
-        found = self.folder.glob(f"{self.name}-*.safetensors") if self.folder else []
-        return {int(path.stem.rpartition("-")[2]): path for path in found}
+        paths = self.folder.glob(f"{self.name}-*.safetensors") if self.folder else []
+        return {int(path.stem.rpartition("-")[2]): path for path in paths}
 
     def save(self, state: MultiState, tokens: int) -> None:
         if self.folder:
@@ -161,7 +161,7 @@ Results = dict[Case, list[list[float]]]  # by text: the summed negative log-like
 
 
 class Extrapolation(Evaluation[Case, str, list[float]]):
-    """One model on the first tokens of texts. A result is the windows of a text that are known, from the first on."""
+    """One model on the first tokens of texts. A result is the computed windows of a text, from the first on."""
 
     unit = "tokens"
 
@@ -231,7 +231,7 @@ class Extrapolation(Evaluation[Case, str, list[float]]):
                 began = perf_counter()
                 nll = leg_nll(rnn, ids, state, self.course, (start, stop), on_block)
                 last = stop == self.course.tokens
-                # The new state is saved before the row that depends on it; only then can the old one go.
+                # The new state is saved before the row that depends on it; only then may the old one be removed.
                 if not last:
                     states.save(state, stop)
                 yield {**source, "start": start, "stop": stop, "nll": nll, "seconds": perf_counter() - began}

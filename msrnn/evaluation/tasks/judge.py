@@ -23,7 +23,7 @@ from msrnn.evaluation.tasks.story import evicted
 NAME = "judge"
 CHECK = fields(judge=is_text, prompt=is_text, answer=is_text)
 STORY_KEY = ("fingerprint", "dtype", "prompt", "most", "temperature")  # what stories must share to be compared
-ATTEMPTS = 2  # an unreadable answer is asked for once more
+ATTEMPTS = 2  # an answer that cannot be parsed is requested once more
 CHARACTERS = 4  # of a token, about
 WIN, TIE, LOSS, UNREADABLE = "win", "tie", "loss", "unreadable"
 OUTCOMES = (WIN, TIE, LOSS)
@@ -105,13 +105,13 @@ def verdict(first: str | None, swapped: str | None) -> str:
 def leaning(first: Sequence[float], swapped: Sequence[float]) -> float:
     """How much likelier the judge prefers the bounded model's story, as a log-ratio over both orders.
 
-    A preference for a letter, whichever story it names, cancels.
+    A preference for a letter (A or B) cancels.
     """
     return first[0] - first[1] + swapped[1] - swapped[0]
 
 
 class Cost(NamedTuple):
-    """What is left to ask, if all answers can be read; tokens are estimated from characters."""
+    """The requests that are left, if all answers can be parsed; tokens are estimated from characters."""
 
     requests: int
     read: int
@@ -274,8 +274,8 @@ def _add(answers: dict[str, list[Row]], row: Row) -> None:
 
 
 def _choice(answers: list[Row]) -> str | None:
-    found = (choice(row["answer"]) for row in answers)
-    return next((one for one in found if one is not None), None)
+    choices = (choice(row["answer"]) for row in answers)
+    return next((one for one in choices if one is not None), None)
 
 
 class Line(NamedTuple):

@@ -138,7 +138,7 @@ class Stories(Evaluation[Cell, int, Row]):
         return [copied, *rest] if copied else rest
 
     def _unaffected(self, cell: Cell, seed: int) -> bool:
-        """Whether the full model's story ends before an eviction can change it. To end it is a choice, too."""
+        """Whether the full model's story ends before an eviction can change it; the stop token counts as a token."""
         if cell.size is None:
             return False
         story = self._full_story(seed)

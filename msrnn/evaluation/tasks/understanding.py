@@ -255,12 +255,12 @@ class Report:
         """The scores; and the difference of each policy to the one compared with."""
         grid = self.grid
         rows = grid.rows(grid.policies, lambda name, size: formatted(self.score(name, size)))
-        made = [Table(self.task.name, f"{self.task.metric.name}: {title}", "", grid.header, rows, self._lines())]
+        tables = [Table(self.task.name, f"{self.task.metric.name}: {title}", "", grid.header, rows, self._lines())]
         if compared := grid.compared_with(self.against):
             against = f"points against {self.against} at the same size, on the same questions"
             note = f"{against[0].upper()}{against[1:]}."
-            made.append(Table("", against, note, grid.header, grid.rows(compared, self._points)))
-        return made
+            tables.append(Table("", against, note, grid.header, grid.rows(compared, self._points)))
+        return tables
 
     def _points(self, name: str, size: int) -> Formatted | None:
         difference = self.difference(name, size)
@@ -281,8 +281,10 @@ class Report:
         kinds = sorted({kind for place in self.grid.places for kind in self.kinds(*place)})
         rows = {}
         for name, size in self.grid.places:
-            found = self.kinds(name, size)
-            values = [f"{sum(x) / len(x):.2f}{INLINE}{len(x)}" if (x := found.get(kind)) else MISSING for kind in kinds]
+            scores = self.kinds(name, size)
+            values = [
+                f"{sum(x) / len(x):.2f}{INLINE}{len(x)}" if (x := scores.get(kind)) else MISSING for kind in kinds
+            ]
             rows[self.grid.at(name, size).label] = values
         note = "By the kind of the best reference, and how many answers these are."
         table = Table("", "", note, ["", *kinds], [[label, *values] for label, values in rows.items()])
