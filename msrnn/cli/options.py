@@ -141,8 +141,10 @@ def _without_groups(verb: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(verb)
     def command(**values: Any) -> None:
-        made = {name: group(**{f.name: values.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
-        verb(**values, **made)
+        groups_given = {
+            name: group(**{f.name: values.pop(f.name) for f in fields(group)}) for name, group in groups.items()
+        }
+        verb(**values, **groups_given)
 
     parameters = []
     for name, parameter in inspect.signature(verb).parameters.items():
