@@ -2,7 +2,7 @@
 
     msrnn bench --with benchmarks.published:published
 
-The cache is concatenated and gathered anew in each layer for every token, and there is no graph.
+Each layer concatenates and gathers its cache again for every token, without a CUDA graph.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Eviction policies: which state a bounded layer evicts. A policy has six fields; a name stands for their values.
 
-This module knows no tensors: backends, slots, evaluations and the command line all use the same `Policy` value.
+This module does not use torch: backends, slots, evaluations and the command line all use the same `Policy` value.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Policy:
     first: int = 0  # the first tokens of a sequence, which are never evicted (attention sinks)
     recent: int | float = 0  # the newest tokens, which are not evicted; a float is a share of the size, rounded down
     value_norm: bool = False  # whether states are ranked by importance times the norm of their value vector
-    horizon: int | None = None  # tokens that are not among the last `horizon` are dropped, except the `first`
+    horizon: int | None = None  # tokens that are not among the last `horizon` are evicted, except the `first`
 
     def __post_init__(self) -> None:
         if self.decay is not None and not (_is_number(self.decay) and 0 <= self.decay <= 1):
@@ -62,8 +62,8 @@ class Policy:
     def parse(cls, name: str) -> Policy:
         """Read a policy's name. Upper and lower case mean the same.
 
-        A name is one of `NAMES`. "NAME+I" also protects the first I tokens, and "NAME~H" drops every other token that
-        is not among the last H. Fields work as well: "decay=0.9,recent=0.25,value_norm=1"; fields that are not
+        A name is one of `NAMES`. "NAME+I" also protects the first I tokens, and "NAME~H" evicts every other token
+        that is not among the last H. Fields work as well: "decay=0.9,recent=0.25,value_norm=1"; fields that are not
         given are 0, and `per` is "layer".
         """
         if not isinstance(name, str):

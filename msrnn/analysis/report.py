@@ -1,4 +1,4 @@
-"""A study as files: every table as CSV, all of them in one Markdown file, and a picture for each."""
+"""A study as files: every table as CSV, all of them in one Markdown file, and a figure for each."""
 
 from __future__ import annotations
 

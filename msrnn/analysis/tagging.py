@@ -111,7 +111,9 @@ class Tagger:
         """The words of the passage, with their tags."""
         from nltk.tokenize import PunktSentenceTokenizer
 
-        text = passage.text.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")  # NLTK's clitics know no other
+        text = passage.text.replace(
+            "\N{RIGHT SINGLE QUOTATION MARK}", "'"
+        )  # NLTK splits clitics at this apostrophe only
         part, words = text[passage.start : passage.stop], list[Word]()
         for start, stop in PunktSentenceTokenizer(text).span_tokenize(part):
             sentence = part[start:stop]

@@ -127,7 +127,7 @@ def scan_torch(
     position        [B, G, N] int32, -1 where a column holds no state
     importance      [B, G, N] float32, updated in place
     query_position  [B, C] int32, -1 for padding, which attends to nothing and evicts nothing
-    sinks           [G, M] float32: scores that take part in the softmax and are no states
+    sinks           [G, M] float32: learned attention sinks: scores that take part in the softmax without a state
     norm            [B, G, N] float32, the norms of the candidates' values, where the policy ranks by them
     score           (i, seen [B, G, N]) -> scores of token i [B, G, M, N], where they depend on what is kept; else None
     returns         [B, G, N] int32: the last step (a token's position) that sees the candidate, or HELD

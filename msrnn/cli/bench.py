@@ -17,7 +17,7 @@ from msrnn.policy import FULL, is_full, resolve
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SIZES, AS_THE_MODEL, AS_IN_THE_TEXT = [256, 512, 1024, 2048], [NATIVE], [ORIGINAL]
+SIZES, DEFAULT_STATE_DTYPES, DEFAULT_POSITIONS = [256, 512, 1024, 2048], [NATIVE], [ORIGINAL]
 
 Sizes = Annotated[list[int], Option("--size", help="States that each layer may hold; repeat to measure several.")]
 Length = Annotated[int, Option(help="Tokens of a prompt, and of a whole sequence.")]
@@ -72,8 +72,8 @@ def bench(
     equal_batch: EqualBatch = None,
     prefill_batch: PrefillBatch = None,
     policy: PolicyName = "tova",
-    state_dtype: StateDtypes = AS_THE_MODEL,
-    positions: Positions = AS_IN_THE_TEXT,
+    state_dtype: StateDtypes = DEFAULT_STATE_DTYPES,
+    positions: Positions = DEFAULT_POSITIONS,
     compile: Compile = None,
     others: Others = None,
     model: Model = None,

@@ -61,10 +61,11 @@ def judge(
 ) -> None:
     """Compare the stories of a bounded model with the full model's of the same seed, by a judge.
 
-    Each pair is shown twice, in both orders; it is a win only if both answers agree, and else a tie. An answer that
-    cannot be read is asked for once more, then counted separately. A local model answers with the option that it finds
-    likeliest. Pairs in which nothing was evicted are dropped. The key of an endpoint is read from OPENAI_API_KEY and
-    written nowhere. Every answer is kept, so an interrupted run resumes, and no answer is paid for twice.
+    Each pair is shown twice, in both orders; it is a win or a loss only if both answers agree, otherwise a tie. An
+    answer that cannot be parsed is requested once more, then counted separately. A local model answers with the option
+    that it finds likeliest. Pairs in which nothing was evicted are dropped. The key of an endpoint is read from
+    OPENAI_API_KEY and written nowhere. Every answer is kept, so an interrupted run resumes, and no answer is paid for
+    twice.
 
     Examples:
         msrnn judge results/story --judge gpt-4o --price 2.5 10 --estimate

@@ -167,7 +167,7 @@ class SavedOptions:
         for name, kinds in (("policy", str), ("size", int | None), ("dtype", str), ("positions", str)):
             value = description.get(name)
             if not isinstance(value, kinds) or isinstance(value, bool):
-                raise UsageError(f"{path}: saved with {name} {value!r:.40}; not a state that msrnn saved")
+                raise UsageError(f"{path}: not a state that msrnn saved, its {name} is {value!r:.40}; use another")
         stored = description["dtype"]
         computed = description.get("model_dtype", stored)
         return cls(

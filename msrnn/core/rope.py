@@ -26,7 +26,7 @@ _ABSENT = torch.iinfo(torch.int32).max
 
 Gap = Callable[[int], float]  # the new distance of two adjacent kept tokens, from their distance in the text
 REMEMBERED = 2**16  # most results of a caller's function that are cached
-_MAKING = threading.RLock()
+_BUILD_LOCK = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Spacing:
         Captured CUDA graphs read such tables, so they must not be freed while a graph lives.
         """
         if key not in self._made:
-            with _MAKING:
+            with _BUILD_LOCK:
                 if key not in self._made:
                     self._made[key] = make()
         return self._made[key]

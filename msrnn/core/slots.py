@@ -189,7 +189,7 @@ class Slots(_Buffers):
         return slots
 
     def quantize(self, key: Tensor, value: Tensor) -> tuple[Rows, Rows]:
-        """New rows as these slots keep them: quantized, if `state_dtype` says so."""
+        """New rows as these slots keep them: quantized if there is a `state_dtype`."""
         return quantize(key, self.state_dtype), quantize(value, self.state_dtype)
 
     def norms(self, value: Rows) -> Tensor | None:

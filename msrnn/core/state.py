@@ -78,7 +78,7 @@ class MultiState:
         """Positions of the tokens that a layer holds: [B, G, size + 1], -1 where a slot is empty; a copy."""
         own = dict(self._own())
         if layer not in own:
-            raise UsageError(f"layer={layer!r}: states are held by layers {sorted(own)}")
+            raise UsageError(f"layer={layer!r}: must be one of {sorted(own)}, the layers that hold states")
         return own[layer].position.clone()
 
     def check_fits(self, fingerprint: dict[str, Any]) -> None:
@@ -105,7 +105,7 @@ class MultiState:
         if index.ndim != 1 or index.numel() == 0 or index.is_floating_point() or index.dtype == torch.bool:
             raise UsageError(f"rows={numbers!r}: must be a non-empty list of row numbers")
         if int(index.min()) < 0 or int(index.max()) >= self.batch_size:
-            raise UsageError(f"rows={index.tolist()}: this state has rows 0 to {self.batch_size - 1}")
+            raise UsageError(f"rows={index.tolist()}: must be from 0 to {self.batch_size - 1}, the rows of this state")
         return index
 
     def _part(self, rows: slice) -> MultiState:
@@ -232,4 +232,5 @@ def each(rows: int, copies: int) -> Tensor:
 def _compare(what: str, actual: dict[str, Any], expected: dict[str, Any]) -> None:
     for name, value in expected.items():
         if actual.get(name, value if name in LATER else None) != value:
-            raise UsageError(f"{what} with {name} {actual.get(name)!r} does not fit a model with {name} {value!r}")
+            difference = f"{name} {actual.get(name)!r} does not fit a model with {name} {value!r}"
+            raise UsageError(f"{what} with {difference}: use the model and options that it was made with")

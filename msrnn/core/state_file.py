@@ -77,7 +77,11 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
                 raise UsageError(f"{path}: not a state that msrnn saved; name a file written by state.save or --save")
             description = json.loads(metadata[_KEY])
             if not isinstance(description, dict):
-                raise UsageError(f"{path}: its description is {description!r:.40}, not a state that msrnn saved")
+                raise UsageError(
+                    f"{path}: not a state that msrnn saved, its description is {description!r:.40}; use another"
+                )
             yield file, description
     except (SafetensorError, json.JSONDecodeError, RecursionError) as error:
-        raise UsageError(f"{path}: truncated, or not a state that msrnn saved ({error})") from error
+        raise UsageError(
+            f"{path}: truncated, or not a state that msrnn saved ({error}); use a copy, or another file"
+        ) from error

@@ -34,7 +34,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def release() -> None:
-    """Give memory that is no longer used back to the device."""
+    """Return unused memory to the device."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -155,7 +155,9 @@ class Continuation:
         """One forward pass of `generate` over tokens [B · copies, T]."""
         other = [name for name, value in kwargs.items() if isinstance(value, Tensor) and name not in _OWN_INPUTS]
         if other:
-            raise UsageError(f"{', '.join(other)}: a state reads token ids only, no images or other inputs")
+            raise UsageError(
+                f"{', '.join(other)}: a state reads token ids only, no images or other inputs; pass input_ids"
+            )
         if self.decoding is None:
             return self._prompt(ids, kwargs)
         self.fed.append(ids)

@@ -51,7 +51,7 @@ class ModelSpec:
 
     @cached_property
     def rope_digest(self) -> str:
-        """Identifies the parameters of its rotary embeddings, which are no weights."""
+        """Identifies the parameters of its rotary embeddings, which are not among the weights."""
         parameters = getattr(self.config, "rope_parameters", None)
         return _digest(json.dumps(parameters, sort_keys=True, default=str).encode())
 
@@ -196,8 +196,8 @@ def fingerprint_of(model: PreTrainedModel) -> str:
     """Identifies a model by its weights: names, shapes and 16 values of each, as they are when the model is wrapped.
 
     It does not notice a change of other values than the sampled ones, training after wrapping, or adapters that are
-    switched off. Quantized weights that are no tensors count by name and type, weights on the meta device (offloaded to
-    disk) by shape.
+    switched off. Quantized weights that are not tensors count by name and type, weights on the meta device (offloaded
+    to disk) by shape.
     """
     parts = []
     for name, weight in model.state_dict().items():

@@ -227,8 +227,8 @@ class MultiStateRNN:
         """transformers' `generate` over a bounded state: its arguments, its result.
 
         With a `state`, `input_ids` are the new tokens only, and the state advances over them and over the answer of
-        each row, its stop token included. If the call is interrupted between two forward passes, the state is
-        that after the tokens it has read (`state.seen`); an interruption inside a forward pass makes it unusable.
+        each row, its stop token included. A call that is interrupted between two forward passes leaves the state
+        after the tokens it has read (`state.seen`); an interruption inside a forward pass makes the state unusable.
         Logits processors and stopping criteria see the tokens of this call only, not what the state has read before.
         Without an `attention_mask`, every id is a token. Unsupported arguments are refused before a token is read.
         """
@@ -243,7 +243,7 @@ class MultiStateRNN:
         sequences, beams = settings["num_return_sequences"] or 1, settings["num_beams"] or 1
         if continues and sequences > 1:
             raise UsageError(
-                f"num_return_sequences={sequences}: a state continues in one way; fork it and generate from the copies"
+                f"num_return_sequences={sequences}: a state holds one continuation; fork it, then generate"
             )
         if continues and state.batch_size > 1 and self.spec.hybrid:
             raise UsageError(
@@ -281,7 +281,10 @@ class MultiStateRNN:
         state.check_fits(self.spec.fingerprint)
         self.spec.check_device(state)
         if input_ids.shape[0] != state.batch_size:
-            raise UsageError(f"input_ids of {input_ids.shape[0]} rows do not fit a state of {state.batch_size}")
+            raise UsageError(
+                f"input_ids of {input_ids.shape[0]} rows do not fit a state of {state.batch_size}: "
+                "use a state of the same batch size"
+            )
         if state.columns + input_ids.shape[1] > MOST_COLUMNS:
             raise UsageError(
                 f"{state.columns + input_ids.shape[1]:,} columns: a state reads {MOST_COLUMNS:,} at most; "

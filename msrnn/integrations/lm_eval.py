@@ -4,7 +4,7 @@
 
 The harness finds models only in its own package, so this module runs the harness's command with one more model name.
 In Python, import this module and call `lm_eval.simple_evaluate(model="msrnn", model_args=…)`.
-Without `--device` the model is on CUDA if there is a CUDA device, and else on the CPU in float32.
+Without `--device` the model is on CUDA if there is a CUDA device, otherwise on the CPU in float32.
 
 Requests have the same meaning as for the harness's own `hf` model; with a size larger than the text, answers are the
 same. The batch size must be a number: `auto` is not supported.

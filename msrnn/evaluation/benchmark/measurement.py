@@ -145,7 +145,7 @@ class Benchmark:
         for _ in range(REPEATS):
             if not row.impossible:
                 break
-            self.note(f"{row.label}: the step is faster than its floor, which cannot be; measuring both again")
+            self.note(f"{row.label}: the step is faster than its floor, which is impossible; measuring both again")
             floor = self._floor(contender, row.batch, remeasure=True)
             row = replace(row, ms=self._step(contender, row.batch, contender.rows, remeasure=True), floor=floor)
         return row

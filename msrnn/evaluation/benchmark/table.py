@@ -50,7 +50,7 @@ class Row:
 
     @property
     def impossible(self) -> bool:
-        """Whether a step took less than its floor, which cannot be: something disturbed one of the two."""
+        """Whether a step took less time than its floor, so that one of the two measurements must be wrong."""
         return self.over_floor is not None and self.over_floor < 1
 
     @property
@@ -118,8 +118,8 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     lines = ["Times are medians, with the fastest and the slowest run."]
     if any(row.impossible for row in rows):
         lines.append(
-            f"{MARK.strip()} below the floor, which cannot be: something else used this machine while the step or its "
-            "floor was measured. Measure it again on an idle machine."
+            f"{MARK.strip()} below the floor, which is impossible: something else used this machine while the step or "
+            "its floor was measured. Measure it again on an idle machine."
         )
     if unsteady := [row.label for row in rows if row.unsteady]:
         lines.append(

@@ -205,7 +205,7 @@ def _lines(text: str, source: Path) -> list[Any]:
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError as error:
-            raise UsageError(f"{source}, line {number}: not JSON ({error.msg})") from error
+            raise UsageError(f"{source}, line {number}: not JSON ({error.msg}); correct the line") from error
     return rows
 
 
@@ -224,7 +224,7 @@ def _read(form: Format, row: Any, where: str, number: int) -> list[Question]:
         parsed = list(form.read(row, number))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"no field {error}" if isinstance(error, KeyError) else str(error)
-        raise UsageError(f"{where}, row {number}: not a row of this format ({reason})") from error
+        raise UsageError(f"{where}, row {number}: not a row of this format ({reason}); correct the row") from error
     for question in parsed:
         _check_words(question, f"{where}, row {number}")
     return parsed

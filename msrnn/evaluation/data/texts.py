@@ -101,7 +101,7 @@ def _row(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise UsageError(f"{where}: not JSON ({error.msg})") from error
+        raise UsageError(f"{where}: not JSON ({error.msg}); correct the line") from error
     if not (isinstance(row, dict) and isinstance(row.get("text"), str)):
         raise UsageError(f"{where}: no text; each line must be a JSON object with the field 'text'")
     return row

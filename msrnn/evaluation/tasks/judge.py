@@ -73,7 +73,9 @@ def pairs(store: Store) -> Pairs:
     full = versions.pop(FULL_MODEL, {})
     shared = {cell: [seed for seed in sorted(stories) if seed in full] for cell, stories in versions.items()}
     if not any(shared.values()):
-        raise UsageError(f"{store.path}: has no story of a bounded model and of the full one by the same seed")
+        raise UsageError(
+            f"{store.path}: has no story of a bounded model and of the full one by the same seed; generate both first"
+        )
     kept = {cell: [seed for seed in seeds if evicted(versions[cell][seed])] for cell, seeds in shared.items()}
     found = [
         Pair(cell, seed, versions[cell][seed]["story"], full[seed]["story"])

@@ -129,7 +129,9 @@ class Endpoint:
             )
         except APIStatusError as error:
             if error.status_code not in (408, 409, 429) and error.status_code < 500:
-                raise UsageError(f"judge {self.name!r}: the endpoint refuses ({self._reason})") from None
+                raise UsageError(
+                    f"judge {self.name!r}: the endpoint refuses ({self._reason}); check the name and the key"
+                ) from None
         except APIConnectionError:
             pass
         except OpenAIError as error:
