@@ -50,8 +50,8 @@ def story(
     """Generate long stories with every version of a model, one per seed, for `msrnn judge` to compare.
 
     A seed decides the noise that is added to the logits before the likeliest token is taken; it does not depend on the
-    batch or the version. What a version writes before it can have evicted anything is the full model's story, and is
-    copied from there. Stories that the folder has are not generated again, so an interrupted run resumes.
+    batch or the version. Until its first eviction has an effect, a version writes the full model's story, so that
+    part is copied. Stories that the folder has are not generated again, so an interrupted run resumes.
 
     Examples:
         msrnn eval story --stories 2 --size 64 --max-new-tokens 128

@@ -101,7 +101,7 @@ def steps_in_buckets(buckets: Sequence[int], prompt: int, length: int) -> list[i
 
 
 class Benchmark:
-    """Measures contenders into a ledger. `note` gets what is measured, and what did not fit."""
+    """Measures contenders and keeps the results in a ledger. `note` prints what is measured, and what did not fit."""
 
     def __init__(self, setup: Setup, batches: Batches, ledger: Ledger, note: Callable[[str], None]) -> None:
         self.model, self.device, self.length = setup.model, setup.model.device, setup.length

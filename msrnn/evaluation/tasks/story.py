@@ -85,7 +85,7 @@ class StorySettings(NamedTuple):
     def first_affected(self, size: int) -> int:
         """The first token of a story, counted from 0, that an eviction can change.
 
-        The token that causes the first eviction still attends to everything, and so does the choice after it.
+        The token that causes the first eviction still attends to everything, so the next token is unaffected.
         """
         return max(0, size + 2 - len(self.prompt))
 
@@ -96,7 +96,7 @@ Results = dict[Cell, list[Row]]  # a story for each seed
 class Stories(Evaluation[Cell, int, Row]):
     """The stories of one model. An item is a seed.
 
-    Until it can have evicted something, a version writes what the full model writes: that part is copied from there.
+    Until its first eviction has an effect, a version writes the full model's story: that part is copied.
     """
 
     unit = "stories"
