@@ -47,11 +47,11 @@ class Passage:
 
         If tokens share a character (each has some of its bytes), the first has it and the others are empty.
         """
-        found, end = [], self.start
+        pieces, end = [], self.start
         for _, stop in self.spans:
-            found.append(self.text[end:stop])
+            pieces.append(self.text[end:stop])
             end = max(end, stop)
-        return found
+        return pieces
 
 
 def passage(text: str, tokenizer: Any, add_special_tokens: bool = False, tokens: int | None = None) -> Passage:
@@ -63,9 +63,9 @@ def passage(text: str, tokenizer: Any, add_special_tokens: bool = False, tokens:
     return Passage(text, list(encoded["input_ids"])[:tokens], [(a, b) for a, b in encoded["offset_mapping"]][:tokens])
 
 
-def passages(data: Data, found: Sequence[Document], tokenizer: Any) -> list[Passage]:
+def passages(data: Data, documents: Sequence[Document], tokenizer: Any) -> list[Passage]:
     """The passage of each chunk, in order; every text is read again."""
-    texts = {document.name: document for document in found}
+    texts = {document.name: document for document in documents}
     whole: dict[str, Passage] = {}
     for name in dict.fromkeys(chunk.book for chunk in data.chunks):
         whole[name] = passage(texts[name].read(), tokenizer)

@@ -148,11 +148,11 @@ def _without_groups(verb: Callable[..., None]) -> Callable[..., None]:
 
     parameters = []
     for name, parameter in inspect.signature(verb).parameters.items():
-        found = {name: parameter.default}
+        defaults = {name: parameter.default}
         if name in groups:
-            found = {field.name: field.default for field in fields(groups[name])}
+            defaults = {field.name: field.default for field in fields(groups[name])}
             hints |= get_type_hints(groups[name], include_extras=True)
-        for option, default in found.items():
+        for option, default in defaults.items():
             kind = inspect.Parameter.KEYWORD_ONLY
             parameters.append(inspect.Parameter(option, kind, default=default, annotation=hints[option]))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -23,11 +23,11 @@ def parse_state_dtype(state_dtype: str | torch.dtype | None) -> torch.dtype | No
     """A torch dtype, or its name; None: rows are kept in the dtype that the model computes in."""
     if state_dtype is None or state_dtype in LARGEST:
         return state_dtype
-    found = STATE_DTYPES.get(str(state_dtype).removeprefix("torch."))
-    if found is None:
+    dtype = STATE_DTYPES.get(str(state_dtype).removeprefix("torch."))
+    if dtype is None:
         names = ", ".join(map(repr, STATE_DTYPES))
         raise UsageError(f"state_dtype={state_dtype!r}: must be None, one of {names}, or the torch dtype of one")
-    return found
+    return dtype
 
 
 def state_dtype_name(state_dtype: torch.dtype) -> str:

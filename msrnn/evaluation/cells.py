@@ -41,13 +41,13 @@ def cell_of(row: Row) -> Cell:
 
 def stored_cells(rows: Iterable[Row], cell_of: Callable[[Row], C]) -> list[C]:
     """The distinct cells of rows, without those whose policy's name has other fields now."""
-    found: dict[C, None] = {}
+    cells: dict[C, None] = {}
     for row in rows:
         cell: Any = cell_of(row)
         with suppress(ValueError):
             if cell.key["numbers"] == row.get("numbers"):
-                found[cell] = None
-    return list(found)
+                cells[cell] = None
+    return list(cells)
 
 
 class Grid(NamedTuple):

@@ -153,12 +153,12 @@ class Evaluation(Runner[C, Item, Result]):
 
     def others(self, cells: Sequence[C]) -> dict[C, list[Result]]:
         """The results of all other cells that the store has in full, with the same key and items."""
-        found = {}
+        results = {}
         for cell in stored_cells(self.store.matching(self.key), self.cell_of):
             known = self.read(self.store.matching(self.row_key(cell)))
             if cell not in cells and not self._missing(cell, known):
-                found[cell] = [known[item] for item in self.items(cell)]
-        return found
+                results[cell] = [known[item] for item in self.items(cell)]
+        return results
 
     def _stored(self, cell: C) -> list[Result]:
         known = self.read(self.store.matching(self.row_key(cell)))

@@ -156,9 +156,9 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         folder = out or Path("results") / task.name
         check_model(device, dtype, positions, stage)
         quiet()
-        found = None if stage == Stage.SCORE else load_questions(task, data, split, limit, seed)
+        asked_questions = None if stage == Stage.SCORE else load_questions(task, data, split, limit, seed)
         store = open_store(folder, task.name, check_row, force=force, skip_damaged=skip_damaged)
-        if found is None:
+        if asked_questions is None:
             wanted = {"length": length, "chat": chat, "answer": max_new_tokens, "positions": positions}
             answers, keys = stored_answers(task, store, grid.cells, **wanted)
             note(f"{len(keys):,} of {len(answers.questions):,} questions are answered by all rows")
@@ -173,8 +173,8 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
             if data is None:
                 source["split"] = split
             with stoppable(force):
-                answers = answered(task, loaded, settings, found, store, batch, grid.cells, source)
-            keys = [question.key for question in found]
+                answers = answered(task, loaded, settings, asked_questions, store, batch, grid.cells, source)
+            keys = [question.key for question in asked_questions]
         if stage != Stage.ANSWER:
             report_scores(task, grid, answers, keys, other, folder)
 
@@ -236,7 +236,7 @@ def answered(
     task: Task,
     loaded: Loaded,
     settings: Settings,
-    found: list[Question],
+    asked_questions: list[Question],
     store: Store,
     batch: int | None,
     cells: list[Cell],
@@ -250,7 +250,7 @@ def answered(
     batch = batch or (16 if loaded.model.device.type == "cuda" else 8)
     builder = PromptBuilder(loaded.tokenizer, task.prompt, settings.chat)
     metadata = {**source, "batch": batch, **environment(loaded.model.device)}
-    evaluation = Understanding(loaded.model, builder, found, Answers(store, settings), batch, metadata)
+    evaluation = Understanding(loaded.model, builder, asked_questions, Answers(store, settings), batch, metadata)
     return watched(evaluation.answered, cells)
 
 

@@ -240,10 +240,10 @@ def _check_words(question: Question, where: str) -> None:
             )
 
 
-def _merged(found: Iterable[Question]) -> list[Question]:
+def _merged(questions: Iterable[Question]) -> list[Question]:
     """Merge repeated questions: SCROLLS repeats a question for each of its answers, L-Eval for no reason."""
     merged: dict[tuple[str, str], Question] = {}
-    for one in found:
+    for one in questions:
         first = merged.setdefault((one.text, one.question), one._replace(references=[]))
         first.references.extend(answer for answer in one.references if answer not in first.references)
     return list(merged.values())

@@ -133,8 +133,8 @@ def hub_rows(name: str, split: str, what: str, instead: str, **more: str) -> Ite
     return rows
 
 
-def _check_names(found: list[Document], source: Path | None) -> list[Document]:
-    name, times = Counter(document.name for document in found).most_common(1)[0]
+def _check_names(texts: list[Document], source: Path | None) -> list[Document]:
+    name, times = Counter(document.name for document in texts).most_common(1)[0]
     if times > 1:
         raise UsageError(f"{source or PG19}: {times} texts are named {name!r}; give each its own id")
-    return found
+    return texts

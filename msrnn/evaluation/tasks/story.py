@@ -228,7 +228,7 @@ def repeated(story: str) -> float:
     return 1 - len(set(runs)) / len(runs) if runs else 0.0
 
 
-def table(found: list[Line], title: str) -> Table:
+def table(results: list[Line], title: str) -> Table:
     rows: list[list[Any]] = [
         [
             line.cell.label,
@@ -236,17 +236,17 @@ def table(found: list[Line], title: str) -> Table:
             Formatted(line.repeated, "{:.1%}".format),
             *(f"{count} of {line.stories}" for count in (line.ended, line.evicted, line.same)),
         ]
-        for line in found
+        for line in results
     ]
     means = [f"{name}{end}" for name in ("tokens", "words", "repeated") for end in ("", "_low", "_high")]
     lines: list[list[Any]] = [["policy", "size", "stories", *means, "ended", "forgot", "same"]]
-    lines += [[*line.cell, line.stories, *line.tokens, *line.words, *line.repeated, *line[5:]] for line in found]
+    lines += [[*line.cell, line.stories, *line.tokens, *line.words, *line.repeated, *line[5:]] for line in results]
     return Table(NAME, f"stories: {title}", "", HEADER, rows, lines)
 
 
-def markdown(found: list[Line], title: str, facts: dict[str, Any]) -> str:
+def markdown(results: list[Line], title: str, facts: dict[str, Any]) -> str:
     about = (
         f"{title}. Means and their 95 % intervals, by bootstrap over the stories. Repeated: of all runs of four words, "
         "those that occurred earlier in the story. Evicted: stories in which something was evicted before the end."
     )
-    return document("Stories", about, [table(found, title)], facts)
+    return document("Stories", about, [table(results, title)], facts)
