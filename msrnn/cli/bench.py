@@ -28,7 +28,8 @@ MaxBatch = Annotated[int | None, Option(help="Never try a larger batch.", show_d
 EqualBatch = Annotated[
     int | None,
     Option(
-        help="Batch size at which all contenders are measured.", show_default="1 on cpu, else 128 or what full fits"
+        help="Batch size at which all contenders are measured.",
+        show_default="1 on cpu, else 128, or fewer if full fits fewer",
     ),
 ]
 PrefillBatch = Annotated[int | None, Option(help="Prompts read at once.", show_default="1 on cpu, else 8")]
@@ -39,10 +40,16 @@ StateDtypes = Annotated[
     ),
 ]
 Positions = Annotated[
-    list[str], Option("--positions", help="Positions of kept tokens: original, compressed, …; repeat for more.")
+    list[str],
+    Option("--positions", help="Position ids of kept tokens: original, compressed, …; repeat to measure several."),
 ]
 Compile = Annotated[
-    bool | None, Option("--compile/--no-compile", help="Use torch.compile between the kernels.", show_default="on cuda")
+    bool | None,
+    Option(
+        "--compile/--no-compile",
+        help="Compile the code between the attention kernels with torch.compile.",
+        show_default="on cuda",
+    ),
 ]
 Others = Annotated[
     list[str] | None,
@@ -86,13 +93,14 @@ def bench(
 ) -> None:
     """Memory, batch, time and throughput of a decode step at each size, with the full model and the step's floor.
 
-    States hold random keys and values. The floor is the bytes of all states over the read bandwidth, plus the larger of
-    the bytes of the weights over it and the time of the matrix products; all are measured in the same run. The full
-    model has a static cache that grows by buckets of 512 rows, and runs in CUDA graphs on CUDA. The time of a whole
-    sequence is the sum, over these buckets, of the number of steps times the median step; a bounded state has one such
-    time. Times are medians of repeated runs, with the fastest and the slowest. Runs that differ much are repeated. A
-    step below its floor is measured again, and marked; on an idle machine, --force measures everything again. With
-    --out, measurements of the same model, machine, versions and commit are not repeated, and the table shows all.
+    States hold random keys and values. The floor is a lower limit of the step's time: the bytes of all states divided
+    by the read bandwidth, plus the larger of two times, the weights' bytes divided by the bandwidth and the matrix
+    products alone. All are measured in the same run. The full model has a static cache that grows by buckets of 512
+    rows, and runs in CUDA graphs on CUDA. The time of a whole sequence is the sum over these buckets of the number of
+    steps times the median step; a bounded state has the same step time at every length. Times are medians of repeated
+    runs, with the fastest and the slowest. Runs that differ much are repeated. A step below its floor is measured
+    again, and marked; on an idle machine, --force measures everything again. With --out, measurements of the same
+    model, machine, versions and commit are not repeated, and the table shows all.
 
     Examples:
         msrnn bench --size 64 --length 256

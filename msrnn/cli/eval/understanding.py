@@ -80,7 +80,9 @@ Stages = Annotated[
         "the last run, or of the last run with the given --length, --chat, --positions and --max-new-tokens."
     ),
 ]
-Out = Annotated[Path | None, Option(help="Write rows, tables and the figure here.", show_default="results/NAME")]
+Out = Annotated[
+    Path | None, Option(help="Write rows, tables and the figure here.", show_default="results/ and the verb's name")
+]
 
 
 def squality(*arguments: Any) -> None:
