@@ -95,5 +95,5 @@ def test_a_batch_that_does_not_fit(model: PreTrainedModel, tmp_path: Path, monke
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("msrnn.analysis.trace.trace", trace)
-    with pytest.raises(ValueError, match="--batch 3: tova 6 does not fit"):
+    with pytest.raises(ValueError, match="batch=3: tova 6 does not fit"):
         TraceStore(tmp_path, model, "tova", 6).fill(IDS, batch=8)
