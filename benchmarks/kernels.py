@@ -1,9 +1,9 @@
-"""How fast is one layer's decode step and one layer's reading, alone, on this GPU?
+"""How fast are the kernels of one layer, for a decode step and for prefill, on this GPU?
 
     python -m benchmarks.kernels [--batch 448] [--size 512] [--only int8]
 
-A step's bytes are those of the states, so its speed can be compared with the memory's; prefill is
-given per token, since its scan is sequential. Every case is one CUDA graph, and its time the median of many replays.
+A decode step reads all states once, so its bytes per second can be compared with the memory bandwidth. Prefill is
+reported per token, since its scan is sequential. Every case is one CUDA graph; times are medians of many replays.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ CASES = [
 
 
 def layer(case: Case, batch: int, size: int) -> tuple[Slots, Scoring]:
-    """A layer whose slots are full of random states, and how it scores."""
+    """A layer whose slots are full of random states, and its scoring."""
     device = torch.device("cuda")
     shape = LayerShape(case.heads, case.kv_heads, case.dim, case.dim, torch.bfloat16, device, case.state_dtype)
     slots = Slots(batch, shape, Bound(Policy.parse(case.policy), size))
@@ -64,7 +64,7 @@ def layer(case: Case, batch: int, size: int) -> tuple[Slots, Scoring]:
 
 
 def work(case: Case, batch: int, size: int, tokens: int) -> tuple[Callable[[], object], int]:
-    """So many tokens of a layer, to be called again and again; and the bytes of its states."""
+    """A repeatable function that reads `tokens` tokens in one layer, and the bytes of the layer's states."""
     slots, scoring = layer(case, batch, size)
     query, key, value = (
         torch.randn(batch, heads, tokens, case.dim, dtype=torch.bfloat16, device="cuda")
@@ -78,32 +78,36 @@ def work(case: Case, batch: int, size: int, tokens: int) -> tuple[Callable[[], o
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=448, help="sequences of a step; an eighth of them read")
+    parser.add_argument(
+        "--batch", type=int, default=448, help="sequences of a decode step; prefill uses an eighth of them"
+    )
     parser.add_argument("--size", type=int, default=512)
-    parser.add_argument("--only", default="", help="cases whose name has this in it")
+    parser.add_argument("--only", default="", help="only cases whose name contains this text")
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        parser.error("these kernels need a GPU, and torch sees no CUDA device here")
+        parser.error("torch finds no CUDA device; run this on a machine with a GPU")
     device = torch.device("cuda")
     memory = bandwidth(device) / 1e9
-    print(f"the memory: {memory:.2f} TB/s")
+    print(f"memory bandwidth: {memory:.2f} TB/s")
     for case in CASES:
         if args.only not in case.name:
             continue
         step, nbytes = work(case, args.batch, args.size, 1)
         step_ms = milliseconds(captured(step, device), device).median
-        told: dict[str, Any] = {"case": case.name, "batch": args.batch, "size": args.size, "step_ms": step_ms}
-        told |= {"TB/s": nbytes / step_ms / 1e9, "memory TB/s": memory}
+        result: dict[str, Any] = {"case": case.name, "batch": args.batch, "size": args.size, "step_ms": step_ms}
+        result |= {"TB/s": nbytes / step_ms / 1e9, "memory TB/s": memory}
         del step
-        if case.positions == ORIGINAL:  # others are read by steps
+        if case.positions == ORIGINAL:  # other positions are read by decode steps
             read, _ = work(case, max(1, args.batch // 8), args.size, ROWS)
-            told["µs per row"] = 1000 * milliseconds(captured(read, device), device).median / ROWS
+            result["µs per row"] = 1000 * milliseconds(captured(read, device), device).median / ROWS
             del read
         torch.cuda.empty_cache()
         print(
-            ", ".join(f"{name} {value:.3g}" if isinstance(value, float) else str(value) for name, value in told.items())
+            ", ".join(
+                f"{name} {value:.3g}" if isinstance(value, float) else str(value) for name, value in result.items()
+            )
         )
-        print(json.dumps({**told, **environment(device)}))
+        print(json.dumps({**result, **environment(device)}))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""TOVA as it was published: eager attention, the mean over heads of the newest query's, top-k, and a gather.
+"""TOVA as it was published: eager attention, the mean over heads of the newest query's attention, top-k, and a gather.
 
     msrnn bench --with benchmarks.published:published
 
-The cache is concatenated and gathered anew in each layer for every token, and there is no graph.
+Each layer concatenates and gathers its cache again for every token, without a CUDA graph.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAME = "tova-published"
 
 
 class PublishedLayer(DynamicLayer):
-    """Keeps the `size` states that the newest query attends to most, the oldest first."""
+    """A cache layer that keeps the `size` states that the newest query attends to most, in order of age."""
 
     def __init__(self, size: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -30,9 +30,9 @@ class PublishedLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         keys, values = super().update(key_states, value_states)
-        shown = keys.view_as(keys)  # a reference from the layer's own tensor to the layer would be a cycle
-        shown.owner = self  # type: ignore[attr-defined]
-        return shown, values
+        view = keys.view_as(keys)  # a reference from the layer's own tensor to the layer would be a cycle
+        view.owner = self  # type: ignore[attr-defined]
+        return view, values
 
     def evict(self, attention: Tensor) -> None:
         """attention [B, H, 1, S] of the newest query."""
@@ -54,7 +54,7 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """transformers' attention interface, for one query [B, H, 1, D] at a time."""
     if query.shape[2] != 1:
-        raise ValueError(f"{NAME} reads one token at a time, not {query.shape[2]}")
+        raise ValueError(f"{NAME} reads one token at a time, not {query.shape[2]}: pass one token per step")
     owner: PublishedLayer = key.owner  # type: ignore[attr-defined]
     groups = query.shape[1] // key.shape[1]
     keys, values = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)

@@ -15,8 +15,8 @@ from transformers import DynamicCache
 import msrnn
 from benchmarks.common import model_and_tokens, report, seconds
 
-Timed = Callable[[], float]  # takes a step and tells its seconds
-STEPS = 10  # of one round: the first one pays for the switch from the other side and is not counted
+Timed = Callable[[], float]  # runs a decode step and returns its seconds
+STEPS = 10  # steps per round; the first one is slower, since the other model ran before, and is not counted
 
 
 def main() -> None:
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def compare(question: str, steps: dict[str, Timed], rounds: int, target: float) -> None:
-    """Alternate rounds of each, so that the machine's noise reaches all."""
+    """Alternate rounds of each, so that noise of the machine affects all."""
     measured: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
         for name, step in steps.items():

@@ -1,4 +1,4 @@
-"""Docstrings list arguments as "name   meaning" in two columns; on the site they become Markdown lists."""
+"""A griffe extension for the site: turns the two-column argument lists of docstrings into Markdown lists."""
 
 from __future__ import annotations
 

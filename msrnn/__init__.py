@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MultiState", "MultiStateCache", "MultiStateRNN", "Policy", "Trace", "__version__", "trace"]
 
-# Loaded on first use: torch and transformers take seconds, which `msrnn --help` need not wait for.
-_HOMES = {
+# Imported on first use: torch and transformers take seconds to import, and `msrnn --help` does not need them.
+_LAZY_MODULES = {
     "MultiState": "core.state",
     "MultiStateCache": "hf.cache",
     "MultiStateRNN": "hf.rnn",
@@ -25,6 +25,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _LAZY_MODULES:
         raise AttributeError(f"module 'msrnn' has no attribute {name!r}")
-    return getattr(import_module(f"msrnn.{_HOMES[name]}"), name)
+    return getattr(import_module(f"msrnn.{_LAZY_MODULES[name]}"), name)

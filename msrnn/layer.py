@@ -1,6 +1,7 @@
-"""One layer: a block of tokens through a backend, chunk by chunk. And attention without a bounded state.
+"""Attention of one layer: a block of tokens goes through a backend in chunks. Also attention without a bounded state.
 
-Knows slots and backends, no models: queries and keys arrive rotated, and outputs are [B, T, H, Dv].
+This module knows slots and backends, but no models: queries and keys arrive with RoPE applied. Outputs are
+[B, T, H, Dv].
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def attend(
 def _attend_one(
     slots: Slots, query: Tensor, key: Tensor, value: Tensor, position: Tensor, scoring: Scoring, backend: Backend
 ) -> Tensor:
-    """query [B, H, D], key and value [B, K, D], position [B] -> [B, 1, H, Dv]"""
+    """One decode step: query [B, H, D], key and value [B, K, D], position [B] -> [B, 1, H, Dv]"""
     (B, H, D), K = query.shape, key.shape[1]
     return backend.decode(slots, query.view(B, K, H // K, D), key, value, position, scoring).view(B, 1, H, -1)
 
@@ -62,7 +63,7 @@ def _attend_one(
 def attend_unbounded(
     growing: Growing, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scoring: Scoring
 ) -> Tensor:
-    """The same for a layer that evicts nothing."""
+    """Append and attend for T tokens of a layer that evicts nothing; shapes as for `attend`."""
     growing.padded |= real is not None
     position = growing.advance(query.shape[2], real)
     growing.append(key, value, position)
@@ -84,10 +85,10 @@ def plain_attention(
     dropout: float = 0.0,
     weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention over given keys: output [B, T, H, Dv] and, if `weights` are asked for, weights [B, H, T, N].
+    """Attention over given keys: output [B, T, H, Dv] and, if `weights` is True, weights [B, H, T, N].
 
-    mask [B, 1, T, N] is True where a query sees a key, or float to add; None is causal. SDPA is used where possible: it
-    supports neither soft caps nor sinks.
+    mask [B, 1, T, N] is True where a query sees a key, or a float mask that is added to the scores; None is causal.
+    SDPA is used where possible: it supports neither soft caps nor attention sinks.
     """
     (B, H, T, D), K = query.shape, keys.shape[1]
     if scoring.softcap is None and scoring.sinks is None and not weights:

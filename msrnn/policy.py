@@ -1,6 +1,6 @@
-"""Which state a bounded layer evicts. A policy is six numbers, and every name stands for a choice of them.
+"""Eviction policies: which state a bounded layer evicts. A policy has six fields; a name stands for their values.
 
-Knows nothing of tensors: backends, slots, evaluations and the command line all use the same value.
+This module does not use torch: backends, slots, evaluations and the command line all use the same `Policy` value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msrnn.errors import UsageError
 
 @dataclass(frozen=True)
 class Policy:
-    """The least important state that is not protected is evicted.
+    """An eviction policy: of the states that are not protected, the least important one is evicted.
 
     importance <- decay * importance + attention of the newest query; `decay=None`: importance is the position itself.
     """
@@ -28,7 +28,7 @@ class Policy:
     first: int = 0  # the first tokens of a sequence, which are never evicted (attention sinks)
     recent: int | float = 0  # the newest tokens, which are not evicted; a float is a share of the size, rounded down
     value_norm: bool = False  # whether states are ranked by importance times the norm of their value vector
-    horizon: int | None = None  # tokens that are not among the last `horizon` are dropped, except the `first`
+    horizon: int | None = None  # tokens that are not among the last `horizon` are evicted, except the `first`
 
     def __post_init__(self) -> None:
         if self.decay is not None and not (_is_number(self.decay) and 0 <= self.decay <= 1):
@@ -48,7 +48,7 @@ class Policy:
             raise UsageError(f"horizon={self.horizon!r}: must be None or a whole number of tokens, 2 or more")
         if self.value_norm and self.decay is None:
             raise UsageError(
-                "value_norm=True with decay=None: nothing is observed to be weighed; give a decay from 0 to 1"
+                "value_norm=True with decay=None: no importance to multiply by the norm; give a decay from 0 to 1"
             )
         # Equal policies have equal names.
         if self.decay is not None:
@@ -62,16 +62,16 @@ class Policy:
     def parse(cls, name: str) -> Policy:
         """Read a policy's name. Upper and lower case mean the same.
 
-        A name is one of `NAMES`. "NAME+I" also protects the first I tokens, and "NAME~H" drops every other token that
-        is not among the last H. Numbers work as well: "decay=0.9,recent=0.25,value_norm=1"; those that are not given
-        are 0, and `per` is the layer.
+        A name is one of `NAMES`. "NAME+I" also protects the first I tokens, and "NAME~H" evicts every other token
+        that is not among the last H. Fields work as well: "decay=0.9,recent=0.25,value_norm=1"; fields that are not
+        given are 0, and `per` is "layer".
         """
         if not isinstance(name, str):
             raise TypeError(f"policy name {name!r}: must be a string such as 'tova' or 'window+4'")
         if is_full(name):
-            raise UsageError("policy 'full' evicts nothing and is no Policy: pass policy='full' to MultiStateRNN")
+            raise UsageError("policy 'full' evicts nothing and is not a Policy: pass policy='full' to MultiStateRNN")
         if "=" in name:
-            return _by_numbers(name)
+            return _parse_fields(name)
         rest, tilde, horizon = name.lower().partition("~")
         base, plus, first = rest.partition("+")
         if base in NAMES and (not plus or first.isdecimal()) and (not tilde or horizon.isdecimal()):
@@ -95,7 +95,7 @@ class Policy:
 
     @property
     def name(self) -> str:
-        """The shortest name of this policy, or its numbers."""
+        """The shortest name of this policy, or its fields."""
         for name, value in NAMES.items():
             if replace(value, first=self.first, horizon=self.horizon) == self:
                 first = f"+{self.first}" if self.first else ""
@@ -159,7 +159,7 @@ def _yes_or_no(text: str) -> bool:
     return text == "1"
 
 
-_READ: dict[str, Callable[[str], Any]] = {
+_FIELD_PARSERS: dict[str, Callable[[str], Any]] = {
     "decay": lambda text: None if text == "none" else float(text),
     "per": str,
     "first": int,
@@ -169,15 +169,15 @@ _READ: dict[str, Callable[[str], Any]] = {
 }
 
 
-def _by_numbers(name: str) -> Policy:
+def _parse_fields(name: str) -> Policy:
     fields: dict[str, Any] = {}
     try:
         for field, _, text in (part.partition("=") for part in name.lower().split(",")):
-            if field not in _READ:
-                raise UsageError(f"no number is called {field!r}, use {', '.join(_READ)}")
+            if field not in _FIELD_PARSERS:
+                raise UsageError(f"unknown field {field!r}, use one of {', '.join(_FIELD_PARSERS)}")
             if field in fields:
                 raise UsageError(f"{field} is given twice")
-            fields[field] = _READ[field](text)
+            fields[field] = _FIELD_PARSERS[field](text)
         return Policy(**{"decay": 0.0, **fields})
     except ValueError as error:
         raise UsageError(f"policy {name!r}: {error}; write it as decay=0.9,per=layer,first=0,recent=0.25") from error
@@ -190,7 +190,7 @@ class Bound:
     policy: Policy
     size: int
     window: int | None = None  # tokens that a query sees, its own included: a sliding window, or the policy's horizon
-    spared: int = 0  # first tokens that it sees beyond the window
+    spared: int = 0  # first tokens that a query sees even outside the window
 
     @property
     def recent(self) -> int:
@@ -211,20 +211,20 @@ def resolve(policy_: str | Policy, size: int | None) -> tuple[Policy | None, int
         return None, None
     value = policy_ if isinstance(policy_, Policy) else Policy.parse(policy_)
     if not _is_int(size):
-        raise TypeError(f"size={size!r}: must be a whole number of states; policy 'full' alone has none")
+        raise TypeError(f"size={size!r}: must be a whole number of states; only policy 'full' has no size")
     assert size is not None
     if size < 1:
-        raise UsageError(f"size={size}: a bounded state holds at least 1 token")
+        raise UsageError(f"size={size}: must be at least 1 token")
     recent = value.recent_at(size)
     if value.first + recent >= size:
         raise UsageError(
             f"first={value.first} and recent={recent} protect {value.first + recent} tokens, "
-            f"which must be fewer than size={size}: take a larger size or protect less"
+            f"which must be fewer than size={size}: use a larger size, or protect fewer tokens"
         )
     if value.horizon is not None and value.horizon <= size:
         raise UsageError(
             f"horizon={value.horizon} at size={size}: the horizon must be larger than the size; "
-            "take a larger one, or the policy window"
+            "use a larger horizon, or policy 'window'"
         )
     return value, size
 
@@ -232,8 +232,8 @@ def resolve(policy_: str | Policy, size: int | None) -> tuple[Policy | None, int
 def layer_bound(policy_: Policy | None, size: int | None, window: int | None) -> Bound | None:
     """The bound of one layer; None: it is not bounded.
 
-    A sliding layer whose window fits the size evicts only what it could not see. Whatever the policy protects, a
-    sliding layer does not see tokens beyond its window.
+    A sliding-window layer whose window fits the size evicts only tokens outside its window. Such a layer never sees
+    tokens outside its window, even if the policy protects them.
     """
     if window is not None and (size is None or window - 1 <= size):
         return Bound(NAMES["window"], window - 1)

@@ -1,6 +1,6 @@
-"""The definition, token by token, in plain torch: the oracle every faster evaluation order is tested against.
+"""The definition, token by token, in plain torch: every faster implementation is tested against it.
 
-One layer, one sequence, no padding, no slots, no speed. Read it beside the paper.
+One layer and one sequence, without padding or slots, and not optimized, so that it can be compared with the paper.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A real HTTP server that behaves like an OpenAI-compatible endpoint, well or badly, as it is told."""
+"""A real HTTP server that behaves like an OpenAI-compatible endpoint, correctly or not, as the test requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The spine of the suite: recurrent = chunked for every policy, and size >= length = the unmodified model."""
+"""The central identities: recurrent = chunked for every policy, and size >= length = the unmodified model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Each module imports only from those above it: folders from earlier folders, and files of a folder from earlier files.
 
 `ORDER` is the architecture in one list. A folder of the package is listed with its files in order; a folder that is not
-listed with files may import freely inside itself, but not in a circle.
+listed with files may import freely inside itself, but without an import cycle.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def test_a_policy_and_a_size_must_fit(name: object, size: object, error: type[Ex
 
 def test_full_is_unbounded_and_no_policy() -> None:
     assert resolve("full", None) == resolve("full", 512) == (None, None)
-    with pytest.raises(ValueError, match="no Policy"):
+    with pytest.raises(ValueError, match="not a Policy"):
         Policy.parse("full")
 
 
@@ -171,7 +171,7 @@ def test_numbers_that_mean_nothing_are_refused(text: str) -> None:
         ("value_norm=yes", "value_norm=yes: must be 0 or 1"),
         ("decay=0.9,decay=0.8", "decay is given twice"),
         ("decay=0.9,per=head,PER=layer", "per is given twice"),
-        ("rate=0.5", "no number is called 'rate', use decay, per, first, recent, value_norm, horizon"),
+        ("rate=0.5", "unknown field 'rate', use one of decay, per, first, recent, value_norm, horizon"),
     ],
 )
 def test_what_is_wrong_with_numbers_is_said(text: str, named: str) -> None:
@@ -188,7 +188,7 @@ def test_names_in_any_case() -> None:
     assert resolve("FULL", 512) == resolve("Full", None) == (None, None)
     assert ranks_alike("FULL", "full")
     assert not ranks_alike("FULL", "tova")
-    with pytest.raises(ValueError, match="no Policy"):
+    with pytest.raises(ValueError, match="not a Policy"):
         Policy.parse("FULL")
 
 

@@ -1,1 +1,1 @@
-"""Peers, each in an environment of its own."""
+"""Other libraries to compare with, each in its own virtual environment."""

@@ -1,4 +1,4 @@
-"""How do others fare on the same machine? Each peer runs in its own environment below `.peers`.
+"""Time the decode steps of other libraries on the same machine, each in its own virtual environment below `.peers`.
 
 python -m benchmarks.peers [--context 3072] [--size 512]
 """
@@ -56,12 +56,12 @@ def main() -> None:
             done = subprocess.run([python, script, *words], capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(f"{peer} failed:\n{done.stderr}")
-        found = json.loads(done.stdout.strip().splitlines()[-1])
+        result = json.loads(done.stdout.strip().splitlines()[-1])
         print(
-            f"{peer} {found['version']}, a step at size {args.size} after {args.context} tokens: unmodified "
-            f"{found['unmodified_ms']} ms, {peer} {found['bounded_ms']} ms; ratio {found['ratio']:.3f}"
+            f"{peer} {result['version']}, a step at size {args.size} after {args.context} tokens: unmodified "
+            f"{result['unmodified_ms']} ms, {peer} {result['bounded_ms']} ms; ratio {result['ratio']:.3f}"
         )
-        print(json.dumps({**environment(), **found}))
+        print(json.dumps({**environment(), **result}))
 
 
 if __name__ == "__main__":

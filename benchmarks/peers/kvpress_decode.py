@@ -2,9 +2,9 @@
 
 Both are measured in one process, in float32 on the CPU, with SDPA attention: the unmodified Hugging Face model with a
 `DynamicCache` that holds `--context` tokens, and the same model that read the same context under kvpress, bounded to
-`--size` states per layer. Rounds of the two alternate, so that noise of the machine reaches both.
+`--size` states per layer. Rounds of the two alternate, so that noise of the machine affects both.
 
-kvpress does not work with the newest transformers, so this script wants an environment of its own:
+kvpress does not work with the newest transformers, so this script needs its own environment:
 
     python -m venv DIR
     DIR/bin/pip install torch==2.13.0 kvpress==0.5.5 transformers==5.2.0
@@ -58,7 +58,7 @@ def decode(
             # An evicted cache no longer tells the position of the next token, so it is given, as kvpress itself does.
             model(token.view(1, 1), past_key_values=cache, position_ids=torch.tensor([[position]]))
             times.append(1000 * (time.perf_counter() - began))
-    return times[1:]  # the first step pays for the switch from the other cache
+    return times[1:]  # the first step is slower, since the other cache was used before
 
 
 def measure(

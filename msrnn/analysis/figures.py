@@ -164,9 +164,9 @@ def between_layers(study: Study, folder: Path, title: str) -> None:
             axes.set_axis_off()
         for axes, one in zip(panels, cells, strict=False):
             axes.set_axis_on()
-            shown = axes.imshow(one.between_layers, cmap=_colormap(), vmin=0, vmax=1, interpolation="nearest")
+            image = axes.imshow(one.between_layers, cmap=_colormap(), vmin=0, vmax=1, interpolation="nearest")
             axes.set_title(one.label, fontsize=9)
-        whole.colorbar(shown, ax=panels, shrink=0.7, label="overlap")
+        whole.colorbar(image, ax=panels, shrink=0.7, label="overlap")
         whole.suptitle(f"overlap of what layers keep, {title}", fontsize=9)
 
 

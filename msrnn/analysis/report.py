@@ -1,4 +1,4 @@
-"""A study as files: every table as CSV, all of them in one Markdown file, and a picture for each."""
+"""A study as files: every table as CSV, all of them in one Markdown file, and a figure for each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Strings = Callable[[int], str]  # the string of a token id
 
 def make_tables(study: Study, strings: Strings) -> list[Table]:
     """All tables that have rows, those of the paper first."""
-    made = [
+    tables = [
         retention(study),
         recent(study),
         recent_by_layer(study),
@@ -41,7 +41,7 @@ def make_tables(study: Study, strings: Strings) -> list[Table]:
         between_layers(study),
         between_heads(study),
     ]
-    return [table for table in made if table]
+    return [table for table in tables if table]
 
 
 def summary(study: Study) -> Table:
@@ -61,10 +61,10 @@ def _summarized(one: Summary) -> list[Value]:
     return [one.policy, one.size, float(one.life.mean()), one.quantile(0.5), *shares]
 
 
-def write(made: list[Table], folder: Path, title: str, facts: dict[str, str]) -> None:
+def write(tables: list[Table], folder: Path, title: str, facts: dict[str, str]) -> None:
     """analysis.md and NAME.csv; below the tables, what they were computed with."""
-    (folder / "analysis.md").write_text(document("Which tokens stay", f"{title}.", made, facts, titles=True))
-    for table in made:
+    (folder / "analysis.md").write_text(document("Which tokens stay", f"{title}.", tables, facts, titles=True))
+    for table in tables:
         (folder / f"{table.name}.csv").write_text(table.csv())
 
 

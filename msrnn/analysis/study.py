@@ -61,8 +61,8 @@ class Study:
         known = [name for name in paper.TAGS if name != paper.ALL]
         others = sorted(set(names.ravel().tolist()) - set(known))
         everything = self._lifetime(paper.ALL, numpy.ones(names.shape, dtype=bool))
-        found = [self._lifetime(name, names == name) for name in [*known, *others] if (names == name).any()]
-        return [everything, *found]
+        lifetimes = [self._lifetime(name, names == name) for name in [*known, *others] if (names == name).any()]
+        return [everything, *lifetimes]
 
     def by_token(self, at_least: int) -> list[tuple[int, int, dict[Cell, float]]]:
         """The id, the number of occurrences (`at_least` or more) and the mean steps kept of each token id."""

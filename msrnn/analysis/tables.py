@@ -12,16 +12,16 @@ from msrnn.analysis.summary import QUANTILES, Summary
 from msrnn.analysis.tagging import HOW
 from msrnn.evaluation.report import Share, Table, Value, code
 
-SEEN = "A step sees a token from the token's own step on, up to and with the step that drops it."
+SEEN = "A step sees a token from the token's own step on, up to and including the step that evicts it."
 KEPT = (
-    "Steps kept: how many steps see a token, its own among them; a token that is never dropped counts to the chunk's "
+    "Steps kept: how many steps see a token, including its own; a token that is never evicted counts to the chunk's "
     "end. Means are over layers, KV heads and chunks."
 )
 OFTEN, LONGEST = 10, 20  # the fewest occurrences of a token that is listed, and the number of tokens listed
 
 OVERLAP = (
     "Overlap: of the states that two see, the share that both see, over the steps that see what a policy chose "
-    "(those after the first drop)."
+    "(those after the first eviction)."
 )
 
 
@@ -36,7 +36,7 @@ def retention(study: Study) -> Table:
     return Table(
         "retention",
         "Tokens kept at each step, in the last layer",
-        f"{SEEN} Of the first chunk, the one in the pictures (head-wise policies: the first KV head). Ages are steps "
+        f"{SEEN} Of the first chunk, the one in the pictures (policies per head: the first KV head). Ages are steps "
         "since a token was read.",
         ["policy", "size", "step", "tokens seen", "oldest", "median age", "greatest age"],
         rows,
@@ -57,8 +57,8 @@ def recent(study: Study) -> Table:
         "recent",
         "Share of kept states that are recent",
         "Recent: the policy `window` of the same size sees it as well. Averaged over chunks, layers, KV heads and the "
-        "steps that see what the policy chose (those after the first drop); then over all steps, those before the "
-        "first drop, which see everything, among them. The paper does not spell its measure out.",
+        "steps that see what the policy chose (those after the first eviction); then over all steps, including those "
+        "before the first eviction, which see everything. The paper does not define its measure.",
         ["policy", *(f"{size:,}" for size in study.sizes)],
         rows,
     )
@@ -132,8 +132,8 @@ def lifetimes(study: Study) -> Table:
 
 def longest(study: Study, cell: Cell) -> list[tuple[int, int, float]]:
     """Of the tokens that occur often, those kept longest: id, occurrences, mean steps kept."""
-    found = [(token, count, means[cell]) for token, count, means in study.by_token(OFTEN)]
-    return sorted(found, key=lambda row: -row[2])[:LONGEST]
+    candidates = [(token, count, means[cell]) for token, count, means in study.by_token(OFTEN)]
+    return sorted(candidates, key=lambda row: -row[2])[:LONGEST]
 
 
 def longest_lived(study: Study, strings: Callable[[int], str]) -> Table | None:
@@ -182,8 +182,8 @@ def between_layers(study: Study) -> Table | None:
     return Table(
         "layers",
         "Agreement between layers",
-        f"{OVERLAP} With the next layer, and the mean with all others; head-wise policies: between heads of one "
-        "number.",
+        f"{OVERLAP} With the next layer, and the mean with all others; policies per head: between heads of the "
+        "same index.",
         ["layer", *(f"{one.label}, {which}" for one in cells for which in ("next", "others"))],
         rows,
     )

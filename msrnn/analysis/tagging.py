@@ -47,11 +47,11 @@ class Passage:
 
         If tokens share a character (each has some of its bytes), the first has it and the others are empty.
         """
-        found, end = [], self.start
+        pieces, end = [], self.start
         for _, stop in self.spans:
-            found.append(self.text[end:stop])
+            pieces.append(self.text[end:stop])
             end = max(end, stop)
-        return found
+        return pieces
 
 
 def passage(text: str, tokenizer: Any, add_special_tokens: bool = False, tokens: int | None = None) -> Passage:
@@ -59,13 +59,13 @@ def passage(text: str, tokenizer: Any, add_special_tokens: bool = False, tokens:
     if not getattr(tokenizer, "is_fast", False):
         name = type(tokenizer).__name__
         raise UsageError(f"{name} does not record which characters its tokens come from: use a fast tokenizer")
-    found = tokenizer(text, add_special_tokens=add_special_tokens, return_offsets_mapping=True)
-    return Passage(text, list(found["input_ids"])[:tokens], [(a, b) for a, b in found["offset_mapping"]][:tokens])
+    encoded = tokenizer(text, add_special_tokens=add_special_tokens, return_offsets_mapping=True)
+    return Passage(text, list(encoded["input_ids"])[:tokens], [(a, b) for a, b in encoded["offset_mapping"]][:tokens])
 
 
-def passages(data: Data, found: Sequence[Document], tokenizer: Any) -> list[Passage]:
+def passages(data: Data, documents: Sequence[Document], tokenizer: Any) -> list[Passage]:
     """The passage of each chunk, in order; every text is read again."""
-    texts = {document.name: document for document in found}
+    texts = {document.name: document for document in documents}
     whole: dict[str, Passage] = {}
     for name in dict.fromkeys(chunk.book for chunk in data.chunks):
         whole[name] = passage(texts[name].read(), tokenizer)
@@ -111,15 +111,17 @@ class Tagger:
         """The words of the passage, with their tags."""
         from nltk.tokenize import PunktSentenceTokenizer
 
-        text = passage.text.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")  # NLTK's clitics know no other
-        part, found = text[passage.start : passage.stop], list[Word]()
+        text = passage.text.replace(
+            "\N{RIGHT SINGLE QUOTATION MARK}", "'"
+        )  # NLTK splits clitics at this apostrophe only
+        part, words = text[passage.start : passage.stop], list[Word]()
         for start, stop in PunktSentenceTokenizer(text).span_tokenize(part):
             sentence = part[start:stop]
             tags = (tag for _, tag in self._perceptron.tag(self._words.tokenize(sentence)))
             base = passage.start + start
             spans = self._words.span_tokenize(sentence)
-            found += [Word(base + a, base + b, tag) for (a, b), tag in zip(spans, tags, strict=True)]
-        return found
+            words += [Word(base + a, base + b, tag) for (a, b), tag in zip(spans, tags, strict=True)]
+        return words
 
     def tags(self, passage: Passage) -> list[str]:
         """The tag of each token."""

@@ -115,20 +115,20 @@ def trace_chunks(
         if on_tokens:
             on_tokens(columns * len(rows))
 
-    found = trace(rnn, rows, on_block=on_block)
-    bounds = [rnn.spec.bounds[layer] for layer in found.layers]
+    traced = trace(rnn, rows, on_block=on_block)
+    bounds = [rnn.spec.bounds[layer] for layer in traced.layers]
     sizes = tuple(bound.size for bound in bounds if bound)
-    return [ChunkTrace(times.numpy(), found.layers, sizes) for times in found.evicted_at]
+    return [ChunkTrace(times.numpy(), traced.layers, sizes) for times in traced.evicted_at]
 
 
 def stored_cells(folder: Path) -> list[tuple[str, int]]:
     """The policies and sizes of the traces in a folder, of any model and text, by their file names."""
-    found: dict[tuple[str, int], None] = {}
+    cells: dict[tuple[str, int], None] = {}
     for path in sorted(folder.glob("*-*-*.npz")):
         name, size, _ = path.name.rsplit("-", 2)
         with suppress(ValueError):  # not a trace file
-            found[Policy.parse(name).name, int(size)] = None
-    return list(found)
+            cells[Policy.parse(name).name, int(size)] = None
+    return list(cells)
 
 
 class TraceStore:
@@ -186,10 +186,10 @@ class TraceStore:
     def load(self, ids: ArrayLike) -> ChunkTrace:
         """The stored trace of one chunk [T]."""
         path = self.path(ids)
-        found, description = _read(path)
+        trace, description = _read(path)
         if description.get("key") != self.key:
             raise UsageError(f"{path}: a trace of another model, policy, size or dtype; delete it to compute it again")
-        return found
+        return trace
 
 
 def _write(one: ChunkTrace, description: dict[str, Any], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Who computes: plain torch, numba loops on a CPU, or Triton kernels on a GPU. An argument, never a switch."""
+"""Backends: plain torch, numba loops on a CPU, or Triton kernels on a GPU. The caller chooses one by an argument."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BACKENDS = ("auto", "torch", "numba", "triton")
 
 
 def resolve_backend(name: str, device: torch.device) -> Backend:
-    """The backend for a device. "auto" is the fastest one, with a warning where that should have been another."""
+    """The backend for a device. "auto" is the fastest one that is available, with a warning if that is plain torch."""
     if name not in BACKENDS:
         raise UsageError(f"backend={name!r}: must be one of {', '.join(BACKENDS)}")
     if name == "numba" and device.type != "cpu":

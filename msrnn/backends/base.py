@@ -1,4 +1,4 @@
-"""The contract of a backend: who computes one layer. Shapes are stated here once, and the implementations stay silent.
+"""The interface of a backend, which computes one layer. Shapes are documented here, and not in each implementation.
 
 Dimensions, here and in every kernel: B sequences of a batch, H query heads, K KV heads, G groups of heads that evict
 together, M query heads of a group, R query heads that share a KV head, C new tokens, S slots, N candidates (slots, then
@@ -28,12 +28,12 @@ class Backend(Protocol):
 
     name: str
     default_chunk: int  # tokens that are scored at once inside a layer
-    decodes_repositioned: bool  # whether re-rotated keys are read token by token, for want of a faster prefill
+    decodes_repositioned: bool  # whether re-rotated keys are read token by token, since there is no faster prefill
 
     def prefill(
         self, slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
     ) -> Prefilled:
-        """C tokens, in order.
+        """Read C tokens, in order.
 
         query           [B, H, C, D]
         key, value      [B, K, C, D], [B, K, C, Dv]
@@ -44,7 +44,7 @@ class Backend(Protocol):
     def decode(
         self, slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
     ) -> Tensor:
-        """One token.
+        """Read one token: a decode step.
 
         query           [B, K, R, D]
         key, value      [B, K, D], [B, K, Dv]

@@ -1,7 +1,7 @@
 """The definition over whole chunks, in plain torch: the reference for every kernel, on any device.
 
-Scores over the slots and the new tokens are one matmul. The eviction scan then walks the new tokens in order: it is
-the only sequential part, and what other backends replace. One masked matmul gives the outputs.
+Scores over the slots and the new tokens are one matmul. The eviction scan then goes through the new tokens in order: it
+is the only sequential part, and the one that other backends replace. One masked matmul gives the outputs.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def scan_torch(
     position        [B, G, N] int32, -1 where a column holds no state
     importance      [B, G, N] float32, updated in place
     query_position  [B, C] int32, -1 for padding, which attends to nothing and evicts nothing
-    sinks           [G, M] float32: scores that take part in the softmax and are no states
+    sinks           [G, M] float32: learned attention sinks: scores that take part in the softmax without a state
     norm            [B, G, N] float32, the norms of the candidates' values, where the policy ranks by them
     score           (i, seen [B, G, N]) -> scores of token i [B, G, M, N], where they depend on what is kept; else None
     returns         [B, G, N] int32: the last step (a token's position) that sees the candidate, or HELD
@@ -157,7 +157,8 @@ def scan_torch(
         if policy.decay is not None:
             observed = attention.mean(2)
             importance.copy_(torch.where(seen, policy.decay * importance + observed, importance))
-            rank = importance if policy.decay else observed  # only what is stored need fit float32
+            # With decay 0 the rank need not be stored, and keeps the range of `precise`.
+            rank = importance if policy.decay else observed
         rank = rank if norm is None else rank * norm
 
         free = seen & (position >= policy.first) & (position <= t - bound.recent)

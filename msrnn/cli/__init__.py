@@ -80,11 +80,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _with_flag(message: str, words: Sequence[str]) -> str:
     """The library names an argument (`size=0: …`); name the flag that the user gave instead (`--size 0: …`)."""
-    found = re.match(r"(\w+)=('?)([^'\s]*)\2: ", message)
-    flag = f"--{found[1].replace('_', '-')}" if found else ""
-    if not found or not any(word == flag or word.startswith(f"{flag}=") for word in words):
+    match = re.match(r"(\w+)=('?)([^'\s]*)\2: ", message)
+    flag = f"--{match[1].replace('_', '-')}" if match else ""
+    if not match or not any(word == flag or word.startswith(f"{flag}=") for word in words):
         return message
-    return f"{flag} {found[3]}: {message[found.end() :]}"
+    return f"{flag} {match[3]}: {message[match.end() :]}"
 
 
 def _print_error(message: str) -> int:

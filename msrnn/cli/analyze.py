@@ -102,15 +102,15 @@ def analyze(
     check_folder("--out", out)
     check_folder("--traces", traces)
     quiet()
-    text_name, found = find_texts(text)
+    text_name, texts = find_texts(text)
     tagger = load_tagger(nltk_data)
     decoder, tokenizer = load(model, device, dtype, on_convert=note)
     check_positions(decoder.config.get_text_config(decoder=True), length)
-    each = chunks_per_book or -(-CHUNKS // min(books, len(found)))
-    data = choose(found, tokenizer, Choice(length, books, each, seed))
+    each = chunks_per_book or -(-CHUNKS // min(books, len(texts)))
+    data = choose(texts, tokenizer, Choice(length, books, each, seed))
     note(data.summary())
     facts = {"model": model or SMALL, "text": text_name, "seed": str(seed), **environment(decoder.device)}
-    tags = [tagger.tags(passage) for passage in passages(data, found, tokenizer)] if tagger else None
+    tags = [tagger.tags(passage) for passage in passages(data, texts, tokenizer)] if tagger else None
     with stoppable():
         study = run_with_progress(decoder, data, cells, traces or out / "traces", batch, facts, tags)
     chunks = f"{len(data.chunks):,} chunks" if len(data.chunks) > 1 else "1 chunk"

@@ -17,40 +17,57 @@ from msrnn.policy import FULL, is_full, resolve
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SIZES, AS_THE_MODEL, AS_IN_THE_TEXT = [256, 512, 1024, 2048], [NATIVE], [ORIGINAL]
+SIZES, DEFAULT_STATE_DTYPES, DEFAULT_POSITIONS = [256, 512, 1024, 2048], [NATIVE], [ORIGINAL]
 
-Sizes = Annotated[list[int], Option("--size", help="States that each layer may hold; repeat for more.")]
+Sizes = Annotated[list[int], Option("--size", help="States that each layer may hold; repeat to measure several.")]
 Length = Annotated[int, Option(help="Tokens of a prompt, and of a whole sequence.")]
-Batch = Annotated[int | None, Option(help="Measure at this batch, not at the largest that fits.", show_default=False)]
+Batch = Annotated[
+    int | None, Option(help="Measure at this batch size, not at the largest that fits.", show_default=False)
+]
 MaxBatch = Annotated[int | None, Option(help="Never try a larger batch.", show_default="8 on cpu, else as fits")]
 EqualBatch = Annotated[
-    int | None, Option(help="A batch at which all are measured.", show_default="1 on cpu, else 128 or what full fits")
+    int | None,
+    Option(
+        help="Batch size at which all contenders are measured.",
+        show_default="1 on cpu, else 128, or fewer if full fits fewer",
+    ),
 ]
 PrefillBatch = Annotated[int | None, Option(help="Prompts read at once.", show_default="1 on cpu, else 8")]
 StateDtypes = Annotated[
-    list[str], Option("--state-dtype", help="States in 16-bit (the model's own dtype), int8 or fp8; repeat for more.")
+    list[str],
+    Option(
+        "--state-dtype", help="Dtype of states: 16-bit (the model's own dtype), int8 or fp8; repeat to measure several."
+    ),
 ]
 Positions = Annotated[
-    list[str], Option("--positions", help="Positions of kept tokens: original, compressed, …; repeat for more.")
+    list[str],
+    Option("--positions", help="Position ids of kept tokens: original, compressed, …; repeat to measure several."),
 ]
 Compile = Annotated[
-    bool | None, Option("--compile/--no-compile", help="Use torch.compile between the kernels.", show_default="on cuda")
+    bool | None,
+    Option(
+        "--compile/--no-compile",
+        help="Compile the code between the attention kernels with torch.compile.",
+        show_default="on cuda",
+    ),
 ]
 Others = Annotated[
     list[str] | None,
-    Option("--with", metavar="MODULE:ATTRIBUTE", help="One more contender; repeat for more.", show_default=False),
+    Option(
+        "--with", metavar="MODULE:ATTRIBUTE", help="Also measure this contender; repeat for more.", show_default=False
+    ),
 ]
 Shape = Annotated[
     str | None,
     Option(
         "--random-weights",
-        help="Random weights of a known shape, as llama-2-7b, instead of a model.",
+        help="Use random weights of a known shape, such as llama-2-7b, instead of a model.",
         show_default=False,
     ),
 ]
 Out = Annotated[Path | None, Option(help="Write efficiency.jsonl, .md, .png and .svg here.", show_default=False)]
 Recompute = Annotated[
-    bool, Option("--force", help="Measure again, even if the folder has the measurements; other rows stay.")
+    bool, Option("--force", help="Measure again, even if the folder has these measurements; its other rows are kept.")
 ]
 
 
@@ -62,8 +79,8 @@ def bench(
     equal_batch: EqualBatch = None,
     prefill_batch: PrefillBatch = None,
     policy: PolicyName = "tova",
-    state_dtype: StateDtypes = AS_THE_MODEL,
-    positions: Positions = AS_IN_THE_TEXT,
+    state_dtype: StateDtypes = DEFAULT_STATE_DTYPES,
+    positions: Positions = DEFAULT_POSITIONS,
     compile: Compile = None,
     others: Others = None,
     model: Model = None,
@@ -76,13 +93,14 @@ def bench(
 ) -> None:
     """Memory, batch, time and throughput of a decode step at each size, with the full model and the step's floor.
 
-    States hold random keys and values. The floor is the bytes of all states over the read bandwidth, plus the larger of
-    the bytes of the weights over it and the time of the matrix products; all are measured in the same run. The full
-    model has a static cache that grows by buckets of 512 rows, and runs in CUDA graphs on CUDA. The time of a whole
-    sequence is the sum, over these buckets, of the number of steps times the median step; a bounded state has one such
-    time. Times are medians of repeated runs, with the fastest and the slowest. Runs that differ much are repeated. A
-    step below its floor is measured again, and marked; on an idle machine, --force measures everything again. With
-    --out, measurements of the same model, machine, versions and commit are not made again, and the table shows all.
+    States hold random keys and values. The floor is a lower limit of the step's time: the bytes of all states divided
+    by the read bandwidth, plus the larger of two times, the weights' bytes divided by the bandwidth and the matrix
+    products alone. All are measured in the same run. The full model has a static cache that grows by buckets of 512
+    rows, and runs in CUDA graphs on CUDA. The time of a whole sequence is the sum over these buckets of the number of
+    steps times the median step; a bounded state has the same step time at every length. Times are medians of repeated
+    runs, with the fastest and the slowest. Runs that differ much are repeated. A step below its floor is measured
+    again, and marked; on an idle machine, --force measures everything again. With --out, measurements of the same
+    model, machine, versions and commit are not repeated, and the table shows all.
 
     Examples:
         msrnn bench --size 64 --length 256
@@ -95,7 +113,7 @@ def bench(
     batches = {"batch": batch, "max_batch": max_batch, "equal_batch": equal_batch, "prefill_batch": prefill_batch}
     check_batch(**batches)
     if model is not None and random_weights is not None:
-        raise UsageError(f"--random-weights {random_weights}: give this or --model, not both")
+        raise UsageError(f"--random-weights {random_weights}: --model is given too; leave one out")
     from msrnn.evaluation.benchmark import table
     from msrnn.evaluation.benchmark.contenders import Lineup, load_factory, setup
     from msrnn.evaluation.benchmark.measurement import Batches, Benchmark, Ledger, check_row
@@ -114,25 +132,25 @@ def bench(
         "compile": compile,
         **environment(decoder.device),
     }
-    made = setup(decoder, length)
-    contenders = Lineup(policy, size, state_dtype, compile, positions, factories).contenders(made, note)
+    contender_setup = setup(decoder, length)
+    contenders = Lineup(policy, size, state_dtype, compile, positions, factories).contenders(contender_setup, note)
     ledger = Ledger(store, facts)
     if ledger.known:
         note(f"{ledger.known:,} measurements already done; --force makes them again")
-    benchmark = Benchmark(made, Batches(**batches), ledger, note)
+    benchmark = Benchmark(contender_setup, Batches(**batches), ledger, note)
     with stoppable(force, kept=out is not None):
         rows = benchmark.rows(contenders)
     earlier = benchmark.others(rows)
     note_other_rows([row.label for row in earlier], 0)
     rows += earlier
-    found = table.table(rows, f"{facts['model']}, {length:,} tokens, {facts.get('gpu') or facts['machine']}")
-    # Short lines of the header let more columns fit side by side.
-    show_tables([found._replace(header=["\n".join(wrap(name, 9, break_long_words=False)) for name in found.header])])
+    result = table.table(rows, f"{facts['model']}, {length:,} tokens, {facts.get('gpu') or facts['machine']}")
+    # Wrapped headers let more columns fit side by side.
+    show_tables([result._replace(header=["\n".join(wrap(name, 9, break_long_words=False)) for name in result.header])])
     for remark in table.remarks(rows):
         show_text(remark)
     if out:
         page = table.markdown(rows, facts)
-        write_report(out, found, page, lambda: table.figure(rows, out, found.title))
+        write_report(out, result, page, lambda: table.figure(rows, out, result.title))
 
 
 def check(sizes: list[int], policy: str, state_dtypes: list[str], positions: list[str], length: int) -> None:

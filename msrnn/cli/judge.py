@@ -22,14 +22,14 @@ NAME = "judge"
 Folder = Annotated[Path, Argument(help="The folder that `msrnn eval story` wrote to.")]
 Name = Annotated[
     str | None,
-    Option("--judge", help="A model behind an OpenAI-compatible endpoint, as gpt-4o.", show_default=False),
+    Option("--judge", help="A model behind an OpenAI-compatible endpoint, such as gpt-4o.", show_default=False),
 ]
 BaseUrl = Annotated[str | None, Option(help="The endpoint's address.", show_default="OpenAI's")]
 LocalModel = Annotated[
     str | None,
     Option("--model", help="A local judge: a folder, a .gguf file or a name on the hub.", show_default=False),
 ]
-MaxRequests = Annotated[int | None, Option(help="Ask no more often than this.", show_default="as needed")]
+MaxRequests = Annotated[int | None, Option(help="Most requests to make.", show_default="as needed")]
 Price = Annotated[
     tuple[float, float] | None,
     Option(help="Price of a million tokens to read, and to write; for the estimate.", show_default=False),
@@ -40,7 +40,7 @@ Out = Annotated[
     Path | None, Option(help=f"Write {NAME}.jsonl, .md, .csv, .png and .svg here.", show_default="the folder")
 ]
 Recompute = Annotated[
-    bool, Option("--force", help="Ask this judge again, even if the folder has its answers; other rows stay.")
+    bool, Option("--force", help="Ask this judge again, even if the folder has its answers; its other rows are kept.")
 ]
 
 
@@ -61,10 +61,11 @@ def judge(
 ) -> None:
     """Compare the stories of a bounded model with the full model's of the same seed, by a judge.
 
-    Each pair is shown twice, in both orders; it is a win only if both answers agree, and else a tie. An answer that
-    cannot be read is asked for once more, then counted separately. A local model answers with the option that it finds
-    likeliest. Pairs in which nothing was evicted are dropped. The key of an endpoint is read from OPENAI_API_KEY and
-    written nowhere. Every answer is kept, so an interrupted run resumes, and no answer is paid for twice.
+    Each pair is shown twice, in both orders; it is a win or a loss only if both answers agree, otherwise a tie. An
+    answer that cannot be parsed is requested once more, then counted separately. A local model answers with the option
+    that it finds likeliest. Pairs in which nothing was evicted are dropped. The key of an endpoint is read from
+    OPENAI_API_KEY and written nowhere. Every answer is kept, so an interrupted run resumes, and no answer is paid for
+    twice.
 
     Examples:
         msrnn judge results/story --judge gpt-4o --price 2.5 10 --estimate
@@ -77,19 +78,19 @@ def judge(
     from msrnn.evaluation.environment import environment
     from msrnn.evaluation.tasks.judge import Judgement, pairs
 
-    found = pairs(stories(folder, skip_damaged))
+    story_pairs = pairs(stories(folder, skip_damaged))
     target = out or folder
     chosen = endpoint(judge, base_url, timeout, estimate) if judge else local(model, device, dtype)
-    judgement = Judgement(chosen, found, answers(target, estimate, force, skip_damaged), max_requests)
-    dropped = sum(found.dropped.values())
-    note(f"{len(found.pairs):,} pairs; {dropped:,} more, in which nothing was evicted, are dropped")
+    judgement = Judgement(chosen, story_pairs, answers(target, estimate, force, skip_damaged), max_requests)
+    dropped = sum(story_pairs.dropped.values())
+    note(f"{len(story_pairs.pairs):,} pairs; {dropped:,} more, in which nothing was evicted, are dropped")
     resumed(*judgement.done(), "answers")
     note(f"left to ask: {judgement.cost().summary(price)}")
     if estimate:
         return
     with stoppable(force):
         run(judgement)
-    report(judgement, target, {"judge": chosen.name, **found.facts, **environment(chosen.device)})
+    report(judgement, target, {"judge": chosen.name, **story_pairs.facts, **environment(chosen.device)})
     if unread := judgement.unreadable():
         raise UsageError(
             f"{chosen.name}: none of its {len(unread):,} answers can be read, the first is {reprlib.repr(unread[0])}; "
@@ -99,9 +100,9 @@ def judge(
 
 def check(name: str | None, base_url: str | None, model: str | None, max_requests: int | None, timeout: float) -> None:
     if (name is None) == (model is None):
-        raise UsageError("give --judge, a model behind an endpoint, or --model, one on this machine; and not both")
+        raise UsageError("give either --judge (a model behind an endpoint) or --model (a local model)")
     if base_url and model:
-        raise UsageError(f"--base-url {base_url}: a local judge has none; give --judge, or leave it out")
+        raise UsageError(f"--base-url {base_url}: a local judge has no address; give --judge, or leave --base-url out")
     if base_url and not base_url.startswith(("http://", "https://")):
         raise UsageError(f"--base-url {base_url}: must begin with http:// or https://")
     if max_requests is not None and max_requests < 1:
@@ -136,13 +137,13 @@ def answers(folder: Path, estimate: bool, force: bool, skip_damaged: bool) -> St
 
 
 def endpoint(name: str, base_url: str | None, timeout: float, estimate: bool) -> Judge:
-    """Refused without a key, before anything is written; an estimate needs none."""
+    """The endpoint. Refuses a missing key before anything is written; an estimate needs no key."""
     from msrnn.evaluation.tasks.judges import Endpoint
 
-    made = Endpoint(name, base_url, timeout, on_retry=note)
+    client = Endpoint(name, base_url, timeout, on_retry=note)
     if not estimate:
-        made.open()
-    return made
+        client.open()
+    return client
 
 
 def local(model: str | None, device: str, dtype: str | None) -> Judge:
@@ -175,8 +176,8 @@ def run(judgement: Judgement) -> None:
 def report(judgement: Judgement, folder: Path, facts: dict[str, Any]) -> None:
     from msrnn.evaluation.tasks.judge import figure, markdown, report_lines, table
 
-    found = report_lines(judgement.verdicts(), judgement.leanings(), judgement.pairs.dropped)
+    lines = report_lines(judgement.verdicts(), judgement.leanings(), judgement.pairs.dropped)
     title = f"{facts['model']}, judged by {facts['judge']}"
-    made = table(found, title)
-    show_tables([made])
-    write_report(folder, made, markdown(found, title, facts), lambda: figure(found, folder, title))
+    result = table(lines, title)
+    show_tables([result])
+    write_report(folder, result, markdown(lines, title, facts), lambda: figure(lines, folder, title))

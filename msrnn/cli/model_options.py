@@ -163,19 +163,19 @@ class SavedOptions:
         from msrnn.core.quantization import STATE_DTYPES
         from msrnn.core.state_file import load_description
 
-        found = load_description(path)
+        description = load_description(path)
         for name, kinds in (("policy", str), ("size", int | None), ("dtype", str), ("positions", str)):
-            value = found.get(name)
+            value = description.get(name)
             if not isinstance(value, kinds) or isinstance(value, bool):
-                raise UsageError(f"{path}: saved with {name} {value!r:.40}; not a state that msrnn saved")
-        stored = found["dtype"]
-        computed = found.get("model_dtype", stored)
+                raise UsageError(f"{path}: not a state that msrnn saved, its {name} is {value!r:.40}; use another")
+        stored = description["dtype"]
+        computed = description.get("model_dtype", stored)
         return cls(
-            found["policy"],
-            found["size"],
+            description["policy"],
+            description["size"],
             computed if computed in _MODEL_DTYPES else None,
             stored if stored in STATE_DTYPES else None,
-            found["positions"],
+            description["positions"],
         )
 
 

@@ -141,16 +141,18 @@ def _without_groups(verb: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(verb)
     def command(**values: Any) -> None:
-        made = {name: group(**{f.name: values.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
-        verb(**values, **made)
+        groups_given = {
+            name: group(**{f.name: values.pop(f.name) for f in fields(group)}) for name, group in groups.items()
+        }
+        verb(**values, **groups_given)
 
     parameters = []
     for name, parameter in inspect.signature(verb).parameters.items():
-        found = {name: parameter.default}
+        defaults = {name: parameter.default}
         if name in groups:
-            found = {field.name: field.default for field in fields(groups[name])}
+            defaults = {field.name: field.default for field in fields(groups[name])}
             hints |= get_type_hints(groups[name], include_extras=True)
-        for option, default in found.items():
+        for option, default in defaults.items():
             kind = inspect.Parameter.KEYWORD_ONLY
             parameters.append(inspect.Parameter(option, kind, default=default, annotation=hints[option]))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

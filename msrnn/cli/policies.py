@@ -30,15 +30,15 @@ def policies() -> None:
 
 
 def rows() -> list[list[str]]:
-    found = [[FULL, "", "", "", "", "", "none: the unmodified model, whose KV cache grows"]]
+    lines = [[FULL, "", "", "", "", "", "none: the unmodified model, whose KV cache grows"]]
     for name, policy in NAMES.items():
         decay = "none" if policy.decay is None else f"{policy.decay:g}"
         recent = f"{policy.recent:.0%}" if isinstance(policy.recent, float) else str(policy.recent)
         value = "yes" if policy.value_norm else ""
-        found.append([name, decay, policy.per, str(policy.first), recent, value, MEANINGS[name]])
-    found.append(["NAME+I", "", "", "I", "", "", "as NAME, but never the first I tokens: window+4, tova+4, …"])
-    found.append(["NAME+I~H", "", "", "I", "", "", "as NAME+I, and every token not among the last H: echo+1~2048, …"])
-    return found
+        lines.append([name, decay, policy.per, str(policy.first), recent, value, MEANINGS[name]])
+    lines.append(["NAME+I", "", "", "I", "", "", "as NAME, but never the first I tokens: window+4, tova+4, …"])
+    lines.append(["NAME+I~H", "", "", "I", "", "", "as NAME+I, and every token not among the last H: echo+1~2048, …"])
+    return lines
 
 
 def show_as_table() -> None:

@@ -136,7 +136,7 @@ class CtrlC:
         if self.pressed:
             raise KeyboardInterrupt
         self.pressed = True
-        # Not print, which may be what was interrupted.
+        # Not print: the signal may have interrupted a print.
         os.write(2, b"\nstopping at the end of this block; press Ctrl-C again to stop at once\n")
 
     def __exit__(self, *_: object) -> None:

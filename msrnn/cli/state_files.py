@@ -76,11 +76,11 @@ def _other_places(name: str) -> Iterator[Path]:
     """Files that do not exist yet: in the user's state folder, and in the folder for temporary files."""
     for folder in (user_state_folder, lambda: Path(tempfile.gettempdir())):
         try:
-            made = folder()
-            made.mkdir(parents=True, exist_ok=True)
+            parent = folder()
+            parent.mkdir(parents=True, exist_ok=True)
         except (OSError, RuntimeError):  # no home folder, or not writable
             continue
-        numbered = (made / (f"{name}.{n}" if n else name) for n in range(1000))
+        numbered = (parent / (f"{name}.{n}" if n else name) for n in range(1000))
         yield next(path for path in numbered if not path.exists())
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _COLUMN_FRAME = 3  # padding of a table's column and the line beside it; one more line ends the table
 
 
-class Stopped(Exception):  # noqa: N818, it is no error
+class Stopped(Exception):  # noqa: N818, it is not an error
     """Ctrl-C, with what was saved and how to continue. The command line prints it and exits with code 130."""
 
 

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and where a write goes."""
+"""Atomic file writes: a file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _KINDS = {
 def target_of(path: Path) -> Path:
     """The file that a write to `path` replaces: a symbolic link stays, and the file that it names is replaced.
 
-    Refuses what is no regular file, and a folder that does not exist.
+    Refuses anything but a regular file, and a folder that does not exist.
     """
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
-        what = "is not a folder" if target.parent.exists() else "does not exist; make it first"
+        what = "is not a folder; name another file" if target.parent.exists() else "does not exist; create it first"
         raise UsageError(f"{path}: the folder {target.parent} {what}")
     try:
         mode = target.stat().st_mode
     except FileNotFoundError:
         return target
     if not stat.S_ISREG(mode):
-        raise UsageError(f"{path}: {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}; name a file to save to")
+        raise UsageError(f"{path}: {_KINDS.get(stat.S_IFMT(mode), 'not a regular file')}; name a file to save to")
     return target
 
 

@@ -1,4 +1,4 @@
-"""Free memory of a device, and the check that what is about to be allocated fits into it."""
+"""Free memory of a device, and the check that an allocation fits into it."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ def _address_space() -> int | None:
 
 
 class DoesNotFitError(UsageError, MemoryError):
-    """More bytes are asked for than a device has free."""
+    """An allocation needs more bytes than a device has free."""
 
 
-def check_fits(needed: int, device: torch.device, what: str, mend: Callable[[int], str]) -> None:
-    """Raise where `what` takes more bytes than a device has free; `mend` says what to do with those."""
+def check_fits(needed: int, device: torch.device, what: str, advice: Callable[[int], str]) -> None:
+    """Raise if `what` needs more bytes than a device has free; `advice(free)` ends the message with what would fit."""
     free = available_bytes(device)
     if free is not None and needed > free:
-        found = f"{what} takes {gigabytes(needed)}, and {gigabytes(free)} is free on {device}"
-        raise DoesNotFitError(f"{found}: {mend(free)}")
+        message = f"{what} takes {gigabytes(needed)}, and {gigabytes(free)} is free on {device}"
+        raise DoesNotFitError(f"{message}: {advice(free)}")
 
 
 def gigabytes(count: int) -> str:

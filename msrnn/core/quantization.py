@@ -16,18 +16,18 @@ from msrnn.errors import UsageError
 LARGEST: dict[torch.dtype, float] = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 STATE_DTYPES: dict[str, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # by their short names
 SCALE_DTYPE = torch.bfloat16
-LEAST_SCALE = 2.0**-100  # of a row of zeros
+LEAST_SCALE = 2.0**-100  # the scale of a row of zeros
 
 
 def parse_state_dtype(state_dtype: str | torch.dtype | None) -> torch.dtype | None:
     """A torch dtype, or its name; None: rows are kept in the dtype that the model computes in."""
     if state_dtype is None or state_dtype in LARGEST:
         return state_dtype
-    found = STATE_DTYPES.get(str(state_dtype).removeprefix("torch."))
-    if found is None:
+    dtype = STATE_DTYPES.get(str(state_dtype).removeprefix("torch."))
+    if dtype is None:
         names = ", ".join(map(repr, STATE_DTYPES))
         raise UsageError(f"state_dtype={state_dtype!r}: must be None, one of {names}, or the torch dtype of one")
-    return found
+    return dtype
 
 
 def state_dtype_name(state_dtype: torch.dtype) -> str:

@@ -25,8 +25,8 @@ NEAR = 10  # the named functions leave gaps up to this one unchanged
 _ABSENT = torch.iinfo(torch.int32).max
 
 Gap = Callable[[int], float]  # the new distance of two adjacent kept tokens, from their distance in the text
-REMEMBERED = 2**16  # results of a caller's function that are kept
-_MAKING = threading.RLock()
+REMEMBERED = 2**16  # most results of a caller's function that are cached
+_BUILD_LOCK = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Spacing:
     _made: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def made(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What a backend derives from this function, made once and kept as long as this object.
+        """A table that a backend derives from this function; built once and cached as long as this object lives.
 
         Captured CUDA graphs read such tables, so they must not be freed while a graph lives.
         """
         if key not in self._made:
-            with _MAKING:
+            with _BUILD_LOCK:
                 if key not in self._made:
                     self._made[key] = make()
         return self._made[key]
@@ -113,16 +113,16 @@ class GapFunction:
 
     def __call__(self, gaps: Tensor) -> Tensor:
         distinct, index = gaps.long().unique(return_inverse=True)
-        made = [self.of(gap) for gap in distinct.tolist()]
-        return torch.tensor(made, dtype=torch.float64, device=gaps.device)[index]
+        new_gaps = [self.of(gap) for gap in distinct.tolist()]
+        return torch.tensor(new_gaps, dtype=torch.float64, device=gaps.device)[index]
 
     def of(self, gap: int) -> float:
         if gap <= 0:
             return 0.0  # two columns without a token
         known = self._known.get(gap)
-        return known if known is not None else self._asked(gap)
+        return known if known is not None else self._compute_once(gap)
 
-    def _asked(self, gap: int) -> float:
+    def _compute_once(self, gap: int) -> float:
         with self._calling:
             if gap not in self._known:
                 if len(self._known) >= REMEMBERED:
@@ -133,8 +133,8 @@ class GapFunction:
     def table(self, count: int) -> Tensor:
         """[count] float64, of gaps from 0."""
         with self._calling:
-            made = [0.0, *(self._checked(gap) for gap in range(1, count))]
-        return torch.tensor(made, dtype=torch.float64)
+            new_gaps = [0.0, *(self._checked(gap) for gap in range(1, count))]
+        return torch.tensor(new_gaps, dtype=torch.float64)
 
     def _checked(self, gap: int) -> float:
         new = float(self.gap(gap))
@@ -157,13 +157,13 @@ def spacing(positions: str | Gap, fitting: int = 1) -> Spacing | None:
     limit = positions.removeprefix(f"{COMPRESSED}:")
     if limit != positions and limit.isdecimal() and int(limit):
         return Spacing(f"{COMPRESSED}:{int(limit)}", Capped(int(limit)))
-    found = SPACINGS.get("compressed:lnln" if positions == COMPRESSED else positions)
-    if found is None:
+    named = SPACINGS.get("compressed:lnln" if positions == COMPRESSED else positions)
+    if named is None:
         names = [*MEANINGS, COMPRESSED]
         near = difflib.get_close_matches(positions, names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(names)}"
         raise UsageError(f"positions={positions!r}: {hint}")
-    return found
+    return named
 
 
 def name_of(spacing_: Spacing | None) -> str:

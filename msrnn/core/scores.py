@@ -16,7 +16,7 @@ class Scoring:
 
     scale: float
     softcap: float | None = None
-    sinks: Tensor | None = None  # [H]: the learned attention sinks of gpt-oss, which are no states
+    sinks: Tensor | None = None  # [H]: the learned attention sinks of gpt-oss, which are not states
     repositioning: Repositioning | None = None  # new positions for the kept tokens; None: the model's own
 
     def __call__(self, query: Tensor, keys: Tensor) -> Tensor:

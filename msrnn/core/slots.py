@@ -1,6 +1,6 @@
 """The buffers of one layer: a fixed number of slots, or rows that grow.
 
-Knows nothing of attention: which token is evicted is decided elsewhere.
+This module does not know attention: a backend decides which token is evicted.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class _Buffers:
     @ordinary_tensors
     def __init__(self, batch_size: int, shape: LayerShape, rows: int, groups: int) -> None:
         B, K, device = batch_size, shape.kv_heads, shape.device
-        self.columns = 0  # ever appended, padding included; layers that disagree were interrupted half-way
-        self.dtype = shape.dtype  # that the model computes in
+        self.columns = 0  # appended so far, padding included; layers differ after an interrupted forward pass
+        self.dtype = shape.dtype  # the dtype that the model computes in
         self.keys = torch.zeros(B, K, rows, shape.key_dim, dtype=shape.state_dtype or shape.dtype, device=device)
         self.values = torch.zeros(B, K, rows, shape.value_dim, dtype=shape.state_dtype or shape.dtype, device=device)
         self.position = torch.full((B, groups, rows), -1, dtype=torch.int32, device=device)
@@ -105,7 +105,7 @@ class _Buffers:
 
     @ordinary_tensors
     def restore(self, tensors: dict[str, Tensor], columns: int, batch_size: int) -> None:
-        """Take over copies of saved tensors, which must be of this layer's kind; their batch size replaces its own."""
+        """Replace the buffers by copies of saved tensors. Dtypes and shapes must agree, except for the batch size."""
         for name, mine in self.tensors().items():
             saved, shape = tensors[name], self._saved_shape(mine, tensors, batch_size)
             if saved.dtype != mine.dtype or list(saved.shape) != shape:
@@ -146,7 +146,7 @@ class Slots(_Buffers):
         super().__init__(batch_size, shape, bound.slots, bound.groups(shape.kv_heads))
         self.bound = bound
         self.state_dtype = shape.state_dtype
-        remembers = bool(bound.policy.decay)  # otherwise the newest query, or the position, decides alone
+        remembers = bool(bound.policy.decay)  # otherwise only the newest query, or the position, decides
         zeros = partial(torch.zeros, self.position.shape, dtype=torch.float32, device=shape.device)
         self.importance = zeros() if remembers else None
         # of each row's value in all heads of a group
@@ -158,7 +158,7 @@ class Slots(_Buffers):
 
     @staticmethod
     def nbytes_of(batch_size: int, shape: LayerShape, bound: Bound) -> int:
-        """What `nbytes` will be; nothing is allocated."""
+        """The value that `nbytes` will have, computed without an allocation."""
         policy, itemsize = bound.policy, (shape.state_dtype or shape.dtype).itemsize
         row = shape.kv_heads * (shape.key_dim + shape.value_dim) * itemsize
         if shape.state_dtype:
@@ -189,7 +189,7 @@ class Slots(_Buffers):
         return slots
 
     def quantize(self, key: Tensor, value: Tensor) -> tuple[Rows, Rows]:
-        """New rows as these slots keep them: quantized, if `state_dtype` says so."""
+        """New rows as these slots keep them: quantized if there is a `state_dtype`."""
         return quantize(key, self.state_dtype), quantize(value, self.state_dtype)
 
     def norms(self, value: Rows) -> Tensor | None:

@@ -27,7 +27,7 @@ class MultiState:
 
     layers: list[Any]
     fingerprint: dict[str, Any]
-    whole: bool = True  # no forward pass was interrupted half-way
+    whole: bool = True  # False after a forward pass that was interrupted: the state is then unusable
 
     def __repr__(self) -> str:
         policy, size = self.fingerprint.get("policy"), self.fingerprint.get("size")
@@ -69,7 +69,7 @@ class MultiState:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Surrounds a forward pass: if it does not end normally, the state is not whole any more."""
+        """Mark the state as unusable if the forward pass inside this context does not end normally."""
         self.whole = False
         yield
         self.whole = True
@@ -78,7 +78,7 @@ class MultiState:
         """Positions of the tokens that a layer holds: [B, G, size + 1], -1 where a slot is empty; a copy."""
         own = dict(self._own())
         if layer not in own:
-            raise UsageError(f"layer={layer!r}: states are held by layers {sorted(own)}")
+            raise UsageError(f"layer={layer!r}: must be one of {sorted(own)}, the layers that hold states")
         return own[layer].position.clone()
 
     def check_fits(self, fingerprint: dict[str, Any]) -> None:
@@ -87,9 +87,11 @@ class MultiState:
         self.check_whole()
 
     def check_whole(self) -> None:
-        """Refuse a state that a forward pass left half-way: some layers have read more than others."""
+        """Refuse a state whose forward pass was interrupted: some layers have read more than others."""
         if not self.whole or len({layer.columns for _, layer in self._own()}) > 1:
-            raise UsageError("this state was interrupted half-way through a read: continue from a saved or forked one")
+            raise UsageError(
+                "this state was interrupted inside a forward pass and is unusable: continue from a saved or forked one"
+            )
 
     def select(self, rows: Sequence[int] | Tensor) -> MultiState:
         """A new state with these rows of the batch; the old one is untouched."""
@@ -103,7 +105,7 @@ class MultiState:
         if index.ndim != 1 or index.numel() == 0 or index.is_floating_point() or index.dtype == torch.bool:
             raise UsageError(f"rows={numbers!r}: must be a non-empty list of row numbers")
         if int(index.min()) < 0 or int(index.max()) >= self.batch_size:
-            raise UsageError(f"rows={index.tolist()}: this state has rows 0 to {self.batch_size - 1}")
+            raise UsageError(f"rows={index.tolist()}: must be from 0 to {self.batch_size - 1}, the rows of this state")
         return index
 
     def _part(self, rows: slice) -> MultiState:
@@ -194,41 +196,46 @@ class MultiState:
 
         Everything that kernels rely on is checked, so that no file can make one write outside of its buffers.
         """
-        tensors, found = load_tensors(Path(path))
-        _compare(f"{path}: saved", found, fingerprint)
+        tensors, description = load_tensors(Path(path))
+        _compare(f"{path}: saved", description, fingerprint)
         state = empty(1)  # the file's batch size is not trusted until its tensors agree
         try:
-            state._restore(tensors, found)
+            state._restore(tensors, description)
         except ValueError as error:
             raise UsageError(f"{path}: not a usable state, {error}; use a copy, or make it again") from error
         return state
 
-    def _restore(self, tensors: dict[str, Tensor], found: dict[str, Any]) -> None:
+    def _restore(self, tensors: dict[str, Tensor], description: dict[str, Any]) -> None:
         layers = self._savable()
-        batch_size, columns = check_counts(found, len(layers))
+        batch_size, columns = check_counts(description, len(layers))
         expected = {f"{i}.{name}" for i, layer in layers for name in layer.tensors()}
         if expected != tensors.keys():
-            odd = sorted(expected ^ tensors.keys())
-            raise UsageError(f"tensor {odd[0]} {'is missing' if odd[0] in expected else 'belongs to no layer'}")
+            mismatched = sorted(expected ^ tensors.keys())
+            problem = "is missing" if mismatched[0] in expected else "belongs to no layer"
+            raise UsageError(f"tensor {mismatched[0]} {problem}")
         for i, layer in layers:
             layer.restore({name: tensors[f"{i}.{name}"] for name in layer.tensors()}, columns, batch_size)
-        check_layers(layers, incomplete=found.get("incomplete") is True)
+        check_layers(layers, incomplete=description.get("incomplete") is True)
         for _, layer in layers:
             clear_free(layer)
 
     def _savable(self) -> list[tuple[int, Memory]]:
         for index, layer in enumerate(self.layers):
             if not isinstance(layer, Memory):
-                raise UsageError(f"layer {index} has linear attention, whose state cannot be saved, moved or joined")
+                raise UsageError(
+                    f"layer {index} has linear attention, whose state cannot be saved, moved or joined; "
+                    "fork or select it instead"
+                )
         return list(self._own())
 
 
 def each(rows: int, copies: int) -> Tensor:
-    """The number of each row `copies` times, copies side by side."""
+    """Row indices, each repeated `copies` times: 0, 0, 1, 1, … for two copies."""
     return torch.arange(rows).repeat_interleave(copies)
 
 
-def _compare(what: str, found: dict[str, Any], expected: dict[str, Any]) -> None:
+def _compare(what: str, actual: dict[str, Any], expected: dict[str, Any]) -> None:
     for name, value in expected.items():
-        if found.get(name, value if name in LATER else None) != value:
-            raise UsageError(f"{what} with {name} {found.get(name)!r} does not fit a model with {name} {value!r}")
+        if actual.get(name, value if name in LATER else None) != value:
+            difference = f"{name} {actual.get(name)!r} does not fit a model with {name} {value!r}"
+            raise UsageError(f"{what} with {difference}: use the model and options that it was made with")

@@ -1,4 +1,4 @@
-"""The file of a state: safetensors with a JSON description, written whole or not at all."""
+"""State files: safetensors with a JSON description, written completely or not at all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEY, _CHECKSUM = "msrnn", "checksum"
 
 
 def checksum(tensors: dict[str, Tensor]) -> str:
-    """Of names, dtypes, shapes and numbers."""
+    """The SHA-256 digest of names, dtypes, shapes and values."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
@@ -46,9 +46,9 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], description: dict[str, 
 
 
 def _system_error(error: SafetensorError, path: Path) -> Exception:
-    """The error of the operating system, as on a full disk, that safetensors only quotes."""
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    return OSError(int(found[1]), os.strerror(int(found[1])), str(path)) if found else UsageError(f"{path}: {error}")
+    """The operating system's error (a full disk, for example), which safetensors reports only as text."""
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(match[1]), os.strerror(int(match[1])), str(path)) if match else UsageError(f"{path}: {error}")
 
 
 def load_description(path: Path) -> dict[str, Any]:
@@ -58,26 +58,30 @@ def load_description(path: Path) -> dict[str, Any]:
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and description, refused where the tensors are not those that were saved."""
+    """Tensors and description. Refuses a file whose tensors do not match its checksum."""
     with _opened(path) as (file, description):
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if description.get(_CHECKSUM, expected := checksum(tensors)) != expected:
-        raise UsageError(f"{path}: damaged, its numbers do not match its checksum; take a copy, or make it again")
+        raise UsageError(f"{path}: damaged, its values do not match its checksum; use a copy, or create it again")
     return tensors, description
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
     if not path.is_file():
-        raise UsageError(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
+        raise UsageError(f"{path}: {'not a regular file' if path.exists() else 'no such file'}; name a saved state")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if _KEY not in metadata:
-                raise UsageError(f"{path}: not a state that msrnn saved")
+                raise UsageError(f"{path}: not a state that msrnn saved; name a file written by state.save or --save")
             description = json.loads(metadata[_KEY])
             if not isinstance(description, dict):
-                raise UsageError(f"{path}: its description is {description!r:.40}, not a state that msrnn saved")
+                raise UsageError(
+                    f"{path}: not a state that msrnn saved, its description is {description!r:.40}; use another"
+                )
             yield file, description
     except (SafetensorError, json.JSONDecodeError, RecursionError) as error:
-        raise UsageError(f"{path}: truncated, or not a state that msrnn saved ({error})") from error
+        raise UsageError(
+            f"{path}: truncated, or not a state that msrnn saved ({error}); use a copy, or another file"
+        ) from error

@@ -13,7 +13,7 @@ from torch import Tensor
 from msrnn.core.slots import MOST_COLUMNS, Growing, Memory, Slots
 from msrnn.errors import UsageError
 
-_SLACK = 1.01  # of sums in float32
+_SLACK = 1.01  # relative rounding error that float32 sums may have
 
 
 def check_counts(description: dict[str, Any], layers: int) -> tuple[int, int]:
@@ -34,14 +34,14 @@ def _is_count(value: object) -> bool:
 
 
 def check_layers(layers: list[tuple[int, Memory]], incomplete: bool) -> None:
-    """Refuse layers that no forward pass produces. `incomplete`: a layer may hold fewer tokens than fit, as after a
-    horizon was removed.
+    """Refuse layers that no forward pass can produce. `incomplete`: a layer may hold fewer tokens than fit, for example
+    after a horizon was removed.
     """
     seen = layers[0][1].seen
     for index, layer in layers:
         if not torch.equal(layer.seen, seen):
             raise UsageError(
-                f"layer {index}: has read {layer.seen.tolist()} tokens, and the first layer {seen.tolist()}"
+                f"layer {index}: has read {layer.seen.tolist()} tokens, but the first layer {seen.tolist()}"
             )
         try:
             _check_layer(layer, incomplete)
@@ -62,9 +62,13 @@ def _short(slots: Slots) -> Tensor:
 
 def _check_layer(layer: Memory, incomplete: bool) -> None:
     seen, position = layer.seen, layer.position
-    _refuse((seen < 0) | (seen > min(layer.columns, MOST_COLUMNS)), seen, f"tokens of {layer.columns} columns")
+    _refuse(
+        (seen < 0) | (seen > min(layer.columns, MOST_COLUMNS)),
+        seen,
+        f"tokens of {layer.columns} columns: must be between 0 and the number of columns",
+    )
     beyond = (position < -1) | (position >= seen[:, None, None])
-    _refuse(beyond.flatten(1), position.flatten(1), "is no position of a token that was read")
+    _refuse(beyond.flatten(1), position.flatten(1), "is not the position of a token that was read")
     if isinstance(layer, Slots):
         _check_slots(layer, incomplete)
     else:
@@ -78,10 +82,10 @@ def _check_slots(slots: Slots, incomplete: bool) -> None:
     ordered = slots.position.sort(-1).values
     twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
     _refuse(twice.flatten(1), ordered[..., 1:].flatten(1), "is a position that is held twice")
-    if slots.bound.window or incomplete:  # these drop tokens without a successor
-        _refuse((held == 0) & (seen > 0), held, "tokens are held, and some were read")
+    if slots.bound.window or incomplete:  # here a token may be dropped although its slot is not needed
+        _refuse((held == 0) & (seen > 0), held, "tokens are held, although some were read")
     else:
-        _refuse(_short(slots), held, f"tokens are held, too few for size {size} after what was read")
+        _refuse(_short(slots), held, f"tokens are held, too few for size {size} and the tokens that were read")
 
 
 def _check_growing(layer: Growing) -> None:
@@ -112,14 +116,18 @@ def _check_numbers(layer: Memory) -> None:
     if layer.importance is not None:
         most = layer.seen[:, None, None] * _SLACK + 1  # a token's attention is at most 1 at each step
         wrong = present & ~((layer.importance >= 0) & (layer.importance <= most))
-        _refuse(wrong.flatten(1), layer.importance.flatten(1), "is no importance that attention can have summed to")
+        _refuse(
+            wrong.flatten(1),
+            layer.importance.flatten(1),
+            "is not an importance that attention can sum to: must be from 0 to the number of tokens read",
+        )
     stored = layer.stored_norms()
     if layer.norm is not None and stored is not None:
-        wrong = present & ~_alike(layer.norm, stored)
-        _refuse(wrong.flatten(1), layer.norm.flatten(1), "is not the norm of the values beside it")
+        wrong = present & ~_close(layer.norm, stored)
+        _refuse(wrong.flatten(1), layer.norm.flatten(1), "is not the norm of the stored values")
 
 
-def _alike(one: Tensor, other: Tensor) -> Tensor:
+def _close(one: Tensor, other: Tensor) -> Tensor:
     return one.isfinite() & (one >= 0) & torch.isclose(one, other, rtol=0.01, atol=1e-6)
 
 
@@ -130,9 +138,10 @@ def held_rows(layer: Memory) -> Tensor:
 
 
 def clear_free(layer: Memory) -> None:
-    """Zeros for what is not finite where nothing is held: attention of 0 times NaN would be NaN.
+    """Replace numbers in free slots that are not finite by zeros: attention of 0 times NaN would be NaN.
 
-    The rest stays, since kernels bound their scores by all rows: another bound would round in another way.
+    Finite numbers stay: kernels take an upper bound of the scores over all rows, and another bound would round
+    differently.
     """
     free = ~held_rows(layer)
     for rows in (layer.keys, layer.values):

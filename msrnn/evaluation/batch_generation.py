@@ -1,4 +1,4 @@
-"""Generate after many prompts at once, token by token. A prefix that prompts share is read once."""
+"""Generate continuations of many prompts at once. A prefix that prompts share is read once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from msrnn.core.state import MultiState
 from msrnn.hf.rnn import MultiStateRNN
 
-Sampler = Callable[[Tensor, Sequence[int]], Tensor]  # logits [B, V] and the numbers of their prompts -> tokens [B]
+Sampler = Callable[[Tensor, Sequence[int]], Tensor]  # logits [B, V] and the indices of their prompts -> tokens [B]
 OnTokens = Callable[[int], object]
 
 
@@ -48,7 +48,7 @@ def generate_batch(
             break
         on_tokens(len(prompts))
         running = [i for i, row in enumerate(rows) if row not in stopped]
-        # On a GPU stopped rows stay, so that shapes, and with them captured graphs, do too. On a CPU every row costs.
+        # On a GPU stopped rows stay: captured graphs have a fixed shape. On a CPU, removing half the rows saves time.
         if 2 * len(running) <= len(rows) and chosen.device.type == "cpu":
             rows, chosen, state = [rows[i] for i in running], chosen[running], state.select(running)
         logits = rnn.step(chosen[:, None], state)

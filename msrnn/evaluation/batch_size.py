@@ -13,7 +13,7 @@ from msrnn.core.device_memory import available_bytes
 from msrnn.errors import UsageError
 
 T = TypeVar("T")
-SHARE = {"cuda": 0.97, "cpu": 0.5}  # of what is free; the rest is left to activations, and to others
+SHARE = {"cuda": 0.97, "cpu": 0.5}  # of the free memory; the rest is for activations and for other processes
 _SIGNS = (
     "out of memory",
     "alloc_failed",
@@ -34,14 +34,14 @@ def free_bytes(device: torch.device) -> int:
 
 
 def release() -> None:
-    """Give memory that is no longer used back to the device."""
+    """Return unused memory to the device."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
 def out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one behind it, is about memory: a failed CUDA graph capture reports something else first."""
+    """Whether an error or one of its causes is about memory: a failed CUDA graph capture reports another first."""
     if error is None:
         return False
     known = isinstance(error, torch.OutOfMemoryError | MemoryError) or says_out_of_memory(str(error))
@@ -58,7 +58,7 @@ def batch_that_fits(batch: int, what: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error) or isinstance(error, ValueError):  # it says itself what fits
+        if not out_of_memory(error) or isinstance(error, ValueError):  # its message already says what fits
             raise
         smaller = "a smaller batch" if batch > 1 else "a smaller size or model"
         raise UsageError(
@@ -79,10 +79,10 @@ def if_it_fits(work: Callable[[], T]) -> T | None:
 
 
 def largest(fits: Callable[[int], bool], estimate: int, cap: int, more: Callable[[int], int]) -> int:
-    """The largest batch that fits, to a 32nd; 0 if none does.
+    """The largest batch that fits, accurate to 1/32; 0 if none does.
 
-    The estimate is lowered in growing steps until one fits. Then it is raised to what `more` says of a batch that fits,
-    but at most half-way to the smallest batch that failed.
+    The estimate is lowered in growing steps until one fits. Then it is raised to what `more` estimates from a batch
+    that fits, but at most half-way to the smallest batch that failed.
     """
     batch, failed, cut = max(1, min(rounded(estimate), cap)), cap + 1, 16
     while not fits(batch):
@@ -100,6 +100,6 @@ def largest(fits: Callable[[int], bool], estimate: int, cap: int, more: Callable
 
 
 def rounded(batch: int) -> int:
-    """A multiple of 8, or of 4, where that loses little: matrix products like it."""
+    """Round a large batch down to a multiple of 8 or 4, for which matrix products are faster."""
     unit = 8 if batch >= 128 else 4 if batch >= 64 else 1
     return batch // unit * unit

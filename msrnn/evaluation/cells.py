@@ -26,7 +26,7 @@ class Cell(NamedTuple):
 
     @property
     def key(self) -> dict[str, Any]:
-        """What identifies a result: the numbers of a policy and not its name alone, whose meaning may change."""
+        """What identifies a result: also the fields of a policy, since the meaning of its name may change."""
         numbers = None if self.policy in UNBOUNDED else asdict(Policy.parse(self.policy))
         return {"policy": self.policy, "numbers": numbers, "size": self.size}
 
@@ -40,14 +40,14 @@ def cell_of(row: Row) -> Cell:
 
 
 def stored_cells(rows: Iterable[Row], cell_of: Callable[[Row], C]) -> list[C]:
-    """The cells of rows, each once, without those whose policy's name has other numbers now."""
-    found: dict[C, None] = {}
+    """The distinct cells of rows, without those whose policy's name has other fields now."""
+    cells: dict[C, None] = {}
     for row in rows:
         cell: Any = cell_of(row)
         with suppress(ValueError):
             if cell.key["numbers"] == row.get("numbers"):
-                found[cell] = None
-    return list(found)
+                cells[cell] = None
+    return list(cells)
 
 
 class Grid(NamedTuple):
@@ -107,7 +107,7 @@ class Grid(NamedTuple):
 
 
 def grid(policies: Sequence[str], sizes: Sequence[int], length: int) -> Grid:
-    """A table of policies and sizes, each once; a policy has one name."""
+    """A table of distinct policies and sizes; all spellings of a policy are one row."""
     return Grid(list(dict.fromkeys(map(row_name, policies))), sorted(set(sizes)), length)
 
 

@@ -59,7 +59,7 @@ def _joined(names: Iterable[str]) -> str:
 
 def commit() -> str:
     top = _output("git", "-C", str(ROOT), "rev-parse", "--show-toplevel")
-    if not top or Path(top) != ROOT:  # installed into an environment that lies in a clone of something else
+    if not top or Path(top) != ROOT:  # msrnn is installed inside a clone of another repository
         return ""
     return _output("git", "-C", str(ROOT), "describe", "--always", "--dirty")
 

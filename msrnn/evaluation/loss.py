@@ -15,7 +15,7 @@ from msrnn.core.state import MultiState
 from msrnn.hf.rnn import MultiStateRNN
 
 LOGIT_BYTES = {"cpu": 2**26, "cuda": 2**30}  # logits that exist at once, in the model's dtype and again in float32
-UNTIMED, DECODED = 3, 32  # steps; an unbounded state may have to move into larger buffers at first
+UNTIMED, DECODED = 3, 32  # steps; the first ones may move an unbounded state into larger buffers
 
 
 def losses(

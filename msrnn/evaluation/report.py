@@ -44,7 +44,9 @@ class Table(NamedTuple):
     note: str  # what its numbers mean
     header: Sequence[str]
     rows: Sequence[Sequence[Value]]
-    lines: Sequence[Sequence[Any]] | None = None  # of the CSV, its header first, where they say more than the rows
+    lines: Sequence[Sequence[Any]] | None = (
+        None  # of the CSV, its header first; None: the CSV has the header and the rows
+    )
 
     def strings(self, between: str = "\n") -> list[list[str]]:
         """The rows as text; `between` separates a value from its interval."""

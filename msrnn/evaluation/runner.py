@@ -39,11 +39,11 @@ class Progress(NamedTuple):
     total: Callable[[int], object] = lambda _: None  # tokens that are still to be read
     cell: Callable[[Any], object] = lambda _: None  # the cell that is computed next
     tokens: OnTokens = lambda _: None  # tokens that were read since the last call
-    resumed: Callable[[int, int, str], object] = lambda *_: None  # how many are done, of how many, of what
+    resumed: Callable[[int, int, str], object] = lambda *_: None  # items done, all items, and what they are
 
 
 class Runner(ABC, Generic[C, Item, Result]):
-    """Cells x items of one task. Results of earlier runs are found again by their key.
+    """Computes cells x items of one task. Results of earlier runs are reused by their key.
 
     key       what identifies a result, together with its cell and item: the model's weights, its dtype, …
     metadata  written into every row, identifies nothing
@@ -51,7 +51,7 @@ class Runner(ABC, Generic[C, Item, Result]):
     shrinks   whether a batch that does not fit into memory is halved; else it is refused
     """
 
-    unit: str  # what `done_of` counts
+    unit: str  # the name of what `done_of` counts
 
     def __init__(self, store: Store, key: Row, metadata: Row, batch: int, shrinks: bool = False) -> None:
         self.store, self.key, self.metadata, self.batch, self.shrinks = store, key, metadata, batch, shrinks
@@ -153,12 +153,12 @@ class Evaluation(Runner[C, Item, Result]):
 
     def others(self, cells: Sequence[C]) -> dict[C, list[Result]]:
         """The results of all other cells that the store has in full, with the same key and items."""
-        found = {}
+        results = {}
         for cell in stored_cells(self.store.matching(self.key), self.cell_of):
             known = self.read(self.store.matching(self.row_key(cell)))
             if cell not in cells and not self._missing(cell, known):
-                found[cell] = [known[item] for item in self.items(cell)]
-        return found
+                results[cell] = [known[item] for item in self.items(cell)]
+        return results
 
     def _stored(self, cell: C) -> list[Result]:
         known = self.read(self.store.matching(self.row_key(cell)))

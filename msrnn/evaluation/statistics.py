@@ -37,8 +37,8 @@ def bootstrap(columns: Sequence[Sequence[float]], statistic: Statistic, seed: in
     if count < 2:
         return Estimate(value)
     drawn = numpy.random.default_rng(seed).integers(0, count, (RESAMPLES, count))
-    found = statistic([column[drawn].sum(1) for column in values])
-    low, high = numpy.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    resampled = statistic([column[drawn].sum(1) for column in values])
+    low, high = numpy.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Estimate(value, float(low), float(high))
 
 

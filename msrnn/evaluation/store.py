@@ -15,7 +15,7 @@ from msrnn.errors import UsageError
 
 try:
     import fcntl
-except ImportError:  # Windows: two processes on one file are not kept apart
+except ImportError:  # Windows: no locks, so two processes must not write to one file
     fcntl = None  # type: ignore[assignment]
 
 Row = dict[str, Any]
@@ -142,7 +142,7 @@ def _locked(path: Path) -> Iterator[BinaryIO]:
 
 
 def _cut_partial_line(file: BinaryIO) -> None:
-    """Remove a last line without its end. A kill or a full disk cut it off: nobody writes while this is locked."""
+    """Remove an incomplete last line, left by a kill or a full disk: no process is writing while the file is locked."""
     end = file.seek(0, os.SEEK_END)
     if not end:
         return

@@ -1,1 +1,1 @@
-"""The seam with Hugging Face transformers."""
+"""The interface to Hugging Face transformers: inspection, cache layers, attention, generation, loading."""

@@ -1,7 +1,7 @@
 """The attention function that transformers calls by name, and the registration of it and of its masks.
 
-A cache layer of ours attaches itself to the new keys (`keys.owner`). The attention function finds it there, and lets it
-append, attend, observe and evict. Nothing is patched or hooked, and models that do not use the name are not affected.
+A cache layer of msrnn attaches itself to the new keys (`keys.owner`). The attention function finds it there and calls
+it to append, attend, observe and evict. Nothing is patched or hooked; models that do not use the name are not affected.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:
     """transformers' attention interface: query [B, H, T, D], key and value [B, K, T, D] -> [B, T, H, D].
 
-    torch.compile leaves it alone and compiles the rest of the layer: its kernels gain nothing from compilation, and
+    torch.compile skips this function and compiles the rest of the layer: its kernels gain nothing from compilation, and
     every new column count would compile again.
     """
     scoring = Scoring(scaling if scaling is not None else query.shape[-1] ** -0.5, softcap, s_aux)

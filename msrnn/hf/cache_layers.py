@@ -1,4 +1,4 @@
-"""Cache layers that own their keys, as transformers sees them: one layer of a state, and a linear-attention layer."""
+"""Cache layers for transformers: one layer of a bounded state, and a linear-attention layer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ READS_AGAIN = (
 
 
 class OwnedLayer(CacheLayerMixin):
-    """A cache layer whose keys carry it to the attention function. Columns are counted from the start of the cache."""
+    """A cache layer that the attention function finds on its keys. Columns are counted from the start of the cache."""
 
     is_compileable = False
     is_sliding = False
@@ -40,7 +40,7 @@ class OwnedLayer(CacheLayerMixin):
         self.config = config
         self.columns = 0
         self.waiting = False  # `update` returned keys, and the attention function has not taken them yet
-        self.unfinished = False  # an exception or an interruption stopped this layer half-way
+        self.unfinished = False  # an exception or an interruption stopped this layer inside a forward pass
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         active = self.config._attn_implementation
@@ -78,7 +78,7 @@ class OwnedLayer(CacheLayerMixin):
 
 
 class OwnedCache(Cache):
-    """A cache of such layers. torch.compile skips it, as it skips the attention function."""
+    """A cache of `OwnedLayer`s. torch.compile skips it, as it skips the attention function."""
 
     _last: int | None = None  # the layer that was updated last
 
@@ -86,7 +86,7 @@ class OwnedCache(Cache):
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         before = self.layers[self._last] if self._last is not None else None
         if isinstance(before, OwnedLayer) and before.unfinished:
-            raise UsageError("this cache was interrupted half-way through a forward pass: make a new one")
+            raise UsageError("this cache was interrupted inside a forward pass and is unusable: make a new one")
         # If our attention function did not take the keys, another one did, and saw the new tokens only.
         if isinstance(before, OwnedLayer) and before.waiting:
             raise UsageError(
@@ -164,11 +164,13 @@ class StateLayer(OwnedLayer):
         memory, setup = self.memory, self.setup
         assert isinstance(memory, Memory)
         if query.shape[0] != memory.batch_size:
-            raise UsageError(f"a batch of {query.shape[0]} does not fit a state of {memory.batch_size}")
+            raise UsageError(
+                f"a batch of {query.shape[0]} does not fit a state of {memory.batch_size}: use the same batch size"
+            )
         if key.dtype != memory.dtype:
             raise UsageError(
-                f"keys of {key.dtype} do not fit a state of {memory.dtype}: leave autocast, or hand the model to msrnn "
-                "again once it is cast"
+                f"keys of {key.dtype} do not fit a state of {memory.dtype}: leave autocast, or cast the model "
+                "first and wrap it again"
             )
         self.unfinished = True
         if isinstance(memory, Growing):
@@ -199,7 +201,9 @@ class StateLayer(OwnedLayer):
             self.batch_select_indices(torch.arange(self.memory.batch_size).repeat_interleave(repeats))
 
     def crop(self, _: int) -> None:
-        raise UsageError("a bounded state cannot take tokens back, as assisted decoding needs: use an ordinary cache")
+        raise UsageError(
+            "a bounded state cannot remove its last tokens, as assisted decoding requires: use an ordinary cache"
+        )
 
     def offload(self) -> None:
         raise UsageError("a bounded state stays on its device: it is small, do not offload it")

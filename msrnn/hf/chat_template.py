@@ -37,9 +37,11 @@ def following(tokenizer: PreTrainedTokenizerBase, message: str) -> str:
 
 
 def _after_answer(text: str) -> str:
-    _, found, after = text.partition(_ANSWER)
-    if not found:
-        raise UsageError("this model's chat template changes earlier answers, so turns cannot be rendered one by one")
+    _, answer, after = text.partition(_ANSWER)
+    if not answer:
+        raise UsageError(
+            "this model's chat template changes earlier answers, so turns cannot be rendered singly: use another model"
+        )
     return after
 
 

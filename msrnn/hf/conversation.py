@@ -83,7 +83,7 @@ def training_length(model: PreTrainedModel) -> int | None:
 def policy_with_horizon(name: str, size: int, length: int) -> str:
     """The policy with a horizon of `length` tokens and its first token protected; unchanged if it has a horizon.
 
-    Past the training length a horizon keeps out tokens that are too old: without one they accumulate in the state.
+    Past the training length a horizon evicts tokens that are too old; without one they accumulate in the state.
     """
     if name == FULL:
         return name
@@ -101,7 +101,9 @@ class Turn(NamedTuple):
 
 
 class Conversation:
-    """`state` always covers whole turns: a turn works on a copy, which replaces `state` at the turn's end.
+    """A chat in one bounded state.
+
+    `state` always ends with a complete turn: a turn works on a copy, which replaces `state` at the turn's end.
 
     settings  arguments of `generate`; must contain max_new_tokens
     extend    called once, with the training length, before the first turn that may pass it; returns the model to
@@ -147,7 +149,7 @@ class Conversation:
         return chat_template.opening(self.tokenizer, message, self.system)
 
     def _extend_if_needed(self, new_tokens: int) -> None:
-        """Before the turn, so that a turn is read under the same positions from its start to its end."""
+        """Call `extend` before a turn that may pass the training length: all of a turn uses the same positions."""
         length = training_length(self.rnn.model)
         most = int(self.state.seen[0]) + new_tokens + self.settings["max_new_tokens"] + len(self.closing)
         if self.extend is None or length is None or most <= length:

@@ -1,8 +1,7 @@
 """Forward passes as CUDA graphs: the buffers of a bounded state have one shape, so a captured graph fits any length.
 
 One graph per batch size and width (1 for a decode step, a block for prefill). The graphs of a batch size share one set
-of buffers, which belongs to one state at a time. When another state is read, it takes them over, and the first one gets
-a copy.
+of buffers, which belongs to one state at a time. When another state is read, it gets them, and the first gets a copy.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Graph:
     ):
         B, device = state.batch_size, model.device
         self.ids = torch.zeros(B, width, dtype=torch.long, device=device)
-        # Warming up and capturing read padding only, which leaves the state as it is.
+        # Warm-up and capture read padding only, which does not change the state.
         self.real = torch.zeros(B, width, dtype=torch.bool, device=device)
         self.graph = torch.cuda.CUDAGraph()
         forward: Any = torch.compile(model) if compiles else model
@@ -88,7 +87,7 @@ def _on_streams(read: Any, parts: list[slice], times: int = 1) -> list[Tensor]:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """An error and those before it, the first one last: aborting a capture raises another error."""
+    """An error and its contexts, the original error last: an aborted capture raises a second error."""
     return [error, *_chain(error.__context__)] if error.__context__ is not None else [error]
 
 
@@ -97,38 +96,38 @@ def _unspecialized() -> Any:
     return torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True)
 
 
-class _Home:
+class _GraphBuffers:
     """The buffers of one batch size, the graphs captured on them, and the state that owns them now, if any."""
 
     def __init__(self, state: MultiState) -> None:
         self.layers = [copy.copy(layer) for layer in state.layers]
         self.graphs: dict[tuple[int, bool], Graph | None] = {}
-        self.resident = weakref.ref(state)
+        self.owner = weakref.ref(state)
 
     @ordinary_tensors
-    def admit(self, state: MultiState) -> None:
+    def assign(self, state: MultiState) -> None:
         """Copy a state into these buffers, which are then its own. The state that had them before gets a copy."""
-        before = self.resident()
+        before = self.owner()
         if before is state:
             return
-        for i, home in enumerate(self.layers):
-            for name, buffer in home.tensors().items():
+        for i, layer in enumerate(self.layers):
+            for name, buffer in layer.tensors().items():
                 if before is not None:
                     setattr(before.layers[i], name, buffer.clone())
                 buffer.copy_(getattr(state.layers[i], name))
                 setattr(state.layers[i], name, buffer)
-        self.resident = weakref.ref(state)
+        self.owner = weakref.ref(state)
 
-    def newcomer(self, fingerprint: dict[str, Any]) -> MultiState:
+    def empty_state(self, fingerprint: dict[str, Any]) -> MultiState:
         """An empty state in buffers that no state uses any more."""
         state = MultiState([copy.copy(layer) for layer in self.layers], fingerprint)
         state.reset()
-        self.resident = weakref.ref(state)
+        self.owner = weakref.ref(state)
         return state
 
 
 class Graphs:
-    """What was captured of one model under one spec."""
+    """The captured graphs of one model under one spec."""
 
     def __init__(self, model: PreTrainedModel, spec: StateSpec, compiles: bool) -> None:
         self.model, self.spec, self.compiles = model, spec, compiles
@@ -136,11 +135,11 @@ class Graphs:
         devices = {shape.device for shape in spec.shapes if shape}
         on_cuda = model.device.type == "cuda" and len(devices) == 1
         self.possible = fixed and on_cuda and set(spec.backends) == {"triton"}
-        self._homes: dict[int, _Home] = {}
+        self._buffers: dict[int, _GraphBuffers] = {}
         weights = [*model.parameters()]
-        self._ends = weights[:1] + weights[-1:]  # casting or moving a model moves all weights, these among them
+        self._ends = weights[:1] + weights[-1:]  # enough to notice a move or a cast, which changes all weights
         self._weights = self._addresses()
-        self._asked: Counter[tuple[int, int, bool]] = Counter()
+        self._requests: Counter[tuple[int, int, bool]] = Counter()
 
     def of(self, state: MultiState, width: int = 1, last_only: bool = True, after: int = 0) -> Graph | None:
         """The graph for a state, captured after more than `after` requests; None where there is none.
@@ -150,23 +149,23 @@ class Graphs:
         if not self.possible:
             return None
         self._forget_moved_weights()
-        self._asked[state.batch_size, width, last_only] += 1
-        if self._asked[state.batch_size, width, last_only] <= after:
+        self._requests[state.batch_size, width, last_only] += 1
+        if self._requests[state.batch_size, width, last_only] <= after:
             return None
-        home = self._homes.get(state.batch_size)
-        if home is None:
-            home = self._homes[state.batch_size] = _Home(state)
-        home.admit(state)
+        buffers = self._buffers.get(state.batch_size)
+        if buffers is None:
+            buffers = self._buffers[state.batch_size] = _GraphBuffers(state)
+        buffers.assign(state)
         key = width, last_only
-        if key not in home.graphs:
-            home.graphs[key] = self._capture(state, width, last_only)
-        return home.graphs[key]
+        if key not in buffers.graphs:
+            buffers.graphs[key] = self._capture(state, width, last_only)
+        return buffers.graphs[key]
 
     def state(self, batch_size: int) -> MultiState:
         """An empty state, in the buffers of an earlier one if they are free; other free buffers are released."""
-        home = self._homes.get(batch_size)
-        if home is not None and home.resident() is None:
-            return home.newcomer(self.spec.fingerprint)
+        buffers = self._buffers.get(batch_size)
+        if buffers is not None and buffers.owner() is None:
+            return buffers.empty_state(self.spec.fingerprint)
         self.release()
         return self.spec.state(batch_size)
 
@@ -177,12 +176,12 @@ class Graphs:
         """Drop graphs when weights have moved: a graph reads them at their old addresses."""
         if self._weights != (addresses := self._addresses()):
             self._weights = addresses
-            for home in self._homes.values():
-                home.graphs.clear()
+            for buffers in self._buffers.values():
+                buffers.graphs.clear()
 
     def release(self) -> None:
         """Free the graphs and buffers that no state uses."""
-        self._homes = {size: home for size, home in self._homes.items() if home.resident() is not None}
+        self._buffers = {size: buffers for size, buffers in self._buffers.items() if buffers.owner() is not None}
 
     def _capture(self, state: MultiState, width: int, last_only: bool) -> Graph | None:
         columns = [layer.columns for layer in state.layers]
@@ -194,9 +193,10 @@ class Graphs:
                 raise
             reason = (str(errors[-1]) or type(errors[-1]).__name__).splitlines()[0]
             warnings.warn(
-                f"no CUDA graph of this model, so every kernel is launched by itself ({reason})", stacklevel=4
+                f"this model cannot be captured as a CUDA graph, so its kernels are launched one by one ({reason})",
+                stacklevel=4,
             )
             return None
         finally:
             for layer, count in zip(state.layers, columns, strict=True):
-                layer.columns = count  # warming up read no token
+                layer.columns = count  # the warm-up has read no token

@@ -1,7 +1,7 @@
 """`generate` over a bounded state: transformers' own loop, arguments and result; msrnn does prefill and decode steps.
 
-`generate` runs on a twin of the user's model: it shares the weights, but its forward passes over the cache of this call
-go to `Continuation`. Other calls of the model meanwhile (classifier-free guidance, for example) are the model's own.
+`generate` runs on a shallow copy of the user's model: it shares the weights, but its forward passes over the cache of
+this call go to `Continuation`. Forward passes over other caches (as in classifier-free guidance) go to the model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _WHOLE_BATCH = (MaxLengthCriteria, MaxTimeCriteria)  # end all rows at once
 
 
 class Reader(Protocol):
-    """Reads and steps: a `MultiStateRNN`."""
+    """The methods of a `MultiStateRNN` that `Continuation` uses."""
 
     spec: StateSpec
 
@@ -58,15 +58,15 @@ class Settings:
         if name in self.kwargs:  # None is a value: eos_token_id=None generates past every stop token
             return self.kwargs[name]
         configs = (self.kwargs.get("generation_config"), self.model.generation_config)
-        found = (getattr(config, name, None) for config in configs)
-        return next((value for value in found if value is not None), None)
+        values = (getattr(config, name, None) for config in configs)
+        return next((value for value in values if value is not None), None)
 
     def check(self) -> None:
-        """Refuse what a state cannot do, before a token is read."""
+        """Refuse arguments that a state does not support, before a token is read."""
         for name in _ROLLBACK:
             if self[name]:
                 raise UsageError(
-                    f"{name}: assisted decoding takes tokens back, which a state that evicts cannot do; leave it out"
+                    f"{name}: assisted decoding removes tokens again, which a state that evicts cannot do; leave it out"
                 )
         for name, reason in _UNSUPPORTED.items():
             if self[name] is not None and self[name] is not False:
@@ -156,7 +156,9 @@ class Continuation:
         """One forward pass of `generate` over tokens [B · copies, T]."""
         other = [name for name, value in kwargs.items() if isinstance(value, Tensor) and name not in _OWN_INPUTS]
         if other:
-            raise UsageError(f"{', '.join(other)}: a state reads token ids only, no images or other inputs")
+            raise UsageError(
+                f"{', '.join(other)}: a state reads token ids only, no images or other inputs; pass input_ids"
+            )
         if self.decoding is None:
             return self._prompt(ids, kwargs)
         self.fed.append(ids)
@@ -236,14 +238,14 @@ class Continuation:
         expected = generated[:, :-1]
         if read.shape != expected.shape or bool(((read != expected) & (real[:, :-1] == 1)).any()):
             self.state.whole = False
-            raise UsageError("this way of generating feeds other tokens than it returns: call generate without a state")
+            raise UsageError("this generation mode feeds other tokens than it returns: call generate without a state")
         out.sequences[:, prompt:] = generated.masked_fill(real == 0, pad)
         if bool(real[:, -1].any()):
             self.rnn.read(generated[:, -1:].masked_fill(real[:, -1:] == 0, 0), self.state, real[:, -1:], last_only=True)
 
 
 def twin(model: PreTrainedModel, continuation: Continuation) -> Any:
-    """The same model with shared weights, whose forward passes go to `continuation`; the model itself is unchanged."""
+    """A shallow copy of the model whose forward passes go to `continuation`; the model itself is unchanged."""
 
     @wraps(model.forward)
     def forward(input_ids: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:

@@ -48,7 +48,7 @@ class ModelSpec:
 
     @cached_property
     def rope_digest(self) -> str:
-        """Identifies the parameters of its rotary embeddings, which are no weights."""
+        """Identifies the parameters of its rotary embeddings, which are not among the weights."""
         parameters = getattr(self.config, "rope_parameters", None)
         return _digest(json.dumps(parameters, sort_keys=True, default=str).encode())
 
@@ -59,7 +59,7 @@ class ModelSpec:
             return inspect_rope(self.model, self.config)
 
     def check_readable(self, in_blocks: bool) -> None:
-        """Refuse what would be wrong without an error; `in_blocks`: msrnn itself reads and gives position ids."""
+        """Refuse a model whose results would be silently wrong. `in_blocks`: as in `state_spec`."""
         if in_blocks:
             _ = self._takes_positions
         if None in self.layers:
@@ -88,7 +88,7 @@ _SPECS: weakref.WeakKeyDictionary[nn.Module, tuple[int, ModelSpec]] = weakref.We
 
 
 def inspect_model(model: PreTrainedModel) -> ModelSpec:
-    """The spec of a model, from the last time if neither its weights nor its config have changed since."""
+    """The spec of a model; the last one is reused if neither weights nor config have changed since."""
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"{type(model).__name__} is not a transformers model: load one with AutoModelForCausalLM")
     if model.device.type == "meta":
@@ -120,7 +120,7 @@ def _weight_version(weight: Tensor) -> tuple[Any, ...]:
 
 @contextmanager
 def msrnn_attention(model: PreTrainedModel) -> Iterator[None]:
-    """The model in evaluation mode with the attention of msrnn; afterwards it is as it was."""
+    """Put the model into evaluation mode with the attention of msrnn, and restore it afterwards."""
     before = Handover(model)
     try:
         yield
@@ -129,7 +129,7 @@ def msrnn_attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 class Handover:
-    """Puts a model into evaluation mode and makes its attention "msrnn"; remembers how it was."""
+    """Put a model into evaluation mode with the attention "msrnn", and record its original settings."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = weakref.ref(model)
@@ -144,7 +144,7 @@ class Handover:
             raise
 
     def undo(self) -> None:
-        """Give the model its attention implementation and its training modes back."""
+        """Restore the model's attention implementation and training modes."""
         model = self._model()
         if model is not None:
             model.set_attn_implementation(self._before)
@@ -205,8 +205,8 @@ def fingerprint_of(model: PreTrainedModel) -> str:
     """Identifies a model by its weights: names, shapes and 16 values of each, as they are when the model is wrapped.
 
     It does not notice a change of other values than the sampled ones, training after wrapping, or adapters that are
-    switched off. Quantized weights that are no tensors count by name and type, weights on the meta device (offloaded to
-    disk) by shape.
+    switched off. Quantized weights that are not tensors count by name and type, weights on the meta device (offloaded
+    to disk) by shape.
     """
     parts: list[bytes] = []
     samples: dict[torch.device, list[tuple[int, Tensor]]] = {}  # of each device, by their index in `parts`

@@ -1,7 +1,7 @@
-"""The RoPE of each layer, found by trying: its frequencies, and which dimensions they rotate.
+"""Find the RoPE of each layer from its keys: its frequencies, and which dimensions they rotate.
 
-No family is recognised by its name. A layer's rotation is the one that turns its key at position 0 into its keys at
-other positions.
+No model family is recognised by its name. A layer's rotation is the one that turns its key at position 0 into its keys
+at other positions.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ def inspect_rope(model: PreTrainedModel, config: Any) -> list[Rope | None]:
             "keys cannot be re-rotated; use positions='original'"
         )
     seen = {position: probe(model, config, ROWS, position) for position in (0, *PROBED)}
-    found: list[Rope | None] = []
+    ropes: list[Rope | None] = []
     for i in range(len(seen[0])):
         keys = {position: layer.key for position, layers in seen.items() if (layer := layers[i])}
-        found.append(_rotation(keys, frequencies, f"{name}, layer {i}") if keys else None)
-    if not any(found):
+        ropes.append(_rotation(keys, frequencies, f"{name}, layer {i}") if keys else None)
+    if not any(ropes):
         raise UsageError(none)
-    return found
+    return ropes
 
 
 def _frequencies(model: PreTrainedModel) -> list[Tensor]:
     """The frequencies of its rotary embeddings; a model may have several, for layers of several kinds."""
-    found = [buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq") and "original" not in name]
-    return [buffer.detach().float() for buffer in found if buffer.ndim == 1]
+    buffers = [buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq") and "original" not in name]
+    return [buffer.detach().float() for buffer in buffers if buffer.ndim == 1]
 
 
 def _kinds(model: PreTrainedModel) -> set[str]:
     """The types of its rotary embeddings: one for each, or one for each kind of layer."""
-    found = [getattr(module, "rope_type", None) for module in model.modules()]
-    nested = [list(kind.values()) if isinstance(kind, dict) else [kind] for kind in found]
+    types = [getattr(module, "rope_type", None) for module in model.modules()]
+    nested = [list(kind.values()) if isinstance(kind, dict) else [kind] for kind in types]
     return {kind for kinds in nested for kind in kinds if isinstance(kind, str)}
 
 

@@ -82,7 +82,9 @@ def _tokenizer(source: str | Path, name: str | None) -> Any:
                 f"model {name!r}: the folder has no tokenizer; save it there as well, "
                 f"with AutoTokenizer.from_pretrained(…).save_pretrained({str(source)!r})"
             ) from error
-        raise UsageError(f"model {name!r}: its tokenizer cannot be loaded ({_sentence(error)})") from error
+        raise UsageError(
+            f"model {name!r}: its tokenizer cannot be loaded, download it again ({_sentence(error)})"
+        ) from error
 
 
 def _weights(source: str | Path, **kwargs: Any) -> Any:
@@ -118,7 +120,9 @@ def device_named(device: str) -> torch.device:
     if where.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device={device!r}: torch finds no CUDA device; use 'cpu' or 'auto'")
     if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"device={device!r}: the last CUDA device is 'cuda:{torch.cuda.device_count() - 1}'")
+        raise UsageError(
+            f"device={device!r}: must be at most 'cuda:{torch.cuda.device_count() - 1}', the last CUDA device"
+        )
     return where
 
 
@@ -209,7 +213,7 @@ def _quiet(bars: bool) -> Iterator[None]:
     """Silence transformers' remarks, and its progress bars unless `bars` (for a download)."""
     loggers: tuple[Any, Any] = transformers.logging, huggingface_hub.logging
     levels = [logger.get_verbosity() for logger in loggers]
-    shown = loggers[0].is_progress_bar_enabled()
+    bars_enabled = loggers[0].is_progress_bar_enabled()
     try:
         for logger in loggers:
             logger.set_verbosity_error()
@@ -219,7 +223,7 @@ def _quiet(bars: bool) -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.set_verbosity(level)
-        if shown:
+        if bars_enabled:
             loggers[0].enable_progress_bar()
 
 

@@ -47,14 +47,14 @@ class LongRead:
 
     def _tokens_in_checkpoint(self) -> int:
         """How many tokens the checkpoint has read, if this text begins with them."""
-        found = load_description(self.checkpoint).get("notes")
-        done = found.get("read") if isinstance(found, dict) else None
-        if not isinstance(found, dict) or not isinstance(done, int) or isinstance(done, bool) or done < 1:
+        notes = load_description(self.checkpoint).get("notes")
+        done = notes.get("read") if isinstance(notes, dict) else None
+        if not isinstance(notes, dict) or not isinstance(done, int) or isinstance(done, bool) or done < 1:
             raise UsageError("it does not record what was read")
         if done > self.total:
             raise UsageError(f"it has read {done:,} tokens, more than the {self.total:,} to read")
-        if found != self.notes(done):
-            same_start = found.get("begun") == self._start
+        if notes != self.notes(done):
+            same_start = notes.get("begun") == self._start
             raise UsageError("it is of another text" if same_start else "it began from another state")
         return done
 

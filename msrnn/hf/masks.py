@@ -21,12 +21,12 @@ _windows: ContextVar[list[int | None] | None] = ContextVar("windows", default=No
 
 
 class NotCausalError(UsageError):
-    """A mask that is more than causal order, a layer's own window and padding."""
+    """A mask that contains more than causal order, a layer's own window and padding."""
 
 
 @contextmanager
 def watched_windows() -> Iterator[list[int | None]]:
-    """Collects the sliding windows of the masks that are built meanwhile; None for a mask without one."""
+    """Collect the sliding windows of the masks that are built inside this context; None for a mask without one."""
     built: list[int | None] = []
     token = _windows.set(built)
     try:
@@ -61,7 +61,7 @@ def build_mask(
 def real_columns(mask: Tensor | None, columns: int, window: int | None) -> Tensor | None:
     """Which columns are tokens, [B, T], from a mask [B, 1, T, T]: a token sees itself, padding does not.
 
-    `window` is the layer's sliding window. Raises where the mask is more than causal order, that window and padding.
+    `window` is the layer's sliding window. Raises if the mask contains more than causal order, that window and padding.
     """
     if mask is None:
         return None
@@ -75,10 +75,10 @@ def real_columns(mask: Tensor | None, columns: int, window: int | None) -> Tenso
     real = mask[:, 0].diagonal(dim1=-2, dim2=-1)
     if not getattr(mask, "known_causal", False):
         # One mask serves many layers: it is checked again only when it has changed.
-        look = (None if mask.is_inference() else mask._version, window)
-        if look[0] is None or getattr(mask, "looked_at", None) != look:
+        version = (None if mask.is_inference() else mask._version, window)
+        if version[0] is None or getattr(mask, "checked_version", None) != version:
             _check_causal(mask, real, window)
-            mask.looked_at = look  # type: ignore[attr-defined]
+            mask.checked_version = version  # type: ignore[attr-defined]
     return real
 
 

@@ -1,4 +1,4 @@
-"""Short forward passes that show what a model's layers are: shapes, causal order, and how they count positions.
+"""Short forward passes that inspect a model's layers: shapes, causal order, and how they count positions.
 
 They run with the attention of msrnn active, on cache layers that record what reaches them.
 """
@@ -21,13 +21,13 @@ from msrnn.hf.cache_layers import OwnedLayer
 from msrnn.hf.masks import NotCausalError, watched_windows
 from msrnn.layer import plain_attention
 
-TRIED = 48  # tokens on which a hybrid model is tried
-ROUNDING = {torch.float32: 5e-5, torch.float64: 1e-6}  # relative difference that is allowed between parts and whole
-COARSE = 0.05  # in 16 bits
+TRIED = 48  # tokens that a hybrid model reads in the test of `check_split`
+ROUNDING = {torch.float32: 5e-5, torch.float64: 1e-6}  # largest relative difference of logits read in parts
+COARSE = 0.05  # the same in 16-bit dtypes
 
 
 class Probed(NamedTuple):
-    """What one attention layer showed."""
+    """What a probe recorded of one attention layer."""
 
     shape: LayerShape
     key: Tensor  # [rows, K, 1, D] of the first token
@@ -36,12 +36,12 @@ class Probed(NamedTuple):
 
 
 def host_layers(config: Any) -> list[Any]:
-    """The layers that transformers itself would cache with."""
+    """The cache layers that transformers itself would use."""
     return list(DynamicCache(config=config).layers)
 
 
 def some_tokens(model: PreTrainedModel, count: int) -> Tensor:
-    """[1, count] ids from all over the vocabulary, none of them padding: some models count positions without it."""
+    """[1, count] ids from all over the vocabulary, without padding, which some models do not count in positions."""
     vocabulary: Any = model.get_input_embeddings().num_embeddings
     padding = getattr(model.config.get_text_config(decoder=True), "pad_token_id", None)
     ids = (torch.arange(count, device=model.device) * max(1, vocabulary // count) + 1) % vocabulary
@@ -69,7 +69,7 @@ class _Probe(OwnedLayer):
 def probe(
     model: PreTrainedModel, config: Any, rows: int = 1, position: int | None = None, columns: int = 0, length: int = 1
 ) -> list[Probed | None]:
-    """Run `rows` sequences of `length` tokens through the model; what each layer showed, None for linear attention.
+    """Run `rows` sequences of `length` tokens through the model; the record of each layer, None for linear attention.
 
     All tokens get this `position`, if one is given, and the cache reports `columns` columns before them.
     """
@@ -90,9 +90,9 @@ def probe(
         use_cache=True,
         **({} if position is None else {"position_ids": torch.full_like(tokens, position)}),
     )
-    again = [i for i, layer in enumerate(layers) if isinstance(layer, _Probe) and layer.times > 1]
-    if again:
-        raise UsageError(f"{type(model).__name__} attends more than once to the states of layers {again}")
+    repeated = [i for i, layer in enumerate(layers) if isinstance(layer, _Probe) and layer.times > 1]
+    if repeated:
+        raise UsageError(f"{type(model).__name__} attends more than once to the states of layers {repeated}")
     missed = [i for i, layer in enumerate(layers) if isinstance(layer, _Probe) and layer.seen is None]
     if missed:
         raise UsageError(f"{unreached} in layers {missed}, so msrnn cannot bound it")
@@ -100,7 +100,7 @@ def probe(
 
 
 def inspect_layers(model: PreTrainedModel, config: Any) -> list[Probed | None]:
-    """What each layer is; refuses a model that does not attend in causal order, or whose keys are NaN."""
+    """Inspect each layer; refuse a model that does not attend in causal order, or whose keys are NaN."""
     name = type(model).__name__
     try:
         with watched_windows() as masked:
@@ -116,10 +116,12 @@ def inspect_layers(model: PreTrainedModel, config: Any) -> list[Probed | None]:
         raise UsageError(f"{name} changes its attention mask in a way that msrnn does not support") from error
     windows = {getattr(layer, "sliding_window", None) for layer in host_layers(config)} - {None}
     if windows and not windows & set(masked):
-        raise UsageError(f"{name} caches with a sliding window and masks without one: reading differs from stepping")
+        raise UsageError(
+            f"{name} caches with a sliding window and masks without one: prefill would differ from decode steps"
+        )
     broken = [i for i, layer in enumerate(seen) if layer and not bool(layer.key.isfinite().all())]
     if broken:
-        reason = non_finite_weights(model) or "its weights are finite, so its dtype is too narrow"
+        reason = non_finite_weights(model) or "its weights are finite, so numbers overflow its dtype"
         raise UsageError(
             f"{name}: the keys of layer {broken[0]} are NaN or infinite; {reason}; load it again, or in float32"
         )
@@ -128,7 +130,7 @@ def inspect_layers(model: PreTrainedModel, config: Any) -> list[Probed | None]:
 
 @torch.no_grad()
 def non_finite_weights(model: PreTrainedModel) -> str | None:
-    """Which weights are NaN or infinite, in a few words; None: all are finite."""
+    """A short description of the weights that are NaN or infinite; None: all are finite."""
     named = [(name, weight) for name, weight in model.named_parameters() if weight.is_floating_point()]
     broken = [name for name, weight in named if not weight.is_meta and not bool(torch.isfinite(weight).all())]
     if not broken:
@@ -139,7 +141,7 @@ def non_finite_weights(model: PreTrainedModel) -> str | None:
 def check_takes_positions(model: PreTrainedModel, config: Any, layers: Sequence[Probed | None]) -> None:
     """Refuse a model that cannot be read block by block: it must return logits and use the position ids it is given.
 
-    Some models count positions by the cache, or from another number than 0. `layers` showed the keys of position 0.
+    Some models count positions by the cache, or from another number than 0. `layers` has the keys of position 0.
     """
     if not model.can_generate():
         raise UsageError(f"{type(model).__name__} returns no logits: load the model with AutoModelForCausalLM")
@@ -153,10 +155,10 @@ def check_takes_positions(model: PreTrainedModel, config: Any, layers: Sequence[
 
 @torch.no_grad()
 def check_split(model: PreTrainedModel, config: Any, in_blocks: bool) -> None:
-    """Refuse a hybrid model whose linear-attention layers compute something else when a text is read in parts.
+    """Refuse a hybrid model whose linear-attention layers give other results when a text is read in parts.
 
-    Some lose their state when several tokens follow (checked where msrnn reads `in_blocks`). Some decode by another
-    formula than they prefill.
+    Some lose their state when more than one token follows (checked if msrnn reads `in_blocks`). Some use another
+    formula in decode steps than in prefill.
     """
     tokens = some_tokens(model, TRIED)
 
@@ -166,13 +168,13 @@ def check_split(model: PreTrainedModel, config: Any, in_blocks: bool) -> None:
             [model(input_ids=part, use_cache=True, past_key_values=cache).logits for part in parts], dim=1
         ).float()
 
-    whole = logits([tokens])
+    expected = logits([tokens])
     first, second = tokens.chunk(2, dim=1)
     ways = {"in two parts": [first, second]} if in_blocks else {}
     for how, parts in (ways | {"token by token": [first, *second.split(1, dim=1)]}).items():
-        off = float((logits(parts) - whole).abs().max() / whole.abs().max())
-        if not off <= ROUNDING.get(model.dtype, COARSE):
+        difference = float((logits(parts) - expected).abs().max() / expected.abs().max())
+        if not difference <= ROUNDING.get(model.dtype, COARSE):
             raise UsageError(
-                f"{type(model).__name__}: read {how}, its logits differ from one read by {off:.2%}: the states of its "
-                "linear-attention layers do not carry over in transformers"
+                f"{type(model).__name__}: read {how}, its logits differ by {difference:.2%} from those of one forward "
+                "pass: transformers does not carry the states of its linear-attention layers over"
             )

@@ -23,7 +23,7 @@ from msrnn.layer import Record
 from msrnn.policy import Policy, ranks_alike
 
 DEFAULT_BLOCK = 512
-BLOCK_TOKENS = 16_384  # of all rows of a batch together: it bounds the memory of activations at any batch size
+BLOCK_TOKENS = 16_384  # over all rows of a batch together: bounds the memory of activations at any batch size
 STEPWISE_BLOCK = 64  # where a GPU reads a block token by token: a larger graph takes too long to capture
 WORTH_CAPTURING = 3  # blocks of one shape before one is captured, which takes about as long as reading three
 
@@ -41,8 +41,8 @@ class MultiStateRNN:
                  a function of one gap
     state_dtype  "int8" or "fp8": rows are quantized as they are appended, and take half the bytes of 16-bit rows
     backend      "auto", "torch", "numba" (CPU) or "triton" (GPU)
-    compile      whether torch.compile handles what lies between the kernels of a captured CUDA graph: seconds at first,
-                 then about a tenth off every decode step
+    compile      whether torch.compile compiles the model's code between the attention kernels of a captured CUDA graph:
+                 takes seconds once, then decode steps take about a tenth less time
     chunk        tokens that are scored at once inside a layer. It bounds memory, and does not change the result
     block        tokens of a row that pass through the model at once. It bounds memory, and does not change the result
     """
@@ -86,7 +86,7 @@ class MultiStateRNN:
         return MultiStateCache.from_spec(self.model, self.spec)
 
     def detach(self) -> None:
-        """Give the model back as it was before it was first wrapped: its attention implementation and training mode.
+        """Restore the model as it was before it was first wrapped: its attention implementation and training mode.
 
         States, and other objects that wrap this model, cannot be used with it any more. The end of a `with` block gives
         the model back only if nothing else wraps it.
@@ -139,7 +139,7 @@ class MultiStateRNN:
         return MultiState(layers, self.spec.fingerprint)
 
     def _select(self, state: MultiState, rows: Sequence[int] | Tensor) -> MultiState:
-        """`state.select`, into buffers that have a captured graph already, where there are such."""
+        """`state.select`, into buffers that already have a captured graph, if there are any."""
         index = state._row_index(rows)
         if not self._graphs.possible:
             return state.select(index)
@@ -151,8 +151,8 @@ class MultiStateRNN:
     def step(self, input_ids: Tensor, state: MultiState, attention_mask: Tensor | None = None) -> Tensor:
         """One decode step, one token per row: [B, 1] -> logits [B, 1, V].
 
-        Rows where `attention_mask` [B, 1] is 0 read nothing: their states stay as they are, and their logits mean
-        nothing.
+        Rows where `attention_mask` [B, 1] is 0 read nothing: their states do not change, and their logits are
+        meaningless.
         """
         if isinstance(input_ids, Tensor) and input_ids.ndim == 2 and input_ids.shape[1] != 1:
             raise UsageError(f"input_ids of {input_ids.shape[1]} columns: step reads one token per row; use read")
@@ -245,7 +245,7 @@ class MultiStateRNN:
         sequences, beams = settings["num_return_sequences"] or 1, settings["num_beams"] or 1
         if continues and sequences > 1:
             raise UsageError(
-                f"num_return_sequences={sequences}: a state continues in one way; fork it and generate from the copies"
+                f"num_return_sequences={sequences}: a state holds one continuation; fork it, then generate"
             )
         if continues and state.batch_size > 1 and self.spec.hybrid:
             raise UsageError(
@@ -285,7 +285,10 @@ class MultiStateRNN:
         state.check_fits(self.spec.fingerprint)
         self.spec.check_device(state)
         if input_ids.shape[0] != state.batch_size:
-            raise UsageError(f"input_ids of {input_ids.shape[0]} rows do not fit a state of {state.batch_size}")
+            raise UsageError(
+                f"input_ids of {input_ids.shape[0]} rows do not fit a state of {state.batch_size}: "
+                "use a state of the same batch size"
+            )
         if state.columns + input_ids.shape[1] > MOST_COLUMNS:
             raise UsageError(
                 f"{state.columns + input_ids.shape[1]:,} columns: a state reads {MOST_COLUMNS:,} at most; "
@@ -297,7 +300,9 @@ class MultiStateRNN:
         if input_ids.device.type == "cpu":
             low, high = int(input_ids.min()), int(input_ids.max())
             if low < 0 or high >= vocabulary:
-                raise UsageError(f"input_ids from {low} to {high}: this model knows 0 to {vocabulary - 1}")
+                raise UsageError(
+                    f"input_ids from {low} to {high}: this model has ids 0 to {vocabulary - 1}; use its own tokenizer"
+                )
         if attention_mask is not None:
             attention_mask = torch.as_tensor(attention_mask, device=input_ids.device)
             if attention_mask.shape != input_ids.shape:

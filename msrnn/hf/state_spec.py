@@ -1,4 +1,4 @@
-"""StateSpec: what a state of one model under one policy and size is made of."""
+"""StateSpec: the layout of the states of one model under one policy and size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from msrnn.policy import FULL, Bound, Policy, layer_bound, resolve
 
 @dataclass(frozen=True)
 class StateSpec:
-    """A model's layers under a policy and size: what a state is made of. Makes empty states, and caches over states."""
+    """The layout of a state: a model's layers under a policy and size. Makes empty states, and caches over states."""
 
     model: ModelSpec
     shapes: list[LayerShape | None]  # None: a linear-attention layer
@@ -77,17 +77,19 @@ class StateSpec:
             return
         size, one = self.fingerprint["size"], self.nbytes(1)
 
-        def mend(free: int) -> str:
+        def advice(free: int) -> str:
             return f"{free // one:,} sequences fit" if free >= one else f"size {max(1, size * free // one):,} fits"
 
         what = f"a state of size {size} for {batch_size} sequence{'s' if batch_size > 1 else ''}"
-        check_fits(self.nbytes(batch_size), next(iter(devices)), what, mend)
+        check_fits(self.nbytes(batch_size), next(iter(devices)), what, advice)
 
     def check_position(self, position: int) -> None:
         """Refuse a position beyond the model's table of learned positions."""
         last = self.model.last_position
         if last is not None and position > last:
-            raise UsageError(f"position {position:,}: this model learned positions 0 to {last:,}, and no others")
+            raise UsageError(
+                f"position {position:,}: this model has learned positions 0 to {last:,} only; read a shorter text"
+            )
 
     def check_device(self, state: MultiState) -> None:
         """Refuse a state on another device than the layers that read it."""
@@ -154,33 +156,37 @@ def state_spec(
     chunk: int | None = None,
     in_blocks: bool = False,
 ) -> StateSpec:
-    """Check the options and the model, and combine them. `in_blocks`: msrnn reads and gives the position ids itself."""
+    """Check the options and the model, and combine them. `in_blocks`: msrnn splits texts and passes position ids."""
     policy_, size = resolve(policy, size)
     quantized = parse_state_dtype(state_dtype)
     if quantized and policy_ is None:
-        raise UsageError(f"state_dtype={state_dtype!r}: policy 'full' does not quantize; bound the model, or drop it")
+        raise UsageError(
+            f"state_dtype={state_dtype!r}: policy 'full' does not quantize; use a bounded policy, or leave it out"
+        )
     if policy_ is None and (named := spacing(positions)):
-        raise UsageError(f"positions={named.name!r}: policy 'full' leaves no gaps; bound the model, or drop it")
+        raise UsageError(
+            f"positions={named.name!r}: policy 'full' leaves no gaps; use a bounded policy, or leave it out"
+        )
     if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
         raise UsageError(f"chunk={chunk!r}: must be a whole number of tokens, 1 or more")
-    found = inspect_model(model)
-    backends = [resolve_backend(backend, layer.shape.device if layer else model.device) for layer in found.layers]
-    spaced = spacing(positions, _fitting(found.config, size) if positions == FITTED else 1)
-    ropes = found.ropes if spaced else [None] * len(found.layers)
-    found.check_readable(in_blocks)
+    model_spec = inspect_model(model)
+    backends = [resolve_backend(backend, layer.shape.device if layer else model.device) for layer in model_spec.layers]
+    spaced = spacing(positions, _fitting(model_spec.config, size) if positions == FITTED else 1)
+    ropes = model_spec.ropes if spaced else [None] * len(model_spec.layers)
+    model_spec.check_readable(in_blocks)
     fingerprint = {
         "policy": policy_.name if policy_ else FULL,
         "size": size,
-        "dtype": state_dtype_name(quantized) if quantized else found.dtype,
+        "dtype": state_dtype_name(quantized) if quantized else model_spec.dtype,
         "positions": name_of(spaced),
-        "model": found.fingerprint,
-        "rotary": found.rope_digest,
-        "windows": sorted({window for window in found.windows if window is not None}),
+        "model": model_spec.fingerprint,
+        "rotary": model_spec.rope_digest,
+        "windows": sorted({window for window in model_spec.windows if window is not None}),
     }
     setups = [
         layer
         and LayerSetup(
-            config=found.config,
+            config=model_spec.config,
             module=weakref.ref(layer.module),
             chunk=chunk or backend_.default_chunk,
             backend=backend_,
@@ -188,12 +194,12 @@ def state_spec(
             window=window,
             passes_use_cache=layer.passes_use_cache,
         )
-        for layer, backend_, rope, window in zip(found.layers, backends, ropes, found.windows, strict=True)
+        for layer, backend_, rope, window in zip(model_spec.layers, backends, ropes, model_spec.windows, strict=True)
     ]
     return StateSpec(
-        model=found,
-        shapes=[layer and replace(layer.shape, state_dtype=quantized) for layer in found.layers],
-        bounds=[layer_bound(policy_, size, window) for window in found.windows],
+        model=model_spec,
+        shapes=[layer and replace(layer.shape, state_dtype=quantized) for layer in model_spec.layers],
+        bounds=[layer_bound(policy_, size, window) for window in model_spec.windows],
         setups=setups,
         fingerprint=fingerprint,
     )

@@ -4,7 +4,7 @@
 
 The harness finds models only in its own package, so this module runs the harness's command with one more model name.
 In Python, import this module and call `lm_eval.simple_evaluate(model="msrnn", model_args=…)`.
-Without `--device` the model is on CUDA if there is a CUDA device, and else on the CPU in float32.
+Without `--device` the model is on CUDA if there is a CUDA device, otherwise on the CPU in float32.
 
 Requests have the same meaning as for the harness's own `hf` model; with a size larger than the text, answers are the
 same. The batch size must be a number: `auto` is not supported.
@@ -296,10 +296,10 @@ def _config(path: Path) -> dict[str, Any]:
     import yaml  # type: ignore[import-untyped]
 
     try:
-        found = yaml.safe_load(path.read_text())
+        options = yaml.safe_load(path.read_text())
     except (OSError, ValueError, yaml.YAMLError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return options if isinstance(options, dict) else {}
 
 
 if __name__ == "__main__":

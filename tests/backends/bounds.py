@@ -1,4 +1,4 @@
-"""What layers may hold, for kernels to be tried on: every policy, odd sizes, a window, a horizon."""
+"""Bounds to test kernels with: every policy, odd sizes, a window, a horizon."""
 
 from __future__ import annotations
 

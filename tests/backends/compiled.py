@@ -1,4 +1,4 @@
-"""Kernels compiled as they are launched for a GPU that need not be there: on each line one, and its shared memory.
+"""Compile kernels for a GPU that need not be present; prints a line per kernel with its shared memory.
 
 A process of its own, since `TRITON_INTERPRET` is looked at where kernels are defined.
 """

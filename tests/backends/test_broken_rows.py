@@ -1,4 +1,4 @@
-"""Numbers that are no numbers: they stay in their row of the batch, and every row keeps its size."""
+"""NaN and infinite numbers stay in their own row of the batch, and every row keeps its size."""
 
 from __future__ import annotations
 

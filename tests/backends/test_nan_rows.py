@@ -1,4 +1,4 @@
-"""A model that makes NaN of one token: the other rows of a batch do not notice."""
+"""A model that computes NaN for one token: the other rows of a batch are not affected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns on a GPU against `msrnn.core.rope`, near and far."""
+"""Re-rotation on a GPU against `msrnn.core.rope`, at small and large positions."""
 
 from __future__ import annotations
 

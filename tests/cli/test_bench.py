@@ -89,7 +89,7 @@ BAD = {
     "equal batch": (["--equal-batch", "-1"], "--equal-batch -1"),
     "state dtype": (["--state-dtype", "int3"], "--state-dtype int3"),
     "positions": (["--positions", "compac"], "did you mean 'compact'"),
-    "shape": (["--random-weights", "lama"], "give this or --model"),
+    "shape": (["--random-weights", "lama"], "--model is given too"),
     "contender": (["--with", "nowhere:at_all"], "nowhere:at_all"),
     "folder": (["--out", "file"], "--out file"),
     "rows": (["--out", "foreign"], "efficiency.jsonl, line 1: damaged"),

@@ -348,7 +348,7 @@ def test_extrapolation_writes_tables_and_a_figure(run: Run, texts: Path, tmp_pat
 
 
 FAR_BAD = {
-    "leg": (["--leg", "15", "--window", "10"], "--leg 15: must be whole windows of 10 tokens, as 20 is"),
+    "leg": (["--leg", "15", "--window", "10"], "--leg 15: must be a multiple of --window 10, such as 20"),
     "tokens": (["--tokens", "1"], "--tokens 1: must be 2 or more"),
     "row": (["--row", "tova@far"], "positions='far'"),
     "batch": (["--batch", "0"], "--batch 0"),

@@ -173,7 +173,7 @@ def test_qasper_through_the_chat_template_past_the_length_of_the_model(
     words = ("eval", "qasper", "--data", tmp_path / "papers.jsonl", "--out", tmp_path / "out", "--size", 32)
     code, _, err = run(*words, "--length", 2100, "--max-new-tokens", 3, "--policy", "tova", "--device", "cpu")
     assert code == 0, err
-    assert err.count("bounded states have compressed positions") == 1
+    assert err.count("bounded states use compressed positions") == 1
     text = (tmp_path / "out" / "qasper.md").read_text()
     assert "- positions: compressed:lnln" in text
     assert "- chat: True" in text

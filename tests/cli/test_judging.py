@@ -135,8 +135,8 @@ def test_without_a_key_nothing_is_forgotten(run: Run, stories: Path, monkeypatch
 
 
 BAD = {
-    "nobody": ([], "give --judge"),
-    "both": (["--judge", "a", "--model", "b"], "give --judge"),
+    "nobody": ([], "give either --judge"),
+    "both": (["--judge", "a", "--model", "b"], "give either --judge"),
     "address": (["--model", "b", "--base-url", "http://x"], "--base-url http://x"),
     "requests": (["--judge", "a", "--max-requests", "0"], "--max-requests 0"),
     "timeout": (["--judge", "a", "--timeout", "0"], "--timeout 0"),

@@ -61,9 +61,15 @@ BAD = {
     "seed beside a state": (["generate", "hi", "--state", "state", "--seed", "-1"], "msrnn: --seed -1: must be"),
     "no tokens": (["read", "text.txt", "--save", "new", "--tokens", "0"], "--tokens 0: must be 1 or more"),
     "replaces its text": (["read", "text.txt", "--save", "text.txt", "--force"], "text.txt: is read by this command"),
-    "list for a state": (["generate", "hi", "--state", "list"], "list: its description is []"),
-    "null for a state": (["chat", "--load", "null"], "null: its description is None"),
-    "state of no policy": (["read", "text.txt", "--load", "odd", "--save", "new"], "odd: saved with policy ['tova']"),
+    "list for a state": (
+        ["generate", "hi", "--state", "list"],
+        "list: not a state that msrnn saved, its description is []",
+    ),
+    "null for a state": (["chat", "--load", "null"], "null: not a state that msrnn saved, its description is None"),
+    "state of no policy": (
+        ["read", "text.txt", "--load", "odd", "--save", "new"],
+        "odd: not a state that msrnn saved, its policy is ['tova']",
+    ),
     "top-p": (["generate", "hi", "--top-p", "1.5"], "--top-p 1.5"),
     "greedy at a temperature": (["generate", "hi", "--greedy", "--temperature", "3.0"], "and --temperature 3.0 is"),
     "greedy with top-p": (["chat", "--greedy", "--top-p", "0.9"], "and --top-p 0.9 is"),

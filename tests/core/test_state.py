@@ -171,9 +171,9 @@ def test_a_read_interrupted_between_layers_is_noticed() -> None:
     with pytest.raises(KeyboardInterrupt):
         rnn.read(tokens(1, 5), state)
     hook.remove()
-    with pytest.raises(ValueError, match="half-way"):
+    with pytest.raises(ValueError, match="interrupted inside a forward pass"):
         rnn.read(tokens(1, 5), state)
-    with pytest.raises(ValueError, match="half-way"):
+    with pytest.raises(ValueError, match="interrupted inside a forward pass"):
         state.save("never-written")
 
 
@@ -194,7 +194,7 @@ def test_a_read_interrupted_inside_the_last_layer_is_noticed(tmp_path: Path) -> 
     with pytest.raises(KeyboardInterrupt):
         rnn.read(tokens(1, 40), state, record=record)
     for broken in (state, state.fork(2)):
-        with pytest.raises(ValueError, match="half-way"):
+        with pytest.raises(ValueError, match="interrupted inside a forward pass"):
             broken.save(tmp_path / "never")
     state.reset()
     rnn.read(tokens(1, 40), state)

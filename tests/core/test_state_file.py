@@ -1,4 +1,4 @@
-"""State files that nobody wrote so: each is refused in one line, or is a state that works."""
+"""Damaged and manipulated state files: each is refused with one line, or loads as a state that works."""
 
 from __future__ import annotations
 
@@ -86,16 +86,16 @@ def at(*index: int, value: float) -> Callable[[Tensor], Any]:
 
 FORGED: dict[str, tuple[str, dict[str, Callable[[Tensor], Any]], str]] = {
     "no free slot": ("head", {"position": lambda p: p[0, 0].copy_(torch.arange(7))}, "no slot is free"),
-    "beyond what was read": ("head", {"position": lambda p: p.clamp_(min=17)}, "17 is no position of a token"),
-    "below -1": ("head", {"position": lambda p: p[p < 0].numel() and p.clamp_(max=-2)}, "-2 is no position"),
+    "beyond what was read": ("head", {"position": lambda p: p.clamp_(min=17)}, "17 is not the position of a token"),
+    "below -1": ("head", {"position": lambda p: p[p < 0].numel() and p.clamp_(max=-2)}, "-2 is not the position"),
     "held twice": ("head", {"position": lambda p: p[1, 1].fill_(3)[6:].fill_(-1)}, "row 1: 3 is a position .* twice"),
     "too few": ("head", {"position": lambda p: p[0, 0, :6].fill_(-1)}, "too few for size 6"),
     "none of a window": ("horizon", {"position": lambda p: p.fill_(-1)}, "0 tokens are held"),
     "other count": ("head", {"seen": lambda s: s.add_(100)}, "117 tokens of 17 columns|100 tokens"),
-    "importance": ("head", {"importance": lambda i: i.fill_(torch.nan)}, "nan is no importance"),
-    "negative importance": ("head", {"importance": lambda i: i.fill_(-1.0)}, "-1 is no importance"),
-    "infinite importance": ("head", {"importance": lambda i: i.fill_(torch.inf)}, "inf is no importance"),
-    "huge importance": ("head", {"importance": lambda i: i.fill_(1e9)}, "1e.09 is no importance"),
+    "importance": ("head", {"importance": lambda i: i.fill_(torch.nan)}, "nan is not an importance"),
+    "negative importance": ("head", {"importance": lambda i: i.fill_(-1.0)}, "-1 is not an importance"),
+    "infinite importance": ("head", {"importance": lambda i: i.fill_(torch.inf)}, "inf is not an importance"),
+    "huge importance": ("head", {"importance": lambda i: i.fill_(1e9)}, "1e.09 is not an importance"),
     "norm": ("value", {"norm": lambda n: n.fill_(torch.nan)}, "nan is not the norm"),
     "another norm": ("value", {"norm": lambda n: n.mul_(2)}, "is not the norm"),
     "scale of 0": ("value", {"key_scale": lambda s: s.zero_()}, "0 scales the keys"),
@@ -200,7 +200,7 @@ def test_numbers_that_cannot_be_loaded_are_not_saved(tmp_path: Path) -> None:
     state = rnn.state(3)
     rnn.read(tokens(3, 5), state)
     state.layers[1].importance[1] = torch.nan
-    with pytest.raises(ValueError, match=r"layer 1, row 1: nan is no importance .*; save the other rows"):
+    with pytest.raises(ValueError, match=r"layer 1, row 1: nan is not an importance .*; save the other rows"):
         state.save(tmp_path / "state")
     assert os.listdir(tmp_path) == []
     state.select([0, 2]).save(tmp_path / "state")

@@ -1,4 +1,4 @@
-"""States joined, moved and shown."""
+"""States joined (`cat`), moved between devices, and printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows a prompt does not depend on the prompts beside it, nor on what of them is read only once."""
+"""A prompt's continuation does not depend on the other prompts of its batch, or on a shared prefix."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_generate_replays(how: dict[str, int]) -> None:
     rnn = msrnn.MultiStateRNN(model, "tova", 9)
     before = type(model), type(model).forward, set(vars(model))
     assert torch.equal(rnn.generate(ids, attention_mask=mask, **SETTINGS, **how), expected)
-    assert rnn._graphs._homes, "nothing was captured, so nothing was replayed"
+    assert rnn._graphs._buffers, "nothing was captured, so nothing was replayed"
     assert (type(model), type(model).forward, set(vars(model))) == before, "the model itself was changed"
 
 
@@ -100,9 +100,9 @@ def test_states_of_one_batch_size_share_a_graph() -> None:
 def test_generate_captures_once_per_batch_size() -> None:
     rnn = msrnn.MultiStateRNN(build(llama(eos_token_id=None), "cuda"), "tova", 9)
     first = rnn.generate(tokens(2, 20), **SETTINGS)
-    homes = dict(rnn._graphs._homes)
+    buffers = dict(rnn._graphs._buffers)
     assert torch.equal(rnn.generate(tokens(2, 20), **SETTINGS), first)
-    assert rnn._graphs._homes == homes
+    assert rnn._graphs._buffers == buffers
     state = rnn.state(2)
     assert torch.equal(rnn.generate(tokens(2, 20), state=state, **SETTINGS), first)
     assert torch.equal(state.seen.cpu(), torch.tensor([32, 32]))
@@ -133,7 +133,7 @@ def test_a_new_state_moves_in_where_another_has_gone() -> None:
     assert rnn._graphs.of(state) is graph, "torn down while a state lived there"
     del state
     rnn.state(2)
-    assert not rnn._graphs._homes
+    assert not rnn._graphs._buffers
 
 
 @pytest.mark.gpu
@@ -168,7 +168,7 @@ def test_why_nothing_was_captured_is_the_first_error(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("msrnn.hf.cuda_graphs.Graph", GivenUp)
     rnn = msrnn.MultiStateRNN(build(llama()), "tova", 9)
     rnn._graphs.possible = True
-    with pytest.warns(UserWarning, match=r"launched by itself \(the routing waits for the host\)"):
+    with pytest.warns(UserWarning, match=r"launched one by one \(the routing waits for the host\)"):
         assert rnn._graphs.of(rnn.state()) is None
 
 

@@ -1,4 +1,4 @@
-"""`generate` from a state: the state that decodes is the state that goes on."""
+"""`generate` from a state: it decodes on the given state, which then continues after the answer."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_loop_that_feeds_other_tokens_is_refused(model: PreTrainedModel) -> No
     state = rnn.state()
     with pytest.raises(UsageError, match="feeds other tokens than it returns"):
         rnn.generate(tokens(1, 12), state=state, custom_generate=loop, **greedy())
-    with pytest.raises(UsageError, match="interrupted half-way"):
+    with pytest.raises(UsageError, match="interrupted inside a forward pass"):
         rnn.step(tokens(1, 1), state)
 
 

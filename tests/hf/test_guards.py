@@ -84,9 +84,9 @@ def test_a_cache_interrupted_in_its_last_layer_does_not_save(tmp_path: Path) -> 
     last.write = interrupted
     with pytest.raises(KeyboardInterrupt):
         model(tokens(1, 5), past_key_values=cache)
-    with pytest.raises(ValueError, match="interrupted half-way"):
+    with pytest.raises(ValueError, match="interrupted inside a forward pass"):
         cache.state.save(tmp_path / "half.safetensors")
-    with pytest.raises(ValueError, match="interrupted half-way"):
+    with pytest.raises(ValueError, match="interrupted inside a forward pass"):
         model(tokens(1, 5), past_key_values=cache)
 
 

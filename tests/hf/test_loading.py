@@ -46,7 +46,7 @@ def test_a_gpu_beyond_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert device_named("cuda:1").index == 1
-    with pytest.raises(ValueError, match="device='cuda:7': the last CUDA device is 'cuda:1'"):
+    with pytest.raises(ValueError, match="device='cuda:7': must be at most 'cuda:1'"):
         device_named("cuda:7")
 
 

@@ -298,7 +298,7 @@ def test_learned_positions_end_with_a_line() -> None:
     config = FAMILIES["gpt2"]()
     config.n_positions = 24
     rnn = msrnn.MultiStateRNN(build(config), "tova", 9)
-    with pytest.raises(ValueError, match="position 24: this model learned positions 0 to 23"):
+    with pytest.raises(ValueError, match="position 24: this model has learned positions 0 to 23"):
         rnn.generate(tokens(1, 20), max_new_tokens=10, eos_token_id=None)
     assert rnn.generate(tokens(1, 20), max_new_tokens=5, eos_token_id=None).shape == (1, 25)
 

@@ -43,11 +43,11 @@ def trace_policies(
     on_policy: Callable[[str], Callable[[int], object]],
 ) -> list[PolicyTrace]:
     """Trace one text under each policy. `on_policy` gets a policy's name, and returns a callback that counts tokens."""
-    found = []
+    traces = []
     for name in names:
         (one,) = trace_chunks(MultiStateRNN(model, name, size), [ids], on_policy(name))
-        found.append(PolicyTrace(name, size, one))
-    return found
+        traces.append(PolicyTrace(name, size, one))
+    return traces
 
 
 def token_texts(passage: Passage, tokenizer: Any) -> list[str]:
@@ -156,9 +156,9 @@ def wrapped_tokens(tokens: Sequence[str]) -> list[int]:
     if column is None:
         return []
     ends = list(accumulate(map(len, tokens)))
-    found = (bisect_right(ends, one.at) for one in breaks if one.needed > _SLACK * column)
+    indices = (bisect_right(ends, one.at) for one in breaks if one.needed > _SLACK * column)
     # A token with more than one line feed ends a paragraph as well.
-    return [token for token in found if tokens[token].count("\n") == 1]
+    return [token for token in indices if tokens[token].count("\n") == 1]
 
 
 def _line_breaks(text: str) -> Iterator[LineBreak]:

@@ -96,7 +96,7 @@ def cap(scores: Array, softcap: f32) -> None:
 
 @compiled()
 def _free_slots(position: Array) -> Array:
-    """The first empty slot of each group, [B, G]; found before anything is written."""
+    """The first empty slot of each group, [B, G]; searched before anything is written."""
     B, G, S = position.shape
     free = np.empty((B, G), np.int64)
     for b in range(B):

@@ -77,19 +77,19 @@ def _bases() -> Iterator[Path]:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether a folder is ours alone, and made if need be: a cache is code, and anyone may write beside it."""
+    """Create the folder if needed; whether only this user can write to it, since cached code will be executed."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError:
         return False
-    owned = not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o077)
-    return stat.S_ISDIR(found.st_mode) and owned
+    owned = not hasattr(os, "getuid") or (status.st_uid == os.getuid() and not status.st_mode & 0o077)
+    return stat.S_ISDIR(status.st_mode) and owned
 
 
 @cache
 def _digest() -> str:
-    """Of all sources: what is inlined from one file into another is in the cache of both."""
+    """A digest of all source files: a function that is inlined into another file is in that file's cache as well."""
     digest = hashlib.sha256()
     for path in SOURCES:
         digest.update(path.read_bytes() if path.exists() else path.name.encode())

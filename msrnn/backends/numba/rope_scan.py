@@ -87,7 +87,7 @@ def rerotate_moved(
     cos: Array,
     sin: Array,
 ) -> None:
-    """Re-rotate the keys [members, N, D] of those among `moved` whose new position has changed."""
+    """Re-rotate the keys [members, N, D] of those tokens in `moved` whose new position has changed."""
     for j in moved:
         if rotated_to[j] != new_position[j]:
             rotation(frequency, position[j], new_position[j], cos, sin)

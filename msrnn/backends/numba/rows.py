@@ -1,4 +1,4 @@
-"""What the numba loops do with one new token: attention over the candidates, importances, and which one is evicted.
+"""The computation for one new token in numba: attention over the candidates, importances, and which one is evicted.
 
 Loops over tokens are sequential; everything in this file is vectorised over the candidates of one token. Reductions may
 be reassociated, and NaN and infinity keep their meaning. `importance`, `present`, `position`, `norm` and `scratch` are
@@ -27,9 +27,9 @@ NO_DECAY = f32(-1.0)  # means decay=None: importance is the position itself
 # `observed` is attention times 2**86, so that ranks stay distinct down to 147 below the maximum of a row.
 LIFT = 108
 LOWEST = f32(-162.0)
-VANISHED = UNIT = f32(2.0**86)
+VANISHED = UNIT = f32(2.0**86)  # VANISHED: rows with a smaller sum of exponentials are computed again
 PER_UNIT = f32(2.0**-86)
-SMALLEST = f32(2.0**-40)  # that is still a normal number as attention
+SMALLEST = f32(2.0**-40)  # attention times UNIT: below, attention is not a normal float32 number, and becomes 0
 LANES = {"reassoc", "contract", "nsz"}
 _LOG2E, _LN2_HIGH, _LN2_LOW = f32(1.44269504), f32(0.693359375), f32(-2.12194440e-4)
 _C7, _C6, _C5, _C4, _C3 = f32(1 / 5040), f32(1 / 720), f32(1 / 120), f32(1 / 24), f32(1 / 6)
@@ -82,7 +82,7 @@ def highest(scores: Array, present: Array, sink: f32) -> f32:
 
 @compiled(fastmath={"contract"})
 def _share(total: f32) -> f32:
-    """Never reassociated, which would multiply exponentials by UNIT first, and overflow."""
+    """A function of its own, so that it is never reassociated: exponentials times UNIT would overflow."""
     return UNIT / total
 
 

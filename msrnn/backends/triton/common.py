@@ -1,4 +1,4 @@
-"""What the kernels share: exponentials for ranking, and the sizes of blocks."""
+"""Code that the kernels share: exponentials for ranking, and the sizes of blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ UNIT, PER_UNIT = tl.constexpr(2.0**86), tl.constexpr(2.0**-86)
 ROOT = tl.constexpr(2.0**43)
 LEAST_NORMAL = tl.constexpr(2.0**-126)
 
-LEAST = 16  # rows, columns or dimensions that a matrix unit takes
+LEAST = 16  # the smallest number of rows, columns or dimensions of a matrix product on tensor cores
 BYTES = 2**14  # of rows at once: with those loaded ahead they fit into 99 KiB, the shared memory of GPUs since 8.0
 
 
@@ -18,7 +18,7 @@ BYTES = 2**14  # of rows at once: with those loaded ahead they fit into 99 KiB, 
 def lifted_exp(b_x):
     """UNIT * exp(b_x) for b_x up to 0: a normal number down to -147, where exp alone ends at -87.
 
-    It is computed as a square: adding to b_x instead would cost digits.
+    It is computed as a square: adding log(UNIT) to b_x instead would lose precision.
     """
     b_root = tl.exp(0.5 * b_x) * ROOT
     return b_root * b_root

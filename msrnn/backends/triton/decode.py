@@ -187,7 +187,7 @@ def attend_kernel(
             o_row = _lifted(o_s[:, None], HEADS)
             if HEADS > 1:
                 o_row += o_n[None, :, None] * S
-            # [BR, BS]; those of empty slots are anything, and no load of theirs waits for a position
+            # [BR, BS]; scores of empty slots are arbitrary, so that the loads need not wait for the positions
             if F > 0:
                 b_cos, b_sin = load_rotations(p_rotations + o_s[:, None] * (2 * F), m_s[:, None], o_f[None, :], F)
                 b_kx, b_ky = load_rotated(
@@ -212,7 +212,7 @@ def attend_kernel(
             tl.store(scores + (i_h + o_r[:, None]) * S + o_s[None, :], b_s, mask=m_r[:, None] & m_held[None, :])
             b_s = tl.where(m_held[None, :], b_s, float("-inf"))
             b_new = tl.maximum(b_max, tl.max(b_s, axis=1))
-            # Until a state was seen the maximum is -inf, and -inf - -inf is no number.
+            # Until a state was seen the maximum is -inf, and -inf - -inf is NaN.
             b_base = tl.where(b_new == float("-inf"), 0.0, b_new)
             b_p = tl.exp(b_s - b_base[:, None])
             b_old = tl.exp(b_max - b_base)
@@ -289,7 +289,7 @@ def decode_triton(
     if splits > 1:
         maxima, sums = (exact(B, K * R, splits) for _ in range(2))
         parts = exact(B, K * R, splits, DV)
-    # Pointers that no kernel follows.
+    # Placeholders: no kernel reads these pointers.
     memory, norm = (kept if kept is not None else log_sums for kept in (slots.importance, slots.norm))
     scales = [s if s is not None else log_sums for s in (slots.key_scale, slots.value_scale)]
     dims = {"D": D, "DV": DV, "BD": width(D), "BV": width(DV)}

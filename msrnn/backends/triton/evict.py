@@ -40,8 +40,8 @@ def evict_kernel(
     WEIGHS: tl.constexpr,
     SLIDES: tl.constexpr,
 ):
-    """Enter the new token, add the group's mean attention to the importances, and evict the least important state that
-    is not protected. `squares` [B, K] are the squared norms of the new token's values.
+    """Write the new token's position, add the group's mean attention to the importances, and evict the least important
+    state that is not protected. `squares` [B, K] are the squared norms of the new token's values.
 
     Without observation every importance is 0, and the oldest state is evicted, as in every tie. NaN counts as infinity.
     """
@@ -63,7 +63,7 @@ def evict_kernel(
             for start in range(0, M, BM):
                 o_m = start + tl.arange(0, BM)
                 i_h = (i_b * G + i_g) * M + o_m
-                # [BM, BS]; scores of empty slots are anything, but a mask that knows them would hold up the loads
+                # [BM, BS]; scores of empty slots are arbitrary: a mask for them would delay the loads
                 m_tile = (o_m < M)[:, None] & m_s[None, :]
                 b_s = tl.load(scores + i_h[:, None] * S + o_s[None, :], mask=m_tile, other=float("-inf"))
                 b_log_sum = tl.load(log_sums + i_h, mask=o_m < M, other=0.0)

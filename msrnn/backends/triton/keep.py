@@ -33,7 +33,7 @@ def assign_kernel(
     m_new = m_new & (tl.load(evicted_at + p_new, mask=m_c, other=-1) == FAR)
     b_rank = tl.cumsum(m_new.to(tl.int32)) - 1
     tl.store(survivors + i * C + b_rank, o_c, mask=m_new)
-    tl.debug_barrier()  # what one thread wrote another reads
+    tl.debug_barrier()  # threads read what other threads wrote
     m_free = m_s & (m_held == 0)
     b_turn = tl.cumsum(m_free.to(tl.int32)) - 1
     m_taken = m_free & (b_turn < tl.sum(m_new.to(tl.int32)))
@@ -54,7 +54,7 @@ def move_kernel(
     fresh, slots, source, f_b, f_h, f_t,
     S: tl.constexpr, K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Rows of new tokens go where `source` says."""
+    """Copy the rows of new tokens into the slots that `source` assigns."""
     i_b, i_k = tl.program_id(2).to(tl.int64), tl.program_id(1)
     o_s, o_d = tl.program_id(0) * BS + tl.arange(0, BS), tl.arange(0, BD)
     b_source = tl.load(source + (i_b * G + i_k * G // K) * S + o_s, mask=o_s < S, other=-1)
@@ -75,7 +75,7 @@ def keep_triton(
 ) -> None:
     (B, G, S), C = slots.position.shape, key.codes.shape[2]
     source = torch.empty_like(slots.position)
-    # Pointers that no kernel follows stand for what is not kept.
+    # Placeholders for what is not kept: no kernel reads these pointers.
     memory, slot_norm = (importance if kept is None else kept for kept in (slots.importance, slots.norm))
     assign_kernel[(B * G,)](
         position, evicted_at, importance, importance if norm is None else norm, slots.position, memory, slot_norm,

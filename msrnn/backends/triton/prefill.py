@@ -68,8 +68,8 @@ def weigh_kernel(
     ROWS: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
     QUANTIZED: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Each head's exponentials over all that a row may see if nothing is evicted, relative to their maximum; lifted, so
-    that what stays may lie 147 below a maximum that is evicted."""
+    """Each head's exponentials over all candidates that a row could see without evictions, relative to their maximum.
+    They are scaled up, so that kept tokens may score up to 147 below a maximum that is evicted."""
     i_b, i_h, i_c = tl.program_id(2).to(tl.int64), tl.program_id(1), tl.program_id(0)
     scale, softcap = tl.cast(scale, tl.float32), tl.cast(softcap, tl.float32)
     i_k, i_g, N = i_h // (H // K), i_h // (H // G), S + C
@@ -113,7 +113,7 @@ def _attend(
     o_d, m_d, o_v, m_v, scale, softcap,
     N, SPAN: tl.constexpr, BN: tl.constexpr, QUANTIZED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Rows attend to N more candidates, at most SPAN, while these are there; the sums so far are carried along."""
+    """Attend to N more candidates, at most SPAN, where a row sees them; continues the running sums."""
     for start in range(0, SPAN, BN):
         o_n = start + tl.arange(0, BN)
         m_n = o_n < N
@@ -124,7 +124,7 @@ def _attend(
         b_s = _scores(b_q, p_keys, k_t, p_key_scale, o_n, m_n, o_d, m_d, scale, softcap, QUANTIZED, CAPPED)
         b_s = tl.where(m_seen, b_s, float("-inf"))
         b_new = tl.maximum(b_max, tl.max(b_s, axis=1))
-        # Until a state was seen the maximum is -inf, and -inf - -inf is no number.
+        # Until a state was seen the maximum is -inf, and -inf - -inf is NaN.
         b_base = tl.where(b_new == float("-inf"), 0.0, b_new)
         b_p = tl.exp(b_s - b_base[:, None])
         b_old = tl.exp(b_max - b_base)
@@ -147,7 +147,7 @@ def attend_kernel(
     SPAN: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     QUANTIZED: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """A state is seen by the rows from its position to its eviction."""
+    """Masked attention: the rows from a state's position to its eviction see the state."""
     i_b, i_h, i_c = tl.program_id(2).to(tl.int64), tl.program_id(1), tl.program_id(0)
     scale, softcap = tl.cast(scale, tl.float32), tl.cast(softcap, tl.float32)
     i_k, i_g, N = i_h // (H // K), i_h // (H // G), S + C
@@ -197,10 +197,10 @@ def prefill_triton(
     query_position = query_position.contiguous()
     sinks, softcap = scoring.sinks_of(1), scoring.softcap
 
-    def followed(pointer: Tensor | None) -> Tensor:
-        return pointer if pointer is not None else position  # one that no kernel follows
+    def or_placeholder(pointer: Tensor | None) -> Tensor:
+        return pointer if pointer is not None else position  # no kernel reads the placeholder
 
-    scales = [followed(s) for s in (fresh[0].scale, fresh[1].scale, slots.key_scale, slots.value_scale)]
+    scales = [or_placeholder(s) for s in (fresh[0].scale, fresh[1].scale, slots.key_scale, slots.value_scale)]
     flags = {"QUANTIZED": slots.state_dtype is not None, "CAPPED": softcap is not None, "SINKS": sinks is not None}
     rows, blocks = _blocks(C, max(D, DV), query.dtype)
     grid = triton.cdiv(C, rows), H, B
@@ -212,15 +212,15 @@ def prefill_triton(
         weights = exact(B, G, space.rows, H // G, space.width)
         sink_weights = exact(weights.shape[:4]) if sinks is not None else None
         weigh_kernel[grid](
-            query, key, scales[0], slots.keys, scales[2], position, query_position, followed(sinks), weights,
-            followed(sink_weights), scoring.scale, softcap or 1.0, *query.stride()[:3], *key.stride()[:3], C,
+            query, key, scales[0], slots.keys, scales[2], position, query_position, or_placeholder(sinks), weights,
+            or_placeholder(sink_weights), scoring.scale, softcap or 1.0, *query.stride()[:3], *key.stride()[:3], C,
             ROWS=space.rows, WIDTH=space.width, **shape, **flags, **blocks,
         )  # fmt: skip
     evicted_at = scan_triton(weights, position, importance, query_position, slots.bound, sink_weights, norm)
     output = torch.empty(B, C, H, DV, device=query.device, dtype=query.dtype)
     attend_kernel[grid](
         query, key, value, *scales[:2], slots.keys, slots.values, *scales[2:],
-        position, evicted_at, query_position, followed(sinks), output,
+        position, evicted_at, query_position, or_placeholder(sinks), output,
         scoring.scale, softcap or 1.0, *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], C,
         DV=DV, BV=width(DV), **shape, **flags, **blocks,
     )  # fmt: skip

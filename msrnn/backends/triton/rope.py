@@ -69,7 +69,7 @@ def reposition_kernel(
             b_position = tl.where((b_position >= spared) & (b_position <= t - window), -1, b_position)
         b_ordered = tl.sort(tl.where(b_position >= 0, b_position, LAST))
         tl.store(p_ordered + o_s, b_ordered, mask=m_s)
-        tl.debug_barrier()  # what one thread wrote another reads
+        tl.debug_barrier()  # threads read what other threads wrote
         m_after = (b_ordered != LAST) & (o_s > 0)
         b_gap = tl.where(m_after, b_ordered - tl.load(p_ordered + o_s - 1, mask=m_after, other=0), 1)
         b_new_position = tl.cumsum(tl.where(m_after, _new_gap(b_gap, table, KIND), 0.0))
@@ -94,7 +94,7 @@ def rotation_kernel(
     """rotations [B, G, S + 1, 2, F]: cosines and sines that take a row from its position to its new position.
 
     The model's own angle is a float32 product, and the same product is undone. The rest is float64 until multiples of
-    a quarter turn are removed.
+    a quarter rotation are removed.
     """
     i = tl.program_id(0).to(tl.int64)
     t = tl.load(query_position + i // G)

@@ -46,7 +46,7 @@ def _observed(
     o_m = start + tl.arange(0, BM)
     m_m = o_m < M
     p_row = weights + (i_row + o_m)[:, None] * (BN + BR)
-    # [BM, BN], [BM, BR]; without a mask where there need be none, since it would narrow the loads
+    # [BM, BN], [BM, BR]; without a mask where none is needed, since a mask would make the loads narrower
     if M % BM == 0:
         b_l, b_r = tl.load(p_row + o_l[None, :]), tl.load(p_row + o_r[None, :])
     else:

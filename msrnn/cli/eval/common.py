@@ -1,4 +1,4 @@
-"""What evaluation commands have in common: options, checks before anything is computed, and progress."""
+"""Code that evaluation commands share: options, checks before the computation, and progress."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ Text = Annotated[
         show_default="PG-19's test set",
     ),
 ]
-Length = Annotated[int, Option(help="Tokens of a chunk, with the model's first token where it has one.")]
-Books = Annotated[int | None, Option(help="Texts to take chunks of.", show_default="all")]
-Seed = Annotated[int, Option(help="Decides which texts and which chunks.")]
+Length = Annotated[
+    int, Option(help="Tokens of a chunk, including the token that opens a text, if the tokenizer adds one.")
+]
+Books = Annotated[int | None, Option(help="Number of texts to take chunks from.", show_default="all")]
+Seed = Annotated[int, Option(help="Random seed that selects texts and chunks.")]
 Batch = Annotated[int | None, Option(help="Chunks read at once.", show_default="1 on cpu, 64 or what fits on cuda")]
 Against = Annotated[
     str | None, Option(help="The policy that the others are compared with.", show_default="tova, or the first")
 ]
 Recompute = Annotated[
-    bool, Option("--force", help="Compute these results again, even if the folder has them; other rows stay.")
+    bool, Option("--force", help="Compute these results again, even if the folder has them; its other rows are kept.")
 ]
-MAX_BATCH = 2**16  # no memory holds more
+MAX_BATCH = 2**16  # more fit into no memory
 
 
 def compared(against: str | None, policies: Sequence[str]) -> str:
@@ -67,7 +69,7 @@ def check_batch(**batches: int | None) -> None:
 
 
 def quiet() -> None:
-    """No warnings of transformers about long texts, or of the hub about retries."""
+    """Silence warnings of transformers about long texts, and of the hub about retries."""
     import huggingface_hub
     import transformers
 
@@ -77,7 +79,7 @@ def quiet() -> None:
 
 
 def check_positions(config: Any, length: int, option: str = "--length") -> None:
-    """Refuse more tokens than a model has learned positions; with RoPE, only note that there are more."""
+    """Refuse more tokens than a model has learned positions; with RoPE, only print a note."""
     known = getattr(config, "max_position_embeddings", None)
     if not known or length <= known:
         return

@@ -13,17 +13,17 @@ from msrnn.errors import UsageError
 
 NAME = "extrapolation"
 ROWS = ("tova@compressed", "window+4@compact", "tova@original", "echo+1~{horizon}@compressed")
-REACH = 4  # times the size is the horizon of the last one
+REACH = 4  # the horizon of the last row, in multiples of the size
 
 DEFAULT = ", ".join(ROWS).format(horizon=f"({REACH} times the size)")
 Rows = Annotated[
     list[str] | None,
-    Option("--row", metavar="POLICY@POSITIONS", help="A row; repeat for more.", show_default=DEFAULT),
+    Option("--row", metavar="POLICY@POSITIONS", help="A row of the table; repeat for more.", show_default=DEFAULT),
 ]
 Tokens = Annotated[int, Option(help="Tokens to read of each text, from its first on.")]
-Window = Annotated[int, Option(help="Tokens of a point of the figure.")]
+Window = Annotated[int, Option(help="Tokens per point of the figure.")]
 Leg = Annotated[int, Option(help="Tokens after which the state is saved, to resume from.")]
-Seed = Annotated[int, Option(help="Decides which texts, where there are more than --books.")]
+Seed = Annotated[int, Option(help="Random seed that selects texts if there are more than --books.")]
 Batch = Annotated[int | None, Option(help="Texts read at once.", show_default="1 on cpu, all on cuda")]
 Out = Annotated[Path, Option(help=f"Write {NAME}.jsonl, .md, .csv, .png and .svg here.")]
 
@@ -69,19 +69,21 @@ def extrapolation(
     device_named(device)
     check_dtype(dtype)
     quiet()
-    found = documents(text)
+    texts = documents(text)
     store = open_store(out, NAME, CHECK, force=force, skip_damaged=skip_damaged)
     decoder, tokenizer = load(model, device, dtype, on_convert=note)
     config = decoder.config.get_text_config(decoder=True)
     check_positions(config, tokens, "--tokens")
     for case in rows:
-        case.rnn(decoder)  # refuses what cannot be computed before anything is
-    note(f"looking for {tokens:,} tokens in each of {len(found):,} texts")
+        case.rnn(decoder)  # refuses a row that cannot be computed, before the work starts
+    note(f"looking for {tokens:,} tokens in each of {len(texts):,} texts")
     choice = Choice(tokens, books, chunks_per_book=1, seed=seed, first=True, length_name="tokens")
-    data = choose(found, tokenizer, choice)
+    data = choose(texts, tokenizer, choice)
     note(data.summary())
     if window <= data.given:
-        raise UsageError(f"--window {window}: the first {data.given} tokens are given; use more, to predict some")
+        raise UsageError(
+            f"--window {window}: the first {data.given} tokens are given and not predicted; use a larger window"
+        )
     batch = batch or (len(data.chunks) if decoder.device.type == "cuda" else 1)
     source = {"model": model or SMALL, "text": text.resolve().name if text else PG19, "seed": seed, "batch": batch}
     course = Course(tokens, data.given, window, leg)
@@ -104,4 +106,4 @@ def check_counts(tokens: int, window: int, leg: int, **counts: int | None) -> No
         if value is not None and value < least:
             raise UsageError(f"--{name} {value}: must be {least} or more")
     if leg % window:
-        raise UsageError(f"--leg {leg}: must be whole windows of {window} tokens, as {-(-leg // window) * window} is")
+        raise UsageError(f"--leg {leg}: must be a multiple of --window {window}, such as {-(-leg // window) * window}")

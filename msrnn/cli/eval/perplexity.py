@@ -34,14 +34,20 @@ POLICIES = (TOVA, "window+4", FULL)
 
 Policies = Annotated[
     list[str] | None,
-    Option("--policy", help="A row: a policy, full or baseline; repeat for more.", show_default=", ".join(POLICIES)),
+    Option(
+        "--policy",
+        help="A row of the table: a policy, full or baseline; repeat for more.",
+        show_default=", ".join(POLICIES),
+    ),
 ]
 Sizes = Annotated[
     list[int] | None,
-    Option("--size", help="A column: states that each layer may hold; repeat for more.", show_default="512"),
+    Option(
+        "--size", help="A column of the table: states that each layer may hold; repeat for more.", show_default="512"
+    ),
 ]
 Paper = Annotated[bool, Option("--paper", help="All ten rows and seven sizes of the paper's table.")]
-ChunksPerBook = Annotated[int, Option(help="Chunks to take of each text, at most.")]
+ChunksPerBook = Annotated[int, Option(help="Most chunks to take from each text.")]
 Out = Annotated[Path, Option(help="Write perplexity.jsonl, .md, .csv, .png and .svg here.")]
 
 
@@ -67,9 +73,10 @@ def perplexity(
 
     Each chunk is read from an empty state, with exact eviction at every token, and every token after the given first
     one is predicted. Policy baseline is the full model on pieces of `size` tokens, each with the model's first token in
-    front; it predicts the same tokens. A size of a chunk's length or more is the full model. Intervals are 95 %, by
-    bootstrap over the chunks. Results that the folder has of the same model, chunk, policy, size and dtype are not
-    computed again, so an interrupted run resumes. The tables show all results of the same model, dtype and chunks.
+    front; it predicts the same tokens. With a size of at least the chunk's length nothing is evicted: that is the full
+    model. Intervals are 95 %, by bootstrap over the chunks. Results that the folder has of the same model, chunk,
+    policy, size and dtype are not computed again, so an interrupted run resumes. The tables show all results of the
+    same model, dtype and chunks.
 
     Examples:
         msrnn eval perplexity --text book.txt --length 1024 --size 64 --size 256
@@ -88,12 +95,12 @@ def perplexity(
     device_named(device)
     check_dtype(dtype)
     quiet()
-    found = documents(text)
+    texts = documents(text)
     store = open_store(out, NAME, CHECK, force=force, skip_damaged=skip_damaged)
     decoder, tokenizer = load(model, device, dtype, on_convert=note)
     check_positions(decoder.config.get_text_config(decoder=True), length)
-    note(f"cutting {min(books or len(found), len(found)):,} of {len(found):,} texts into chunks of {length:,} tokens")
-    data = choose(found, tokenizer, Choice(length, books, chunks_per_book, seed))
+    note(f"cutting {min(books or len(texts), len(texts)):,} of {len(texts):,} texts into chunks of {length:,} tokens")
+    data = choose(texts, tokenizer, Choice(length, books, chunks_per_book, seed))
     note(data.summary())
     source = {"model": model or SMALL, "text": text.resolve().name if text else PG19, "seed": seed}
     evaluation = Perplexity(decoder, data, store, batch, {**source, **environment(decoder.device)})
@@ -114,5 +121,5 @@ def rows(policies: list[str] | None, sizes: list[int] | None, paper: bool, lengt
     if not paper:
         return grid(policies or POLICIES, sizes or SIZES, length)
     if policies or sizes:
-        raise UsageError("--paper: it has its own rows and sizes; give this, or --policy and --size")
+        raise UsageError("--paper: sets the rows and sizes; leave out --paper, or --policy and --size")
     return grid([*PAPER_ROWS, FULL], PAPER_SIZES, length)

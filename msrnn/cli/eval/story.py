@@ -17,14 +17,15 @@ NAME = "story"
 POLICIES, SIZES = ("tova",), (256, 512, 1024)
 
 Policies = Annotated[
-    list[str] | None, Option("--policy", help="A policy; full is always added; repeat for more.", show_default="tova")
+    list[str] | None,
+    Option("--policy", help="Eviction policy; repeat for more. The full model is always added.", show_default="tova"),
 ]
 Sizes = Annotated[
     list[int] | None,
     Option("--size", help="States that each layer may hold; repeat for more.", show_default="256, 512, 1024"),
 ]
-Count = Annotated[int, Option(help="Stories of each version.")]
-Seed = Annotated[int, Option(help="Of the first story; the others follow.")]
+Count = Annotated[int, Option(help="Number of stories of each version.")]
+Seed = Annotated[int, Option(help="Random seed of the first story; the next ones count up from it.")]
 SampleTemperature = Annotated[float, Option(help="Sample at this temperature.")]
 Batch = Annotated[int | None, Option(help="Stories generated at once.", show_default="8 on cpu, 50 on cuda")]
 Out = Annotated[Path, Option(help=f"Write {NAME}.jsonl, .md and .csv here.")]
@@ -49,8 +50,8 @@ def story(
     """Generate long stories with every version of a model, one per seed, for `msrnn judge` to compare.
 
     A seed decides the noise that is added to the logits before the likeliest token is taken; it does not depend on the
-    batch or the version. What a version writes before it can have evicted anything is the full model's story, and is
-    copied from there. Stories that the folder has are not generated again, so an interrupted run resumes.
+    batch or the version. Until its first eviction has an effect, a version writes the full model's story, so that
+    part is copied. Stories that the folder has are not generated again, so an interrupted run resumes.
 
     Examples:
         msrnn eval story --stories 2 --size 64 --max-new-tokens 128
@@ -87,8 +88,8 @@ def story(
     stop_tokens = stop_tokens_of(decoder, tokenizer)
     evaluation = Stories(decoder, tokenizer, settings, stop_tokens, store, batch, metadata)
     results, others = computed(evaluation, cells, force)
-    found = report_lines({**results, **others})
+    lines = report_lines({**results, **others})
     title = f"{metadata['model']}, {stories:,} stories of at most {max_new_tokens:,} tokens"
-    made = table(found, title)
-    show_tables([made])
-    write_report(out, made, markdown(found, title, {**evaluation.key, **metadata}))
+    report = table(lines, title)
+    show_tables([report])
+    write_report(out, report, markdown(lines, title, {**evaluation.key, **metadata}))

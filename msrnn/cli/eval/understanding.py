@@ -36,34 +36,42 @@ class Stage(StrEnum):
     SCORE = "score"
 
 
-Data = Annotated[Path | None, Option(help="A .jsonl or .json file in a published format.", show_default="the hub's")]
+Data = Annotated[
+    Path | None, Option(help="A .jsonl or .json file in a published format.", show_default="the dataset on the hub")
+]
 Split = Annotated[str, Option(help="Split of the dataset on the hub.")]
 Policies = Annotated[
     list[str] | None,
-    Option("--policy", help="A row: a policy, truncated or full; repeat for more.", show_default=", ".join(ROWS)),
+    Option(
+        "--policy",
+        help="A row of the table: a policy, truncated or full; repeat for more.",
+        show_default=", ".join(ROWS),
+    ),
 ]
 Paper = Annotated[bool, Option("--paper", help="The paper's rows and sizes, 256 to 4,096; --policy adds rows.")]
 Sizes = Annotated[
     list[int] | None,
-    Option("--size", help="A column: states, or tokens of truncated; repeat for more.", show_default="512"),
+    Option(
+        "--size", help="A column of the table: states, or tokens of row truncated; repeat for more.", show_default="512"
+    ),
 ]
 Length = Annotated[
     int | None,
-    Option(help="Tokens that a prompt may have; the document's end is cut.", show_default=str(LENGTH)),
+    Option(help="Most tokens of a prompt; the document's end is cut.", show_default=str(LENGTH)),
 ]
 Chat = Annotated[
     bool | None,
-    Option("--chat/--no-chat", help="Use the chat template, or the bare text.", show_default="chat if any"),
+    Option("--chat/--no-chat", help="Use the chat template, or the bare text.", show_default="chat if there is one"),
 ]
-Answer = Annotated[int | None, Option("--max-new-tokens", help="Tokens of an answer, at most.", show_default=False)]
+Answer = Annotated[int | None, Option("--max-new-tokens", help="Most tokens of an answer.", show_default=False)]
 Positions = Annotated[
     str,
     Option(
         help="Positions of kept tokens: original, compressed, compact; auto: compressed beyond the training length."
     ),
 ]
-Limit = Annotated[int | None, Option(help="Questions to ask, document by document.", show_default="all")]
-Seed = Annotated[int, Option(help="Decides which questions, where there are more than --limit.")]
+Limit = Annotated[int | None, Option(help="Most questions to ask, document by document.", show_default="all")]
+Seed = Annotated[int, Option(help="Random seed that selects questions if there are more than --limit.")]
 Batch = Annotated[int | None, Option(help="Questions answered at once.", show_default="8 on cpu, 16 on cuda")]
 Stages = Annotated[
     Stage,
@@ -72,7 +80,9 @@ Stages = Annotated[
         "the last run, or of the last run with the given --length, --chat, --positions and --max-new-tokens."
     ),
 ]
-Out = Annotated[Path | None, Option(help="Write rows, tables and the figure here.", show_default="results/ and name")]
+Out = Annotated[
+    Path | None, Option(help="Write rows, tables and the figure here.", show_default="results/ and the verb's name")
+]
 
 
 def squality(*arguments: Any) -> None:
@@ -144,13 +154,13 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         if stage != Stage.ANSWER:
             task.metric.check()
         if stage == Stage.SCORE and force:
-            raise UsageError("--force: it answers again, and --stage score answers nothing; give one of them")
+            raise UsageError("--force: generates answers again, but --stage score generates none; leave one out")
         folder = out or Path("results") / task.name
         check_model(device, dtype, positions, stage)
         quiet()
-        found = None if stage == Stage.SCORE else load_questions(task, data, split, limit, seed)
+        asked_questions = None if stage == Stage.SCORE else load_questions(task, data, split, limit, seed)
         store = open_store(folder, task.name, check_row, force=force, skip_damaged=skip_damaged)
-        if found is None:
+        if asked_questions is None:
             wanted = {"length": length, "chat": chat, "answer": max_new_tokens, "positions": positions}
             answers, keys = stored_answers(task, store, grid.cells, **wanted)
             note(f"{len(keys):,} of {len(answers.questions):,} questions are answered by all rows")
@@ -165,8 +175,8 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
             if data is None:
                 source["split"] = split
             with stoppable(force):
-                answers = answered(task, loaded, settings, found, store, batch, grid.cells, source)
-            keys = [question.key for question in found]
+                answers = answered(task, loaded, settings, asked_questions, store, batch, grid.cells, source)
+            keys = [question.key for question in asked_questions]
         if stage != Stage.ANSWER:
             report_scores(task, grid, answers, keys, other, folder)
 
@@ -179,7 +189,7 @@ def rows(policies: list[str] | None, sizes: list[int] | None, paper: bool) -> Gr
     from msrnn.evaluation.cells import TRUNCATED, grid
 
     if paper and sizes:
-        raise UsageError("--paper: it has its own sizes; give this, or --size")
+        raise UsageError("--paper: sets the sizes; leave out --paper or --size")
     names = [*(ROWS if paper or not policies else ()), *(policies or ())]
     columns = PAPER_SIZES if paper else sizes or SIZES
     for name in names:
@@ -204,9 +214,9 @@ def check_model(device: str, dtype: str | None, positions: str, stage: Stage) ->
 def load_questions(task: Task, data: Path | None, split: str, limit: int | None, seed: int) -> list[Question]:
     from msrnn.evaluation.data.questions import questions
 
-    found = questions(data, split, task.hub, task.formats, limit, seed)
-    note(found.summary())
-    return found.questions
+    loaded = questions(data, split, task.hub, task.formats, limit, seed)
+    note(loaded.summary())
+    return loaded.questions
 
 
 def resolved(
@@ -220,7 +230,7 @@ def resolved(
     check_positions(config, length if rotated else length + most)  # the answer needs learned positions, too
     settings = settings_of(task, model, chat, length, most, positions, cells)
     if positions == AUTO and settings.positions != ORIGINAL:
-        note("so bounded states have compressed positions; --positions original leaves them as they are")
+        note("bounded states use compressed positions; --positions original keeps the original ones")
     return settings
 
 
@@ -228,7 +238,7 @@ def answered(
     task: Task,
     loaded: Loaded,
     settings: Settings,
-    found: list[Question],
+    asked_questions: list[Question],
     store: Store,
     batch: int | None,
     cells: list[Cell],
@@ -242,7 +252,7 @@ def answered(
     batch = batch or (16 if loaded.model.device.type == "cuda" else 8)
     builder = PromptBuilder(loaded.tokenizer, task.prompt, settings.chat)
     metadata = {**source, "batch": batch, **environment(loaded.model.device)}
-    evaluation = Understanding(loaded.model, builder, found, Answers(store, settings), batch, metadata)
+    evaluation = Understanding(loaded.model, builder, asked_questions, Answers(store, settings), batch, metadata)
     return watched(evaluation.answered, cells)
 
 
@@ -262,7 +272,7 @@ def report_scores(task: Task, grid: Grid, answers: Answers, keys: list[str], aga
 
 
 def scored(task: Task, grid: Grid, answers: Answers, keys: list[str]) -> Scores:
-    """With a bar, since ROUGE takes long."""
+    """Score with a progress bar, since ROUGE is slow."""
     from msrnn.evaluation.tasks.answer_scores import scores
 
     with progress("answers") as bar:

@@ -1,4 +1,4 @@
-"""What the benchmark measures: models with a bounded state, the full model, and any other decode step."""
+"""The contenders that the benchmark measures: bounded models, the full model, and any other decode step."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Contender(Protocol):
 
 
 class Setup(NamedTuple):
-    """What contenders are made from."""
+    """The model and sequence length that contenders are built from."""
 
     model: PreTrainedModel
     shapes: list[LayerShape | None]  # of its layers; None: linear attention
@@ -98,7 +98,7 @@ class Bounded(Contender):
         try:
             yield lambda: self.rnn.step(ids, held[0])
         finally:
-            held.clear()  # the caller may still hold the step
+            held.clear()  # frees the state even if the caller keeps the step
             self.rnn.release()
 
     def reading(self, input_ids: Tensor) -> Step:
@@ -151,7 +151,7 @@ def unmodified(model: PreTrainedModel) -> AbstractContextManager[None]:
 class PlacedLayer(StaticLayer):
     """A static layer that writes at a `position` [1] which all layers share.
 
-    The caller sets the position: layers that count for themselves would run past the end as a graph is replayed.
+    The caller sets the position: if layers counted themselves, replaying a graph would run past the end.
     """
 
     def __init__(self, rows: int, position: Tensor) -> None:
@@ -271,7 +271,7 @@ class Lineup:
     others: Sequence[Factory] = ()
 
     def contenders(self, setup: Setup, note: Callable[[str], None]) -> Iterator[Contender]:
-        """One at a time, so that each has all memory; the full model first."""
+        """Yield one contender at a time, so that each can use all memory; the full model first."""
         if StaticFull.possible(setup.model):
             yield StaticFull(setup)
         else:

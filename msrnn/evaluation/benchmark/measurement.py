@@ -1,4 +1,4 @@
-"""Measure decode steps: memory, batch, time and throughput of every contender, over a measured floor."""
+"""Measure decode steps: memory, batch, time and throughput of every contender, and a measured lower limit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_row(row: StoredRow) -> str | None:
 
 
 class Ledger:
-    """Measurements of one environment in a store, each made once; what did not fit into memory is tried again."""
+    """Measurements of one environment in a store, each taken once; what did not fit into memory is tried again."""
 
     def __init__(self, store: Store, environment: StoredRow) -> None:
         self.store, self.environment = store, environment
@@ -43,26 +43,26 @@ class Ledger:
     def cell(
         self, key: StoredRow, unit: str, measure: Callable[[], float | None], remeasure: bool = False
     ) -> float | None:
-        """The value of a cell, measured where it is not known; None: it did not fit into memory."""
-        found = None if remeasure else self._found(key)
-        if found:
-            return float(found["value"])
+        """The stored value of a cell, or a new measurement; None: it did not fit into memory."""
+        stored = None if remeasure else self._stored(key)
+        if stored:
+            return float(stored["value"])
         value = measure()
         self.store.append({**key, "value": value, "unit": unit, **self.environment})
         return value
 
     def times(self, key: StoredRow, measure: Callable[[], Times | None], remeasure: bool = False) -> Times | None:
         """The same for a time, with its range."""
-        found = None if remeasure else self._found(key)
-        if found:
-            value = float(found["value"])
-            return Times(value, found.get("low", value), found.get("high", value), found.get("steady", True))
+        stored = None if remeasure else self._stored(key)
+        if stored:
+            value = float(stored["value"])
+            return Times(value, stored.get("low", value), stored.get("high", value), stored.get("steady", True))
         times = measure()
         spread = {"low": times.low, "high": times.high, "steady": times.steady} if times else {}
         self.store.append({**key, "value": times and times.median, "unit": "ms", **spread, **self.environment})
         return times
 
-    def _found(self, key: StoredRow) -> StoredRow | None:
+    def _stored(self, key: StoredRow) -> StoredRow | None:
         rows = self.store.done({**key, **self.environment})
         return next((row for row in reversed(rows) if row.get("value") is not None), None)
 
@@ -74,8 +74,8 @@ class Ledger:
 
     def rows(self, batches: StoredRow) -> dict[str, dict[str, Any]]:
         """Whole rows by their label, of this command and of earlier ones; the newest of each."""
-        found = self.store.matching({"cell": ROW, "asked": batches, **self.environment})
-        return {row["contender"]: row["fields"] for row in found}
+        stored = self.store.matching({"cell": ROW, "asked": batches, **self.environment})
+        return {row["contender"]: row["fields"] for row in stored}
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def steps_in_buckets(buckets: Sequence[int], prompt: int, length: int) -> list[i
 
 
 class Benchmark:
-    """Measures contenders into a ledger. `note` gets what is measured, and what did not fit."""
+    """Measures contenders and keeps the results in a ledger. `note` prints what is measured, and what did not fit."""
 
     def __init__(self, setup: Setup, batches: Batches, ledger: Ledger, note: Callable[[str], None]) -> None:
         self.model, self.device, self.length = setup.model, setup.model.device, setup.length
@@ -124,8 +124,8 @@ class Benchmark:
     def others(self, rows: Sequence[Row]) -> list[Row]:
         """Rows of earlier commands in the same environment, at the same batches."""
         known = {row.label for row in rows}
-        found = self.ledger.rows(vars(self.batches))
-        return [Row.of(fields) for label, fields in found.items() if label not in known]
+        stored = self.ledger.rows(vars(self.batches))
+        return [Row.of(fields) for label, fields in stored.items() if label not in known]
 
     def _at_largest(self, contender: Contender) -> Row:
         key = {"contender": contender.label, "cell": "state"}
@@ -145,7 +145,7 @@ class Benchmark:
         for _ in range(REPEATS):
             if not row.impossible:
                 break
-            self.note(f"{row.label}: the step is faster than its floor, which cannot be; measuring both again")
+            self.note(f"{row.label}: the step is faster than its floor, which is impossible; measuring both again")
             floor = self._floor(contender, row.batch, remeasure=True)
             row = replace(row, ms=self._step(contender, row.batch, contender.rows, remeasure=True), floor=floor)
         return row

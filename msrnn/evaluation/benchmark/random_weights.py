@@ -62,21 +62,21 @@ def random_model(name: str, device: str = "auto", dtype: str | None = None) -> P
     torch.set_default_dtype(getattr(torch, str(dtype)))
     try:
         _check_fits(name, where)
-        model = _made(name, where)
+        model = _build(name, where)
         model.eval()
         return model
     finally:
         torch.set_default_dtype(before)
 
 
-def _made(name: str, where: torch.device) -> LlamaForCausalLM:
+def _build(name: str, where: torch.device) -> LlamaForCausalLM:
     with where:
         return LlamaForCausalLM(LlamaConfig(**SHAPES[name]))
 
 
 def _check_fits(name: str, where: torch.device) -> None:
-    """Refuse a model that does not fit: a CPU that runs out of memory stops the whole machine."""
-    needed, unused = sum(p.nbytes for p in _made(name, torch.device("meta")).parameters()), unused_bytes(where)
+    """Refuse a model that does not fit: running out of CPU memory can stop the whole machine."""
+    needed, unused = sum(p.nbytes for p in _build(name, torch.device("meta")).parameters()), unused_bytes(where)
     if needed > unused > 0:
         reason = f"{decimal(needed)} do not fit into the {decimal(unused)} that {where} has free"
         raise UsageError(f"random weights {name!r}: {reason}; use a smaller shape, a smaller dtype or another device")

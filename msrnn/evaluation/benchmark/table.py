@@ -50,7 +50,7 @@ class Row:
 
     @property
     def impossible(self) -> bool:
-        """Whether a step took less than its floor, which cannot be: something disturbed one of the two."""
+        """Whether a step took less time than its floor, so that one of the two measurements must be wrong."""
         return self.over_floor is not None and self.over_floor < 1
 
     @property
@@ -115,17 +115,17 @@ def _values(row: Row, full: Row) -> list[str | Formatted | None]:
 
 def remarks(rows: Sequence[Row]) -> list[str]:
     """What a reader must know about these times."""
-    found = ["Times are medians, with the fastest and the slowest run."]
+    lines = ["Times are medians, with the fastest and the slowest run."]
     if any(row.impossible for row in rows):
-        found.append(
-            f"{MARK.strip()} below the floor, which cannot be: something else used this machine while the step or its "
-            "floor was measured. Measure it again on an idle machine."
+        lines.append(
+            f"{MARK.strip()} below the floor, which is impossible: something else used this machine while the step or "
+            "its floor was measured. Measure it again on an idle machine."
         )
     if unsteady := [row.label for row in rows if row.unsteady]:
-        found.append(
+        lines.append(
             f"Runs of {', '.join(unsteady)} still differ by more than a tenth after three rounds: the machine is busy."
         )
-    return found
+    return lines
 
 
 def _times(times: Times | None, digits: int) -> Formatted | None:

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-BUFFER_BYTES = {"cuda": 2**33, "cpu": 2**29}  # far more than a cache holds
-ROUNDS, DISAGREE = 3, 0.1
+BUFFER_BYTES = {"cuda": 2**33, "cpu": 2**29}  # far more than a hardware cache holds
+ROUNDS, DISAGREE = 3, 0.1  # most rounds; the spread above which a round is repeated
 
 
 class Times(NamedTuple):
@@ -100,7 +100,10 @@ def captured(work: Callable[[], object], device: torch.device) -> Callable[[], o
 
 @dataclass(frozen=True)
 class Floor:
-    """A step reads every state once. It also reads the weights, or multiplies with them, whichever takes longer."""
+    """The least time of a decode step.
+
+    It reads every state once. It also reads the weights, or multiplies with them, whichever takes longer.
+    """
 
     bandwidth: float  # bytes per millisecond
     weights: int  # bytes that every step reads

@@ -1,4 +1,4 @@
-"""Texts cut into chunks of equal length, and a choice of chunks that depends on nothing but a seed and names."""
+"""Cut texts into chunks of equal length, and choose chunks by a seed and the names of the texts only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from msrnn.evaluation.data.texts import Document
 
 
 class Chunk(NamedTuple):
-    """`ids` are the opening and then the text's own tokens, from its token `start` on."""
+    """A chunk of a text: `ids` are the opening, then the text's own tokens from its token `start` on."""
 
     book: str
     start: int
@@ -90,7 +90,7 @@ class _Cut(NamedTuple):
     rest: int  # tokens after the last chunk
 
 
-def choose(found: Sequence[Document], tokenizer: Any, choice: Choice) -> Data:
+def choose(texts: Sequence[Document], tokenizer: Any, choice: Choice) -> Data:
     """Take books in an order that the seed and their names decide, until enough of them have a chunk."""
     opening, cuts = opening_of(tokenizer), list[_Cut]()
     if choice.length <= max(1, len(opening)):
@@ -98,7 +98,7 @@ def choose(found: Sequence[Document], tokenizer: Any, choice: Choice) -> Data:
             f"{choice.length_name}={choice.length}: the first {max(1, len(opening))} tokens are given, "
             "so nothing is predicted; use a larger number"
         )
-    for book in sorted(found, key=lambda document: rank(choice.seed, document.name)):
+    for book in sorted(texts, key=lambda document: rank(choice.seed, document.name)):
         if choice.books is not None and sum(cut.whole > 0 for cut in cuts) == choice.books:
             break
         cuts.append(_cut(book, tokenizer, opening, choice))
@@ -110,7 +110,7 @@ def choose(found: Sequence[Document], tokenizer: Any, choice: Choice) -> Data:
         )
     chunks = sorted(chunk for cut in used for chunk in cut.chunks)
     counts = sum(cut.whole for cut in used), sum(cut.rest for cut in used)
-    return Data(chunks, opening, choice.length, len(found), len(cuts) - len(used), *counts)
+    return Data(chunks, opening, choice.length, len(texts), len(cuts) - len(used), *counts)
 
 
 def _cut(book: Document, tokenizer: Any, opening: list[int], choice: Choice) -> _Cut:

@@ -83,7 +83,7 @@ class PromptBuilder:
             chat_template.check_template(tokenizer)
         if not tokenizer.is_fast:
             name = type(tokenizer).__name__
-            raise UsageError(f"{name}: does not say where a token ends in a text; use a model with a fast tokenizer")
+            raise UsageError(f"{name}: does not report where tokens end in a text; use a model with a fast tokenizer")
         self.tokenizer, self.template, self.chat = tokenizer, template, chat
         self._documents: dict[str, list[int]] = {}
 

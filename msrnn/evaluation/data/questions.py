@@ -32,7 +32,7 @@ class Question(NamedTuple):
 
     @property
     def key(self) -> str:
-        """By its content."""
+        """A digest of its content."""
         return _digest(json.dumps([self.text, self.question, self.references]))
 
 
@@ -123,7 +123,7 @@ def _without(text: str, *headers: str) -> str:
 
 
 def _reference(answer: str) -> Reference:
-    """An answer without a kind: found from its words."""
+    """A reference whose kind is derived from its words."""
     word = answer.strip().strip(".").lower()
     kind = YES_NO if word in ("yes", "no") else UNANSWERABLE if word == UNANSWERABLE else FREE
     return Reference(answer, kind)
@@ -168,12 +168,10 @@ def questions(
     """
     rows, where = _rows(source, split, hub), str(source or hub.name)
     form = _format(rows, formats, where)
-    found = _merged(one for number, row in enumerate(rows, start=1) for one in _read(form, row, where, number))
-    answered = [question for question in found if question.references]
+    merged = _merged(one for number, row in enumerate(rows, start=1) for one in _read(form, row, where, number))
+    answered = [question for question in merged if question.references]
     if not answered:
-        raise UsageError(
-            f"{where}: none of its {len(found)} questions has a reference answer; give questions that have"
-        )
+        raise UsageError(f"{where}: none of its {len(merged)} questions has a reference answer; add reference answers")
     if empty := next((question.name for question in answered if not question.text.strip()), None):
         raise UsageError(f"{where}: the document of question {empty!r} is empty; leave it out")
     name, times = Counter(question.name for question in answered).most_common(1)[0]
@@ -181,7 +179,7 @@ def questions(
         raise UsageError(f"{where}: {times} questions are named {name!r}; give each document its own id")
     chosen = sorted(answered, key=lambda one: (rank(seed, one.document), rank(seed, one.name)))[:limit]
     format_name = next(name for name, known in formats.items() if known is form)
-    return QuestionSet(sorted(chosen), format_name, len(found), len(found) - len(answered))
+    return QuestionSet(sorted(chosen), format_name, len(merged), len(merged) - len(answered))
 
 
 def _rows(source: Path | None, split: str, hub: Hub) -> list[Any]:
@@ -207,7 +205,7 @@ def _lines(text: str, source: Path) -> list[Any]:
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError as error:
-            raise UsageError(f"{source}, line {number}: not JSON ({error.msg})") from error
+            raise UsageError(f"{source}, line {number}: not JSON ({error.msg}); correct the line") from error
     return rows
 
 
@@ -223,13 +221,13 @@ def _format(rows: Sequence[Any], formats: dict[str, Format], where: str) -> Form
 
 def _read(form: Format, row: Any, where: str, number: int) -> list[Question]:
     try:
-        found = list(form.read(row, number))
+        parsed = list(form.read(row, number))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"no field {error}" if isinstance(error, KeyError) else str(error)
-        raise UsageError(f"{where}, row {number}: not a row of this format ({reason})") from error
-    for question in found:
+        raise UsageError(f"{where}, row {number}: not a row of this format ({reason}); correct the row") from error
+    for question in parsed:
         _check_words(question, f"{where}, row {number}")
-    return found
+    return parsed
 
 
 def _check_words(question: Question, where: str) -> None:
@@ -242,10 +240,10 @@ def _check_words(question: Question, where: str) -> None:
             )
 
 
-def _merged(found: Iterable[Question]) -> list[Question]:
+def _merged(questions: Iterable[Question]) -> list[Question]:
     """Merge repeated questions: SCROLLS repeats a question for each of its answers, L-Eval for no reason."""
     merged: dict[tuple[str, str], Question] = {}
-    for one in found:
+    for one in questions:
         first = merged.setdefault((one.text, one.question), one._replace(references=[]))
         first.references.extend(answer for answer in one.references if answer not in first.references)
     return list(merged.values())

@@ -14,7 +14,7 @@ import numpy
 
 from msrnn.errors import UsageError
 
-PG19 = "emozilla/pg19-test"  # the 100 books of the test set, in a form that needs no code of its own to load
+PG19 = "emozilla/pg19-test"  # the 100 books of the test set, in a format that loads without custom code
 
 
 class Document(NamedTuple):
@@ -32,21 +32,21 @@ def documents(source: Path | None) -> list[Document]:
     without .txt files, has the token ids of one text.
     """
     if source is None:
-        found = _pg19()
+        texts = _pg19()
     elif source.is_dir():
-        found = [Document(path.stem, partial(read_file, path)) for path in source.glob("*.txt")]
-        found = found or [_tokenized(path) for path in source.glob("*.npy")]
-        if not found:
+        texts = [Document(path.stem, partial(read_file, path)) for path in source.glob("*.txt")]
+        texts = texts or [_tokenized(path) for path in source.glob("*.npy")]
+        if not texts:
             raise UsageError(f"{source}: a folder without .txt files; give one with a .txt file for each text")
     elif not source.is_file():
         raise UsageError(f"{source}: no such file or folder; give a folder of .txt files, a .txt or a .jsonl file")
     elif source.suffix == ".jsonl":
-        found = _lines(source)
+        texts = _lines(source)
     elif source.suffix == ".npy":
-        found = [_tokenized(source)]
+        texts = [_tokenized(source)]
     else:
-        found = [Document(source.stem, partial(read_file, source))]
-    return sorted(_check_names(found, source), key=lambda document: document.name)
+        texts = [Document(source.stem, partial(read_file, source))]
+    return sorted(_check_names(texts, source), key=lambda document: document.name)
 
 
 def _tokenized(path: Path) -> Document:
@@ -85,23 +85,23 @@ def decoded(data: bytes, source: object) -> str:
 
 def _lines(path: Path) -> list[Document]:
     """One text in each line, named by its `id` or `title`, or else by the line's number."""
-    found = []
+    texts = []
     for number, line in enumerate(read_file(path).split("\n"), start=1):
         if not line.strip():
             continue
         row = _row(line, f"{path}, line {number}")
         name = row.get("id", row.get("title"))
-        found.append(_of(str(number if name is None else name), row["text"]))
-    if not found:
+        texts.append(_of(str(number if name is None else name), row["text"]))
+    if not texts:
         raise UsageError(f"{path}: empty; give a text to read")
-    return found
+    return texts
 
 
 def _row(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise UsageError(f"{where}: not JSON ({error.msg})") from error
+        raise UsageError(f"{where}: not JSON ({error.msg}); correct the line") from error
     if not (isinstance(row, dict) and isinstance(row.get("text"), str)):
         raise UsageError(f"{where}: no text; each line must be a JSON object with the field 'text'")
     return row
@@ -118,7 +118,7 @@ def _pg19() -> list[Document]:
 
 
 def hub_rows(name: str, split: str, what: str, instead: str, **more: str) -> Iterable[dict[str, Any]]:
-    """The rows of a dataset on the hub. Without it, the error says why, and what to do `instead`."""
+    """The rows of a dataset on the hub. If it cannot be loaded, the error says why, and what to do `instead`."""
     if importlib.util.find_spec("datasets") is None:
         raise UsageError(
             f"{what} is loaded by the package datasets, which is not installed: pip install 'msrnn[eval]', {instead}"
@@ -133,8 +133,8 @@ def hub_rows(name: str, split: str, what: str, instead: str, **more: str) -> Ite
     return rows
 
 
-def _check_names(found: list[Document], source: Path | None) -> list[Document]:
-    name, times = Counter(document.name for document in found).most_common(1)[0]
+def _check_names(texts: list[Document], source: Path | None) -> list[Document]:
+    name, times = Counter(document.name for document in texts).most_common(1)[0]
     if times > 1:
         raise UsageError(f"{source or PG19}: {times} texts are named {name!r}; give each its own id")
-    return found
+    return texts

@@ -47,8 +47,8 @@ class Metric(NamedTuple):
 
 def rouge(prediction: str, references: Sequence[Reference]) -> Score:
     """The F-measures of ROUGE-1, -2 and -L, stemmed; for each, the reference with the largest."""
-    found = [_scorer().score(reference.text, prediction) for reference in references]
-    return Score([100 * max(scores[name].fmeasure for scores in found) for name in ROUGES])
+    rouge_scores = [_scorer().score(reference.text, prediction) for reference in references]
+    return Score([100 * max(scores[name].fmeasure for scores in rouge_scores) for name in ROUGES])
 
 
 @cache
@@ -68,7 +68,7 @@ def check_rouge() -> None:
 
 def f1(prediction: str, references: Sequence[Reference]) -> Score:
     """The largest token F1 over the references, and the kind of that reference, as in QASPER's own evaluation."""
-    value, kind = max(((token_f1(prediction, one.text), one.kind) for one in references), key=lambda found: found[0])
+    value, kind = max(((token_f1(prediction, one.text), one.kind) for one in references), key=lambda score: score[0])
     return Score([100 * value], kind)
 
 
@@ -105,11 +105,11 @@ def scores(
     texts = {cell: [(_prediction(answers, cell, one), tuple(one.references)) for one in questions] for cell in cells}
     different = list(dict.fromkeys(text for some in texts.values() for text in some))
     on_total(len(different))
-    found: dict[Scored, Score] = {}
+    scored: dict[Scored, Score] = {}
     for text, score in zip(different, _scored(metric, different), strict=True):
-        found[text] = score
+        scored[text] = score
         on_score()
-    return {cell: [found[text] for text in some] for cell, some in texts.items()}
+    return {cell: [scored[text] for text in some] for cell, some in texts.items()}
 
 
 def _prediction(answers: Answers, cell: Cell, question: StoredQuestion) -> str:

@@ -25,7 +25,7 @@ def _are_prompts(value: Any) -> bool:
     return all(name.isdecimal() for name in value) and all(entries)
 
 
-MARK = "sat"  # a row that has the key of settings and nothing else: they were used again
+MARK = "sat"  # the field of a row that only records that settings were used again
 _SETTINGS = {
     "task": is_text,
     "fingerprint": is_text,
@@ -143,7 +143,7 @@ class Answers:
         return str([row["policy"], row["numbers"], row["size"]]), row["positions"], row["prompt"]
 
     def store_question(self, question: Question, prompts: dict[int, Prompt]) -> None:
-        """Write a question down, unless all its prompts are known."""
+        """Store a question, unless all its prompts are stored already."""
         known = self.questions[question.key].prompts if question.key in self.questions else {}
         entries = {length: (p.key, len(p.ids), p.cut) for length, p in prompts.items()}
         if all(known.get(length) == entry for length, entry in entries.items()):
@@ -161,12 +161,12 @@ class Answers:
         self._add_question(row)
 
     def mark_used(self) -> None:
-        """Mark these settings as the ones used last: questions that are known leave no row."""
+        """Mark these settings as the ones used last: questions that are stored already add no row."""
         if Settings.used(self.store, self.settings.task)[-1:] != [self.settings]:
             self.store.append({**self.settings.key, MARK: True})
 
     def source(self, cell: Cell, question: StoredQuestion) -> tuple[Cell, str]:
-        """The cell that answers for a cell, and the key of its prompt: where all fits the size, the full model."""
+        """The cell whose answer is used (the full model's if prompt and answer fit the size), and the prompt's key."""
         key, tokens, _ = question.prompts[self.length(cell)]
         fits = cell.size is None or tokens + self.settings.answer <= cell.size
         return (FULL_MODEL if fits or cell.policy in UNBOUNDED else cell), key
@@ -204,7 +204,7 @@ class Answers:
         return sorted(done, key=lambda key: self.questions[key].name)
 
     def metadata(self, cell: Cell, question: str) -> Row:
-        """The metadata of an answer. Other settings may have computed it, so what the settings say is left out."""
+        """The metadata of an answer. Other settings may have computed it, so fields of the settings are left out."""
         row = self.answer(cell, self.questions[question]) or {}
         own = {"prompt", "prediction", "tokens", "said", "seconds", *cell.key, *self.settings.key}
         return {name: value for name, value in row.items() if name not in own}

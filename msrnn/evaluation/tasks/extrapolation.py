@@ -140,8 +140,8 @@ class SavedStates:
 
     @property
     def files(self) -> dict[int, Path]:
-        found = self.folder.glob(f"{self.name}-*.safetensors") if self.folder else []
-        return {int(path.stem.rpartition("-")[2]): path for path in found}
+        paths = self.folder.glob(f"{self.name}-*.safetensors") if self.folder else []
+        return {int(path.stem.rpartition("-")[2]): path for path in paths}
 
     def save(self, state: MultiState, tokens: int) -> None:
         if self.folder:
@@ -161,7 +161,7 @@ Results = dict[Case, list[list[float]]]  # by text: the summed negative log-like
 
 
 class Extrapolation(Evaluation[Case, str, list[float]]):
-    """One model on the first tokens of texts. A result is the windows of a text that are known, from the first on."""
+    """One model on the first tokens of texts. A result is the computed windows of a text, from the first on."""
 
     unit = "tokens"
 
@@ -181,13 +181,14 @@ class Extrapolation(Evaluation[Case, str, list[float]]):
         return self.data.keys
 
     def read(self, rows: list[Row]) -> dict[str, list[float]]:
-        found: dict[str, dict[int, float]] = {key: {} for key in self.data.keys}
+        known_windows: dict[str, dict[int, float]] = {key: {} for key in self.data.keys}
         for row in rows:
             first = row["start"] // self.course.window
             for key, nll in zip(row["chunks"], row["nll"], strict=True):
-                found.setdefault(key, {}).update(enumerate(nll, first))
+                known_windows.setdefault(key, {}).update(enumerate(nll, first))
         return {
-            key: [known[i] for i in takewhile(known.__contains__, range(self.windows))] for key, known in found.items()
+            key: [known[i] for i in takewhile(known.__contains__, range(self.windows))]
+            for key, known in known_windows.items()
         }
 
     def complete(self, result: list[float]) -> bool:
@@ -231,7 +232,7 @@ class Extrapolation(Evaluation[Case, str, list[float]]):
                 began = perf_counter()
                 nll = leg_nll(rnn, ids, state, self.course, (start, stop), on_block)
                 last = stop == self.course.tokens
-                # The new state is saved before the row that depends on it; only then can the old one go.
+                # The new state is saved before the row that depends on it; only then may the old one be removed.
                 if not last:
                     states.save(state, stop)
                 yield {**source, "start": start, "stop": stop, "nll": nll, "seconds": perf_counter() - began}
@@ -297,8 +298,8 @@ class Report:
             Table("", last, note, header, self._rows(self.windows)),
         ]
 
-    def _rows(self, found: dict[Case, list[Estimate]]) -> list[list[Any]]:
-        return [[self.label(case), *(formatted(found[case][i]) for i in self.columns)] for case in self.cases]
+    def _rows(self, estimates: dict[Case, list[Estimate]]) -> list[list[Any]]:
+        return [[self.label(case), *(formatted(estimates[case][i]) for i in self.columns)] for case in self.cases]
 
     def _lines(self) -> list[Sequence[Any]]:
         """A line for each window of each case."""
@@ -316,8 +317,8 @@ class Report:
 def figure(report: Report, folder: Path, title: str, trained: int | None) -> None:
     """extrapolation.png and .svg: perplexity over tokens read; the dashed line is the training length."""
     with saved_figure(folder, NAME, 2, 13) as (whole, (left, right)):
-        for axes, found in ((left, report.so_far), (right, report.windows)):
-            for case, points in found.items():
+        for axes, estimates in ((left, report.so_far), (right, report.windows)):
+            for case, points in estimates.items():
                 plot_estimates(axes, report.ends, points, linewidth=1.2, label=report.label(case))
             if trained and trained < report.course.tokens:
                 axes.axvline(trained, color="black", linestyle="--", linewidth=1)

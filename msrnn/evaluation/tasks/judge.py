@@ -23,7 +23,7 @@ from msrnn.evaluation.tasks.story import evicted
 NAME = "judge"
 CHECK = fields(judge=is_text, prompt=is_text, answer=is_text)
 STORY_KEY = ("fingerprint", "dtype", "prompt", "most", "temperature")  # what stories must share to be compared
-ATTEMPTS = 2  # an unreadable answer is asked for once more
+ATTEMPTS = 2  # an answer that cannot be parsed is requested once more
 CHARACTERS = 4  # of a token, about
 WIN, TIE, LOSS, UNREADABLE = "win", "tie", "loss", "unreadable"
 OUTCOMES = (WIN, TIE, LOSS)
@@ -73,15 +73,17 @@ def pairs(store: Store) -> Pairs:
     full = versions.pop(FULL_MODEL, {})
     shared = {cell: [seed for seed in sorted(stories) if seed in full] for cell, stories in versions.items()}
     if not any(shared.values()):
-        raise UsageError(f"{store.path}: has no story of a bounded model and of the full one by the same seed")
+        raise UsageError(
+            f"{store.path}: has no story of a bounded model and of the full one by the same seed; generate both first"
+        )
     kept = {cell: [seed for seed in seeds if evicted(versions[cell][seed])] for cell, seeds in shared.items()}
-    found = [
+    matched = [
         Pair(cell, seed, versions[cell][seed]["story"], full[seed]["story"])
         for cell, seeds in kept.items()
         for seed in seeds
     ]
     dropped = {cell: len(shared[cell]) - len(kept[cell]) for cell in shared}
-    return Pairs(found, dropped, {**newest, "model": store.rows[-1].get("model", "")})
+    return Pairs(matched, dropped, {**newest, "model": store.rows[-1].get("model", "")})
 
 
 def choice(answer: str) -> str | None:
@@ -105,13 +107,13 @@ def verdict(first: str | None, swapped: str | None) -> str:
 def leaning(first: Sequence[float], swapped: Sequence[float]) -> float:
     """How much likelier the judge prefers the bounded model's story, as a log-ratio over both orders.
 
-    A preference for a letter, whichever story it names, cancels.
+    A preference for a letter (A or B) cancels.
     """
     return first[0] - first[1] + swapped[1] - swapped[0]
 
 
 class Cost(NamedTuple):
-    """What is left to ask, if all answers can be read; tokens are estimated from characters."""
+    """The requests that are left, if all answers can be parsed; tokens are estimated from characters."""
 
     requests: int
     read: int
@@ -178,11 +180,11 @@ class Judgement(Runner[Cell, str, list[Row]]):
 
     def read(self, rows: list[Row]) -> dict[str, list[Row]]:
         """A first attempt replaces earlier answers. An endpoint may have the name of a local model."""
-        found: dict[str, list[Row]] = {}
+        answers: dict[str, list[Row]] = {}
         for row in rows:
             if row.get(FINGERPRINT) == self.key.get(FINGERPRINT):
-                _add(found, row)
-        return found
+                _add(answers, row)
+        return answers
 
     def complete(self, result: list[Row]) -> bool:
         return len(result) >= ATTEMPTS or _choice(result) is not None
@@ -249,23 +251,23 @@ class Judgement(Runner[Cell, str, list[Row]]):
 
     def verdicts(self) -> Verdicts:
         """Of the pairs that are judged."""
-        found: Verdicts = {cell: [] for cell in self.pairs.cells}
+        verdicts: Verdicts = {cell: [] for cell in self.pairs.cells}
         for pair in self.pairs.pairs:
             both = self.both.get(pair)
             if both is None:
-                found[pair.cell].append(TIE)
+                verdicts[pair.cell].append(TIE)
             elif not any(self._open(one.key) for one in both):
-                found[pair.cell].append(verdict(*(_choice(self.answers[one.key]) for one in both)))
-        return found
+                verdicts[pair.cell].append(verdict(*(_choice(self.answers[one.key]) for one in both)))
+        return verdicts
 
     def leanings(self) -> dict[Cell, list[float]]:
         """Of the pairs whose judge gave log-likelihoods."""
-        found: dict[Cell, list[float]] = {cell: [] for cell in self.pairs.cells}
+        leanings: dict[Cell, list[float]] = {cell: [] for cell in self.pairs.cells}
         for pair, both in self.both.items():
             first = [self.answers.get(one.key, [{}])[0] for one in both]
             if all(LIKELIHOODS in row for row in first):
-                found[pair.cell].append(leaning(*(row[LIKELIHOODS] for row in first)))
-        return found
+                leanings[pair.cell].append(leaning(*(row[LIKELIHOODS] for row in first)))
+        return leanings
 
 
 def _add(answers: dict[str, list[Row]], row: Row) -> None:
@@ -274,8 +276,8 @@ def _add(answers: dict[str, list[Row]], row: Row) -> None:
 
 
 def _choice(answers: list[Row]) -> str | None:
-    found = (choice(row["answer"]) for row in answers)
-    return next((one for one in found if one is not None), None)
+    choices = (choice(row["answer"]) for row in answers)
+    return next((one for one in choices if one is not None), None)
 
 
 class Line(NamedTuple):
@@ -288,25 +290,25 @@ class Line(NamedTuple):
 
 
 def report_lines(verdicts: Verdicts, leanings: dict[Cell, list[float]], dropped: dict[Cell, int]) -> list[Line]:
-    return [_line(cell, found, leanings[cell], dropped[cell]) for cell, found in verdicts.items()]
+    return [_line(cell, outcomes, leanings[cell], dropped[cell]) for cell, outcomes in verdicts.items()]
 
 
-def _line(cell: Cell, found: list[str], leanings: list[float], dropped: int) -> Line:
-    judged = [one for one in found if one != UNREADABLE]
+def _line(cell: Cell, outcomes: list[str], leanings: list[float], dropped: int) -> Line:
+    judged = [one for one in outcomes if one != UNREADABLE]
     shares = {name: _share([one == name for one in judged]) for name in OUTCOMES if judged}
     leaning = _share([one > 0 for one in leanings]) if leanings else None
-    return Line(cell, shares, leaning, len(judged), len(found) - len(judged), dropped)
+    return Line(cell, shares, leaning, len(judged), len(outcomes) - len(judged), dropped)
 
 
 def _share(among: list[bool]) -> Estimate:
     return statistics.mean(among, [1] * len(among))
 
 
-def table(found: list[Line], title: str) -> Table:
+def table(results: list[Line], title: str) -> Table:
     rows: list[list[Any]] = []
     names = [f"{name}{end}" for name in (*OUTCOMES, "leaning") for end in ("", "_low", "_high")]
     lines: list[list[Any]] = [["policy", "size", *names, "pairs", "unreadable", "dropped"]]
-    for line in found:
+    for line in results:
         means = [*(line.shares.get(name) for name in OUTCOMES), line.leaning]
         shares = [Formatted(mean, "{:.0%}".format) if mean else None for mean in means]
         rows.append([line.cell.label, *shares, *(str(count) for count in line[3:])])
@@ -314,7 +316,7 @@ def table(found: list[Line], title: str) -> Table:
     return Table(NAME, f"bounded against full: {title}", "", HEADER, rows, lines)
 
 
-def markdown(found: list[Line], title: str, facts: dict[str, Any]) -> str:
+def markdown(results: list[Line], title: str, facts: dict[str, Any]) -> str:
     about = (
         f"{title}. How often the bounded model's story is better than the full model's of the same seed. Each pair is "
         "shown in both orders; a story that is not preferred in both is a tie. Beside each share its 95 % interval, by "
@@ -322,12 +324,12 @@ def markdown(found: list[Line], title: str, facts: dict[str, Any]) -> str:
         "the higher likelihood, over both orders together, so that a preference for a letter cancels. Dropped: pairs "
         "in which nothing was evicted."
     )
-    return document("Stories before a judge", about, [table(found, title)], facts)
+    return document("Stories before a judge", about, [table(results, title)], facts)
 
 
-def figure(found: list[Line], folder: Path, title: str) -> None:
+def figure(results: list[Line], folder: Path, title: str) -> None:
     """judge.png and .svg: a stacked bar for each version."""
-    judged = [line for line in found if line.shares]
+    judged = [line for line in results if line.shares]
     labels = [line.cell.label for line in judged]
     with saved_figure(folder, NAME, 1, 7.5) as (_, (axes,)):
         left = [0.0] * len(judged)

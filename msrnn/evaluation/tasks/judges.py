@@ -24,7 +24,7 @@ from msrnn.policy import FULL
 KEY, ADDRESS = "OPENAI_API_KEY", "OPENAI_BASE_URL"
 OPENAI = "https://api.openai.com/v1"
 ANSWER_TOKENS = 32  # a single phrase
-RETRIES = 6  # of one request that failed for a reason that may pass
+RETRIES = 6  # of one request that failed for a temporary reason
 RESUME = "answers so far are kept: run the same command to resume"
 NO_KEY = "none"  # sent to servers other than OpenAI's
 NO_COMPLETION = "the response is not a chat completion"
@@ -50,7 +50,7 @@ class Judge(Protocol):
 
 
 class EndpointFailedError(UsageError):
-    """An endpoint failed for a reason that may pass, after all retries."""
+    """An endpoint failed for a temporary reason, after all retries."""
 
 
 class Endpoint:
@@ -129,7 +129,9 @@ class Endpoint:
             )
         except APIStatusError as error:
             if error.status_code not in (408, 409, 429) and error.status_code < 500:
-                raise UsageError(f"judge {self.name!r}: the endpoint refuses ({self._reason})") from None
+                raise UsageError(
+                    f"judge {self.name!r}: the endpoint refuses ({self._reason}); check the name and the key"
+                ) from None
         except APIConnectionError:
             pass
         except OpenAIError as error:
@@ -161,7 +163,7 @@ class Endpoint:
         return f"status {response.status_code}: {self._redacted(response.text)}"
 
     def _redacted(self, reason: object) -> str:
-        """One line without the key, which endpoints like to repeat."""
+        """One line without the key, which some endpoints repeat in their errors."""
         text = " ".join(str(reason).split())[:200] or type(reason).__name__
         return text.replace(self._key, "…") if self._key != NO_KEY else text
 
@@ -218,16 +220,16 @@ class Local:
         if len(ids) > self._known:
             self._known = math.inf
             self.on_long(len(ids))
-        found = self._log_likelihoods(ids)
-        details = {"prompt_tokens": len(ids), LIKELIHOODS: found}
-        return Answer(OPTIONS[max(range(len(OPTIONS)), key=lambda i: found[i])], details)
+        log_likelihoods = self._log_likelihoods(ids)
+        details = {"prompt_tokens": len(ids), LIKELIHOODS: log_likelihoods}
+        return Answer(OPTIONS[max(range(len(OPTIONS)), key=lambda i: log_likelihoods[i])], details)
 
     def _log_likelihoods(self, ids: list[int]) -> list[float]:
         """The log-probability of each option after the prompt."""
-        state, found = self.rnn.state(1), []
+        state, log_likelihoods = self.rnn.state(1), []
         first = self.rnn.read(torch.tensor([ids]), state, last_only=True)
         for option in self.options:
             rest = [self.rnn.read(torch.tensor([option[:-1]]), state.fork(1))] if len(option) > 1 else []
             logs = torch.cat([first, *rest], dim=1)[0].float().log_softmax(-1)
-            found.append(float(logs[torch.arange(len(option)), torch.tensor(option)].sum()))
-        return found
+            log_likelihoods.append(float(logs[torch.arange(len(option)), torch.tensor(option)].sum()))
+        return log_likelihoods

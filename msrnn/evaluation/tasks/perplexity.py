@@ -34,7 +34,7 @@ PAPER_ROWS = (
     *("tova-head", "tova", "tova+1", "tova+4"),
 )
 PAPER_SIZES = tuple(2**i for i in range(6, 13))
-GPU_BATCH = 64  # chunks; the eviction scan runs one per multiprocessor, in the time of one
+GPU_BATCH = 64  # chunks; the eviction scan runs one chunk per multiprocessor, all in parallel
 CHECK = paired(
     "chunks",
     "nll",
@@ -115,7 +115,7 @@ Results = dict[Cell, list[float]]  # the summed negative log-likelihood of each 
 
 
 class Perplexity(Evaluation[Cell, str, float]):
-    """One model on chunks, which are known by their content, so that another choice finds the chunks it shares.
+    """One model on chunks, identified by their content, so that another choice reuses the chunks it shares.
 
     Without a `batch`, as many chunks are read at once as suit the device, and fewer where they do not fit.
     """
@@ -193,7 +193,7 @@ class Report:
     def distances(self) -> dict[str, list[float]]:
         """Percents above the full model, for each policy; empty without the full model, or where nothing is above it.
 
-        A logarithmic axis has no place for values of 0 or less: they are NaN.
+        A logarithmic axis cannot show values of 0 or less: they are NaN.
         """
         if FULL_MODEL not in self.results:
             return {}
@@ -207,13 +207,13 @@ class Report:
 
     def tables(self, title: str) -> list[Table]:
         """The perplexities; and the difference of each policy to the one compared with, in percent."""
-        found = self.grid.rows(self.grid.policies, lambda name, size: formatted(self.perplexity(name, size)))
+        rows = self.grid.rows(self.grid.policies, lambda name, size: formatted(self.perplexity(name, size)))
         lines = [COLUMNS, *(self._line(name, size) for name, size in self.grid.places)]
-        made = [Table(NAME, f"perplexity of {title}", "", self.grid.header, found, lines)]
+        tables = [Table(NAME, f"perplexity of {title}", "", self.grid.header, rows, lines)]
         if compared := self.grid.compared_with(self.against):
             against = f"perplexity against {self.against} at the same size, on the same chunks"
-            made.append(Table("", against, "", self.grid.header, self.grid.rows(compared, self._ratio)))
-        return made
+            tables.append(Table("", against, "", self.grid.header, self.grid.rows(compared, self._ratio)))
+        return tables
 
     def _ratio(self, name: str, size: int) -> Formatted | None:
         difference = self.difference(name, size)

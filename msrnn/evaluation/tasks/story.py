@@ -85,7 +85,7 @@ class StorySettings(NamedTuple):
     def first_affected(self, size: int) -> int:
         """The first token of a story, counted from 0, that an eviction can change.
 
-        The token that causes the first eviction still attends to everything, and so does the choice after it.
+        The token that causes the first eviction still attends to everything, so the next token is unaffected.
         """
         return max(0, size + 2 - len(self.prompt))
 
@@ -96,7 +96,7 @@ Results = dict[Cell, list[Row]]  # a story for each seed
 class Stories(Evaluation[Cell, int, Row]):
     """The stories of one model. An item is a seed.
 
-    Until it can have evicted something, a version writes what the full model writes: that part is copied from there.
+    Until its first eviction has an effect, a version writes the full model's story: that part is copied.
     """
 
     unit = "stories"
@@ -138,7 +138,7 @@ class Stories(Evaluation[Cell, int, Row]):
         return [copied, *rest] if copied else rest
 
     def _unaffected(self, cell: Cell, seed: int) -> bool:
-        """Whether the full model's story ends before an eviction can change it. To end it is a choice, too."""
+        """Whether the full model's story ends before an eviction can change it; the stop token counts as a token."""
         if cell.size is None:
             return False
         story = self._full_story(seed)
@@ -228,7 +228,7 @@ def repeated(story: str) -> float:
     return 1 - len(set(runs)) / len(runs) if runs else 0.0
 
 
-def table(found: list[Line], title: str) -> Table:
+def table(results: list[Line], title: str) -> Table:
     rows: list[list[Any]] = [
         [
             line.cell.label,
@@ -236,17 +236,17 @@ def table(found: list[Line], title: str) -> Table:
             Formatted(line.repeated, "{:.1%}".format),
             *(f"{count} of {line.stories}" for count in (line.ended, line.evicted, line.same)),
         ]
-        for line in found
+        for line in results
     ]
     means = [f"{name}{end}" for name in ("tokens", "words", "repeated") for end in ("", "_low", "_high")]
     lines: list[list[Any]] = [["policy", "size", "stories", *means, "ended", "forgot", "same"]]
-    lines += [[*line.cell, line.stories, *line.tokens, *line.words, *line.repeated, *line[5:]] for line in found]
+    lines += [[*line.cell, line.stories, *line.tokens, *line.words, *line.repeated, *line[5:]] for line in results]
     return Table(NAME, f"stories: {title}", "", HEADER, rows, lines)
 
 
-def markdown(found: list[Line], title: str, facts: dict[str, Any]) -> str:
+def markdown(results: list[Line], title: str, facts: dict[str, Any]) -> str:
     about = (
         f"{title}. Means and their 95 % intervals, by bootstrap over the stories. Repeated: of all runs of four words, "
         "those that occurred earlier in the story. Evicted: stories in which something was evicted before the end."
     )
-    return document("Stories", about, [table(found, title)], facts)
+    return document("Stories", about, [table(results, title)], facts)

@@ -116,16 +116,16 @@ class Understanding(Runner[Cell, str, Row]):
     def _assigned(self, cells: Sequence[Cell]) -> dict[Cell, dict[str, Prompt]]:
         """The prompts that each cell answers. Questions are stored with their prompts."""
         lengths = sorted({self.answers.length(cell) for cell in cells})
-        found: dict[Cell, dict[str, Prompt]] = {}
+        assigned: dict[Cell, dict[str, Prompt]] = {}
         for question in self.questions:
             built = {n: self.builder.build(question, n, self._name(n)) for n in lengths}
             self.answers.store_question(question, built)
             by_key = {prompt.key: prompt for prompt in built.values()}
             for cell in cells:
                 source, key = self.answers.source(cell, self.answers.questions[question.key])
-                found.setdefault(source, {})[key] = by_key[key]
+                assigned.setdefault(source, {})[key] = by_key[key]
         self.answers.mark_used()
-        return found
+        return assigned
 
     def _name(self, length: int) -> str:
         """What set the length of a prompt: the settings, or the size of a truncated row."""
@@ -199,7 +199,7 @@ class Report:
         documents: dict[str, list[list[float]]] = {}
         for question, score in zip(self.questions, self.scores[cell], strict=True):
             documents.setdefault(question.document, []).append([*score.values, 1.0])
-        sums = [[sum(part) for part in zip(*found, strict=True)] for found in documents.values()]
+        sums = [[sum(part) for part in zip(*scores, strict=True)] for scores in documents.values()]
         return [list(column) for column in zip(*sums, strict=True)]
 
     def _overall(self, sums: Sequence[Any]) -> Any:
@@ -234,11 +234,11 @@ class Report:
 
     def kinds(self, name: str, size: int) -> dict[str, list[float]]:
         """The first part of each score, by the kind of the best reference."""
-        found: dict[str, list[float]] = {}
+        by_kind: dict[str, list[float]] = {}
         for score in self.scores[self.grid.at(name, size)]:
             if score.kind:
-                found.setdefault(score.kind, []).append(score.values[0])
-        return found
+                by_kind.setdefault(score.kind, []).append(score.values[0])
+        return by_kind
 
     def summary(self) -> str:
         """The number of questions, and how much of their documents was read."""
@@ -255,12 +255,12 @@ class Report:
         """The scores; and the difference of each policy to the one compared with."""
         grid = self.grid
         rows = grid.rows(grid.policies, lambda name, size: formatted(self.score(name, size)))
-        made = [Table(self.task.name, f"{self.task.metric.name}: {title}", "", grid.header, rows, self._lines())]
+        tables = [Table(self.task.name, f"{self.task.metric.name}: {title}", "", grid.header, rows, self._lines())]
         if compared := grid.compared_with(self.against):
             against = f"points against {self.against} at the same size, on the same questions"
             note = f"{against[0].upper()}{against[1:]}."
-            made.append(Table("", against, note, grid.header, grid.rows(compared, self._points)))
-        return made
+            tables.append(Table("", against, note, grid.header, grid.rows(compared, self._points)))
+        return tables
 
     def _points(self, name: str, size: int) -> Formatted | None:
         difference = self.difference(name, size)
@@ -281,8 +281,10 @@ class Report:
         kinds = sorted({kind for place in self.grid.places for kind in self.kinds(*place)})
         rows = {}
         for name, size in self.grid.places:
-            found = self.kinds(name, size)
-            values = [f"{sum(x) / len(x):.2f}{INLINE}{len(x)}" if (x := found.get(kind)) else MISSING for kind in kinds]
+            scores = self.kinds(name, size)
+            values = [
+                f"{sum(x) / len(x):.2f}{INLINE}{len(x)}" if (x := scores.get(kind)) else MISSING for kind in kinds
+            ]
             rows[self.grid.at(name, size).label] = values
         note = "By the kind of the best reference, and how many answers these are."
         table = Table("", "", note, ["", *kinds], [[label, *values] for label, values in rows.items()])

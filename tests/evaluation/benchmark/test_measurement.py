@@ -134,8 +134,8 @@ def test_what_stays_below_its_floor_is_marked(measured: object) -> None:
     assert rows[0].impossible
     assert by_column(rows, 0)["over floor"] == "0.05 !"
     assert sum("measuring both again" in line for line in said) == 2
-    assert any("below the floor, which cannot be" in remark for remark in remarks(rows))
-    assert "below the floor, which cannot be" in markdown(rows, {})
+    assert any("below the floor, which is impossible" in remark for remark in remarks(rows))
+    assert "below the floor, which is impossible" in markdown(rows, {})
 
 
 def test_a_batch_that_cannot_fit_is_not_tried(measured: object, monkeypatch: pytest.MonkeyPatch) -> None:
