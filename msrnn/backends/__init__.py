@@ -28,11 +28,11 @@ def resolve_backend(name: str, device: torch.device) -> Backend:
     if name == "auto":
         name = _fastest(device)
     if name == "numba":
-        from msrnn.backends.numba.backend import NumbaBackend
+        from msrnn.backends.numba import NumbaBackend
 
         return NumbaBackend()
     if name == "triton":
-        from msrnn.backends.triton.backend import TritonBackend
+        from msrnn.backends.triton import TritonBackend
 
         return TritonBackend()
     from msrnn.backends.torch import TorchBackend

@@ -91,7 +91,7 @@ def analyze(
     """
     cells = check_cells(policy, size, paper, length)
     check_counts(length=length, books=books, chunks_per_book=chunks_per_book, batch=batch)
-    from msrnn.analysis.report import draw, make_tables, summary, write
+    from msrnn.analysis.study_report import draw, make_tables, summary, write
     from msrnn.analysis.tagging import passages
     from msrnn.evaluation.data.chunks import Choice, choose
     from msrnn.evaluation.environment import environment

@@ -11,8 +11,8 @@ from handmade import LENGTH, SINK, SIZE, WINDOW, traced
 from numpy.testing import assert_allclose
 
 from msrnn.analysis import tables
-from msrnn.analysis.report import draw, make_tables, write
 from msrnn.analysis.study import Study, study
+from msrnn.analysis.study_report import draw, make_tables, write
 from msrnn.analysis.summary import agreement, summarize
 from msrnn.evaluation.report import Table
 
