@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tiny import FAMILIES, build, left_padded, llama, tokens
+from tiny import FAMILIES, build, greedy, left_padded, llama, tokens
+from transformers import StoppingCriteria, StoppingCriteriaList
 
 import msrnn
 from msrnn.core.slots import MOST_COLUMNS
@@ -238,3 +240,31 @@ def test_a_function_of_gaps_is_refused_beyond_its_reach() -> None:
     with pytest.raises(ValueError, match="positions: your own function is limited to gaps of 1,048,575"):
         rnn.step(tokens(1, 1), state)
     assert state.seen.tolist() == [0]
+
+
+class EndsAt(StoppingCriteria):
+    """Ends row b after `lengths[b]` columns."""
+
+    def __init__(self, *lengths: int) -> None:
+        self.lengths = torch.tensor(lengths, device="cuda")
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+        return input_ids.shape[1] >= self.lengths
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("policy", ["tova", "echo"])
+def test_rows_that_ended_keep_their_states_in_a_captured_step(policy: str) -> None:
+    model, ids, lengths = build(llama(eos_token_id=None), "cuda"), tokens(3, 14).cuda(), (17, 22, 15)
+    rnn, plain = msrnn.MultiStateRNN(model, policy, 9), msrnn.MultiStateRNN(model, policy, 9, backend="torch")
+    state = rnn.state(3)
+    criteria = StoppingCriteriaList([EndsAt(*lengths)])
+    out = rnn.generate(ids, state=state, stopping_criteria=criteria, **greedy(pad_token_id=0))
+    assert rnn._graphs.of(state) is not None
+    assert state.seen.tolist() == list(lengths)
+    token = tokens(1, 1, seed=9).cuda()
+    together = rnn.step(token.expand(3, 1), state)  # all rows read again
+    for row, length in enumerate(lengths):
+        alone = plain.state()
+        plain.read(out[row : row + 1, :length], alone)
+        torch.testing.assert_close(plain.step(token, alone)[0], together[row], atol=1e-4, rtol=1e-4)
