@@ -61,6 +61,14 @@ class Settings:
         values = (getattr(config, name, None) for config in configs)
         return next((value for value in values if value is not None), None)
 
+    @property
+    def pad_token(self) -> int:
+        """The token that fills up a row after its end, as transformers chooses it; 0 where it would write none."""
+        pad, eos = self["pad_token_id"], self["eos_token_id"]
+        if pad is None:
+            pad = 0 if eos is None else torch.as_tensor(eos).flatten()[0]
+        return int(pad)
+
     def check(self) -> None:
         """Refuse arguments that a state does not support, before a token is read."""
         for name in _ROLLBACK:

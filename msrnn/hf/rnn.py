@@ -268,7 +268,7 @@ class MultiStateRNN:
         )
         if not continues:
             return out
-        continuation.finish(out, input_ids.shape[1], pad=settings["pad_token_id"] or 0)
+        continuation.finish(out, input_ids.shape[1], pad=settings.pad_token)
         return out if settings["return_dict_in_generate"] else out.sequences
 
     def _checked(

@@ -158,3 +158,18 @@ def test_prefill_chunks_of_transformers_change_nothing(model: PreTrainedModel, w
     whole = rnn.generate(ids, state=states[0], attention_mask=mask, **greedy())
     parts = rnn.generate(ids, state=states[1], attention_mask=mask, prefill_chunk_size=2, **greedy())
     assert torch.equal(parts, whole)
+
+
+@pytest.mark.parametrize("eos", ["one", "several"])
+def test_rows_are_padded_as_transformers_pads_them(eos: str) -> None:
+    model = build(llama(eos_token_id=None))
+    model.generation_config.pad_token_id = None  # then the stop token is the padding
+    rnn, ids = msrnn.MultiStateRNN(model, "tova", 9), tokens(3, 14)
+    plain = rnn.generate(ids, **greedy())
+    stops = [int(plain[0, 16]), int(plain[1, 18])]
+    kwargs = greedy(eos_token_id=stops if eos == "several" else stops[0])
+    state = rnn.state(3)
+    answer = rnn.generate(ids, state=state, **kwargs)
+    assert torch.equal(answer, rnn.generate(ids, **kwargs))
+    assert (answer[0, 17:] == stops[0]).all()
+    assert state.seen.tolist()[0] == 17
