@@ -38,6 +38,15 @@ def llama(heads: int = 6, kv_heads: int = 2, **changes: Any) -> tf.PreTrainedCon
     return tf.LlamaConfig(**{**_BASE, "num_attention_heads": heads, "num_key_value_heads": kv_heads, **changes})
 
 
+SMALL = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+
 FAMILIES: dict[str, Callable[[], tf.PreTrainedConfig]] = {
     "llama": llama,
     "mistral": lambda: tf.MistralConfig(**_BASE, sliding_window=None),

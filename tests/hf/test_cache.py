@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers as tf
-from tiny import build, llama, tokens
+from tiny import SMALL, build, llama, tokens
 from transformers import DynamicCache
 
 import msrnn
@@ -119,14 +119,6 @@ def test_a_float_mask_is_refused() -> None:
         model(tokens(1, 4), attention_mask=torch.zeros(1, 1, 4, 4), past_key_values=cached(model))
 
 
-SMALL = {
-    "vocab_size": 97,
-    "hidden_size": 48,
-    "intermediate_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}
 REFUSED = {
     "encoder-decoder": (
         lambda: tf.T5ForConditionalGeneration(

@@ -8,19 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as tf
-from tiny import build, llama, tokens
+from tiny import SMALL, build, llama, tokens
 
 import msrnn
 from msrnn.hf.inspect import fingerprint_of
-
-SMALL = {
-    "vocab_size": 97,
-    "hidden_size": 48,
-    "intermediate_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}
 
 
 def cached(model: tf.PreTrainedModel, size: int = 8) -> msrnn.MultiStateCache:
