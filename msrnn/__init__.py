@@ -4,7 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from msrnn.policy import Policy
-from msrnn.version import __version__
+
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from msrnn.analysis.trace import Trace, trace

@@ -1,4 +1,7 @@
-"""The command line: one file per verb. `main` prints bad input as one line; any other error keeps its traceback."""
+"""The command line: one file per verb; `eval_story.py` is `msrnn eval story`.
+
+`main` prints bad input as one line; any other error keeps its traceback.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,15 @@ from typing import Annotated
 
 import typer
 
+from msrnn import __version__
 from msrnn.cli.analyze import analyze
 from msrnn.cli.bench import bench
 from msrnn.cli.chat import chat
 from msrnn.cli.demo import demo
-from msrnn.cli.eval import app as evaluations
+from msrnn.cli.eval_extrapolation import extrapolation
+from msrnn.cli.eval_perplexity import perplexity
+from msrnn.cli.eval_story import story
+from msrnn.cli.eval_understanding import qasper, squality, verb
 from msrnn.cli.explore import explore
 from msrnn.cli.generate import generate
 from msrnn.cli.judge import judge
@@ -22,7 +29,6 @@ from msrnn.cli.policies import policies
 from msrnn.cli.read import read
 from msrnn.cli.terminal import Stopped
 from msrnn.errors import UsageError
-from msrnn.version import __version__
 
 BAD_INPUT, INTERRUPTED = 2, 130
 
@@ -33,9 +39,17 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+evaluations = typer.Typer(name="eval", no_args_is_help=True)
+
 register(app, demo, generate, chat, read, policies, bench, analyze, explore)
+register(evaluations, perplexity, extrapolation, verb(squality), verb(qasper), story)
 app.add_typer(evaluations)
 register(app, judge)
+
+
+@evaluations.callback()
+def _evaluations() -> None:
+    """The paper's evaluations, on any model: what eviction costs. Each resumes where it was interrupted."""
 
 
 def _version(requested: bool) -> None:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from msrnn.cli.eval.common import check_counts, check_positions, quiet
+from msrnn.cli.evaluation import check_counts, check_positions, drawn, quiet, resumed, stoppable
+from msrnn.cli.files import MANUAL, manual
 from msrnn.cli.options import SMALL, Device, Dtype, Model
-from msrnn.cli.results import drawn, resumed, stoppable
 from msrnn.cli.terminal import note, progress, show_table, show_text
-from msrnn.cli.text_input import MANUAL, manual
 from msrnn.errors import UsageError
 from msrnn.policy import Policy, is_full, resolve
 

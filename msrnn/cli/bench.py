@@ -6,9 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from msrnn.cli.eval.common import check_batch
+from msrnn.cli.evaluation import (
+    SkipDamaged,
+    check_batch,
+    note_other_rows,
+    open_store,
+    show_tables,
+    stoppable,
+    write_report,
+)
 from msrnn.cli.options import ORIGINAL, SMALL, Device, Dtype, Model, PolicyName
-from msrnn.cli.results import SkipDamaged, note_other_rows, open_store, show_tables, stoppable, write_report
 from msrnn.cli.terminal import note, show_text
 from msrnn.errors import UsageError
 from msrnn.evaluation.benchmark import NATIVE, PROMPT

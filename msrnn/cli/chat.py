@@ -2,25 +2,27 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from msrnn.cli.chat_history import line_history
+from msrnn.cli.files import as_utf8, check_target, same_file, save_state, user_state_folder
 from msrnn.cli.model_options import GivenOptions, ModelOptions, check_chat_template, load_or_empty
 from msrnn.cli.options import ORIGINAL, POSITIONS, Force, MaxNewTokens, SamplingOptions, SaveTo
-from msrnn.cli.state_files import check_target, same_file, save_state
 from msrnn.cli.terminal import note, summary
-from msrnn.cli.text_input import as_utf8
+from msrnn.core.atomic import write_atomically
 from msrnn.errors import UsageError
 
 if TYPE_CHECKING:
     from msrnn.hf.conversation import Conversation
     from msrnn.hf.rnn import MultiStateRNN
 
-AUTO = "auto"
+
+AUTO, MOST_LINES = "auto", 1000  # lines of earlier conversations that are kept
 COMMANDS = "/state, /save FILE and /quit"
 System = Annotated[str | None, Option(help="System message that opens the conversation.", show_default="none")]
 Load = Annotated[Path | None, Option(help="Continue this saved conversation.", show_default="a new one")]
@@ -155,3 +157,54 @@ def _save(conversation: Conversation, path: Path, own_files: set[Path], model: s
         note(f"{path}: {summary(conversation.state)}")
     except (ValueError, OSError) as error:  # ValueError: a null byte in the name
         note(str(error))
+
+
+@contextmanager
+def line_history() -> Iterator[None]:
+    """Let `input` edit lines and recall earlier ones, if standard input is a terminal and Python has readline."""
+    readline = _readline() if sys.stdin.isatty() and sys.stdout.isatty() else None
+    if readline is None:
+        yield
+        return
+    try:
+        path = user_state_folder() / "chat_history"
+        _load(readline, path)
+    except (OSError, RuntimeError) as error:  # no home folder, or a file that cannot be read
+        note(f"earlier lines cannot be read ({error})")
+        yield
+        return
+    loaded = readline.get_current_history_length()
+    try:
+        yield
+    finally:
+        _append(readline, path, loaded)
+
+
+def _readline() -> Any:
+    try:
+        import readline
+    except ImportError:
+        return None
+    return readline
+
+
+def _load(readline: Any, path: Path) -> None:
+    readline.clear_history()
+    if path.exists():
+        readline.read_history_file(path)
+
+
+def _append(readline: Any, path: Path, loaded: int) -> None:
+    """Append the lines after the first `loaded` to the file as it is now: another chat may have written to it."""
+    new = [readline.get_history_item(n) for n in range(loaded + 1, readline.get_current_history_length() + 1)]
+    if not new:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _load(readline, path)
+        for line in new:
+            readline.add_history(line)
+        readline.set_history_length(MOST_LINES)
+        write_atomically(path, readline.write_history_file, mode=0o600)
+    except (OSError, ValueError) as error:
+        note(f"the lines of this conversation are not saved ({error})")

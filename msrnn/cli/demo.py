@@ -9,10 +9,10 @@ from rich.filesize import decimal
 from rich.text import Text
 from typer import Option
 
+from msrnn.cli.files import MANUAL, manual, read_text
 from msrnn.cli.model_options import ModelOptions
 from msrnn.cli.options import Device, Dtype, Model, Size
 from msrnn.cli.terminal import progress, show_table, show_text
-from msrnn.cli.text_input import MANUAL, manual, read_text
 from msrnn.errors import UsageError
 from msrnn.policy import FULL
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 from rich.filesize import decimal
 from typer import Argument, Option
 
+from msrnn.cli.files import check_target, text_or_file
 from msrnn.cli.options import SMALL, Device, Dtype, Force, Model
-from msrnn.cli.state_files import check_target
 from msrnn.cli.terminal import note, progress
-from msrnn.cli.text_input import text_or_file
 from msrnn.errors import UsageError
 from msrnn.policy import Policy, is_full, resolve
 
@@ -120,7 +119,7 @@ def load_model(
     name: str | None, device: str, dtype: str | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
     """The model, its tokenizer and its name."""
-    from msrnn.cli.eval.common import quiet
+    from msrnn.cli.evaluation import quiet
     from msrnn.hf.loading import load
 
     quiet()

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from msrnn.cli.files import as_utf8, check_target, read_text, same_file, save_state
 from msrnn.cli.model_options import (
     GivenOptions,
     check_chat_template,
@@ -12,9 +13,7 @@ from msrnn.cli.model_options import (
     warn_past_training,
 )
 from msrnn.cli.options import Force, MaxNewTokens, SamplingOptions, SaveTo
-from msrnn.cli.state_files import check_target, same_file, save_state
 from msrnn.cli.terminal import Stopped, note, speed_of, summary
-from msrnn.cli.text_input import as_utf8, read_text
 from msrnn.errors import UsageError
 from msrnn.hf import chat_template
 

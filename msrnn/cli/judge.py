@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from msrnn.cli.evaluation import SkipDamaged, open_store, read_store, resumed, show_tables, stoppable, write_report
 from msrnn.cli.options import Device, Dtype
-from msrnn.cli.results import SkipDamaged, open_store, read_store, resumed, show_tables, stoppable, write_report
 from msrnn.cli.terminal import note, progress
 from msrnn.errors import UsageError
 
@@ -147,7 +147,7 @@ def endpoint(name: str, base_url: str | None, timeout: float, estimate: bool) ->
 
 
 def local(model: str | None, device: str, dtype: str | None) -> Judge:
-    from msrnn.cli.eval.common import check_positions, quiet
+    from msrnn.cli.evaluation import check_positions, quiet
     from msrnn.evaluation.tasks.judges import Local
     from msrnn.hf.loading import load
 

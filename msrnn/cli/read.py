@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from msrnn.cli.files import check_target, checkpoint_path, read_text, same_file, save_state
 from msrnn.cli.model_options import GivenOptions, load_or_empty, warn_past_training
 from msrnn.cli.options import Force
-from msrnn.cli.state_files import check_target, checkpoint_path, same_file, save_state
 from msrnn.cli.terminal import Stopped, note, progress, summary
-from msrnn.cli.text_input import read_text
 from msrnn.errors import UsageError
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import string
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,21 @@ def run(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
         return Ran(code, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """Three texts of which one is shorter than a chunk, and the others have two chunks and a rest each."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name, length in {"one": 70, "two": 66, "short": 31}.items():
+        (folder / f"{name}.txt").write_text(
+            "".join(string.ascii_lowercase[(i * i + length) % 26] for i in range(length))
+        )
+    return folder
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures take most of the time."""
+    monkeypatch.setattr("msrnn.evaluation.report.has_matplotlib", lambda: False)

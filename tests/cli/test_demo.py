@@ -9,7 +9,7 @@ from command import TEXT, Run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from msrnn.cli.demo import verdict
-from msrnn.cli.text_input import _MANUAL_TOPICS, manual
+from msrnn.cli.files import _MANUAL_TOPICS, manual
 from msrnn.evaluation.loss import Measured
 
 

@@ -18,9 +18,9 @@ import typer
 from command import Run
 from safetensors.torch import save as to_bytes
 
+from msrnn import __version__
 from msrnn.cli import app
 from msrnn.cli.options import SamplingOptions
-from msrnn.version import __version__
 
 VERBS = [command.callback.__name__ for command in app.registered_commands]
 

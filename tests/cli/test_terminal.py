@@ -1,4 +1,4 @@
-"""What only a terminal shows: line editing, the lines of earlier conversations, and a remark while a model loads."""
+"""What a terminal shows: line editing, lines of earlier conversations, a remark while a model loads, and tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from command import Run, same
 
-from msrnn.cli.terminal import loading
+from msrnn.cli.terminal import loading, show_table
 
 PROGRAM = [sys.executable, "-c", "import sys; from msrnn.cli import main; sys.exit(main())"]
 UP, HOME = "\x1b[A", "\x01"
@@ -119,3 +119,40 @@ def test_loading_is_shown_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> Non
         assert screen.getvalue() == "loading a model …"
         remark("converting it")
     assert screen.getvalue() == "loading a model …\r\033[Kconverting it\n\r\033[K"
+
+
+LABELS = ("echo+1~64@compressed:lnln", "tova@original", "[tova]")
+VALUES = [f"{12345.67 + i:,.2f}\n{12000 + i:,}–{13000 + i:,}" for i in range(7)]  # noqa: RUF001
+
+
+@pytest.mark.parametrize(("width", "parts"), [(45, 7), (60, 7), (61, 4), (80, 3), (141, 1)])
+def test_tables_are_in_parts_that_fit(
+    width: int, parts: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    names = ["policy@positions", *(f"{1000 * i:,}" for i in range(7))]
+    show_table("perplexity", names, [[label, *VALUES] for label in LABELS])
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= width
+    assert {word: out.count(word) for word in LABELS} == dict.fromkeys(LABELS, parts)
+    lines = [line for value in VALUES for line in value.split("\n")]
+    assert {line: out.count(line) for line in lines} == dict.fromkeys(lines, len(LABELS))
+    assert (out.count("perplexity"), "…" in out) == (1, False)
+
+
+def test_titles_break_between_words(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    path = "/a/folder/with-a-name/that-is-longer/than-the-terminal/is-wide"
+    title = f"perplexity of {path}, a text of many words, 12 chunks of 4,096 tokens"
+    show_table(title, ["policy", "8"], [["tova", "1.00"]])
+    out = capsys.readouterr().out
+    assert set(title.split()) <= set(out.split())
+    assert all(len(line) <= 40 or path in line for line in out.splitlines())
+
+
+def test_what_fits_nowhere_is_folded(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    show_table("", ["policy", "512", "1,024"], [["a" * 40, "b" * 20, "c"]])
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 30
+    assert [out.count(letter) for letter in "abc…"] == [2 * 40, 20, 3, 0]  # two parts, and in each the c of policy

@@ -19,7 +19,7 @@ from command import TEXT, Run, same
 from tiny import build, llama, tokens
 
 import msrnn
-from msrnn.cli.state_files import check_target, save_state
+from msrnn.cli.files import check_target, save_state
 from msrnn.core import state_file as files
 from msrnn.core.state_file import load_tensors
 

@@ -5,11 +5,16 @@ from typing import Annotated
 
 from typer import Option
 
-from msrnn.cli.eval.common import Recompute, check_counts, check_positions, computed, quiet
-from msrnn.cli.eval.understanding import Chat
-from msrnn.cli.options import SMALL, Device, Dtype, MaxNewTokens, Model
-from msrnn.cli.results import SkipDamaged, open_store, show_tables, write_report
-from msrnn.cli.terminal import note
+from msrnn.cli.eval_understanding import Chat
+from msrnn.cli.evaluation import (
+    EvaluationOptions,
+    check_counts,
+    check_positions,
+    computed,
+    show_tables,
+    write_report,
+)
+from msrnn.cli.options import MaxNewTokens
 from msrnn.errors import UsageError
 from msrnn.policy import resolve
 
@@ -32,6 +37,7 @@ Out = Annotated[Path, Option(help=f"Write {NAME}.jsonl, .md and .csv here.")]
 
 
 def story(
+    *,
     policy: Policies = None,
     size: Sizes = None,
     stories: Count = 100,
@@ -40,12 +46,8 @@ def story(
     seed: Seed = 0,
     chat: Chat = None,
     batch: Batch = None,
-    model: Model = None,
-    device: Device = "auto",
-    dtype: Dtype = None,
     out: Out = Path(f"results/{NAME}"),
-    force: Recompute = False,
-    skip_damaged: SkipDamaged = False,
+    options: EvaluationOptions,
 ) -> None:
     """Generate long stories with every version of a model, one per seed, for `msrnn judge` to compare.
 
@@ -70,13 +72,10 @@ def story(
     from msrnn.evaluation.data.prompts import STORY, prompt_ids
     from msrnn.evaluation.environment import environment
     from msrnn.evaluation.tasks.story import CHECK, Stories, StorySettings, markdown, report_lines, table
-    from msrnn.hf.loading import check_dtype, device_named, load
 
-    device_named(device)
-    check_dtype(dtype)
-    quiet()
-    store = open_store(out, NAME, CHECK, force=force, skip_damaged=skip_damaged)
-    decoder, tokenizer = load(model, device, dtype, on_convert=note)
+    options.check()
+    store = options.open_store(out, NAME, CHECK)
+    decoder, tokenizer = options.load()
     chat = bool(tokenizer.chat_template) if chat is None else chat
     prompt = prompt_ids(tokenizer, STORY, chat)
     length = len(prompt) + max_new_tokens
@@ -84,10 +83,10 @@ def story(
     settings = StorySettings(prompt, max_new_tokens, temperature, list(range(seed, seed + stories)))
     cells = list(dict.fromkeys([FULL_MODEL, *grid(policies, sizes, length).cells]))
     batch = batch or (50 if decoder.device.type == "cuda" else 8)
-    metadata = {"model": model or SMALL, "chat": chat, "batch": batch, **environment(decoder.device)}
+    metadata = {"model": options.model_name, "chat": chat, "batch": batch, **environment(decoder.device)}
     stop_tokens = stop_tokens_of(decoder, tokenizer)
     evaluation = Stories(decoder, tokenizer, settings, stop_tokens, store, batch, metadata)
-    results, others = computed(evaluation, cells, force)
+    results, others = computed(evaluation, cells, options.force)
     lines = report_lines({**results, **others})
     title = f"{metadata['model']}, {stories:,} stories of at most {max_new_tokens:,} tokens"
     report = table(lines, title)

@@ -5,23 +5,22 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from msrnn.cli.eval.common import (
+from msrnn.cli.evaluation import (
     TOVA,
     Against,
     Batch,
     Books,
+    EvaluationOptions,
     Length,
-    Recompute,
     Seed,
     Text,
     check_counts,
     check_positions,
     compared,
     computed,
-    quiet,
+    show_tables,
+    write_report,
 )
-from msrnn.cli.options import SMALL, Device, Dtype, Model
-from msrnn.cli.results import SkipDamaged, open_store, show_tables, write_report
 from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
 from msrnn.policy import FULL
@@ -52,6 +51,7 @@ Out = Annotated[Path, Option(help="Write perplexity.jsonl, .md, .csv, .png and .
 
 
 def perplexity(
+    *,
     text: Text = None,
     policy: Policies = None,
     size: Sizes = None,
@@ -62,12 +62,8 @@ def perplexity(
     seed: Seed = 0,
     batch: Batch = None,
     against: Against = None,
-    model: Model = None,
-    device: Device = "auto",
-    dtype: Dtype = None,
     out: Out = Path("results/perplexity"),
-    force: Recompute = False,
-    skip_damaged: SkipDamaged = False,
+    options: EvaluationOptions,
 ) -> None:
     """Perplexity on chunks of text for each policy and size, and of the full model.
 
@@ -90,21 +86,18 @@ def perplexity(
     from msrnn.evaluation.data.texts import PG19, documents
     from msrnn.evaluation.environment import environment
     from msrnn.evaluation.tasks.perplexity import CHECK, NAME, Perplexity, Report, figure
-    from msrnn.hf.loading import check_dtype, device_named, load
 
-    device_named(device)
-    check_dtype(dtype)
-    quiet()
+    options.check()
     texts = documents(text)
-    store = open_store(out, NAME, CHECK, force=force, skip_damaged=skip_damaged)
-    decoder, tokenizer = load(model, device, dtype, on_convert=note)
+    store = options.open_store(out, NAME, CHECK)
+    decoder, tokenizer = options.load()
     check_positions(decoder.config.get_text_config(decoder=True), length)
     note(f"cutting {min(books or len(texts), len(texts)):,} of {len(texts):,} texts into chunks of {length:,} tokens")
     data = choose(texts, tokenizer, Choice(length, books, chunks_per_book, seed))
     note(data.summary())
-    source = {"model": model or SMALL, "text": text.resolve().name if text else PG19, "seed": seed}
+    source = {"model": options.model_name, "text": text.resolve().name if text else PG19, "seed": seed}
     evaluation = Perplexity(decoder, data, store, batch, {**source, **environment(decoder.device)})
-    results, others = computed(evaluation, grid.cells, force)
+    results, others = computed(evaluation, grid.cells, options.force)
     report = Report(grid.extended(list(others)), {**results, **others}, data.predicted, other)
     title = f"{source['model']}, {source['text']}, {len(data.chunks):,} chunks of {length:,} tokens"
     tables = report.tables(title)

@@ -5,39 +5,19 @@ import json
 import math
 import string
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from command import Run
 from transformers import AutoModelForCausalLM
 
-from msrnn.cli.eval import app
-from msrnn.cli.eval.common import check_positions, compared
-from msrnn.cli.terminal import show_table
+from msrnn.cli.evaluation import compared
 from msrnn.evaluation.tasks.perplexity import Reader
 from msrnn.policy import FULL
 
-VERBS = [command.callback.__name__ for command in app.registered_commands]
 LETTERS = string.ascii_lowercase
 TINY = ("eval", "perplexity", "--device", "cpu", "--length", 33, "--size", 8, "--size", 16)
 ROWS = ("--policy", "tova", "--policy", "window+4", "--policy", "full", "--policy", "baseline")
-
-
-@pytest.fixture
-def texts(tmp_path: Path) -> Path:
-    """Three texts of which one is shorter than a chunk, and the others have two chunks and a rest each."""
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    for name, length in {"one": 70, "two": 66, "short": 31}.items():
-        (folder / f"{name}.txt").write_text("".join(LETTERS[(i * i + length) % 26] for i in range(length)))
-    return folder
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures take most of the time."""
-    monkeypatch.setattr("msrnn.evaluation.report.has_matplotlib", lambda: False)
 
 
 def test_perplexity_writes_tables_and_a_figure(run: Run, folder: Path, texts: Path, tmp_path: Path) -> None:
@@ -218,43 +198,6 @@ def test_the_one_compared_with_may_have_any_of_its_names(run: Run, texts: Path, 
     assert [compared(name, ["tova", FULL]) for name in ("tova+0", FULL)] == ["tova", FULL]
 
 
-LABELS = ("echo+1~64@compressed:lnln", "tova@original", "[tova]")
-VALUES = [f"{12345.67 + i:,.2f}\n{12000 + i:,}–{13000 + i:,}" for i in range(7)]  # noqa: RUF001
-
-
-@pytest.mark.parametrize(("width", "parts"), [(45, 7), (60, 7), (61, 4), (80, 3), (141, 1)])
-def test_tables_are_in_parts_that_fit(
-    width: int, parts: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    names = ["policy@positions", *(f"{1000 * i:,}" for i in range(7))]
-    show_table("perplexity", names, [[label, *VALUES] for label in LABELS])
-    out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= width
-    assert {word: out.count(word) for word in LABELS} == dict.fromkeys(LABELS, parts)
-    lines = [line for value in VALUES for line in value.split("\n")]
-    assert {line: out.count(line) for line in lines} == dict.fromkeys(lines, len(LABELS))
-    assert (out.count("perplexity"), "…" in out) == (1, False)
-
-
-def test_titles_break_between_words(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    path = "/a/folder/with-a-name/that-is-longer/than-the-terminal/is-wide"
-    title = f"perplexity of {path}, a text of many words, 12 chunks of 4,096 tokens"
-    show_table(title, ["policy", "8"], [["tova", "1.00"]])
-    out = capsys.readouterr().out
-    assert set(title.split()) <= set(out.split())
-    assert all(len(line) <= 40 or path in line for line in out.splitlines())
-
-
-def test_what_fits_nowhere_is_folded(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "30")
-    show_table("", ["policy", "512", "1,024"], [["a" * 40, "b" * 20, "c"]])
-    out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= 30
-    assert [out.count(letter) for letter in "abc…"] == [2 * 40, 20, 3, 0]  # two parts, and in each the c of policy
-
-
 BAD = {
     "text": (["--text", "none"], "none: no such file"),
     "policy": (["--policy", "tovas"], "did you mean 'tova'?"),
@@ -299,94 +242,3 @@ def test_chunks_longer_than_the_texts(run: Run, texts: Path, tmp_path: Path) -> 
     assert code == 2
     assert err.count("\n") == 2
     assert err.endswith("100: the longest text has 71 tokens; use a smaller number\n")
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_ends_with_examples(verb: str, run: Run) -> None:
-    code, out, _ = run("eval", verb, "--help", small=True)
-    assert code == 0
-    examples = [line.strip() for line in out[out.index("Examples:") :].splitlines()[1:] if line.strip()]
-    assert examples
-    assert all("msrnn eval" in line or line.startswith("--") for line in examples)
-
-
-def test_verbs_are_listed(run: Run) -> None:
-    assert "eval" in run("--help", small=True).out
-    assert all(verb in run("eval", "--help", small=True).out for verb in VERBS)
-
-
-def test_chunks_longer_than_a_model(capsys: pytest.CaptureFixture[str]) -> None:
-    check_positions(SimpleNamespace(max_position_embeddings=64), 64)
-    check_positions(SimpleNamespace(), 65)
-    assert capsys.readouterr().err == ""
-    check_positions(SimpleNamespace(max_position_embeddings=64, rope_parameters={"rope_theta": 1e4}), 65)
-    assert "more than the 64" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="--length 65: this model has 64 positions"):
-        check_positions(SimpleNamespace(max_position_embeddings=64), 65)
-
-
-FAR = ("eval", "extrapolation", "--device", "cpu", "--size", 8, "--tokens", 60, "--window", 10, "--leg", 20)
-
-
-def test_extrapolation_writes_tables_and_a_figure(run: Run, texts: Path, tmp_path: Path) -> None:
-    words = (*FAR, "--text", texts, "--out", tmp_path / "out")
-    code, out, err = run(*words)
-    assert code == 0
-    assert "2 of 2 chunks of 60 tokens, from 2 of 3 texts" in err
-    assert all(name in out for name in ("tova@compressed:lnln", "window+4@compact", "tova@original", "10", "60"))
-    made = {path.name: path for path in (tmp_path / "out").iterdir()}
-    assert sorted(made) == [f"extrapolation.{kind}" for kind in ("csv", "jsonl", "md", "png", "svg")]
-    lines = list(csv.DictReader(made["extrapolation.csv"].read_text().splitlines()))
-    assert len(lines) == 4 * 6
-    assert {line["texts"] for line in lines} == {"2"}
-    rows = [json.loads(line) for line in made["extrapolation.jsonl"].read_text().splitlines()]
-    assert [(row["start"], row["stop"]) for row in rows] == [(0, 20), (20, 40), (40, 60)] * 8
-
-    again = run(*words)
-    assert (again.code, again.out) == (0, out)
-    assert "nothing left to compute" in again.err
-
-
-FAR_BAD = {
-    "leg": (["--leg", "15", "--window", "10"], "--leg 15: must be a multiple of --window 10, such as 20"),
-    "tokens": (["--tokens", "1"], "--tokens 1: must be 2 or more"),
-    "row": (["--row", "tova@far"], "positions='far'"),
-    "batch": (["--batch", "0"], "--batch 0"),
-    "many": (["--batch", str(10**12)], f"--batch {10**12}"),
-}
-
-
-def test_more_tokens_than_any_text_has(run: Run, texts: Path, tmp_path: Path) -> None:
-    words = ("eval", "extrapolation", "--text", texts, "--out", tmp_path / "out", "--device", "cpu")
-    code, _, err = run(*words, "--tokens", 500_000, "--size", 8)
-    assert code == 2
-    assert err.endswith("500000: the longest text has 71 tokens; use a smaller number\n")
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_extrapolations_of_other_sizes_are_shown_with_theirs(run: Run, texts: Path, tmp_path: Path) -> None:
-    words = (*FAR, "--text", texts, "--out", tmp_path / "out", "--row", "tova@original", "--books", 1)
-    first = run(*words)
-    assert first.code == 0, first.err
-    code, _, err = run(*words, "--size", 12)
-    assert code == 0
-    assert "the tables also show tova@original 8, from earlier commands" in err
-    text = (tmp_path / "out" / "extrapolation.md").read_text()
-    assert "| tova@original 8 |" in text
-    assert "| tova@original 12 |" in text
-    path = tmp_path / "out" / "extrapolation.jsonl"
-    before = path.read_text()
-    again = run(*words, "--force")
-    assert again.code == 0
-    assert path.read_text().startswith(before)
-    assert len(path.read_text().splitlines()) == len(before.splitlines()) + 3
-
-
-@pytest.mark.parametrize("name", FAR_BAD)
-def test_bad_values_of_extrapolation(name: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msrnn.hf.loading.AutoModelForCausalLM", None)  # refused before the slow part
-    words, told = FAR_BAD[name]
-    code, out, err = run("eval", "extrapolation", "--text", tmp_path, "--out", tmp_path / "out", *words)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert told in err
-    assert list(tmp_path.iterdir()) == []

@@ -8,9 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from msrnn.cli.eval.common import Against, Recompute, check_counts, check_positions, compared, quiet, watched
-from msrnn.cli.options import ORIGINAL, SMALL, Device, Dtype, Model
-from msrnn.cli.results import SkipDamaged, note_other_rows, open_store, show_tables, stoppable, write_report
+from msrnn.cli.evaluation import (
+    Against,
+    EvaluationOptions,
+    check_counts,
+    check_positions,
+    compared,
+    note_other_rows,
+    quiet,
+    show_tables,
+    stoppable,
+    watched,
+    write_report,
+)
+from msrnn.cli.options import ORIGINAL
 from msrnn.cli.terminal import note, progress
 from msrnn.errors import UsageError
 from msrnn.policy import FULL, resolve
@@ -123,6 +134,7 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
     """The command of a task; both tasks have the same options."""
 
     def command(
+        *,
         data: Data = None,
         split: Split = "test",
         policy: Policies = None,
@@ -136,13 +148,9 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         seed: Seed = 0,
         batch: Batch = None,
         against: Against = None,
-        model: Model = None,
-        device: Device = "auto",
-        dtype: Dtype = None,
         stage: Stages = Stage.ALL,
         out: Out = None,
-        force: Recompute = False,
-        skip_damaged: SkipDamaged = False,
+        options: EvaluationOptions,
     ) -> None:
         from msrnn.evaluation.tasks.answers import check_row
         from msrnn.evaluation.tasks.understanding import TASKS, stored_answers
@@ -153,28 +161,26 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         check_counts(LENGTH if length is None else length, limit=limit, batch=batch, max_new_tokens=max_new_tokens)
         if stage != Stage.ANSWER:
             task.metric.check()
-        if stage == Stage.SCORE and force:
+        if stage == Stage.SCORE and options.force:
             raise UsageError("--force: generates answers again, but --stage score generates none; leave one out")
         folder = out or Path("results") / task.name
-        check_model(device, dtype, positions, stage)
+        check_model(options, positions, stage)
         quiet()
         asked_questions = None if stage == Stage.SCORE else load_questions(task, data, split, limit, seed)
-        store = open_store(folder, task.name, check_row, force=force, skip_damaged=skip_damaged)
+        store = options.open_store(folder, task.name, check_row)
         if asked_questions is None:
             wanted = {"length": length, "chat": chat, "answer": max_new_tokens, "positions": positions}
             answers, keys = stored_answers(task, store, grid.cells, **wanted)
             note(f"{len(keys):,} of {len(answers.questions):,} questions are answered by all rows")
         else:
-            from msrnn.hf.loading import load
-
-            loaded = load(model, device, dtype, on_convert=note)
+            loaded = options.load()
             chat = bool(loaded.tokenizer.chat_template) if chat is None else chat
             length, most = length or LENGTH, max_new_tokens or task.answer
             settings = resolved(task, loaded.model, chat, length, most, positions, grid.cells)
-            source = {"model": model or SMALL, "source": data.name if data else task.hub.name, "seed": seed}
+            source = {"model": options.model_name, "source": data.name if data else task.hub.name, "seed": seed}
             if data is None:
                 source["split"] = split
-            with stoppable(force):
+            with stoppable(options.force):
                 answers = answered(task, loaded, settings, asked_questions, store, batch, grid.cells, source)
             keys = [question.key for question in asked_questions]
         if stage != Stage.ANSWER:
@@ -199,14 +205,12 @@ def rows(policies: list[str] | None, sizes: list[int] | None, paper: bool) -> Gr
     return grid(names, columns, sys.maxsize)
 
 
-def check_model(device: str, dtype: str | None, positions: str, stage: Stage) -> None:
+def check_model(options: EvaluationOptions, positions: str, stage: Stage) -> None:
     """Refuse bad options before anything is loaded."""
     from msrnn.core.rope import spacing
-    from msrnn.hf.loading import check_dtype, device_named
 
     if stage != Stage.SCORE:
-        device_named(device)
-        check_dtype(dtype)
+        options.check()
     if positions != AUTO:
         spacing(positions)
 

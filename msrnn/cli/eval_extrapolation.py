@@ -5,9 +5,17 @@ from typing import Annotated
 
 from typer import Option
 
-from msrnn.cli.eval.common import Books, Recompute, Text, check_batch, check_positions, computed, quiet
-from msrnn.cli.options import SMALL, Device, Dtype, Model, Size
-from msrnn.cli.results import SkipDamaged, open_store, show_tables, write_report
+from msrnn.cli.evaluation import (
+    Books,
+    EvaluationOptions,
+    Text,
+    check_batch,
+    check_positions,
+    computed,
+    show_tables,
+    write_report,
+)
+from msrnn.cli.options import Size
 from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
 
@@ -29,6 +37,7 @@ Out = Annotated[Path, Option(help=f"Write {NAME}.jsonl, .md, .csv, .png and .svg
 
 
 def extrapolation(
+    *,
     text: Text = None,
     row: Rows = None,
     size: Size = 512,
@@ -38,12 +47,8 @@ def extrapolation(
     books: Books = None,
     seed: Seed = 0,
     batch: Batch = None,
-    model: Model = None,
-    device: Device = "auto",
-    dtype: Dtype = None,
     out: Out = Path(f"results/{NAME}"),
-    force: Recompute = False,
-    skip_damaged: SkipDamaged = False,
+    options: EvaluationOptions,
 ) -> None:
     """Perplexity far beyond the training length, on the first tokens of every text that is long enough.
 
@@ -63,15 +68,12 @@ def extrapolation(
     from msrnn.evaluation.data.texts import PG19, documents
     from msrnn.evaluation.environment import environment
     from msrnn.evaluation.tasks.extrapolation import CHECK, Course, Extrapolation, Report, cases, figure
-    from msrnn.hf.loading import check_dtype, device_named, load
 
     rows = cases(row or [name.format(horizon=REACH * size) for name in ROWS], size)
-    device_named(device)
-    check_dtype(dtype)
-    quiet()
+    options.check()
     texts = documents(text)
-    store = open_store(out, NAME, CHECK, force=force, skip_damaged=skip_damaged)
-    decoder, tokenizer = load(model, device, dtype, on_convert=note)
+    store = options.open_store(out, NAME, CHECK)
+    decoder, tokenizer = options.load()
     config = decoder.config.get_text_config(decoder=True)
     check_positions(config, tokens, "--tokens")
     for case in rows:
@@ -85,10 +87,10 @@ def extrapolation(
             f"--window {window}: the first {data.given} tokens are given and not predicted; use a larger window"
         )
     batch = batch or (len(data.chunks) if decoder.device.type == "cuda" else 1)
-    source = {"model": model or SMALL, "text": text.resolve().name if text else PG19, "seed": seed, "batch": batch}
+    source = {"model": options.model_name, "text": text.resolve().name if text else PG19, "seed": seed, "batch": batch}
     course = Course(tokens, data.given, window, leg)
     evaluation = Extrapolation(decoder, data, course, store, batch, {**source, **environment(decoder.device)})
-    results, others = computed(evaluation, rows, force, lambda case: f"{case.label} {case.size}")
+    results, others = computed(evaluation, rows, options.force, lambda case: f"{case.label} {case.size}")
     report = Report({**results, **others}, course)
     sizes = sorted({case.size for case in report.cases if case.size is not None})
     sized = f"size {', '.join(map(str, sizes))}" if sizes else "unbounded"

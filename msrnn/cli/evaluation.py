@@ -1,0 +1,233 @@
+"""What evaluating commands share: options and checks, progress, and the folder of results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from typer import Option
+
+from msrnn.cli.options import SMALL, Device, Dtype, Model
+from msrnn.cli.terminal import note, progress, show_table
+from msrnn.errors import UsageError
+
+if TYPE_CHECKING:
+    from msrnn.evaluation.report import Table
+    from msrnn.evaluation.runner import Evaluation, Progress
+    from msrnn.evaluation.store import Check, Store
+    from msrnn.hf.loading import Loaded
+
+T = TypeVar("T")
+TOVA = "tova"
+
+Text = Annotated[
+    Path | None,
+    Option(
+        help="A folder of .txt files, one .txt file, .jsonl lines with a text, or .npy files of token ids.",
+        show_default="PG-19's test set",
+    ),
+]
+Length = Annotated[
+    int, Option(help="Tokens of a chunk, including the token that opens a text, if the tokenizer adds one.")
+]
+Books = Annotated[int | None, Option(help="Number of texts to take chunks from.", show_default="all")]
+Seed = Annotated[int, Option(help="Random seed that selects texts and chunks.")]
+Batch = Annotated[int | None, Option(help="Chunks read at once.", show_default="1 on cpu, 64 or what fits on cuda")]
+Against = Annotated[
+    str | None, Option(help="The policy that the others are compared with.", show_default="tova, or the first")
+]
+Recompute = Annotated[
+    bool, Option("--force", help="Compute these results again, even if the folder has them; its other rows are kept.")
+]
+SkipDamaged = Annotated[
+    bool, Option("--skip-damaged", help="Move damaged lines of the folder's .jsonl to another file, and continue.")
+]
+MAX_BATCH = 2**16  # more fit into no memory
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """The group of options of every evaluation: its model, and what to do with the rows of the folder."""
+
+    model: Model = None
+    device: Device = "auto"
+    dtype: Dtype = None
+    force: Recompute = False
+    skip_damaged: SkipDamaged = False
+
+    @property
+    def model_name(self) -> str:
+        return self.model or SMALL
+
+    def check(self) -> None:
+        """Refuse a bad device or dtype before anything is loaded; silence other libraries."""
+        from msrnn.hf.loading import check_dtype, device_named
+
+        device_named(self.device)
+        check_dtype(self.dtype)
+        quiet()
+
+    def load(self) -> Loaded:
+        from msrnn.hf.loading import load
+
+        return load(self.model, self.device, self.dtype, on_convert=note)
+
+    def open_store(self, folder: Path, name: str, check: Check) -> Store:
+        return open_store(folder, name, check, force=self.force, skip_damaged=self.skip_damaged)
+
+
+def compared(against: str | None, policies: Sequence[str]) -> str:
+    """The row that the others are compared with."""
+    from msrnn.evaluation.cells import row_name
+
+    if against is None:
+        return TOVA if TOVA in policies else policies[0]
+    name = row_name(against)
+    if name not in policies:
+        raise UsageError(f"--against {against}: not among the rows {', '.join(policies)}; add --policy {against}")
+    return name
+
+
+def check_counts(length: int, **counts: int | None) -> None:
+    if length < 2:
+        raise UsageError(f"--length {length}: must be 2 or more, since the first token is given")
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise UsageError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
+    check_batch(batch=counts.get("batch"))
+
+
+def check_batch(**batches: int | None) -> None:
+    for name, value in batches.items():
+        if value is not None and not 1 <= value <= MAX_BATCH:
+            raise UsageError(f"--{name.replace('_', '-')} {value}: must be from 1 to {MAX_BATCH:,}")
+
+
+def quiet() -> None:
+    """Silence warnings of transformers about long texts, and of the hub about retries."""
+    import huggingface_hub
+    import transformers
+
+    loggers: tuple[Any, Any] = transformers.logging, huggingface_hub.logging
+    for logger in loggers:
+        logger.set_verbosity_error()
+
+
+def check_positions(config: Any, length: int, option: str = "--length") -> None:
+    """Refuse more tokens than a model has learned positions; with RoPE, only print a note."""
+    known = getattr(config, "max_position_embeddings", None)
+    if not known or length <= known:
+        return
+    if not getattr(config, "rope_parameters", None):
+        raise UsageError(f"{option} {length}: this model has {known:,} positions; use fewer tokens")
+    note(f"{length:,} tokens are more than the {known:,} that this model was trained for")
+
+
+def watched(run: Callable[[list[Any], Progress], T], cells: list[Any]) -> T:
+    """Run an evaluation with a bar that counts the tokens that are left, and names the cell."""
+    from msrnn.evaluation.runner import Progress
+
+    with progress() as bar:
+        task = bar.add_task("", total=None)
+
+        def on_cell(cell: Any) -> None:
+            label = f"{cell.label} ({cells.index(cell) + 1} of {len(cells)})" if cell in cells else cell.label
+            bar.update(task, description=label)
+            if bar.disable:
+                note(label)
+
+        def on_total(tokens: int) -> None:
+            bar.update(task, total=tokens)
+            if not tokens:
+                note("nothing left to compute")
+
+        return run(cells, Progress(on_total, on_cell, partial(bar.advance, task), resumed))
+
+
+def computed(
+    evaluation: Evaluation[Any, Any, T], cells: list[Any], force: bool, label: Callable[[Any], str] = lambda x: x.label
+) -> tuple[dict[Any, list[T]], dict[Any, list[T]]]:
+    """The results of these cells, and those of other cells that the folder has; with progress and notes."""
+    with stoppable(force):
+        results = watched(evaluation.results, cells)
+    others = evaluation.others(cells)
+    note_other_rows([label(cell) for cell in others], evaluation.other_rows)
+    return results, others
+
+
+def open_store(folder: Path, name: str, check: Check, *, force: bool, skip_damaged: bool) -> Store:
+    """NAME.jsonl in a folder, which is made where it is missing; with `force` its rows count as not computed."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--out {folder}: a file; give a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    return read_store(folder / f"{name}.jsonl", check, force=force, skip_damaged=skip_damaged)
+
+
+def read_store(path: Path, check: Check, *, force: bool = False, skip_damaged: bool) -> Store:
+    """The rows of a file; an error about damaged lines names the option that skips them."""
+    from msrnn.evaluation.store import DamagedRowsError, Store
+
+    try:
+        return Store(path, check, redo=force, skip_damaged=skip_damaged)
+    except DamagedRowsError as error:
+        raise UsageError(f"{error}: add --skip-damaged") from error
+
+
+@contextmanager
+def stoppable(force: bool = False, kept: bool = True) -> Iterator[None]:
+    """On Ctrl-C, print how to resume."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not kept:
+            note("stopped; without --out nothing is kept")
+        elif force:
+            note("stopped; what was computed is kept. Run the same command without --force to use it with older rows")
+        else:
+            note("stopped; run the same command to continue")
+        raise
+
+
+def resumed(done: int, total: int, what: str) -> None:
+    if done:
+        note(f"{done:,} of {total:,} {what} already done")
+
+
+def note_other_rows(labels: Sequence[str], left_out: int) -> None:
+    """Note what else the folder has: rows that the tables show as well, and the number of those they do not."""
+    if labels:
+        note(f"the tables also show {', '.join(labels)}, from earlier commands")
+    if left_out:
+        note(f"{left_out:,} rows of other models, dtypes or data are in the folder, but not in these tables")
+
+
+def show_tables(tables: Sequence[Table]) -> None:
+    for table in tables:
+        show_table(table.title, table.header, table.strings())
+
+
+def write_report(folder: Path, table: Table, page: str, draw: Callable[[], object] | None = None) -> None:
+    """NAME.md, NAME.csv where the table has lines for it, and the figures that `draw` draws."""
+    kinds = ["jsonl", "md"]
+    (folder / f"{table.name}.md").write_text(page)
+    if table.lines:
+        (folder / f"{table.name}.csv").write_text(table.csv())
+        kinds.append("csv")
+    if draw:
+        kinds += drawn(draw)
+    note(f"written to {folder}: " + ", ".join(f"{table.name}.{kind}" for kind in kinds))
+
+
+def drawn(draw: Callable[[], object]) -> tuple[str, ...]:
+    """Draw figures; the kinds of their files, none without matplotlib."""
+    from msrnn.evaluation import report
+
+    if not report.has_matplotlib():
+        note("no figures: matplotlib is not installed; pip install 'msrnn[plots]' then run the same command again")
+        return ()
+    draw()
+    return ("png", "svg")
