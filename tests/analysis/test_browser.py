@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
 import numpy
 import pytest
 from handmade import LENGTH, SINK, SIZE, WINDOW, Visit, traced
+from numpy.typing import NDArray
 from test_page import HOSTILE
 
 from msrnn.analysis.explorer.page import PolicyTrace, page, visible
@@ -17,10 +17,10 @@ TOKENS = ["One", " two", "\n", " three", ",", " four", " fi", "ve"]
 TWO = [PolicyTrace("tova", SIZE, traced(WINDOW, SINK)), PolicyTrace("h2o", SIZE, traced([SINK, WINDOW], [SINK, SINK]))]
 
 MOVE = """
-const [name, value, done] = arguments, slider = document.getElementById(name), started = performance.now();
+const [name, value, done] = arguments, slider = document.getElementById(name);
 slider.value = value;
 slider.dispatchEvent(new Event("input", { bubbles: true }));
-requestAnimationFrame(() => setTimeout(() => done(performance.now() - started)));
+requestAnimationFrame(() => setTimeout(done));
 """
 CLASSES = """
 const panels = [...document.querySelectorAll(".text")];
@@ -28,9 +28,9 @@ return panels.map((panel) => [...panel.querySelectorAll("span")].map((span) => s
 """
 
 
-def move(browser: Any, name: str, value: int) -> float:
-    """Milliseconds from the slider's event to the frame that shows it."""
-    return float(browser.execute_async_script(MOVE, name, value))
+def move(browser: Any, name: str, value: int) -> None:
+    """Move a slider, and wait for the frame that shows it."""
+    browser.execute_async_script(MOVE, name, value)
 
 
 def press(browser: Any, *keys: str) -> None:
@@ -225,10 +225,37 @@ def test_on_a_phone_one_policy_at_a_time(visit: Visit, width: int) -> None:
     assert browser.execute_script("return document.documentElement.scrollWidth") == width
 
 
+# Of each text: the tokens whose class changes, and how many elements are added or removed.
+OBSERVE = """
+window.changes = [...document.querySelectorAll(".text")].map((text) => {
+  const change = { tokens: new Set(), elements: 0 };
+  change.observer = new MutationObserver((records) => records.forEach((record) => {
+    if (record.type === "childList") change.elements += record.addedNodes.length + record.removedNodes.length;
+    else change.tokens.add(Number(record.target.dataset.token));
+  }));
+  change.observer.observe(text, { subtree: true, childList: true, attributeFilter: ["class"] });
+  return change;
+});
+"""
+OBSERVED = """
+const changes = window.changes.map(({ tokens, elements }) => [[...tokens].sort((a, b) => a - b), elements]);
+window.changes.forEach((change) => change.tokens.clear());
+return changes;
+"""
+FADES = (4, 32, 128)  # steps since a token was evicted, after which it fades further
+
+
+def fading(times: NDArray[Any], step: int) -> NDArray[Any]:
+    """How each token looks at a step: unread, held, or faded by one to four levels."""
+    tokens, since = numpy.arange(len(times)), step - times
+    faded = 2 + sum(since > steps for steps in FADES)
+    return numpy.where(tokens > step, 0, numpy.where(since <= 0, 1, faded))
+
+
 PLACE = "const { top, bottom } = document.querySelector('.now').getBoundingClientRect(); return [top, bottom]"
 
 
-def test_a_long_text_under_two_policies_is_small_and_fluid(visit: Visit) -> None:
+def test_a_step_in_a_long_text_redraws_only_what_it_changes(visit: Visit) -> None:
     length, layers, random = 4096, 30, numpy.random.default_rng(0)
 
     def kept(heads: int) -> ChunkTrace:
@@ -238,14 +265,21 @@ def test_a_long_text_under_two_policies_is_small_and_fluid(visit: Visit) -> None
 
     words = [" word", "ing", " the", ".", "\n", " considerable", " of", ","]
     tokens = [words[i] for i in random.integers(0, len(words), length)]
-    html = page("long", "long", tokens, [PolicyTrace("tova", 512, kept(1)), PolicyTrace("h2o", 512, kept(3))])
+    traces = kept(1), kept(3)
+    html = page("long", "long", tokens, [PolicyTrace("tova", 512, traces[0]), PolicyTrace("h2o", 512, traces[1])])
     assert len(html.encode()) < 5e6
     browser = visit(html, "#step=3000&layer=20&head=0")
-    steps = [move(browser, "step", 3000 + i) for i in range(1, 16)]
-    layered = [move(browser, "layer", i) for i in range(5, 20)]
-    print(f"milliseconds: a step {statistics.median(steps):.0f}, a layer {statistics.median(layered):.0f}")
-    assert min(steps) < 100  # the best of many, since other tests run beside it
-    assert min(layered) < 100
+    move(browser, "step", 3000)  # the first move fades evicted tokens
+    browser.execute_script(OBSERVE)
+    for step in range(3001, 3016):
+        move(browser, "step", step)
+        looks = [[fading(one.evicted_at[20, 0], n) for n in (step - 1, step)] for one in traces]
+        changed = [{*numpy.flatnonzero(before != after).tolist(), step - 1, step} for before, after in looks]
+        assert browser.execute_script(OBSERVED) == [[sorted(tokens), 0] for tokens in changed]
+        assert max(map(len, changed)) < 100  # of 4,096: a step redraws what it changes
+    for layer in range(5, 20):
+        move(browser, "layer", layer)
+        assert [elements for _, elements in browser.execute_script(OBSERVED)] == [0, 0]
     for step in (4000, 5):
         move(browser, "step", step)
         for _ in range(3):
