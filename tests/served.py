@@ -9,7 +9,10 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from msrnn.evaluation.tasks.judges import Endpoint
+
 Manner = Callable[["Handler"], None]
+SECRET = "sk-very-secret-0123456789"
 
 
 def answering(text: str | Callable[[str], str]) -> Manner:
@@ -118,3 +121,7 @@ def served(*manners: Manner) -> Iterator[Served]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def asked(base_url: str, retries: list[str], timeout: float = 5.0) -> Endpoint:
+    return Endpoint("a-judge", base_url, timeout, retries.append)

@@ -41,11 +41,9 @@ INSIDE = {
     ],
     "backends": ["base", "torch", "numba", "triton", "__init__"],
     "hf": [
-        "masks",
         "cache_layers",
         "attention",
-        "probe",
-        "inspect_rope",
+        "inspect_layers",
         "inspect",
         "state_spec",
         "cache",
@@ -54,7 +52,6 @@ INSIDE = {
         "rnn",
         "loading",
         "chat_template",
-        "conversation",
         "long_read",
     ],
 }

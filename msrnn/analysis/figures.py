@@ -7,14 +7,27 @@ from typing import Any
 
 import numpy
 
-from msrnn.analysis import paper
-from msrnn.analysis.study import Study
+from msrnn.analysis.study import ALL, PAPER_POLICY, PAPER_POSITIONS, PAPER_RECENT, PAPER_SIZES, PAPER_TAGS, Study
 from msrnn.analysis.summary import Summary, coverage
-from msrnn.analysis.tables import headwise, longest
+from msrnn.analysis.tables import Strings, headwise, longest
 from msrnn.evaluation.report import saved_figure
 
 COLOURS, INK = ("#fffefb", "#fee8ae", "#fba450", "#e9633f", "#9c2c13"), "#4a3b32"
 MAP_PIXELS, SMALL_MAP_PIXELS, MAPS_IN_A_ROW = 768, 192, 6
+
+
+def draw_figures(study: Study, folder: Path, title: str, strings: Strings) -> None:
+    """NAME.png and NAME.svg, named as the tables; retention has two for each policy and size."""
+    for one in study.summaries.values():
+        retention(one, folder, f"{title} (the first)")
+    recent_by_layer(study, folder, title)
+    first_positions(study, folder, title)
+    tags(study, folder, title)
+    lifetimes(study, folder, title)
+    longest_lived(study, folder, title, strings)
+    between_policies(study, folder, title)
+    between_layers(study, folder, title)
+    between_heads(study, folder, title)
 
 
 def retention(one: Summary, folder: Path, title: str) -> None:
@@ -50,8 +63,8 @@ def recent_by_layer(study: Study, folder: Path, title: str) -> None:
             for size in study.sizes_of(policy):
                 one = study.summaries[policy, size]
                 axes.plot(one.layers, one.recent.mean(-1), marker="o", markersize=3, label=f"{size:,}")
-            if policy == paper.POLICY:
-                axes.axhspan(*paper.RECENT, color=INK, alpha=0.12, linewidth=0, label="paper, all layers")
+            if policy == PAPER_POLICY:
+                axes.axhspan(*PAPER_RECENT, color=INK, alpha=0.12, linewidth=0, label="paper, all layers")
             axes.set_ylim(0, 1.03)
             _percent(axes)
             _label(axes, policy, "layer", "recent share of kept states")
@@ -65,7 +78,7 @@ def first_positions(study: Study, folder: Path, title: str) -> None:
     with saved_figure(folder, "first-positions", len(policies), 1.2 + 4 * len(policies)) as (whole, panels):
         for axes, policy in zip(panels, policies, strict=True):
             for size in study.sizes_of(policy):
-                means = study.summaries[policy, size].first(paper.POSITIONS)
+                means = study.summaries[policy, size].first(PAPER_POSITIONS)
                 axes.plot(means, marker="o", markersize=3, label=f"{size:,}")
             axes.set_yscale("log", base=2)
             axes.yaxis.set_major_formatter("{x:,.0f}")
@@ -79,16 +92,16 @@ def tags(study: Study, folder: Path, title: str) -> None:
     if not study.by_tag:
         return
     every, *rest = study.by_tag
-    known = [lived for lived in rest if lived.name in paper.TAGS]
+    known = [lived for lived in rest if lived.name in PAPER_TAGS]
     panels = list(study.summaries)
     height = 1.4 + 0.19 * len(known)
     with saved_figure(folder, "tags", len(panels), 0.8 + 2.6 * len(panels), height=height) as (whole, drawn_panels):
         for axes, cell in zip(drawn_panels, panels, strict=True):
             rows = numpy.arange(len(known))
             axes.axvline(1, color=INK, linewidth=0.8)
-            if cell[0] == paper.POLICY and cell[1] in paper.SIZES:
-                i = paper.SIZES.index(cell[1])
-                theirs = [paper.TAGS[lived.name][i] / paper.TAGS[paper.ALL][i] for lived in known]
+            if cell[0] == PAPER_POLICY and cell[1] in PAPER_SIZES:
+                i = PAPER_SIZES.index(cell[1])
+                theirs = [PAPER_TAGS[lived.name][i] / PAPER_TAGS[ALL][i] for lived in known]
                 axes.scatter(theirs, rows, s=18, facecolors="none", edgecolors=INK, label="paper")
             ours = [lived.mean[cell].value / every.mean[cell].value for lived in known]
             axes.scatter(ours, rows, s=14, color="#d9480f", label="here", zorder=3)
@@ -117,7 +130,7 @@ def lifetimes(study: Study, folder: Path, title: str) -> None:
         whole.suptitle(title, fontsize=9)
 
 
-def longest_lived(study: Study, folder: Path, title: str, strings: Any) -> None:
+def longest_lived(study: Study, folder: Path, title: str, strings: Strings) -> None:
     """The token ids that are kept longest, with their mean steps kept."""
     cells = list(study.summaries)
     if not longest(study, cells[0]):

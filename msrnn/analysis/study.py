@@ -12,13 +12,65 @@ from typing import Any, NamedTuple
 import numpy
 from transformers import PreTrainedModel
 
-from msrnn.analysis import paper
 from msrnn.analysis.summary import Numbers, Summary, agreement, summarize
 from msrnn.analysis.trace import ChunkTrace, TraceStore, stored_cells
 from msrnn.evaluation.statistics import Estimate, mean
 
 Cell = tuple[str, int]  # a policy and a size
 Load = Callable[[Cell], Iterable[ChunkTrace]]
+
+# The paper's results for TOVA on LLaMA-2-7B, on 31 chunks of 4,096 tokens of PG-19.
+PAPER_POLICY, PAPER_SIZES = "tova", (256, 512, 1024, 2048)
+PAPER_POSITIONS = 25
+PAPER_RECENT = (0.73, 0.76)  # the share of kept states that are recent: the lowest and the highest over its sizes
+ALL = "all"  # tokens, of any tag
+
+# Mean steps kept by part of speech, at each of the sizes, in the paper's order.
+PAPER_TAGS: dict[str, tuple[int, int, int, int]] = {
+    ALL: (249, 481, 897, 1537),
+    "POS": (1134, 1393, 1736, 2061),
+    "''": (845, 1101, 1413, 1774),
+    "$": (329, 724, 1276, 2123),
+    ")": (379, 670, 1161, 1558),
+    ".": (350, 645, 1117, 1677),
+    "NNPS": (321, 578, 1042, 1671),
+    "newline": (303, 550, 969, 1538),
+    "WP$": (255, 539, 1121, 1920),
+    "CD": (301, 537, 940, 1557),
+    "NN": (270, 527, 983, 1628),
+    "NNS": (270, 526, 978, 1618),
+    "NNP": (270, 517, 951, 1613),
+    "FW": (253, 511, 903, 1444),
+    ":": (243, 492, 940, 1570),
+    "JJ": (240, 480, 918, 1598),
+    "VBP": (244, 478, 882, 1504),
+    "JJS": (220, 475, 953, 1689),
+    "UH": (233, 474, 870, 1412),
+    "SYM": (231, 471, 893, 1482),
+    "WDT": (223, 462, 903, 1604),
+    "VBN": (230, 462, 887, 1549),
+    "EX": (244, 461, 847, 1461),
+    "RB": (223, 459, 892, 1566),
+    ",": (236, 453, 840, 1454),
+    "VBG": (221, 445, 858, 1523),
+    "RBS": (210, 441, 878, 1645),
+    "VBZ": (219, 440, 844, 1492),
+    "CC": (217, 437, 862, 1546),
+    "VBD": (217, 432, 827, 1493),
+    "VB": (214, 426, 817, 1457),
+    "PRP": (217, 424, 794, 1432),
+    "RP": (207, 417, 811, 1485),
+    "WRB": (207, 415, 800, 1502),
+    "WP": (199, 405, 803, 1506),
+    "JJR": (195, 403, 782, 1413),
+    "RBR": (183, 397, 821, 1566),
+    "PDT": (181, 391, 756, 1362),
+    "IN": (190, 385, 760, 1408),
+    "PRP$": (189, 383, 745, 1386),
+    "DT": (190, 379, 734, 1363),
+    "MD": (177, 378, 754, 1392),
+    "TO": (182, 368, 734, 1363),
+}
 
 
 class TagLifetime(NamedTuple):
@@ -58,9 +110,9 @@ class Study:
         if self.tags is None:
             return []
         names = numpy.array(self.tags)
-        known = [name for name in paper.TAGS if name != paper.ALL]
+        known = [name for name in PAPER_TAGS if name != ALL]
         others = sorted(set(names.ravel().tolist()) - set(known))
-        everything = self._lifetime(paper.ALL, numpy.ones(names.shape, dtype=bool))
+        everything = self._lifetime(ALL, numpy.ones(names.shape, dtype=bool))
         lifetimes = [self._lifetime(name, names == name) for name in [*known, *others] if (names == name).any()]
         return [everything, *lifetimes]
 

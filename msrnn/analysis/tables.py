@@ -1,22 +1,27 @@
-"""The tables of a study: the paper's four analyses first, then lifetimes, the longest-lived tokens and agreements."""
+"""The tables of a study: the paper's four analyses first, then lifetimes, the longest-lived tokens and agreements.
+
+`write_tables` makes a CSV file of each, and one Markdown file of all.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy
 
-from msrnn.analysis import paper
-from msrnn.analysis.study import Cell, Study
+from msrnn.analysis.study import PAPER_POSITIONS, PAPER_RECENT, PAPER_SIZES, PAPER_TAGS, Cell, Study
 from msrnn.analysis.summary import QUANTILES, Summary
 from msrnn.analysis.tagging import HOW
-from msrnn.evaluation.report import Share, Table, Value, code
+from msrnn.evaluation.report import Share, Table, Value, code, document
 
 SEEN = "A step sees a token from the token's own step on, up to and including the step that evicts it."
 KEPT = (
     "Steps kept: how many steps see a token, including its own; a token that is never evicted counts to the chunk's "
     "end. Means are over layers, KV heads and chunks."
 )
+Strings = Callable[[int], str]  # the string of a token id
+
 OFTEN, LONGEST = 10, 20  # the fewest occurrences of a token that is listed, and the number of tokens listed
 
 OVERLAP = (
@@ -44,15 +49,15 @@ def retention(study: Study) -> Table:
 
 
 def recent(study: Study) -> Table:
-    low, high = paper.RECENT
+    low, high = PAPER_RECENT
     rows: list[list[Value]] = []
     for policy in study.policies:
         cells = [study.summaries.get((policy, size)) for size in study.sizes]
         rows.append([policy, *(Share(numpy.nanmean(one.recent)) if one else None for one in cells)])
         rows.append([f"{policy}, all steps", *(Share(one.recent_at_all_steps) if one else None for one in cells)])
-    if set(study.sizes) & set(paper.SIZES):
+    if set(study.sizes) & set(PAPER_SIZES):
         range_ = f"{low:.0%}–{high:.0%}"  # noqa: RUF001
-        rows.append(["tova, the paper's LLaMA-2-7B", *(range_ if n in paper.SIZES else None for n in study.sizes)])
+        rows.append(["tova, the paper's LLaMA-2-7B", *(range_ if n in PAPER_SIZES else None for n in study.sizes)])
     return Table(
         "recent",
         "Share of kept states that are recent",
@@ -80,7 +85,7 @@ def recent_by_layer(study: Study) -> Table:
 
 def first_positions(study: Study) -> Table:
     cells = list(study.summaries.values())
-    positions = min(paper.POSITIONS, study.length)
+    positions = min(PAPER_POSITIONS, study.length)
     return Table(
         "first-positions",
         f"Mean steps kept of the first {positions} positions",
@@ -93,17 +98,17 @@ def first_positions(study: Study) -> Table:
 def tags(study: Study) -> Table | None:
     if not study.by_tag:
         return None
-    known = [(i, size) for i, size in enumerate(paper.SIZES) if size in study.sizes]
+    known = [(i, size) for i, size in enumerate(PAPER_SIZES) if size in study.sizes]
     rows: list[list[Value]] = []
     lines: list[list[Value]] = [["tag", "policy", "size", "tokens", "mean", "low", "high", "paper"]]
     for lived in study.by_tag:
-        theirs = paper.TAGS.get(lived.name)
+        theirs = PAPER_TAGS.get(lived.name)
         beside: list[Value] = [theirs[i] if theirs else None for i, _ in known]
         rows.append([code(lived.name), lived.tokens, *(estimate.value for estimate in lived.mean.values()), *beside])
         for (policy, size), estimate in lived.mean.items():
-            same = theirs[paper.SIZES.index(size)] if theirs and size in paper.SIZES else None
+            same = theirs[PAPER_SIZES.index(size)] if theirs and size in PAPER_SIZES else None
             lines.append([lived.name, policy, size, lived.tokens, *estimate, same])
-    absent = [code(name) for name in paper.TAGS if name not in {lived.name for lived in study.by_tag}]
+    absent = [code(name) for name in PAPER_TAGS if name not in {lived.name for lived in study.by_tag}]
     missing = f" Of the paper's tags, none of these here: {', '.join(absent)}." if known and absent else ""
     return Table(
         "tags",
@@ -136,7 +141,7 @@ def longest(study: Study, cell: Cell) -> list[tuple[int, int, float]]:
     return sorted(candidates, key=lambda row: -row[2])[:LONGEST]
 
 
-def longest_lived(study: Study, strings: Callable[[int], str]) -> Table | None:
+def longest_lived(study: Study, strings: Strings) -> Table | None:
     rows: list[list[Value]] = [
         [*cell, code(repr(strings(token))), count, steps]
         for cell in study.summaries
@@ -219,3 +224,44 @@ def between_heads(study: Study) -> Table | None:
 
 def headwise(study: Study) -> list[Summary]:
     return [one for one in study.summaries.values() if one.heads > 1]
+
+
+def make_tables(study: Study, strings: Strings) -> list[Table]:
+    """All tables that have rows, those of the paper first."""
+    tables = [
+        retention(study),
+        recent(study),
+        recent_by_layer(study),
+        first_positions(study),
+        tags(study),
+        lifetimes(study),
+        longest_lived(study, strings),
+        between_policies(study),
+        between_layers(study),
+        between_heads(study),
+    ]
+    return [table for table in tables if table]
+
+
+def summary_table(study: Study) -> Table:
+    """The few numbers of each policy and size that a terminal shows."""
+    return Table(
+        "summary",
+        "Which tokens stay",
+        "Steps kept: how many steps see a token. Recent: of the states kept, the share that a window of the same size "
+        "keeps as well.",
+        ["policy", "size", "mean steps\nkept", "median\nsteps", "never\ndropped", "recent"],
+        [_summarized(one) for one in study.summaries.values()],
+    )
+
+
+def _summarized(one: Summary) -> list[Value]:
+    shares = Share(one.held), Share(float(numpy.nanmean(one.recent)))
+    return [one.policy, one.size, float(one.life.mean()), one.quantile(0.5), *shares]
+
+
+def write_tables(tables: list[Table], folder: Path, title: str, facts: dict[str, str]) -> None:
+    """analysis.md and NAME.csv; below the tables, what they were computed with."""
+    (folder / "analysis.md").write_text(document("Which tokens stay", f"{title}.", tables, facts, titles=True))
+    for table in tables:
+        (folder / f"{table.name}.csv").write_text(table.csv())

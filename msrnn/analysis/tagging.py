@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from msrnn.errors import UsageError
-from msrnn.evaluation.data.chunks import Chunk, Data
-from msrnn.evaluation.data.texts import Document
+from msrnn.evaluation.data.texts import Chunk, Data, Document
 
 TAGGER = "averaged_perceptron_tagger_eng"
 NEWLINE, UNTAGGED = "newline", "no word"

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from msrnn.analysis.study import Cell, Study
     from msrnn.analysis.tagging import Tagger
-    from msrnn.evaluation.data.chunks import Data
-    from msrnn.evaluation.data.texts import Document
+    from msrnn.evaluation.data.texts import Data, Document
 
 POLICIES, SIZES, CHUNKS = ("tova",), (512,), 31
 
@@ -90,9 +89,10 @@ def analyze(
     """
     cells = check_cells(policy, size, paper, length)
     check_counts(length=length, books=books, chunks_per_book=chunks_per_book, batch=batch)
-    from msrnn.analysis.study_report import draw, make_tables, summary, write
+    from msrnn.analysis.figures import draw_figures
+    from msrnn.analysis.tables import make_tables, summary_table, write_tables
     from msrnn.analysis.tagging import passages
-    from msrnn.evaluation.data.chunks import Choice, choose
+    from msrnn.evaluation.data.texts import Choice, choose
     from msrnn.evaluation.environment import environment
     from msrnn.hf.loading import check_dtype, device_named, load
 
@@ -115,12 +115,12 @@ def analyze(
     chunks = f"{len(data.chunks):,} chunks" if len(data.chunks) > 1 else "1 chunk"
     title = f"{facts['model']}, {text_name}, {chunks} of {length:,} tokens"
     strings = partial(token_string, tokenizer)
-    all_tables, short = make_tables(study, strings), summary(study)
+    all_tables, short = make_tables(study, strings), summary_table(study)
     show_table(f"{short.title}: {title}", short.header, short.strings())
     show_text(short.note)
     out.mkdir(parents=True, exist_ok=True)
-    write(all_tables, out, title, {"chunks": data.summary(), **facts})
-    kinds = drawn(lambda: draw(study, out, title, strings))
+    write_tables(all_tables, out, title, {"chunks": data.summary(), **facts})
+    kinds = drawn(lambda: draw_figures(study, out, title, strings))
     show_text(f"All {len(all_tables)} tables with their definitions: {out / 'analysis.md'}")
     note(f"written to {out}: analysis.md, and the tables as " + ", ".join(f".{kind}" for kind in ("csv", *kinds)))
 
@@ -130,7 +130,7 @@ def check_cells(policies: list[str] | None, sizes: list[int] | None, paper: bool
     if paper and (policies or sizes):
         raise UsageError("--paper: sets the policy and the sizes; leave out --policy and --size, or --paper")
     if paper:
-        from msrnn.analysis.paper import SIZES as PAPER_SIZES
+        from msrnn.analysis.study import PAPER_SIZES
 
         sizes = list(PAPER_SIZES)
     names, sizes = policies or list(POLICIES), sorted(set(sizes or SIZES))

@@ -18,7 +18,7 @@ from msrnn.core.atomic import write_atomically
 from msrnn.errors import UsageError
 
 if TYPE_CHECKING:
-    from msrnn.hf.conversation import Conversation
+    from msrnn.hf.chat_template import Conversation
     from msrnn.hf.rnn import MultiStateRNN
 
 
@@ -67,7 +67,7 @@ def chat(
         raise UsageError(f"--system {system!r}: {load} is a conversation that has begun; leave out --system or --load")
     rnn, tokenizer = options.load()
     check_chat_template(tokenizer, "use `msrnn generate` without --chat")
-    from msrnn.hf.conversation import Conversation
+    from msrnn.hf.chat_template import Conversation
 
     def extend(length: int) -> MultiStateRNN:
         return extended(rnn, options, length)
@@ -94,7 +94,7 @@ def chat(
 def extended(rnn: MultiStateRNN, options: ModelOptions, length: int) -> MultiStateRNN:
     """The model to continue with past its training length: compressed positions and a horizon, if it can have them."""
     from msrnn.core.rope import COMPRESSED
-    from msrnn.hf.conversation import policy_with_horizon
+    from msrnn.hf.chat_template import policy_with_horizon
 
     past = f"past the {length:,} tokens that this model was trained on"
     policy = policy_with_horizon(options.policy, options.size, length)

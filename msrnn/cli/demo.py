@@ -49,7 +49,7 @@ def demo(
     prose = read_text(str(text)) if text else manual()
     rnn, tokenizer = choices[0].load()
     from msrnn.evaluation.loss import measure
-    from msrnn.hf.conversation import AnswerStreamer, encode
+    from msrnn.hf.chat_template import AnswerStreamer, encode
 
     ids = encode(tokenizer, prose, add_special_tokens=True)[:, :tokens]
     if ids.shape[1] < 2:

@@ -64,8 +64,7 @@ def extrapolation(
     """
     check_counts(tokens, window, leg, books=books)
     check_batch(batch=batch)
-    from msrnn.evaluation.data.chunks import Choice, choose
-    from msrnn.evaluation.data.texts import PG19, documents
+    from msrnn.evaluation.data.texts import PG19, Choice, choose, documents
     from msrnn.evaluation.environment import environment
     from msrnn.evaluation.tasks.extrapolation import CHECK, Course, Extrapolation, Report, cases, figure
 

@@ -82,8 +82,7 @@ def perplexity(
     grid = rows(policy, size, paper, length)
     other = compared(against, grid.policies)
     check_counts(length=length, books=books, chunks_per_book=chunks_per_book, batch=batch)
-    from msrnn.evaluation.data.chunks import Choice, choose
-    from msrnn.evaluation.data.texts import PG19, documents
+    from msrnn.evaluation.data.texts import PG19, Choice, choose, documents
     from msrnn.evaluation.environment import environment
     from msrnn.evaluation.tasks.perplexity import CHECK, NAME, Perplexity, Report, figure
 

@@ -18,7 +18,7 @@ from msrnn.policy import Policy, is_full, resolve
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from msrnn.analysis.explorer.page import PolicyTrace
+    from msrnn.analysis.explorer import PolicyTrace
 
 POLICIES, DEFAULT_TOKENS, LARGEST_DEFAULT_SIZE = ("tova", "h2o"), 4096, 512
 LEAST_TOKENS = 3  # even at size 1, two tokens are seen before one is evicted
@@ -83,7 +83,7 @@ def write_page(
     load: Callable[[], tuple[PreTrainedModel, PreTrainedTokenizerBase, str]],
 ) -> str:
     """Trace the first tokens of the text under each policy and write the page; returns one line about it."""
-    from msrnn.analysis.explorer.page import MOST_TOKENS, page, token_texts
+    from msrnn.analysis.explorer import MOST_TOKENS, page, token_texts
     from msrnn.analysis.tagging import passage
     from msrnn.core.atomic import write_atomically
 
@@ -103,7 +103,7 @@ def write_page(
 
 
 def trace_with_progress(model: PreTrainedModel, ids: list[int], policies: list[str], size: int) -> list[PolicyTrace]:
-    from msrnn.analysis.explorer.page import trace_policies
+    from msrnn.analysis.explorer import trace_policies
 
     with progress() as bar:
 

@@ -15,7 +15,6 @@ from msrnn.cli.model_options import (
 from msrnn.cli.options import Force, MaxNewTokens, SamplingOptions, SaveTo
 from msrnn.cli.terminal import Stopped, note, speed_of, summary
 from msrnn.errors import UsageError
-from msrnn.hf import chat_template
 
 
 def generate(
@@ -49,12 +48,12 @@ def generate(
         raise UsageError(f"PROMPT {prompt!r}: empty; give a text to continue")
 
     rnn, tokenizer = options.load()
-    from msrnn.hf.conversation import AnswerStreamer, encode, state_after_interruption
+    from msrnn.hf.chat_template import AnswerStreamer, encode, following, opening, state_after_interruption
 
     current = load_or_empty(rnn, state)
     if chat:
         check_chat_template(tokenizer, "leave --chat out")
-        text = chat_template.following(tokenizer, text) if state else chat_template.opening(tokenizer, text)
+        text = following(tokenizer, text) if state else opening(tokenizer, text)
     ids = encode(tokenizer, text, add_special_tokens=not state and not chat)
     prompt_end = int(current.seen[0]) + ids.shape[1]
     warn_past_training(rnn.model, options, prompt_end)

@@ -221,7 +221,7 @@ def check_chat_template(tokenizer: PreTrainedTokenizerBase, instead: str) -> Non
 
 def warn_past_training(model: PreTrainedModel, options: ModelOptions, tokens: int) -> None:
     """Warn, before the work, that the text ends at positions that the model did not see in training."""
-    from msrnn.hf.conversation import training_length
+    from msrnn.hf.chat_template import training_length
 
     length = training_length(model)
     if length is None or tokens <= length or options.positions != ORIGINAL:

@@ -49,7 +49,7 @@ def read(
     check_target(checkpoint, force=True, inputs=[file, given.model, load])
     text = read_text(file)
     rnn, tokenizer = options.load()
-    from msrnn.hf.conversation import encode
+    from msrnn.hf.chat_template import encode
     from msrnn.hf.long_read import LongRead
 
     whole = encode(tokenizer, text, add_special_tokens=load is None)

@@ -18,7 +18,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from msrnn.core.state import MultiState
-    from msrnn.hf.conversation import AnswerStreamer
+    from msrnn.hf.chat_template import AnswerStreamer
 
 _COLUMN_FRAME = 3  # padding of a table's column and the line beside it; one more line ends the table
 

@@ -15,7 +15,7 @@ from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
 from msrnn.hf.cache_layers import LinearLayer, OwnedCache, StateLayer
 from msrnn.hf.inspect import hand_over
-from msrnn.hf.probe import host_layers
+from msrnn.hf.inspect_layers import host_layers
 from msrnn.hf.state_spec import StateSpec, state_spec
 from msrnn.policy import Policy
 

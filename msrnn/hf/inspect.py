@@ -18,8 +18,14 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, Li
 from msrnn.core.rope import Rope
 from msrnn.errors import UsageError
 from msrnn.hf.attention import NAME
-from msrnn.hf.inspect_rope import inspect_rope
-from msrnn.hf.probe import Probed, check_split, check_takes_positions, host_layers, inspect_layers
+from msrnn.hf.inspect_layers import (
+    RecordedLayer,
+    check_split,
+    check_takes_positions,
+    host_layers,
+    inspect_layers,
+    inspect_rope,
+)
 
 
 class ModelSpec:
@@ -31,7 +37,7 @@ class ModelSpec:
         self.config = model.config.get_text_config(decoder=True)
         self.windows = sliding_windows(model, self.config)
         with msrnn_attention(model):
-            self.layers: list[Probed | None] = inspect_layers(model, self.config)  # None: linear attention
+            self.layers: list[RecordedLayer | None] = inspect_layers(model, self.config)  # None: linear attention
         self.last_position = _last_position(model, self.config)
 
     @property

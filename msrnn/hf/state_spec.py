@@ -21,7 +21,7 @@ from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
 from msrnn.hf.cache_layers import LayerSetup, LinearLayer, OwnedCache, StateLayer
 from msrnn.hf.inspect import ModelSpec, inspect_model
-from msrnn.hf.probe import host_layers
+from msrnn.hf.inspect_layers import host_layers
 from msrnn.layer import Record
 from msrnn.policy import FULL, Bound, Policy, layer_bound, resolve
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 from test_browser import settle
 
-from msrnn.analysis.explorer.page import PolicyTrace, page
+from msrnn.analysis.explorer import PolicyTrace, page
 from msrnn.analysis.trace import ChunkTrace
 
 LENGTH, SIZE, LAYERS = 900, 225, (3, 7, 11)

@@ -10,7 +10,7 @@ from handmade import LENGTH, SINK, SIZE, WINDOW, Visit, traced
 from numpy.typing import NDArray
 from test_page import HOSTILE
 
-from msrnn.analysis.explorer.page import PolicyTrace, page, visible
+from msrnn.analysis.explorer import PolicyTrace, page, visible
 from msrnn.analysis.trace import ChunkTrace
 
 TOKENS = ["One", " two", "\n", " three", ",", " four", " fi", "ve"]

@@ -9,7 +9,7 @@ from browser_page import DESKTOP, UNCOVERED, frames, story
 from handmade import Visit
 from test_browser import TOKENS, TWO, move, press, text
 
-from msrnn.analysis.explorer.page import page
+from msrnn.analysis.explorer import page
 
 
 def query(browser: Any, words: str) -> str:

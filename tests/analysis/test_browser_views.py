@@ -10,7 +10,7 @@ from browser_page import DESKTOP, LENGTH, PHONE, SENTENCE, UNCOVERED, apart, fra
 from handmade import Visit
 from test_browser import move, text
 
-from msrnn.analysis.explorer.page import PolicyTrace, page
+from msrnn.analysis.explorer import PolicyTrace, page
 from msrnn.analysis.trace import ChunkTrace
 
 SWATCHES = "return [...document.querySelectorAll('#legend .swatch')].map((i) => [i.textContent, i.className.slice(-2)])"

@@ -11,7 +11,7 @@ import numpy
 import pytest
 from handmade import LENGTH, SINK, WINDOW, traced
 
-from msrnn.analysis.explorer.page import PolicyTrace, embedded, packed, page, visible
+from msrnn.analysis.explorer import PolicyTrace, embedded, packed, page, visible
 
 HOSTILE = (
     *("<script>alert(1)</script>", "</script><img src=x onerror=alert(1)>", "<!--", "]]>", "{{script}}"),

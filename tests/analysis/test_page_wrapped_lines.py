@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from msrnn.analysis.explorer.page import wrapped_tokens
+from msrnn.analysis.explorer import wrapped_tokens
 
 PROSE = (
     "There was a slight jarring through the whole frame of the coach, a grinding and hissing from the brakes, and then "

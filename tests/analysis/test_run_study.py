@@ -11,7 +11,7 @@ from tiny import build, llama, tokens
 from transformers import PreTrainedModel
 
 import msrnn
-from msrnn.analysis.explorer.page import token_texts, trace_policies
+from msrnn.analysis.explorer import token_texts, trace_policies
 from msrnn.analysis.study import StudyProgress, run_study
 from msrnn.analysis.tagging import passage
 

@@ -11,9 +11,10 @@ from handmade import LENGTH, SINK, SIZE, WINDOW, traced
 from numpy.testing import assert_allclose
 
 from msrnn.analysis import tables
+from msrnn.analysis.figures import draw_figures
 from msrnn.analysis.study import Study, study
-from msrnn.analysis.study_report import draw, make_tables, write
 from msrnn.analysis.summary import agreement, summarize
+from msrnn.analysis.tables import make_tables, write_tables
 from msrnn.evaluation.report import Table
 
 # Chunks of one policy: a window in both layers, then a sink in both. Another: heads that differ in layer 0.
@@ -135,8 +136,8 @@ def test_what_there_is_nothing_to_tell_of_is_left_out() -> None:
 
 def test_files(made: Study, tmp_path: Path) -> None:
     shown = make_tables(made, str)
-    write(shown, tmp_path, "a title", {"torch": "2", "commit": ""})
-    draw(made, tmp_path, "a title", str)
+    write_tables(shown, tmp_path, "a title", {"torch": "2", "commit": ""})
+    draw_figures(made, tmp_path, "a title", str)
     names = {"retention", "recent", "recent-by-layer", "first-positions", "tags", "lifetimes", "longest-lived"}
     names |= {"policies", "layers", "heads"}
     assert {path.stem for path in tmp_path.glob("*.csv")} == {table.name for table in shown} == names

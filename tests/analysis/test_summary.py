@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose
 from tiny import build, llama, tokens
 
 import msrnn
-from msrnn.analysis import paper
+from msrnn.analysis.study import ALL, PAPER_SIZES, PAPER_TAGS
 from msrnn.analysis.summary import (
     between_rows,
     coverage,
@@ -75,7 +75,7 @@ def test_coverage_is_the_mask_in_coarser_pixels() -> None:
     assert_allclose(coverage(B, 3), [[fine[a:b, c:d].mean() for c, d in cuts] for a, b in cuts])
 
 
-@pytest.mark.parametrize(("size", "mean"), list(zip(paper.SIZES, paper.TAGS[paper.ALL], strict=True)))
+@pytest.mark.parametrize(("size", "mean"), list(zip(PAPER_SIZES, PAPER_TAGS[ALL], strict=True)))
 def test_the_mean_of_all_tokens_is_the_papers(size: int, mean: int) -> None:
     """It depends only on size and length, so the paper counts steps in the same way."""
     assert round(steps_kept(window(4096, size)).mean()) == mean

@@ -6,8 +6,7 @@ import pytest
 from tagger import trained
 
 from msrnn.analysis.tagging import NEWLINE, UNTAGGED, Passage, Tagger, passage, passages
-from msrnn.evaluation.data.chunks import Choice, choose
-from msrnn.evaluation.data.texts import Document
+from msrnn.evaluation.data.texts import Choice, Document, choose
 from msrnn.hf.loading import Loaded
 
 nltk = pytest.importorskip("nltk", reason="parts of speech need nltk: pip install 'msrnn[analyze]'")

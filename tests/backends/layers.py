@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from msrnn.backends import resolve_backend
+from msrnn.core.rope import Repositioning
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.layer import attend
@@ -32,6 +33,23 @@ def random_tokens(
         torch.randn(batch, h, length, dim, generator=draw, dtype=torch.float32).to(device)
         for h in (heads, kv_heads, kv_heads)
     )
+
+
+def shape_and_scoring(
+    device: str,
+    heads: int = 4,
+    kv_heads: int = 2,
+    dim: int = 16,
+    dtype: torch.dtype = torch.float32,
+    softcap: float | None = None,
+    sinks: bool = False,
+    state_dtype: torch.dtype | None = None,
+    repositioning: Repositioning | None = None,
+) -> tuple[LayerShape, Scoring]:
+    """A small layer; options that are not given are those of a plain one."""
+    sink = torch.linspace(-1, 1, heads, device=device) if sinks else None
+    shape = LayerShape(heads, kv_heads, dim, dim, dtype, torch.device(device), state_dtype)
+    return shape, Scoring(dim**-0.5, softcap, sink, repositioning)
 
 
 class Fenced:

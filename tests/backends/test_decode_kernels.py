@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from bounds import BOUNDS
+from layers import shape_and_scoring
 from torch import Tensor
 
 from msrnn.backends import resolve_backend
@@ -82,21 +83,9 @@ def check(run: Run, steps: int, before: int = 0) -> None:
             torch.testing.assert_close(run.slots.importance[held], exact.importance[held], atol=1e-4, rtol=1e-3)
 
 
-def layer(
-    device: str,
-    bound: Bound,
-    heads: int = 4,
-    kv_heads: int = 2,
-    dim: int = 16,
-    dtype: torch.dtype = torch.float32,
-    softcap: float | None = None,
-    sinks: bool = False,
-    state_dtype: torch.dtype | None = None,
-    repositioning: Repositioning | None = None,
-) -> Run:
-    sink = torch.linspace(-1, 1, heads, device=device) if sinks else None
-    shape = LayerShape(heads, kv_heads, dim, dim, dtype, torch.device(device), state_dtype)
-    return Run(bound, shape, 2, Scoring(dim**-0.5, softcap, sink, repositioning))
+def layer(device: str, bound: Bound, *heads: int, **options: Any) -> Run:
+    shape, scoring = shape_and_scoring(device, *heads, **options)
+    return Run(bound, shape, 2, scoring)
 
 
 def placed(positions: str, device: str) -> Repositioning | None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from bounds import BOUNDS
+from layers import shape_and_scoring
 from torch import Tensor
 
 from msrnn.backends.torch import TorchBackend
 from msrnn.backends.triton.prefill import prefill_triton
 from msrnn.core.quantization import STATE_DTYPES
-from msrnn.core.scores import Scoring
-from msrnn.core.slots import LayerShape, Slots
+from msrnn.core.slots import Slots
 from msrnn.policy import Bound, Policy
 
 pytestmark = pytest.mark.usefixtures("poisoned")
@@ -46,22 +49,20 @@ def times(position: Tensor, evicted_at: Tensor, width: int) -> tuple[Tensor, Ten
 def check(
     device: str,
     bound: Bound,
-    heads: int = 4,
-    kv_heads: int = 2,
-    dim: int = 16,
-    dtype: torch.dtype = torch.float32,
-    softcap: float | None = None,
-    sinks: bool = False,
-    state_dtype: torch.dtype | None = None,
+    *sizes: int,
     lengths: tuple[int, ...] = (9, 14),
     from_empty: bool = False,
+    **options: Any,
 ) -> None:
-    """Compare chunks of these lengths; unless `from_empty`, torch reads the first, since the interpreter is slow."""
+    """Compare chunks of these lengths; unless `from_empty`, torch reads the first, since the interpreter is slow.
+
+    Sizes and options are those of `shape_and_scoring`.
+    """
     draw = torch.Generator().manual_seed(0)
-    shape = LayerShape(heads, kv_heads, dim, dim, dtype, torch.device(device), state_dtype)
-    scoring = Scoring(dim**-0.5, softcap, torch.linspace(-1, 1, heads, device=device) if sinks else None)
+    shape, scoring = shape_and_scoring(device, *sizes, **options)
+    heads, kv_heads, dim, dtype = shape.heads, shape.kv_heads, shape.key_dim, shape.dtype
     mine, theirs = Slots(2, shape, bound), Slots(2, shape, bound)
-    exact = Slots(2, LayerShape(heads, kv_heads, dim, dim, torch.float32, torch.device(device), state_dtype), bound)
+    exact = Slots(2, replace(shape, dtype=torch.float32), bound)
     for number, length in enumerate(lengths):
         # As a model gives them: tokens before heads in memory.
         query, key, value = (

@@ -67,7 +67,7 @@ def test_tables_pictures_and_traces(
     assert "- text: texts" in (made / "analysis.md").read_text()
     assert (made / "retention-layers-h2o-16.png").exists()
 
-    monkeypatch.setattr("msrnn.analysis.study_report.draw", lambda *_: None)
+    monkeypatch.setattr("msrnn.analysis.figures.draw_figures", lambda *_: None)
     again = run(*words)
     assert (again.code, again.out) == (0, out)
     assert "nothing left to trace" in again.err
@@ -90,7 +90,7 @@ def test_tables_show_all_traces_of_the_folder(run: Run, texts: Path, tmp_path: P
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip figures, which take most of the time."""
-    monkeypatch.setattr("msrnn.analysis.study_report.draw", lambda *_: None)
+    monkeypatch.setattr("msrnn.analysis.figures.draw_figures", lambda *_: None)
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -62,7 +62,7 @@ def test_a_size_that_evicts_nothing_of_a_short_text(run: Run, tmp_path: Path) ->
 
 
 def test_demo_text_too_short(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msrnn.hf.conversation.encode", lambda *_, **__: torch.tensor([[7]]))
+    monkeypatch.setattr("msrnn.hf.chat_template.encode", lambda *_, **__: torch.tensor([[7]]))
     (tmp_path / "text").write_text("a")
     code, _, err = run("demo", "--text", tmp_path / "text")
     assert (code, err.count("\n")) == (2, 1)

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from msrnn import MultiStateRNN
 from msrnn.core.state_file import load_description, load_tensors
 from msrnn.hf import long_read
-from msrnn.hf.conversation import AnswerStreamer
+from msrnn.hf.chat_template import AnswerStreamer
 
 BOOK = TEXT * 8  # more than four blocks
 SIZE = ("--size", 16)

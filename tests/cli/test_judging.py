@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 from command import Run
-from served import answering, limited, served
+from served import SECRET, answering, limited, served
 
 from msrnn.evaluation.tasks.judges import Endpoint
-
-SECRET = "sk-very-secret-0123456789"
 
 
 @pytest.fixture

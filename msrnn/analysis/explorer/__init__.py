@@ -1,1 +1,184 @@
-"""The explorer: a web page that shows which tokens of a text are kept, in one file without a server."""
+"""Build the explorer's page. Text from outside is embedded as data, never as markup, and no other script may run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import unicodedata
+import zlib
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from importlib.resources import files
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy
+from transformers import PreTrainedModel
+
+from msrnn.analysis.tagging import Passage
+from msrnn.analysis.trace import ChunkTrace, trace_chunks
+from msrnn.errors import UsageError
+from msrnn.hf.rnn import MultiStateRNN
+
+SCRIPTS = ("data", "shades", "text", "axes", "maps", "card", "search", "address", "controls", "main")
+MOST_TOKENS = 2**16 - 1  # a step is stored in two bytes
+
+
+class PolicyTrace(NamedTuple):
+    """The trace of the text under one policy."""
+
+    name: str
+    size: int
+    trace: ChunkTrace
+
+
+def trace_policies(
+    model: PreTrainedModel,
+    ids: list[int],
+    names: Sequence[str],
+    size: int,
+    on_policy: Callable[[str], Callable[[int], object]],
+) -> list[PolicyTrace]:
+    """Trace one text under each policy. `on_policy` gets a policy's name, and returns a callback that counts tokens."""
+    traces = []
+    for name in names:
+        (one,) = trace_chunks(MultiStateRNN(model, name, size), [ids], on_policy(name))
+        traces.append(PolicyTrace(name, size, one))
+    return traces
+
+
+def token_texts(passage: Passage, tokenizer: Any) -> list[str]:
+    """The text that each token adds; for a special token, which adds none, its name."""
+    names = (str(tokenizer.decode([token])) for token in passage.ids)
+    tokens = zip(passage.pieces, passage.spans, names, strict=True)
+    return [name if start == stop else piece for piece, (start, stop), name in tokens]
+
+
+def page(name: str, about: str, tokens: Sequence[str], policies: Sequence[PolicyTrace]) -> str:
+    """A whole HTML document. `tokens` are the texts of the tokens; all policies have the same layers."""
+    if not 0 < len(tokens) <= MOST_TOKENS:
+        raise UsageError(f"{len(tokens):,} tokens: a page shows 1 to {MOST_TOKENS:,}; give a shorter text")
+    data = {
+        "name": visible(name),
+        "about": visible(about),
+        "tokens": [visible(token) for token in tokens],
+        "wrapped": wrapped_tokens(tokens),
+        "layers": policies[0].trace.layers,
+        "policies": [
+            {"name": one.name, "size": one.size, "groups": one.trace.evicted_at.shape[1], "after": packed(one.trace)}
+            for one in policies
+        ],
+    }
+    style, script = _part("page.css"), "\n".join(["'use strict';", *(_part(f"page.{part}.js") for part in SCRIPTS)])
+    contents = {"policy": _security_policy(style, script), "style": style, "script": script, "data": embedded(data)}
+    document = _part("page.html")
+    for slot, text in contents.items():
+        before, after = document.split(f"{{{{{slot}}}}}")
+        document = before + text + after
+    return document
+
+
+def _part(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def packed(trace: ChunkTrace) -> str:
+    """Steps that each token stays after its own: all low bytes, then all high bytes (which repeat), deflated."""
+    times = trace.evicted_at
+    after = (times - numpy.arange(times.shape[-1])).astype(numpy.uint16).ravel()
+    planes = (after & 255).astype(numpy.uint8).tobytes() + (after >> 8).astype(numpy.uint8).tobytes()
+    return base64.b64encode(zlib.compress(planes, 9)).decode()
+
+
+def embedded(data: Any) -> str:
+    """JSON that can neither end the element that contains it nor begin another: ASCII without markup characters."""
+    text = json.dumps(data, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def visible(text: str) -> str:
+    """Show characters that would hide or reorder their neighbours by name or number; replace lone surrogates."""
+    return "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    code = ord(character)
+    if character in "\n\t" or code in (0x200C, 0x200D):  # joiners are part of how some scripts are written
+        return character
+    if code < 32:
+        return chr(0x2400 + code)
+    if code == 127:
+        return "\N{SYMBOL FOR DELETE}"
+    kind = unicodedata.category(character)
+    if kind == "Cs":
+        return "\N{REPLACEMENT CHARACTER}"
+    return f"[U+{code:04X}]" if kind in ("Cc", "Cf", "Zl", "Zp") else character
+
+
+def _security_policy(style: str, script: str) -> str:
+    """A content security policy: nothing is loaded, and only these bytes run."""
+    allowed = (
+        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in (style, script)
+    )
+    return "default-src 'none'; style-src {}; script-src {}; base-uri 'none'; form-action 'none'".format(*allowed)
+
+
+# Hard-wrapped texts: the page shows line breaks inside a paragraph as spaces.
+#
+# A line was wrapped at column W if it fits into W and the first word of the next line would not have fitted behind it.
+# So each line break allows a range of columns. The column that most breaks allow is the text's, if nearly all breaks
+# agree. Verse, code and lists do not: they break lines where the next word would have fitted.
+
+_LEAST_COLUMN, _MOST_COLUMN = 50, 130
+_LEAST_BREAKS, _AGREEING = 3, 2 / 3  # breaks that a column must explain: their number, and their share of all
+_SLACK = 0.9  # a line that ends this close to the column was wrapped as well: editors change words
+_LONGEST_WORD = 30
+_OWN_LINE = re.compile(r"\s|[-*+•>#|]|\d+[.)]\s")  # indented, or an item of a list, a quote, a heading, a table
+
+
+class LineBreak(NamedTuple):
+    """The line feed between two lines that are not blank."""
+
+    at: int  # in characters
+    width: int  # of the line before it
+    needed: int  # width of that line with the next word on it
+
+
+def wrapped_tokens(tokens: Sequence[str]) -> list[int]:
+    """Indices of the tokens whose line feed only wraps a paragraph."""
+    breaks = list(_line_breaks("".join(tokens)))
+    column = _wrap_column(breaks)
+    if column is None:
+        return []
+    ends = list(accumulate(map(len, tokens)))
+    indices = (bisect_right(ends, one.at) for one in breaks if one.needed > _SLACK * column)
+    # A token with more than one line feed ends a paragraph as well.
+    return [token for token in indices if tokens[token].count("\n") == 1]
+
+
+def _line_breaks(text: str) -> Iterator[LineBreak]:
+    """Line breaks that may be wraps: the next line begins with a word."""
+    lines, at = text.split("\n"), -1
+    for line, following in pairwise(lines):
+        at += len(line) + 1
+        if not line.strip() or not following.strip() or _OWN_LINE.match(following):
+            continue
+        width, word = len(line.rstrip()), len(following.split(maxsplit=1)[0])
+        if word <= _LONGEST_WORD:
+            yield LineBreak(at, width, width + 1 + word)
+
+
+def _wrap_column(breaks: list[LineBreak]) -> int | None:
+    """The column at which the text is wrapped; None if it is not."""
+    votes: Counter[int] = Counter()
+    for one in breaks:
+        votes.update(range(max(one.width, _LEAST_COLUMN), min(one.needed, _MOST_COLUMN + 1)))
+    if not votes:
+        return None
+    column, count = votes.most_common(1)[0]
+    return column if count >= max(_LEAST_BREAKS, _AGREEING * len(breaks)) else None

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from msrnn.errors import UsageError
-from msrnn.evaluation.data.chunks import rank
-from msrnn.evaluation.data.texts import hub_rows, read_file
+from msrnn.evaluation.data.texts import hub_rows, rank, read_file
 
 Row = dict[str, Any]
 YES_NO, UNANSWERABLE, EXTRACTIVE, FREE = "yes/no", "unanswerable", "extractive", "free-form"

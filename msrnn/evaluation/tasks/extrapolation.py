@@ -24,7 +24,7 @@ from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
 from msrnn.evaluation import statistics
 from msrnn.evaluation.cells import Cell
-from msrnn.evaluation.data.chunks import Data
+from msrnn.evaluation.data.texts import Data
 from msrnn.evaluation.environment import model_identity
 from msrnn.evaluation.loss import losses
 from msrnn.evaluation.report import Table, document, plot_estimates, saved_figure

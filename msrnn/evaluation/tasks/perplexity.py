@@ -18,7 +18,7 @@ from msrnn.errors import UsageError
 from msrnn.evaluation import statistics
 from msrnn.evaluation.cells import BASELINE, FULL_MODEL, Cell, Grid, cell_of
 from msrnn.evaluation.cells import grid as cells_grid
-from msrnn.evaluation.data.chunks import Data
+from msrnn.evaluation.data.texts import Data
 from msrnn.evaluation.environment import model_identity
 from msrnn.evaluation.loss import losses
 from msrnn.evaluation.report import Formatted, Table, document, plot_estimates, saved_figure

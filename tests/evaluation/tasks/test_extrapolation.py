@@ -10,8 +10,7 @@ from letters import Letters
 from tiny import build, llama, tokens
 from transformers import PreTrainedModel
 
-from msrnn.evaluation.data.chunks import Choice, Chunk, Data, choose
-from msrnn.evaluation.data.texts import Document
+from msrnn.evaluation.data.texts import Choice, Chunk, Data, Document, choose
 from msrnn.evaluation.loss import losses
 from msrnn.evaluation.runner import Progress
 from msrnn.evaluation.store import Store

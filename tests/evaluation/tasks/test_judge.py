@@ -9,7 +9,7 @@ import pytest
 import served
 import torch
 from characters import character_tokenizer
-from served import answering
+from served import SECRET, answering, asked
 from tiny import build, llama
 
 from msrnn.evaluation.cells import Cell
@@ -32,17 +32,11 @@ from msrnn.evaluation.tasks.judge import (
     table,
     verdict,
 )
-from msrnn.evaluation.tasks.judges import Answer, Endpoint, Local
-from msrnn.hf import chat_template as turns
+from msrnn.evaluation.tasks.judges import Endpoint, Local
+from msrnn.hf.chat_template import opening
 
-SECRET = "sk-very-secret-0123456789"
+pytestmark = pytest.mark.usefixtures("api_key")
 SMALL, LARGE = Cell("tova", 8), Cell("tova", 16)
-
-
-@pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
-    monkeypatch.setattr("openai._base_client.time.sleep", lambda _: None)  # no waits between retries
 
 
 def paired(*seeds: int, cell: Cell = SMALL) -> Pairs:
@@ -117,69 +111,6 @@ def test_pairs_that_forgot_nothing_are_dropped() -> None:
         store.rows = rows
         with pytest.raises(ValueError, match=reason):
             pairs(store)
-
-
-def asked(base_url: str, retries: list[str], timeout: float = 5.0) -> Endpoint:
-    return Endpoint("a-judge", base_url, timeout, retries.append)
-
-
-@pytest.mark.parametrize(
-    ("manner", "reason"),
-    [
-        (served.limited, "Rate limit reached"),
-        (served.failing, "The server had an error"),
-        (served.nonsense, "not a chat completion"),
-        (served.broken, ""),
-        (served.hanging_up, ""),
-        (served.slow, "timed out"),
-    ],
-    ids=["429", "500", "nonsense", "broken", "hangs up", "slow"],
-)
-def test_what_may_pass_is_tried_again(manner: served.Manner, reason: str) -> None:
-    retries = list[str]()
-    with served.served(manner, manner, answering("(A)")) as server:
-        endpoint = asked(server.base_url, retries, timeout=0.3)
-        found = endpoint.ask("Which?")
-    assert found == Answer("(A)", {"answered_by": "served-model", "prompt_tokens": 11, "completion_tokens": 2})
-    assert (endpoint.requests, len(server.asked), len(retries)) == (3, 3, 2)
-    assert all(reason.lower() in retry.lower() and "trying again" in retry for retry in retries)
-    assert server.asked[0]["messages"] == [{"role": "user", "content": "Which?"}]
-    assert (server.asked[0]["model"], server.asked[0]["temperature"]) == ("a-judge", 0)
-
-
-def test_waits_grow_and_an_endpoint_may_say_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept = list[float]()
-    monkeypatch.setattr("openai._base_client.time.sleep", slept.append)
-    with served.served(*[served.failing] * 4, served.limited, answering("B")) as server:
-        Endpoint("a-judge", server.base_url).ask("Which?")
-    assert slept[:4] == sorted(slept[:4])
-    assert slept[0] < slept[3]
-    assert slept[4] == 0.02
-
-
-@pytest.mark.parametrize("manner", [served.refusing, served.unknown], ids=["401", "404"])
-def test_what_will_not_pass_is_said_at_once_and_without_the_key(manner: served.Manner) -> None:
-    with (
-        served.served(manner) as server,
-        pytest.raises(ValueError, match="judge 'a-judge': the endpoint refuses") as caught,
-    ):
-        asked(server.base_url, []).ask("Which?")
-    assert len(server.asked) == 1
-    assert SECRET not in str(caught.value)
-    assert caught.value.__cause__ is None
-    assert caught.value.__suppress_context__
-
-
-def test_an_endpoint_that_refuses_connections_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    with served.served(served.failing) as server:
-        closed = server.base_url.replace("http://", "http://name:password@")
-    retries = list[str]()
-    endpoint = asked(closed, retries)
-    with pytest.raises(ValueError, match=r"http://127\.0\.0\.1:\d+/v1: no connection \(.*refused") as caught:
-        endpoint.ask("Which?")
-    assert (retries, endpoint.requests) == ([], 1)
-    assert "Answers so far are kept: run the same command to resume" in str(caught.value)
-    assert "password" not in str(caught.value)
 
 
 @pytest.mark.parametrize("by_environment", [False, True])
@@ -318,7 +249,7 @@ def test_a_local_judge_takes_the_likeliest_option() -> None:
     assert judgement.judge_all()
     assert len(store.rows) == 2
     assert judgement.verdicts()[SMALL] != [UNREADABLE]
-    row, prompt = store.rows[0], turns.opening(tokenizer, paired(1).pairs[0].prompt(False))
+    row, prompt = store.rows[0], opening(tokenizer, paired(1).pairs[0].prompt(False))
     model.set_attn_implementation("eager")
     for option, found in zip(("(A)", "(B)", "(C)"), row["log_likelihoods"], strict=True):
         ids = tokenizer(prompt + option, add_special_tokens=False, return_tensors="pt").input_ids

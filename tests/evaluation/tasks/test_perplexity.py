@@ -16,8 +16,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from msrnn.evaluation.cells import BASELINE, Cell, Grid
-from msrnn.evaluation.data.chunks import Choice, Chunk, Data, choose
-from msrnn.evaluation.data.texts import Document
+from msrnn.evaluation.data.texts import Choice, Chunk, Data, Document, choose
 from msrnn.evaluation.runner import Progress
 from msrnn.evaluation.statistics import Estimate
 from msrnn.evaluation.store import Store

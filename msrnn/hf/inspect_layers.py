@@ -1,11 +1,12 @@
-"""Short forward passes that inspect a model's layers: shapes, causal order, and how they count positions.
+"""Short forward passes that inspect a model's layers: shapes, causal order, how they count positions, and their RoPE.
 
-They run with the attention of msrnn active, on cache layers that record what reaches them.
+They run with the attention of msrnn active, on cache layers that record what reaches them. No model family is
+recognised by its name: a layer's RoPE is the rotation that turns its key at position 0 into its keys at others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,21 +14,25 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
+from msrnn.core.rope import Rope
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape
 from msrnn.errors import UsageError
-from msrnn.hf.attention import NAME
+from msrnn.hf.attention import NAME, NotCausalError, watched_windows
 from msrnn.hf.cache_layers import OwnedLayer
-from msrnn.hf.masks import NotCausalError, watched_windows
 from msrnn.layer import plain_attention
 
 TRIED = 48  # tokens that a hybrid model reads in the test of `check_split`
 ROUNDING = {torch.float32: 5e-5, torch.float64: 1e-6}  # largest relative difference of logits read in parts
 COARSE = 0.05  # the same in 16-bit dtypes
+COMPARED = 8  # tokens whose keys are compared to find a RoPE: a single one may have an embedding of zeros
+POSITIONS = (1, 100)  # positions that distinguish both fast and slow frequencies
+CLOSE = 0.02  # relative: cosines in bfloat16 are good to 0.004, another rotation is off by 0.1 and more
+_CHANGING = ("dynamic", "longrope")
 
 
-class Probed(NamedTuple):
-    """What a probe recorded of one attention layer."""
+class RecordedLayer(NamedTuple):
+    """What reached one attention layer."""
 
     shape: LayerShape
     key: Tensor  # [rows, K, 1, D] of the first token
@@ -48,10 +53,10 @@ def some_tokens(model: PreTrainedModel, count: int) -> Tensor:
     return torch.where(ids == padding, (ids + 1) % vocabulary, ids)[None] if padding is not None else ids[None]
 
 
-class _Probe(OwnedLayer):
+class _RecordingLayer(OwnedLayer):
     """A cache layer that records what reaches it, and keeps nothing."""
 
-    seen: Probed | None = None
+    seen: RecordedLayer | None = None
     times = 0
     module: nn.Module
     passes_use_cache = False
@@ -61,23 +66,23 @@ class _Probe(OwnedLayer):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, _: Tensor | None, scoring: Scoring) -> Tensor:
         shape = LayerShape(query.shape[1], key.shape[1], key.shape[3], value.shape[3], key.dtype, key.device)
-        self.seen, self.times = Probed(shape, key[:, :, :1], self.module, self.passes_use_cache), self.times + 1
+        self.seen, self.times = RecordedLayer(shape, key[:, :, :1], self.module, self.passes_use_cache), self.times + 1
         return plain_attention(query, key, value, None, scoring)[0]
 
 
 @torch.no_grad()
-def probe(
+def record_layers(
     model: PreTrainedModel, config: Any, rows: int = 1, position: int | None = None, columns: int = 0, length: int = 1
-) -> list[Probed | None]:
+) -> list[RecordedLayer | None]:
     """Run `rows` sequences of `length` tokens through the model; the record of each layer, None for linear attention.
 
     All tokens get this `position`, if one is given, and the cache reports `columns` columns before them.
     """
     layers: list[Any] = [
-        layer if isinstance(layer, LinearAttentionLayer) else _Probe(config) for layer in host_layers(config)
+        layer if isinstance(layer, LinearAttentionLayer) else _RecordingLayer(config) for layer in host_layers(config)
     ]
     for layer in layers:
-        if isinstance(layer, _Probe):
+        if isinstance(layer, _RecordingLayer):
             layer.columns = columns
     unreached = f"{type(model).__name__}: its attention does not use transformers' AttentionInterface"
     if config._attn_implementation != NAME:
@@ -90,21 +95,21 @@ def probe(
         use_cache=True,
         **({} if position is None else {"position_ids": torch.full_like(tokens, position)}),
     )
-    repeated = [i for i, layer in enumerate(layers) if isinstance(layer, _Probe) and layer.times > 1]
+    repeated = [i for i, layer in enumerate(layers) if isinstance(layer, _RecordingLayer) and layer.times > 1]
     if repeated:
         raise UsageError(f"{type(model).__name__} attends more than once to the states of layers {repeated}")
-    missed = [i for i, layer in enumerate(layers) if isinstance(layer, _Probe) and layer.seen is None]
+    missed = [i for i, layer in enumerate(layers) if isinstance(layer, _RecordingLayer) and layer.seen is None]
     if missed:
         raise UsageError(f"{unreached} in layers {missed}, so msrnn cannot bound it")
-    return [layer.seen if isinstance(layer, _Probe) else None for layer in layers]
+    return [layer.seen if isinstance(layer, _RecordingLayer) else None for layer in layers]
 
 
-def inspect_layers(model: PreTrainedModel, config: Any) -> list[Probed | None]:
+def inspect_layers(model: PreTrainedModel, config: Any) -> list[RecordedLayer | None]:
     """Inspect each layer; refuse a model that does not attend in causal order, or whose keys are NaN."""
     name = type(model).__name__
     try:
         with watched_windows() as masked:
-            seen = probe(model, config, length=2)
+            seen = record_layers(model, config, length=2)
     except NotCausalError as error:
         raise UsageError(
             f"{name} attends to later tokens (is_causal=False, use_bidirectional_attention=True or an encoder): "
@@ -138,14 +143,14 @@ def non_finite_weights(model: PreTrainedModel) -> str | None:
     return f"{len(broken)} of its {len(named)} weights have NaN or infinite numbers, {broken[0]} first"
 
 
-def check_takes_positions(model: PreTrainedModel, config: Any, layers: Sequence[Probed | None]) -> None:
+def check_takes_positions(model: PreTrainedModel, config: Any, layers: Sequence[RecordedLayer | None]) -> None:
     """Refuse a model that cannot be read block by block: it must return logits and use the position ids it is given.
 
     Some models count positions by the cache, or from another number than 0. `layers` has the keys of position 0.
     """
     if not model.can_generate():
         raise UsageError(f"{type(model).__name__} returns no logits: load the model with AutoModelForCausalLM")
-    for own, given in zip(layers, probe(model, config, position=0, columns=1), strict=True):
+    for own, given in zip(layers, record_layers(model, config, position=0, columns=1), strict=True):
         if own and given and not torch.allclose(own.key, given.key, rtol=1e-2, atol=1e-2):
             raise UsageError(
                 f"{type(model).__name__} ignores the position ids it is given: "
@@ -178,3 +183,71 @@ def check_split(model: PreTrainedModel, config: Any, in_blocks: bool) -> None:
                 f"{type(model).__name__}: read {how}, its logits differ by {difference:.2%} from those of one forward "
                 "pass: transformers does not carry the states of its linear-attention layers over"
             )
+
+
+def inspect_rope(model: PreTrainedModel, config: Any) -> list[Rope | None]:
+    """The RoPE of each layer; None: a layer without positions. Refuses, with the reason, what cannot be re-rotated.
+
+    A single token attends to itself at any position, so its keys in all layers differ by their rotation only.
+    """
+    name, frequencies = type(model).__name__, _frequencies(model)
+    none = f"{name} has no rotary positions (RoPE) to re-rotate: use positions='original'"
+    if not frequencies:
+        raise UsageError(none)
+    changing = sorted(kind for kind in _kinds(model) if any(known in kind for known in _CHANGING))
+    if changing:
+        raise UsageError(
+            f"{name} has rotary positions of type {', '.join(changing)}, whose frequencies change with the length: "
+            "keys cannot be re-rotated; use positions='original'"
+        )
+    seen = {position: record_layers(model, config, COMPARED, position) for position in (0, *POSITIONS)}
+    ropes: list[Rope | None] = []
+    for i in range(len(seen[0])):
+        keys = {position: layer.key for position, layers in seen.items() if (layer := layers[i])}
+        ropes.append(_rotation(keys, frequencies, f"{name}, layer {i}") if keys else None)
+    if not any(ropes):
+        raise UsageError(none)
+    return ropes
+
+
+def _frequencies(model: PreTrainedModel) -> list[Tensor]:
+    """The frequencies of its rotary embeddings; a model may have several, for layers of several kinds."""
+    buffers = [buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq") and "original" not in name]
+    return [buffer.detach().float() for buffer in buffers if buffer.ndim == 1]
+
+
+def _kinds(model: PreTrainedModel) -> set[str]:
+    """The types of its rotary embeddings: one for each, or one for each kind of layer."""
+    types = [getattr(module, "rope_type", None) for module in model.modules()]
+    nested = [list(kind.values()) if isinstance(kind, dict) else [kind] for kind in types]
+    return {kind for kinds in nested for kind in kinds if isinstance(kind, str)}
+
+
+def _rotation(keys: dict[int, Tensor], frequencies: list[Tensor], layer: str) -> Rope | None:
+    """The rotation that turns a layer's keys at position 0 [rows, K, 1, D] into its keys at the others."""
+    if all(torch.equal(keys[0], key) for key in keys.values()):
+        return None
+    candidates = list(_candidates(keys[0], frequencies))
+    errors = [_error(rope, keys) for rope in candidates]
+    if not min(errors, default=1.0) < CLOSE:
+        raise UsageError(f"{layer} rotates its keys in an unknown way: use positions='original'")
+    return candidates[errors.index(min(errors))]
+
+
+def _candidates(key: Tensor, frequencies: list[Tensor]) -> Iterator[Rope]:
+    for frequency in frequencies:
+        spare = key.shape[-1] - 2 * len(frequency)
+        if spare >= 0:
+            for start in {0, spare}:
+                for interleaved in (False, True):
+                    yield Rope(frequency.to(key.device), start, interleaved)
+
+
+def _error(rope: Rope, keys: dict[int, Tensor]) -> float:
+    """The largest relative difference between keys rotated from position 0 and what the model wrote there."""
+    start = torch.zeros(1, device=keys[0].device)
+    errors = []
+    for position, key in keys.items():
+        rotated = rope.rotate(keys[0], rope.angle(start, start + position))
+        errors.append(float((rotated - key.float()).norm() / key.float().norm()))
+    return max(errors)

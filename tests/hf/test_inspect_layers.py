@@ -7,7 +7,7 @@ from transformers import BloomConfig, Phi3Config
 
 from msrnn import MultiStateCache, MultiStateRNN
 from msrnn.core.rope import Repositioning
-from msrnn.hf.probe import probe
+from msrnn.hf.inspect_layers import record_layers
 
 
 @pytest.mark.parametrize("family", ROTARY)
@@ -18,7 +18,7 @@ def test_a_moved_key_is_the_one_that_the_model_writes_there(family: str, dtype: 
     spec = MultiStateRNN(model, "tova", 8, positions="compressed").spec
     assert any(spec.repositioning)
     for a, b in ((0, 37), (400, 3), (5, 411)):
-        here, there = ([seen.key for seen in probe(model, spec.model.config, 4, p) if seen] for p in (a, b))
+        here, there = ([seen.key for seen in record_layers(model, spec.model.config, 4, p) if seen] for p in (a, b))
         for key, expected, repositioning in zip(here, there, spec.repositioning, strict=True):
             if repositioning is None:
                 assert torch.equal(key, expected)

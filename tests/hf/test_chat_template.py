@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from msrnn import MultiState, MultiStateRNN
 from msrnn.errors import UsageError
-from msrnn.hf import chat_template, conversation
-from msrnn.hf.conversation import AnswerStreamer, Conversation, Turn, policy_with_horizon
+from msrnn.hf import chat_template
+from msrnn.hf.chat_template import AnswerStreamer, Conversation, Turn, policy_with_horizon
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 STOPPING = {**GREEDY, "forced_eos_token_id": END}  # answers that end with the stop token, not at the limit
@@ -36,7 +36,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
             super().__init__(tokenizer)
             found.append(self.ids)
 
-    monkeypatch.setattr(conversation, "AnswerStreamer", Recorded)
+    monkeypatch.setattr(chat_template, "AnswerStreamer", Recorded)
     return found
 
 
@@ -86,7 +86,7 @@ def test_an_interrupted_answer_stays_in_the_state(
 ) -> None:
     talk = Conversation(rnn, tokenizer, rnn.state(), GREEDY)
     talk.turn("hello")
-    put = conversation.AnswerStreamer.put
+    put = chat_template.AnswerStreamer.put
     hooks: list[Any] = []
 
     def interrupt(*_: Any) -> None:
@@ -101,7 +101,7 @@ def test_an_interrupted_answer_stays_in_the_state(
                 interrupt()
             hooks.append(rnn.model.model.layers[-1].register_forward_pre_hook(interrupt))
 
-    monkeypatch.setattr(conversation.AnswerStreamer, "put", interrupted)
+    monkeypatch.setattr(chat_template.AnswerStreamer, "put", interrupted)
     assert talk.turn("again") == Turn(interrupted=True, cut=False)
     assert [len(ids) for ids in answers] == [12, 3]
     first, second = (tokenizer.decode(ids) for ids in answers)
