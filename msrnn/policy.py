@@ -146,7 +146,7 @@ def is_full(name: object) -> bool:
     return isinstance(name, str) and name.lower() == FULL
 
 
-def ranks_alike(one: str, other: str) -> bool:
+def same_ranking(one: str, other: str) -> bool:
     """Whether two policies differ at most in `first` and `horizon`: then one can continue from the other's state."""
     if is_full(one) or is_full(other):
         return is_full(one) and is_full(other)

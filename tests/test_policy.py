@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pytest
 
-from msrnn.policy import MEANINGS, NAMES, Bound, Policy, layer_bound, ranks_alike, resolve
+from msrnn.policy import MEANINGS, NAMES, Bound, Policy, layer_bound, resolve, same_ranking
 
 
 def test_names_are_points_in_the_space_of_six_numbers() -> None:
@@ -186,8 +186,8 @@ def test_names_in_any_case() -> None:
     assert Policy.parse("Decay=None,FIRST=4") == Policy(None, first=4)
     assert Policy.parse("per=HEAD") == Policy(0.0, "head")
     assert resolve("FULL", 512) == resolve("Full", None) == (None, None)
-    assert ranks_alike("FULL", "full")
-    assert not ranks_alike("FULL", "tova")
+    assert same_ranking("FULL", "full")
+    assert not same_ranking("FULL", "tova")
     with pytest.raises(ValueError, match="not a Policy"):
         Policy.parse("FULL")
 
@@ -204,7 +204,7 @@ def test_names_in_any_case() -> None:
     ],
 )
 def test_policies_that_rank_alike(one: str, other: str, alike: bool) -> None:
-    assert ranks_alike(one, other) is ranks_alike(other, one) is alike
+    assert same_ranking(one, other) is same_ranking(other, one) is alike
 
 
 def test_equal_policies_have_equal_names() -> None:

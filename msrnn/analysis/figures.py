@@ -50,7 +50,7 @@ def retention(one: Summary, folder: Path, title: str) -> None:
 
 
 def _map(axes: Any, one: Summary, layer: int, pixels: int) -> None:
-    seen = coverage(one.shown.evicted_at[layer, 0], pixels)
+    seen = coverage(one.first_trace.evicted_at[layer, 0], pixels)
     extent = (0, one.length, one.length, 0)
     axes.imshow(seen**0.6, cmap=_colormap(), vmin=0, vmax=1.2, extent=extent, interpolation="nearest", aspect="equal")
 

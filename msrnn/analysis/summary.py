@@ -117,7 +117,7 @@ class Summary:
     policy: str
     size: int
     layers: tuple[int, ...]
-    shown: ChunkTrace  # of the first chunk, for the figures
+    first_trace: ChunkTrace  # of the first chunk, for the figures
     life: Numbers  # [N, T]: mean steps kept
     recent: Numbers  # [L, G]: share that `window` also sees, over the steps from `first_choice` on
     recent_at_all_steps: float
@@ -164,12 +164,12 @@ class _ChunkSummary(NamedTuple):
 
 def summarize(policy: str, size: int, traces: Iterable[ChunkTrace]) -> Summary:
     """Summarize the traces of all chunks; one trace is in memory at a time."""
-    shown: ChunkTrace | None = None
+    first_trace: ChunkTrace | None = None
     parts: list[_ChunkSummary] = []
     for one in traces:
-        shown = shown or one
+        first_trace = first_trace or one
         parts.append(_summarize_chunk(one))
-    if shown is None:
+    if first_trace is None:
         raise UsageError("no traces to summarize: give at least one chunk")
 
     def mean(name: str) -> Numbers:
@@ -178,8 +178,8 @@ def summarize(policy: str, size: int, traces: Iterable[ChunkTrace]) -> Summary:
     return Summary(
         policy,
         size,
-        shown.layers,
-        shown,
+        first_trace.layers,
+        first_trace,
         life=numpy.stack([part.life for part in parts]),
         recent=mean("recent"),
         recent_at_all_steps=float(mean("recent_at_all_steps")),

@@ -33,7 +33,7 @@ OVERLAP = (
 def retention(study: Study) -> Table:
     rows: list[list[Value]] = []
     for one in study.summaries.values():
-        times, length = one.shown.evicted_at[-1, 0], one.length
+        times, length = one.first_trace.evicted_at[-1, 0], one.length
         for step in (length // 4, length // 2, 3 * length // 4, length - 1):
             seen = numpy.flatnonzero((numpy.arange(length) <= step) & (step <= times))
             ages = step - seen

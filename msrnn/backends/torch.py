@@ -18,97 +18,10 @@ from msrnn.core.scores import Scoring
 from msrnn.core.slots import HELD, Slots
 from msrnn.policy import Bound
 
-
-class TorchBackend:
-    """Plain torch; other backends override the scans, or whole methods where they have kernels for them."""
-
-    name = "torch"
-    default_chunk = 128
-    decodes_repositioned = False
-
-    def prefill(
-        self, slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
-    ) -> Prefilled:
-        (B, H, C, D), K = query.shape, key.shape[1]
-        slots = slots.in_use(C)
-        new_keys, new_values = slots.quantize(key, value)
-        position, importance, norm = slots.candidates(query_position, new_values)
-        held_keys, held_values = slots.dequantized()
-        keys = torch.cat([held_keys, new_keys.dequantized(slots.dtype)], dim=2)
-        values = torch.cat([held_values, new_values.dequantized(slots.dtype)], dim=2)
-        attention, evicted_at = self._attend_and_evict(
-            query.reshape(B, K, -1, C, D), keys, position, importance, query_position, slots.bound, scoring, norm
-        )
-        output = weighted_values(attention, values, position, evicted_at, query_position)
-        slots.keep(new_keys, new_values, position, importance, norm, (position >= 0) & (evicted_at == HELD))
-        return Prefilled(output.view(B, H, C, -1).transpose(1, 2), position, evicted_at)
-
-    def decode(
-        self, slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
-    ) -> Tensor:
-        slots = slots.in_use(1)
-        (B, K, R, _), position, importance = query.shape, slots.position, slots.importance
-        G = position.shape[1]
-        slot = position.argmin(-1, keepdim=True)  # the first empty one: -1 is below every position
-        position.scatter_(-1, slot, query_position[:, None, None].expand(B, G, 1))
-        if importance is None:
-            importance = torch.zeros(position.shape, dtype=torch.float32, device=position.device)
-        importance.scatter_(-1, slot, 0.0)
-        new_keys, new_values = slots.quantize(key[:, :, None], value[:, :, None])
-        slots.write(slot, new_keys, new_values, slots.norms(new_values))
-        keys, values = slots.dequantized()
-        attention, evicted_at = self._attend_and_evict(
-            query[:, :, :, None], keys, position, importance, query_position[:, None], slots.bound, scoring, slots.norm
-        )
-        output = weighted_values(attention, values, position, evicted_at, query_position[:, None])
-        position.masked_fill_(evicted_at != HELD, -1)
-        return output.view(B, K, R, -1)
-
-    def check_gaps(self, spacing: Spacing, bound: Bound, columns: int) -> None:
-        """Gaps of any size can be computed."""
-
-    def _attend_and_evict(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        position: Tensor,
-        importance: Tensor,
-        query_position: Tensor,
-        bound: Bound,
-        scoring: Scoring,
-        norm: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """query [B, K, R, C, D], keys [B, K, N, D] -> attention [B, G, M, C, N] float32, eviction times [B, G, N]."""
-        if scoring.repositioning is not None:
-            return self.scan_repositioned(query, keys, position, importance, query_position, bound, scoring, norm)
-        G, C = position.shape[1], query.shape[3]
-        scores = scoring(query.flatten(2, 3), keys).view(query.shape[0], G, -1, C, keys.shape[2])
-        return scores, self.scan(scores, position, importance, query_position, bound, scoring.sinks_of(G), norm)
-
-    def scan(
-        self,
-        scores: Tensor,
-        position: Tensor,
-        importance: Tensor,
-        query_position: Tensor,
-        bound: Bound,
-        sinks: Tensor | None,
-        norm: Tensor | None,
-    ) -> Tensor:
-        return scan_torch(scores, position, importance, query_position, bound, sinks, norm)
-
-    def scan_repositioned(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        position: Tensor,
-        importance: Tensor,
-        query_position: Tensor,
-        bound: Bound,
-        scoring: Scoring,
-        norm: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        return scan_repositioned_torch(query, keys, position, importance, query_position, bound, scoring, norm)
+Scan = Callable[[Tensor, Tensor, Tensor, Tensor, Bound, Tensor | None, Tensor | None], Tensor]  # as `scan_torch`
+RepositionedScan = Callable[
+    [Tensor, Tensor, Tensor, Tensor, Tensor, Bound, Scoring, Tensor | None], tuple[Tensor, Tensor]
+]
 
 
 def scan_torch(
@@ -222,3 +135,72 @@ def weighted_values(
             moved = weights[b, :, :, i, :, None].float() * values[b, :, None].float()
             output[b, :, :, i] = moved.masked_fill(~seen, 0.0).sum(2).to(output.dtype)
     return output
+
+
+class TorchBackend:
+    """Plain torch; other backends override the scans, or whole methods where they have kernels for them."""
+
+    name = "torch"
+    default_chunk = 128
+    decodes_repositioned = False
+    scan: Scan = staticmethod(scan_torch)
+    scan_repositioned: RepositionedScan = staticmethod(scan_repositioned_torch)
+
+    def prefill(
+        self, slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
+    ) -> Prefilled:
+        (B, H, C, D), K = query.shape, key.shape[1]
+        slots = slots.in_use(C)
+        new_keys, new_values = slots.quantize(key, value)
+        position, importance, norm = slots.candidates(query_position, new_values)
+        held_keys, held_values = slots.dequantized()
+        keys = torch.cat([held_keys, new_keys.dequantized(slots.dtype)], dim=2)
+        values = torch.cat([held_values, new_values.dequantized(slots.dtype)], dim=2)
+        attention, evicted_at = self._attend_and_evict(
+            query.reshape(B, K, -1, C, D), keys, position, importance, query_position, slots.bound, scoring, norm
+        )
+        output = weighted_values(attention, values, position, evicted_at, query_position)
+        slots.keep(new_keys, new_values, position, importance, norm, (position >= 0) & (evicted_at == HELD))
+        return Prefilled(output.view(B, H, C, -1).transpose(1, 2), position, evicted_at)
+
+    def decode(
+        self, slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
+    ) -> Tensor:
+        slots = slots.in_use(1)
+        (B, K, R, _), position, importance = query.shape, slots.position, slots.importance
+        G = position.shape[1]
+        slot = position.argmin(-1, keepdim=True)  # the first empty one: -1 is below every position
+        position.scatter_(-1, slot, query_position[:, None, None].expand(B, G, 1))
+        if importance is None:
+            importance = torch.zeros(position.shape, dtype=torch.float32, device=position.device)
+        importance.scatter_(-1, slot, 0.0)
+        new_keys, new_values = slots.quantize(key[:, :, None], value[:, :, None])
+        slots.write(slot, new_keys, new_values, slots.norms(new_values))
+        keys, values = slots.dequantized()
+        attention, evicted_at = self._attend_and_evict(
+            query[:, :, :, None], keys, position, importance, query_position[:, None], slots.bound, scoring, slots.norm
+        )
+        output = weighted_values(attention, values, position, evicted_at, query_position[:, None])
+        position.masked_fill_(evicted_at != HELD, -1)
+        return output.view(B, K, R, -1)
+
+    def check_gaps(self, spacing: Spacing, bound: Bound, columns: int) -> None:
+        """Gaps of any size can be computed."""
+
+    def _attend_and_evict(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        position: Tensor,
+        importance: Tensor,
+        query_position: Tensor,
+        bound: Bound,
+        scoring: Scoring,
+        norm: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """query [B, K, R, C, D], keys [B, K, N, D] -> attention [B, G, M, C, N] float32, eviction times [B, G, N]."""
+        if scoring.repositioning is not None:
+            return self.scan_repositioned(query, keys, position, importance, query_position, bound, scoring, norm)
+        G, C = position.shape[1], query.shape[3]
+        scores = scoring(query.flatten(2, 3), keys).view(query.shape[0], G, -1, C, keys.shape[2])
+        return scores, self.scan(scores, position, importance, query_position, bound, scoring.sinks_of(G), norm)

@@ -23,7 +23,7 @@ from msrnn.cli.options import (
 )
 from msrnn.cli.terminal import loading, note
 from msrnn.errors import UsageError
-from msrnn.policy import FULL, Policy, is_full, ranks_alike, resolve
+from msrnn.policy import FULL, Policy, is_full, resolve, same_ranking
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -122,7 +122,7 @@ class GivenOptions:
         saved = SavedOptions.load(state)
         given = self
         same_size = self.size in (None, saved.size)
-        if extendable and self.policy is not None and same_size and _same_ranking(self.policy, saved.policy):
+        if extendable and self.policy is not None and same_size and _can_continue(self.policy, saved.policy):
             given = replace(self, policy=None)
         given._check_agrees(state, saved)
         try:
@@ -190,10 +190,11 @@ def _policy_name(name: str) -> str:
     return FULL if is_full(name) else Policy.parse(name).name
 
 
-def _same_ranking(one: str, other: str) -> bool:
-    _policy_name(one)  # an unknown name is refused
+def _can_continue(policy: str, saved: str) -> bool:
+    """Whether a policy can continue from a state that was saved under another."""
+    _policy_name(policy)  # an unknown name is refused
     try:
-        return ranks_alike(one, other)
+        return same_ranking(policy, saved)
     except UsageError:
         return False
 

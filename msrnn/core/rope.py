@@ -35,18 +35,18 @@ class Spacing:
 
     name: str  # recorded in saved states
     function: Callable[[Tensor], Tensor]  # of gaps [...] float64, 1 or more
-    _made: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+    _tables: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
-    def made(self, key: Hashable, make: Callable[[], Any]) -> Any:
+    def cached_table(self, key: Hashable, build: Callable[[], Any]) -> Any:
         """A table that a backend derives from this function; built once and cached as long as this object lives.
 
         Captured CUDA graphs read such tables, so they must not be freed while a graph lives.
         """
-        if key not in self._made:
+        if key not in self._tables:
             with _BUILD_LOCK:
-                if key not in self._made:
-                    self._made[key] = make()
-        return self._made[key]
+                if key not in self._tables:
+                    self._tables[key] = build()
+        return self._tables[key]
 
     def __deepcopy__(self, _: dict[int, Any]) -> Spacing:
         return self

@@ -252,7 +252,7 @@ class Continuation:
             self.rnn.read(generated[:, -1:].masked_fill(real[:, -1:] == 0, 0), self.state, real[:, -1:], last_only=True)
 
 
-def twin(model: PreTrainedModel, continuation: Continuation) -> Any:
+def redirected_copy(model: PreTrainedModel, continuation: Continuation) -> Any:
     """A shallow copy of the model whose forward passes go to `continuation`; the model itself is unchanged."""
 
     @wraps(model.forward)

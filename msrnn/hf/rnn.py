@@ -16,11 +16,11 @@ from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
 from msrnn.hf.cache import MultiStateCache
 from msrnn.hf.cuda_graphs import Graphs
-from msrnn.hf.generation import Continuation, RowEnds, Settings, twin
+from msrnn.hf.generation import Continuation, RowEnds, Settings, redirected_copy
 from msrnn.hf.inspect import give_back, hand_over
 from msrnn.hf.state_spec import state_spec
 from msrnn.layer import Record
-from msrnn.policy import Policy, ranks_alike
+from msrnn.policy import Policy, same_ranking
 
 DEFAULT_BLOCK = 512
 BLOCK_TOKENS = 16_384  # over all rows of a batch together: bounds the memory of activations at any batch size
@@ -129,7 +129,7 @@ class MultiStateRNN:
         """
         theirs, mine = state.fingerprint, dict(self.spec.fingerprint)
         mine["positions"] = theirs["positions"]
-        if ranks_alike(mine["policy"], theirs["policy"]):
+        if same_ranking(mine["policy"], theirs["policy"]):
             mine["policy"] = theirs["policy"]
         state.check_fits(mine)
         layers = state.fork(1).layers
@@ -260,7 +260,7 @@ class MultiStateRNN:
         arguments = settings.arguments(**forced)
         if ends is not None:
             arguments["stopping_criteria"] = ends.criteria
-        out = twin(self.model, continuation).generate(
+        out = redirected_copy(self.model, continuation).generate(
             input_ids,
             attention_mask=torch.ones_like(input_ids) if mask is None else mask,
             past_key_values=continuation.cache,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from tiny import FAMILIES, build, llama, tokens
 
 import msrnn
 from msrnn.core.device_memory import available_bytes
+from msrnn.core.slots import Slots
 
 
 @pytest.mark.parametrize("policy", ["tova", "h2o", "echo", "window+4", "tova-head"])
@@ -24,15 +24,16 @@ def test_the_estimate_is_what_a_state_takes(policy: str, state_dtype: str | None
 
 
 @pytest.mark.parametrize("size", [10**11, 10**22])
-def test_a_state_that_does_not_fit_is_refused_at_once(size: int) -> None:
-    started = time.perf_counter()
+def test_a_state_that_does_not_fit_is_refused_before_it_is_allocated(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Slots, "__init__", None)
     model = build(llama())
     with pytest.raises(ValueError, match=rf"a state of size {size} for 1 sequence takes .*GB.* is free on cpu: size "):
         msrnn.MultiStateRNN(model, "tova", size).state()
     cache = msrnn.MultiStateCache(model, "tova", size)
     with torch.no_grad(), pytest.raises(ValueError, match=r"takes .*GB"):
         model(tokens(1, 4), past_key_values=cache)
-    assert time.perf_counter() - started < 30
 
 
 def test_what_would_fit_fits() -> None:
@@ -51,6 +52,7 @@ LIMITED = """
 import resource, sys
 import torch
 from msrnn.core.device_memory import available_bytes
+from msrnn.core.slots import Slots
 before = available_bytes(torch.device("cpu"))
 pages = int(open("/proc/self/statm").read().split()[0])
 used = pages * resource.getpagesize()

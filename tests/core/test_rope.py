@@ -3,7 +3,6 @@ from __future__ import annotations
 import copy
 import math
 import sys
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -99,14 +98,12 @@ def test_a_function_is_asked_only_for_gaps_that_occur(backend: str) -> None:
         return gap / 3
 
     tracemalloc.start()
-    start = time.perf_counter()
     slots = decoded(third, 10**7, backend)
-    seconds, (_, most) = time.perf_counter() - start, tracemalloc.get_traced_memory()
+    _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert sorted(slots.position[0, 0].tolist()) == [-1, 0, 10**7 + 1, 10**7 + 2]
     assert max(asked) >= 10**7 - 1
     assert len(asked) == len(set(asked)) < 60
-    assert seconds < 1
     assert most < 2**21
 
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from msrnn.backends.numba.decode import decode_numba
-from msrnn.backends.numba.rope_scan import scan_repositioned_numba
-from msrnn.backends.numba.scan import scan_numba
+from msrnn.backends.numba.scan import scan_numba, scan_repositioned_numba
 from msrnn.backends.torch import TorchBackend
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import Slots

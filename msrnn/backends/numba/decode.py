@@ -7,13 +7,13 @@ import math
 import numpy as np
 import torch
 from numpy import float32 as f32
-from numpy import int32 as i32
 from torch import Tensor
 
 from msrnn.backends.numba.jit import compiled
 from msrnn.backends.numba.rows import (
     LANES,
     Array,
+    Scalars,
     array_or_empty,
     attend_row,
     bound_scalars,
@@ -125,13 +125,9 @@ def _decode(
     output: Array,
     scale: f32,
     softcap: f32,
-    size: int,
-    first: i32,
-    recent: i32,
-    window: i32,
-    spared: i32,
-    decay: f32,
+    bound: Scalars,
 ) -> None:
+    window, spared = bound[3], bound[4]
     B, K, R, _ = query.shape
     G, S = position.shape[1], position.shape[2]
     members = K // G  # KV heads of a group
@@ -179,21 +175,8 @@ def _decode(
                     _exact_sum(rows, values[b, kv, :N], present, output[b, kv])
             if norm.shape[0]:
                 norm[b, g, slot] = _length(value[b, g * members : (g + 1) * members])
-            observe_and_evict(
-                weight,
-                observed,
-                present,
-                where,
-                norm[b, g, :N] if norm.shape[0] else scratch[:0],
-                scratch,
-                held,
-                t,
-                M,
-                size,
-                first,
-                recent,
-                decay,
-            )
+            norms = norm[b, g, :N] if norm.shape[0] else scratch[:0]
+            observe_and_evict(weight, observed, present, where, norms, scratch, held, t, M, bound)
             for j in range(N):
                 if present[j] == f32(0.0):
                     where[j] = -1
@@ -217,6 +200,6 @@ def decode_numba(
         output.numpy(),
         f32(scoring.scale),
         f32(scoring.softcap or 0.0),
-        *bound_scalars(slots.bound),
+        bound_scalars(slots.bound),
     )
     return output

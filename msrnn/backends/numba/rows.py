@@ -20,6 +20,7 @@ from msrnn.core.slots import HELD
 from msrnn.policy import Bound
 
 Array = np.ndarray[Any, Any]
+Scalars = tuple[int, i32, i32, i32, i32, f32]  # size, first, recent, window, spared and decay of a `Bound`
 
 NO_DECAY = f32(-1.0)  # means decay=None: importance is the position itself
 # Exponentials are scaled by 2**108, so that they stay normal float32 numbers down to 162 below `top`, and 2**20 of them
@@ -167,15 +168,13 @@ def observe_and_evict(
     held: int,
     t: i32,
     heads: int,
-    size: int,
-    first: i32,
-    recent: i32,
-    decay: f32,
+    bound: Scalars,
 ) -> Any:
     """Update the importances after token t and evict the least important candidate; its index, -1 where all fit.
 
     An empty `norm` means that the policy does not rank by the norm of values.
     """
+    size, first, recent, _, _, decay = bound
     observe(importance, observed, present, position, decay, heads)
     if held <= size:
         return -1
@@ -189,8 +188,8 @@ def observe_and_evict(
 
 
 @cache
-def bound_scalars(bound: Bound) -> tuple[Any, ...]:
-    """size, first, recent, window, spared and decay in the types of the loops."""
+def bound_scalars(bound: Bound) -> Scalars:
+    """A bound in the types of the loops."""
     first, recent, window, spared = bound.policy.first, bound.recent, bound.window or 0, bound.spared
     decay = NO_DECAY if bound.policy.decay is None else f32(bound.policy.decay)
     return bound.size, i32(first), i32(recent), i32(window), i32(spared), decay

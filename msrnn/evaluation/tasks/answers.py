@@ -25,7 +25,7 @@ def _are_prompts(value: Any) -> bool:
     return all(name.isdecimal() for name in value) and all(entries)
 
 
-MARK = "sat"  # the field of a row that only records that settings were used again
+MARK = "settings_used"  # the field of a row that only records that settings were used again
 _SETTINGS = {
     "task": is_text,
     "fingerprint": is_text,
@@ -153,7 +153,7 @@ class Answers:
             "question": question.key,
             "name": question.name,
             "document": question.document,
-            "asked": question.question,
+            "question_text": question.question,
             "references": question.references,
             "prompts": entries,
         }
@@ -206,5 +206,5 @@ class Answers:
     def metadata(self, cell: Cell, question: str) -> Row:
         """The metadata of an answer. Other settings may have computed it, so fields of the settings are left out."""
         row = self.answer(cell, self.questions[question]) or {}
-        own = {"prompt", "prediction", "tokens", "said", "seconds", *cell.key, *self.settings.key}
+        own = {"prompt", "prediction", "tokens", "answer_tokens", "seconds", *cell.key, *self.settings.key}
         return {name: value for name, value in row.items() if name not in own}

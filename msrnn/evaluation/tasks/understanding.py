@@ -167,7 +167,7 @@ class Understanding(Runner[Cell, str, Row]):
             seconds = (perf_counter() - began) / len(keys)
             for key, prompt, answer in zip(keys, ids, generated, strict=True):
                 text = self.builder.tokenizer.decode(answer, skip_special_tokens=True).strip()
-                counts = {"tokens": len(prompt), "said": len(answer), "seconds": seconds}
+                counts = {"tokens": len(prompt), "answer_tokens": len(answer), "seconds": seconds}
                 yield {"prompt": key, "prediction": text, **counts, **backend}
 
         return compute

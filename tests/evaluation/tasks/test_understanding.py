@@ -237,7 +237,7 @@ def test_the_last_settings_are_the_ones_used_last(model: PreTrainedModel, tmp_pa
     before = path.read_bytes()
     started(model, Store(path), settings=other).answered([Cell("tova", 16)])
     assert path.read_bytes() == before, "the same settings again add nothing"
-    assert len([row for row in Store(path).rows if "sat" in row]) == 2
+    assert len([row for row in Store(path).rows if "settings_used" in row]) == 2
     assert Settings.last(Store(path), "squality", length=LENGTH, answer=ANSWER) == one
     with pytest.raises(
         ValueError, match=r"^length=9, chat=False: no answers like this in .*; use length=60, positions="
@@ -265,7 +265,7 @@ def reported(tmp_path: Path | None = None) -> Report:
     said = {FULL: ["x y", "yes", "no"], Cell("tova", 8): ["x", "no", "no"]}
     keys = []
     for i, (document, truth) in enumerate((("a", "x y"), ("a", "yes"), ("b", "no"))):
-        row = {"question": f"q{i}", "name": f"{document}/{i}", "document": document, "asked": "?"}
+        row = {"question": f"q{i}", "name": f"{document}/{i}", "document": document, "question_text": "?"}
         prompts = {64: [f"p{i}", 60, 10 * i]}
         store.append(
             {**settings.key, **row, "references": [[truth, "yes/no" if i else "free-form"]], "prompts": prompts}
@@ -303,7 +303,7 @@ def test_scores_are_the_same_in_many_processes_and_made_once() -> None:
     store, cells = Store(None), [FULL, Cell("tova", 8)]
     keys = [f"q{i}" for i in range(WORTH_PROCESSES)]
     for i, key in enumerate(keys):
-        row = {"question": key, "name": key, "document": key, "asked": "?", "prompts": {64: [f"p{i}", 60, 0]}}
+        row = {"question": key, "name": key, "document": key, "question_text": "?", "prompts": {64: [f"p{i}", 60, 0]}}
         store.append({**settings.key, **row, "references": [[f"the cat {i} sat there", ""], ["no cats", ""]]})
         for cell in cells:
             text = f"a cat {i}{' sits' * (cell == FULL and i == 0)}"
