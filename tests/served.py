@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from msrnn.evaluation.tasks.judges import Endpoint
+from msrnn.evaluation.tasks.judge_models import Endpoint
 
 Manner = Callable[["Handler"], None]
 SECRET = "sk-very-secret-0123456789"

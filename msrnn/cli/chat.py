@@ -168,7 +168,7 @@ def line_history() -> Iterator[None]:
         return
     try:
         path = user_state_folder() / "chat_history"
-        _load(readline, path)
+        _load_history(readline, path)
     except (OSError, RuntimeError) as error:  # no home folder, or a file that cannot be read
         note(f"earlier lines cannot be read ({error})")
         yield
@@ -177,7 +177,7 @@ def line_history() -> Iterator[None]:
     try:
         yield
     finally:
-        _append(readline, path, loaded)
+        _append_history(readline, path, loaded)
 
 
 def _readline() -> Any:
@@ -188,20 +188,20 @@ def _readline() -> Any:
     return readline
 
 
-def _load(readline: Any, path: Path) -> None:
+def _load_history(readline: Any, path: Path) -> None:
     readline.clear_history()
     if path.exists():
         readline.read_history_file(path)
 
 
-def _append(readline: Any, path: Path, loaded: int) -> None:
+def _append_history(readline: Any, path: Path, loaded: int) -> None:
     """Append the lines after the first `loaded` to the file as it is now: another chat may have written to it."""
     new = [readline.get_history_item(n) for n in range(loaded + 1, readline.get_current_history_length() + 1)]
     if not new:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _load(readline, path)
+        _load_history(readline, path)
         for line in new:
             readline.add_history(line)
         readline.set_history_length(MOST_LINES)

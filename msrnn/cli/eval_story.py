@@ -5,8 +5,8 @@ from typing import Annotated
 
 from typer import Option
 
-from msrnn.cli.eval_understanding import Chat
 from msrnn.cli.evaluation import (
+    Chat,
     EvaluationOptions,
     check_counts,
     check_positions,

@@ -10,6 +10,7 @@ from typer import Option
 
 from msrnn.cli.evaluation import (
     Against,
+    Chat,
     EvaluationOptions,
     check_counts,
     check_positions,
@@ -69,10 +70,6 @@ Sizes = Annotated[
 Length = Annotated[
     int | None,
     Option(help="Most tokens of a prompt; the document's end is cut.", show_default=str(LENGTH)),
-]
-Chat = Annotated[
-    bool | None,
-    Option("--chat/--no-chat", help="Use the chat template, or the bare text.", show_default="chat if there is one"),
 ]
 Answer = Annotated[int | None, Option("--max-new-tokens", help="Most tokens of an answer.", show_default=False)]
 Positions = Annotated[

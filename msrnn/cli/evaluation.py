@@ -40,6 +40,10 @@ Batch = Annotated[int | None, Option(help="Chunks read at once.", show_default="
 Against = Annotated[
     str | None, Option(help="The policy that the others are compared with.", show_default="tova, or the first")
 ]
+Chat = Annotated[
+    bool | None,
+    Option("--chat/--no-chat", help="Use the chat template, or the bare text.", show_default="chat if there is one"),
+]
 Recompute = Annotated[
     bool, Option("--force", help="Compute these results again, even if the folder has them; its other rows are kept.")
 ]

@@ -15,7 +15,7 @@ from msrnn.errors import UsageError
 if TYPE_CHECKING:
     from msrnn.evaluation.store import Store
     from msrnn.evaluation.tasks.judge import Judgement
-    from msrnn.evaluation.tasks.judges import Judge
+    from msrnn.evaluation.tasks.judge_models import Judge
 
 NAME = "judge"
 
@@ -138,7 +138,7 @@ def answers(folder: Path, estimate: bool, force: bool, skip_damaged: bool) -> St
 
 def endpoint(name: str, base_url: str | None, timeout: float, estimate: bool) -> Judge:
     """The endpoint. Refuses a missing key before anything is written; an estimate needs no key."""
-    from msrnn.evaluation.tasks.judges import Endpoint
+    from msrnn.evaluation.tasks.judge_models import Endpoint
 
     client = Endpoint(name, base_url, timeout, on_retry=note)
     if not estimate:
@@ -148,7 +148,7 @@ def endpoint(name: str, base_url: str | None, timeout: float, estimate: bool) ->
 
 def local(model: str | None, device: str, dtype: str | None) -> Judge:
     from msrnn.cli.evaluation import check_positions, quiet
-    from msrnn.evaluation.tasks.judges import Local
+    from msrnn.evaluation.tasks.judge_models import Local
     from msrnn.hf.loading import load
 
     quiet()

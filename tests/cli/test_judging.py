@@ -7,7 +7,7 @@ import pytest
 from command import Run
 from served import SECRET, answering, limited, served
 
-from msrnn.evaluation.tasks.judges import Endpoint
+from msrnn.evaluation.tasks.judge_models import Endpoint
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from msrnn.evaluation.report import Formatted, Table, document, saved_figure
 from msrnn.evaluation.runner import Compute, OnTokens, Progress, Runner
 from msrnn.evaluation.statistics import Estimate
 from msrnn.evaluation.store import Row, Store, fields, is_text
-from msrnn.evaluation.tasks.judges import ANSWER_TOKENS, FINGERPRINT, LIKELIHOODS, EndpointFailedError, Judge
+from msrnn.evaluation.tasks.judge_models import ANSWER_TOKENS, FINGERPRINT, LIKELIHOODS, EndpointFailedError, Judge
 from msrnn.evaluation.tasks.story import evicted
 
 NAME = "judge"

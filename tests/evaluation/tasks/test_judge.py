@@ -14,7 +14,6 @@ from tiny import build, llama
 
 from msrnn.evaluation.cells import Cell
 from msrnn.evaluation.store import Store
-from msrnn.evaluation.tasks import judges
 from msrnn.evaluation.tasks.judge import (
     LOSS,
     TIE,
@@ -32,7 +31,7 @@ from msrnn.evaluation.tasks.judge import (
     table,
     verdict,
 )
-from msrnn.evaluation.tasks.judges import Endpoint, Local
+from msrnn.evaluation.tasks.judge_models import Endpoint, Local
 from msrnn.hf.chat_template import opening
 
 pytestmark = pytest.mark.usefixtures("api_key")
@@ -186,7 +185,7 @@ def test_every_answer_is_paid_once(tmp_path: Path) -> None:
 
 def test_what_fails_for_good_keeps_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "judge.jsonl"
-    monkeypatch.setattr(judges, "RETRIES", 2)
+    monkeypatch.setattr("msrnn.evaluation.tasks.judge_models.RETRIES", 2)
     with served.served(answering("(A)"), answering("(B)"), served.failing) as server:
         judgement = Judgement(asked(server.base_url, []), paired(1, 2), Store(path))
         with pytest.raises(ValueError, match=r"failed 3 times .* answers so far are kept"):

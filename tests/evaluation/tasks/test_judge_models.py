@@ -6,7 +6,7 @@ import pytest
 import served
 from served import SECRET, answering, asked
 
-from msrnn.evaluation.tasks.judges import Answer, Endpoint
+from msrnn.evaluation.tasks.judge_models import Answer, Endpoint
 
 pytestmark = pytest.mark.usefixtures("api_key")
 
