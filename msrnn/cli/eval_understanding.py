@@ -163,9 +163,9 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         folder = out or Path("results") / task.name
         check_model(options, positions, stage)
         quiet()
-        asked_questions = None if stage == Stage.SCORE else load_questions(task, data, split, limit, seed)
+        questions = None if stage == Stage.SCORE else load_questions(task, data, split, limit, seed)
         store = options.open_store(folder, task.name, check_row)
-        if asked_questions is None:
+        if questions is None:
             wanted = {"length": length, "chat": chat, "answer": max_new_tokens, "positions": positions}
             answers, keys = stored_answers(task, store, grid.cells, **wanted)
             note(f"{len(keys):,} of {len(answers.questions):,} questions are answered by all rows")
@@ -178,8 +178,8 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
             if data is None:
                 source["split"] = split
             with stoppable(options.force):
-                answers = answered(task, loaded, settings, asked_questions, store, batch, grid.cells, source)
-            keys = [question.key for question in asked_questions]
+                answers = answered(task, loaded, settings, questions, store, batch, grid.cells, source)
+            keys = [question.key for question in questions]
         if stage != Stage.ANSWER:
             report_scores(task, grid, answers, keys, other, folder)
 
@@ -239,7 +239,7 @@ def answered(
     task: Task,
     loaded: Loaded,
     settings: Settings,
-    asked_questions: list[Question],
+    questions: list[Question],
     store: Store,
     batch: int | None,
     cells: list[Cell],
@@ -253,7 +253,7 @@ def answered(
     batch = batch or (16 if loaded.model.device.type == "cuda" else 8)
     builder = PromptBuilder(loaded.tokenizer, task.prompt, settings.chat)
     metadata = {**source, "batch": batch, **environment(loaded.model.device)}
-    evaluation = Understanding(loaded.model, builder, asked_questions, Answers(store, settings), batch, metadata)
+    evaluation = Understanding(loaded.model, builder, questions, Answers(store, settings), batch, metadata)
     return watched(evaluation.answered, cells)
 
 
