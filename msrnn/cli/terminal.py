@@ -71,12 +71,9 @@ def progress(what: str = "tokens") -> Progress:
     return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
-def states_held(state: MultiState) -> int:
-    """The most tokens that a head of any layer keeps."""
-    return max(int((layer.position >= 0).sum(-1).max()) for layer in state.layers if hasattr(layer, "position"))
-
-
 def summary(state: MultiState) -> str:
+    from msrnn.evaluation.loss import states_held
+
     seen, held = int(state.seen[0]), states_held(state)
     return f"{seen:,} tokens read, {held:,} states held in each layer, {decimal(state.nbytes)}"
 

@@ -74,10 +74,10 @@ def measure(rnn: MultiStateRNN, ids: Tensor, advance: Callable[[int], None]) -> 
     reading = (perf_counter() - started) / (ids.shape[1] - 1)
     perplexity = math.exp(loss / (ids.shape[1] - 1))
     times = reading, _decode(rnn, ids[:, -1:], state.fork(1))
-    return Measured(str(rnn.spec.fingerprint["policy"]), perplexity, _states_held(state), state.nbytes, *times), state
+    return Measured(str(rnn.spec.fingerprint["policy"]), perplexity, states_held(state), state.nbytes, *times), state
 
 
-def _states_held(state: MultiState) -> int:
+def states_held(state: MultiState) -> int:
     """The most states that a head of any layer holds."""
     return max(int((layer.position >= 0).sum(-1).max()) for layer in state.layers if hasattr(layer, "position"))
 
