@@ -30,7 +30,10 @@ class _NoPositionError(UsageError, AttributeError):
 
 
 class _Length(int):
-    """The columns that a cache has read. Models add it to `torch.arange(T)` to compute the position ids of T tokens."""
+    """The columns that a cache has read. Models add it to `torch.arange(T)` to compute the position ids of T tokens.
+
+    torch asks its operands to compute that sum (`__torch_function__`), and this one refuses positions past the table.
+    """
 
     spec: StateSpec
 
