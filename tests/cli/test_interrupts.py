@@ -267,6 +267,14 @@ def test_a_stopped_answer_is_kept(run: Run, tmp_path: Path) -> None:
     assert same(tmp_path / "told", tmp_path / "read")
 
 
+@pytest.mark.usefixtures("three_tokens")
+def test_a_stopped_answer_stays_in_the_conversation(run: Run) -> None:
+    code, out, err = run("chat", *SIZE, stdin="hello\n/state\nand you?\n")
+    assert code == 0
+    assert err.count("stopped; the answer so far stays in the conversation") == 2
+    assert out.count("tokens read") == 1
+
+
 def test_a_prompt_that_was_not_read_is_not_kept(run: Run, tmp_path: Path, stop: Stop) -> None:
     stop(2, ctrl_c)
     code, out, err = run("generate", BOOK, *SIZE, "--save", tmp_path / "told")
