@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from msrnn.core.rope import ORIGINAL, Gap
@@ -20,11 +21,46 @@ from msrnn.hf.state_spec import StateSpec, state_spec
 from msrnn.policy import Policy
 
 
+class _NoPositionError(UsageError, AttributeError):
+    """A step of `generate` past the learned positions.
+
+    Masks ask `getattr(cache, "is_compileable", False)`, and take an AttributeError for False. They must not refuse: a
+    caller of `model.forward` may pass position ids that the table has.
+    """
+
+
+class _Length(int):
+    """The columns that a cache has read. Models add it to `torch.arange(T)` to compute the position ids of T tokens.
+
+    torch asks its operands to compute that sum (`__torch_function__`), and this one refuses positions past the table.
+    """
+
+    spec: StateSpec
+
+    def __new__(cls, columns: int, spec: StateSpec) -> _Length:
+        length = super().__new__(cls, columns)
+        length.spec = spec
+        return length
+
+    @classmethod
+    def __torch_function__(cls, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*(int(arg) if isinstance(arg, cls) else arg for arg in args), **(kwargs or {}))
+        if function is Tensor.add:
+            length = next(arg for arg in args if isinstance(arg, cls))
+            last = length.spec.model.last_position
+            if last is not None and length + result.numel() - 1 > last:  # reading the values waits for the device
+                length.spec.check_position(int(result.max()))
+        return result
+
+
 class MultiStateCache(OwnedCache):
     """A bounded state as a transformers cache, for callers of `model.generate` or `model.forward`.
 
     The options are those of `MultiStateRNN`, and the model is changed in the same way. Position ids are the model's
-    own: past the end of a table of learned positions (GPT-2), it raises its own IndexError.
+    own. Past the end of a table of learned positions (GPT-2), `model.generate` and `model.forward` raise a `UsageError`
+    and read nothing. Two cases still end in torch's own error, since the model looks into its table before it asks the
+    cache: `generate` with a prompt that is longer than the table, and `forward` of a model that computes position ids
+    from the attention mask (OPT). On a GPU, that error leaves CUDA unusable: check the length of a prompt first.
     """
 
     def __init__(
@@ -76,6 +112,26 @@ class MultiStateCache(OwnedCache):
         other = copy.copy(self)
         other.layers = copy.deepcopy(self.layers, memo)
         return other
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """The columns read. Added to a model's position ids, it refuses those beyond the learned positions."""
+        columns: int = super().get_seq_length(layer_idx)
+        return columns if self.spec.model.last_position is None else _Length(columns, self.spec)
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """The columns read, as a plain number: a mask counts columns, which have no end."""
+        return int(super().get_query_offset(layer_idx))
+
+    @property
+    def is_compileable(self) -> bool:
+        """False. Refuses to read past the learned positions: generate asks this, and no more, before each forward."""
+        last = self.spec.model.last_position
+        if last is not None and self.get_seq_length() > last:
+            try:
+                self.spec.check_position(int(self.state.seen.max()))  # fewer than the columns if there is padding
+            except UsageError as error:
+                raise _NoPositionError(str(error)) from None
+        return False
 
     @property
     def state(self) -> MultiState:

@@ -64,13 +64,14 @@ def check_isolated(
     chunk: int,
     shape: LayerShape,
     bound: Bound,
+    steps: int = STEPS,
 ) -> None:
     """A batch whose broken rows lie between clean ones, and the clean ones alone."""
     batch, scoring = tokens[0].shape[0], Scoring(DIM**-0.5)
     clean = [row for row in range(batch) if row not in rows]
     damaged, undamaged = Fenced(batch, shape, bound), Fenced(len(clean), shape, bound)
-    found = read(damaged.slots, broken(tokens, rows), scoring, backend, chunk, STEPS)
-    expected = read(undamaged.slots, tuple(x[clean] for x in tokens), scoring, backend, chunk, STEPS)
+    found = read(damaged.slots, broken(tokens, rows), scoring, backend, chunk, steps)
+    expected = read(undamaged.slots, tuple(x[clean] for x in tokens), scoring, backend, chunk, steps)
     damaged.check()
     assert torch.equal(found[clean], expected)
     for mine, theirs in zip(held(damaged.slots), held(undamaged.slots), strict=True):
@@ -117,8 +118,12 @@ def test_a_broken_row_does_not_touch_others_on_a_gpu(case: str, device: str) -> 
     check_isolated("triton", tokens, {1: (name, number)}, chunk, layer(device, heads=2), bound)
 
 
-@pytest.mark.parametrize(("backend", "chunk"), [("torch", 1), ("numba", 1), ("numba", 128), ("triton", 1)])
-def test_in_eight_bits(backend: str, chunk: int) -> None:
+@pytest.mark.parametrize(
+    ("backend", "chunk", "steps"),
+    [("torch", 1, 3), ("numba", 1, 3), ("numba", 128, 3), ("triton", 1, 3), ("numba", 1, 7), ("triton", 1, 7)],
+)
+def test_in_eight_bits(backend: str, chunk: int, steps: int) -> None:
+    """With 7 steps of 8 tokens, the broken row is quantized by a decode step."""
     tokens = random_tokens(3, 2, KV_HEADS, SHORT, DIM, "cpu")
     check_isolated(
         backend,
@@ -127,6 +132,7 @@ def test_in_eight_bits(backend: str, chunk: int) -> None:
         chunk,
         layer(state_dtype="int8", heads=2),
         Bound(Policy.parse("tova"), 3),
+        steps,
     )
 
 
@@ -181,24 +187,26 @@ def test_a_state_that_is_reset_is_as_good_as_new(backend: str, code: str | None)
     assert torch.equal(read(used, tokens, scoring, backend, 128, 2), read(new, tokens, scoring, backend, 128, 2))
 
 
-@pytest.mark.parametrize("chunk", [1, 128])
+@pytest.mark.parametrize(("length", "steps", "chunk"), [(SHORT, 1, 1), (SHORT, 1, 128), (3, 2, 1)])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_lies_in_an_empty_slot_does_not_matter(backend: str, chunk: int) -> None:
+def test_what_lies_in_an_empty_slot_does_not_matter(backend: str, length: int, steps: int, chunk: int) -> None:
+    """The last case has decode steps only, so that they find slots that nothing was written into."""
     odd, new = (Slots(1, layer(heads=2), Bound(Policy.parse("echo"), 4)) for _ in range(2))
     for buffer in odd.tensors().values():
         if buffer.is_floating_point():
             buffer.fill_(torch.nan)
-    tokens, scoring = random_tokens(1, 2, KV_HEADS, SHORT, DIM, "cpu"), Scoring(DIM**-0.5)
-    found, expected = (read(slots, tokens, scoring, backend, chunk, 1) for slots in (odd, new))
+    tokens, scoring = random_tokens(1, 2, KV_HEADS, length, DIM, "cpu"), Scoring(DIM**-0.5)
+    found, expected = (read(slots, tokens, scoring, backend, chunk, steps) for slots in (odd, new))
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
     for mine, theirs in zip(held(odd), held(new), strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
 
 
 def full(bound: Bound, device: str, code: str | None = None) -> Fenced:
-    """The second of three sequences has no free slot, which no step leaves behind."""
+    """The second of three sequences has no free slot, which no step leaves behind; the others have one."""
     fenced = Fenced(3, layer(device, code, heads=2), bound)
-    fenced.slots.position[1] = torch.arange(bound.slots, dtype=torch.int32)
+    fenced.slots.position[:] = torch.arange(bound.slots, dtype=torch.int32)
+    fenced.slots.position[[0, 2], :, -1] = -1
     fenced.slots.seen.fill_(bound.slots)
     return fenced
 

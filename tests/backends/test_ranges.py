@@ -14,6 +14,7 @@ from msrnn.policy import Bound, Policy
 
 pytestmark = pytest.mark.usefixtures("narrow")
 SPREADS = [(90, 95), (100, 110), (130, 134), (140, 145)]
+DECODE = 0  # instead of a chunk: every token is a decode step
 
 
 @pytest.fixture
@@ -53,7 +54,8 @@ def kept_by(backend: str, scores: list[list[float]], bound: Bound, chunk: int, d
     query[..., 0] = 1.0
     heads = len(scores)
     slots = Slots(1, LayerShape(heads, heads, 16, 16, torch.float32, torch.device(device)), bound)
-    read(slots, (query, key, torch.ones_like(key)), Scoring(1.0), backend, chunk)
+    steps = key.shape[2] - 1 if chunk == DECODE else 0
+    read(slots, (query, key, torch.ones_like(key)), Scoring(1.0), backend, chunk, steps)
     return sorted(p for p in slots.position[0, 0].tolist() if p >= 0)
 
 
@@ -63,7 +65,7 @@ def check(backend: str, scores: list[list[float]], bound: Bound, chunk: int, dev
     assert kept_by(backend, scores, bound, chunk, device) == oracle(scores, bound)
 
 
-@pytest.mark.parametrize("chunk", [1, 128], ids=["decode", "chunk"])
+@pytest.mark.parametrize("chunk", [DECODE, 128], ids=["decode", "chunk"])
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize(("near", "far"), SPREADS)
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -76,7 +78,7 @@ def test_what_is_far_below_the_maximum(backend: str, near: int, far: int, heads:
     check(backend, scores, Bound(Policy.parse("tova"), 2), chunk, device)
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 128])
+@pytest.mark.parametrize("chunk", [DECODE, 1, 7, 128])
 @pytest.mark.parametrize("spread", [50, 100, 145])
 @pytest.mark.parametrize("heads", [1, 4])
 @pytest.mark.parametrize("backend", ["torch", "numba"])
@@ -88,7 +90,7 @@ def test_any_scores(backend: str, heads: int, spread: int, chunk: int) -> None:
         check(backend, scores.tolist(), Bound(Policy.parse("tova"), 6), chunk)
 
 
-@pytest.mark.parametrize("chunk", [1, 128])
+@pytest.mark.parametrize("chunk", [DECODE, 1, 128])
 @pytest.mark.parametrize("spread", [20, 80])
 @pytest.mark.parametrize("backend", ["torch", "numba"])
 def test_importances_that_are_stored(backend: str, spread: int, chunk: int) -> None:
@@ -102,7 +104,7 @@ def test_importances_that_are_stored(backend: str, spread: int, chunk: int) -> N
 EXPIRING = Bound(Policy.parse("tova~6"), 3, window=6)
 
 
-@pytest.mark.parametrize("chunk", [1, 128])
+@pytest.mark.parametrize("chunk", [DECODE, 1, 128])
 @pytest.mark.parametrize("above", [16, 100, 130])
 @pytest.mark.parametrize("backend", ["torch", "numba"])
 def test_a_maximum_that_expired(backend: str, above: int, chunk: int) -> None:
@@ -112,10 +114,10 @@ def test_a_maximum_that_expired(backend: str, above: int, chunk: int) -> None:
     check(backend, scores, EXPIRING, chunk)
 
 
-@pytest.mark.parametrize(("above", "chunk"), [(130, 1), (70, 128)])
+@pytest.mark.parametrize(("above", "chunk"), [(130, DECODE), (70, 128)])
 def test_a_maximum_that_expired_on_a_gpu(above: int, chunk: int, device: str) -> None:
     """There, the weights of a chunk are relative to what a row could have seen at its start: 147 below it they end."""
-    far = 130.0 if chunk == 1 else 70.0
+    far = 130.0 if chunk == DECODE else 70.0
     scores = [
         [above + 0.0, -9.0, -8.0, -7.0, -1.0, 0.0, -far, -far - 4.0],
         [0.0, -9.0, -8.0, -7.0, -1.0, 0.0, -far, -far - 4],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from weights import scan_by_weights
 
 from msrnn.backends.numba.scan import scan_numba
 from msrnn.backends.torch import scan_torch
+from msrnn.core.slots import HELD
 from msrnn.policy import Bound, Policy
 
 
@@ -86,6 +88,21 @@ def test_rows_that_do_not_fit_into_shared_memory(device: str, monkeypatch: pytes
     monkeypatch.setattr("msrnn.backends.triton.scan.TILE", 64)
     case = {"heads": 5, "new": 8, "held": 12, "padding": 1, "sinks": True, "seed": 3}
     check(scan_by_weights, {**case, "bound": Bound(Policy(0.5), 12)}, device)
+
+
+@pytest.mark.parametrize("number", [math.nan, -math.nan], ids=["nan", "-nan"])
+@pytest.mark.parametrize("kernel", [scan_torch, scan_numba, scan_by_weights])
+def test_an_importance_that_is_nan_counts_as_infinity(kernel: Any, number: float, device: str) -> None:
+    """The bits of a NaN with a sign are those of a negative integer, which would sort below every importance."""
+    if kernel is scan_numba and device != "cpu":
+        pytest.skip("this one runs on a CPU")
+    case = {"heads": 2, "new": 2, "held": 4, "padding": 0, "sinks": False, "seed": 5}
+    given = arguments({**case, "bound": Bound(Policy(1.0), 4)}, device)
+    position, importance = given[1], given[2]
+    importance[(position == 0) | (position == 1)] = number
+    evicted_at = kernel(*given)
+    assert (evicted_at[(position == 0) | (position == 1)] == HELD).all()
+    assert ((position >= 0) & (evicted_at == HELD)).sum(-1).eq(4).all()
 
 
 @pytest.mark.gpu

@@ -63,6 +63,28 @@ def test_a_folder_keeps_its_rows_and_shows_them_all(run: Run, tmp_path: Path, mo
     assert (tmp_path / "efficiency.jsonl").read_text().startswith(before)
 
 
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ((), "stopped; without --out nothing is kept"),
+        (("--out", "here"), "stopped; run the same command to continue"),
+        (("--out", "here", "--force"), "stopped; what was computed is kept. Run the same command without --force"),
+    ],
+    ids=["no folder", "folder", "force"],
+)
+def test_ctrl_c_says_what_is_kept(
+    more: tuple[str, ...], line: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("msrnn.evaluation.benchmark.measurement.Benchmark.rows", interrupted)
+    code, out, err = run(*TINY, "--batch", 1, *more, small=True)
+    assert (code, out) == (130, "")
+    assert line in err
+
+
 def test_bench_of_a_model(run: Run, folder: Path) -> None:
     words = ("--size", 8, "--length", 20, "--batch", 2, "--policy", "window")
     code, out, _ = run("bench", "--device", "cpu", *words)

@@ -29,6 +29,20 @@ def test_extrapolation_writes_tables_and_a_figure(run: Run, texts: Path, tmp_pat
     assert "nothing left to compute" in again.err
 
 
+@pytest.mark.parametrize("lacking", ["nll", "start"])
+def test_an_extrapolation_without_its_value_is_named(lacking: str, run: Run, texts: Path, tmp_path: Path) -> None:
+    words, path = (*FAR, "--text", texts, "--out", tmp_path / "out"), tmp_path / "out" / "extrapolation.jsonl"
+    assert run(*words).code == 0
+    lines = path.read_text().splitlines()
+    row = json.loads(lines[2])
+    del row[lacking]
+    lines[2] = json.dumps(row)
+    path.write_text("\n".join([*lines, ""]))
+    code, out, err = run(*words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"{path}, line 3: damaged, without the field {lacking!r}" in err
+
+
 FAR_BAD = {
     "leg": (["--leg", "15", "--window", "10"], "--leg 15: must be a multiple of --window 10, such as 20"),
     "tokens": (["--tokens", "1"], "--tokens 1: must be 2 or more"),

@@ -235,7 +235,9 @@ def test_past_the_training_length(run: Run, short: Path, tmp_path: Path) -> None
     assert (asked.code, asked.err.count("past the 200")) == (0, 1)
 
 
-def test_a_stopped_answer_is_kept(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def three_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C after the third token of an answer."""
     put = AnswerStreamer.put
 
     def interrupted(self: AnswerStreamer, value: Any) -> None:
@@ -244,6 +246,18 @@ def test_a_stopped_answer_is_kept(run: Run, tmp_path: Path, monkeypatch: pytest.
             ctrl_c()
 
     monkeypatch.setattr(AnswerStreamer, "put", interrupted)
+
+
+@pytest.mark.usefixtures("three_tokens")
+def test_a_stopped_answer_that_is_not_saved(run: Run) -> None:
+    code, out, err = run("generate", TEXT, *SIZE)
+    assert (code, bool(out.strip())) == (130, True)
+    assert "stopped after 3 tokens" in err
+    assert "the state is not saved, --save FILE saves it" in err
+
+
+@pytest.mark.usefixtures("three_tokens")
+def test_a_stopped_answer_is_kept(run: Run, tmp_path: Path) -> None:
     code, out, err = run("generate", TEXT, *SIZE, "--save", tmp_path / "told")
     assert code == 130
     assert "stopped after 3 tokens" in err
@@ -251,6 +265,14 @@ def test_a_stopped_answer_is_kept(run: Run, tmp_path: Path, monkeypatch: pytest.
     said = out.removesuffix("\n")
     assert run("read", "-", "--save", tmp_path / "read", *SIZE, stdin=TEXT + said).code == 0
     assert same(tmp_path / "told", tmp_path / "read")
+
+
+@pytest.mark.usefixtures("three_tokens")
+def test_a_stopped_answer_stays_in_the_conversation(run: Run) -> None:
+    code, out, err = run("chat", *SIZE, stdin="hello\n/state\nand you?\n")
+    assert code == 0
+    assert err.count("stopped; the answer so far stays in the conversation") == 2
+    assert out.count("tokens read") == 1
 
 
 def test_a_prompt_that_was_not_read_is_not_kept(run: Run, tmp_path: Path, stop: Stop) -> None:

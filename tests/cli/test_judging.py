@@ -96,6 +96,14 @@ def test_a_story_without_its_text_is_named(run: Run, stories: Path) -> None:
     assert f"{path}, line 3: damaged, without the field 'story'" in err
 
 
+def test_an_answer_without_its_text_is_named(run: Run, stories: Path) -> None:
+    path = stories / "judge.jsonl"
+    path.write_text(json.dumps({"judge": "a", "prompt": "Which?"}) + "\n")
+    code, _, err = run("judge", stories, "--judge", "a", "--estimate", small=True)
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"{path}, line 1: damaged, without the field 'answer'" in err
+
+
 def test_a_local_model(run: Run, stories: Path) -> None:
     code, out, err = run("judge", stories, "--device", "cpu")
     assert code == 0, err

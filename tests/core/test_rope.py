@@ -3,10 +3,12 @@ from __future__ import annotations
 import copy
 import math
 import sys
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from threading import Thread
 
 import pytest
 import torch
@@ -137,12 +139,47 @@ def test_threads_share_a_function() -> None:
                 return False
         return True
 
+    inside: list[int] = []
+    asked: list[int] = []
+
+    def third(gap: int) -> float:
+        inside.append(gap)
+        time.sleep(0)  # other threads may run now
+        assert inside == [gap], "two threads are in the caller's function"
+        asked.append(gap)
+        return inside.pop() / 3
+
     with ThreadPoolExecutor(8) as threads:
         for _ in range(20):
-            function = GapFunction(lambda gap: gap / 3)
+            function = GapFunction(third)
             assert all(threads.map(ask, [function] * 8, range(8)))
             gaps = torch.arange(1, 3000)
             assert torch.equal(function(gaps), gaps.double() / 3), "and later"
+            assert len(asked) == len(set(asked)), "asked again"
+            asked.clear()
+
+
+def test_threads_share_a_table() -> None:
+    """A captured graph reads the table of the thread that asked first, so no other thread may replace it."""
+    chosen = spacing("compressed:7")
+    assert chosen is not None
+    tables: list[object] = []
+    found: list[object] = []
+
+    def make() -> object:
+        table = object()
+        tables.append(table)
+        if len(tables) == 1:
+            other.start()
+            other.join(0.5)  # it waits for this table; if nothing made it wait, it would make its own now
+        return table
+
+    other = Thread(target=lambda: found.append(chosen.made("table", make)))
+    found.append(chosen.made("table", make))
+    other.join()
+    assert found == [tables[0], tables[0]]
+    assert chosen.made("table", make) is tables[0]
+    assert len(tables) == 1
 
 
 @pytest.mark.usefixtures("impatient")

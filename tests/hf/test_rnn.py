@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 import msrnn
 from msrnn.core.slots import MOST_COLUMNS
+from msrnn.errors import UsageError
 
 
 @pytest.fixture(scope="module")
@@ -308,12 +309,20 @@ def test_a_cache_reads_to_the_end_of_learned_positions_and_not_past_it() -> None
     config.n_positions = 24
     model, ids, mask = build(config), tokens(1, 25), torch.ones(1, 25, dtype=torch.long)
     mask[:, :5] = 0  # padding takes no position
-    for count, end in ((5, nullcontext()), (6, pytest.raises(IndexError))):
+    past_it = pytest.raises(UsageError, match="position 24: this model has learned positions 0 to 23 only; read a shor")
+    for count, beams, end in ((5, 1, nullcontext()), (6, 1, past_it), (5, 2, nullcontext()), (6, 2, past_it)):
         cache = msrnn.MultiStateCache(model, "tova", 9)
         with end:
             model.generate(
-                ids, attention_mask=mask, past_key_values=cache, max_new_tokens=count, eos_token_id=None, pad_token_id=0
+                ids,
+                attention_mask=mask,
+                past_key_values=cache,
+                max_new_tokens=count,
+                num_beams=beams,
+                eos_token_id=None,
+                pad_token_id=0,
             )
+        assert set(cache.state.seen.tolist()) == {24}
 
 
 def test_a_block_is_bounded_by_the_tokens_of_all_rows(model: PreTrainedModel) -> None:
