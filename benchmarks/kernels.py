@@ -70,9 +70,12 @@ def work(case: Case, batch: int, size: int, tokens: int) -> tuple[Callable[[], o
         torch.randn(batch, heads, tokens, case.dim, dtype=torch.bfloat16, device="cuda")
         for heads in (case.heads, case.kv_heads, case.kv_heads)
     )
-    return lambda: attend(
-        slots, query, key, value, None, scoring, tokens, resolve_backend("triton", query.device)
-    ), slots.nbytes
+    backend = resolve_backend("triton", query.device)
+
+    def read() -> object:
+        return attend(slots, query, key, value, slots.advance(tokens, None), scoring, tokens, backend)
+
+    return read, slots.nbytes
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    real: Tensor | None,
+    position: Tensor,
     scoring: Scoring,
     chunk: int,
     backend: Backend,
@@ -32,9 +32,8 @@ def attend(
 ) -> Tensor:
     """Append, attend, observe and evict for T tokens of a layer, at most `chunk` at a time.
 
-    query [B, H, T, D], key and value [B, K, T, D]; real [B, T] is False where padding, None where there is none.
+    query [B, H, T, D], key and value [B, K, T, D]; position [B, T] from `slots.advance`, -1 where padding.
     """
-    position = slots.advance(query.shape[2], real)
     if record is None and (query.shape[2] == 1 or (backend.decodes_repositioned and scoring.repositioning is not None)):
         columns = (x.movedim(2, 0).contiguous() for x in (query, key, value))
         rows = zip(*columns, position.T.contiguous(), strict=True)
@@ -49,7 +48,8 @@ def attend(
         outputs.append(output)
         if record is not None:
             record(candidates, evicted_at)
-    return torch.cat(outputs, dim=1)
+    # A copy of one tensor would be a node of a CUDA graph that runs in no order but that of the capture.
+    return torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]
 
 
 def _attend_one(

@@ -49,7 +49,7 @@ def run_layer(
         attend(
             slots,
             *(x[:, :, a:b] for x in inputs),
-            real[:, a:b],
+            slots.advance(b - a, real[:, a:b]),
             scoring,
             case["chunk"],
             resolve_backend(backend, key.device),
@@ -107,7 +107,7 @@ def test_decoded_layer_is_recurrent_layer(backend: str, case: dict[str, Any]) ->
         attend(
             slots,
             *(x[:, :, t : t + 1] for x in (query, key, value)),
-            None,
+            slots.advance(1, None),
             scoring,
             1,
             resolve_backend(backend, key.device),

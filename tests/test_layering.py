@@ -47,6 +47,7 @@ INSIDE = {
         "inspect",
         "state_spec",
         "cache",
+        "wavefront",
         "cuda_graphs",
         "generation",
         "rnn",

@@ -67,6 +67,18 @@ class MultiState:
         for _, layer in self._own():
             layer.count(columns)
 
+    def _advance(self, real: Tensor) -> Tensor:
+        """The positions [B, T] int32 of the next columns, -1 where `real` is False; counts them in every layer.
+
+        `Memory.advance` for all layers at once, where all are on one device: as few kernels as possible.
+        """
+        memories = [layer for _, layer in self._own()]
+        counted = memories[0].seen[:, None] + real.cumsum(-1)
+        self._count(real.shape[1])
+        position = (counted - 1).to(torch.int32).masked_fill(~real, -1)
+        torch._foreach_copy_([memory.seen for memory in memories], [counted[:, -1]] * len(memories))
+        return position
+
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """Mark the state as unusable if the forward pass inside this context does not end normally."""

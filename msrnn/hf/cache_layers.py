@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -110,6 +111,13 @@ class LayerSetup:
     passes_use_cache: bool  # whether `use_cache` of the model's call reaches the attention function
 
 
+class Place(NamedTuple):
+    """Where a block of a text stands, if the caller has computed that for all layers."""
+
+    position: Tensor  # [B, T] int32, -1 where padding; counted already
+    turn: AbstractContextManager[None]  # around the layer's work on its slots
+
+
 class StateLayer(OwnedLayer):
     """The slots of a layer as a transformers cache layer; `memory` may be a function of the batch size."""
 
@@ -120,15 +128,17 @@ class StateLayer(OwnedLayer):
         columns: int = 0,
         record: Record | None = None,
         real: Tensor | None = None,
+        place: Place | None = None,
     ) -> None:
         super().__init__(setup.config)
         self.setup, self.memory, self.columns, self.record, self.real = setup, memory, columns, record, real
+        self.place = place
         self.window = setup.window
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StateLayer:
         """A copy of the states, for the same model."""
         memory = copy.deepcopy(self.memory, memo) if isinstance(self.memory, Memory) else self.memory
-        other = StateLayer(self.setup, memory, self.columns, self.record, self.real)
+        other = StateLayer(self.setup, memory, self.columns, self.record, self.real, self.place)
         other.waiting, other.unfinished, other.is_initialized = self.waiting, self.unfinished, self.is_initialized
         return other
 
@@ -179,7 +189,10 @@ class StateLayer(OwnedLayer):
             if setup.repositioning is not None:
                 scoring = replace(scoring, repositioning=setup.repositioning)
             with torch.cuda.device_of(query):  # kernels are launched on the current device
-                output = attend(memory, query, key, value, real, scoring, setup.chunk, setup.backend, self.record)
+                place = self.place or Place(memory.advance(query.shape[2], real), nullcontext())
+                inputs = query, key, value, place.position
+                with place.turn:
+                    output = attend(memory, *inputs, scoring, setup.chunk, setup.backend, self.record)
         self.unfinished = False
         return output
 

@@ -1,6 +1,6 @@
 """Forward passes as CUDA graphs: the buffers of a bounded state have one shape, so a captured graph fits any length.
 
-One graph per batch size and width (1 for a decode step, a block for prefill). The graphs of a batch size share one set
+One graph per batch size and shape: a decode step, or some blocks of a prompt. The graphs of a batch size share one set
 of buffers, which belongs to one state at a time. When another state is read, it gets them, and the first gets a copy.
 """
 
@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections import Counter
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,45 +20,60 @@ from transformers import PreTrainedModel
 from msrnn.core.slots import ordinary_tensors
 from msrnn.core.state import MultiState
 from msrnn.hf.state_spec import StateSpec
+from msrnn.hf.wavefront import changes_rope, read_blocks, warm_up_streams
+
+
+class Shape(NamedTuple):
+    """The columns of a captured read."""
+
+    width: int = 1
+    block: int = 1  # of them pass through the model at once
+
+
+STEP = Shape()
+WORTH_CAPTURING = 2  # reads of one shape before one is captured, which takes about as long as two
 
 
 class Graph:
-    """A forward pass over [B, T] ids, captured on the buffers that a state has now."""
+    """A read of [B, T] ids in blocks, captured on the buffers that a state has now."""
 
     def __init__(
-        self, model: PreTrainedModel, spec: StateSpec, state: MultiState, width: int, last_only: bool, compiles: bool
-    ):
+        self,
+        model: PreTrainedModel,
+        spec: StateSpec,
+        state: MultiState,
+        shape: Shape,
+        last_only: bool,
+        compiles: bool,
+        pool: Any,
+    ) -> None:
         B, device = state.batch_size, model.device
-        self.ids = torch.zeros(B, width, dtype=torch.long, device=device)
+        self.ids = torch.zeros(B, shape.width, dtype=torch.long, device=device)
         # Warm-up and capture read padding only, which does not change the state.
-        self.real = torch.zeros(B, width, dtype=torch.bool, device=device)
+        self.real = torch.zeros(B, shape.width, dtype=torch.bool, device=device)
         self.graph = torch.cuda.CUDAGraph()
-        forward: Any = torch.compile(model) if compiles else model
+        forward: Any = _compiled(model, B * shape.block) if compiles else model
+        blocks = shape.width // shape.block
 
-        def read(rows: slice) -> Tensor:
-            part, real = state._part(rows), self.real[rows]
-            logits: Tensor = forward(
-                input_ids=self.ids[rows],
-                # A mask of four dimensions is not inspected: reading it back would break the capture.
-                attention_mask=real[:, None, None].expand(-1, 1, width, -1),
-                position_ids=(part.seen[:, None] + real.cumsum(-1) - 1).clamp(min=0),
-                past_key_values=spec.cache(part, real=real),
-                use_cache=True,
-                logits_to_keep=1 if last_only else 0,
-            ).logits
-            return logits
+        def read(width: int) -> list[Tensor]:
+            return read_blocks(forward, spec, state, self.ids[:, :width], self.real[:, :width], shape.block, last_only)
 
-        # While the scan of one half uses a few multiprocessors, the matrix products of the other half use the rest.
-        halves = [slice(0, B)] if width == 1 or B == 1 else [slice(0, B // 2), slice(B // 2, B)]
         with torch.cuda.device(device), _unspecialized() if compiles else nullcontext():
-            _on_streams(read, halves, times=2)
-            with torch.cuda.graph(self.graph):
-                self.logits = torch.cat(_on_streams(read, halves))
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(2):
+                    read(shape.block)
+                if blocks > 1:
+                    warm_up_streams(device, model.dtype, blocks)
+            torch.cuda.current_stream().wait_stream(side)
+            with torch.cuda.graph(self.graph, pool=pool):
+                self.logits = read(shape.width)
         self.real.fill_(True)
         self._masked = False
 
-    def __call__(self, input_ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """ids [B, T] and a mask of the same shape, or none -> logits, which the next call overwrites."""
+    def __call__(self, input_ids: Tensor, mask: Tensor | None = None) -> list[Tensor]:
+        """ids [B, T] and a mask of the same shape, or none -> logits of each block, which the next call overwrites."""
         self.ids.copy_(input_ids)
         if mask is not None:
             self.real.copy_(mask)
@@ -70,25 +85,14 @@ class Graph:
         return self.logits
 
 
-def _on_streams(read: Any, parts: list[slice], times: int = 1) -> list[Tensor]:
-    """Each part on its own stream; the current stream waits for all."""
-    current = torch.cuda.current_stream()
-    streams = [torch.cuda.Stream() for _ in parts]
-    results = []
-    for stream, rows in zip(streams, parts, strict=True):
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            for _ in range(times):
-                result = read(rows)
-            results.append(result)
-    for stream in streams:
-        current.wait_stream(stream)
-    return results
-
-
 def _chain(error: BaseException) -> list[BaseException]:
     """An error and its contexts, the original error last: an aborted capture raises a second error."""
     return [error, *_chain(error.__context__)] if error.__context__ is not None else [error]
+
+
+def _compiled(model: PreTrainedModel, tokens: int) -> Any:
+    """The model, compiled. Products of one token with a matrix become kernels that are tuned to read at full speed."""
+    return torch.compile(model, options={"coordinate_descent_tuning": True} if tokens == 1 else None)
 
 
 def _unspecialized() -> Any:
@@ -101,7 +105,7 @@ class _GraphBuffers:
 
     def __init__(self, state: MultiState) -> None:
         self.layers = [copy.copy(layer) for layer in state.layers]
-        self.graphs: dict[tuple[int, bool], Graph | None] = {}
+        self.graphs: dict[tuple[Shape, bool], Graph | None] = {}
         self.owner = weakref.ref(state)
 
     @ordinary_tensors
@@ -134,14 +138,16 @@ class Graphs:
         fixed = all(bound and shape for bound, shape in zip(spec.bounds, spec.shapes, strict=True))
         devices = {shape.device for shape in spec.shapes if shape}
         on_cuda = model.device.type == "cuda" and len(devices) == 1
-        self.possible = fixed and on_cuda and set(spec.backends) == {"triton"}
+        self.possible = fixed and on_cuda and set(spec.backends) == {"triton"} and not changes_rope(model)
         self._buffers: dict[int, _GraphBuffers] = {}
         weights = [*model.parameters()]
         self._ends = weights[:1] + weights[-1:]  # enough to notice a move or a cast, which changes all weights
         self._weights = self._addresses()
-        self._requests: Counter[tuple[int, int, bool]] = Counter()
+        # Graphs are replayed one after the other, so that they can use the same memory.
+        self._pool = torch.cuda.graph_pool_handle() if self.possible else None
+        self._requests: Counter[tuple[int, Shape, bool]] = Counter()
 
-    def of(self, state: MultiState, width: int = 1, last_only: bool = True, after: int = 0) -> Graph | None:
+    def of(self, state: MultiState, shape: Shape = STEP, last_only: bool = True, after: int = 0) -> Graph | None:
         """The graph for a state, captured after more than `after` requests; None where there is none.
 
         A model that cannot be captured gives a warning.
@@ -149,17 +155,33 @@ class Graphs:
         if not self.possible:
             return None
         self._forget_moved_weights()
-        self._requests[state.batch_size, width, last_only] += 1
-        if self._requests[state.batch_size, width, last_only] <= after:
+        self._requests[state.batch_size, shape, last_only] += 1
+        if self._requests[state.batch_size, shape, last_only] <= after:
             return None
         buffers = self._buffers.get(state.batch_size)
         if buffers is None:
             buffers = self._buffers[state.batch_size] = _GraphBuffers(state)
         buffers.assign(state)
-        key = width, last_only
+        key = shape, last_only
         if key not in buffers.graphs:
-            buffers.graphs[key] = self._capture(state, width, last_only)
+            buffers.graphs[key] = self._capture(state, shape, last_only)
         return buffers.graphs[key]
+
+    def read(
+        self, input_ids: Tensor, state: MultiState, mask: Tensor | None, block: int, last_only: bool
+    ) -> list[Tensor]:
+        """Read ids [B, T] in blocks that are in flight together -> the logits of each, which the next call overwrites.
+
+        The first reads of a shape launch their kernels one by one, then a graph is captured.
+        """
+        width = input_ids.shape[1]
+        if width % block == 0 and width > 1:
+            graph = self.of(state, Shape(width, block), last_only, after=WORTH_CAPTURING)
+            if graph is not None:
+                state._count(width)
+                return graph(input_ids, mask)
+        real = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
+        return read_blocks(self.model, self.spec, state, input_ids, real, block, last_only)
 
     def state(self, batch_size: int) -> MultiState:
         """An empty state, in the buffers of an earlier one if they are free; other free buffers are released."""
@@ -183,10 +205,10 @@ class Graphs:
         """Free the graphs and buffers that no state uses."""
         self._buffers = {size: buffers for size, buffers in self._buffers.items() if buffers.owner() is not None}
 
-    def _capture(self, state: MultiState, width: int, last_only: bool) -> Graph | None:
+    def _capture(self, state: MultiState, shape: Shape, last_only: bool) -> Graph | None:
         columns = [layer.columns for layer in state.layers]
         try:
-            return Graph(self.model, self.spec, state, width, last_only, self.compiles)
+            return Graph(self.model, self.spec, state, shape, last_only, self.compiles, self._pool)
         except RuntimeError as error:
             errors = _chain(error)
             if any(isinstance(e, torch.OutOfMemoryError) for e in errors):

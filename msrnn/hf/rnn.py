@@ -19,13 +19,12 @@ from msrnn.hf.cuda_graphs import Graphs
 from msrnn.hf.generation import Continuation, RowEnds, Settings, redirected_copy
 from msrnn.hf.inspect import give_back, hand_over
 from msrnn.hf.state_spec import state_spec
+from msrnn.hf.wavefront import Wave, wave_of
 from msrnn.layer import Record
 from msrnn.policy import Policy, same_ranking
 
 DEFAULT_BLOCK = 512
-BLOCK_TOKENS = 16_384  # over all rows of a batch together: bounds the memory of activations at any batch size
 STEPWISE_BLOCK = 64  # where a GPU reads a block token by token: a larger graph takes too long to capture
-WORTH_CAPTURING = 3  # blocks of one shape before one is captured, which takes about as long as reading three
 
 
 class MultiStateRNN:
@@ -109,9 +108,16 @@ class MultiStateRNN:
 
     def block_of(self, batch_size: int) -> int:
         """Tokens of each row that pass through the model at once: as given, or fewer in a larger batch."""
-        if self._given_block is not None:
-            return self._given_block
-        return min(self.block, max(1, BLOCK_TOKENS // batch_size))
+        return self._wave(batch_size, last_only=True).block
+
+    def _wave(self, batch_size: int, last_only: bool) -> Wave:
+        kept = 0 if last_only else self._vocabulary * self.model.dtype.itemsize
+        return wave_of(batch_size, self._given_block, self.block, kept, self._graphs.possible)
+
+    @property
+    def _vocabulary(self) -> int:
+        embeddings: Any = self.model.get_input_embeddings()
+        return int(embeddings.num_embeddings)
 
     def release(self) -> None:
         """Free the GPU memory that captured graphs keep for the next state of their batch size."""
@@ -162,7 +168,7 @@ class MultiStateRNN:
             if graph is None:
                 return self._forward(ids, state, mask, last_only=True)
             state._count(1)
-            return graph(ids, mask).clone()
+            return graph(ids, mask)[0].clone()
 
     @torch.no_grad()
     def read(
@@ -181,30 +187,41 @@ class MultiStateRNN:
         function that receives the layer's eviction times.
         """
         input_ids, mask = self._checked(input_ids, state, attention_mask)
+        wave = self._wave(state.batch_size, last_only)
         logits: Tensor | None = None
-        block = self.block_of(state.batch_size)
-        for start in range(0, input_ids.shape[1], block):
-            columns = slice(start, min(start + block, input_ids.shape[1]))
+        start = 0
+        for width in wave.widths(input_ids.shape[1]):
+            columns = slice(start, start + width)
             ids, part = input_ids[:, columns], None if mask is None else mask[:, columns]
-            graph = None
-            if record is None and ids.shape[1] == block > 1:
-                graph = self._graphs.of(state, block, last_only, after=WORTH_CAPTURING)
             with state._changing():
-                if graph is None:
-                    out = self._forward(ids, state, part, last_only, record)
-                else:
-                    state._count(block)
-                    out = graph(ids, part)
+                blocks = self._read(ids, state, part, wave.block, last_only, record)
             if last_only:
-                logits = out[:, -1:].clone()
+                logits = blocks[-1][:, -1:].clone()
             else:
                 if logits is None:
-                    logits = out.new_empty(*input_ids.shape, out.shape[-1])
-                logits[:, columns] = out
+                    logits = blocks[0].new_empty(*input_ids.shape, blocks[0].shape[-1])
+                torch.cat(blocks, dim=1, out=logits[:, columns])
             if on_block:
-                on_block(columns.stop - columns.start)
+                on_block(width)
+            start += width
         assert logits is not None
         return logits
+
+    def _read(
+        self,
+        ids: Tensor,
+        state: MultiState,
+        mask: Tensor | None,
+        block: int,
+        last_only: bool,
+        record: Callable[[int], Record] | None,
+    ) -> list[Tensor]:
+        """Read columns that are in flight together -> the logits of each block."""
+        if record is not None or not self._graphs.possible:
+            masks = [None] * ids.shape[1] if mask is None else mask.split(block, 1)
+            pieces = zip(ids.split(block, 1), masks, strict=False)
+            return [self._forward(piece, state, part, last_only, record) for piece, part in pieces]
+        return self._graphs.read(ids, state, mask, block, last_only)
 
     def _forward(
         self,
@@ -295,8 +312,8 @@ class MultiStateRNN:
                 "continue from an empty one"
             )
         self.spec.check_gaps(state.columns + input_ids.shape[1])
-        self._check_autocast()
-        vocabulary: Any = self.model.get_input_embeddings().num_embeddings
+        self.spec.check_autocast()
+        vocabulary = self._vocabulary
         if input_ids.device.type == "cpu":
             low, high = int(input_ids.min()), int(input_ids.max())
             if low < 0 or high >= vocabulary:
@@ -320,18 +337,6 @@ class MultiStateRNN:
         if self.spec.model.last_position is not None:
             self.spec.check_position(int(_positions(state.seen, input_ids, attention_mask).max()))
         return input_ids, attention_mask
-
-    def _check_autocast(self) -> None:
-        kind = self.model.device.type
-        if torch.is_autocast_enabled(kind):
-            computed = torch.get_autocast_dtype(kind)
-            held = {shape.dtype for shape in self.spec.shapes if shape}
-            if held != {computed}:
-                names = ", ".join(sorted(str(dtype) for dtype in held))
-                raise UsageError(
-                    f"autocast computes in {computed}, and states are kept in {names}: leave autocast, or cast the "
-                    "model before it is wrapped"
-                )
 
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

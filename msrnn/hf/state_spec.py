@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from msrnn.core.rope import FITTED, ORIGINAL, Gap, Repositioning, name_of, spaci
 from msrnn.core.slots import Growing, LayerShape, Memory, Slots
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
-from msrnn.hf.cache_layers import LayerSetup, LinearLayer, OwnedCache, StateLayer
+from msrnn.hf.cache_layers import LayerSetup, LinearLayer, OwnedCache, Place, StateLayer
 from msrnn.hf.inspect import ModelSpec, inspect_model
 from msrnn.hf.inspect_layers import host_layers
 from msrnn.layer import Record
@@ -97,6 +97,17 @@ class StateSpec:
             if shape and layer.seen.device != shape.device:
                 raise UsageError(f"a state on {layer.seen.device}: the model is on {shape.device}; use state.to(...)")
 
+    def check_autocast(self) -> None:
+        """Refuse autocast to another dtype than that of the states."""
+        for shape in filter(None, self.shapes):
+            kind = shape.device.type
+            computed = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else shape.dtype
+            if computed != shape.dtype:
+                raise UsageError(
+                    f"autocast computes in {computed}, and states are kept in {shape.dtype}: leave autocast, or cast "
+                    "the model before it is wrapped"
+                )
+
     def check_gaps(self, columns: int) -> None:
         """Refuse texts whose gaps a backend cannot compute; a replayed CUDA graph could not check it."""
         for setup, bound in zip(self.setups, self.bounds, strict=True):
@@ -118,16 +129,18 @@ class StateSpec:
         columns: int = 0,
         record: Callable[[int], Record] | None = None,
         real: Tensor | None = None,
+        places: Sequence[Place] | None = None,
     ) -> Cache:
         """A cache over a state. It reports `columns` columns to transformers, whatever the state has read.
 
         real [B, T] is False where the next columns are padding; without it, layers take that from the model's mask.
+        `places` holds for each layer what the caller has computed for all of them.
         """
         return OwnedCache(
             layers=[
                 memory.layer
                 if isinstance(memory, LinearLayer)
-                else self.layer(i, memory, columns, record(i) if record else None, real)
+                else self.layer(i, memory, columns, record(i) if record else None, real, places[i] if places else None)
                 for i, memory in enumerate(state.layers)
             ]
         )
@@ -139,10 +152,11 @@ class StateSpec:
         columns: int = 0,
         record: Record | None = None,
         real: Tensor | None = None,
+        place: Place | None = None,
     ) -> StateLayer:
         setup = self.setups[i]
         assert setup is not None
-        return StateLayer(setup, memory, columns, record, real)
+        return StateLayer(setup, memory, columns, record, real, place)
 
 
 def state_spec(

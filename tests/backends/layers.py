@@ -18,9 +18,11 @@ BACKENDS = ["torch", "numba", "triton"]
 def read(slots: Slots, tokens: tuple[Tensor, ...], scoring: Scoring, name: str, chunk: int, steps: int = 0) -> Tensor:
     """Outputs [B, T, H, Dv] of query [B, H, T, D], key and value [B, K, T, D]; the last `steps` tokens one by one."""
     length, backend = tokens[0].shape[2], resolve_backend(name, slots.keys.device)
-    outputs = [attend(slots, *(x[:, :, : length - steps] for x in tokens), None, scoring, chunk, backend)]
-    for i in range(length - steps, length):
-        outputs.append(attend(slots, *(x[:, :, i : i + 1] for x in tokens), None, scoring, chunk, backend))
+    outputs = []
+    for piece in (slice(0, length - steps), *(slice(i, i + 1) for i in range(length - steps, length))):
+        rows = [x[:, :, piece] for x in tokens]
+        position = slots.advance(rows[0].shape[2], None)
+        outputs.append(attend(slots, *rows, position, scoring, chunk, backend))
     return torch.cat(outputs, dim=1)
 
 

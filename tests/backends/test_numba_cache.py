@@ -21,7 +21,8 @@ from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
 slots = Slots(1, LayerShape(1, 1, 4, 4, torch.float32, torch.device("cpu")), Bound(Policy.parse("tova"), 2))
 row = torch.ones(1, 1, 1, 4)
-assert torch.equal(attend(slots, row, row, row, None, Scoring(0.5), 128, resolve_backend("numba", row.device)), row)
+position = slots.advance(1, None)
+assert torch.equal(attend(slots, row, row, row, position, Scoring(0.5), 128, resolve_backend("numba", row.device)), row)
 """
 SHORT = """
 import numpy as np

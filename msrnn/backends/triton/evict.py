@@ -9,7 +9,8 @@ from msrnn.backends.triton.common import PER_UNIT, lifted_exp
 from msrnn.core.slots import HELD
 
 FAR = tl.constexpr(HELD)
-HEADS_PER_TILE = 8
+HEADS_PER_TILE = 32
+EVICT_WARPS = 8
 
 
 @triton.jit

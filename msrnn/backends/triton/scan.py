@@ -22,6 +22,7 @@ FAR = tl.constexpr(HELD)
 LAST = tl.constexpr(2**63 - 1)
 TILE = 2**14  # weights of one tile, heads by candidates
 WARPS = 4
+LEAST_WIDTH = 64  # whole blocks of the kernels that write and read weights
 SPARE = 2**15  # bytes of shared memory that are not used for loading ahead
 
 
@@ -183,8 +184,8 @@ class Room(NamedTuple):
 
 
 def room(C: int, N: int) -> Room:
-    left = triton.next_power_of_2(N + 1) // 2
-    return Room(triton.cdiv(C, 16) * 16, left, max(16, triton.next_power_of_2(N - left)))
+    left = max(LEAST_WIDTH, triton.next_power_of_2(N + 1) // 2)
+    return Room(triton.cdiv(C, 16) * 16, left, max(LEAST_WIDTH, triton.next_power_of_2(N - left)))
 
 
 def _shared_memory(device: torch.device) -> int:

@@ -1,0 +1,147 @@
+"""Consecutive blocks of a text in flight at once on a GPU, each some layers behind the block before it: a wavefront.
+
+A layer of a block needs the layer below it of the same block, and its own slots as the block before has left them;
+nothing else. The eviction scan of a layer takes long and occupies few multiprocessors. With many blocks in flight, the
+scans of many layers run beside each other, and beside matrix products. The states and logits are those of reading
+block by block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from msrnn.core.state import MultiState
+from msrnn.hf.cache_layers import Place
+from msrnn.hf.state_spec import StateSpec
+
+PRIORITIES = 4  # levels that CUDA streams have in torch
+IN_FLIGHT = 16_384  # tokens of all rows and blocks together: bounds the memory of activations at any batch size
+BLOCK_TOKENS = 512  # of all rows in a block: from 1,024 on, cuBLAS clears memory, and a CUDA graph runs that in order
+SHORTEST_BLOCK = 32  # tokens of a row: below, kernels that read all slots for a few tokens cost more than is gained
+LOGIT_BYTES = 2**30  # of a captured read that returns the logits of all tokens
+
+
+class Wave(NamedTuple):
+    """How a text is read: `block` columns pass through the model at once, at most `blocks` blocks are in flight."""
+
+    block: int
+    blocks: int
+
+    def widths(self, columns: int) -> Iterator[int]:
+        """Columns that are read together: powers of two of blocks, for few graphs to fit all lengths; then the rest."""
+        while columns >= self.block:
+            width = self.block * min(self.blocks, 1 << (columns // self.block).bit_length() - 1)
+            yield width
+            columns -= width
+        if columns:
+            yield columns
+
+
+def wave_of(batch_size: int, block: int | None, largest: int, logit_bytes: int, in_flight: bool) -> Wave:
+    """How a batch is read: in blocks as given, or of at most `largest` columns.
+
+    `logit_bytes` are those of one token, 0 where only the last logits are kept. Without `in_flight`, one block is read
+    at a time.
+    """
+    fitting = max(1, IN_FLIGHT // batch_size)
+    if not in_flight:
+        return Wave(block or min(largest, fitting), 1)
+    block = block or min(largest, max(BLOCK_TOKENS // batch_size, SHORTEST_BLOCK), fitting)
+    most = fitting // block
+    if logit_bytes:
+        most = min(most, LOGIT_BYTES // (block * batch_size * logit_bytes))
+    return Wave(block, 1 << max(1, most).bit_length() - 1)
+
+
+def changes_rope(model: PreTrainedModel) -> bool:
+    """Whether RoPE frequencies depend on the length, so that blocks in flight would change them for each other."""
+    kinds = [str(getattr(module, "rope_type", "")) for module in model.modules()]
+    return any("dynamic" in kind or kind == "longrope" for kind in kinds)
+
+
+class Turns:
+    """The order of blocks in every layer: a block uses the slots after the block before it has left them."""
+
+    def __init__(self, before: Turns | None = None) -> None:
+        self._before = before._left if before else {}
+        self._left: dict[int, torch.cuda.Event] = {}
+
+    @contextmanager
+    def of(self, layer: int) -> Iterator[None]:
+        stream = torch.cuda.current_stream()
+        if layer in self._before:
+            stream.wait_event(self._before[layer])
+        yield
+        self._left[layer] = torch.cuda.Event()
+        self._left[layer].record(stream)
+
+
+@lru_cache
+def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
+    """A stream for each block; earlier blocks have a higher priority, since later ones wait for them."""
+    return [torch.cuda.Stream(device, priority=PRIORITIES * c // count + 1 - PRIORITIES) for c in range(count)]
+
+
+def warm_up_streams(device: torch.device, dtype: torch.dtype, count: int) -> None:
+    """Let cuBLAS allocate what it keeps for each stream, which should not be memory of a captured graph."""
+    current = torch.cuda.current_stream(device)
+    ones = torch.ones(16, 16, dtype=dtype, device=device)
+    for stream in _streams(device, count):
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            linear(ones, ones)
+            linear(ones, ones, ones[0])
+        current.wait_stream(stream)
+
+
+def read_blocks(
+    forward: Callable[..., Any],
+    spec: StateSpec,
+    state: MultiState,
+    input_ids: Tensor,
+    real: Tensor,
+    block: int,
+    last_only: bool,
+) -> list[Tensor]:
+    """Read ids [B, T], `block` columns at a time, all blocks in flight at once -> the logits of each block.
+
+    `real` [B, T] is False where padding. Only kernels are launched: this can be captured as a CUDA graph.
+    """
+    position = state._advance(real)
+    position_ids, mask = position.clamp(min=0).long(), real[:, None, None]
+    width = input_ids.shape[1]
+
+    def read(columns: slice, turns: Turns) -> Tensor:
+        places = [Place(position[:, columns], turns.of(layer)) for layer in range(len(state.layers))]
+        logits: Tensor = forward(
+            input_ids=input_ids[:, columns],
+            # A mask of four dimensions is not inspected: reading it back would break the capture.
+            attention_mask=mask[..., columns].expand(-1, 1, position[:, columns].shape[1], -1),
+            position_ids=position_ids[:, columns],
+            past_key_values=spec.cache(state, real=real[:, columns], places=places),
+            use_cache=True,
+            logits_to_keep=1 if last_only else 0,
+        ).logits
+        return logits
+
+    blocks = [slice(start, min(start + block, width)) for start in range(0, width, block)]
+    if len(blocks) == 1:
+        return [read(blocks[0], Turns())]
+    current, turns, logits = torch.cuda.current_stream(), Turns(), []
+    streams = _streams(input_ids.device, len(blocks))
+    for columns, stream in zip(blocks, streams, strict=True):
+        turns = Turns(turns)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            logits.append(read(columns, turns))
+    for stream in streams:
+        current.wait_stream(stream)
+    return logits

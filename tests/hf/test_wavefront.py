@@ -1,0 +1,157 @@
+"""Blocks in flight together: the same states and logits, bit for bit, as one block after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny import build, left_padded, llama, tokens
+from torch import Tensor
+
+import msrnn
+from msrnn.errors import UsageError
+from msrnn.hf import wavefront
+from msrnn.hf.wavefront import Wave, changes_rope, wave_of
+
+
+def test_widths_cover_the_text_with_few_shapes() -> None:
+    wave = Wave(16, 8)
+    assert list(wave.widths(16 * 8 * 2 + 16 * 5 + 3)) == [128, 128, 64, 16, 3]
+    assert list(wave.widths(15)) == [15]
+    for columns in range(1, 400):
+        assert sum(wave.widths(columns)) == columns
+    assert {width for columns in range(1, 4000) for width in wave.widths(columns) if width >= 16} == {16, 32, 64, 128}
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 8, 31, 32, 448, 20_000])
+def test_tokens_in_flight_are_bounded(batch: int) -> None:
+    wave = wave_of(batch, None, 512, 0, in_flight=True)
+    assert wave.block * wave.blocks * batch <= max(wavefront.IN_FLIGHT, batch)
+    assert wave.blocks & (wave.blocks - 1) == 0
+    kept = wave_of(batch, None, 512, 2 * 150_000, in_flight=True)
+    assert kept.blocks == 1 or kept.block * kept.blocks * batch * 2 * 150_000 <= wavefront.LOGIT_BYTES
+
+
+def test_blocks_of_common_batches() -> None:
+    assert wave_of(1, None, 512, 0, in_flight=True) == (512, 32)
+    assert wave_of(8, None, 512, 0, in_flight=True) == (64, 32)
+    assert wave_of(448, None, 512, 0, in_flight=True) == (32, 1)
+    assert wave_of(8, 100, 512, 0, in_flight=True) == (100, 16)
+    assert wave_of(1, None, 64, 0, in_flight=True).block == 64
+    assert wave_of(8, None, 512, 0, in_flight=False) == (512, 1)
+
+
+def test_frequencies_that_depend_on_the_length() -> None:
+    scaled = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    assert changes_rope(build(llama(rope_parameters=scaled), "cpu"))
+    assert not changes_rope(build(llama(), "cpu"))
+
+
+def contents(state: msrnn.MultiState) -> list[Tensor]:
+    """Every buffer, with what is in empty slots made equal: the order of reads does not decide that."""
+    found = []
+    for layer in state.layers:
+        empty = (layer.position < 0).repeat_interleave(layer.keys.shape[1] // layer.position.shape[1], 1)
+        for name, tensor in layer.tensors().items():
+            if name in ("keys", "values"):
+                found.append(tensor.float().masked_fill(empty[..., None], 0))
+            elif name in ("importance", "norm"):
+                found.append(tensor.masked_fill(layer.position < 0, 0))
+            elif name in ("position", "seen"):
+                found.append(tensor)
+    return found
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "tova": {},
+    "head": {"policy": "tova-head"},
+    "echo": {"policy": "echo"},
+    "window": {"policy": "window+4"},
+    "compressed": {"positions": "compressed"},
+    "int8": {"state_dtype": "int8"},
+    "fp8": {"state_dtype": "fp8", "policy": "h2o"},
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("captured", [False, True], ids=["launched", "captured"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_wave_is_one_block_after_the_other(case: str, captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msrnn.hf.cuda_graphs.WORTH_CAPTURING", 0 if captured else 10**9)
+    model = build(llama(num_hidden_layers=4), "cuda")
+    options = {"policy": "tova", "size": 9, "chunk": 7, "block": 16} | CASES[case]
+    ids, mask = left_padded(tokens(3, 16 * 11 + 5), [0, 6, 40])
+    results = []
+    for in_flight in (16 * 3 * 8, 1):
+        monkeypatch.setattr(wavefront, "IN_FLIGHT", in_flight)
+        rnn = msrnn.MultiStateRNN(model, **options)
+        assert rnn._wave(3, last_only=True).blocks == (8 if in_flight > 1 else 1)
+        state = rnn.state(3)
+        logits = [rnn.read(ids, state, mask), rnn.read(ids, state, last_only=True), rnn.step(ids[:, :1], state)]
+        results.append([*logits, *contents(state)])
+    for waved, plain in zip(*results, strict=True):
+        assert torch.equal(waved, plain)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES)
+def test_a_wave_is_the_recurrence(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msrnn.hf.cuda_graphs.WORTH_CAPTURING", 0)
+    model = build(llama(num_hidden_layers=4), "cuda")
+    options = {"policy": "tova", "size": 9} | CASES[case]
+    ids, mask = left_padded(tokens(2, 60), [0, 7])
+    waved, plain = (
+        msrnn.MultiStateRNN(model, **options, block=4),
+        msrnn.MultiStateRNN(model, **options, backend="torch"),
+    )
+    mine, theirs = waved.state(2), plain.state(2)
+    logits = waved.read(ids, mine, mask)
+    steps = [plain.step(ids[:, i : i + 1], theirs, mask[:, i : i + 1]) for i in range(60)]
+    expected = torch.cat(steps, dim=1)
+    for row, padding in enumerate((0, 7)):
+        torch.testing.assert_close(logits[row, padding:], expected[row, padding:], atol=1e-4, rtol=1e-4)
+    assert torch.equal(mine.seen, theirs.seen)
+    for layer in range(4):
+        assert torch.equal(mine.positions(layer).sort(-1).values, theirs.positions(layer).sort(-1).values)
+
+
+@pytest.mark.gpu
+def test_an_interrupted_wave_leaves_a_state_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    rnn = msrnn.MultiStateRNN(build(llama(), "cuda"), "tova", 9, block=4)
+    state, turns = rnn.state(), 0
+
+    def interrupted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal turns
+        turns += 1
+        if turns == 6:
+            raise KeyboardInterrupt
+        return attend(self, *args, **kwargs)
+
+    attend = msrnn.hf.cache_layers.StateLayer.attend
+    monkeypatch.setattr(msrnn.hf.cache_layers.StateLayer, "attend", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rnn.read(tokens(1, 40), state)
+    monkeypatch.undo()
+    with pytest.raises(UsageError, match="interrupted inside a forward pass"):
+        rnn.step(tokens(1, 1), state)
+    state.reset()
+    fresh = rnn.state()
+    assert torch.equal(rnn.read(tokens(1, 40), state), rnn.read(tokens(1, 40), fresh))
+
+
+@pytest.mark.gpu
+def test_memory_does_not_grow_with_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msrnn.hf.cuda_graphs.WORTH_CAPTURING", 0)
+    monkeypatch.setattr(wavefront, "IN_FLIGHT", 64)
+    rnn = msrnn.MultiStateRNN(build(llama(), "cuda"), "tova", 9, block=8)
+    state = rnn.state()
+    peaks = []
+    for length in (64, 128, 64 * 20):
+        ids = tokens(1, length).to("cuda")
+        rnn.read(ids, state, last_only=True)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        rnn.read(ids, state, last_only=True)
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[2] - peaks[1] <= 64 * 20 * 8 * 2
