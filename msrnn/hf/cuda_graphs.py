@@ -52,13 +52,13 @@ class Graph:
         # Warm-up and capture read padding only, which does not change the state.
         self.real = torch.zeros(B, shape.width, dtype=torch.bool, device=device)
         self.graph = torch.cuda.CUDAGraph()
-        forward: Any = _compiled(model, B * shape.block) if compiles else model
+        forward: Any = compiled(model, B * shape.block) if compiles else model
         blocks = shape.width // shape.block
 
         def read(width: int) -> list[Tensor]:
             return read_blocks(forward, spec, state, self.ids[:, :width], self.real[:, :width], shape.block, last_only)
 
-        with torch.cuda.device(device), _unspecialized() if compiles else nullcontext():
+        with torch.cuda.device(device), layers_share_code() if compiles else nullcontext():
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -90,12 +90,12 @@ def _chain(error: BaseException) -> list[BaseException]:
     return [error, *_chain(error.__context__)] if error.__context__ is not None else [error]
 
 
-def _compiled(model: PreTrainedModel, tokens: int) -> Any:
+def compiled(model: PreTrainedModel, tokens: int) -> Any:
     """The model, compiled. Products of one token with a matrix become kernels that are tuned to read at full speed."""
     return torch.compile(model, options={"coordinate_descent_tuning": True} if tokens == 1 else None)
 
 
-def _unspecialized() -> Any:
+def layers_share_code() -> Any:
     """torch.compile treats a layer's index as a variable, so that layers of one kind share their compiled code."""
     return torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True)
 
@@ -207,9 +207,12 @@ class Graphs:
 
     def _capture(self, state: MultiState, shape: Shape, last_only: bool) -> Graph | None:
         columns = [layer.columns for layer in state.layers]
+        generator = torch.cuda.default_generators[self.model.device.index or 0]
+        random = generator.clone_state()
         try:
             return Graph(self.model, self.spec, state, shape, last_only, self.compiles, self._pool)
         except RuntimeError as error:
+            generator.graphsafe_set_state(random)  # an aborted capture leaves it waiting for the end of the capture
             errors = _chain(error)
             if any(isinstance(e, torch.OutOfMemoryError) for e in errors):
                 raise

@@ -8,7 +8,7 @@ block by block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -113,35 +113,41 @@ def read_blocks(
 ) -> list[Tensor]:
     """Read ids [B, T], `block` columns at a time, all blocks in flight at once -> the logits of each block.
 
-    `real` [B, T] is False where padding. Only kernels are launched: this can be captured as a CUDA graph.
+    `real` [B, T] is False where padding. T is a multiple of `block`, or less. Only kernels are launched: this can be
+    captured as a CUDA graph.
     """
     position = state._advance(real)
-    position_ids, mask = position.clamp(min=0).long(), real[:, None, None]
-    width = input_ids.shape[1]
+    blocks = [_blocks(columns, block) for columns in (input_ids, position, position.clamp(min=0).long(), real)]
 
-    def read(columns: slice, turns: Turns) -> Tensor:
-        places = [Place(position[:, columns], turns.of(layer)) for layer in range(len(state.layers))]
+    def read(ids: Tensor, position: Tensor, position_ids: Tensor, real: Tensor, turns: Turns) -> Tensor:
+        places = [Place(position, turns.of(layer)) for layer in range(len(state.layers))]
         logits: Tensor = forward(
-            input_ids=input_ids[:, columns],
+            input_ids=ids,
             # A mask of four dimensions is not inspected: reading it back would break the capture.
-            attention_mask=mask[..., columns].expand(-1, 1, position[:, columns].shape[1], -1),
-            position_ids=position_ids[:, columns],
-            past_key_values=spec.cache(state, real=real[:, columns], places=places),
+            attention_mask=real[:, None, None].expand(-1, 1, ids.shape[1], -1),
+            position_ids=position_ids,
+            past_key_values=spec.cache(state, real=real, places=places),
             use_cache=True,
             logits_to_keep=1 if last_only else 0,
         ).logits
         return logits
 
-    blocks = [slice(start, min(start + block, width)) for start in range(0, width, block)]
-    if len(blocks) == 1:
-        return [read(blocks[0], Turns())]
+    if len(blocks[0]) == 1:
+        return [read(*(columns[0] for columns in blocks), Turns())]
     current, turns, logits = torch.cuda.current_stream(), Turns(), []
-    streams = _streams(input_ids.device, len(blocks))
-    for columns, stream in zip(blocks, streams, strict=True):
+    streams = _streams(input_ids.device, len(blocks[0]))
+    for stream, *columns in zip(streams, *blocks, strict=True):
         turns = Turns(turns)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
-            logits.append(read(columns, turns))
+            logits.append(read(*columns, turns))
     for stream in streams:
         current.wait_stream(stream)
     return logits
+
+
+def _blocks(columns: Tensor, block: int) -> Sequence[Tensor]:
+    """[B, T] in blocks with the strides of a whole tensor: torch.compile compiles again for others."""
+    if columns.shape[1] <= block:
+        return [columns]
+    return columns.unflatten(1, (-1, block)).transpose(0, 1).contiguous().unbind(0)

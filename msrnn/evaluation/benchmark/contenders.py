@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple, Protocol
 
@@ -20,8 +21,10 @@ from msrnn.core.rope import ORIGINAL
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
+from msrnn.evaluation.batch_size import if_it_fits
 from msrnn.evaluation.benchmark import NATIVE
-from msrnn.evaluation.benchmark.timing import captured
+from msrnn.evaluation.benchmark.timing import captured, milliseconds
+from msrnn.hf.cuda_graphs import compiled, layers_share_code
 from msrnn.hf.rnn import MultiStateRNN
 
 BUCKET = 512  # rows by which the cache of the full model grows
@@ -177,13 +180,14 @@ def placed_cache(model: PreTrainedModel, rows: int, position: Tensor) -> Cache:
 class StaticFull(Contender):
     """The full model with a static cache that grows by buckets of rows, each with its CUDA graph.
 
-    The time and memory of copying the cache into a larger one are not counted.
+    With `compile`, its step is the faster of two: as it is, and compiled by torch. The time and memory of copying the
+    cache into a larger one are not counted.
     """
 
     label, size = "full", None
 
-    def __init__(self, setup: Setup) -> None:
-        self.model, self.rows = setup.model, setup.length
+    def __init__(self, setup: Setup, compile: bool = False) -> None:
+        self.model, self.rows, self.compile = setup.model, setup.length, compile
         self.nbytes = setup.length * row_bytes(setup.shapes)
         self.buckets = (*range(BUCKET, setup.length, BUCKET), setup.length)
 
@@ -199,19 +203,26 @@ class StaticFull(Contender):
         cache = placed_cache(self.model, rows, position)
         ids = random_tokens(self.model, batch)
 
-        def step() -> object:
+        def step(forward: Callable[..., object]) -> object:
             places = position.expand(batch, 1)
-            return self.model(input_ids=ids, position_ids=places, past_key_values=cache, use_cache=True)
+            return forward(input_ids=ids, position_ids=places, past_key_values=cache, use_cache=True)
 
         with unmodified(self.model), torch.no_grad():
-            step()
+            step(self.model)
             for layer in cache.layers:
                 assert isinstance(layer, PlacedLayer)
                 assert layer.keys is not None
                 assert layer.values is not None
                 layer.keys.normal_()
                 layer.values.normal_()
-            yield captured(step, device)
+            steps = [captured(partial(step, self.model), device)]
+            if self.compile and device.type == "cuda":
+                torch._dynamo.reset()  # after some shapes, torch would compile no more, without a word
+                with layers_share_code():
+                    fast = if_it_fits(lambda: captured(partial(step, compiled(self.model, batch)), device))
+                steps += [fast] if fast else []
+            timed = {milliseconds(work, device, repeats=5).median: work for work in steps} if len(steps) > 1 else {}
+            yield timed[min(timed)] if timed else steps[0]
 
     @torch.no_grad()
     def _prefill(self, input_ids: Tensor) -> object:
@@ -273,7 +284,7 @@ class Lineup:
     def contenders(self, setup: Setup, note: Callable[[str], None]) -> Iterator[Contender]:
         """Yield one contender at a time, so that each can use all memory; the full model first."""
         if StaticFull.possible(setup.model):
-            yield StaticFull(setup)
+            yield StaticFull(setup, self.compile)
         else:
             note("this model has sliding or linear layers: the full model is measured with its dynamic cache only")
         yield DynamicFull(setup)
