@@ -10,7 +10,8 @@ import copy
 import warnings
 import weakref
 from collections import Counter
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -67,7 +68,7 @@ class Graph:
                 if blocks > 1:
                     warm_up_streams(device, model.dtype, blocks)
             torch.cuda.current_stream().wait_stream(side)
-            with torch.cuda.graph(self.graph, pool=pool):
+            with _random_numbers_restored(device), torch.cuda.graph(self.graph, pool=pool):
                 self.logits = read(shape.width)
         self.real.fill_(True)
         self._masked = False
@@ -83,6 +84,18 @@ class Graph:
             self._masked = False
         self.graph.replay()
         return self.logits
+
+
+@contextmanager
+def _random_numbers_restored(device: torch.device) -> Iterator[None]:
+    """After an aborted capture, CUDA's random numbers would wait for the end of the capture, and fail."""
+    generator = torch.cuda.default_generators[device.index if device.index is not None else torch.cuda.current_device()]
+    before = generator.clone_state()
+    try:
+        yield
+    except BaseException:
+        generator.graphsafe_set_state(before)
+        raise
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -143,8 +156,6 @@ class Graphs:
         weights = [*model.parameters()]
         self._ends = weights[:1] + weights[-1:]  # enough to notice a move or a cast, which changes all weights
         self._weights = self._addresses()
-        # Graphs are replayed one after the other, so that they can use the same memory.
-        self._pool = torch.cuda.graph_pool_handle() if self.possible else None
         self._requests: Counter[tuple[int, Shape, bool]] = Counter()
 
     def of(self, state: MultiState, shape: Shape = STEP, last_only: bool = True, after: int = 0) -> Graph | None:
@@ -191,6 +202,11 @@ class Graphs:
         self.release()
         return self.spec.state(batch_size)
 
+    def _pool(self) -> Any:
+        """The memory of the other graphs, if there are any: graphs are replayed one after the other."""
+        graphs = [graph for buffers in self._buffers.values() for graph in buffers.graphs.values() if graph]
+        return graphs[0].graph.pool() if graphs else None
+
     def _addresses(self) -> tuple[int, ...]:
         return tuple(weight.data_ptr() for weight in self._ends)
 
@@ -207,12 +223,9 @@ class Graphs:
 
     def _capture(self, state: MultiState, shape: Shape, last_only: bool) -> Graph | None:
         columns = [layer.columns for layer in state.layers]
-        generator = torch.cuda.default_generators[self.model.device.index or 0]
-        random = generator.clone_state()
         try:
-            return Graph(self.model, self.spec, state, shape, last_only, self.compiles, self._pool)
+            return Graph(self.model, self.spec, state, shape, last_only, self.compiles, self._pool())
         except RuntimeError as error:
-            generator.graphsafe_set_state(random)  # an aborted capture leaves it waiting for the end of the capture
             errors = _chain(error)
             if any(isinstance(e, torch.OutOfMemoryError) for e in errors):
                 raise

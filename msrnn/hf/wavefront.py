@@ -8,7 +8,7 @@ block by block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -117,9 +117,11 @@ def read_blocks(
     captured as a CUDA graph.
     """
     position = state._advance(real)
-    blocks = [_blocks(columns, block) for columns in (input_ids, position, position.clamp(min=0).long(), real)]
+    parts = [_blocks(columns, block) for columns in (input_ids, position, position.clamp(min=0).long(), real)]
+    blocks = [*zip(*parts, strict=True)]
 
-    def read(ids: Tensor, position: Tensor, position_ids: Tensor, real: Tensor, turns: Turns) -> Tensor:
+    def read(columns: tuple[Tensor, ...], turns: Turns) -> Tensor:
+        ids, position, position_ids, real = columns
         places = [Place(position, turns.of(layer)) for layer in range(len(state.layers))]
         logits: Tensor = forward(
             input_ids=ids,
@@ -132,22 +134,22 @@ def read_blocks(
         ).logits
         return logits
 
-    if len(blocks[0]) == 1:
-        return [read(*(columns[0] for columns in blocks), Turns())]
+    if len(blocks) == 1:
+        return [read(blocks[0], Turns())]
     current, turns, logits = torch.cuda.current_stream(), Turns(), []
-    streams = _streams(input_ids.device, len(blocks[0]))
-    for stream, *columns in zip(streams, *blocks, strict=True):
+    streams = _streams(input_ids.device, len(blocks))
+    for stream, columns in zip(streams, blocks, strict=True):
         turns = Turns(turns)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
-            logits.append(read(*columns, turns))
+            logits.append(read(columns, turns))
     for stream in streams:
         current.wait_stream(stream)
     return logits
 
 
-def _blocks(columns: Tensor, block: int) -> Sequence[Tensor]:
+def _blocks(columns: Tensor, block: int) -> list[Tensor]:
     """[B, T] in blocks with the strides of a whole tensor: torch.compile compiles again for others."""
     if columns.shape[1] <= block:
         return [columns]
-    return columns.unflatten(1, (-1, block)).transpose(0, 1).contiguous().unbind(0)
+    return [*columns.unflatten(1, (-1, block)).transpose(0, 1).contiguous()]
