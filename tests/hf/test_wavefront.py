@@ -95,7 +95,9 @@ def test_a_wave_is_one_block_after_the_other(case: str, captured: bool, monkeypa
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [name for name, case in CASES.items() if "state_dtype" not in case]
+)  # codes may differ
 def test_a_wave_is_the_recurrence(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("msrnn.hf.cuda_graphs.WORTH_CAPTURING", 0)
     model = build(llama(num_hidden_layers=4), "cuda")

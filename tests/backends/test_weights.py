@@ -1,0 +1,70 @@
+"""Weights of the Triton prefill: which score they are relative to, and rows whose weights have vanished."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from layers import read
+from torch import Tensor
+
+from msrnn.core.scores import Scoring
+from msrnn.core.slots import LayerShape, Slots
+from msrnn.policy import Bound, Policy
+
+SIZE = 20  # more slots than a block of the kernels holds here, so that a later block may score higher
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msrnn.backends.triton.prefill.MOST", 16)
+
+
+def check(scores: Tensor, bound: Bound, device: str, sinks: Tensor | None = None, pieces: int = 1) -> None:
+    """Outputs and kept tokens of torch and Triton, where queries are ones, and keys are the scores [T]."""
+    shape = LayerShape(2, 1, 16, 16, torch.float32, torch.device(device))
+    key = torch.zeros(1, 1, len(scores), 16, device=device)
+    key[0, 0, :, 0] = scores.to(device)
+    query = torch.zeros(1, 2, len(scores), 16, device=device)
+    query[..., 0] = 1.0
+    value = torch.randn(key.shape, generator=torch.Generator().manual_seed(0)).to(device)
+    scoring, found = Scoring(1.0, None, None if sinks is None else sinks.to(device)), []
+    for backend in ("torch", "triton"):
+        slots = Slots(1, shape, bound)
+        rows = zip(*(x.chunk(pieces, 2) for x in (query, key, value)), strict=True)
+        output = torch.cat([read(slots, part, scoring, backend, 128) for part in rows], dim=1)
+        found.append((output, slots.position.sort(-1).values))
+    torch.testing.assert_close(found[1][0], found[0][0], atol=1e-5, rtol=1e-5)
+    assert torch.equal(found[1][1], found[0][1])
+
+
+@pytest.mark.parametrize("height", [10.0, 60.0])
+def test_a_later_block_scores_higher(height: float, device: str) -> None:
+    """Weights relative to the first block would overflow."""
+    scores = torch.linspace(0, 1, 40)
+    scores[30:] += height
+    check(scores, Bound(Policy.parse("tova"), SIZE), device, pieces=2)
+
+
+def test_the_first_block_holds_nothing(device: str) -> None:
+    """Weights relative to zero would vanish, and the oldest would be evicted instead of the least important."""
+    check(torch.linspace(0, -3, 30) - 200, Bound(Policy.parse("tova"), SIZE), device)
+
+
+@pytest.mark.parametrize(("depth", "sinks"), [(100.0, False), (130.0, True), (300.0, False)])
+def test_what_a_row_still_sees_is_far_below_what_it_lost(depth: float, sinks: bool, device: str) -> None:
+    """The first tokens have all weight, and leave the window inside the chunk."""
+    scores = torch.linspace(0, 2, 40) - depth
+    scores[:3] = 0.0
+    bound = Bound(Policy.parse("tova"), SIZE, window=12)
+    check(scores, bound, device, torch.tensor([-depth, -depth + 1]) if sinks else None)
+
+
+def test_nan_in_an_empty_slot(device: str) -> None:
+    """An evicted token leaves its row behind: zero times NaN would be NaN."""
+    shape, bound = LayerShape(2, 1, 16, 16, torch.float32, torch.device(device)), Bound(Policy.parse("tova"), SIZE)
+    tokens = tuple(torch.randn(1, h, 9, 16, generator=torch.Generator().manual_seed(h)).to(device) for h in (2, 1, 1))
+    slots, clean = Slots(1, shape, bound), Slots(1, shape, bound)
+    slots.values.fill_(torch.nan)
+    slots.keys.fill_(torch.nan)
+    output = read(slots, tokens, Scoring(0.25), "triton", 128)
+    torch.testing.assert_close(output, read(clean, tokens, Scoring(0.25), "torch", 128), atol=1e-5, rtol=1e-5)
