@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from msrnn.core.slots import ordinary_tensors
 from msrnn.core.state import MultiState
 from msrnn.hf.state_spec import StateSpec
-from msrnn.hf.wavefront import changes_rope, read_blocks, warm_up_streams
+from msrnn.hf.wavefront import MOST_BLOCKS, MOST_STEPWISE_BLOCKS, changes_rope, read_blocks, warm_up_streams
 
 
 class Shape(NamedTuple):
@@ -33,6 +33,7 @@ class Shape(NamedTuple):
 
 STEP = Shape()
 WORTH_CAPTURING = 2  # reads of one shape before one is captured, which takes about as long as two
+WORTH_CAPTURING_STEPS = 64  # the same for several blocks that are read token by token: some hundred thousand kernels
 
 
 class Graph:
@@ -151,12 +152,18 @@ class Graphs:
         fixed = all(bound and shape for bound, shape in zip(spec.bounds, spec.shapes, strict=True))
         devices = {shape.device for shape in spec.shapes if shape}
         on_cuda = model.device.type == "cuda" and len(devices) == 1
+        self.stepwise = spec.decodes_repositioned
         self.possible = fixed and on_cuda and set(spec.backends) == {"triton"} and not changes_rope(model)
         self._buffers: dict[int, _GraphBuffers] = {}
         weights = [*model.parameters()]
         self._ends = weights[:1] + weights[-1:]  # enough to notice a move or a cast, which changes all weights
         self._weights = self._addresses()
         self._requests: Counter[tuple[int, Shape, bool]] = Counter()
+
+    @property
+    def most_blocks(self) -> int:
+        """Blocks that may be in flight together."""
+        return (MOST_STEPWISE_BLOCKS if self.stepwise else MOST_BLOCKS) if self.possible else 1
 
     def of(self, state: MultiState, shape: Shape = STEP, last_only: bool = True, after: int = 0) -> Graph | None:
         """The graph for a state, captured after more than `after` requests; None where there is none.
@@ -183,14 +190,21 @@ class Graphs:
     ) -> list[Tensor]:
         """Read ids [B, T] in blocks that are in flight together -> the logits of each, which the next call overwrites.
 
-        The first reads of a shape launch their kernels one by one, then a graph is captured.
+        The first reads of a shape launch their kernels one by one, then a graph is captured. Where blocks are read token
+        by token, launching takes much longer than replaying, so until then each block is read alone.
         """
         width = input_ids.shape[1]
+        alone = width <= block or not self.stepwise
         if width % block == 0 and width > 1:
-            graph = self.of(state, Shape(width, block), last_only, after=WORTH_CAPTURING)
+            after = WORTH_CAPTURING if alone else WORTH_CAPTURING_STEPS
+            graph = self.of(state, Shape(width, block), last_only, after)
             if graph is not None:
                 state._count(width)
                 return graph(input_ids, mask)
+        if not alone:
+            masks = [None] * width if mask is None else mask.split(block, 1)
+            blocks = zip(input_ids.split(block, 1), masks, strict=False)
+            return [self.read(ids, state, part, block, last_only)[0].clone() for ids, part in blocks]
         real = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
         return read_blocks(self.model, self.spec, state, input_ids, real, block, last_only)
 

@@ -112,7 +112,7 @@ class MultiStateRNN:
 
     def _wave(self, batch_size: int, last_only: bool) -> Wave:
         kept = 0 if last_only else self._vocabulary * self.model.dtype.itemsize
-        return wave_of(batch_size, self._given_block, self.block, kept, self._graphs.possible)
+        return wave_of(batch_size, self._given_block, self.block, kept, self._graphs.most_blocks)
 
     @property
     def _vocabulary(self) -> int:

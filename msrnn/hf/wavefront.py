@@ -26,6 +26,7 @@ PRIORITIES = 4  # levels that CUDA streams have in torch
 IN_FLIGHT = 16_384  # tokens of all rows and blocks together: bounds the memory of activations at any batch size
 BLOCK_TOKENS = 512  # of all rows in a block: from 1,024 on, cuBLAS clears memory, and a CUDA graph runs that in order
 SHORTEST_BLOCK = 32  # tokens of a row: below, kernels that read all slots for a few tokens cost more than is gained
+MOST_BLOCKS, MOST_STEPWISE_BLOCKS = 64, 8  # in flight; where blocks are read token by token, a graph has many kernels
 LOGIT_BYTES = 2**30  # of a captured read that returns the logits of all tokens
 
 
@@ -45,17 +46,16 @@ class Wave(NamedTuple):
             yield columns
 
 
-def wave_of(batch_size: int, block: int | None, largest: int, logit_bytes: int, in_flight: bool) -> Wave:
-    """How a batch is read: in blocks as given, or of at most `largest` columns.
+def wave_of(batch_size: int, block: int | None, largest: int, logit_bytes: int, blocks: int) -> Wave:
+    """How a batch is read: in blocks as given, or of at most `largest` columns; at most `blocks` blocks at once.
 
-    `logit_bytes` are those of one token, 0 where only the last logits are kept. Without `in_flight`, one block is read
-    at a time.
+    `logit_bytes` are those of one token, 0 where only the last logits are kept.
     """
     fitting = max(1, IN_FLIGHT // batch_size)
-    if not in_flight:
+    if blocks == 1:
         return Wave(block or min(largest, fitting), 1)
     block = block or min(largest, max(BLOCK_TOKENS // batch_size, SHORTEST_BLOCK), fitting)
-    most = fitting // block
+    most = min(blocks, fitting // block)
     if logit_bytes:
         most = min(most, LOGIT_BYTES // (block * batch_size * logit_bytes))
     return Wave(block, 1 << max(1, most).bit_length() - 1)

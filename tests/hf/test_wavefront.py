@@ -26,20 +26,20 @@ def test_widths_cover_the_text_with_few_shapes() -> None:
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 8, 31, 32, 448, 20_000])
 def test_tokens_in_flight_are_bounded(batch: int) -> None:
-    wave = wave_of(batch, None, 512, 0, in_flight=True)
+    wave = wave_of(batch, None, 512, 0, blocks=64)
     assert wave.block * wave.blocks * batch <= max(wavefront.IN_FLIGHT, batch)
     assert wave.blocks & (wave.blocks - 1) == 0
-    kept = wave_of(batch, None, 512, 2 * 150_000, in_flight=True)
+    kept = wave_of(batch, None, 512, 2 * 150_000, blocks=64)
     assert kept.blocks == 1 or kept.block * kept.blocks * batch * 2 * 150_000 <= wavefront.LOGIT_BYTES
 
 
 def test_blocks_of_common_batches() -> None:
-    assert wave_of(1, None, 512, 0, in_flight=True) == (512, 32)
-    assert wave_of(8, None, 512, 0, in_flight=True) == (64, 32)
-    assert wave_of(448, None, 512, 0, in_flight=True) == (32, 1)
-    assert wave_of(8, 100, 512, 0, in_flight=True) == (100, 16)
-    assert wave_of(1, None, 64, 0, in_flight=True).block == 64
-    assert wave_of(8, None, 512, 0, in_flight=False) == (512, 1)
+    assert wave_of(1, None, 512, 0, blocks=64) == (512, 32)
+    assert wave_of(8, None, 512, 0, blocks=64) == (64, 32)
+    assert wave_of(448, None, 512, 0, blocks=64) == (32, 1)
+    assert wave_of(8, 100, 512, 0, blocks=64) == (100, 16)
+    assert wave_of(1, None, 64, 0, blocks=8) == (64, 8)
+    assert wave_of(8, None, 512, 0, blocks=1) == (512, 1)
 
 
 def test_frequencies_that_depend_on_the_length() -> None:
@@ -78,7 +78,8 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("captured", [False, True], ids=["launched", "captured"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_wave_is_one_block_after_the_other(case: str, captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msrnn.hf.cuda_graphs.WORTH_CAPTURING", 0 if captured else 10**9)
+    for name in ("WORTH_CAPTURING", "WORTH_CAPTURING_STEPS"):
+        monkeypatch.setattr(f"msrnn.hf.cuda_graphs.{name}", 0 if captured else 10**9)
     model = build(llama(num_hidden_layers=4), "cuda")
     options = {"policy": "tova", "size": 9, "chunk": 7, "block": 16} | CASES[case]
     ids, mask = left_padded(tokens(3, 16 * 11 + 5), [0, 6, 40])
@@ -99,7 +100,8 @@ def test_a_wave_is_one_block_after_the_other(case: str, captured: bool, monkeypa
     "case", [name for name, case in CASES.items() if "state_dtype" not in case]
 )  # codes may differ
 def test_a_wave_is_the_recurrence(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msrnn.hf.cuda_graphs.WORTH_CAPTURING", 0)
+    for name in ("WORTH_CAPTURING", "WORTH_CAPTURING_STEPS"):
+        monkeypatch.setattr(f"msrnn.hf.cuda_graphs.{name}", 0)
     model = build(llama(num_hidden_layers=4), "cuda")
     options = {"policy": "tova", "size": 9} | CASES[case]
     ids, mask = left_padded(tokens(2, 60), [0, 7])
