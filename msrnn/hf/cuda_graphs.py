@@ -21,7 +21,16 @@ from transformers import PreTrainedModel
 from msrnn.core.slots import ordinary_tensors
 from msrnn.core.state import MultiState
 from msrnn.hf.state_spec import StateSpec
-from msrnn.hf.wavefront import MOST_BLOCKS, MOST_STEPWISE_BLOCKS, changes_rope, read_blocks, warm_up_streams
+from msrnn.hf.wavefront import (
+    MOST_BLOCKS,
+    MOST_STEPWISE_BLOCKS,
+    Wave,
+    changes_rope,
+    fitting_tokens,
+    read_blocks,
+    warm_up_streams,
+    wave_of,
+)
 
 
 class Shape(NamedTuple):
@@ -155,15 +164,22 @@ class Graphs:
         self.stepwise = spec.decodes_repositioned
         self.possible = fixed and on_cuda and set(spec.backends) == {"triton"} and not changes_rope(model)
         self._buffers: dict[int, _GraphBuffers] = {}
+        self._waves: dict[tuple[int, bool], Wave] = {}
         weights = [*model.parameters()]
         self._ends = weights[:1] + weights[-1:]  # enough to notice a move or a cast, which changes all weights
         self._weights = self._addresses()
         self._requests: Counter[tuple[int, Shape, bool]] = Counter()
 
-    @property
-    def most_blocks(self) -> int:
-        """Blocks that may be in flight together."""
-        return (MOST_STEPWISE_BLOCKS if self.stepwise else MOST_BLOCKS) if self.possible else 1
+    def wave(self, batch_size: int, block: int | None, largest: int, last_only: bool) -> Wave:
+        """How a batch is read. The first read decides by the free memory, so that its graphs serve later reads."""
+        if not self.possible:
+            return wave_of(batch_size, block, largest, blocks=1, fitting=0)
+        key = batch_size, last_only
+        if key not in self._waves:
+            blocks = MOST_STEPWISE_BLOCKS if self.stepwise else MOST_BLOCKS
+            fitting = fitting_tokens(self.model, self.spec, last_only)
+            self._waves[key] = wave_of(batch_size, block, largest, blocks, fitting)
+        return self._waves[key]
 
     def of(self, state: MultiState, shape: Shape = STEP, last_only: bool = True, after: int = 0) -> Graph | None:
         """The graph for a state, captured after more than `after` requests; None where there is none.
@@ -190,8 +206,8 @@ class Graphs:
     ) -> list[Tensor]:
         """Read ids [B, T] in blocks that are in flight together -> the logits of each, which the next call overwrites.
 
-        The first reads of a shape launch their kernels one by one, then a graph is captured. Where blocks are read token
-        by token, launching takes much longer than replaying, so until then each block is read alone.
+        The first reads of a shape launch their kernels one by one, then a graph is captured. Where blocks are read
+        token by token, launching takes much longer than replaying, so until then each block is read alone.
         """
         width = input_ids.shape[1]
         alone = width <= block or not self.stepwise

@@ -19,7 +19,7 @@ from msrnn.hf.cuda_graphs import Graphs
 from msrnn.hf.generation import Continuation, RowEnds, Settings, redirected_copy
 from msrnn.hf.inspect import give_back, hand_over
 from msrnn.hf.state_spec import state_spec
-from msrnn.hf.wavefront import Wave, wave_of
+from msrnn.hf.wavefront import Wave
 from msrnn.layer import Record
 from msrnn.policy import Policy, same_ranking
 
@@ -111,13 +111,7 @@ class MultiStateRNN:
         return self._wave(batch_size, last_only=True).block
 
     def _wave(self, batch_size: int, last_only: bool) -> Wave:
-        kept = 0 if last_only else self._vocabulary * self.model.dtype.itemsize
-        return wave_of(batch_size, self._given_block, self.block, kept, self._graphs.most_blocks)
-
-    @property
-    def _vocabulary(self) -> int:
-        embeddings: Any = self.model.get_input_embeddings()
-        return int(embeddings.num_embeddings)
+        return self._graphs.wave(batch_size, self._given_block, self.block, last_only)
 
     def release(self) -> None:
         """Free the GPU memory that captured graphs keep for the next state of their batch size."""
@@ -313,7 +307,7 @@ class MultiStateRNN:
             )
         self.spec.check_gaps(state.columns + input_ids.shape[1])
         self.spec.check_autocast()
-        vocabulary = self._vocabulary
+        vocabulary: Any = self.model.get_input_embeddings().num_embeddings
         if input_ids.device.type == "cpu":
             low, high = int(input_ids.min()), int(input_ids.max())
             if low < 0 or high >= vocabulary:

@@ -14,10 +14,11 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from msrnn.core.device_memory import available_bytes
 from msrnn.core.state import MultiState
 from msrnn.hf.cache_layers import Place
 from msrnn.hf.state_spec import StateSpec
@@ -46,19 +47,38 @@ class Wave(NamedTuple):
             yield columns
 
 
-def wave_of(batch_size: int, block: int | None, largest: int, logit_bytes: int, blocks: int) -> Wave:
+def wave_of(batch_size: int, block: int | None, largest: int, blocks: int, fitting: int) -> Wave:
     """How a batch is read: in blocks as given, or of at most `largest` columns; at most `blocks` blocks at once.
 
-    `logit_bytes` are those of one token, 0 where only the last logits are kept.
+    Of blocks in flight together, `fitting` tokens over all rows fit into memory.
     """
-    fitting = max(1, IN_FLIGHT // batch_size)
+    columns = max(1, IN_FLIGHT // batch_size)
     if blocks == 1:
-        return Wave(block or min(largest, fitting), 1)
-    block = block or min(largest, max(BLOCK_TOKENS // batch_size, SHORTEST_BLOCK), fitting)
-    most = min(blocks, fitting // block)
-    if logit_bytes:
-        most = min(most, LOGIT_BYTES // (block * batch_size * logit_bytes))
+        return Wave(block or min(largest, columns), 1)
+    block = block or min(largest, max(BLOCK_TOKENS // batch_size, SHORTEST_BLOCK), columns)
+    most = min(blocks, columns // block, fitting // (block * batch_size))
     return Wave(block, 1 << max(1, most).bit_length() - 1)
+
+
+def fitting_tokens(model: PreTrainedModel, spec: StateSpec, last_only: bool) -> int:
+    """Tokens that may be in flight: what they take, by a generous estimate, is half of the free memory at most.
+
+    A token takes the outputs of a layer's matrices, twice, and its weights for the scan. Kept logits have a limit too.
+    """
+    shapes = [*zip(spec.shapes, spec.bounds, spec.setups, strict=True)]
+    outputs = sum(module.out_features for module in model.modules() if isinstance(module, nn.Linear))
+    scanned = max(
+        (4 * shape.heads * (bound.slots + setup.chunk) for shape, bound, setup in shapes if shape and bound and setup),
+        default=0,
+    )
+    embeddings: Any = model.get_input_embeddings()
+    tokens = [IN_FLIGHT]
+    if not last_only:
+        tokens.append(LOGIT_BYTES // (embeddings.num_embeddings * model.dtype.itemsize))
+    free = available_bytes(model.device)
+    if free is not None:
+        tokens.append(free // 2 // (2 * outputs // len(shapes) * model.dtype.itemsize + scanned))
+    return min(tokens)
 
 
 def changes_rope(model: PreTrainedModel) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 import msrnn
 from msrnn.errors import UsageError
 from msrnn.hf import wavefront
-from msrnn.hf.wavefront import Wave, changes_rope, wave_of
+from msrnn.hf.wavefront import Wave, changes_rope, fitting_tokens, wave_of
 
 
 def test_widths_cover_the_text_with_few_shapes() -> None:
@@ -25,21 +25,31 @@ def test_widths_cover_the_text_with_few_shapes() -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 8, 31, 32, 448, 20_000])
-def test_tokens_in_flight_are_bounded(batch: int) -> None:
-    wave = wave_of(batch, None, 512, 0, blocks=64)
-    assert wave.block * wave.blocks * batch <= max(wavefront.IN_FLIGHT, batch)
+@pytest.mark.parametrize("fitting", [0, 1000, 5000, 10**9])
+def test_tokens_in_flight_are_bounded(batch: int, fitting: int) -> None:
+    wave = wave_of(batch, None, 512, 64, fitting)
     assert wave.blocks & (wave.blocks - 1) == 0
-    kept = wave_of(batch, None, 512, 2 * 150_000, blocks=64)
-    assert kept.blocks == 1 or kept.block * kept.blocks * batch * 2 * 150_000 <= wavefront.LOGIT_BYTES
+    assert wave.block * batch <= max(wavefront.IN_FLIGHT, batch)
+    assert wave.blocks == 1 or wave.block * wave.blocks * batch <= min(wavefront.IN_FLIGHT, fitting)
 
 
 def test_blocks_of_common_batches() -> None:
-    assert wave_of(1, None, 512, 0, blocks=64) == (512, 32)
-    assert wave_of(8, None, 512, 0, blocks=64) == (64, 32)
-    assert wave_of(448, None, 512, 0, blocks=64) == (32, 1)
-    assert wave_of(8, 100, 512, 0, blocks=64) == (100, 16)
-    assert wave_of(1, None, 64, 0, blocks=8) == (64, 8)
-    assert wave_of(8, None, 512, 0, blocks=1) == (512, 1)
+    def wave(batch: int, block: int | None = None, largest: int = 512, blocks: int = 64) -> Wave:
+        return wave_of(batch, block, largest, blocks, 10**9)
+
+    assert [wave(1), wave(8), wave(448)] == [(512, 32), (64, 32), (32, 1)]
+    assert [wave(8, block=100), wave(1, largest=64, blocks=8), wave(8, blocks=1)] == [(100, 16), (64, 8), (512, 1)]
+
+
+def test_what_fits_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    rnn = msrnn.MultiStateRNN(build(llama(), "cpu"), "tova", 9)
+    tokens = []
+    for free in (10**5, 10**7, 10**12):
+        monkeypatch.setattr(wavefront, "available_bytes", lambda device, free=free: free)
+        tokens.append(fitting_tokens(rnn.model, rnn.spec, last_only=True))
+    assert 0 < tokens[0] < tokens[1] < tokens[2] == wavefront.IN_FLIGHT
+    monkeypatch.setattr(wavefront, "LOGIT_BYTES", 40 * rnn.config.vocab_size * 4)
+    assert fitting_tokens(rnn.model, rnn.spec, last_only=False) == 40
 
 
 def test_frequencies_that_depend_on_the_length() -> None:
