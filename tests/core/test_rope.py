@@ -76,17 +76,8 @@ def decoded(function: Callable[[int], float], at: int, backend: str) -> Slots:
     slots = Slots(1, LayerShape(1, 1, 8, 8, torch.float32, torch.device("cpu")), Bound(Policy.parse("window+1"), 3))
     slots.position[0, 0, :2] = torch.tensor([0, at - 1])
     slots.seen.fill_(at)
-    rows = torch.ones(1, 1, 3, 8)
-    attend(
-        slots,
-        rows,
-        rows,
-        rows,
-        None,
-        Scoring(0.5, repositioning=Repositioning(apart, Rope(FREQUENCY[:4]))),
-        128,
-        resolve_backend(backend, rows.device),
-    )
+    rows, scoring = torch.ones(1, 1, 3, 8), Scoring(0.5, repositioning=Repositioning(apart, Rope(FREQUENCY[:4])))
+    attend(slots, rows, rows, rows, slots.advance(3, None), scoring, 128, resolve_backend(backend, rows.device))
     return slots
 
 
@@ -174,11 +165,11 @@ def test_threads_share_a_table() -> None:
             other.join(0.5)  # it waits for this table; if nothing made it wait, it would make its own now
         return table
 
-    other = Thread(target=lambda: found.append(chosen.made("table", make)))
-    found.append(chosen.made("table", make))
+    other = Thread(target=lambda: found.append(chosen.cached_table("table", make)))
+    found.append(chosen.cached_table("table", make))
     other.join()
     assert found == [tables[0], tables[0]]
-    assert chosen.made("table", make) is tables[0]
+    assert chosen.cached_table("table", make) is tables[0]
     assert len(tables) == 1
 
 
@@ -336,7 +327,8 @@ def test_keys_stay_as_they_were_written(backend: str) -> None:
     query, key, value = (torch.randn(1, 2, length, 8, generator=draw) for _ in range(3))
     slots = Slots(1, LayerShape(2, 2, 8, 8, query.dtype, query.device), Bound(Policy.parse("tova+2"), 24))
     scoring = Scoring(0.5, repositioning=repositioning)
-    outputs = attend(slots, query, key, value, None, scoring, 512, resolve_backend(backend, key.device))
+    reader = resolve_backend(backend, key.device)
+    outputs = attend(slots, query, key, value, slots.advance(length, None), scoring, 512, reader)
     held = (slots.position[0, 0] >= 0).nonzero()[:, 0]
     where = slots.position[0, 0, held].long()
     assert {0, 1} <= {*where.tolist()}, "those that are moved by every step"
@@ -344,14 +336,8 @@ def test_keys_stay_as_they_were_written(backend: str) -> None:
     assert torch.equal(slots.values[0, :, held], value[0, :, where])
 
     again = Slots(1, LayerShape(2, 2, 8, 8, query.dtype, query.device), Bound(Policy.parse("tova+2"), 24))
-    attend(
-        again,
-        *(x[:, :, : length - 1] for x in (query, key, value)),
-        None,
-        scoring,
-        512,
-        resolve_backend(backend, key.device),
-    )
+    rows = [x[:, :, : length - 1] for x in (query, key, value)]
+    attend(again, *rows, again.advance(length - 1, None), scoring, 512, reader)
     seen = [*sorted(p for p in again.position[0, 0].tolist() if p >= 0), length - 1]
     new_position = repositioning.spacing.reposition_sorted(torch.tensor(seen))
     k = repositioning.rerotate(key[0, :, seen], torch.tensor(seen), new_position)
