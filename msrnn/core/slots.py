@@ -74,10 +74,6 @@ class _Buffers:
         """A new layer with these rows; the old one is untouched."""
         return self._with(lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
 
-    def part(self, rows: slice) -> Any:
-        """A view of these rows: both layers share their buffers."""
-        return self._with(lambda tensor: tensor[rows])
-
     @ordinary_tensors
     def _with(self, change: Callable[[Tensor], Tensor]) -> Any:
         other = object.__new__(type(self))

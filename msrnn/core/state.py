@@ -76,7 +76,7 @@ class MultiState:
         counted = memories[0].seen[:, None] + real.cumsum(-1)
         self._count(real.shape[1])
         position = (counted - 1).to(torch.int32).masked_fill(~real, -1)
-        torch._foreach_copy_([memory.seen for memory in memories], [counted[:, -1]] * len(memories))
+        torch._foreach_copy_([memory.seen for memory in memories], [counted[:, -1].contiguous()] * len(memories))
         return position
 
     @contextmanager
@@ -119,10 +119,6 @@ class MultiState:
         if int(index.min()) < 0 or int(index.max()) >= self.batch_size:
             raise UsageError(f"rows={index.tolist()}: must be from 0 to {self.batch_size - 1}, the rows of this state")
         return index
-
-    def _part(self, rows: slice) -> MultiState:
-        """A view of these rows of the batch: a state on the same buffers."""
-        return MultiState([layer.part(rows) for layer in self.layers], self.fingerprint)
 
     def fork(self, copies: int) -> MultiState:
         """A new state with every row `copies` times, copies of a row side by side; the old one is untouched."""

@@ -25,8 +25,8 @@ from msrnn.hf.wavefront import (
     MOST_BLOCKS,
     MOST_STEPWISE_BLOCKS,
     Wave,
-    changes_rope,
     fitting_tokens,
+    in_flight_together,
     read_blocks,
     warm_up_streams,
     wave_of,
@@ -162,7 +162,7 @@ class Graphs:
         devices = {shape.device for shape in spec.shapes if shape}
         on_cuda = model.device.type == "cuda" and len(devices) == 1
         self.stepwise = spec.decodes_repositioned
-        self.possible = fixed and on_cuda and set(spec.backends) == {"triton"} and not changes_rope(model)
+        self.possible = fixed and on_cuda and set(spec.backends) == {"triton"}
         self._buffers: dict[int, _GraphBuffers] = {}
         self._waves: dict[tuple[int, bool], Wave] = {}
         weights = [*model.parameters()]
@@ -177,6 +177,8 @@ class Graphs:
         key = batch_size, last_only
         if key not in self._waves:
             blocks = MOST_STEPWISE_BLOCKS if self.stepwise else MOST_BLOCKS
+            if not in_flight_together(self.model):
+                blocks = 1
             fitting = fitting_tokens(self.model, self.spec, last_only)
             self._waves[key] = wave_of(batch_size, block, largest, blocks, fitting)
         return self._waves[key]
@@ -202,27 +204,33 @@ class Graphs:
         return buffers.graphs[key]
 
     def read(
-        self, input_ids: Tensor, state: MultiState, mask: Tensor | None, block: int, last_only: bool
+        self, input_ids: Tensor, state: MultiState, mask: Tensor | None, wave: Wave, last_only: bool
     ) -> list[Tensor]:
-        """Read ids [B, T] in blocks that are in flight together -> the logits of each, which the next call overwrites.
+        """Read ids [B, T] that are in flight together -> the logits of each block, which the next call overwrites.
 
-        The first reads of a shape launch their kernels one by one, then a graph is captured. Where blocks are read
-        token by token, launching takes much longer than replaying, so until then each block is read alone.
+        The first reads of a shape launch their kernels one by one, in fewer and larger blocks; then a graph is
+        captured. Where blocks are read token by token, launching takes much longer than replaying, so until then each
+        block is read alone.
         """
-        width = input_ids.shape[1]
-        alone = width <= block or not self.stepwise
+        width, block = input_ids.shape[1], wave.block
+        together = width > block and self.stepwise
+        graph = None
         if width % block == 0 and width > 1:
-            after = WORTH_CAPTURING if alone else WORTH_CAPTURING_STEPS
+            after = WORTH_CAPTURING_STEPS if together else WORTH_CAPTURING
             graph = self.of(state, Shape(width, block), last_only, after)
+        if graph is None and together and width % block == 0:
+            masks = [None] * width if mask is None else mask.split(block, 1)
+            blocks = zip(input_ids.split(block, 1), masks, strict=False)
+            return [self.read(ids, state, part, wave, last_only)[0].clone() for ids, part in blocks]
+        with state._changing():
             if graph is not None:
                 state._count(width)
                 return graph(input_ids, mask)
-        if not alone:
-            masks = [None] * width if mask is None else mask.split(block, 1)
-            blocks = zip(input_ids.split(block, 1), masks, strict=False)
-            return [self.read(ids, state, part, block, last_only)[0].clone() for ids, part in blocks]
-        real = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
-        return read_blocks(self.model, self.spec, state, input_ids, real, block, last_only)
+            real = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
+            while width % (2 * block) == 0 and 2 * block <= wave.alone:
+                block *= 2
+            block = block if width % block == 0 else width
+            return read_blocks(self.model, self.spec, state, input_ids, real, block, last_only)
 
     def state(self, batch_size: int) -> MultiState:
         """An empty state, in the buffers of an earlier one if they are free; other free buffers are released."""

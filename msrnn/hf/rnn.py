@@ -177,7 +177,7 @@ class MultiStateRNN:
         """Read any number of tokens [B, T] (prefill); the state advances. -> logits [B, T, V], or the last [B, 1, V].
 
         `attention_mask` [B, T] covers these columns, 0 for padding. The result does not depend on how a text is split
-        into calls. `on_block` is called with the number of columns after each block. `record(layer)` returns a
+        into calls. `on_block` is called with the number of columns that were read since. `record(layer)` returns a
         function that receives the layer's eviction times.
         """
         input_ids, mask = self._checked(input_ids, state, attention_mask)
@@ -187,8 +187,7 @@ class MultiStateRNN:
         for width in wave.widths(input_ids.shape[1]):
             columns = slice(start, start + width)
             ids, part = input_ids[:, columns], None if mask is None else mask[:, columns]
-            with state._changing():
-                blocks = self._read(ids, state, part, wave.block, last_only, record)
+            blocks = self._read(ids, state, part, wave, last_only, record)
             if last_only:
                 logits = blocks[-1][:, -1:].clone()
             else:
@@ -206,16 +205,17 @@ class MultiStateRNN:
         ids: Tensor,
         state: MultiState,
         mask: Tensor | None,
-        block: int,
+        wave: Wave,
         last_only: bool,
         record: Callable[[int], Record] | None,
     ) -> list[Tensor]:
         """Read columns that are in flight together -> the logits of each block."""
-        if record is not None or not self._graphs.possible:
-            masks = [None] * ids.shape[1] if mask is None else mask.split(block, 1)
-            pieces = zip(ids.split(block, 1), masks, strict=False)
+        if record is None and self._graphs.possible:
+            return self._graphs.read(ids, state, mask, wave, last_only)
+        masks = [None] * ids.shape[1] if mask is None else mask.split(wave.alone, 1)
+        with state._changing():
+            pieces = zip(ids.split(wave.alone, 1), masks, strict=False)
             return [self._forward(piece, state, part, last_only, record) for piece, part in pieces]
-        return self._graphs.read(ids, state, mask, block, last_only)
 
     def _forward(
         self,

@@ -36,10 +36,11 @@ class Wave(NamedTuple):
 
     block: int
     blocks: int
+    alone: int  # columns of a block where one is read at a time
 
     def widths(self, columns: int) -> Iterator[int]:
         """Columns that are read together: powers of two of blocks, for few graphs to fit all lengths; then the rest."""
-        while columns >= self.block:
+        while columns >= self.block and (columns > self.alone or columns % self.block == 0):
             width = self.block * min(self.blocks, 1 << (columns // self.block).bit_length() - 1)
             yield width
             columns -= width
@@ -54,10 +55,11 @@ def wave_of(batch_size: int, block: int | None, largest: int, blocks: int, fitti
     """
     columns = max(1, IN_FLIGHT // batch_size)
     if blocks == 1:
-        return Wave(block or min(largest, columns), 1)
-    block = block or min(largest, max(BLOCK_TOKENS // batch_size, SHORTEST_BLOCK), columns)
+        return Wave(block or min(largest, columns), 1, block or min(largest, columns))
+    one = block or min(largest, columns, max(SHORTEST_BLOCK, fitting // batch_size))
+    block = block or min(one, max(BLOCK_TOKENS // batch_size, SHORTEST_BLOCK))
     most = min(blocks, columns // block, fitting // (block * batch_size))
-    return Wave(block, 1 << max(1, most).bit_length() - 1)
+    return Wave(block, 1 << most.bit_length() - 1, one) if most > 1 else Wave(one, 1, one)
 
 
 def fitting_tokens(model: PreTrainedModel, spec: StateSpec, last_only: bool) -> int:
@@ -84,7 +86,12 @@ def fitting_tokens(model: PreTrainedModel, spec: StateSpec, last_only: bool) -> 
 def changes_rope(model: PreTrainedModel) -> bool:
     """Whether RoPE frequencies depend on the length, so that blocks in flight would change them for each other."""
     kinds = [str(getattr(module, "rope_type", "")) for module in model.modules()]
-    return any("dynamic" in kind or kind == "longrope" for kind in kinds)
+    return any("dynamic" in kind or "longrope" in kind for kind in kinds)
+
+
+def in_flight_together(model: PreTrainedModel) -> bool:
+    """Whether blocks may be in flight together: not where modules change what they keep, as quantized ones may do."""
+    return getattr(model, "hf_quantizer", None) is None and not changes_rope(model)
 
 
 class Turns:
@@ -105,9 +112,17 @@ class Turns:
 
 
 @lru_cache
+def _all_streams(device: torch.device) -> list[torch.cuda.Stream]:
+    count = range(MOST_BLOCKS)
+    return [torch.cuda.Stream(device, priority=PRIORITIES * c // MOST_BLOCKS + 1 - PRIORITIES) for c in count]
+
+
 def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
-    """A stream for each block; earlier blocks have a higher priority, since later ones wait for them."""
-    return [torch.cuda.Stream(device, priority=PRIORITIES * c // count + 1 - PRIORITIES) for c in range(count)]
+    """A stream for each block; earlier blocks have a higher priority, since later ones wait for them.
+
+    They are the same for all counts, since memory is used again on its own stream only.
+    """
+    return _all_streams(device)[:: MOST_BLOCKS // count][:count]
 
 
 def warm_up_streams(device: torch.device, dtype: torch.dtype, count: int) -> None:
@@ -156,20 +171,24 @@ def read_blocks(
 
     if len(blocks) == 1:
         return [read(blocks[0], Turns())]
-    current, turns, logits = torch.cuda.current_stream(), Turns(), []
+    current, turns, logits = torch.cuda.current_stream(input_ids.device), Turns(), []
     streams = _streams(input_ids.device, len(blocks))
-    for stream, columns in zip(streams, blocks, strict=True):
-        turns = Turns(turns)
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            logits.append(read(columns, turns))
-    for stream in streams:
-        current.wait_stream(stream)
+    started = []
+    try:
+        for stream, columns in zip(streams, blocks, strict=True):
+            turns = Turns(turns)
+            stream.wait_stream(current)
+            started.append(stream)
+            with torch.cuda.stream(stream):
+                logits.append(read(columns, turns))
+    finally:  # also after an interruption: what was launched still uses the state
+        for stream in started:
+            current.wait_stream(stream)
     return logits
 
 
 def _blocks(columns: Tensor, block: int) -> list[Tensor]:
     """[B, T] in blocks with the strides of a whole tensor: torch.compile compiles again for others."""
     if columns.shape[1] <= block:
-        return [columns]
+        return [columns.contiguous()]
     return [*columns.unflatten(1, (-1, block)).transpose(0, 1).contiguous()]

@@ -39,9 +39,9 @@ class Absent:
         return 0
 
 
-def read_and_step(dtype: torch.dtype, dim: int) -> None:
+def read_and_step(dtype: torch.dtype, dim: int, policy: str) -> None:
     shape = LayerShape(HEADS, KV_HEADS, dim, dim, dtype, torch.device("cpu"))
-    slots, scoring = Slots(1, shape, Bound(Policy.parse("tova"), SIZE)), Scoring(dim**-0.5)
+    slots, scoring = Slots(1, shape, Bound(Policy.parse(policy), SIZE)), Scoring(dim**-0.5)
     query, key = (torch.zeros(1, heads, LENGTH, dim, dtype=dtype) for heads in (HEADS, KV_HEADS))
     real = torch.ones(1, LENGTH, dtype=torch.bool)
     prefill_triton(slots, query, key, key, slots.advance(LENGTH, real), scoring)
@@ -60,7 +60,8 @@ def main(capability: int, shared_memory: int, dtype: torch.dtype, dim: int) -> N
     driver.set_active(Absent(capability))
     decode.PROGRAMS = 1  # one for all slots, which then are on their way while others are attended to
     scan._shared_memory = lambda device: shared_memory
-    read_and_step(dtype, dim)
+    for policy in ("tova", "window"):  # attention from weights, and from scores
+        read_and_step(dtype, dim, policy)
 
 
 if __name__ == "__main__":

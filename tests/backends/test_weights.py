@@ -7,8 +7,11 @@ import torch
 from layers import read
 from torch import Tensor
 
+from msrnn.backends import resolve_backend
+from msrnn.backends.triton.prefill import HEADROOM
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
+from msrnn.layer import attend
 from msrnn.policy import Bound, Policy
 
 SIZE = 20  # more slots than a block of the kernels holds here, so that a later block may score higher
@@ -57,6 +60,31 @@ def test_what_a_row_still_sees_is_far_below_what_it_lost(depth: float, sinks: bo
     scores[:3] = 0.0
     bound = Bound(Policy.parse("tova"), SIZE, window=12)
     check(scores, bound, device, torch.tensor([-depth, -depth + 1]) if sinks else None)
+
+
+def test_sums_over_many_candidates_and_heads_do_not_overflow(device: str) -> None:
+    """All but the first block score higher by less than what makes it start again."""
+    shape = LayerShape(64, 1, 16, 16, torch.float32, torch.device(device))
+    found = []
+    for backend in ("torch", "triton"):
+        slots = Slots(1, shape, Bound(Policy.parse("h2o-layer"), 100))
+        slots.position[0, 0, :100] = torch.arange(100, dtype=torch.int32)
+        slots.seen.fill_(100)
+        slots.keys[0, 0, 16:100, 0] = HEADROOM.value - 0.1
+        query, row = torch.zeros(1, 64, 2, 16, device=device), torch.zeros(1, 1, 2, 16, device=device)
+        query[..., 0] = 1.0
+        read(slots, (query, row, row), Scoring(1.0), backend, 128)
+        found.append(slots.importance)
+    torch.testing.assert_close(found[1].sort(-1).values, found[0].sort(-1).values, atol=1e-6, rtol=1e-4)
+
+
+def test_nan_in_padding(device: str) -> None:
+    shape, bound = LayerShape(2, 1, 16, 16, torch.float32, torch.device(device)), Bound(Policy.parse("tova"), 5)
+    rows = [torch.randn(1, h, 9, 16, generator=torch.Generator().manual_seed(h)).to(device) for h in (2, 1, 1)]
+    rows[2][:, :, :3] = torch.nan
+    slots, real = Slots(1, shape, bound), torch.arange(9, device=device)[None] >= 3
+    output = attend(slots, *rows, slots.advance(9, real), Scoring(0.25), 128, resolve_backend("triton", real.device))
+    assert output.isfinite().all()
 
 
 def test_nan_in_an_empty_slot(device: str) -> None:

@@ -12,11 +12,11 @@ from torch import Tensor
 import msrnn
 from msrnn.errors import UsageError
 from msrnn.hf import wavefront
-from msrnn.hf.wavefront import Wave, changes_rope, fitting_tokens, wave_of
+from msrnn.hf.wavefront import Wave, changes_rope, fitting_tokens, in_flight_together, wave_of
 
 
 def test_widths_cover_the_text_with_few_shapes() -> None:
-    wave = Wave(16, 8)
+    wave = Wave(16, 8, 16)
     assert list(wave.widths(16 * 8 * 2 + 16 * 5 + 3)) == [128, 128, 64, 16, 3]
     assert list(wave.widths(15)) == [15]
     for columns in range(1, 400):
@@ -33,12 +33,18 @@ def test_tokens_in_flight_are_bounded(batch: int, fitting: int) -> None:
     assert wave.blocks == 1 or wave.block * wave.blocks * batch <= min(wavefront.IN_FLIGHT, fitting)
 
 
+def test_a_short_text_is_one_block() -> None:
+    wave = wave_of(8, None, 512, 64, 10**9)
+    assert [list(wave.widths(columns)) for columns in (100, 500, 128, 700)] == [[100], [500], [128], [512, 188]]
+
+
 def test_blocks_of_common_batches() -> None:
     def wave(batch: int, block: int | None = None, largest: int = 512, blocks: int = 64) -> Wave:
         return wave_of(batch, block, largest, blocks, 10**9)
 
-    assert [wave(1), wave(8), wave(448)] == [(512, 32), (64, 32), (32, 1)]
-    assert [wave(8, block=100), wave(1, largest=64, blocks=8), wave(8, blocks=1)] == [(100, 16), (64, 8), (512, 1)]
+    assert [wave(1), wave(8), wave(448)] == [(512, 32, 512), (64, 32, 512), (36, 1, 36)]
+    assert [wave(8, block=100), wave(1, largest=64, blocks=8)] == [(100, 16, 100), (64, 8, 64)]
+    assert wave(8, blocks=1) == (512, 1, 512)
 
 
 def test_what_fits_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,6 +62,10 @@ def test_frequencies_that_depend_on_the_length() -> None:
     scaled = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     assert changes_rope(build(llama(rope_parameters=scaled), "cpu"))
     assert not changes_rope(build(llama(), "cpu"))
+    assert in_flight_together(build(llama(), "cpu"))
+    quantized = build(llama(), "cpu")
+    quantized.hf_quantizer = object()
+    assert not in_flight_together(quantized)
 
 
 def contents(state: msrnn.MultiState) -> list[Tensor]:

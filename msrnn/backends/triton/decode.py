@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from msrnn.backends.triton.common import at_once, width
-from msrnn.backends.triton.evict import EVICT_WARPS, HEADS_PER_TILE, evict_kernel
+from msrnn.backends.triton.evict import EVICT_WARPS, evict_kernel, heads_at_once
 from msrnn.backends.triton.quantization import BIAS, numbers, write
 from msrnn.backends.triton.rope import load_rotated, load_rotations, rotations_of
 from msrnn.core.quantization import LARGEST
@@ -320,7 +320,7 @@ def decode_triton(
     evict_kernel[(B, G)](
         fresh, scores, log_sums, position, memory, norm, squares, query_position,
         bound.policy.decay or 0.0, bound.size, bound.policy.first, bound.recent, bound.window or 0, bound.spared,
-        S=S, G=G, K=K, M=K * R // G, BM=min(HEADS_PER_TILE, triton.next_power_of_2(K * R // G)),
+        S=S, G=G, K=K, M=K * R // G, BM=heads_at_once(K * R // G, all_slots),
         BK=triton.next_power_of_2(K // G), BS=all_slots, OBSERVES=bound.policy.decay is not None,
         REMEMBERS=slots.importance is not None, WEIGHS=weighs, SLIDES=slides, num_warps=EVICT_WARPS,
     )  # fmt: skip

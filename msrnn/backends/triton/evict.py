@@ -9,8 +9,8 @@ from msrnn.backends.triton.common import PER_UNIT, lifted_exp
 from msrnn.core.slots import HELD
 
 FAR = tl.constexpr(HELD)
-HEADS_PER_TILE = 32
 EVICT_WARPS = 8
+TILE = 2**15  # scores at once, heads by slots: more do not fit into registers
 
 
 @triton.jit
@@ -88,3 +88,7 @@ def evict_kernel(
         oldest = tl.min(tl.where(m_least, b_position, FAR))
         m_evicted = m_least & (b_position == oldest) & (tl.sum(m_held.to(tl.int32)) > size)
         tl.store(p_position, tl.where(m_evicted, -1, b_position), mask=m_s)
+
+
+def heads_at_once(heads: int, slots: int) -> int:
+    return int(max(1, min(triton.next_power_of_2(heads), TILE // slots)))

@@ -23,7 +23,8 @@ from msrnn.core.slots import Slots
 MOST = 64  # rows and candidates of a block
 # Float32 products as three tf32 ones: as accurate as torch's, while full float32 products would spill registers.
 EXACT = tl.constexpr("tf32x3")
-HEADROOM = tl.constexpr(18.0)  # weights may exceed their base by e to this power: their sums must not overflow
+# Weights may exceed their base by e to this power: UNIT times that, times candidates and heads, must not overflow.
+HEADROOM = tl.constexpr(10.0)
 LOWERED = tl.constexpr(2.0**-40)  # weights times values must not overflow either
 VANISHED = tl.constexpr(2.0**-60)  # a sum of lowered weights that has lost precision
 
@@ -81,19 +82,20 @@ def _weigh(
 
 
 @triton.jit
-def _clear(p_values, p_position, o_v, m_v, S: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr):
-    """Make the values of empty slots zero: the attention kernel multiplies them by zero, which NaN would survive."""
-    for first in range(0, S, BN):
-        o_s = first + tl.arange(0, BN)
-        m_empty = tl.load(p_position + o_s, mask=o_s < S, other=0) < 0
+def _clear(p_values, p_new, v_t, p_position, o_v, m_v, stop, N, S: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr):
+    """Make the values of empty slots and of padding zero: attention multiplies them by 0, which NaN would survive."""
+    for first in range(0, stop, BN):
+        o_n = first + tl.arange(0, BN)
+        m_empty = tl.load(p_position + o_n, mask=o_n < N, other=0) < 0
         b_zero = tl.zeros([BN, o_v.shape[0]], p_values.dtype.element_ty)
-        tl.store(p_values + o_s[:, None] * DV + o_v[None, :], b_zero, mask=m_empty[:, None] & m_v[None, :])
+        p_v = _either(p_values, DV, p_new, v_t, o_n, S)
+        tl.store(p_v[:, None] + o_v[None, :], b_zero, mask=m_empty[:, None] & m_v[None, :])
 
 
 @triton.jit(do_not_specialize=["C"])
 def weigh_kernel(
-    query, key, new_key_scale, keys, key_scale, values, position, query_position, sinks, weights, sink_weights,
-    scale, softcap, q_b, q_h, q_t, k_b, k_h, k_t, C,
+    query, key, value, new_key_scale, keys, key_scale, values, position, query_position, sinks, weights, sink_weights,
+    scale, softcap, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, C,
     S: tl.constexpr, H: tl.constexpr, K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     QUANTIZED: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
@@ -143,7 +145,8 @@ def weigh_kernel(
         tl.store(sink_weights + o_head, lifted_exp(tl.load(sinks + i_h) - b_base), mask=m_c)
     if (i_c == 0) & (i_h % (H // K) == 0):
         o_v = tl.arange(0, BV)
-        _clear(values + (i_b * K + i_k) * S * DV, p_position, o_v, o_v < DV, S, DV, BN)
+        p_values, p_new_value = values + (i_b * K + i_k) * S * DV, value + i_b * v_b + i_k * v_h
+        _clear(p_values, p_new_value, v_t, p_position, o_v, o_v < DV, tl.max(N + o_v * 0), N, S, DV, BN)
 
 
 @triton.jit
@@ -259,7 +262,7 @@ def attend_kernel(
             key_scale + o_slots, new_key_scale + o_new, values + o_slots * DV, p_value, v_t,
             value_scale + o_slots, new_value_scale + o_new, position + o_group, evicted_at + o_group,
             o_d, m_d, o_v, m_v, scale, softcap, stop, N, S, D, DV, BN, QUANTIZED, CAPPED,
-            1 if WEIGHED else 2,
+            1 if WEIGHED or query.dtype.element_ty == tl.float32 else 2,
         )  # fmt: skip
     b_o = b_o / tl.where(b_sum == 0, 1.0, b_sum)[:, None]
     p_o = output + ((i_b * C + o_c[:, None]) * H + i_h) * DV + o_v[None, :]
@@ -298,11 +301,11 @@ def prefill_triton(
         exact = partial(torch.empty, dtype=torch.float32, device=query.device)
         weights = exact(B, G, space.rows, H // G, space.width)
         sink_weights = exact(weights.shape[:4]) if sinks is not None else None
-        bytes_or_numbers = slots.values.view(torch.int8) if slots.state_dtype else slots.values
+        new_values, values = (t.view(torch.int8) if slots.state_dtype else t for t in (value, slots.values))
         weigh_kernel[grid](
-            query, key, scales[0], slots.keys, scales[2], bytes_or_numbers, position, query_position,
-            or_placeholder(sinks), weights, or_placeholder(sink_weights),
-            scoring.scale, softcap or 1.0, *query.stride()[:3], *key.stride()[:3], C, **shape, **flags, **blocks,
+            query, key, new_values, scales[0], slots.keys, scales[2], values, position, query_position,
+            or_placeholder(sinks), weights, or_placeholder(sink_weights), scoring.scale, softcap or 1.0,
+            *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], C, **shape, **flags, **blocks,
         )  # fmt: skip
     evicted_at = scan_triton(weights, position, importance, query_position, slots.bound, sink_weights, norm)
     output = torch.empty(B, C, H, DV, device=query.device, dtype=query.dtype)

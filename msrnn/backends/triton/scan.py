@@ -175,7 +175,7 @@ class Room(NamedTuple):
     """The shape of a chunk's weights: rows and candidates are rounded up, so that no load needs a mask."""
 
     rows: int
-    left: int  # the largest power of two that the candidates fill
+    left: int  # the largest power of two that the candidates fill, or one block
     right: int  # and one for the rest
 
     @property
