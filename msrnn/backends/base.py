@@ -24,7 +24,7 @@ class Prefilled(NamedTuple):
 
 
 class Backend(Protocol):
-    """Append, attend, observe and evict. Both methods update the slots in place; padding does not change what is held."""
+    """Append, attend, observe and evict. Both methods update the slots in place; padding changes no held row."""
 
     name: str
     default_chunk: int  # tokens that are scored at once inside a layer
