@@ -103,8 +103,9 @@ def bench(
     States hold random keys and values. The floor is a lower limit of the step's time: the bytes of all states divided
     by the read bandwidth, plus the larger of two times, the weights' bytes divided by the bandwidth and the matrix
     products alone. All are measured in the same run. The full model has a static cache that grows by buckets of 512
-    rows, and runs in CUDA graphs on CUDA. The time of a whole sequence is the sum over these buckets of the number of
-    steps times the median step; a bounded state has the same step time at every length. Times are medians of repeated
+    rows, and runs in CUDA graphs on CUDA; with --compile it is compiled too, and the faster one counts. The time of a
+    whole sequence is the sum over these buckets of the number of steps times the median step; a
+    bounded state has the same step time at every length. Times are medians of repeated
     runs, with the fastest and the slowest. Runs that differ much are repeated. A step below its floor is measured
     again, and marked; on an idle machine, --force measures everything again. With --out, measurements of the same
     model, machine, versions and commit are not repeated, and the table shows all.
