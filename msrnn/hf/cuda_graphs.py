@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from msrnn.core.slots import ordinary_tensors
@@ -43,6 +44,7 @@ class Shape(NamedTuple):
 STEP = Shape()
 WORTH_CAPTURING = 2  # reads of one shape before one is captured, which takes about as long as two
 WORTH_CAPTURING_STEPS = 64  # the same for several blocks that are read token by token: some hundred thousand kernels
+SHORTEST_REST = 16  # columns: shorter texts are padded to this many
 
 
 class Graph:
@@ -165,9 +167,10 @@ class Graphs:
         self.possible = fixed and on_cuda and set(spec.backends) == {"triton"}
         self._buffers: dict[int, _GraphBuffers] = {}
         self._waves: dict[tuple[int, bool], Wave] = {}
+        # Enough to notice a move or a cast, which changes all weights.
         weights = [*model.parameters()]
-        self._ends = weights[:1] + weights[-1:]  # enough to notice a move or a cast, which changes all weights
-        self._weights = self._addresses()
+        self._watched = [weights[0], weights[-1], min(weights, key=Tensor.numel)]
+        self._remember_weights()
         self._requests: Counter[tuple[int, Shape, bool]] = Counter()
 
     def wave(self, batch_size: int, block: int | None, largest: int, last_only: bool) -> Wave:
@@ -183,10 +186,13 @@ class Graphs:
             self._waves[key] = wave_of(batch_size, block, largest, blocks, fitting)
         return self._waves[key]
 
-    def of(self, state: MultiState, shape: Shape = STEP, last_only: bool = True, after: int = 0) -> Graph | None:
+    def of(
+        self, state: MultiState, shape: Shape = STEP, last_only: bool = True, after: int = 0, rest: bool = False
+    ) -> Graph | None:
         """The graph for a state, captured after more than `after` requests; None where there is none.
 
-        A model that cannot be captured gives a warning.
+        The rest of a text is never compiled, which would take longer than it saves. A model that cannot be captured
+        gives a warning.
         """
         if not self.possible:
             return None
@@ -200,7 +206,7 @@ class Graphs:
         buffers.assign(state)
         key = shape, last_only
         if key not in buffers.graphs:
-            buffers.graphs[key] = self._capture(state, shape, last_only)
+            buffers.graphs[key] = self._capture(state, shape, last_only, self.compiles and not rest)
         return buffers.graphs[key]
 
     def read(
@@ -213,6 +219,8 @@ class Graphs:
         block is read alone.
         """
         width, block = input_ids.shape[1], wave.block
+        if width % block and not self.stepwise:
+            return self._read_rest(input_ids, state, mask, wave, last_only)
         together = width > block and self.stepwise
         graph = None
         if width % block == 0 and width > 1:
@@ -232,6 +240,24 @@ class Graphs:
             block = block if width % block == 0 else width
             return read_blocks(self.model, self.spec, state, input_ids, real, block, last_only)
 
+    def _read_rest(
+        self, input_ids: Tensor, state: MultiState, mask: Tensor | None, wave: Wave, last_only: bool
+    ) -> list[Tensor]:
+        """Read the rest of a text, or a short one, padded on the left to a power of two: few graphs fit all lengths."""
+        width = input_ids.shape[1]
+        padded = min(wave.alone, max(SHORTEST_REST, 1 << (width - 1).bit_length()))
+        real = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
+        ids, real = (pad(columns, (padded - width, 0)) for columns in (input_ids, real))
+        graph = self.of(state, Shape(padded, padded), last_only, WORTH_CAPTURING, rest=padded < wave.block)
+        with state._changing():
+            if graph is not None:
+                state._count(width)
+                blocks = graph(ids, real)
+            else:
+                blocks = read_blocks(self.model, self.spec, state, ids, real, padded, last_only)
+                state._count(width - padded)
+        return [logits[:, -width:] for logits in blocks]
+
     def state(self, batch_size: int) -> MultiState:
         """An empty state, in the buffers of an earlier one if they are free; other free buffers are released."""
         buffers = self._buffers.get(batch_size)
@@ -245,13 +271,17 @@ class Graphs:
         graphs = [graph for buffers in self._buffers.values() for graph in buffers.graphs.values() if graph]
         return graphs[0].graph.pool() if graphs else None
 
-    def _addresses(self) -> tuple[int, ...]:
-        return tuple(weight.data_ptr() for weight in self._ends)
+    def _addresses(self) -> list[int]:
+        return [weight.data_ptr() for weight in self._watched]
+
+    def _remember_weights(self) -> None:
+        self._weights = self._addresses()
+        self._kept = self._watched[-1].detach()  # so that weights which move away and back get another address
 
     def _forget_moved_weights(self) -> None:
         """Drop graphs when weights have moved: a graph reads them at their old addresses."""
-        if self._weights != (addresses := self._addresses()):
-            self._weights = addresses
+        if self._weights != self._addresses():
+            self._remember_weights()
             for buffers in self._buffers.values():
                 buffers.graphs.clear()
 
@@ -259,10 +289,10 @@ class Graphs:
         """Free the graphs and buffers that no state uses."""
         self._buffers = {size: buffers for size, buffers in self._buffers.items() if buffers.owner() is not None}
 
-    def _capture(self, state: MultiState, shape: Shape, last_only: bool) -> Graph | None:
+    def _capture(self, state: MultiState, shape: Shape, last_only: bool, compiles: bool) -> Graph | None:
         columns = [layer.columns for layer in state.layers]
         try:
-            return Graph(self.model, self.spec, state, shape, last_only, self.compiles, self._pool())
+            return Graph(self.model, self.spec, state, shape, last_only, compiles, self._pool())
         except RuntimeError as error:
             errors = _chain(error)
             if any(isinstance(e, torch.OutOfMemoryError) for e in errors):

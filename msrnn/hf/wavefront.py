@@ -9,7 +9,7 @@ block by block.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -155,9 +155,10 @@ def read_blocks(
     parts = [_blocks(columns, block) for columns in (input_ids, position, position.clamp(min=0).long(), real)]
     blocks = [*zip(*parts, strict=True)]
 
-    def read(columns: tuple[Tensor, ...], turns: Turns) -> Tensor:
+    def read(columns: tuple[Tensor, ...], turns: Turns | None) -> Tensor:
         ids, position, position_ids, real = columns
-        places = [Place(position, turns.of(layer)) for layer in range(len(state.layers))]
+        layers = range(len(state.layers))
+        places = [Place(position, turns.of(layer) if turns else nullcontext()) for layer in layers]
         logits: Tensor = forward(
             input_ids=ids,
             # A mask of four dimensions is not inspected: reading it back would break the capture.
@@ -170,7 +171,7 @@ def read_blocks(
         return logits
 
     if len(blocks) == 1:
-        return [read(blocks[0], Turns())]
+        return [read(blocks[0], None)]
     current, turns, logits = torch.cuda.current_stream(input_ids.device), Turns(), []
     streams = _streams(input_ids.device, len(blocks))
     started = []

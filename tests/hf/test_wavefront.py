@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import build, left_padded, llama, tokens
+from tiny import FAMILIES, build, left_padded, llama, tokens
 from torch import Tensor
 
 import msrnn
@@ -100,8 +100,45 @@ CASES: dict[str, dict[str, Any]] = {
 def test_a_wave_is_one_block_after_the_other(case: str, captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WORTH_CAPTURING", "WORTH_CAPTURING_STEPS"):
         monkeypatch.setattr(f"msrnn.hf.cuda_graphs.{name}", 0 if captured else 10**9)
+    check_wave(build(llama(num_hidden_layers=4), "cuda"), monkeypatch, **CASES[case])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("family", ["mistral-sliding", "gemma2", "gpt-oss"])
+def test_waves_of_windows_and_sinks(family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    captures = 10**9 if family == "gpt-oss" else 0  # experts are chosen on the host, which no graph can do
+    monkeypatch.setattr("msrnn.hf.cuda_graphs.WORTH_CAPTURING", captures)
+    check_wave(build(FAMILIES[family](), "cuda").to(dtype), monkeypatch, steps=family != "gpt-oss")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compile", [False, True])
+def test_short_texts_of_all_lengths_share_few_graphs(compile: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msrnn.hf.cuda_graphs.WORTH_CAPTURING", 0)
     model = build(llama(num_hidden_layers=4), "cuda")
-    options = {"policy": "tova", "size": 9, "chunk": 7, "block": 16} | CASES[case]
+    rnn = msrnn.MultiStateRNN(model, "h2o", 9, block=64, compile=compile)
+    plain = msrnn.MultiStateRNN(model, "h2o", 9, backend="torch")
+    for batch in (1, 3):
+        for width in (1, 5, 16, 17, 33, 40, 63, 64, 64 + 20, 4 * 64 + 1):
+            ids, mask = left_padded(tokens(batch, width), [0, width // 2, 3 * (width > 4)][:batch])
+            mine, theirs = rnn.state(batch), plain.state(batch)
+            for last_only in (True, False):
+                found, expected = (r.read(ids, s, mask, last_only) for r, s in ((rnn, mine), (plain, theirs)))
+                real = mask[:, -found.shape[1] :].bool()
+                torch.testing.assert_close(found[real], expected[real], atol=1e-4, rtol=1e-4)
+            assert torch.equal(mine.seen, theirs.seen)
+            assert mine.columns == theirs.columns == 2 * width
+            assert torch.equal(mine.positions(3).sort(-1).values, theirs.positions(3).sort(-1).values)
+        shapes = {shape.width for shape, _ in rnn._graphs._buffers[batch].graphs}
+        assert shapes == {16, 32, 64, 256}
+
+
+def check_wave(
+    model: Any, monkeypatch: pytest.MonkeyPatch, /, *, steps: bool = True, policy: str = "tova", **options: Any
+) -> None:
+    """States and logits of blocks in flight together, and of one block after the other, with padding and a rest."""
+    options |= {"policy": policy, "size": 9, "chunk": 7, "block": 16}
     ids, mask = left_padded(tokens(3, 16 * 11 + 5), [0, 6, 40])
     results = []
     for in_flight in (16 * 3 * 8, 1):
@@ -109,7 +146,8 @@ def test_a_wave_is_one_block_after_the_other(case: str, captured: bool, monkeypa
         rnn = msrnn.MultiStateRNN(model, **options)
         assert rnn._wave(3, last_only=True).blocks == (8 if in_flight > 1 else 1)
         state = rnn.state(3)
-        logits = [rnn.read(ids, state, mask), rnn.read(ids, state, last_only=True), rnn.step(ids[:, :1], state)]
+        logits = [rnn.read(ids, state, mask), rnn.read(ids, state, last_only=True)]
+        logits += [rnn.step(ids[:, :1], state)] if steps else []
         results.append([*logits, *contents(state)])
     for waved, plain in zip(*results, strict=True):
         assert torch.equal(waved, plain)

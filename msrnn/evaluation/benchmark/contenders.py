@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pkgutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -218,8 +219,15 @@ class StaticFull(Contender):
             steps = [captured(partial(step, self.model), device)]
             if self.compile and device.type == "cuda":
                 torch._dynamo.reset()  # after some shapes, torch would compile no more, without a word
-                with layers_share_code():
-                    fast = if_it_fits(lambda: captured(partial(step, compiled(self.model, batch)), device))
+                try:
+                    with layers_share_code():
+                        fast = if_it_fits(lambda: captured(partial(step, compiled(self.model, batch)), device))
+                except torch._dynamo.exc.TorchDynamoException as error:
+                    reason = (str(error) or type(error).__name__).splitlines()[0]
+                    warnings.warn(
+                        f"torch cannot compile the full model, so it is not compiled ({reason})", stacklevel=3
+                    )
+                    fast = None
                 steps += [fast] if fast else []
             timed = {milliseconds(work, device, repeats=5).median: work for work in steps} if len(steps) > 1 else {}
             yield timed[min(timed)] if timed else steps[0]
