@@ -15,6 +15,7 @@ from msrnn.evaluation.benchmark.table import Row
 from msrnn.evaluation.benchmark.timing import Floor, Times, bandwidth, milliseconds, products, weight_bytes
 from msrnn.evaluation.store import Row as StoredRow
 from msrnn.evaluation.store import Store, fields, is_mapping, is_number, is_text, optional
+from msrnn.hf.cuda_graphs import WORTH_CAPTURING
 
 T = TypeVar("T")
 UNLIMITED = 2**16
@@ -196,8 +197,9 @@ class Benchmark:
             return None
         key = {"contender": contender.label, "cell": "prefill", "batch": batch}
         what = f"{contender.label}: reading {_sequences(batch)} of {self.length:,} tokens"
+        warm_ups = 1 + (WORTH_CAPTURING if self.device.type == "cuda" else 0)
         return self._times(
-            key, lambda: milliseconds(read, self.device, repeats=3, warm_ups=1, least=1, patience=10), what
+            key, lambda: milliseconds(read, self.device, repeats=3, warm_ups=warm_ups, least=1, patience=10), what
         )
 
     def _whole(self, contender: Contender, batch: int) -> float | None:
