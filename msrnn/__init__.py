@@ -10,16 +10,30 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from msrnn.analysis.trace import Trace, trace
     from msrnn.core.state import MultiState
+    from msrnn.engine.engine import Engine
+    from msrnn.engine.requests import SamplingParams
     from msrnn.hf.cache import MultiStateCache
     from msrnn.hf.rnn import MultiStateRNN
 
-__all__ = ["MultiState", "MultiStateCache", "MultiStateRNN", "Policy", "Trace", "__version__", "trace"]
+__all__ = [
+    "Engine",
+    "MultiState",
+    "MultiStateCache",
+    "MultiStateRNN",
+    "Policy",
+    "SamplingParams",
+    "Trace",
+    "__version__",
+    "trace",
+]
 
 # Imported on first use: torch and transformers take seconds to import, and `msrnn --help` does not need them.
 _LAZY_MODULES = {
+    "Engine": "engine.engine",
     "MultiState": "core.state",
     "MultiStateCache": "hf.cache",
     "MultiStateRNN": "hf.rnn",
+    "SamplingParams": "engine.requests",
     "Trace": "analysis.trace",
     "trace": "analysis.trace",
 }

@@ -22,6 +22,7 @@ ORDER = [
     "backends",
     "layer",
     "hf",
+    "engine",
     "integrations",
     "evaluation",
     "analysis",
@@ -55,6 +56,7 @@ INSIDE = {
         "chat_template",
         "long_read",
     ],
+    "engine": ["requests", "sampling", "text", "rows", "prefix_states", "loop", "engine"],
 }
 ROOT = Path(msrnn.__file__).parent
 PATHS = [path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py"]

@@ -67,11 +67,11 @@ def story(
     check_counts(2, stories=stories, max_new_tokens=max_new_tokens, batch=batch)
     if not 0 < temperature < float("inf"):
         raise UsageError(f"--temperature {temperature}: must be above 0; 0.01 is nearly greedy")
-    from msrnn.evaluation.batch_generation import stop_tokens_of
     from msrnn.evaluation.cells import FULL_MODEL, grid
     from msrnn.evaluation.data.prompts import STORY, prompt_ids
     from msrnn.evaluation.environment import environment
     from msrnn.evaluation.tasks.story import CHECK, Stories, StorySettings, markdown, report_lines, table
+    from msrnn.hf.generation import stop_tokens_of
 
     options.check()
     store = options.open_store(out, NAME, CHECK)

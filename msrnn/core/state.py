@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from msrnn.core.device_memory import check_fits
-from msrnn.core.slots import Memory
+from msrnn.core.slots import Memory, ordinary_tensors
 from msrnn.core.state_file import load_tensors, save_tensors
 from msrnn.core.validation import check_counts, check_layers, clear_free, is_incomplete
 from msrnn.errors import UsageError
@@ -173,6 +173,19 @@ class MultiState:
             mine.columns = theirs.columns
             for name, buffer in mine.tensors().items():
                 buffer.copy_(getattr(theirs, name)[rows.to(buffer.device)])
+
+    def _first(self, rows: int) -> MultiState:
+        """A view of the first rows: what changes in one changes in the other."""
+        return MultiState([layer._with(lambda tensor: tensor[:rows]) for layer in self.layers], self.fingerprint)
+
+    @ordinary_tensors
+    def _set_row(self, row: int, other: MultiState, source: int = 0) -> None:
+        """Copy a row of another state, or of this one, into a row, in place."""
+
+        def tensors(state: MultiState, number: int) -> list[Tensor]:
+            return [tensor[number] for layer in state.layers for tensor in layer.tensors().values()]
+
+        torch._foreach_copy_(tensors(self, row), tensors(other, source))
 
     def save(self, path: str | os.PathLike[str], notes: dict[str, Any] | None = None) -> None:
         """Write the state to one safetensors file, whole or not at all; `notes` are kept in its description.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -120,10 +120,3 @@ def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 def full_model_rnn(model: PreTrainedModel, tokens: int) -> MultiStateRNN:
     """The full model on at most `tokens` tokens, in slots of a fixed size: a GPU captures its steps."""
     return MultiStateRNN(model, "window", tokens)
-
-
-def stop_tokens_of(model: PreTrainedModel, tokenizer: Any) -> set[int]:
-    """The stop tokens of a model and of its tokenizer."""
-    own = getattr(model.generation_config, "eos_token_id", None)
-    tokens = own if isinstance(own, list) else [own]
-    return {token for token in (*tokens, tokenizer.eos_token_id) if token is not None}

@@ -8,7 +8,8 @@ from characters import character_tokenizer
 from tiny import build, llama, tokens
 from transformers import PreTrainedModel
 
-from msrnn.evaluation.batch_generation import PrefixGroup, generate_batch, prefix_groups, stop_tokens_of
+from msrnn.evaluation.batch_generation import PrefixGroup, generate_batch, prefix_groups
+from msrnn.hf.generation import stop_tokens_of
 from msrnn.hf.rnn import MultiStateRNN
 
 TOKENIZER = character_tokenizer()

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from msrnn.core.rope import COMPRESSED, ORIGINAL, name_of, spacing
 from msrnn.errors import UsageError
 from msrnn.evaluation import statistics
-from msrnn.evaluation.batch_generation import full_model_rnn, generate_batch, prefix_groups, stop_tokens_of
+from msrnn.evaluation.batch_generation import full_model_rnn, generate_batch, prefix_groups
 from msrnn.evaluation.cells import TRUNCATED, UNBOUNDED, Cell, Grid
 from msrnn.evaluation.data import prompts
 from msrnn.evaluation.data.prompts import Prompt, PromptBuilder
@@ -26,6 +26,7 @@ from msrnn.evaluation.statistics import Estimate
 from msrnn.evaluation.store import Row, Store
 from msrnn.evaluation.tasks.answer_scores import F1, ROUGE, Metric, Scores
 from msrnn.evaluation.tasks.answers import Answers, Settings, StoredQuestion
+from msrnn.hf.generation import stop_tokens_of
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import FULL
 

@@ -11,7 +11,7 @@ from characters import END, character_tokenizer
 from tiny import build, llama
 from transformers import PreTrainedModel
 
-from msrnn.evaluation.batch_generation import generate_batch, stop_tokens_of
+from msrnn.evaluation.batch_generation import generate_batch
 from msrnn.evaluation.cells import TRUNCATED, Cell, Grid, grid
 from msrnn.evaluation.data.prompts import PromptBuilder, filled
 from msrnn.evaluation.data.questions import Question, Reference
@@ -23,6 +23,7 @@ from msrnn.evaluation.tasks.answer_scores import WORTH_PROCESSES, scores
 from msrnn.evaluation.tasks.answers import Answers, Settings
 from msrnn.evaluation.tasks.understanding import QASPER, SQUALITY, Report, Understanding, figure, formatted
 from msrnn.hf.cache import MultiStateCache
+from msrnn.hf.generation import stop_tokens_of
 from msrnn.hf.loading import Loaded
 from msrnn.hf.rnn import MultiStateRNN
 

@@ -1,0 +1,1 @@
+"""Continuous batching over fixed states: requests in, tokens out."""

@@ -1,0 +1,156 @@
+"""What a request asks for, and what it has been answered so far."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from msrnn.errors import UsageError
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+MOST_LOGPROBS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How an answer is generated. The names are those of other engines; a value out of range raises a UsageError.
+
+    temperature         0: the most likely token, always
+    top_k               sample among this many tokens; 0: among all
+    top_p               sample among the most likely tokens that have this probability together
+    min_p               sample among tokens at least this likely, relative to the most likely one
+    repetition_penalty  divides the logits of tokens of the prompt and the answer, or multiplies them where negative
+    presence_penalty    is subtracted from the logits of tokens of the answer
+    frequency_penalty   the same, once for each time that the token was generated
+    logit_bias          is added to the logits of these token ids
+    seed                two answers with one seed are the same; without a seed, each has another
+    stop                the answer ends before any of these strings
+    stop_token_ids      the answer ends before any of these tokens, as before the model's own stop tokens
+    ignore_eos          go on after the model's own stop tokens
+    logprobs            also return this many of the most likely tokens at every step; 0: the generated one alone
+    n                   answers to the same prompt
+    """
+
+    max_tokens: int = 256
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        self._whole("max_tokens", 1)
+        self._whole("n", 1)
+        self._whole("top_k", 0)
+        self._number("temperature", 0, 100)
+        self._number("top_p", 0, 1, above=True)
+        self._number("min_p", 0, 1)
+        self._number("repetition_penalty", 0, 100, above=True)
+        self._number("presence_penalty", -2, 2)
+        self._number("frequency_penalty", -2, 2)
+        if self.seed is not None:
+            self._whole("seed", -(2**63), 2**64 - 1)
+        if self.logprobs is not None:
+            self._whole("logprobs", 0, MOST_LOGPROBS)
+        if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
+            raise UsageError(f"stop={self.stop!r}: must be a list of strings, none of them empty")
+        for token, bias in self.logit_bias.items():
+            if not _is_number(bias) or not -100 <= bias <= 100:
+                raise UsageError(f"logit_bias of token {token}: {bias!r}; must be from -100 to 100")
+
+    def _whole(self, name: str, least: int, most: int | None = None) -> None:
+        value = getattr(self, name)
+        if (
+            not isinstance(value, int)
+            or isinstance(value, bool)
+            or value < least
+            or (most is not None and value > most)
+        ):
+            limits = f"{least} or more" if most is None else f"from {least} to {most}"
+            raise UsageError(f"{name}={value!r}: must be a whole number, {limits}")
+
+    def _number(self, name: str, least: float, most: float, above: bool = False) -> None:
+        value = getattr(self, name)
+        if not _is_number(value) or not least <= value <= most or (above and value == least):
+            limits = f"above {least}, and at most {most}" if above else f"from {least} to {most}"
+            raise UsageError(f"{name}={value!r}: must be {limits}")
+
+    def check_tokens(self, vocabulary: int) -> None:
+        """Refuse ids that the model does not have."""
+        for name, tokens in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
+            for token in tokens:
+                if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary:
+                    raise UsageError(f"{name} with token {token!r}: this model has ids 0 to {vocabulary - 1}")
+
+    @property
+    def penalizes(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+class Logprobs(NamedTuple):
+    """Log probabilities at one step, of the model itself: before temperature, penalties and limits."""
+
+    chosen: float
+    top: list[tuple[int, float]]  # token, log probability; the most likely first
+
+
+@dataclass(eq=False)
+class Answer:
+    """One answer, as far as it has been generated. Stop tokens and stop strings are not in it."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the stop token or string that ended it, if not the model's own
+    logprobs: list[Logprobs] = field(default_factory=list)
+    error: str | None = None
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt and its answers. `prompt` is every token that the answers follow."""
+
+    prompt: Sequence[int]
+    params: SamplingParams
+    answers: list[Answer] = field(default_factory=list)
+    kept_tokens: int = 0  # of the prompt, whose state was kept from an earlier request
+    cancelled: bool = False
+
+    def __post_init__(self) -> None:
+        self.answers = [Answer() for _ in range(self.params.n)]
+        self.seed = secrets.randbits(63) if self.params.seed is None else self.params.seed
+
+    @property
+    def finished(self) -> bool:
+        return all(answer.finish_reason for answer in self.answers)
+
+    def cancel(self) -> None:
+        """Give its rows back at the next step; may be called from any thread."""
+        self.cancelled = True
+
+
+class Event(NamedTuple):
+    """What one step has added to an answer."""
+
+    request: Request
+    number: int  # of the answer among the request's
+    token: int | None  # None: nothing but text that was held back, or the end
+    text: str
+    logprobs: Logprobs | None
+    finish_reason: FinishReason | None

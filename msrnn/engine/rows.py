@@ -1,0 +1,94 @@
+"""The decode batch: the rows of one state. Those in use are the first ones, so that few rows cost little."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import torch
+from torch import Tensor
+
+from msrnn.core.device_memory import available_bytes
+from msrnn.core.slots import Slots
+from msrnn.core.state import MultiState
+from msrnn.errors import UsageError
+from msrnn.hf.cuda_graphs import Graphs
+from msrnn.hf.rnn import MultiStateRNN
+
+MOST_ROWS = {"cpu": 8, "cuda": 512}  # by default: more rows cost a CPU as much time as they gain
+
+
+def fitting_rows(rnn: MultiStateRNN) -> int:
+    """As many rows as fit into four fifths of the free memory; on a CPU few, which cost as much time as they gain."""
+    most = MOST_ROWS.get(rnn.device.type, MOST_ROWS["cpu"])
+    free, one = available_bytes(rnn.device), max(1, rnn.spec.nbytes(1))
+    return max(1, most if free is None else min(most, free * 4 // 5 // one))
+
+
+def bucket_sizes(rows: int) -> list[int]:
+    """Batch sizes that a graph is captured for: 1, 2, 3, 4, 6, 8, 12, …, and all rows."""
+    sizes = {size for power in range(rows.bit_length()) for size in (1 << power, 3 << power >> 1)}
+    return sorted(size for size in sizes | {rows} if 0 < size <= rows)
+
+
+class Rows:
+    """A state of `capacity` rows that decodes its first ones. It has graphs of its own, captured on views of it."""
+
+    def __init__(self, rnn: MultiStateRNN, capacity: int) -> None:
+        self.rnn, self.capacity = rnn, capacity
+        self.state = rnn.spec.state(capacity)
+        if not all(isinstance(layer, Slots) for layer in self.state.layers):
+            raise UsageError(
+                "the engine needs states of a fixed size in every layer: give a policy and a size, and a model without "
+                "linear-attention layers; as many slots as a text has tokens are the full model"
+            )
+        self._graphs = Graphs(rnn.model, rnn.spec, rnn._graphs.compiles)
+        self._buckets = bucket_sizes(capacity) if self._graphs.possible else range(1, capacity + 1)
+        self._views: dict[int, MultiState] = {}
+        self._masks: dict[tuple[int, int], Tensor] = {}
+        self.next = torch.zeros(capacity, 1, dtype=torch.long, device=rnn.model.device)  # what each row reads next
+
+    @property
+    def nbytes(self) -> int:
+        return self.state.nbytes
+
+    @torch.no_grad()
+    def step(self, count: int) -> Tensor:
+        """Let the first `count` rows read their next token -> logits [count, V], which the next step overwrites."""
+        bucket = self._buckets[bisect_left(self._buckets, count)]
+        view = self._view(bucket)
+        for layer in view.layers:
+            layer.columns = 0  # every row has columns of its own
+        ids, mask = self.next[:bucket], self._mask(bucket, count)
+        graph = self._graphs.of(view)
+        if graph is None:
+            return self.rnn._forward(ids, view, mask, last_only=True)[:count, -1]
+        return graph(ids, mask)[0][:count, -1]
+
+    def _view(self, count: int) -> MultiState:
+        if count not in self._views:
+            self._views[count] = self.state._first(count)
+        return self._views[count]
+
+    def _mask(self, bucket: int, count: int) -> Tensor | None:
+        """Rows that are not in use read padding."""
+        if count == bucket:
+            return None
+        if (bucket, count) not in self._masks:
+            self._masks[bucket, count] = (torch.arange(bucket, device=self.next.device) < count).long()[:, None]
+        return self._masks[bucket, count]
+
+    def put(self, row: int, state: MultiState) -> None:
+        """Copy a state of one row into this row."""
+        self.state._set_row(row, state)
+
+    def move(self, source: int, target: int) -> None:
+        """Copy one row over another."""
+        self.state._set_row(target, self.state, source)
+        self.next[target] = self.next[source]
+
+    def take(self, row: int, seen: int) -> MultiState:
+        """A copy of a row that has read `seen` tokens."""
+        state = self.state.select([row])
+        for layer in state.layers:
+            layer.columns = seen
+        return state

@@ -1,0 +1,156 @@
+"""How a token is chosen: limits, penalties and noise, against transformers' own processors where it has them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from torch import Tensor
+
+from msrnn.engine.requests import SamplingParams
+from msrnn.engine.sampling import RowSampler, choose, uniform
+from msrnn.errors import UsageError
+
+VOCABULARY = 50
+CPU = torch.device("cpu")
+
+
+def logits(rows: int = 1, seed: int = 0) -> Tensor:
+    return 3 * torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed))
+
+
+def sampler(seed: int = 0, prompt: list[int] | None = None, **params: Any) -> RowSampler:
+    return RowSampler(SamplingParams(**params), seed, prompt or [1], VOCABULARY, CPU)
+
+
+def drawn(count: int, **params: Any) -> Counter[int]:
+    rows = [sampler(seed, **params) for seed in range(count)]
+    return Counter(choose(logits().expand(count, -1), rows).tokens.tolist())
+
+
+def test_noise_is_uniform_and_depends_on_both_numbers() -> None:
+    values = torch.tensor([uniform(seed, number) for seed in range(64) for number in range(64)])
+    assert len(values.unique()) > 4090
+    assert abs(float(values.mean()) - 0.5) < 0.02
+    assert 0 <= float(values.min()) < 0.01
+    assert 0.99 < float(values.max()) < 1
+    assert uniform(-1, 3) == uniform(2**64 - 1, 3)
+
+
+def test_samples_follow_the_distribution() -> None:
+    count = 4000
+    found = drawn(count, temperature=1.5)
+    expected = (logits()[0] / 1.5).softmax(-1) * count
+    for token in range(VOCABULARY):
+        spread = float(expected[token]) ** 0.5 + 1
+        assert abs(found[token] - float(expected[token])) < 5 * spread
+
+
+@pytest.mark.parametrize(
+    ("params", "warper"),
+    [
+        ({"top_k": 5}, tf.TopKLogitsWarper(5)),
+        ({"top_p": 0.8}, tf.TopPLogitsWarper(0.8)),
+        ({"min_p": 0.1}, tf.MinPLogitsWarper(0.1)),
+    ],
+)
+def test_limits_are_those_of_transformers(params: dict[str, Any], warper: Any) -> None:
+    kept = set(warper(None, logits() / 1.5)[0].isfinite().nonzero()[:, 0].tolist())
+    found = drawn(3000, temperature=1.5, **params)
+    assert set(found) <= kept
+    likely = (logits()[0] / 1.5).softmax(-1)
+    assert {token for token in kept if likely[token] > 0.01} <= set(found)
+
+
+def test_the_most_likely_token_is_always_among_those_that_are_left() -> None:
+    assert set(drawn(50, temperature=3.0, top_p=1e-6)) == {int(logits().argmax())}
+    assert set(drawn(50, temperature=3.0, min_p=1.0)) == {int(logits().argmax())}
+    assert set(drawn(50, temperature=1e-9)) == {int(logits().argmax())}
+
+
+def test_repetition_penalty_is_that_of_transformers() -> None:
+    prompt = [3, 7, 11]
+    row = sampler(prompt=prompt, repetition_penalty=1.7)
+    expected = tf.RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([prompt]), logits())
+    torch.testing.assert_close(row.adjusted(logits()[0]), expected[0])
+    row.count(torch.tensor([20]))
+    expected = tf.RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[*prompt, 20]]), logits())
+    torch.testing.assert_close(row.adjusted(logits()[0]), expected[0])
+
+
+def test_presence_and_frequency_count_the_answer_only() -> None:
+    row = sampler(prompt=[3, 7], presence_penalty=0.5, frequency_penalty=0.25)
+    for token in (20, 20, 21):
+        row.count(torch.tensor([token]))
+    difference = row.adjusted(logits()[0]) - logits()[0]
+    assert difference.nonzero()[:, 0].tolist() == [20, 21]
+    torch.testing.assert_close(difference[[20, 21]], torch.tensor([-1.0, -0.75]))
+
+
+def test_a_bias_forces_and_forbids() -> None:
+    best = int(logits().argmax())
+    assert set(drawn(20, temperature=0, logit_bias={best: -100})) == {int(logits()[0].topk(2).indices[1])}
+    assert set(drawn(20, temperature=1, logit_bias={5: 100})) == {5}
+
+
+def test_log_probabilities_are_the_models_own() -> None:
+    row = sampler(temperature=0.2, logprobs=3, logit_bias={5: 50}, seed=1)
+    chosen = choose(logits(), [row])
+    found, expected = chosen.logprobs()[0], logits()[0].log_softmax(-1)
+    assert chosen.tokens.tolist() == [5]
+    assert found.chosen == pytest.approx(float(expected[5]))
+    assert [token for token, _ in found.top] == expected.topk(3).indices.tolist()
+    assert [value for _, value in found.top] == pytest.approx(expected.topk(3).values.tolist())
+    assert choose(logits(), [sampler(temperature=0, logprobs=0)]).logprobs()[0].top == []
+
+
+def test_a_row_alone_and_among_others() -> None:
+    ways: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 1},
+        {"temperature": 1, "top_p": 0.7},
+        {"temperature": 2, "top_k": 3, "presence_penalty": 1.0},
+        {"temperature": 2, "min_p": 0.05, "logit_bias": {3: 4.0}},
+    ] * 4
+    every = logits(len(ways))
+    together = choose(every, [sampler(i, **way) for i, way in enumerate(ways)]).tokens.tolist()
+    alone = [choose(every[i : i + 1], [sampler(i, **way)]).tokens.tolist()[0] for i, way in enumerate(ways)]
+    assert together == alone
+
+
+def test_logits_that_are_no_numbers_are_marked() -> None:
+    broken = logits(2)
+    broken[0, 7] = torch.nan
+    assert choose(broken, [sampler(temperature=1), sampler(temperature=0)]).tokens[0] == -1
+    assert choose(broken, [sampler(temperature=1), sampler(temperature=0)]).tokens[1] >= 0
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"temperature": -0.1}, "temperature=-0.1: must be from 0 to 100"),
+        ({"temperature": float("nan")}, "temperature=nan"),
+        ({"top_p": 0}, "top_p=0: must be above 0, and at most 1"),
+        ({"top_p": True}, "top_p=True"),
+        ({"top_k": -1}, "top_k=-1: must be a whole number, 0 or more"),
+        ({"min_p": 1.5}, "min_p=1.5"),
+        ({"max_tokens": 0}, "max_tokens=0: must be a whole number, 1 or more"),
+        ({"max_tokens": 2.0}, "max_tokens=2.0"),
+        ({"n": 0}, "n=0"),
+        ({"repetition_penalty": 0}, "repetition_penalty=0: must be above 0"),
+        ({"presence_penalty": 2.5}, "presence_penalty=2.5: must be from -2 to 2"),
+        ({"frequency_penalty": "1"}, "frequency_penalty='1'"),
+        ({"logprobs": 21}, "logprobs=21: must be a whole number, from 0 to 20"),
+        ({"seed": 2**64}, "seed=18446744073709551616"),
+        ({"stop": "end"}, "stop='end': must be a list of strings"),
+        ({"stop": [""]}, "none of them empty"),
+        ({"logit_bias": {3: 101}}, "logit_bias of token 3: 101; must be from -100 to 100"),
+    ],
+)
+def test_values_out_of_range_are_refused(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        SamplingParams(**params)
+    assert message in str(error.value)
