@@ -90,11 +90,10 @@ class Engine:
         embeddings: Any = rnn.model.get_input_embeddings()
         self._vocabulary: int = embeddings.num_embeddings
         self._waiting: deque[Request] = deque()
+        self._under_way: dict[Request, None] = {}  # taken from those that wait, and not finished
         self._reading: _Reading | None = None
         self._running: list[_Running] = []  # by row
         self._loop: Loop | None = None
-
-    # Requests
 
     def request(self, prompt: Sequence[int] | str, params: SamplingParams | None = None) -> Request:
         """A request, checked; `add` queues it. A prompt is token ids, or text if there is a tokenizer."""
@@ -133,8 +132,6 @@ class Engine:
         ids: list[int] = self.tokenizer(text)["input_ids"]
         return ids
 
-    # The loop
-
     @torch.no_grad()
     def step(self) -> list[Event]:
         """Read some of the waiting prompts, and let every running answer have one more token."""
@@ -151,12 +148,11 @@ class Engine:
 
     def _fail(self) -> None:
         """End everything that is under way: a step that was interrupted leaves states that cannot be used."""
-        reading = [self._reading.request] if self._reading else []
-        for request in (*reading, *(running.request for running in self._running)):
+        for request in self._under_way:
             for answer in request.answers:
-                answer.finish_reason = answer.finish_reason or "error"
-                answer.error = "the engine was interrupted; ask again"
-        self._reading, self._running = None, []
+                if answer.finish_reason is None:
+                    answer.finish_reason, answer.error = "error", "the engine was interrupted; ask again"
+        self._reading, self._running, self._under_way = None, [], {}
 
     def _drop_cancelled(self) -> list[Event]:
         events = []
@@ -166,6 +162,7 @@ class Engine:
         waiting = [request for request in self._waiting if request.cancelled]
         if self._reading is not None and self._reading.request.cancelled:
             waiting.append(self._reading.request)
+            del self._under_way[self._reading.request]
             self._reading = None
         for request in waiting:
             if request in self._waiting:
@@ -196,6 +193,7 @@ class Engine:
         if not self._waiting or self._waiting[0].params.n > free:
             return None
         request = self._waiting.popleft()
+        self._under_way[request] = None
         others = [other.prompt for other in islice(self._waiting, COMPARED)]
         shared = self.prefixes.common_prefix(request.prompt, others)
         kept = self.prefixes.longest(request.prompt)
@@ -288,9 +286,9 @@ class Engine:
         rest = running.text.end() if running.text else ""
         answer.text += rest
         answer.finish_reason = reason
+        if request.finished:
+            del self._under_way[request]
         return Event(request, running.index, None, rest, None, reason)
-
-    # For users
 
     def generate(
         self,

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import dataclass
 from typing import Protocol
 
 from msrnn.engine.requests import Event, Request
 from msrnn.errors import UsageError
 
 Events = asyncio.Queue[Event | Exception]
+
+
+@dataclass
+class _Consumer:
+    """Who waits for the events of a request."""
+
+    loop: asyncio.AbstractEventLoop
+    events: Events
+    unfinished: int  # answers whose last event was not handed over
 
 
 class Steps(Protocol):
@@ -26,7 +36,7 @@ class Loop:
 
     def __init__(self, engine: Steps) -> None:
         self._engine = engine
-        self._queues: dict[Request, tuple[asyncio.AbstractEventLoop, Events]] = {}
+        self._consumers: dict[Request, _Consumer] = {}
         self._arrived: list[Request] = []
         self._changed = threading.Condition()
         self._closed = False
@@ -35,20 +45,20 @@ class Loop:
 
     def add(self, request: Request) -> Events:
         """Queue a request from inside an asyncio loop; an exception in the queue is the end of the request."""
-        queue: Events = asyncio.Queue()
+        consumer = _Consumer(asyncio.get_running_loop(), asyncio.Queue(), request.params.n)
         with self._changed:
             if self._closed:
                 raise UsageError("this engine is closed: make a new one")
-            self._queues[request] = asyncio.get_running_loop(), queue
+            self._consumers[request] = consumer
             self._arrived.append(request)
             self._changed.notify()
-        return queue
+        return consumer.events
 
     def close(self) -> None:
         """Cancel what is under way, and wait for the thread to end."""
         with self._changed:
             self._closed = True
-            for request in self._queues:
+            for request in self._consumers:
                 request.cancel()
             self._changed.notify()
         self._thread.join()
@@ -58,7 +68,7 @@ class Loop:
             try:
                 events = self._engine.step()
             except Exception as error:  # what was under way has failed; the engine goes on with what waits
-                for request in [request for request in self._queues if request.finished]:
+                for request in [request for request in self._consumers if request.finished]:
                     self._hand_over(request, error)
                 continue
             for event in events:
@@ -75,12 +85,15 @@ class Loop:
             return not self._engine.idle
 
     def _hand_over(self, request: Request, event: Event | Exception) -> None:
-        with self._changed:
-            found = self._queues.pop(request, None) if request.finished else self._queues.get(request)
-        if found is None:
-            return
-        loop, queue = found
+        consumer = self._consumers[request]
+        if isinstance(event, Exception):
+            consumer.unfinished = 0
+        elif event.finish_reason is not None:
+            consumer.unfinished -= 1
+        if consumer.unfinished == 0:
+            with self._changed:
+                del self._consumers[request]
         try:
-            loop.call_soon_threadsafe(queue.put_nowait, event)
+            consumer.loop.call_soon_threadsafe(consumer.events.put_nowait, event)
         except RuntimeError:  # that asyncio loop has ended
             request.cancel()

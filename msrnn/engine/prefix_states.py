@@ -23,6 +23,9 @@ class Kept(NamedTuple):
     def nbytes(self) -> int:
         return self.state.nbytes + (self.logits.nbytes if self.logits is not None else 0)
 
+    def to(self, device: torch.device) -> Kept:
+        return Kept(self.tokens, self.state.to(device), None if self.logits is None else self.logits.to(device))
+
 
 class PrefixStates:
     """Kept states, in bounded memory: on the model's device first, then on the host. The least recently used one goes.
@@ -43,7 +46,7 @@ class PrefixStates:
 
     @property
     def active(self) -> bool:
-        return self._most["device"] > 0
+        return any(self._most.values())
 
     @property
     def nbytes(self) -> int:
@@ -59,6 +62,8 @@ class PrefixStates:
             kept = kept._replace(logits=before.logits)
         if kept.nbytes <= self._most["device"]:
             self._tiers["device"][key] = kept
+        elif kept.nbytes <= self._most["host"]:
+            self._tiers["host"][key] = kept.to(torch.device("cpu"))
         self._make_room()
 
     def longest(self, prompt: Sequence[int]) -> Kept | None:
@@ -84,26 +89,24 @@ class PrefixStates:
         return max((_shared(prompt, tokens) for tokens in [*known, *others]), default=0)
 
     def _used(self, name: str, key: tuple[int, int]) -> Kept:
-        """The entry, now the most recently used; one on the host comes back to the device."""
+        """The entry, now the most recently used; one on the host comes back to the device, if it fits there."""
         kept = self._tiers[name].pop(key)
-        if name == "host":
-            kept = Kept(kept.tokens, kept.state.to(self._device), _moved(kept.logits, self._device))
-        self._tiers["device"][key] = kept
+        on_device = kept.to(self._device) if name == "host" else kept
+        if kept.nbytes <= self._most["device"]:
+            self._tiers["device"][key] = on_device
+        else:
+            self._tiers["host"][key] = kept
         self._make_room()
-        return kept
+        return on_device
 
     def _make_room(self) -> None:
         device, host = self._tiers["device"], self._tiers["host"]
         while sum(kept.nbytes for kept in device.values()) > self._most["device"]:
             key, kept = device.popitem(last=False)
             if kept.nbytes <= self._most["host"]:
-                host[key] = Kept(kept.tokens, kept.state.cpu(), _moved(kept.logits, torch.device("cpu")))
+                host[key] = kept.to(torch.device("cpu"))
         while sum(kept.nbytes for kept in host.values()) > self._most["host"]:
             host.popitem(last=False)
-
-
-def _moved(logits: Tensor | None, device: torch.device) -> Tensor | None:
-    return None if logits is None else logits.to(device)
 
 
 def _hashes(tokens: Sequence[int]) -> list[int]:

@@ -288,3 +288,20 @@ def test_a_failed_step_reaches_those_who_wait(rnn: msrnn.MultiStateRNN, monkeypa
     events = asyncio.run(consume())
     assert [event.token for event in events if event.token is not None] == generated(rnn, [5, 6])
     engine.close()
+
+
+def test_a_prompt_that_cannot_begin_fails_alone(rnn: msrnn.MultiStateRNN, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has left the queue, so nothing else would ever end it."""
+    engine = msrnn.Engine(rnn, rows=2)
+    request = engine.request([5, 6], GREEDY)
+    engine.add(request)
+
+    def full() -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rnn, "state", full)
+        with pytest.raises(torch.OutOfMemoryError):
+            engine.step()
+    assert request.answers[0].finish_reason == "error"
+    assert engine.idle
