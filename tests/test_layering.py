@@ -56,7 +56,18 @@ INSIDE = {
         "chat_template",
         "long_read",
     ],
-    "engine": ["requests", "sampling", "text", "rows", "prefix_states", "loop", "engine"],
+    "engine": [
+        "requests",
+        "sampling",
+        "text",
+        "running",
+        "rows",
+        "prefix_states",
+        "sessions",
+        "prompts",
+        "loop",
+        "engine",
+    ],
 }
 ROOT = Path(msrnn.__file__).parent
 PATHS = [path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py"]

@@ -124,12 +124,13 @@ class Answer:
 
 @dataclass(eq=False)
 class Request:
-    """A prompt and its answers. `prompt` is every token that the answers follow."""
+    """A prompt and its answers. In a session, the prompt is what is new."""
 
     prompt: Sequence[int]
     params: SamplingParams
     answers: list[Answer] = field(default_factory=list)
-    kept_tokens: int = 0  # of the prompt, whose state was kept from an earlier request
+    session: str | None = None  # the conversation that the prompt goes on with
+    kept_tokens: int = 0  # tokens before the answer that were read earlier, for a request that began alike or a session
     cancelled: bool = False
 
     def __post_init__(self) -> None:
@@ -139,6 +140,15 @@ class Request:
     @property
     def finished(self) -> bool:
         return all(answer.finish_reason for answer in self.answers)
+
+    def fail(self, error: str) -> list[Event]:
+        """End the answers that are not finished."""
+        events = []
+        for number, answer in enumerate(self.answers):
+            if answer.finish_reason is None:
+                answer.finish_reason, answer.error = "error", error
+                events.append(Event(self, number, None, "", None, "error"))
+        return events
 
     def cancel(self) -> None:
         """Give its rows back at the next step; may be called from any thread."""

@@ -1,0 +1,78 @@
+"""An answer that is being generated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from msrnn.engine.requests import Answer, FinishReason, Logprobs, Request
+from msrnn.engine.sampling import RowSampler, mixed
+from msrnn.engine.text import TextStream
+
+
+class Added(NamedTuple):
+    """What a token has added to an answer: nothing but the end, if it is a stop token."""
+
+    token: int | None
+    text: str
+    logprobs: Logprobs | None
+    finish_reason: FinishReason | None
+
+
+class Running:
+    """An answer that has a row.
+
+    tokens  what was read before the answer
+    seen    tokens that the state had read before these, in a session
+    read    tokens of the answer that its row has read
+    logits  [V] of the model, whose vocabulary and device the sampler needs
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        number: int,
+        tokens: Sequence[int],
+        seen: int,
+        tokenizer: Any,
+        own_stops: frozenset[int],
+        logits: Tensor,
+    ) -> None:
+        self.request, self.number, self.tokens, self.seen = request, number, tokens, seen
+        self.read: list[int] = []
+        seed = request.seed if number == 0 else mixed(request.seed ^ mixed(number))
+        self.sampler = RowSampler(request.params, seed, request.prompt, logits.shape[-1], logits.device)
+        self._text = None if tokenizer is None else TextStream(tokenizer, request.params.stop)
+        self._stops = own_stops | frozenset(request.params.stop_token_ids)
+
+    @property
+    def answer(self) -> Answer:
+        return self.request.answers[self.number]
+
+    def add(self, token: int, logprobs: Logprobs | None) -> Added:
+        """Add a token, -1 where the model's numbers are not finite."""
+        answer, params = self.answer, self.request.params
+        if token < 0:
+            answer.error = "the model computed numbers that are not finite"
+            return Added(None, "", None, "error")
+        if token in self._stops:
+            answer.stop_reason = token if token in params.stop_token_ids else None
+            return Added(None, "", None, "stop")
+        answer.tokens.append(token)
+        text = self._text.put(token) if self._text else ""
+        answer.text += text
+        if logprobs is not None:
+            answer.logprobs.append(logprobs)
+        if self._text is not None and self._text.stopped is not None:
+            answer.stop_reason = self._text.stopped
+            return Added(token, text, logprobs, "stop")
+        return Added(token, text, logprobs, "length" if len(answer.tokens) >= params.max_tokens else None)
+
+    def end(self, reason: FinishReason) -> str:
+        """Finish the answer; returns the text that was held back."""
+        rest = self._text.end() if self._text else ""
+        self.answer.text += rest
+        self.answer.finish_reason = reason
+        return rest

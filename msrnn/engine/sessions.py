@@ -1,0 +1,159 @@
+"""Conversations that go on: the state after the last turn, by name; in a folder they survive a restart."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msrnn.core.state import MultiState
+from msrnn.core.state_file import load_description
+from msrnn.errors import UsageError
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+SUFFIX = ".safetensors"
+
+
+class Session(NamedTuple):
+    """A conversation after its last finished turn."""
+
+    state: MultiState  # of one row, on the host; nobody may change it
+    unread: list[int]  # tokens that belong to the conversation, but that the state has not read yet
+    turns: int
+    created: float  # seconds since 1970
+    updated: float
+
+    @property
+    def tokens(self) -> int:
+        return int(self.state.seen[0]) + len(self.unread)
+
+
+class SessionInfo(NamedTuple):
+    """What a list of sessions shows."""
+
+    name: str
+    tokens: int
+    turns: int
+    created: float
+    updated: float
+
+
+class Sessions:
+    """Sessions by name. A turn replaces a session when it is finished; until then the old one stays.
+
+    load    reads a state from a file
+    folder  where every finished turn is written, whole or not at all; None: sessions are in memory only
+    memory  bytes of states that are held; further ones are in their files alone, or are refused without a folder
+    """
+
+    def __init__(self, load: Callable[[Path], MultiState], folder: Path | None = None, memory: int = 2**30) -> None:
+        self._load, self._folder, self._memory = load, folder, memory
+        self._held: OrderedDict[str, Session] = OrderedDict()
+        self._infos: dict[str, SessionInfo] = {}
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in sorted(folder.glob(f"*{SUFFIX}")):
+                self._infos[path.stem] = _info(path)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._infos
+
+    def infos(self) -> list[SessionInfo]:
+        """All sessions; the one that was used last comes first."""
+        return sorted(self._infos.values(), key=lambda info: -info.updated)
+
+    def get(self, name: str) -> Session | None:
+        """The session of this name; None if there is none yet. One that is not in memory is read from its file."""
+        check_name(name)
+        if name not in self._infos:
+            return None
+        session = self._held.get(name) or self._read(name)
+        self._hold(name, session)
+        return session
+
+    def put(self, name: str, state: MultiState, unread: list[int]) -> None:
+        """A finished turn: written to the folder first, then shown."""
+        check_name(name)
+        before, now = self._infos.get(name), time.time()
+        turns, created = (before.turns + 1, before.created) if before else (1, now)
+        session = Session(state.cpu(), unread, turns, created, now)
+        self._check_room(name, session)
+        self._store(name, session)
+
+    def fork(self, name: str, other: str) -> None:
+        """A second session that goes on from the same turn."""
+        check_name(other)
+        session = self.get(name)
+        if session is None:
+            raise UsageError(f"session {name!r}: there is none of this name")
+        if other in self._infos:
+            raise UsageError(f"session {other!r}: exists already; delete it, or choose another name")
+        self._check_room(other, session)
+        self._store(other, session)
+
+    def delete(self, name: str) -> None:
+        check_name(name)
+        if name not in self._infos:
+            raise UsageError(f"session {name!r}: there is none of this name")
+        if self._folder is not None:
+            self._path(name).unlink(missing_ok=True)
+        self._held.pop(name, None)
+        del self._infos[name]
+
+    def _store(self, name: str, session: Session) -> None:
+        if self._folder is not None:
+            notes = {"unread": session.unread, "turns": session.turns}
+            session.state.save(self._path(name), {**notes, "created": session.created, "updated": session.updated})
+        self._infos[name] = SessionInfo(name, session.tokens, session.turns, session.created, session.updated)
+        self._hold(name, session)
+
+    def _check_room(self, name: str, session: Session) -> None:
+        """Without a folder, a session that does not fit is refused: another one would be lost."""
+        held = sum(other.state.nbytes for key, other in self._held.items() if key != name)
+        if self._folder is None and held + session.state.nbytes > self._memory:
+            raise UsageError(
+                f"session {name!r}: {len(self._held)} sessions fill the {self._memory:,} bytes for them; delete one, "
+                "or keep sessions in a folder"
+            )
+
+    def _hold(self, name: str, session: Session) -> None:
+        """Keep a session in memory, and let go of idle ones that their files have as well."""
+        self._held[name] = session
+        self._held.move_to_end(name)
+        while self._folder is not None and sum(held.state.nbytes for held in self._held.values()) > self._memory:
+            self._held.popitem(last=False)
+
+    def _read(self, name: str) -> Session:
+        path = self._path(name)
+        return Session(self._load(path).cpu(), *_fields(load_description(path)["notes"], path))
+
+    def _path(self, name: str) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{name}{SUFFIX}"
+
+
+def check_name(name: str) -> None:
+    """Names are file names, so they are plain."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise UsageError(f"session {name!r:.80}: must be 1 to 64 letters, digits, hyphens and underscores")
+
+
+def _info(path: Path) -> SessionInfo:
+    description = load_description(path)
+    unread, turns, created, updated = _fields(description["notes"], path)
+    return SessionInfo(path.stem, max(description["columns"]) + len(unread), turns, created, updated)
+
+
+def _fields(notes: Any, path: Path) -> tuple[list[int], int, float, float]:
+    """The fields of a session that its file has beside the state; files are not trusted."""
+    try:
+        unread, turns, created, updated = (notes[name] for name in ("unread", "turns", "created", "updated"))
+        sound = isinstance(unread, list) and all(type(token) is int and token >= 0 for token in unread)
+        if not (sound and type(turns) is int and turns >= 0):
+            raise TypeError
+        return unread, turns, float(created), float(updated)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{path}: not a session that the engine saved; move it out of this folder") from error
