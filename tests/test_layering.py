@@ -23,6 +23,7 @@ ORDER = [
     "layer",
     "hf",
     "engine",
+    "serve",
     "integrations",
     "evaluation",
     "analysis",

@@ -27,6 +27,7 @@ from msrnn.cli.judge import judge
 from msrnn.cli.options import register
 from msrnn.cli.policies import policies
 from msrnn.cli.read import read
+from msrnn.cli.serve import serve
 from msrnn.cli.terminal import Stopped
 from msrnn.errors import UsageError
 
@@ -41,7 +42,7 @@ app = typer.Typer(
 
 evaluations = typer.Typer(name="eval", no_args_is_help=True)
 
-register(app, demo, generate, chat, read, policies, bench, analyze, explore)
+register(app, demo, generate, chat, read, serve, policies, bench, analyze, explore)
 register(evaluations, perplexity, extrapolation, verb(squality), verb(qasper), story)
 app.add_typer(evaluations)
 register(app, judge)

@@ -24,7 +24,7 @@ _POLICY = "Eviction policy: which token a full layer evicts; `msrnn policies` li
 _SIZE = "Most tokens that each layer keeps; policy full keeps all."
 _DTYPE = "Dtype of the weights: float32, bfloat16, float16, or auto (the checkpoint's own)."
 _DTYPE_DEFAULT = "float32 on cpu, else auto"
-_STATE_DTYPE = "Quantize the kept keys and values to 8 bits: int8 or fp8."
+STATE_DTYPE = "Quantize the kept keys and values to 8 bits: int8 or fp8."
 POSITIONS = (
     "Position ids of the kept tokens: original; or, for texts past the training length, compressed (also "
     "compressed:ln, compressed:sqrt, compressed:16), fitted or compact"
@@ -58,7 +58,7 @@ SavedPositions = Annotated[
     str | None, Option("--positions", help=f"{POSITIONS}.", show_default="the saved state's, or original")
 ]
 SavedStateDtype = Annotated[
-    str | None, Option("--state-dtype", help=_STATE_DTYPE, show_default="the saved state's, or not quantized")
+    str | None, Option("--state-dtype", help=STATE_DTYPE, show_default="the saved state's, or not quantized")
 ]
 
 MaxNewTokens = Annotated[int, Option(help="Most tokens to generate.")]

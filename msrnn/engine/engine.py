@@ -181,12 +181,13 @@ class Engine:
             return None
         request = waiting.popleft()
         self._under_way[request] = None
-        if request.session is not None and request.session in self._sessions_in_use(besides=request):
+        if request.session is not None and self.uses_session(request.session, besides=request):
             raise UsageError(f"session {request.session!r}: is answering another request; wait for its end")
         return self.prompts.begin(request)
 
-    def _sessions_in_use(self, besides: Request) -> set[str | None]:
-        return {request.session for request in self._under_way if request is not besides}
+    def uses_session(self, name: str, besides: Request | None = None) -> bool:
+        """Whether a request is being answered in this session."""
+        return any(request.session == name for request in [*self._under_way] if request is not besides)
 
     def _join(self, reading: Reading) -> list[Event]:
         """Give the answers of a prompt their rows, and their first token."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from msrnn.core.state import MultiState
 from msrnn.core.state_file import load_description
@@ -15,6 +17,20 @@ from msrnn.errors import UsageError
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 SUFFIX = ".safetensors"
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _locked(method: Callable[P, R]) -> Callable[P, R]:
+    @wraps(method)
+    def locked(*args: P.args, **kwargs: P.kwargs) -> R:
+        sessions: Any = args[0]
+        with sessions._lock:
+            return method(*args, **kwargs)
+
+    return locked
 
 
 class Session(NamedTuple):
@@ -51,6 +67,7 @@ class Sessions:
 
     def __init__(self, load: Callable[[Path], MultiState], folder: Path | None = None, memory: int = 2**30) -> None:
         self._load, self._folder, self._memory = load, folder, memory
+        self._lock = threading.RLock()  # an engine's thread and a server's may both use sessions
         self._held: OrderedDict[str, Session] = OrderedDict()
         self._infos: dict[str, SessionInfo] = {}
         if folder is not None:
@@ -61,10 +78,12 @@ class Sessions:
     def __contains__(self, name: str) -> bool:
         return name in self._infos
 
+    @_locked
     def infos(self) -> list[SessionInfo]:
         """All sessions; the one that was used last comes first."""
         return sorted(self._infos.values(), key=lambda info: -info.updated)
 
+    @_locked
     def get(self, name: str) -> Session | None:
         """The session of this name; None if there is none yet. One that is not in memory is read from its file."""
         check_name(name)
@@ -74,6 +93,7 @@ class Sessions:
         self._hold(name, session)
         return session
 
+    @_locked
     def put(self, name: str, state: MultiState, unread: list[int]) -> None:
         """A finished turn: written to the folder first, then shown."""
         check_name(name)
@@ -83,6 +103,7 @@ class Sessions:
         self._check_room(name, session)
         self._store(name, session)
 
+    @_locked
     def fork(self, name: str, other: str) -> None:
         """A second session that goes on from the same turn."""
         check_name(other)
@@ -94,6 +115,7 @@ class Sessions:
         self._check_room(other, session)
         self._store(other, session)
 
+    @_locked
     def delete(self, name: str) -> None:
         check_name(name)
         if name not in self._infos:

@@ -33,17 +33,17 @@ def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
 def opening(tokenizer: PreTrainedTokenizerBase, message: str, system: str | None = None) -> str:
     """The first turn of a conversation, up to where the answer begins."""
     head = [{"role": "system", "content": system}] if system else []
-    return _render(tokenizer, [*head, {"role": "user", "content": message}], prompt=True)
+    return render(tokenizer, [*head, {"role": "user", "content": message}], prompt=True)
 
 
 def closing(tokenizer: PreTrainedTokenizerBase) -> str:
     """The text after every answer, from its stop token on."""
-    return _after_answer(_render(tokenizer, _EARLIER, prompt=False))
+    return _after_answer(render(tokenizer, _EARLIER, prompt=False))
 
 
 def following(tokenizer: PreTrainedTokenizerBase, message: str) -> str:
     """A later turn, up to where the answer begins: what it adds after the `closing` of the turn before."""
-    both = _render(tokenizer, [*_EARLIER, {"role": "user", "content": message}], prompt=True)
+    both = render(tokenizer, [*_EARLIER, {"role": "user", "content": message}], prompt=True)
     return _after_answer(both).removeprefix(closing(tokenizer))
 
 
@@ -56,7 +56,7 @@ def _after_answer(text: str) -> str:
     return after
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], prompt: bool) -> str:
+def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], prompt: bool) -> str:
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt))
     except Exception as error:  # a template is a program, whose errors have no common kind

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import ipaddress
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from msrnn.cli.model_options import ModelOptions
+from msrnn.cli.options import (
+    DEFAULT_POLICY,
+    DEFAULT_SIZE,
+    ORIGINAL,
+    POSITIONS,
+    SMALL,
+    STATE_DTYPE,
+    Backend,
+    Device,
+    Dtype,
+    Model,
+    PolicyName,
+    Size,
+)
+from msrnn.cli.terminal import note
+from msrnn.errors import UsageError
+
+KEY_VARIABLE = "MSRNN_API_KEY"
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    model: Model = None
+    policy: PolicyName = DEFAULT_POLICY
+    size: Size = DEFAULT_SIZE
+    positions: Annotated[str, Option(help=f"{POSITIONS}.")] = ORIGINAL
+    state_dtype: Annotated[str | None, Option(help=STATE_DTYPE, show_default="not quantized")] = None
+    device: Device = "auto"
+    dtype: Dtype = None
+    backend: Backend = "auto"
+
+    def completed(self) -> ModelOptions:
+        return ModelOptions(**vars(self))
+
+
+def serve(
+    *,
+    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 is every address of this machine.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    rows: Annotated[int | None, Option(help="Answers at once.", show_default="as many as fit, 8 on cpu")] = None,
+    name: Annotated[str | None, Option(help="Name of the model in the API.", show_default="the model's")] = None,
+    api_key: Annotated[
+        list[str] | None,
+        Option(help="A key that requests to /v1 must have; repeat for more.", show_default=f"${KEY_VARIABLE}, or none"),
+    ] = None,
+    sessions: Annotated[
+        Path | None, Option(help="Folder where sessions are kept over restarts.", show_default="memory only")
+    ] = None,
+    prompt_tokens: Annotated[int, Option(help="Tokens of new prompts that are read between two decode steps.")] = 512,
+    max_tokens: Annotated[int, Option(help="Tokens of an answer for which a request gives no limit.")] = 512,
+    max_total_tokens: Annotated[int, Option(help="Most tokens of a prompt and its answer together.")] = 1_000_000,
+    queue: Annotated[int, Option(help="Prompts that may wait; more are answered with 429.")] = 256,
+    max_body_bytes: Annotated[int, Option(help="Most bytes of a request.")] = 8 * 2**20,
+    shutdown_timeout: Annotated[int, Option(help="Seconds that running answers have after Ctrl-C or SIGTERM.")] = 30,
+    given: ServeOptions,
+) -> None:
+    """Serve a model over HTTP, with the API of OpenAI. Every conversation has the same size, so memory cannot run out.
+
+    /v1/chat/completions, /v1/completions and /v1/models are those that OpenAI's clients use; /v1/sessions, /health,
+    /metrics and /version come with them. With "session_id" in a request, its messages are only what is new, and the
+    server remembers the conversation. Prompts and keys are never logged.
+
+    Examples:
+        msrnn serve
+        msrnn serve --model my-model --policy tova --size 1024 --rows 64 --sessions sessions/
+        MSRNN_API_KEY=secret msrnn serve --host 0.0.0.0 --port 80
+        curl localhost:8000/v1/completions -d '{"prompt": "Once upon a time", "max_tokens": 32}'
+    """
+    options = given.completed()
+    keys = api_key or [key for key in [os.environ.get(KEY_VARIABLE, "")] if key]
+    _check(port, {"--queue": queue, "--max-tokens": max_tokens, "--max-body-bytes": max_body_bytes}, keys)
+    try:
+        import uvicorn
+
+        from msrnn.serve.app import Limits, Server
+        from msrnn.serve.protocol import Served
+    except ImportError as error:
+        raise UsageError(f"the package {error.name} is not installed: pip install 'msrnn[serve]'") from error
+    rnn, tokenizer = options.load()
+    from msrnn.engine.engine import Engine
+
+    engine = Engine(rnn, rows, tokenizer=tokenizer, prompt_tokens=prompt_tokens, sessions=sessions)
+    one = engine.rows.nbytes // engine.rows.capacity
+
+    def unread(session: str) -> list[int] | None:
+        found = engine.sessions.get(session)
+        return None if found is None else found.unread
+
+    served = Served(name or given.model or SMALL, tokenizer, max_tokens, max_total_tokens, unread)
+    app = Server(engine, served, Limits(queue, max_body_bytes, keys=keys)).app()
+    config = uvicorn.Config(
+        app, host, port, log_level="warning", access_log=False, timeout_graceful_shutdown=shutdown_timeout
+    )
+    note(f"a conversation takes {one:,} bytes, at any length; {engine.rows.capacity} are answered at once")
+    if not keys and not _is_local(host):
+        note(f"--host {host}: anyone who can reach this machine can use the model; --api-key guards it")
+    listener = config.bind_socket()  # before it is announced
+    note(f"{served.name} at http://{_address(host)}:{listener.getsockname()[1]}/v1")
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _check(port: int, counts: dict[str, int], keys: list[str]) -> None:
+    if not 0 <= port <= 65535:
+        raise UsageError(f"--port {port}: must be from 0 to 65535")
+    for option, count in counts.items():
+        if count < 1:
+            raise UsageError(f"{option} {count}: must be 1 or more")
+    if not all(key.strip() and key.isascii() for key in keys):
+        raise UsageError("--api-key: must not be empty, and must be plain ASCII")
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _address(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,253 @@
+"""The HTTP server: routes, limits, streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+import msrnn
+from msrnn.engine.engine import Engine
+from msrnn.engine.requests import Event, Request
+from msrnn.errors import UsageError
+from msrnn.serve.errors import ApiError, failed, overloaded
+from msrnn.serve.keys import KeyCheck
+from msrnn.serve.metrics import Metrics, Timer
+from msrnn.serve.protocol import Job, Served, chat_job, completion_job
+from msrnn.serve.replies import ChatReply, Reply, sent_error
+
+RETRY_SECONDS = 1
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a client may ask for."""
+
+    queue: int = 256  # prompts that wait for a row; more are answered with 429
+    body_bytes: int = 8 * 2**20
+    body_seconds: float = 30.0  # for a client to send its request
+    keys: Sequence[str] = ()
+
+
+class Server:
+    """Answers HTTP requests with an engine."""
+
+    def __init__(self, engine: Engine, served: Served, limits: Limits) -> None:
+        self.engine, self.served, self.limits = engine, served, limits
+        self.metrics = Metrics(engine)
+        self.active = 0  # prompts that were taken and are not finished
+
+    def app(self) -> Starlette:
+        routes = [
+            Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
+            Route("/v1/completions", self._guarded(self.completions), methods=["POST"]),
+            Route("/v1/models", self._guarded(self.models), methods=["GET"]),
+            Route("/v1/sessions", self._guarded(self.sessions), methods=["GET"]),
+            Route("/v1/sessions/{name}", self._guarded(self.delete_session), methods=["DELETE"]),
+            Route("/v1/sessions/{name}/fork", self._guarded(self.fork_session), methods=["POST"]),
+            Route("/health", self.health, methods=["GET"]),
+            Route("/metrics", self.read_metrics, methods=["GET"]),
+            Route("/version", self.version, methods=["GET"]),
+        ]
+
+        @asynccontextmanager
+        async def lifespan(_: Starlette) -> AsyncIterator[None]:
+            yield
+            await asyncio.to_thread(self.engine.close)
+
+        return Starlette(
+            routes=routes,
+            middleware=[Middleware(KeyCheck, keys=self.limits.keys)],
+            exception_handlers={HTTPException: _http_error},
+            lifespan=lifespan,
+        )
+
+    def _guarded(self, endpoint: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
+        """Errors in OpenAI's shape. What went wrong inside is not shown, since it may hold a prompt."""
+
+        async def guarded(request: HttpRequest) -> Response:
+            try:
+                response: Response = await endpoint(request)
+                return response
+            except ApiError as error:
+                return JSONResponse(error.body, error.status, error.headers)
+            except UsageError as error:
+                return JSONResponse(ApiError(400, str(error), code="invalid_value").body, 400)
+            except ClientDisconnect:
+                return Response(status_code=499)
+            except Exception as error:
+                return JSONResponse(failed(f"internal error ({type(error).__name__})").body, 500)
+
+        return guarded
+
+    async def chat(self, http: HttpRequest) -> Response:
+        job = await self._job(http, chat_job)
+        return await self._answer(http, job, ChatReply)
+
+    async def completions(self, http: HttpRequest) -> Response:
+        job = await self._job(http, completion_job)
+        return await self._answer(http, job, Reply)
+
+    async def _job(self, http: HttpRequest, parse: Callable[[Any, Served], Job]) -> Job:
+        body = await self._body(http)
+        return await asyncio.to_thread(parse, body, self.served)  # long texts take long to tokenize
+
+    async def _body(self, http: HttpRequest) -> Any:
+        most = self.limits.body_bytes
+        too_large = ApiError(413, f"the body is larger than {most:,} bytes", code="body_too_large")
+        length = http.headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > most:
+            raise too_large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self.limits.body_seconds):
+                async for part in http.stream():
+                    body += part
+                    if len(body) > most:
+                        raise too_large
+        except TimeoutError:
+            raise ApiError(408, "the body did not arrive in time", code="body_too_slow") from None
+        try:
+            return json.loads(body, parse_constant=_no_number)
+        except (ValueError, RecursionError) as error:
+            raise ApiError(400, f"the body is not JSON: {str(error)[:200]}", code="invalid_json") from None
+
+    async def _answer(self, http: HttpRequest, job: Job, kind: type[Reply]) -> Response:
+        requests = [self.engine.request(prompt, job.params, job.session) for prompt in job.prompts]
+        if self.active + len(requests) > self.engine.rows.capacity + self.limits.queue:
+            raise overloaded(RETRY_SECONDS)
+        reply = kind(job, requests, self.served.name, self.served.tokenizer)
+        if job.stream:
+            return StreamingResponse(self._streamed(requests, reply), media_type="text/event-stream")
+        work = asyncio.ensure_future(self._whole(requests))
+        gone = asyncio.ensure_future(_disconnected(http))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise ClientDisconnect
+            work.result()
+        finally:
+            for task in (work, gone):
+                task.cancel()
+            with suppress(BaseException):
+                await asyncio.gather(work, gone, return_exceptions=True)
+        return JSONResponse(reply.complete())
+
+    async def _whole(self, requests: list[Request]) -> None:
+        async for event in self._events(requests):
+            if event.finish_reason == "error":
+                raise _failure(event)
+
+    async def _streamed(self, requests: list[Request], reply: Reply) -> AsyncIterator[bytes]:
+        try:
+            for chunk in reply.first_chunks():
+                yield chunk
+            async for event in self._events(requests):
+                if event.finish_reason == "error":
+                    raise _failure(event)
+                for chunk in reply.chunks(event):
+                    yield chunk
+            for chunk in reply.last_chunks():
+                yield chunk
+        except ApiError as error:
+            yield sent_error(error.body)
+
+    async def _events(self, requests: list[Request]) -> AsyncIterator[Event]:
+        """The events of several requests as they come. Whoever stops early cancels them."""
+        events: asyncio.Queue[Event | Exception | None] = asyncio.Queue()
+
+        async def collect(request: Request) -> None:
+            timer = Timer(self.metrics, request)
+            try:
+                async for event in self.engine.stream(request):
+                    timer.event(event)
+                    events.put_nowait(event)
+                events.put_nowait(None)
+            except Exception as error:
+                events.put_nowait(error)
+
+        self.active += len(requests)
+        tasks = [asyncio.ensure_future(collect(request)) for request in requests]
+        try:
+            unfinished = len(tasks)
+            while unfinished:
+                event = await events.get()
+                if isinstance(event, Exception):
+                    raise failed(f"internal error ({type(event).__name__})") from event
+                if event is None:
+                    unfinished -= 1
+                else:
+                    yield event
+        finally:
+            self.active -= len(requests)
+            for request, task in zip(requests, tasks, strict=True):
+                request.cancel()
+                task.cancel()
+
+    async def models(self, _: HttpRequest) -> Response:
+        model = {"id": self.served.name, "object": "model", "created": 0, "owned_by": "msrnn"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def sessions(self, _: HttpRequest) -> Response:
+        found = [{"id": info.name, "object": "session", **info._asdict()} for info in self.engine.sessions.infos()]
+        return JSONResponse({"object": "list", "data": found})
+
+    async def delete_session(self, http: HttpRequest) -> Response:
+        name = self._existing(http)
+        await asyncio.to_thread(self.engine.sessions.delete, name)
+        return JSONResponse({"id": name, "object": "session", "deleted": True})
+
+    async def fork_session(self, http: HttpRequest) -> Response:
+        name, body = self._existing(http), await self._body(http)
+        other = body.get("to") if isinstance(body, dict) and body.keys() == {"to"} else None
+        if not isinstance(other, str):
+            raise ApiError(400, 'the body must be {"to": "the name of the new session"}', param="to")
+        await asyncio.to_thread(self.engine.sessions.fork, name, other)
+        return JSONResponse({"id": other, "object": "session"}, 201)
+
+    def _existing(self, http: HttpRequest) -> str:
+        name = str(http.path_params["name"])
+        if name not in self.engine.sessions:
+            raise ApiError(404, f"session {name!r:.80}: there is none of this name", code="session_not_found")
+        if self.engine.uses_session(name):
+            raise ApiError(409, f"session {name!r}: is answering a request; wait for its end", code="session_in_use")
+        return name
+
+    async def health(self, _: HttpRequest) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def read_metrics(self, _: HttpRequest) -> Response:
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def version(self, _: HttpRequest) -> Response:
+        return JSONResponse({"version": msrnn.__version__})
+
+
+def _failure(event: Event) -> ApiError:
+    return failed(event.request.answers[event.number].error or "the answer failed")
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+async def _disconnected(http: HttpRequest) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _http_error(_: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    found = ApiError(error.status_code, error.detail, code="not_found" if error.status_code == 404 else None)
+    return JSONResponse(found.body, error.status_code, error.headers)

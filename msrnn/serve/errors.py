@@ -1,0 +1,45 @@
+"""Errors of the API, in OpenAI's shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ApiError(Exception):
+    """An answer to a request that cannot be served; `param` names the field at fault."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
+        self.headers = headers or {}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+
+def bad(param: str, message: str) -> ApiError:
+    return ApiError(400, message, param=param, code="invalid_value")
+
+
+def overloaded(seconds: int) -> ApiError:
+    return ApiError(
+        429,
+        "too many requests wait already: try again later",
+        kind="rate_limit_error",
+        code="queue_full",
+        headers={"Retry-After": str(seconds)},
+    )
+
+
+def failed(message: str) -> ApiError:
+    return ApiError(500, message, kind="server_error", code="internal_error")

@@ -1,0 +1,67 @@
+"""Metrics for Prometheus, named after vLLM's."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from msrnn.engine.engine import Engine
+from msrnn.engine.requests import Event, Request
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class Metrics:
+    """Counts requests and tokens, and times them. What the engine knows is asked when metrics are read."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.registry = CollectorRegistry()
+        kinds: dict[str, Any] = {"namespace": "msrnn", "registry": self.registry}
+        self.running = Gauge("num_requests_running", "Answers that are generated now", **kinds)
+        self.running.set_function(lambda: engine.counts["rows"])
+        waiting = Gauge("num_requests_waiting", "Requests that wait, or whose prompt is being read", **kinds)
+        waiting.set_function(lambda: engine.counts["waiting"] + engine.counts["reading"])
+        Gauge("num_rows", "Rows of the decode batch", **kinds).set(engine.rows.capacity)
+        hits = Gauge("prefix_state_hits", "Prompts that began with a kept state", **kinds)
+        hits.set_function(lambda: engine.prefixes.hits)
+        misses = Gauge("prefix_state_misses", "Prompts that did not", **kinds)
+        misses.set_function(lambda: engine.prefixes.misses)
+        sessions = Gauge("num_sessions", "Sessions that can be continued", **kinds)
+        sessions.set_function(lambda: len(engine.sessions.infos()))
+        self.prompt_tokens = Counter("prompt_tokens", "Tokens of prompts", **kinds)
+        self.read_tokens = Counter("prompt_tokens_read", "Tokens of prompts that had to be read", **kinds)
+        self.generated_tokens = Counter("generation_tokens", "Tokens of answers", **kinds)
+        self.finished = Counter("request_success", "Answers, by how they ended", ["finished_reason"], **kinds)
+        self.first = Histogram("time_to_first_token_seconds", "Until the first token", buckets=_SECONDS, **kinds)
+        self.between = Histogram("inter_token_latency_seconds", "Between tokens", buckets=_SECONDS, **kinds)
+        self.whole = Histogram("e2e_request_latency_seconds", "Until the last token", buckets=_SECONDS, **kinds)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class Timer:
+    """Times one request, event by event."""
+
+    def __init__(self, metrics: Metrics, request: Request) -> None:
+        self._metrics, self._began = metrics, monotonic()
+        self._last: dict[int, float] = {}
+        metrics.prompt_tokens.inc(len(request.prompt))
+
+    def event(self, event: Event) -> None:
+        metrics, now = self._metrics, monotonic()
+        if not self._last:
+            kept = event.request.kept_tokens if event.request.session is None else 0
+            metrics.read_tokens.inc(max(0, len(event.request.prompt) - kept))
+        if event.token is not None:
+            metrics.generated_tokens.inc()
+            if event.number in self._last:
+                metrics.between.observe(now - self._last[event.number])
+            else:
+                metrics.first.observe(now - self._began)
+        self._last[event.number] = now
+        if event.finish_reason is not None:
+            metrics.finished.labels(event.finish_reason).inc()
+            metrics.whole.observe(now - self._began)

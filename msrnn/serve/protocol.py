@@ -1,0 +1,230 @@
+"""Requests of OpenAI's API: every field is checked, and one that is not supported is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from msrnn.engine.requests import SamplingParams
+from msrnn.engine.sessions import check_name
+from msrnn.errors import UsageError
+from msrnn.hf.chat_template import check_template, closing, encode, following, render
+from msrnn.serve.errors import ApiError, bad
+
+ROLES = ("system", "developer", "user", "assistant")
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop_token_ids",
+    "n",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "ignore_eos",
+)
+_COMMON = {*_SAMPLING, "model", "max_tokens", "stop", "logit_bias", "stream", "stream_options", "user", "session_id"}
+CHAT_FIELDS = _COMMON | {"messages", "max_completion_tokens", "logprobs", "top_logprobs"}
+COMPLETION_FIELDS = _COMMON | {"prompt", "echo", "logprobs"}
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the server offers, and its limits."""
+
+    name: str
+    tokenizer: Any
+    default_tokens: int  # of an answer whose length is not given
+    most_tokens: int  # of a prompt and its answer together
+    unread: Callable[[str], list[int] | None]  # tokens that a session has not read; None: there is no such session
+
+
+@dataclass(frozen=True)
+class Job:
+    """A checked request."""
+
+    prompts: list[list[int]]
+    params: SamplingParams
+    stream: bool
+    include_usage: bool
+    echo: bool
+    session: str | None
+
+
+def chat_job(body: Any, served: Served) -> Job:
+    fields = _fields(body, CHAT_FIELDS, served)
+    messages = _messages(fields.get("messages"))
+    session = _session(fields)
+    if "max_completion_tokens" in fields and "max_tokens" in fields:
+        raise bad("max_tokens", "max_tokens and max_completion_tokens are both given: give one of them")
+    limit = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
+    wanted = _boolean(fields, "logprobs")
+    top = fields.get("top_logprobs")
+    if top is not None and not wanted:
+        raise bad("top_logprobs", "top_logprobs needs logprobs: true")
+    params = _params(fields, limit, served, (top or 0) if wanted else None)
+    try:
+        ids = _rendered(served, messages, session)
+    except UsageError as error:
+        raise bad("messages", str(error)) from error
+    return _job(fields, [ids], params, served, session, echo=False)
+
+
+def completion_job(body: Any, served: Served) -> Job:
+    fields = _fields(body, COMPLETION_FIELDS, served)
+    prompts = _prompts(fields.get("prompt"), served.tokenizer)
+    session = _session(fields)
+    if session is not None and len(prompts) > 1:
+        raise bad("prompt", f"{len(prompts)} prompts: a session goes on with one")
+    params = _params(fields, "max_tokens", served, fields.get("logprobs"))
+    return _job(fields, prompts, params, served, session, echo=_boolean(fields, "echo"))
+
+
+def _fields(body: Any, known: set[str], served: Served) -> dict[str, Any]:
+    """The fields that are given; null counts as not given."""
+    if not isinstance(body, dict):
+        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+    fields = {name: value for name, value in body.items() if value is not None}
+    for name in fields:
+        if name not in known:
+            message = f"{name!r:.100} is not supported by this server: leave it out"
+            raise ApiError(400, message, param=str(name)[:100], code="unsupported_field")
+    model = fields.get("model", served.name)
+    if model != served.name:
+        message = f"model {model!r:.100} is not served here: the model is {served.name!r}"
+        raise ApiError(404, message, param="model", code="model_not_found")
+    return fields
+
+
+def _params(fields: Mapping[str, Any], limit: str, served: Served, logprobs: Any) -> SamplingParams:
+    given = {name: fields[name] for name in _SAMPLING if name in fields}
+    stop = fields.get("stop", [])
+    biases = fields.get("logit_bias", {})
+    if not isinstance(biases, dict) or not all(str(token).isdecimal() for token in biases):
+        raise bad("logit_bias", "logit_bias must be an object from token ids to numbers")
+    if not isinstance(given.get("stop_token_ids", []), list):
+        raise bad("stop_token_ids", "stop_token_ids must be a list of token ids")
+    if not isinstance(given.get("ignore_eos", False), bool):
+        raise bad("ignore_eos", "ignore_eos must be true or false")
+    if isinstance(logprobs, bool):
+        raise bad("logprobs", "logprobs must be a whole number here")
+    if given.get("top_k") == -1:
+        given["top_k"] = 0  # some clients write "all" in this way
+    names = {"max_tokens": limit, "logprobs": "top_logprobs" if "top_logprobs" in fields else "logprobs"}
+    try:
+        return SamplingParams(
+            **given,
+            max_tokens=fields.get(limit, served.default_tokens),
+            stop=[stop] if isinstance(stop, str) else stop if isinstance(stop, list) else [stop],
+            logit_bias={int(token): bias for token, bias in biases.items()},
+            logprobs=logprobs,
+        )
+    except UsageError as error:
+        name = str(error).partition("=")[0].partition(" ")[0]
+        raise bad(names.get(name, name), str(error)) from error
+
+
+def _job(
+    fields: Mapping[str, Any],
+    prompts: list[list[int]],
+    params: SamplingParams,
+    served: Served,
+    session: str | None,
+    echo: bool,
+) -> Job:
+    most = max(map(len, prompts)) + params.max_tokens
+    if most > served.most_tokens:
+        message = f"{most:,} tokens, prompt and answer together: this server takes {served.most_tokens:,} at most"
+        raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
+    stream, options = _boolean(fields, "stream"), fields.get("stream_options")
+    if options is not None:
+        if not stream:
+            raise bad("stream_options", "stream_options needs stream: true")
+        if not isinstance(options, dict) or options.keys() - {"include_usage"}:
+            raise bad("stream_options", "stream_options must be an object, and may have include_usage only")
+    if not isinstance(fields.get("user", ""), str):
+        raise bad("user", "user must be a string")
+    return Job(prompts, params, stream, _boolean(options or {}, "include_usage"), echo, session)
+
+
+def _boolean(fields: Mapping[str, Any], name: str) -> bool:
+    value = fields.get(name, False)
+    if not isinstance(value, bool):
+        raise bad(name, f"{name} must be true or false")
+    return value
+
+
+def _session(fields: Mapping[str, Any]) -> str | None:
+    session = fields.get("session_id")
+    if session is None:
+        return None
+    try:
+        check_name(session)
+    except UsageError as error:
+        raise bad("session_id", str(error)) from error
+    return str(session)
+
+
+def _prompts(value: Any, tokenizer: Any) -> list[list[int]]:
+    """Text, token ids, or a list of either."""
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list) or not value:
+        raise bad("prompt", "prompt must be a text, a list of token ids, or a list of either, and not empty")
+    if all(type(token) is int for token in value):
+        value = [value]
+    prompts = []
+    for prompt in value:
+        if isinstance(prompt, str):
+            prompts.append(encode(tokenizer, prompt, True)[0].tolist())
+        elif isinstance(prompt, list) and all(type(token) is int for token in prompt):
+            prompts.append(prompt)
+        else:
+            raise bad("prompt", "prompt must be a text, a list of token ids, or a list of either")
+    if not all(prompts):
+        raise bad("prompt", "prompt is empty: give one token or more")
+    return prompts
+
+
+def _messages(value: Any) -> list[dict[str, str]]:
+    if not isinstance(value, list) or not value:
+        raise bad("messages", "messages must be a list of one message or more")
+    return [_message(message, f"messages[{i}]") for i, message in enumerate(value)]
+
+
+def _message(message: Any, where: str) -> dict[str, str]:
+    if not isinstance(message, dict) or message.get("role") not in ROLES:
+        raise bad(where, f"{where}: must be an object whose role is one of {', '.join(ROLES)}")
+    for name, value in message.items():
+        if name not in ("role", "content", "name") and value is not None:
+            raise bad(f"{where}.{str(name)[:100]}", f"{where}: {name!r:.100} is not supported by this server")
+    content = message.get("content")
+    if isinstance(content, list):
+        texts = [part["text"] for part in content if _is_text(part)]
+        content = "".join(texts) if texts and len(texts) == len(content) else None
+    if not isinstance(content, str):
+        raise bad(f"{where}.content", f"{where}: content must be text; images and other parts are not supported")
+    role = "system" if message["role"] == "developer" else message["role"]
+    return {"role": role, "content": content}
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _rendered(served: Served, messages: list[dict[str, str]], session: str | None) -> list[int]:
+    """The tokens of a conversation up to where the answer begins; of a session that exists, what is new of them."""
+    tokenizer = served.tokenizer
+    check_template(tokenizer)
+    unread = served.unread(session) if session is not None else None
+    if unread is None:
+        ids: list[int] = encode(tokenizer, render(tokenizer, messages, prompt=True), False)[0].tolist()
+        return ids
+    if [message["role"] for message in messages] != ["user"]:
+        raise UsageError("a session that has begun goes on with one message of the user")
+    end: list[int] = encode(tokenizer, closing(tokenizer), False)[0].tolist()
+    turn: list[int] = encode(tokenizer, following(tokenizer, messages[0]["content"]), False)[0].tolist()
+    return [*(end[1:] if unread[-1:] == end[:1] else end), *turn]

@@ -1,0 +1,320 @@
+"""The server with the real `openai` client, over real sockets; a tiny model answers, with a real tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+import uvicorn
+from tiny import build, llama
+
+import msrnn
+from msrnn.hf.loading import Loaded
+from msrnn.serve.app import Limits, Server
+from msrnn.serve.protocol import Served
+
+KEY = "sk-test"
+
+
+@contextmanager
+def running(engine: msrnn.Engine, limits: Limits | None = None) -> Iterator[str]:
+    """The address of a server that answers with this engine."""
+
+    def unread(name: str) -> list[int] | None:
+        session = engine.sessions.get(name)
+        return None if session is None else session.unread
+
+    served = Served("tiny", engine.tokenizer, 16, 2000, unread)
+    app = Server(engine, served, limits or Limits(keys=[KEY])).app()
+    config = uvicorn.Config(app, "127.0.0.1", 0, log_level="error", timeout_graceful_shutdown=2)
+    listener, server = config.bind_socket(), uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+@pytest.fixture(scope="module")
+def rnn(small: Loaded) -> msrnn.MultiStateRNN:
+    return msrnn.MultiStateRNN(build(llama(vocab_size=len(small.tokenizer), eos_token_id=None), "cpu"), "tova", 16)
+
+
+@pytest.fixture(scope="module")
+def engine(rnn: msrnn.MultiStateRNN, small: Loaded) -> msrnn.Engine:
+    return msrnn.Engine(rnn, rows=4, tokenizer=small.tokenizer)
+
+
+@pytest.fixture(scope="module")
+def address(engine: msrnn.Engine) -> Iterator[str]:
+    with running(engine) as found:
+        yield found
+
+
+@pytest.fixture
+def client(address: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0)
+
+
+def post(address: str, body: Any, path: str = "/v1/completions", key: str = KEY) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body)
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    return httpx.post(address + path, content=content, headers=headers, timeout=30)
+
+
+def greedy(rnn: msrnn.MultiStateRNN, ids: list[int], count: int) -> list[int]:
+    out = rnn.generate(torch.tensor([ids]), max_new_tokens=count, do_sample=False)
+    found: list[int] = out[0, len(ids) :].tolist()
+    return found
+
+
+def test_completions(client: openai.OpenAI, rnn: msrnn.MultiStateRNN, small: Loaded) -> None:
+    prompts = ["The sea was calm", "Once upon a time there", "Two and two"]
+    ids = [small.tokenizer(prompt)["input_ids"] for prompt in prompts]
+    expected = [small.tokenizer.decode(greedy(rnn, each, 9)) for each in ids]
+    found = client.completions.create(model="tiny", prompt=prompts, max_tokens=9, temperature=0)
+    assert [choice.text for choice in found.choices] == expected
+    assert [choice.finish_reason for choice in found.choices] == ["length"] * 3
+    assert found.usage is not None
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (sum(map(len, ids)), 27)
+    by_ids = client.completions.create(model="tiny", prompt=ids, max_tokens=9, temperature=0, echo=True)
+    assert [choice.text for choice in by_ids.choices] == [p + e for p, e in zip(prompts, expected, strict=True)]
+
+
+def test_a_stream_is_the_whole(client: openai.OpenAI) -> None:
+    ask: dict[str, Any] = {"model": "tiny", "max_tokens": 12, "seed": 5, "temperature": 1.5}
+    whole = client.completions.create(prompt="The sea", n=2, **ask)
+    texts, usage = ["", ""], None
+    options = {"include_usage": True}
+    for chunk in client.completions.create(prompt="The sea", n=2, stream=True, stream_options=options, **ask):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+        usage = chunk.usage or usage
+    assert texts == [choice.text for choice in whole.choices]
+    assert texts[0] != texts[1]
+    assert usage is not None
+    assert usage.completion_tokens == 24
+
+
+def test_chat(client: openai.OpenAI, rnn: msrnn.MultiStateRNN, small: Loaded) -> None:
+    messages: Any = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Who are you?"}]},
+    ]
+    plain = [{"role": m["role"], "content": "Who are you?" if m["role"] == "user" else "Be brief."} for m in messages]
+    text = small.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+    ids = small.tokenizer(text, add_special_tokens=False)["input_ids"]
+    found = client.chat.completions.create(model="tiny", messages=messages, max_completion_tokens=8, temperature=0)
+    expected = small.tokenizer.decode(greedy(rnn, ids, 8), skip_special_tokens=True)
+    assert found.choices[0].message.content == expected
+    stream = client.chat.completions.create(
+        model="tiny", messages=messages, max_tokens=8, temperature=0, stream=True, logprobs=True, top_logprobs=2
+    )
+    chunks = [chunk.choices[0] for chunk in stream]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == expected
+    assert chunks[0].delta.role == "assistant"
+    assert chunks[-1].finish_reason == "length"
+    entries = [entry for chunk in chunks if chunk.logprobs for entry in chunk.logprobs.content or []]
+    assert len(entries) == 8
+    assert all(entry.logprob == entry.top_logprobs[0].logprob for entry in entries)
+
+
+def test_a_history_that_is_sent_again_is_not_read_again(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "Tell me about the sea, the wind and the old harbour town."}]
+    for turn in range(3):
+        found = client.chat.completions.create(model="tiny", messages=messages, max_tokens=4, temperature=0)
+        assert found.usage is not None
+        details = found.usage.prompt_tokens_details
+        assert details is not None
+        if turn:
+            assert (details.cached_tokens or 0) > 20
+        answer = {"role": "assistant", "content": found.choices[0].message.content}
+        messages = [*messages, answer, {"role": "user", "content": "And?"}]
+
+
+def test_sessions(client: openai.OpenAI, address: str) -> None:
+    def say(name: str, text: str) -> str:
+        messages: Any = [{"role": "user", "content": text}]
+        found = client.chat.completions.create(
+            model="tiny", messages=messages, max_tokens=6, temperature=0, extra_body={"session_id": name}
+        )
+        return str(found.choices[0].message.content)
+
+    headers = {"Authorization": f"Bearer {KEY}"}
+    say("one", "My name is Ann.")
+    assert httpx.post(f"{address}/v1/sessions/one/fork", json={"to": "two"}, headers=headers).status_code == 201
+    assert say("one", "What is my name?") == say("two", "What is my name?")
+    listed = httpx.get(f"{address}/v1/sessions", headers=headers).json()["data"]
+    assert {(found["id"], found["turns"]) for found in listed} == {("one", 2), ("two", 2)}
+    assert httpx.delete(f"{address}/v1/sessions/one", headers=headers).json()["deleted"]
+    assert httpx.delete(f"{address}/v1/sessions/one", headers=headers).status_code == 404
+    again = post(address, {"prompt": "a", "session_id": "two", "n": 2})
+    assert again.status_code == 400
+    httpx.delete(f"{address}/v1/sessions/two", headers=headers)
+
+
+def test_stop_strings_and_bias(client: openai.OpenAI) -> None:
+    ask: dict[str, Any] = {"model": "tiny", "prompt": "The sea", "temperature": 0, "max_tokens": 12}
+    whole = client.completions.create(**ask).choices[0].text
+    cut = client.completions.create(**ask, stop=whole[10:13]).choices[0]
+    assert cut.text == whole[: whole.index(whole[10:13])]
+    assert cut.finish_reason == "stop"
+    forced = client.completions.create(**ask, logit_bias={"500": 100}, logprobs=1).choices[0]
+    assert forced.logprobs is not None
+    assert len(set(forced.logprobs.tokens or [])) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        (b"{", 400, None),
+        (b"[1]", 400, None),
+        (b"[" * 100_000, 400, None),
+        (b'{"prompt": "a", "temperature": NaN}', 400, None),
+        ({"prompt": "a", "tools": []}, 400, "tools"),
+        ({"prompt": "a", "response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({"prompt": "a", "model": "gpt-9"}, 404, "model"),
+        ({"prompt": ""}, 400, "prompt"),
+        ({"prompt": [1, "a"]}, 400, "prompt"),
+        ({"prompt": [10**9]}, 400, None),
+        ({}, 400, "prompt"),
+        ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
+        ({"prompt": "a", "max_tokens": "9"}, 400, "max_tokens"),
+        ({"prompt": "a", "max_tokens": 10**6}, 400, "max_tokens"),
+        ({"prompt": "a", "temperature": -1}, 400, "temperature"),
+        ({"prompt": "a", "top_p": 2}, 400, "top_p"),
+        ({"prompt": "a", "n": 100}, 400, None),
+        ({"prompt": "a", "logprobs": True}, 400, "logprobs"),
+        ({"prompt": "a", "logprobs": 99}, 400, "logprobs"),
+        ({"prompt": "a", "stop": [""]}, 400, "stop"),
+        ({"prompt": "a", "stop": 5}, 400, "stop"),
+        ({"prompt": "a", "stop_token_ids": 5}, 400, "stop_token_ids"),
+        ({"prompt": "a", "stop_token_ids": [-5]}, 400, None),
+        ({"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias"),
+        ({"prompt": "a", "logit_bias": [1]}, 400, "logit_bias"),
+        ({"prompt": "a", "stream": "yes"}, 400, "stream"),
+        ({"prompt": "a", "stream_options": {"include_usage": True}}, 400, "stream_options"),
+        ({"prompt": "a", "ignore_eos": 1}, 400, "ignore_eos"),
+        ({"prompt": "a", "session_id": "../x"}, 400, "session_id"),
+        ({"prompt": ["a", "b"], "session_id": "x"}, 400, "prompt"),
+        ({"prompt": "a", "user": 7}, 400, "user"),
+    ],
+)
+def test_bad_completions(address: str, body: Any, status: int, param: str | None) -> None:
+    found = post(address, body)
+    assert found.status_code == status
+    error = found.json()["error"]
+    assert error["param"] == param
+    assert error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0]"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "content": "a", "tool_calls": []}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}, "top_logprobs"),
+        ({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
+        ({"messages": [{"role": "user", "content": "a"}], "prompt": "a"}, "prompt"),
+    ],
+)
+def test_bad_chats(address: str, body: Any, param: str) -> None:
+    found = post(address, body, "/v1/chat/completions")
+    assert found.status_code == 400
+    assert found.json()["error"]["param"] == param
+
+
+def test_keys_paths_and_methods(address: str) -> None:
+    assert post(address, {"prompt": "a"}, key="wrong").status_code == 401
+    assert httpx.get(f"{address}/v1/models").json()["error"]["code"] == "invalid_api_key"
+    assert httpx.get(f"{address}/health").status_code == 200
+    assert httpx.get(f"{address}/version").json() == {"version": msrnn.__version__}
+    assert httpx.get(f"{address}/nowhere").json()["error"]["code"] == "not_found"
+    assert httpx.get(f"{address}/v1/completions", headers={"Authorization": f"Bearer {KEY}"}).status_code == 405
+    models = openai.OpenAI(base_url=f"{address}/v1", api_key=KEY).models.list()
+    assert [model.id for model in models] == ["tiny"]
+
+
+def test_metrics(client: openai.OpenAI, address: str) -> None:
+    client.completions.create(model="tiny", prompt="a", max_tokens=3)
+    text = httpx.get(f"{address}/metrics").text
+    for name in (
+        "num_requests_running",
+        "generation_tokens_total",
+        "time_to_first_token_seconds_count",
+        "num_rows 4.0",
+    ):
+        assert f"msrnn_{name}" in text
+
+
+def test_a_client_that_leaves_frees_its_row(address: str, engine: msrnn.Engine) -> None:
+    body = {"prompt": "a", "max_tokens": 1900, "ignore_eos": True}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{address}/v1/completions", json=body, headers={"Authorization": f"Bearer {KEY}"}, timeout=0.5)
+    headers = {"Authorization": f"Bearer {KEY}"}
+    with httpx.stream("POST", f"{address}/v1/completions", json={**body, "stream": True}, headers=headers) as stream:
+        next(stream.iter_lines())
+    for _ in range(500):
+        if engine.idle:
+            break
+        time.sleep(0.01)
+    assert engine.counts == {"waiting": 0, "reading": 0, "rows": 0}
+
+
+def test_limits(rnn: msrnn.MultiStateRNN, small: Loaded, tmp_path: Path) -> None:
+    """A full queue, a large body and a slow sender."""
+    engine = msrnn.Engine(rnn, rows=1, tokenizer=small.tokenizer, sessions=tmp_path)
+    with running(engine, Limits(queue=1, body_bytes=1000, body_seconds=0.3)) as address:
+        assert post(address, {"prompt": "a" * 2000}).status_code == 413
+        host, port = address.removeprefix("http://").split(":")
+
+        async def ask(client: httpx.AsyncClient) -> httpx.Response:
+            return await client.post(f"{address}/v1/completions", json={"prompt": "a", "max_tokens": 100})
+
+        async def asked() -> list[httpx.Response]:
+            async with httpx.AsyncClient(timeout=60) as client:
+                return await asyncio.gather(*(ask(client) for _ in range(6)))
+
+        async def slow() -> bytes:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+            reply = await reader.readline()
+            writer.close()
+            return reply
+
+        found = asyncio.run(asked())
+        assert sorted(each.status_code for each in found) == [200] * 2 + [429] * 4
+        assert all(each.headers["Retry-After"] for each in found if each.status_code == 429)
+        assert b"408" in asyncio.run(slow())
+        assert post(address, {"prompt": "a", "max_tokens": 2}).status_code == 200
+
+
+def test_the_guide(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The Python of the guide runs."""
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "serving.md").read_text()
+    code = "".join(re.findall(r"```py\n(.*?)```", guide, flags=re.DOTALL))
+    assert code.count("create(") == 2
+    code = code.replace("http://127.0.0.1:8000", address).replace('"none"', repr(KEY))
+    exec(compile(code, "serving.md", "exec"), {})
+    assert capsys.readouterr().out.count("\n") >= 2
