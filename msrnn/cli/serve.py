@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -107,6 +108,10 @@ def serve(
         note(f"--host {host}: anyone who can reach this machine can use the model; --api-key guards it")
     listener = config.bind_socket()  # before it is announced
     note(f"{served.name} at http://{_address(host)}:{listener.getsockname()[1]}/v1")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(
+            number, lambda *_: None
+        )  # uvicorn raises the signal again when it has shut down; this is no error
     uvicorn.Server(config).run(sockets=[listener])
 
 

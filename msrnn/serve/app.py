@@ -21,7 +21,7 @@ import msrnn
 from msrnn.engine.engine import Engine
 from msrnn.engine.requests import Event, Request
 from msrnn.errors import UsageError
-from msrnn.serve.errors import ApiError, failed, overloaded
+from msrnn.serve.errors import ApiError, bad, failed, overloaded
 from msrnn.serve.keys import KeyCheck
 from msrnn.serve.metrics import Metrics, Timer
 from msrnn.serve.protocol import Job, Served, chat_job, completion_job
@@ -125,11 +125,14 @@ class Server:
 
     async def _answer(self, http: HttpRequest, job: Job, kind: type[Reply]) -> Response:
         requests = [self.engine.request(prompt, job.params, job.session) for prompt in job.prompts]
-        if self.active + len(requests) > self.engine.rows.capacity + self.limits.queue:
+        most = self.engine.rows.capacity + self.limits.queue
+        if len(requests) > most:
+            raise bad("prompt", f"{len(requests)} prompts: this server takes {most} at most")
+        if self.active + len(requests) > most:
             raise overloaded(RETRY_SECONDS)
         reply = kind(job, requests, self.served.name, self.served.tokenizer)
         if job.stream:
-            return StreamingResponse(self._streamed(requests, reply), media_type="text/event-stream")
+            return StreamingResponse(self._streamed(http, requests, reply), media_type="text/event-stream")
         work = asyncio.ensure_future(self._whole(requests))
         gone = asyncio.ensure_future(_disconnected(http))
         try:
@@ -149,7 +152,9 @@ class Server:
             if event.finish_reason == "error":
                 raise _failure(event)
 
-    async def _streamed(self, requests: list[Request], reply: Reply) -> AsyncIterator[bytes]:
+    async def _streamed(self, http: HttpRequest, requests: list[Request], reply: Reply) -> AsyncIterator[bytes]:
+        gone = asyncio.ensure_future(_disconnected(http))  # also noticed while there is nothing to send yet
+        gone.add_done_callback(lambda _: [request.cancel() for request in requests])
         try:
             for chunk in reply.first_chunks():
                 yield chunk
@@ -162,6 +167,8 @@ class Server:
                 yield chunk
         except ApiError as error:
             yield sent_error(error.body)
+        finally:
+            gone.cancel()
 
     async def _events(self, requests: list[Request]) -> AsyncIterator[Event]:
         """The events of several requests as they come. Whoever stops early cancels them."""

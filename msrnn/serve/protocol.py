@@ -91,7 +91,7 @@ def _fields(body: Any, known: set[str], served: Served) -> dict[str, Any]:
     for name in fields:
         if name not in known:
             message = f"{name!r:.100} is not supported by this server: leave it out"
-            raise ApiError(400, message, param=str(name)[:100], code="unsupported_field")
+            raise ApiError(400, message, param=_shown(name), code="unsupported_field")
     model = fields.get("model", served.name)
     if model != served.name:
         message = f"model {model!r:.100} is not served here: the model is {served.name!r}"
@@ -103,7 +103,7 @@ def _params(fields: Mapping[str, Any], limit: str, served: Served, logprobs: Any
     given = {name: fields[name] for name in _SAMPLING if name in fields}
     stop = fields.get("stop", [])
     biases = fields.get("logit_bias", {})
-    if not isinstance(biases, dict) or not all(str(token).isdecimal() for token in biases):
+    if not isinstance(biases, dict) or not all(token.isdecimal() and len(token) < 10 for token in biases):
         raise bad("logit_bias", "logit_bias must be an object from token ids to numbers")
     if not isinstance(given.get("stop_token_ids", []), list):
         raise bad("stop_token_ids", "stop_token_ids must be a list of token ids")
@@ -179,6 +179,7 @@ def _prompts(value: Any, tokenizer: Any) -> list[list[int]]:
     prompts = []
     for prompt in value:
         if isinstance(prompt, str):
+            _check_characters(prompt, "prompt")
             prompts.append(encode(tokenizer, prompt, True)[0].tolist())
         elif isinstance(prompt, list) and all(type(token) is int for token in prompt):
             prompts.append(prompt)
@@ -200,15 +201,29 @@ def _message(message: Any, where: str) -> dict[str, str]:
         raise bad(where, f"{where}: must be an object whose role is one of {', '.join(ROLES)}")
     for name, value in message.items():
         if name not in ("role", "content", "name") and value is not None:
-            raise bad(f"{where}.{str(name)[:100]}", f"{where}: {name!r:.100} is not supported by this server")
+            raise bad(f"{where}.{_shown(name)}", f"{where}: {name!r:.100} is not supported by this server")
     content = message.get("content")
     if isinstance(content, list):
         texts = [part["text"] for part in content if _is_text(part)]
         content = "".join(texts) if texts and len(texts) == len(content) else None
     if not isinstance(content, str):
         raise bad(f"{where}.content", f"{where}: content must be text; images and other parts are not supported")
+    _check_characters(content, f"{where}.content")
     role = "system" if message["role"] == "developer" else message["role"]
     return {"role": role, "content": content}
+
+
+def _check_characters(text: str, where: str) -> None:
+    """JSON can spell half of a character, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise bad(where, f"{where}: has half of a character (a lone surrogate) at {error.start}") from None
+
+
+def _shown(name: str) -> str:
+    """A name that a client has sent, in an error."""
+    return ascii(name)[1:-1][:100]
 
 
 def _is_text(part: Any) -> bool:
