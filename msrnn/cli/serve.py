@@ -108,10 +108,9 @@ def serve(
         note(f"--host {host}: anyone who can reach this machine can use the model; --api-key guards it")
     listener = config.bind_socket()  # before it is announced
     note(f"{served.name} at http://{_address(host)}:{listener.getsockname()[1]}/v1")
+    # uvicorn raises the signal again when it has shut down, but a server that was told to end has not failed.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(
-            number, lambda *_: None
-        )  # uvicorn raises the signal again when it has shut down; this is no error
+        signal.signal(number, lambda *_: None)
     uvicorn.Server(config).run(sockets=[listener])
 
 

@@ -154,7 +154,7 @@ class Server:
 
     async def _streamed(self, http: HttpRequest, requests: list[Request], reply: Reply) -> AsyncIterator[bytes]:
         gone = asyncio.ensure_future(_disconnected(http))  # also noticed while there is nothing to send yet
-        gone.add_done_callback(lambda _: [request.cancel() for request in requests])
+        gone.add_done_callback(lambda _: _cancel(requests))
         try:
             for chunk in reply.first_chunks():
                 yield chunk
@@ -198,8 +198,8 @@ class Server:
                     yield event
         finally:
             self.active -= len(requests)
-            for request, task in zip(requests, tasks, strict=True):
-                request.cancel()
+            _cancel(requests)
+            for task in tasks:
                 task.cancel()
 
     async def models(self, _: HttpRequest) -> Response:
@@ -243,6 +243,11 @@ class Server:
 
 def _failure(event: Event) -> ApiError:
     return failed(event.request.answers[event.number].error or "the answer failed")
+
+
+def _cancel(requests: list[Request]) -> None:
+    for request in requests:
+        request.cancel()
 
 
 def _no_number(name: str) -> Any:

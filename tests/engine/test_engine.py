@@ -60,9 +60,8 @@ def test_families(family: str) -> None:
     assert tokens(found) == [generated(rnn, prompt) for prompt in prompts(9)]
 
 
-@pytest.mark.parametrize("how", [{"positions": "compressed"}, {"state_dtype": "int8"}])
-def test_kinds_of_states(how: dict[str, Any]) -> None:
-    rnn = msrnn.MultiStateRNN(build(llama(), "cpu"), "tova", 9, **how)
+def test_states_of_8_bits() -> None:
+    rnn = msrnn.MultiStateRNN(build(llama(), "cpu"), "tova", 9, state_dtype="int8")
     found = msrnn.Engine(rnn, rows=4, prompt_tokens=10**6, prefix_bytes=0).generate(prompts(9), GREEDY)
     assert tokens(found) == [generated(rnn, prompt) for prompt in prompts(9)]
 
