@@ -70,13 +70,13 @@ def serve(
 
     /v1/chat/completions, /v1/completions and /v1/models are those that OpenAI's clients use; /v1/sessions, /health,
     /metrics and /version come with them. With "session_id" in a request, its messages are only what is new, and the
-    server remembers the conversation. Prompts and keys are never logged.
+    server remembers the conversation. Prompts and keys are never logged. To ask it from a shell:
+    curl localhost:8000/v1/completions -d '{"prompt": "Once upon a time", "max_tokens": 32}'
 
     Examples:
         msrnn serve
         msrnn serve --model my-model --policy tova --size 1024 --rows 64 --sessions sessions/
-        MSRNN_API_KEY=secret msrnn serve --host 0.0.0.0 --port 80
-        curl localhost:8000/v1/completions -d '{"prompt": "Once upon a time", "max_tokens": 32}'
+        msrnn serve --host 0.0.0.0 --port 80 --api-key secret
     """
     options = given.completed()
     keys = api_key or [key for key in [os.environ.get(KEY_VARIABLE, "")] if key]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,9 +148,10 @@ class Server:
         return JSONResponse(reply.complete())
 
     async def _whole(self, requests: list[Request]) -> None:
-        async for event in self._events(requests):
-            if event.finish_reason == "error":
-                raise _failure(event)
+        async with aclosing(self._events(requests)) as events:
+            async for event in events:
+                if event.finish_reason == "error":
+                    raise _failure(event)
 
     async def _streamed(self, http: HttpRequest, requests: list[Request], reply: Reply) -> AsyncIterator[bytes]:
         gone = asyncio.ensure_future(_disconnected(http))  # also noticed while there is nothing to send yet
@@ -158,11 +159,12 @@ class Server:
         try:
             for chunk in reply.first_chunks():
                 yield chunk
-            async for event in self._events(requests):
-                if event.finish_reason == "error":
-                    raise _failure(event)
-                for chunk in reply.chunks(event):
-                    yield chunk
+            async with aclosing(self._events(requests)) as events:
+                async for event in events:
+                    if event.finish_reason == "error":
+                        raise _failure(event)
+                    for chunk in reply.chunks(event):
+                        yield chunk
             for chunk in reply.last_chunks():
                 yield chunk
         except ApiError as error:
@@ -170,7 +172,7 @@ class Server:
         finally:
             gone.cancel()
 
-    async def _events(self, requests: list[Request]) -> AsyncIterator[Event]:
+    async def _events(self, requests: list[Request]) -> AsyncGenerator[Event, None]:
         """The events of several requests as they come. Whoever stops early cancels them."""
         events: asyncio.Queue[Event | Exception | None] = asyncio.Queue()
 
@@ -242,7 +244,10 @@ class Server:
 
 
 def _failure(event: Event) -> ApiError:
-    return failed(event.request.answers[event.number].error or "the answer failed")
+    message = event.request.answers[event.number].error or "the answer failed"
+    if event.request.session is not None and message.startswith("session"):  # it is in use, or cannot go on
+        return ApiError(409, message, param="session_id", code="session_error")
+    return failed(message)
 
 
 def _cancel(requests: list[Request]) -> None:

@@ -169,6 +169,15 @@ def test_sessions(client: openai.OpenAI, address: str) -> None:
     httpx.delete(f"{address}/v1/sessions/two", headers=headers)
 
 
+def test_a_session_that_is_in_use(address: str) -> None:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    body = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "session_id": "busy", "stream": True}
+    with httpx.stream("POST", f"{address}/v1/completions", json=body, headers=headers) as stream:
+        next(stream.iter_lines())
+        found = post(address, {"prompt": "b", "session_id": "busy"})
+        assert (found.status_code, found.json()["error"]["code"]) == (409, "session_error")
+
+
 def test_stop_strings_and_bias(client: openai.OpenAI) -> None:
     ask: dict[str, Any] = {"model": "tiny", "prompt": "The sea", "temperature": 0, "max_tokens": 12}
     whole = client.completions.create(**ask).choices[0].text
