@@ -75,7 +75,8 @@ def serve(
 
     Examples:
         msrnn serve
-        msrnn serve --model my-model --policy tova --size 1024 --rows 64 --sessions sessions/
+        msrnn serve --model my-model --size 1024 --rows 64
+        msrnn serve --sessions sessions/
         msrnn serve --host 0.0.0.0 --port 80 --api-key secret
     """
     options = given.completed()

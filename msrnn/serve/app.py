@@ -31,6 +31,38 @@ RETRY_SECONDS = 1
 
 
 @dataclass(frozen=True)
+class _Feed:
+    """The events of requests as they come; None ends those of one request."""
+
+    requests: list[Request]
+    events: asyncio.Queue[Event | Exception | None]
+    tasks: list[asyncio.Task[None]]
+
+    async def read(self) -> AsyncGenerator[Event, None]:
+        """All events. Whoever stops early cancels the requests."""
+        try:
+            unfinished = len(self.tasks)
+            while unfinished:
+                event = await self.events.get()
+                if isinstance(event, Exception):
+                    raise failed(f"internal error ({type(event).__name__})") from event
+                if event is None:
+                    unfinished -= 1
+                    continue
+                if event.finish_reason == "error":
+                    raise _failure(event)
+                yield event
+        finally:
+            self.cancel()
+            for task in self.tasks:
+                task.cancel()
+
+    def cancel(self) -> None:
+        for request in self.requests:
+            request.cancel()
+
+
+@dataclass(frozen=True)
 class Limits:
     """What a client may ask for."""
 
@@ -131,9 +163,10 @@ class Server:
         if self.active + len(requests) > most:
             raise overloaded(RETRY_SECONDS)
         reply = kind(job, requests, self.served.name, self.served.tokenizer)
+        feed = self._start(requests)
         if job.stream:
-            return StreamingResponse(self._streamed(http, requests, reply), media_type="text/event-stream")
-        work = asyncio.ensure_future(self._whole(requests))
+            return StreamingResponse(_streamed(http, feed, reply), media_type="text/event-stream")
+        work = asyncio.ensure_future(_whole(feed))
         gone = asyncio.ensure_future(_disconnected(http))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -147,62 +180,28 @@ class Server:
                 await asyncio.gather(work, gone, return_exceptions=True)
         return JSONResponse(reply.complete())
 
-    async def _whole(self, requests: list[Request]) -> None:
-        async with aclosing(self._events(requests)) as events:
-            async for event in events:
-                if event.finish_reason == "error":
-                    raise _failure(event)
-
-    async def _streamed(self, http: HttpRequest, requests: list[Request], reply: Reply) -> AsyncIterator[bytes]:
-        gone = asyncio.ensure_future(_disconnected(http))  # also noticed while there is nothing to send yet
-        gone.add_done_callback(lambda _: _cancel(requests))
-        try:
-            for chunk in reply.first_chunks():
-                yield chunk
-            async with aclosing(self._events(requests)) as events:
-                async for event in events:
-                    if event.finish_reason == "error":
-                        raise _failure(event)
-                    for chunk in reply.chunks(event):
-                        yield chunk
-            for chunk in reply.last_chunks():
-                yield chunk
-        except ApiError as error:
-            yield sent_error(error.body)
-        finally:
-            gone.cancel()
-
-    async def _events(self, requests: list[Request]) -> AsyncGenerator[Event, None]:
-        """The events of several requests as they come. Whoever stops early cancels them."""
-        events: asyncio.Queue[Event | Exception | None] = asyncio.Queue()
+    def _start(self, requests: list[Request]) -> _Feed:
+        """Give requests to the engine. They count from now on until they end, whether or not anyone reads the reply."""
+        feed = _Feed(requests, asyncio.Queue(), [])
 
         async def collect(request: Request) -> None:
             timer = Timer(self.metrics, request)
             try:
                 async for event in self.engine.stream(request):
                     timer.event(event)
-                    events.put_nowait(event)
-                events.put_nowait(None)
+                    feed.events.put_nowait(event)
+                feed.events.put_nowait(None)
             except Exception as error:
-                events.put_nowait(error)
+                feed.events.put_nowait(error)
 
-        self.active += len(requests)
-        tasks = [asyncio.ensure_future(collect(request)) for request in requests]
-        try:
-            unfinished = len(tasks)
-            while unfinished:
-                event = await events.get()
-                if isinstance(event, Exception):
-                    raise failed(f"internal error ({type(event).__name__})") from event
-                if event is None:
-                    unfinished -= 1
-                else:
-                    yield event
-        finally:
-            self.active -= len(requests)
-            _cancel(requests)
-            for task in tasks:
-                task.cancel()
+        def ended(_: object) -> None:
+            self.active -= 1
+
+        for request in requests:
+            self.active += 1
+            feed.tasks.append(asyncio.ensure_future(collect(request)))
+            feed.tasks[-1].add_done_callback(ended)
+        return feed
 
     async def models(self, _: HttpRequest) -> Response:
         model = {"id": self.served.name, "object": "model", "created": 0, "owned_by": "msrnn"}
@@ -243,16 +242,35 @@ class Server:
         return JSONResponse({"version": msrnn.__version__})
 
 
+async def _whole(feed: _Feed) -> None:
+    async with aclosing(feed.read()) as events:
+        async for _ in events:
+            pass
+
+
+async def _streamed(http: HttpRequest, feed: _Feed, reply: Reply) -> AsyncIterator[bytes]:
+    gone = asyncio.ensure_future(_disconnected(http))  # also noticed while there is nothing to send yet
+    gone.add_done_callback(lambda _: feed.cancel())  # the engine then ends the events, and so this stream
+    try:
+        for chunk in reply.first_chunks():
+            yield chunk
+        async with aclosing(feed.read()) as events:
+            async for event in events:
+                for chunk in reply.chunks(event):
+                    yield chunk
+        for chunk in reply.last_chunks():
+            yield chunk
+    except ApiError as error:
+        yield sent_error(error.body)
+    finally:
+        gone.cancel()
+
+
 def _failure(event: Event) -> ApiError:
     message = event.request.answers[event.number].error or "the answer failed"
     if event.request.session is not None and message.startswith("session"):  # it is in use, or cannot go on
         return ApiError(409, message, param="session_id", code="session_error")
     return failed(message)
-
-
-def _cancel(requests: list[Request]) -> None:
-    for request in requests:
-        request.cancel()
 
 
 def _no_number(name: str) -> Any:

@@ -173,7 +173,8 @@ def test_a_session_that_is_in_use(address: str) -> None:
     headers = {"Authorization": f"Bearer {KEY}"}
     body = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "session_id": "busy", "stream": True}
     with httpx.stream("POST", f"{address}/v1/completions", json=body, headers=headers) as stream:
-        next(stream.iter_lines())
+        lines = stream.iter_lines()  # if nothing held it, the connection would be closed
+        next(lines)
         found = post(address, {"prompt": "b", "session_id": "busy"})
         assert (found.status_code, found.json()["error"]["code"]) == (409, "session_error")
 
@@ -293,6 +294,34 @@ def test_a_client_that_leaves_frees_its_row(address: str, engine: msrnn.Engine) 
             break
         time.sleep(0.01)
     assert engine.counts == {"waiting": 0, "reading": 0, "rows": 0}
+
+
+def test_a_client_that_leaves_while_it_waits(
+    rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nothing to send to it yet."""
+    engine = msrnn.Engine(rnn, rows=1, tokenizer=small.tokenizer)
+    step = engine.rows.step
+
+    def slowed(count: int) -> torch.Tensor:
+        time.sleep(0.02)
+        return step(count)
+
+    monkeypatch.setattr(engine.rows, "step", slowed)
+    body = {"prompt": "a", "max_tokens": 500, "ignore_eos": True, "stream": True}
+    with running(engine, Limits()) as address, httpx.stream("POST", f"{address}/v1/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        with (
+            pytest.raises(httpx.ReadTimeout),
+            httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=0.3) as waiting,
+        ):
+            next(waiting.iter_lines())
+        for _ in range(200):
+            if engine.counts["waiting"] == 0:
+                break
+            time.sleep(0.01)
+        assert engine.counts == {"waiting": 0, "reading": 0, "rows": 1}
 
 
 def test_limits(rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
