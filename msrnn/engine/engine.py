@@ -77,7 +77,8 @@ class Engine:
         """
         params = params or SamplingParams()
         vocabulary = self.prompts.vocabulary
-        ids = self._encoded(prompt) if isinstance(prompt, str) else [*prompt]
+        begins = session is None or session not in self.sessions
+        ids = self._encoded(prompt, begins) if isinstance(prompt, str) else [*prompt]
         if not ids:
             raise UsageError("the prompt is empty: give one token or more")
         for token in ids:
@@ -108,10 +109,11 @@ class Engine:
         reading = int(self._reading is not None)
         return {"waiting": len(self.prompts.waiting), "reading": reading, "rows": len(self._running)}
 
-    def _encoded(self, text: str) -> list[int]:
+    def _encoded(self, text: str, begins: bool) -> list[int]:
+        """Special tokens belong at the beginning of a text, not where a session goes on."""
         if self.tokenizer is None:
             raise UsageError("a prompt of text needs a tokenizer: give the engine one, or give token ids")
-        ids: list[int] = self.tokenizer(text)["input_ids"]
+        ids: list[int] = self.tokenizer(text, add_special_tokens=begins)["input_ids"]
         return ids
 
     @torch.no_grad()

@@ -75,8 +75,9 @@ def chat_job(body: Any, served: Served) -> Job:
 
 def completion_job(body: Any, served: Served) -> Job:
     fields = _fields(body, COMPLETION_FIELDS, served)
-    prompts = _prompts(fields.get("prompt"), served.tokenizer)
     session = _session(fields)
+    begins = session is None or served.unread(session) is None
+    prompts = _prompts(fields.get("prompt"), served.tokenizer, begins)
     if session is not None and len(prompts) > 1:
         raise bad("prompt", f"{len(prompts)} prompts: a session goes on with one")
     params = _params(fields, "max_tokens", served, fields.get("logprobs"))
@@ -168,8 +169,8 @@ def _session(fields: Mapping[str, Any]) -> str | None:
     return str(session)
 
 
-def _prompts(value: Any, tokenizer: Any) -> list[list[int]]:
-    """Text, token ids, or a list of either."""
+def _prompts(value: Any, tokenizer: Any, begins: bool) -> list[list[int]]:
+    """Text, token ids, or a list of either. A text that begins gets the tokenizer's special tokens."""
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, list) or not value:
@@ -180,7 +181,7 @@ def _prompts(value: Any, tokenizer: Any) -> list[list[int]]:
     for prompt in value:
         if isinstance(prompt, str):
             _check_characters(prompt, "prompt")
-            prompts.append(encode(tokenizer, prompt, True)[0].tolist())
+            prompts.append(encode(tokenizer, prompt, begins)[0].tolist())
         elif isinstance(prompt, list) and all(type(token) is int for token in prompt):
             prompts.append(prompt)
         else:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from characters import character_tokenizer
 from tiny import build, llama
 
 import msrnn
@@ -187,6 +188,21 @@ def test_names_are_plain(name: Any, rnn: msrnn.MultiStateRNN) -> None:
 def test_a_session_has_one_answer(rnn: msrnn.MultiStateRNN) -> None:
     with pytest.raises(UsageError, match="n=2: a session goes on with one answer"):
         msrnn.Engine(rnn, rows=2).request([5], msrnn.SamplingParams(n=2), "talk")
+
+
+def test_special_tokens_are_at_the_beginning_only() -> None:
+    tokenizer = character_tokenizer()
+    rnn = msrnn.MultiStateRNN(build(llama(vocab_size=len(tokenizer)), "cpu"), "tova", 9)
+    engine = msrnn.Engine(rnn, rows=1, tokenizer=tokenizer)
+    whole, part = (tokenizer("ab", add_special_tokens=special)["input_ids"] for special in (True, False))
+    assert len(whole) > len(part)
+    for expected in (whole, part, part):
+        request = engine.request("ab", GREEDY, "talk")
+        assert request.prompt == expected
+        engine.add(request)
+        while not engine.idle:
+            engine.step()
+    assert engine.request("ab", GREEDY).prompt == whole
 
 
 KILLED = """
