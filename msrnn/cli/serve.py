@@ -95,11 +95,7 @@ def serve(
     engine = Engine(rnn, rows, tokenizer=tokenizer, prompt_tokens=prompt_tokens, sessions=sessions)
     one = engine.rows.nbytes // engine.rows.capacity
 
-    def unread(session: str) -> list[int] | None:
-        found = engine.sessions.get(session)
-        return None if found is None else found.unread
-
-    served = Served(name or given.model or SMALL, tokenizer, max_tokens, max_total_tokens, unread)
+    served = Served(name or given.model or SMALL, tokenizer, max_tokens, max_total_tokens, engine.sessions)
     app = Server(engine, served, Limits(queue, max_body_bytes, keys=keys)).app()
     config = uvicorn.Config(
         app, host, port, log_level="warning", access_log=False, timeout_graceful_shutdown=shutdown_timeout

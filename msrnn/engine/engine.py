@@ -68,17 +68,23 @@ class Engine:
         self._loop: Loop | None = None
 
     def request(
-        self, prompt: Sequence[int] | str, params: SamplingParams | None = None, session: str | None = None
+        self,
+        prompt: Sequence[int] | str,
+        params: SamplingParams | None = None,
+        session: str | None = None,
+        turns: int | None = None,
     ) -> Request:
         """A request, checked; `add` queues it. A prompt is token ids, or text if there is a tokenizer.
 
         With the name of a `session`, the prompt is only what is new in that conversation, which is made if there is
-        none. It changes when the answer is finished; a request that is cancelled or fails leaves it as it was.
+        none. It changes when the answer is finished; a request that is cancelled or fails leaves it as it was. `turns`
+        are the finished turns that the prompt follows, by default those that there are now; a request whose session has
+        gone on in the meantime fails.
         """
         params = params or SamplingParams()
         vocabulary = self.prompts.vocabulary
-        begins = session is None or session not in self.sessions
-        ids = self._encoded(prompt, begins) if isinstance(prompt, str) else [*prompt]
+        turns = self.sessions.turns(session) if session is not None and turns is None else turns or 0
+        ids = self._encoded(prompt, begins=turns == 0) if isinstance(prompt, str) else [*prompt]
         if not ids:
             raise UsageError("the prompt is empty: give one token or more")
         for token in ids:
@@ -94,7 +100,7 @@ class Engine:
             check_name(session)
             if params.n > 1:
                 raise UsageError(f"n={params.n}: a session goes on with one answer; fork it, or ask for one")
-        return Request(ids, params, session=session)
+        return Request(ids, params, session=session, turns=turns)
 
     def add(self, request: Request) -> None:
         self.prompts.waiting.append(request)
@@ -188,7 +194,7 @@ class Engine:
         return self.prompts.begin(request)
 
     def uses_session(self, name: str, besides: Request | None = None) -> bool:
-        """Whether a request is being answered in this session."""
+        """Whether a request of the conversation with this name is under way."""
         return any(request.session == name for request in [*self._under_way] if request is not besides)
 
     def _join(self, reading: Reading) -> list[Event]:

@@ -64,6 +64,8 @@ class Prompts:
     def _go_on(self, request: Request, name: str) -> Reading:
         """From the state after the session's last turn, or from an empty one."""
         session = self.sessions.get(name)
+        if request.turns != (session.turns if session else 0):
+            raise UsageError(f"session {name!r}: has changed since this prompt was made for it; make the prompt again")
         if session is None:
             return Reading(request, request.prompt, self.rnn.state(), 0, [len(request.prompt)])
         if any(token >= self.vocabulary for token in session.unread):

@@ -130,6 +130,7 @@ class Request:
     params: SamplingParams
     answers: list[Answer] = field(default_factory=list)
     session: str | None = None  # the conversation that the prompt goes on with
+    turns: int = 0  # finished turns of the session that the prompt follows
     kept_tokens: int = 0  # tokens before the answer that were read earlier, for a request that began alike or a session
     cancelled: bool = False
 

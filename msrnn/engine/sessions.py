@@ -78,6 +78,12 @@ class Sessions:
     def __contains__(self, name: str) -> bool:
         return name in self._infos
 
+    def turns(self, name: str) -> int:
+        """Finished turns; 0 if there is no such session yet."""
+        check_name(name)
+        info = self._infos.get(name)
+        return info.turns if info else 0
+
     @_locked
     def infos(self) -> list[SessionInfo]:
         """All sessions; the one that was used last comes first."""

@@ -156,7 +156,7 @@ class Server:
             raise ApiError(400, f"the body is not JSON: {str(error)[:200]}", code="invalid_json") from None
 
     async def _answer(self, http: HttpRequest, job: Job, kind: type[Reply]) -> Response:
-        requests = [self.engine.request(prompt, job.params, job.session) for prompt in job.prompts]
+        requests = [self.engine.request(prompt, job.params, job.session, job.turns) for prompt in job.prompts]
         most = self.engine.rows.capacity + self.limits.queue
         if len(requests) > most:
             raise bad("prompt", f"{len(requests)} prompts: this server takes {most} at most")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from msrnn.engine.requests import SamplingParams
-from msrnn.engine.sessions import check_name
+from msrnn.engine.sessions import Session, Sessions
 from msrnn.errors import UsageError
 from msrnn.hf.chat_template import check_template, closing, encode, following, render
 from msrnn.serve.errors import ApiError, bad
@@ -39,7 +39,7 @@ class Served:
     tokenizer: Any
     default_tokens: int  # of an answer whose length is not given
     most_tokens: int  # of a prompt and its answer together
-    unread: Callable[[str], list[int] | None]  # tokens that a session has not read; None: there is no such session
+    sessions: Sessions
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,13 @@ class Job:
     include_usage: bool
     echo: bool
     session: str | None
+    turns: int  # finished turns of the session that the prompt follows
 
 
 def chat_job(body: Any, served: Served) -> Job:
     fields = _fields(body, CHAT_FIELDS, served)
     messages = _messages(fields.get("messages"))
-    session = _session(fields)
+    name, session = _session(fields, served)
     if "max_completion_tokens" in fields and "max_tokens" in fields:
         raise bad("max_tokens", "max_tokens and max_completion_tokens are both given: give one of them")
     limit = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
@@ -67,21 +68,20 @@ def chat_job(body: Any, served: Served) -> Job:
         raise bad("top_logprobs", "top_logprobs needs logprobs: true")
     params = _params(fields, limit, served, (top or 0) if wanted else None)
     try:
-        ids = _rendered(served, messages, session)
+        ids = _rendered(served.tokenizer, messages, session)
     except UsageError as error:
         raise bad("messages", str(error)) from error
-    return _job(fields, [ids], params, served, session, echo=False)
+    return _job(fields, [ids], params, served, (name, session), echo=False)
 
 
 def completion_job(body: Any, served: Served) -> Job:
     fields = _fields(body, COMPLETION_FIELDS, served)
-    session = _session(fields)
-    begins = session is None or served.unread(session) is None
-    prompts = _prompts(fields.get("prompt"), served.tokenizer, begins)
-    if session is not None and len(prompts) > 1:
+    name, session = _session(fields, served)
+    prompts = _prompts(fields.get("prompt"), served.tokenizer, begins=session is None)
+    if name is not None and len(prompts) > 1:
         raise bad("prompt", f"{len(prompts)} prompts: a session goes on with one")
     params = _params(fields, "max_tokens", served, fields.get("logprobs"))
-    return _job(fields, prompts, params, served, session, echo=_boolean(fields, "echo"))
+    return _job(fields, prompts, params, served, (name, session), echo=_boolean(fields, "echo"))
 
 
 def _fields(body: Any, known: set[str], served: Served) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _job(
     prompts: list[list[int]],
     params: SamplingParams,
     served: Served,
-    session: str | None,
+    conversation: tuple[str | None, Session | None],
     echo: bool,
 ) -> Job:
     most = max(map(len, prompts)) + params.max_tokens
@@ -148,7 +148,9 @@ def _job(
             raise bad("stream_options", "stream_options must be an object, and may have include_usage only")
     if not isinstance(fields.get("user", ""), str):
         raise bad("user", "user must be a string")
-    return Job(prompts, params, stream, _boolean(options or {}, "include_usage"), echo, session)
+    name, session = conversation
+    turns = session.turns if session else 0
+    return Job(prompts, params, stream, _boolean(options or {}, "include_usage"), echo, name, turns)
 
 
 def _boolean(fields: Mapping[str, Any], name: str) -> bool:
@@ -158,15 +160,15 @@ def _boolean(fields: Mapping[str, Any], name: str) -> bool:
     return value
 
 
-def _session(fields: Mapping[str, Any]) -> str | None:
-    session = fields.get("session_id")
-    if session is None:
-        return None
+def _session(fields: Mapping[str, Any], served: Served) -> tuple[str | None, Session | None]:
+    """The name of the session, and the session if there is one already."""
+    name = fields.get("session_id")
+    if name is None:
+        return None, None
     try:
-        check_name(session)
+        return name, served.sessions.get(name)
     except UsageError as error:
         raise bad("session_id", str(error)) from error
-    return str(session)
 
 
 def _prompts(value: Any, tokenizer: Any, begins: bool) -> list[list[int]]:
@@ -231,16 +233,14 @@ def _is_text(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-def _rendered(served: Served, messages: list[dict[str, str]], session: str | None) -> list[int]:
+def _rendered(tokenizer: Any, messages: list[dict[str, str]], session: Session | None) -> list[int]:
     """The tokens of a conversation up to where the answer begins; of a session that exists, what is new of them."""
-    tokenizer = served.tokenizer
     check_template(tokenizer)
-    unread = served.unread(session) if session is not None else None
-    if unread is None:
+    if session is None:
         ids: list[int] = encode(tokenizer, render(tokenizer, messages, prompt=True), False)[0].tolist()
         return ids
     if [message["role"] for message in messages] != ["user"]:
         raise UsageError("a session that has begun goes on with one message of the user")
     end: list[int] = encode(tokenizer, closing(tokenizer), False)[0].tolist()
     turn: list[int] = encode(tokenizer, following(tokenizer, messages[0]["content"]), False)[0].tolist()
-    return [*(end[1:] if unread[-1:] == end[:1] else end), *turn]
+    return [*(end[1:] if session.unread[-1:] == end[:1] else end), *turn]

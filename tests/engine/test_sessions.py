@@ -110,6 +110,22 @@ def test_a_session_answers_one_request_at_a_time(rnn: msrnn.MultiStateRNN) -> No
     assert one.answers[0].tokens == conversation(rnn, [[5, 6]])[0]
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_prompt_for_a_session_that_has_gone_on_is_refused(rnn: msrnn.MultiStateRNN, begun: bool) -> None:
+    """It was made for another turn: its special tokens, or its place in a chat template, would be wrong."""
+    engine = msrnn.Engine(rnn, rows=1)
+    if begun:
+        ask(engine, TURNS[0], "talk")
+    one, other = engine.request([5, 6], GREEDY, "talk"), engine.request([7], GREEDY, "talk")
+    for request in (one, other):
+        engine.add(request)
+        while not engine.idle:
+            engine.step()
+    assert one.answers[0].finish_reason in ("stop", "length")
+    assert other.answers[0].finish_reason == "error"
+    assert "has changed since" in str(other.answers[0].error)
+
+
 def test_a_fork_goes_its_own_way(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> None:
     engine = msrnn.Engine(rnn, rows=2, sessions=tmp_path)
     ask(engine, TURNS[0], "talk")

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,66 +12,16 @@ import httpx
 import openai
 import pytest
 import torch
-import uvicorn
-from tiny import build, llama
+from live_server import KEY, post, running, slow_down
 
 import msrnn
 from msrnn.hf.loading import Loaded
-from msrnn.serve.app import Limits, Server
-from msrnn.serve.protocol import Served
-
-KEY = "sk-test"
-
-
-@contextmanager
-def running(engine: msrnn.Engine, limits: Limits | None = None) -> Iterator[str]:
-    """The address of a server that answers with this engine."""
-
-    def unread(name: str) -> list[int] | None:
-        session = engine.sessions.get(name)
-        return None if session is None else session.unread
-
-    served = Served("tiny", engine.tokenizer, 16, 2000, unread)
-    app = Server(engine, served, limits or Limits(keys=[KEY])).app()
-    config = uvicorn.Config(app, "127.0.0.1", 0, log_level="error", timeout_graceful_shutdown=2)
-    listener, server = config.bind_socket(), uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
-        listener.close()
-
-
-@pytest.fixture(scope="module")
-def rnn(small: Loaded) -> msrnn.MultiStateRNN:
-    return msrnn.MultiStateRNN(build(llama(vocab_size=len(small.tokenizer), eos_token_id=None), "cpu"), "tova", 16)
-
-
-@pytest.fixture(scope="module")
-def engine(rnn: msrnn.MultiStateRNN, small: Loaded) -> msrnn.Engine:
-    return msrnn.Engine(rnn, rows=4, tokenizer=small.tokenizer)
-
-
-@pytest.fixture(scope="module")
-def address(engine: msrnn.Engine) -> Iterator[str]:
-    with running(engine) as found:
-        yield found
+from msrnn.serve.app import Limits
 
 
 @pytest.fixture
 def client(address: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0)
-
-
-def post(address: str, body: Any, path: str = "/v1/completions", key: str = KEY) -> httpx.Response:
-    content = body if isinstance(body, bytes) else json.dumps(body)
-    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    return httpx.post(address + path, content=content, headers=headers, timeout=30)
 
 
 def greedy(rnn: msrnn.MultiStateRNN, ids: list[int], count: int) -> list[int]:
@@ -190,75 +136,6 @@ def test_stop_strings_and_bias(client: openai.OpenAI) -> None:
     assert len(set(forced.logprobs.tokens or [])) == 1
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "param"),
-    [
-        (b"{", 400, None),
-        (b"[1]", 400, None),
-        (b"[" * 100_000, 400, None),
-        (b'{"prompt": "a", "temperature": NaN}', 400, None),
-        ({"prompt": "a", "tools": []}, 400, "tools"),
-        ({"prompt": "a", "response_format": {"type": "json_object"}}, 400, "response_format"),
-        ({"prompt": "a", "model": "gpt-9"}, 404, "model"),
-        ({"prompt": ""}, 400, "prompt"),
-        ({"prompt": [1, "a"]}, 400, "prompt"),
-        ({"prompt": [10**9]}, 400, None),
-        ({}, 400, "prompt"),
-        ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
-        ({"prompt": "a", "max_tokens": "9"}, 400, "max_tokens"),
-        ({"prompt": "a", "max_tokens": 10**6}, 400, "max_tokens"),
-        ({"prompt": "a", "temperature": -1}, 400, "temperature"),
-        ({"prompt": "a", "top_p": 2}, 400, "top_p"),
-        ({"prompt": "a", "n": 100}, 400, None),
-        ({"prompt": "a", "logprobs": True}, 400, "logprobs"),
-        ({"prompt": "a", "logprobs": 99}, 400, "logprobs"),
-        ({"prompt": "a", "stop": [""]}, 400, "stop"),
-        ({"prompt": "a", "stop": 5}, 400, "stop"),
-        ({"prompt": "a", "stop_token_ids": 5}, 400, "stop_token_ids"),
-        ({"prompt": "a", "stop_token_ids": [-5]}, 400, None),
-        ({"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias"),
-        ({"prompt": "a", "logit_bias": [1]}, 400, "logit_bias"),
-        ({"prompt": "a", "stream": "yes"}, 400, "stream"),
-        ({"prompt": "a", "stream_options": {"include_usage": True}}, 400, "stream_options"),
-        ({"prompt": "a", "ignore_eos": 1}, 400, "ignore_eos"),
-        ({"prompt": "a", "session_id": "../x"}, 400, "session_id"),
-        ({"prompt": ["a", "b"], "session_id": "x"}, 400, "prompt"),
-        ({"prompt": ["a"] * 500}, 400, "prompt"),
-        ({"prompt": "\ud800"}, 400, "prompt"),
-        ({"prompt": "a", "\ud800": 1}, 400, "\\ud800"),
-        ({"prompt": "a", "logit_bias": {"9" * 5000: 1}}, 400, "logit_bias"),
-        ({"prompt": "a", "user": 7}, 400, "user"),
-    ],
-)
-def test_bad_completions(address: str, body: Any, status: int, param: str | None) -> None:
-    found = post(address, body)
-    assert found.status_code == status
-    error = found.json()["error"]
-    assert error["param"] == param
-    assert error["message"]
-    assert error["type"] == "invalid_request_error"
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"messages": []}, "messages"),
-        ({"messages": "hi"}, "messages"),
-        ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0]"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
-        ({"messages": [{"role": "assistant", "content": "a", "tool_calls": []}]}, "messages[0].tool_calls"),
-        ({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}, "top_logprobs"),
-        ({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
-        ({"messages": [{"role": "user", "content": "a"}], "prompt": "a"}, "prompt"),
-    ],
-)
-def test_bad_chats(address: str, body: Any, param: str) -> None:
-    found = post(address, body, "/v1/chat/completions")
-    assert found.status_code == 400
-    assert found.json()["error"]["param"] == param
-
-
 def test_keys_paths_and_methods(address: str) -> None:
     assert post(address, {"prompt": "a"}, key="wrong").status_code == 401
     assert httpx.get(f"{address}/v1/models").json()["error"]["code"] == "invalid_api_key"
@@ -301,13 +178,7 @@ def test_a_client_that_leaves_while_it_waits(
 ) -> None:
     """There is nothing to send to it yet."""
     engine = msrnn.Engine(rnn, rows=1, tokenizer=small.tokenizer)
-    step = engine.rows.step
-
-    def slowed(count: int) -> torch.Tensor:
-        time.sleep(0.02)
-        return step(count)
-
-    monkeypatch.setattr(engine.rows, "step", slowed)
+    slow_down(engine, monkeypatch)
     body = {"prompt": "a", "max_tokens": 500, "ignore_eos": True, "stream": True}
     with running(engine, Limits()) as address, httpx.stream("POST", f"{address}/v1/completions", json=body) as stream:
         lines = stream.iter_lines()
@@ -327,13 +198,7 @@ def test_a_client_that_leaves_while_it_waits(
 def test_limits(rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full queue, a large body and a slow sender."""
     engine = msrnn.Engine(rnn, rows=1, tokenizer=small.tokenizer)
-    step = engine.rows.step
-
-    def slowed(count: int) -> torch.Tensor:
-        time.sleep(0.02)
-        return step(count)
-
-    monkeypatch.setattr(engine.rows, "step", slowed)
+    slow_down(engine, monkeypatch)
     with running(engine, Limits(queue=1, body_bytes=1000, body_seconds=0.3)) as address:
         assert post(address, {"prompt": "a" * 2000}).status_code == 413
         host, port = address.removeprefix("http://").split(":")
