@@ -1,12 +1,13 @@
-"""Free memory of a device, and the check that an allocation fits into it."""
+"""The memory of a device: what is free, whether an allocation fits, and copies that do not wait."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from msrnn.errors import UsageError
 
@@ -73,3 +74,9 @@ def check_fits(needed: int, device: torch.device, what: str, advice: Callable[[i
 
 def gigabytes(count: int) -> str:
     return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
+
+
+def on_device(values: Sequence[float], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers as a tensor; from pinned memory, since a copy from any other waits for all work of a GPU."""
+    tensor = torch.tensor(values, dtype=dtype)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

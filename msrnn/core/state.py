@@ -178,6 +178,12 @@ class MultiState:
         """A view of the first rows: what changes in one changes in the other."""
         return MultiState([layer._with(lambda tensor: tensor[:rows]) for layer in self.layers], self.fingerprint)
 
+    def _row(self, row: int) -> MultiState:
+        """A copy of one row; `select` without a check, which would wait for the device."""
+        return MultiState(
+            [layer._with(lambda tensor: tensor[row : row + 1].clone()) for layer in self.layers], self.fingerprint
+        )
+
     @ordinary_tensors
     def _set_row(self, row: int, other: MultiState, source: int = 0) -> None:
         """Copy a row of another state, or of this one, into a row, in place."""

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from msrnn.engine.batch import Batch
 from msrnn.engine.loop import Loop
 from msrnn.engine.prefix_states import PrefixStates
 from msrnn.engine.prompts import Prompts, Reading
-from msrnn.engine.requests import Event, FinishReason, Logprobs, Request, SamplingParams
+from msrnn.engine.requests import Event, FinishReason, Request, SamplingParams
 from msrnn.engine.rows import Rows, fitting_rows
 from msrnn.engine.running import Running
-from msrnn.engine.sampling import choose
 from msrnn.engine.sessions import Sessions, check_name
 from msrnn.errors import UsageError
 from msrnn.hf.generation import stop_tokens_of
@@ -64,7 +63,7 @@ class Engine:
         self._own_stops = frozenset(stop_tokens_of(rnn.model, tokenizer))
         self._under_way: dict[Request, None] = {}  # taken from those that wait, and not finished
         self._reading: Reading | None = None
-        self._running: list[Running] = []  # by row
+        self._batch = Batch(self.rows, self._keep)
         self._loop: Loop | None = None
 
     def request(
@@ -107,13 +106,13 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        return not (self.prompts.waiting or self._reading or self._running)
+        return not (self.prompts.waiting or self._reading or self._batch.running)
 
     @property
     def counts(self) -> dict[str, int]:
         """How many requests wait, whether one is being read, and how many rows are in use."""
         reading = int(self._reading is not None)
-        return {"waiting": len(self.prompts.waiting), "reading": reading, "rows": len(self._running)}
+        return {"waiting": len(self.prompts.waiting), "reading": reading, "rows": len(self._batch.running)}
 
     def _encoded(self, text: str, begins: bool) -> list[int]:
         """Special tokens belong at the beginning of a text, not where a session goes on."""
@@ -127,32 +126,29 @@ class Engine:
         """Read some of the waiting prompts, and let every running answer have one more token."""
         try:
             events = self._drop_cancelled()
+            self._batch.step()
             events += self._read_prompts()
-            if self._running:
-                logits = self.rows.step(len(self._running))
-                events += self._sample(logits, [*self._running])
+            events += self._batch.results()
         except BaseException:
             self._fail()
             raise
+        for event in events:
+            if event.request.finished:
+                self._under_way.pop(event.request, None)
         return events
 
     def _fail(self) -> None:
         """End everything that is under way: a step that was interrupted leaves states that cannot be used."""
         for request in self._under_way:
             request.fail("the engine was interrupted; ask again")
-        self._reading, self._running, self._under_way = None, [], {}
+        self._batch.clear()
+        self._reading, self._under_way = None, {}
 
     def _drop_cancelled(self) -> list[Event]:
-        events = []
-        for row in range(len(self._running) - 1, -1, -1):
-            running = self._running[row]
-            if running.request.cancelled:
-                text, reason = self._finish(row, "cancelled")
-                events.append(Event(running.request, running.number, None, text, None, reason))
+        events = self._batch.drop_cancelled()
         waiting = [request for request in self.prompts.waiting if request.cancelled]
         if self._reading is not None and self._reading.request.cancelled:
             waiting.append(self._reading.request)
-            del self._under_way[self._reading.request]
             self._reading = None
         for request in waiting:
             if request in self.prompts.waiting:
@@ -176,15 +172,15 @@ class Engine:
             if reading is None:
                 break
             if not reading.finished:
-                left -= self.prompts.read(reading, left if self._running else max(left, ALONE))
+                left -= self.prompts.read(reading, left if self._batch.running else max(left, ALONE))
             if reading.finished:
                 self._reading = None
-                events += self._join(reading)
+                self._join(reading)
         return events
 
     def _begin(self) -> Reading | None:
         """The next waiting prompt, to be read, if there are rows for its answers."""
-        free, waiting = self.rows.capacity - len(self._running), self.prompts.waiting
+        free, waiting = self.rows.capacity - len(self._batch.running), self.prompts.waiting
         if not waiting or waiting[0].params.n > free:
             return None
         request = waiting.popleft()
@@ -197,79 +193,32 @@ class Engine:
         """Whether a request of the conversation with this name is under way."""
         return any(request.session == name for request in [*self._under_way] if request is not besides)
 
-    def _join(self, reading: Reading) -> list[Event]:
-        """Give the answers of a prompt their rows, and their first token."""
+    def _join(self, reading: Reading) -> None:
+        """Give the answers of a prompt their rows."""
         request, logits = reading.request, reading.logits
         assert logits is not None
-        joined = []
-        for number in range(request.params.n):
-            own = frozenset() if request.params.ignore_eos else self._own_stops
-            seen = 0 if request.session is None else request.kept_tokens
-            joined.append(Running(request, number, reading.tokens, seen, self.tokenizer, own, logits))
-            self.rows.put(len(self._running), reading.state)
-            self._running.append(joined[-1])
-        return self._sample(logits.expand(len(joined), -1), joined, read=False)
+        own = frozenset() if request.params.ignore_eos else self._own_stops
+        seen = 0 if request.session is None else request.kept_tokens
+        answers = range(request.params.n)
+        joined = [Running(request, i, reading.tokens, seen, self.tokenizer, own, logits) for i in answers]
+        self._batch.join(joined, reading.state, logits)
 
-    def _sample(self, logits: Tensor, rows: list[Running], read: bool = True) -> list[Event]:
-        """The next tokens of rows, the last ones of the batch or all of it; `read`: they have read one just now."""
-        start = len(self._running) - len(rows)
-        if read:
-            for running in rows:
-                running.read.append(running.answer.tokens[-1])
-        chosen = choose(logits, [running.sampler for running in rows])
-        self.rows.next[start : start + len(rows), 0] = chosen.tokens.clamp(min=0)
-        tokens, logprobs = chosen.tokens.tolist(), chosen.logprobs()
-        events = []
-        for i in range(len(rows) - 1, -1, -1):  # a row that ends is filled by the last one
-            events.append(self._token(start + i, tokens[i], logprobs.get(i)))
-        return events[::-1]
-
-    def _token(self, row: int, token: int, logprobs: Logprobs | None) -> Event:
-        """Add a token to the answer of a row, which may end it."""
-        running = self._running[row]
-        added = running.add(token, logprobs)
-        event = Event(running.request, running.number, added.token, added.text, added.logprobs, None)
-        if added.finish_reason is None:
-            return event
-        rest, reason = self._finish(row, added.finish_reason, unread=token)
-        return event._replace(text=event.text + rest, finish_reason=reason)
-
-    def _keep(self, row: int, unread: int | None) -> FinishReason | None:
+    def _keep(self, running: Running, row: int) -> FinishReason | None:
         """Keep the state of a row whose answer has ended, for its session or for requests that begin alike.
 
-        `unread` is the last token, which the row has not read. A session that cannot be saved is an error.
+        A session that cannot be saved is an error.
         """
-        running = self._running[row]
-        request = running.request
-        read = [*running.tokens, *running.read]
+        request, read = running.request, running.read
         if request.session is not None:
             try:
                 state = self.rows.take(row, running.seen + len(read))
-                self.sessions.put(request.session, state, [] if unread is None else [unread])
+                self.sessions.put(request.session, state, running.unread)
             except (UsageError, OSError) as error:
                 running.answer.error = f"the session is not saved, and stays as it was: {error}"
                 return "error"
-        elif running.read and self.prefixes.active:
+        elif running.reads and self.prefixes.active:
             self.prefixes.put(read, self.rows.take(row, len(read)))
         return None
-
-    def _finish(self, row: int, reason: FinishReason, unread: int | None = None) -> tuple[str, FinishReason]:
-        """End the answer of a row: its state is kept, and the last row takes its place.
-
-        Returns the text that was held back, and the reason, which is an error if the state could not be kept.
-        """
-        running = self._running[row]
-        if reason in ("stop", "length"):
-            reason = self._keep(row, unread) or reason
-        last = len(self._running) - 1
-        if row != last:
-            self.rows.move(last, row)
-            self._running[row] = self._running[last]
-        self._running.pop()
-        rest = running.end(reason)
-        if running.request.finished:
-            del self._under_way[running.request]
-        return rest, reason
 
     def generate(
         self,

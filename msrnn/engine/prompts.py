@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from msrnn.core.device_memory import on_device
 from msrnn.core.state import MultiState
 from msrnn.engine.prefix_states import PrefixStates
 from msrnn.engine.requests import Request
@@ -55,7 +55,7 @@ class Prompts:
         shared = self.prefixes.common_prefix(request.prompt, others)
         kept = self.prefixes.longest(request.prompt)
         done = len(kept.tokens) if kept else 0
-        state = kept.state.fork(1) if kept else self.rnn.state()
+        state = kept.state.to(self.rnn.device) if kept else self.rnn.state()
         stops = [shared] if shared >= WORTH_KEEPING and shared > done else []
         request.kept_tokens = done
         stops.append(len(request.prompt))
@@ -85,9 +85,9 @@ class Prompts:
         """Read up to `most` tokens, and not past the next stop; returns how many."""
         stop = next(stop for stop in reading.stops if stop > reading.done)
         tokens = reading.tokens[reading.done : min(stop, reading.done + most)]
-        ids = torch.tensor([tokens], device=self.rnn.device)
+        ids = on_device(tokens, self.rnn.device)[None]
         reading.logits = self.rnn.read(ids, reading.state, last_only=True)[0, -1]
         reading.done += len(tokens)
         if reading.done == stop and self.prefixes.active and reading.request.session is None:
-            self.prefixes.put(reading.tokens[:stop], reading.state.fork(1), reading.logits.clone())
+            self.prefixes.put(reading.tokens[:stop], reading.state.to(self.rnn.device), reading.logits.clone())
         return len(tokens)

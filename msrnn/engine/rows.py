@@ -88,7 +88,7 @@ class Rows:
 
     def take(self, row: int, seen: int) -> MultiState:
         """A copy of a row that has read `seen` tokens."""
-        state = self.state.select([row])
+        state = self.state._row(row)
         for layer in state.layers:
             layer.columns = seen
         return state

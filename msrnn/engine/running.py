@@ -26,7 +26,7 @@ class Running:
 
     tokens  what was read before the answer
     seen    tokens that the state had read before these, in a session
-    read    tokens of the answer that its row has read
+    reads   tokens of the answer that its row has read
     logits  [V] of the model, whose vocabulary and device the sampler needs
     """
 
@@ -41,7 +41,8 @@ class Running:
         logits: Tensor,
     ) -> None:
         self.request, self.number, self.tokens, self.seen = request, number, tokens, seen
-        self.read: list[int] = []
+        self.reads = 0
+        self._generated: list[int] = []  # the answer, and the stop token that ended it
         seed = request.seed if number == 0 else mixed(request.seed ^ mixed(number))
         self.sampler = RowSampler(request.params, seed, request.prompt, logits.shape[-1], logits.device)
         self._text = None if tokenizer is None else TextStream(tokenizer, request.params.stop)
@@ -51,12 +52,22 @@ class Running:
     def answer(self) -> Answer:
         return self.request.answers[self.number]
 
+    @property
+    def read(self) -> list[int]:
+        """All tokens that the row has read, without those that its state had read before, in a session."""
+        return [*self.tokens, *self._generated[: self.reads]]
+
+    @property
+    def unread(self) -> list[int]:
+        return self._generated[self.reads :]
+
     def add(self, token: int, logprobs: Logprobs | None) -> Added:
         """Add a token, -1 where the model's numbers are not finite."""
         answer, params = self.answer, self.request.params
         if token < 0:
             answer.error = "the model computed numbers that are not finite"
             return Added(None, "", None, "error")
+        self._generated.append(token)
         if token in self._stops:
             answer.stop_reason = token if token in params.stop_token_ids else None
             return Added(None, "", None, "stop")

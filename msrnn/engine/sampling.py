@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from msrnn.core.device_memory import on_device
 from msrnn.engine.requests import Logprobs, SamplingParams
 
 _MASK = 2**64 - 1
@@ -41,11 +42,11 @@ class RowSampler:
         if params.penalizes:
             self.counts = torch.zeros(vocabulary, device=device)
             self.in_prompt = torch.zeros(vocabulary, dtype=torch.bool, device=device)
-            self.in_prompt[torch.as_tensor(prompt, device=device)] = True
+            self.in_prompt[on_device(prompt, device)] = True
         if params.logit_bias:
             biases = [*params.logit_bias.items()]
-            self.biased = torch.tensor([token for token, _ in biases], device=device)
-            self.bias = torch.tensor([bias for _, bias in biases], dtype=torch.float32, device=device)
+            self.biased = on_device([token for token, _ in biases], device)
+            self.bias = on_device([bias for _, bias in biases], device, torch.float32)
 
     @property
     def is_plain(self) -> bool:
@@ -63,30 +64,41 @@ class RowSampler:
             logits = logits.index_add(0, self.biased, self.bias)
         return logits
 
-    def count(self, token: Tensor) -> None:
-        """Count a token [1] that was chosen."""
+    def count(self, tokens: Tensor, row: int) -> None:
+        """Count the token that was chosen for this row."""
         self.number += 1
         if self.counts is not None:
-            self.counts.index_add_(0, token.clamp(min=0), self.counts.new_ones(1))
+            self.counts.index_add_(0, tokens[row : row + 1].clamp(min=0), self.counts.new_ones(1))
 
 
 class Chosen:
-    """The tokens of one step, on the device until they are asked for."""
+    """The tokens of one step: on the device for the next step, and on their way to the host.
 
-    def __init__(self, tokens: Tensor, logprobs: dict[int, tuple[Tensor, Tensor, Tensor]]) -> None:
-        self.tokens = tokens  # [B]; -1 where the logits are not numbers
-        self._logprobs = logprobs
+    tokens    [B]; -1 where the logits are not numbers
+    wanted    the rows that want log probabilities, and of how many of the most likely tokens
+    logprobs  of these rows: those of their tokens [R], and the most likely ones, [R, K] with their tokens
+    """
 
-    def logprobs(self) -> dict[int, Logprobs]:
-        """By row, for those rows that want them."""
+    def __init__(self, tokens: Tensor, wanted: Sequence[tuple[int, int]], logprobs: Sequence[Tensor]) -> None:
+        self.tokens, self._wanted = tokens, wanted
+        self._copies = [tensor.to("cpu", non_blocking=True) for tensor in (tokens, *logprobs)]
+        self._copied = torch.cuda.Event() if tokens.is_cuda else None
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(tokens.device))
+
+    def on_host(self) -> tuple[list[int], dict[int, Logprobs]]:
+        """The tokens, and log probabilities by row; waits for this step, and not for what was launched after it."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        tokens, *logprobs = (copy.tolist() for copy in self._copies)
         found = {}
-        for row, (chosen, values, tokens) in self._logprobs.items():
-            found[row] = Logprobs(float(chosen), [*zip(tokens.tolist(), values.tolist(), strict=True)])
-        return found
+        for (row, most), chosen, values, top in zip(self._wanted, *logprobs, strict=True):
+            found[row] = Logprobs(chosen, [*zip(top, values, strict=True)][:most])
+        return tokens, found
 
 
 def choose(logits: Tensor, rows: Sequence[RowSampler]) -> Chosen:
-    """The next token of every row; logits [B, V], one sampler per row."""
+    """The next token of every row; logits [B, V], one sampler per row. Nothing waits for the device."""
     raw = logits.float()
     adjusted = raw
     if not all(row.is_plain for row in rows):
@@ -98,16 +110,21 @@ def choose(logits: Tensor, rows: Sequence[RowSampler]) -> Chosen:
     for limited in (False, True):
         some = [i for i, row in enumerate(rows) if row.params.temperature > 0 and _is_limited(row.params) == limited]
         if some:
-            index = torch.tensor(some, device=logits.device)
+            index = on_device(some, logits.device)
             tokens[index] = _sampled(adjusted[index], [rows[i] for i in some], limited)
     tokens = tokens.masked_fill(raw.isnan().any(-1), -1)
-    logprobs = {}
     for i, row in enumerate(rows):
-        row.count(tokens[i : i + 1])
-        if row.params.logprobs is not None:
-            every = raw[i].log_softmax(-1)
-            logprobs[i] = (every[tokens[i].clamp(min=0)], *every.topk(row.params.logprobs))
-    return Chosen(tokens, logprobs)
+        row.count(tokens, i)
+    wanted = [(i, row.params.logprobs) for i, row in enumerate(rows) if row.params.logprobs is not None]
+    return Chosen(tokens, wanted, _logprobs(raw, tokens, wanted) if wanted else ())
+
+
+def _logprobs(logits: Tensor, tokens: Tensor, wanted: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Of these rows: the log probabilities of their tokens, and the most likely ones with their tokens."""
+    index = on_device([row for row, _ in wanted], logits.device)
+    every = logits[index].log_softmax(-1)
+    chosen = every.gather(-1, tokens[index].clamp(min=0)[:, None])[:, 0]
+    return (chosen, *every.topk(max(most for _, most in wanted)))
 
 
 def _is_limited(params: SamplingParams) -> bool:
@@ -118,7 +135,7 @@ def _sampled(logits: Tensor, rows: Sequence[RowSampler], limited: bool) -> Tenso
     """Tokens [B], each by its own number in [0, 1): the first token at which the summed probabilities exceed it."""
 
     def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=logits.device)[:, None]
+        return on_device(values, logits.device, torch.float32)[:, None]
 
     probs = (logits / column([max(row.params.temperature, COLDEST) for row in rows])).softmax(-1)
     order = None

@@ -131,7 +131,8 @@ def test_a_conversation_that_is_sent_again_reads_only_what_is_new(rnn: msrnn.Mul
         assert expected.kept_tokens == 0
         if turn:
             assert len(history) - request.kept_tokens <= 4 + 1  # the message, and the last token of the answer
-        history = [*history, *request.answers[0].tokens, 60 + turn, 61, 62, 63]
+        stop = [2] if request.answers[0].finish_reason == "stop" else []
+        history = [*history, *request.answers[0].tokens, *stop, 60 + turn, 61, 62, 63]
     (again,) = engine.generate([history], GREEDY)
     (whole,) = engine.generate([history], GREEDY)
     assert whole.kept_tokens == len(history)

@@ -76,7 +76,7 @@ def test_repetition_penalty_is_that_of_transformers() -> None:
     row = sampler(prompt=prompt, repetition_penalty=1.7)
     expected = tf.RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([prompt]), logits())
     torch.testing.assert_close(row.adjusted(logits()[0]), expected[0])
-    row.count(torch.tensor([20]))
+    row.count(torch.tensor([20]), 0)
     expected = tf.RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[*prompt, 20]]), logits())
     torch.testing.assert_close(row.adjusted(logits()[0]), expected[0])
 
@@ -84,7 +84,7 @@ def test_repetition_penalty_is_that_of_transformers() -> None:
 def test_presence_and_frequency_count_the_answer_only() -> None:
     row = sampler(prompt=[3, 7], presence_penalty=0.5, frequency_penalty=0.25)
     for token in (20, 20, 21):
-        row.count(torch.tensor([token]))
+        row.count(torch.tensor([token]), 0)
     difference = row.adjusted(logits()[0]) - logits()[0]
     assert difference.nonzero()[:, 0].tolist() == [20, 21]
     torch.testing.assert_close(difference[[20, 21]], torch.tensor([-1.0, -0.75]))
@@ -99,12 +99,12 @@ def test_a_bias_forces_and_forbids() -> None:
 def test_log_probabilities_are_the_models_own() -> None:
     row = sampler(temperature=0.2, logprobs=3, logit_bias={5: 50}, seed=1)
     chosen = choose(logits(), [row])
-    found, expected = chosen.logprobs()[0], logits()[0].log_softmax(-1)
+    found, expected = chosen.on_host()[1][0], logits()[0].log_softmax(-1)
     assert chosen.tokens.tolist() == [5]
     assert found.chosen == pytest.approx(float(expected[5]))
     assert [token for token, _ in found.top] == expected.topk(3).indices.tolist()
     assert [value for _, value in found.top] == pytest.approx(expected.topk(3).values.tolist())
-    assert choose(logits(), [sampler(temperature=0, logprobs=0)]).logprobs()[0].top == []
+    assert choose(logits(), [sampler(temperature=0, logprobs=0)]).on_host()[1][0].top == []
 
 
 def test_a_row_alone_and_among_others() -> None:

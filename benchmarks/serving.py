@@ -1,0 +1,258 @@
+"""What does the engine gain over other ways to serve many requests at once, and how long do its clients wait?
+
+    python -m benchmarks.serving engine --random-weights llama-2-7b --rows 448
+    python -m benchmarks.serving latency --random-weights llama-2-7b --rows 448 --loads 1 0.5
+    python -m benchmarks.serving 'paged|sdpa' 'paged|flash_varlen' --random-weights llama-2-7b
+
+engine   requests arrive so that all rows stay in use; beside it, the decode step alone
+latency  long prompts among short ones, arriving at random; a load of 1 is what the engine can take
+paged|…  continuous batching of transformers with this attention function, on the same requests
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Callable
+from statistics import quantiles
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import msrnn
+from msrnn.engine.requests import Request
+from msrnn.evaluation.benchmark.random_weights import random_model
+from msrnn.evaluation.benchmark.timing import milliseconds
+from msrnn.evaluation.environment import environment
+from msrnn.hf.loading import load
+
+LONG, SHARE_OF_LONG = 2048, 0.2  # tokens of long prompts, among others, for `latency`
+
+
+class Client:
+    """Gives an engine its requests, and notes when tokens come."""
+
+    def __init__(self, engine: msrnn.Engine, prompt: int, answer: int) -> None:
+        self.engine, self.prompt, self.answer = engine, prompt, answer
+        self.draw = random.Random(0)
+        self.arrived: dict[Request, float] = {}
+        self.last: dict[Request, float] = {}
+        self.first_token: list[float] = []  # seconds from arrival
+        self.between: list[float] = []
+        self.tokens = self.finished = 0
+
+    def add(self, prompt: int | None = None, answer: int | None = None) -> None:
+        params = msrnn.SamplingParams(temperature=0, max_tokens=answer or self.answer, ignore_eos=True)
+        ids = [self.draw.randrange(self.engine.prompts.vocabulary) for _ in range(prompt or self.prompt)]
+        request = self.engine.request(ids, params)
+        self.arrived[request] = time.perf_counter()
+        self.engine.add(request)
+
+    def step(self) -> None:
+        events = self.engine.step()
+        now = time.perf_counter()
+        for event in events:
+            if event.token is not None:
+                self.tokens += 1
+                if event.request in self.last:
+                    self.between.append(now - self.last[event.request])
+                else:
+                    self.first_token.append(now - self.arrived[event.request])
+                self.last[event.request] = now
+            if event.finish_reason:
+                self.finished += 1
+                del self.arrived[event.request]
+                self.last.pop(event.request, None)
+
+    def fill(self, share: float = 1.0) -> None:
+        """Rows in use, with answers at any point between their beginning and their end."""
+        for _ in range(int(share * self.engine.rows.capacity)):
+            self.add(answer=self.draw.randint(1, self.answer))
+        while self.engine.counts["waiting"]:
+            self.step()
+
+    def run(self, seconds: float, arrive: Callable[[float], None]) -> dict[str, float]:
+        """Rates and waiting times over some seconds; `arrive(now)` adds requests."""
+        self.first_token.clear()
+        self.between.clear()
+        self.tokens = self.finished = steps = 0
+        began = now = time.perf_counter()
+        while now - began < seconds:
+            arrive(now - began)
+            if self.engine.idle:
+                time.sleep(0.001)
+            else:
+                self.step()
+                steps += 1
+            now = time.perf_counter()
+        took = now - began
+        rates = {"tokens_per_second": self.tokens / took, "requests_per_second": self.finished / took}
+        return {**rates, "ms_per_step": 1000 * took / max(1, steps), "rows": self.engine.counts["rows"], **self.waits()}
+
+    def waits(self) -> dict[str, float]:
+        found = {}
+        for name, seconds in (("first_token", self.first_token), ("between_tokens", self.between)):
+            if len(seconds) > 1:
+                cuts = quantiles(seconds, n=100)
+                found |= {f"{name}_ms_p50": 1000 * cuts[49], f"{name}_ms_p99": 1000 * cuts[98]}
+        return found
+
+    def saturated(self, _: float) -> None:
+        while self.engine.counts["waiting"] < 2:
+            self.add()
+
+    def mixed(self) -> None:
+        self.add(prompt=LONG if self.draw.random() < SHARE_OF_LONG else None)
+
+    def saturated_and_mixed(self, _: float) -> None:
+        while self.engine.counts["waiting"] < 2:
+            self.mixed()
+
+    def poisson(self, rate: float) -> Callable[[float], None]:
+        due = self.draw.expovariate(rate)
+
+        def arrive(now: float) -> None:
+            nonlocal due
+            while due <= now:
+                self.mixed()
+                due += self.draw.expovariate(rate)
+
+        return arrive
+
+
+def make_engine(model: Any, args: argparse.Namespace) -> msrnn.Engine:
+    rnn = msrnn.MultiStateRNN(model, args.policy, args.size, compile=args.compile)
+    kept = {"prefix_bytes": 0, "prefix_host_bytes": 0} if args.no_prefix_states else {}
+    return msrnn.Engine(rnn, args.rows, prompt_tokens=args.prompt_tokens, **kept)
+
+
+def steady(engine: msrnn.Engine, client: Client, args: argparse.Namespace) -> list[dict[str, Any]]:
+    began = time.perf_counter()
+    client.fill()
+    filled = time.perf_counter() - began
+    found = client.run(args.seconds, client.saturated)
+    rows = engine.rows.capacity
+    step = milliseconds(lambda: engine.rows.step(rows), engine.rnn.device).median
+    alone = 1000 * rows / step
+    share = found["tokens_per_second"] / alone
+    return [{"case": "engine", **found, "step_alone_ms": step, "of_step_alone": share, "filled_s": filled}]
+
+
+def latencies(_: msrnn.Engine, client: Client, args: argparse.Namespace) -> list[dict[str, Any]]:
+    client.fill()
+    client.run(args.seconds / 2, client.saturated_and_mixed)  # long prompts are among the rows as well
+    full = client.run(args.seconds, client.saturated_and_mixed)
+    found: list[dict[str, Any]] = [{"case": "saturated", **full}]
+    for load_ in args.loads:
+        for request in [*client.arrived]:
+            request.cancel()
+        client.step()
+        client.fill(load_)
+        rate = load_ * full["requests_per_second"]
+        found.append({"case": f"load {load_:g}", "rate": rate, **client.run(args.seconds, client.poisson(rate))})
+    return found
+
+
+def flash_varlen(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Paged attention with torch's own variable-length kernel: keys are gathered, but there is no dense mask."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    cache, lengths, longest = kwargs["cache"], kwargs["cu_seq_lens_k"], kwargs["max_seqlen_k"]
+    if isinstance(lengths, dict):
+        lengths, longest = lengths["full_attention"], longest["full_attention"]
+    indices = {name: kwargs[name] for name in ("read_index", "write_index")}
+    key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, **indices)
+    out = varlen_attn(
+        query.transpose(1, 2).squeeze(0).contiguous(),
+        key.contiguous(),
+        value.contiguous(),
+        kwargs["cu_seq_lens_q"].to(torch.int32),
+        lengths.to(torch.int32),
+        kwargs["max_seqlen_q"],
+        longest,
+        window_size=(-1, 0),
+        scale=module.scaling,
+    )
+    return out[None], None
+
+
+def transformers_batching(model: Any, attention: str, args: argparse.Namespace) -> dict[str, Any]:
+    """The best throughput of any tenth of the time: caches are short at the beginning, and memory is full later."""
+    from transformers import AttentionInterface, ContinuousBatchingConfig, GenerationConfig
+
+    AttentionInterface.register("paged|flash_varlen", flash_varlen)
+    before = model.config._attn_implementation
+    model.set_attn_implementation(attention)
+    draw = random.Random(0)
+    prompts = [[draw.randrange(model.config.vocab_size) for _ in range(args.prompt)] for _ in range(args.rows)]
+    batching = model.continuous_batching_context_manager(
+        generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0),
+        continuous_batching_config=ContinuousBatchingConfig(allow_block_sharing=False),
+        block=False,
+        warmup=True,
+    )
+    counts, most = [(0.0, 0)], 0
+    with batching as manager:
+        manager.add_requests(inputs=prompts, max_new_tokens=args.answer)
+        began = now = time.perf_counter()
+        while now - began < args.seconds and manager.is_running():
+            time.sleep(0.25)
+            scheduler = manager.batch_processor.scheduler
+            active = [*scheduler.active_requests.values()]
+            states = [*active, *scheduler.waiting_requests.values()]
+            now = time.perf_counter()
+            tokens = sum(len(state.initial_tokens) + len(state.generated_tokens) - args.prompt for state in states)
+            counts.append((now - began, tokens))
+            most = max(most, len(active))
+        manager.stop(hard_stop=True)
+    model.set_attn_implementation(before)
+    rates = tenths(counts, args.seconds)
+    facts = {"most_requests_at_once": most, "tenths": [round(rate) for rate in rates]}
+    return {"case": attention, "tokens_per_second": max(rates), **facts}
+
+
+def tenths(counts: list[tuple[float, int]], seconds: float) -> list[float]:
+    """Tokens per second in each tenth of the time, from tokens counted at some moments."""
+    found, before = [], 0
+    for tenth in range(1, 11):
+        done = max((count for moment, count in counts if moment <= tenth * seconds / 10), default=0)
+        found.append((done - before) / (seconds / 10))
+        before = done
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="+", help="engine, latency, or an attention function of transformers")
+    parser.add_argument("--random-weights", help="a shape such as llama-2-7b, instead of the small default model")
+    parser.add_argument("--policy", default="tova")
+    parser.add_argument("--size", type=int, default=512)
+    parser.add_argument("--rows", type=int, default=8, help="answers at once; for transformers, requests")
+    parser.add_argument("--prompt", type=int, default=256)
+    parser.add_argument("--answer", type=int, default=3840)
+    parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--prompt-tokens", type=int, default=512, help="of prompts, between two steps")
+    parser.add_argument("--loads", type=float, nargs="+", default=[1.0, 0.5])
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--no-prefix-states", action="store_true")
+    args = parser.parse_args()
+    model: Any = random_model(args.random_weights) if args.random_weights else load().model
+    for case in args.cases:
+        if case in ("engine", "latency"):
+            engine = make_engine(model, args)
+            found = (steady if case == "engine" else latencies)(engine, Client(engine, args.prompt, args.answer), args)
+            del engine
+        else:
+            found = [transformers_batching(model, case, args)]
+        settings = {name: getattr(args, name) for name in ("policy", "size", "prompt", "answer", "prompt_tokens")}
+        for row in found:
+            print(json.dumps({**row, **settings, **environment(model.device)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The decode batch: the answers that have a row, and the steps that give each of them one more token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from msrnn.core.state import MultiState
+from msrnn.engine.requests import Event, FinishReason, Logprobs
+from msrnn.engine.rows import Rows
+from msrnn.engine.running import Running
+from msrnn.engine.sampling import Chosen, choose
+
+Keep = Callable[[Running, int], FinishReason | None]  # what to do with an answer that has ended, and with its row
+
+
+class _Sampled(NamedTuple):
+    answers: list[Running]
+    chosen: Chosen
+
+
+class Batch:
+    """Answers by row.
+
+    On a GPU the tokens of a step are looked at while the next step runs, so that the device never waits for the host.
+    An answer that has ended has then read its last token as well, and what was sampled after it is dropped.
+    """
+
+    def __init__(self, rows: Rows, keep: Keep) -> None:
+        self.rows, self._keep = rows, keep
+        self.running: list[Running] = []
+        self.overlaps = rows.next.is_cuda
+        self._launched: list[_Sampled] = []
+        self._before: list[_Sampled] = []  # launched by the step before
+
+    def join(self, answers: list[Running], state: MultiState, logits: Tensor) -> None:
+        """Give answers to one prompt their rows, and their first token; logits [V] after the prompt."""
+        start = len(self.running)
+        for i in range(len(answers)):
+            self.rows.put(start + i, state)
+        self.running += answers
+        self._sample(logits.expand(len(answers), -1), answers, start)
+
+    def step(self) -> None:
+        """Let every answer read its last token, and sample the next one."""
+        if not self.running:
+            return
+        logits = self.rows.step(len(self.running))
+        for running in self.running:
+            running.reads += 1
+        self._sample(logits, [*self.running], 0)
+
+    def _sample(self, logits: Tensor, answers: list[Running], start: int) -> None:
+        chosen = choose(logits, [running.sampler for running in answers])
+        self.rows.next[start : start + len(answers), 0] = chosen.tokens.clamp(min=0)
+        self._launched.append(_Sampled(answers, chosen))
+
+    def results(self) -> list[Event]:
+        """What was sampled since the last call, or before that, where steps overlap."""
+        ready, self._launched = self._launched, []
+        if self.overlaps:
+            ready, self._before = self._before, ready
+        rows = {running: row for row, running in enumerate(self.running)}
+        events = []
+        for answers, chosen in ready:
+            tokens, logprobs = chosen.on_host()
+            for i, (running, token) in enumerate(zip(answers, tokens, strict=True)):
+                if running in rows:
+                    events.append(self._token(rows, running, token, logprobs.get(i)))
+        return events
+
+    def _token(self, rows: dict[Running, int], running: Running, token: int, logprobs: Logprobs | None) -> Event:
+        """Add a token to an answer, which may end it."""
+        added = running.add(token, logprobs)
+        event = Event(running.request, running.number, added.token, added.text, added.logprobs, None)
+        if added.finish_reason is None:
+            return event
+        row, last = rows.pop(running), self.running[-1]
+        rest, reason = self.finish(row, added.finish_reason)
+        if last is not running:
+            rows[last] = row
+        return event._replace(text=event.text + rest, finish_reason=reason)
+
+    def drop_cancelled(self) -> list[Event]:
+        events = []
+        for row in range(len(self.running) - 1, -1, -1):
+            running = self.running[row]
+            if running.request.cancelled:
+                text, reason = self.finish(row, "cancelled")
+                events.append(Event(running.request, running.number, None, text, None, reason))
+        return events
+
+    def finish(self, row: int, reason: FinishReason) -> tuple[str, FinishReason]:
+        """End the answer of a row: its state is kept, and the last row takes its place.
+
+        Returns the text that was held back, and the reason, which is an error if the state could not be kept.
+        """
+        running = self.running[row]
+        if reason in ("stop", "length"):
+            reason = self._keep(running, row) or reason
+        last = len(self.running) - 1
+        if row != last:
+            self.rows.move(last, row)
+            self.running[row] = self.running[last]
+        self.running.pop()
+        return running.end(reason), reason
+
+    def clear(self) -> None:
+        """Forget all answers, after a step that was interrupted."""
+        self.running, self._launched, self._before = [], [], []
