@@ -1,6 +1,7 @@
 """The eviction scan on a GPU, one program per sequence and group; `scan_torch` is the reference.
 
-It takes exponentials instead of scores: these are computed before, by the whole GPU. Presence, importance and eviction
+It takes exponentials instead of scores: these are computed before, by the whole GPU. Tokens that come before the slots
+are full are skipped, unless importance is summed over tokens: they evict nothing. Presence, importance and eviction
 time of all candidates stay in registers from token to token, and the next token's weights are loaded ahead. The
 candidates are split into two tiles, since the width of a tile is a power of two, and their number usually is not.
 """
@@ -87,6 +88,7 @@ def scan_kernel(
     G: tl.constexpr,
     M: tl.constexpr,
     BC: tl.constexpr,
+    BP: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BR: tl.constexpr,
@@ -95,6 +97,7 @@ def scan_kernel(
     SINKS: tl.constexpr,
     WEIGHS: tl.constexpr,
     LIFTS: tl.constexpr,
+    SKIPS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     i_b, i_g = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -118,7 +121,15 @@ def scan_kernel(
     m_present_l, m_present_r = b_position_l >= 0, b_position_r >= 0
     # Before the first row, what the slots hold: the last C candidates are new, one for each row.
     held = tl.sum((m_present_l & (o_l < N - C)).to(tl.int32)) + tl.sum((m_present_r & (o_r < N - C)).to(tl.int32))
-    for i in tl.range(0, BC, num_stages=STAGES):
+    start = 0
+    if SKIPS:
+        o_i = tl.arange(0, BP)
+        b_t = tl.load(query_position + i_b * C + o_i, mask=o_i < C, other=-1)
+        b_held = held + tl.cumsum((b_t >= 0).to(tl.int32), axis=0)
+        m_fits = (b_held <= size) & (o_i < BC)
+        start = tl.sum(m_fits.to(tl.int32))
+        held = tl.max(tl.where(m_fits, b_held, held))
+    for i in tl.range(start, BC, num_stages=STAGES):
         t = tl.load(query_position + i_b * C + i, mask=i < C, other=-1)
         if SLIDES:
             m_expired_l = m_present_l & (b_position_l >= spared) & (b_position_l <= t - window)
@@ -223,8 +234,9 @@ def scan_triton(
         weights if weights is not None else position, position, importance, query_position.contiguous(),
         sinks if sinks is not None else position, norm if norm is not None else position, evicted_at,
         policy.decay or 0.0, bound.size, policy.first, bound.recent, bound.window or 0, bound.spared, C, N,
-        G=G, M=M, BC=rows, BM=heads, BN=left, BR=right,
+        G=G, M=M, BC=rows, BP=triton.next_power_of_2(rows), BM=heads, BN=left, BR=right,
         OBSERVES=observes, SLIDES=bound.window is not None, SINKS=sinks is not None,
-        WEIGHS=norm is not None, LIFTS=policy.decay == 0, STAGES=1 + min(2, ahead), num_warps=WARPS,
+        WEIGHS=norm is not None, LIFTS=policy.decay == 0, SKIPS=not policy.decay and bound.window is None,
+        STAGES=1 + min(2, ahead), num_warps=WARPS,
     )  # fmt: skip
     return evicted_at
