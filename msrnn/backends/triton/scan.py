@@ -121,15 +121,15 @@ def scan_kernel(
     m_present_l, m_present_r = b_position_l >= 0, b_position_r >= 0
     # Before the first row, what the slots hold: the last C candidates are new, one for each row.
     held = tl.sum((m_present_l & (o_l < N - C)).to(tl.int32)) + tl.sum((m_present_r & (o_r < N - C)).to(tl.int32))
-    start = 0
+    skipped = 0
     if SKIPS:
         o_i = tl.arange(0, BP)
         b_t = tl.load(query_position + i_b * C + o_i, mask=o_i < C, other=-1)
         b_held = held + tl.cumsum((b_t >= 0).to(tl.int32), axis=0)
         m_fits = (b_held <= size) & (o_i < BC)
-        start = tl.sum(m_fits.to(tl.int32))
+        skipped = tl.sum(m_fits.to(tl.int32))
         held = tl.max(tl.where(m_fits, b_held, held))
-    for i in tl.range(start, BC, num_stages=STAGES):
+    for i in tl.range(skipped, BC, num_stages=STAGES):
         t = tl.load(query_position + i_b * C + i, mask=i < C, other=-1)
         if SLIDES:
             m_expired_l = m_present_l & (b_position_l >= spared) & (b_position_l <= t - window)
