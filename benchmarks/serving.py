@@ -12,6 +12,7 @@ paged|…  continuous batching of transformers with this attention function, on 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import random
 import time
@@ -126,7 +127,11 @@ class Client:
 def make_engine(model: Any, args: argparse.Namespace) -> msrnn.Engine:
     rnn = msrnn.MultiStateRNN(model, args.policy, args.size, compile=args.compile)
     kept = {"prefix_bytes": 0, "prefix_host_bytes": 0} if args.no_prefix_states else {}
-    return msrnn.Engine(rnn, args.rows, prompt_tokens=args.prompt_tokens, **kept)
+    engine = msrnn.Engine(rnn, args.rows, prompt_tokens=args.prompt_tokens, **kept)
+    began = time.perf_counter()
+    engine.warm_up()
+    print(f"warmed up in {time.perf_counter() - began:.1f} s", flush=True)
+    return engine
 
 
 def steady(engine: msrnn.Engine, client: Client, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -165,6 +170,8 @@ def flash_varlen(
     cache, lengths, longest = kwargs["cache"], kwargs["cu_seq_lens_k"], kwargs["max_seqlen_k"]
     if isinstance(lengths, dict):
         lengths, longest = lengths["full_attention"], longest["full_attention"]
+    known = inspect.signature(varlen_attn).parameters
+    causal: Any = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
     indices = {name: kwargs[name] for name in ("read_index", "write_index")}
     key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, **indices)
     out = varlen_attn(
@@ -175,8 +182,7 @@ def flash_varlen(
         lengths.to(torch.int32),
         kwargs["max_seqlen_q"],
         longest,
-        window_size=(-1, 0),
-        scale=module.scaling,
+        **causal,
     )
     return out[None], None
 

@@ -81,9 +81,9 @@ class _Buffers:
         vars(other).update({name: change(tensor) for name, tensor in self.tensors().items()})
         return other
 
-    def to(self, device: torch.device) -> Any:
+    def to(self, device: torch.device, non_blocking: bool = False) -> Any:
         """A copy on another device."""
-        return self._with(lambda tensor: tensor.to(device, copy=True))
+        return self._with(lambda tensor: tensor.to(device, copy=True, non_blocking=non_blocking))
 
     @ordinary_tensors
     def cat(self, layers: Sequence[Any]) -> Any:

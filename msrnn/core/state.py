@@ -152,11 +152,14 @@ class MultiState:
         """The device of its first layer."""
         return next(layer for _, layer in self._own()).seen.device
 
-    def to(self, device: torch.device | str) -> MultiState:
-        """A copy on another device, all layers together; a model reads states on its own device only."""
-        return MultiState(
-            [layer.to(torch.device(device)) for _, layer in self._savable()], self.fingerprint, self.whole
-        )
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> MultiState:
+        """A copy on another device, all layers together; a model reads states on its own device only.
+
+        With `non_blocking`, a copy between a GPU and the host is only begun, as in torch: it is there when the GPU has
+        done what it was given before.
+        """
+        layers = [layer.to(torch.device(device), non_blocking) for _, layer in self._savable()]
+        return MultiState(layers, self.fingerprint, self.whole)
 
     def cpu(self) -> MultiState:
         """A copy on the CPU, to keep a conversation that is not needed now."""

@@ -66,6 +66,14 @@ class Engine:
         self._batch = Batch(self.rows, self._keep)
         self._loop: Loop | None = None
 
+    @torch.no_grad()
+    def warm_up(self) -> None:
+        """Compile and capture what requests will need, so that the first ones do not wait for it."""
+        if not self.idle:
+            raise UsageError("this engine is answering requests: warm it up before")
+        self.prompts.warm_up(self.prompt_tokens)
+        self.rows.warm_up()
+
     def request(
         self,
         prompt: Sequence[int] | str,

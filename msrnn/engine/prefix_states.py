@@ -24,7 +24,9 @@ class Kept(NamedTuple):
         return self.state.nbytes + (self.logits.nbytes if self.logits is not None else 0)
 
     def to(self, device: torch.device) -> Kept:
-        return Kept(self.tokens, self.state.to(device), None if self.logits is None else self.logits.to(device))
+        """A copy on another device, which the model's device makes among its other work: nobody waits for it."""
+        logits = None if self.logits is None else self.logits.to(device, non_blocking=True)
+        return Kept(self.tokens, self.state.to(device, non_blocking=True), logits)
 
 
 class PrefixStates:

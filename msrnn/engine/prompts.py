@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from msrnn.core.device_memory import on_device
@@ -16,6 +17,7 @@ from msrnn.engine.prefix_states import PrefixStates
 from msrnn.engine.requests import Request
 from msrnn.engine.sessions import Sessions
 from msrnn.errors import UsageError
+from msrnn.hf.cuda_graphs import WORTH_CAPTURING
 from msrnn.hf.rnn import MultiStateRNN
 
 WORTH_KEEPING = 32  # tokens that two prompts share, from which on their state is kept
@@ -80,6 +82,14 @@ class Prompts:
         self.rnn.spec.check_gaps(tokens)
         if self.rnn.spec.model.last_position is not None:
             self.rnn.spec.check_position(tokens - 1)
+
+    def warm_up(self, most: int) -> None:
+        """Read texts of the lengths that have a graph, up to `most` tokens, as often as it takes to capture one."""
+        widths = [1 << power for power in range(4, most.bit_length())] or [1]
+        for width in widths if self.rnn._graphs.possible else widths[:1]:
+            ids = torch.zeros(1, width, dtype=torch.long, device=self.rnn.device)
+            for _ in range(WORTH_CAPTURING + 1):
+                self.rnn.read(ids, self.rnn.state(), last_only=True)
 
     def read(self, reading: Reading, most: int) -> int:
         """Read up to `most` tokens, and not past the next stop; returns how many."""

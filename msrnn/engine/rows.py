@@ -64,6 +64,11 @@ class Rows:
             return self.rnn._forward(ids, view, mask, last_only=True)[:count, -1]
         return graph(ids, mask)[0][:count, -1]
 
+    def warm_up(self) -> None:
+        """Take a step with every number of rows that has a graph, while none is in use."""
+        for bucket in self._buckets if self._graphs.possible else [1]:
+            self.step(bucket)
+
     def _view(self, count: int) -> MultiState:
         if count not in self._views:
             self._views[count] = self.state._first(count)
