@@ -1,17 +1,19 @@
 """What does the engine gain over other ways to serve many requests at once, and how long do its clients wait?
 
     python -m benchmarks.serving engine --random-weights llama-2-7b --rows 448
-    python -m benchmarks.serving latency --random-weights llama-2-7b --rows 448 --loads 1 0.5
+    python -m benchmarks.serving latency --random-weights llama-2-7b --rows 448 --loads 0.5 0.9
     python -m benchmarks.serving 'paged|sdpa' 'paged|flash_varlen' --random-weights llama-2-7b
 
 engine   requests arrive so that all rows stay in use; beside it, the decode step alone
-latency  long prompts among short ones, arriving at random; a load of 1 is what the engine can take
+latency  long prompts among short ones: with all rows in use, and arriving at random at a lower rate
 paged|…  continuous batching of transformers with this attention function, on the same requests
+static   the full model with a StaticCache in a CUDA graph; all rows begin and end together
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import inspect
 import json
 import random
@@ -25,6 +27,8 @@ from torch import Tensor
 
 import msrnn
 from msrnn.engine.requests import Request
+from msrnn.evaluation.benchmark.contenders import StaticFull, setup
+from msrnn.evaluation.benchmark.measurement import steps_in_buckets
 from msrnn.evaluation.benchmark.random_weights import random_model
 from msrnn.evaluation.benchmark.timing import milliseconds
 from msrnn.evaluation.environment import environment
@@ -44,6 +48,7 @@ class Client:
         self.first_token: list[float] = []  # seconds from arrival
         self.between: list[float] = []
         self.tokens = self.finished = 0
+        self.began = 0.0  # requests that arrived before have waited for others that all came at once
 
     def add(self, prompt: int | None = None, answer: int | None = None) -> None:
         params = msrnn.SamplingParams(temperature=0, max_tokens=answer or self.answer, ignore_eos=True)
@@ -60,7 +65,7 @@ class Client:
                 self.tokens += 1
                 if event.request in self.last:
                     self.between.append(now - self.last[event.request])
-                else:
+                elif self.arrived[event.request] >= self.began:
                     self.first_token.append(now - self.arrived[event.request])
                 self.last[event.request] = now
             if event.finish_reason:
@@ -80,7 +85,7 @@ class Client:
         self.first_token.clear()
         self.between.clear()
         self.tokens = self.finished = steps = 0
-        began = now = time.perf_counter()
+        began = now = self.began = time.perf_counter()
         while now - began < seconds:
             arrive(now - began)
             if self.engine.idle:
@@ -147,18 +152,35 @@ def steady(engine: msrnn.Engine, client: Client, args: argparse.Namespace) -> li
 
 
 def latencies(_: msrnn.Engine, client: Client, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Each load for half of the time before it is measured, so that its own requests are in the rows."""
     client.fill()
-    client.run(args.seconds / 2, client.saturated_and_mixed)  # long prompts are among the rows as well
+    client.run(args.seconds / 2, client.saturated_and_mixed)
     full = client.run(args.seconds, client.saturated_and_mixed)
-    found: list[dict[str, Any]] = [{"case": "saturated", **full}]
-    for load_ in args.loads:
+    found: list[dict[str, Any]] = [{"case": "all rows in use", **full}]
+    for share in args.loads:
         for request in [*client.arrived]:
             request.cancel()
-        client.step()
-        client.fill(load_)
-        rate = load_ * full["requests_per_second"]
-        found.append({"case": f"load {load_:g}", "rate": rate, **client.run(args.seconds, client.poisson(rate))})
+        rate = share * full["requests_per_second"]
+        client.run(args.seconds / 2, client.poisson(rate))
+        measured = client.run(args.seconds, client.poisson(rate))
+        found.append({"case": f"{share:g} of these requests", "rate": rate, **measured})
     return found
+
+
+def static(model: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """With one cache for the longest sequence, and with a cache that grows by buckets, whose copying is not counted."""
+    length, rows = args.prompt + args.answer, args.static_rows
+    full = StaticFull(setup(model, length), compile=args.compile)
+    times = []
+    for bucket in full.buckets:
+        with full.stepping(rows, bucket) as step:
+            times.append(milliseconds(step, model.device).median)
+        gc.collect()
+        torch.cuda.empty_cache()
+    steps = steps_in_buckets(full.buckets, args.prompt, length)
+    growing = sum(count * ms for count, ms in zip(steps, times, strict=True)) / sum(steps)
+    names = {"static": times[-1], "static, growing": growing}
+    return [{"case": name, "tokens_per_second": 1000 * rows / ms, "ms_per_step": ms} for name, ms in names.items()]
 
 
 def flash_varlen(
@@ -234,7 +256,7 @@ def tenths(counts: list[tuple[float, int]], seconds: float) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="+", help="engine, latency, or an attention function of transformers")
+    parser.add_argument("cases", nargs="+", help="engine, latency, static, or an attention function of transformers")
     parser.add_argument("--random-weights", help="a shape such as llama-2-7b, instead of the small default model")
     parser.add_argument("--policy", default="tova")
     parser.add_argument("--size", type=int, default=512)
@@ -243,7 +265,10 @@ def main() -> None:
     parser.add_argument("--answer", type=int, default=3840)
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--prompt-tokens", type=int, default=512, help="of prompts, between two steps")
-    parser.add_argument("--loads", type=float, nargs="+", default=[1.0, 0.5])
+    parser.add_argument(
+        "--loads", type=float, nargs="+", default=[0.5], help="shares of the requests that all rows can take"
+    )
+    parser.add_argument("--static-rows", type=int, default=8)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--no-prefix-states", action="store_true")
     args = parser.parse_args()
@@ -253,6 +278,8 @@ def main() -> None:
             engine = make_engine(model, args)
             found = (steady if case == "engine" else latencies)(engine, Client(engine, args.prompt, args.answer), args)
             del engine
+        elif case == "static":
+            found = static(model, args)
         else:
             found = [transformers_batching(model, case, args)]
         settings = {name: getattr(args, name) for name in ("policy", "size", "prompt", "answer", "prompt_tokens")}

@@ -180,6 +180,8 @@ class Engine:
             if reading is None:
                 break
             if not reading.finished:
+                if self._batch.running and reading.left > left < self.prompt_tokens:
+                    break  # it begins with the next step: pieces of few widths fit few graphs
                 left -= self.prompts.read(reading, left if self._batch.running else max(left, ALONE))
             if reading.finished:
                 self._reading = None

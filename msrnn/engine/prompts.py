@@ -36,8 +36,12 @@ class Reading:
     logits: Tensor | None = None  # after the last token that was read
 
     @property
+    def left(self) -> int:
+        return len(self.tokens) - self.done
+
+    @property
     def finished(self) -> bool:
-        return self.done == len(self.tokens)
+        return self.left == 0
 
 
 class Prompts:
