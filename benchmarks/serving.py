@@ -215,7 +215,7 @@ def transformers_batching(model: Any, attention: str, args: argparse.Namespace) 
 
     AttentionInterface.register("paged|flash_varlen", flash_varlen)
     before = model.config._attn_implementation
-    model.set_attn_implementation(attention)
+    model.config._attn_implementation = attention  # its setter would look for a package of this name
     draw = random.Random(0)
     prompts = [[draw.randrange(model.config.vocab_size) for _ in range(args.prompt)] for _ in range(args.rows)]
     batching = model.continuous_batching_context_manager(
@@ -238,7 +238,7 @@ def transformers_batching(model: Any, attention: str, args: argparse.Namespace) 
             counts.append((now - began, tokens))
             most = max(most, len(active))
         manager.stop(hard_stop=True)
-    model.set_attn_implementation(before)
+    model.config._attn_implementation = before
     rates = tenths(counts, args.seconds)
     facts = {"most_requests_at_once": most, "tenths": [round(rate) for rate in rates]}
     return {"case": attention, "tokens_per_second": max(rates), **facts}
