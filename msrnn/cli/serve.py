@@ -104,7 +104,8 @@ def serve(
     if not keys and not _is_local(host):
         note(f"--host {host}: anyone who can reach this machine can use the model; --api-key guards it")
     listener = config.bind_socket()  # before it is announced
-    note(f"{served.name} at http://{_address(host)}:{listener.getsockname()[1]}/v1")
+    address = f"http://{_address(host)}:{listener.getsockname()[1]}"
+    note(f"{served.name} at {address}/v1; to chat in a browser, open {address}")
     # uvicorn raises the signal again when it has shut down, but a server that was told to end has not failed.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)

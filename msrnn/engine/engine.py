@@ -14,6 +14,7 @@ from msrnn.engine.loop import Loop
 from msrnn.engine.prefix_states import PrefixStates
 from msrnn.engine.prompts import Prompts, Reading
 from msrnn.engine.requests import Event, FinishReason, Logprobs, Request, SamplingParams
+from msrnn.engine.retention import retention_of
 from msrnn.engine.rows import Rows, fitting_rows
 from msrnn.engine.running import Running
 from msrnn.engine.sampling import choose
@@ -73,13 +74,14 @@ class Engine:
         params: SamplingParams | None = None,
         session: str | None = None,
         turns: int | None = None,
+        retention: int = 0,
     ) -> Request:
         """A request, checked; `add` queues it. A prompt is token ids, or text if there is a tokenizer.
 
         With the name of a `session`, the prompt is only what is new in that conversation, which is made if there is
         none. It changes when the answer is finished; a request that is cancelled or fails leaves it as it was. `turns`
         are the finished turns that the prompt follows, by default those that there are now; a request whose session has
-        gone on in the meantime fails.
+        gone on in the meantime fails. With `retention`, events tell which tokens the state holds, every so many tokens.
         """
         params = params or SamplingParams()
         vocabulary = self.prompts.vocabulary
@@ -100,7 +102,9 @@ class Engine:
             check_name(session)
             if params.n > 1:
                 raise UsageError(f"n={params.n}: a session goes on with one answer; fork it, or ask for one")
-        return Request(ids, params, session=session, turns=turns)
+        if not isinstance(retention, int) or isinstance(retention, bool) or retention < 0:
+            raise UsageError(f"retention={retention!r}: must be a whole number of tokens, 0 or more")
+        return Request(ids, params, session=session, turns=turns, retention=retention)
 
     def add(self, request: Request) -> None:
         self.prompts.waiting.append(request)
@@ -228,7 +232,9 @@ class Engine:
         """Add a token to the answer of a row, which may end it."""
         running = self._running[row]
         added = running.add(token, logprobs)
-        event = Event(running.request, running.number, added.token, added.text, added.logprobs, None)
+        told = running.tells_retention(ends=added.finish_reason is not None)
+        held = retention_of(self.rows.state, row) if told else None
+        event = Event(running.request, running.number, added.token, added.text, added.logprobs, None, held)
         if added.finish_reason is None:
             return event
         rest, reason = self._finish(row, added.finish_reason, unread=token)
