@@ -8,7 +8,7 @@ class List {
 
   show(infos, current) {
     const items = infos.map((info) => this.item(info, current));
-    if (current && !infos.some(({ name }) => name === current.name)) items.unshift(this.fresh(current));
+    if (current?.begun && !infos.some(({ name }) => name === current.name)) items.unshift(this.fresh(current));
     find("list").replaceChildren(...items);
     find("no-list").hidden = infos.length > 0;
   }
@@ -16,7 +16,7 @@ class List {
   fresh(current) {
     const item = element("li", "current"), title = element("button", "open");
     title.type = "button";
-    title.append(element("b", "", visible(current.title)), element("small", "", current.begun ? "not kept yet" : "empty"));
+    title.append(element("b", "", visible(current.title)), element("small", "", "not kept yet"));
     title.setAttribute("aria-current", "true");
     item.append(title);
     return item;

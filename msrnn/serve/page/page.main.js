@@ -187,6 +187,7 @@ async function chat() {
   function drawer(open) {
     find("conversations").classList.toggle("open", open);
     find("open-list").setAttribute("aria-expanded", open);
+    if (open) find("new").focus();
   }
 
   /** The card of a token: its text, its position, and how much of the model still holds it. */
@@ -241,6 +242,8 @@ async function chat() {
     find("stop").addEventListener("click", () => { current.stop(); message.focus(); });
     find("new").addEventListener("click", () => guarded(fresh));
     find("open-list").addEventListener("click", () => drawer(!find("conversations").classList.contains("open")));
+    document.addEventListener("pointerdown", ({ target }) => target.closest("#conversations, #open-list") || drawer(false));
+    new ResizeObserver(() => current && draw()).observe(log);
     find("theme").addEventListener("click", theme);
     find("fade").addEventListener("click", () => {
       const fades = find("fade").getAttribute("aria-pressed") !== "true";

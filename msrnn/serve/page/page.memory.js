@@ -82,11 +82,11 @@ class MemoryPanel {
   }
 
   line(used, memory) {
-    const parts = [["", used, ` of ${number(this.model.size)} states in each layer`],
-      ["", number(memory.seen), memory.seen === 1 ? " token read" : " tokens read"], ["", inBytes(this.model.bytes), " held"]];
-    find("use").replaceChildren(...parts.map(([before, count, after]) => {
-      const part = element("span", "", before);
-      part.append(element("b", "", count), after);
+    const parts = [[used, ` of ${number(this.model.size)} states`, " in each layer"],
+      [number(memory.seen), memory.seen === 1 ? " token read" : " tokens read", ""], [inBytes(this.model.bytes), " held", ""]];
+    find("use").replaceChildren(...parts.map(([count, after, more]) => {
+      const part = element("span");
+      part.append(element("b", "", count), after, element("small", "", more));
       return part;
     }));
   }
