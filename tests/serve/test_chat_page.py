@@ -153,6 +153,7 @@ def test_stop_frees_the_row_and_the_turn_does_not_count(
     set_settings(browser, max_tokens=5)
     say(browser, "Three")
     check_tokens(open_address, browser)
+    assert browser.find_elements("css selector", ".turn.lost .body span:not(.lost)") == []
 
 
 def test_hostile_text_stays_text(visit: Visit, open_address: str) -> None:
