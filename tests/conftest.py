@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one thread each, in the processes that they start, too
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -59,3 +61,21 @@ def small() -> Loaded:
         return load(device="cpu", dtype="float32")
     except ValueError as missing:
         pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """A headless browser; tests that use it are skipped if it is not installed."""
+    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not (browser and driver):
+        pytest.skip("the page is tested in Chromium: apt install chromium chromium-driver")
+    selenium = pytest.importorskip("selenium.webdriver", reason="Chromium is driven by selenium: pip install selenium")
+    options = selenium.ChromeOptions()
+    options.binary_location = browser
+    for argument in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "hide-scrollbars"):
+        options.add_argument(f"--{argument}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    started = selenium.Chrome(options=options, service=selenium.ChromeService(driver))
+    started.set_script_timeout(60)
+    yield started
+    started.quit()

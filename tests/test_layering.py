@@ -17,6 +17,7 @@ import msrnn
 ORDER = [
     "errors",
     "policy",
+    "web",
     "core",
     "reference",
     "backends",
@@ -58,6 +59,7 @@ INSIDE = {
         "long_read",
     ],
     "engine": [
+        "retention",
         "requests",
         "sampling",
         "text",

@@ -68,8 +68,9 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, with the API of OpenAI. Every conversation has the same size, so memory cannot run out.
 
-    /v1/chat/completions, /v1/completions and /v1/models are those that OpenAI's clients use; /v1/sessions, /health,
-    /metrics and /version come with them. With "session_id" in a request, its messages are only what is new, and the
+    The page at / is a chat in the browser that shows what the model still remembers. /v1/chat/completions,
+    /v1/completions and /v1/models are those that OpenAI's clients use; /v1/sessions, /health, /metrics and /version
+    come with them. With "session_id" in a request, its messages are only what is new, and the
     server remembers the conversation. Prompts and keys are never logged. To ask it from a shell:
     curl localhost:8000/v1/completions -d '{"prompt": "Once upon a time", "max_tokens": 32}'
 
@@ -104,7 +105,8 @@ def serve(
     if not keys and not _is_local(host):
         note(f"--host {host}: anyone who can reach this machine can use the model; --api-key guards it")
     listener = config.bind_socket()  # before it is announced
-    note(f"{served.name} at http://{_address(host)}:{listener.getsockname()[1]}/v1")
+    address = f"http://{_address(host)}:{listener.getsockname()[1]}"
+    note(f"{served.name} at {address}/v1; to chat in a browser, open {address}")
     # uvicorn raises the signal again when it has shut down, but a server that was told to end has not failed.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)

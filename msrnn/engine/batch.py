@@ -9,6 +9,7 @@ from torch import Tensor
 
 from msrnn.core.state import MultiState
 from msrnn.engine.requests import Event, FinishReason, Logprobs
+from msrnn.engine.retention import retention_of
 from msrnn.engine.rows import Rows
 from msrnn.engine.running import Running
 from msrnn.engine.sampling import Chosen, choose
@@ -74,7 +75,9 @@ class Batch:
     def _token(self, rows: dict[Running, int], running: Running, token: int, logprobs: Logprobs | None) -> Event:
         """Add a token to an answer, which may end it."""
         added = running.add(token, logprobs)
-        event = Event(running.request, running.number, added.token, added.text, added.logprobs, None)
+        told = running.tells_retention(ends=added.finish_reason is not None)
+        held = retention_of(self.rows.state, rows[running]) if told else None
+        event = Event(running.request, running.number, added.token, added.text, added.logprobs, None, held)
         if added.finish_reason is None:
             return event
         row, last = rows.pop(running), self.running[-1]

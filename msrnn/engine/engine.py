@@ -80,13 +80,14 @@ class Engine:
         params: SamplingParams | None = None,
         session: str | None = None,
         turns: int | None = None,
+        retention: int = 0,
     ) -> Request:
         """A request, checked; `add` queues it. A prompt is token ids, or text if there is a tokenizer.
 
         With the name of a `session`, the prompt is only what is new in that conversation, which is made if there is
         none. It changes when the answer is finished; a request that is cancelled or fails leaves it as it was. `turns`
         are the finished turns that the prompt follows, by default those that there are now; a request whose session has
-        gone on in the meantime fails.
+        gone on in the meantime fails. With `retention`, events tell which tokens the state holds, every so many tokens.
         """
         params = params or SamplingParams()
         vocabulary = self.prompts.vocabulary
@@ -107,7 +108,9 @@ class Engine:
             check_name(session)
             if params.n > 1:
                 raise UsageError(f"n={params.n}: a session goes on with one answer; fork it, or ask for one")
-        return Request(ids, params, session=session, turns=turns)
+        if not isinstance(retention, int) or isinstance(retention, bool) or retention < 0:
+            raise UsageError(f"retention={retention!r}: must be a whole number of tokens, 0 or more")
+        return Request(ids, params, session=session, turns=turns, retention=retention)
 
     def add(self, request: Request) -> None:
         self.prompts.waiting.append(request)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from msrnn.engine.retention import Retention
 from msrnn.errors import UsageError
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -133,6 +134,7 @@ class Request:
     turns: int = 0  # finished turns of the session that the prompt follows
     kept_tokens: int = 0  # tokens before the answer that were read earlier, for a request that began alike or a session
     cancelled: bool = False
+    retention: int = 0  # events tell what is held: after the first token, every so many tokens, at the end; 0: never
 
     def __post_init__(self) -> None:
         self.answers = [Answer() for _ in range(self.params.n)]
@@ -165,3 +167,4 @@ class Event(NamedTuple):
     text: str
     logprobs: Logprobs | None
     finish_reason: FinishReason | None
+    retention: Retention | None = None  # what the state holds, after `seen` tokens

@@ -81,6 +81,11 @@ class Running:
             return Added(token, text, logprobs, "stop")
         return Added(token, text, logprobs, "length" if len(answer.tokens) >= params.max_tokens else None)
 
+    def tells_retention(self, ends: bool) -> bool:
+        """Whether the event of the token that was added just now tells what the state holds."""
+        every = self.request.retention
+        return every > 0 and (ends or (len(self.answer.tokens) - 1) % every == 0)
+
     def end(self, reason: FinishReason) -> str:
         """Finish the answer; returns the text that was held back."""
         rest = self._text.end() if self._text else ""

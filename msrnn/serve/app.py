@@ -20,12 +20,15 @@ from starlette.routing import Route
 import msrnn
 from msrnn.engine.engine import Engine
 from msrnn.engine.requests import Event, Request
+from msrnn.engine.retention import retention_of
 from msrnn.errors import UsageError
 from msrnn.serve.errors import ApiError, bad, failed, overloaded
 from msrnn.serve.keys import KeyCheck
 from msrnn.serve.metrics import Metrics, Timer
+from msrnn.serve.page import page_routes
 from msrnn.serve.protocol import Job, Served, chat_job, completion_job
 from msrnn.serve.replies import ChatReply, Reply, sent_error
+from msrnn.serve.retention import holding
 
 RETRY_SECONDS = 1
 
@@ -87,10 +90,12 @@ class Server:
             Route("/v1/models", self._guarded(self.models), methods=["GET"]),
             Route("/v1/sessions", self._guarded(self.sessions), methods=["GET"]),
             Route("/v1/sessions/{name}", self._guarded(self.delete_session), methods=["DELETE"]),
+            Route("/v1/sessions/{name}/memory", self._guarded(self.memory), methods=["GET"]),
             Route("/v1/sessions/{name}/fork", self._guarded(self.fork_session), methods=["POST"]),
             Route("/health", self.health, methods=["GET"]),
             Route("/metrics", self.read_metrics, methods=["GET"]),
             Route("/version", self.version, methods=["GET"]),
+            *page_routes(),
         ]
 
         @asynccontextmanager
@@ -156,7 +161,8 @@ class Server:
             raise ApiError(400, f"the body is not JSON: {str(error)[:200]}", code="invalid_json") from None
 
     async def _answer(self, http: HttpRequest, job: Job, kind: type[Reply]) -> Response:
-        requests = [self.engine.request(prompt, job.params, job.session, job.turns) for prompt in job.prompts]
+        about = (job.params, job.session, job.turns, job.retention)
+        requests = [self.engine.request(prompt, *about) for prompt in job.prompts]
         most = self.engine.rows.capacity + self.limits.queue
         if len(requests) > most:
             raise bad("prompt", f"{len(requests)} prompts: this server takes {most} at most")
@@ -205,7 +211,9 @@ class Server:
 
     async def models(self, _: HttpRequest) -> Response:
         model = {"id": self.served.name, "object": "model", "created": 0, "owned_by": "msrnn"}
-        return JSONResponse({"object": "list", "data": [model]})
+        made = {name: self.engine.rnn.spec.fingerprint[name] for name in ("policy", "size", "positions")}
+        made["bytes"] = self.engine.rows.nbytes // self.engine.rows.capacity
+        return JSONResponse({"object": "list", "data": [{**model, **made, "max_tokens": self.served.default_tokens}]})
 
     async def sessions(self, _: HttpRequest) -> Response:
         found = [{"id": info.name, "object": "session", **info._asdict()} for info in self.engine.sessions.infos()]
@@ -224,11 +232,24 @@ class Server:
         await asyncio.to_thread(self.engine.sessions.fork, name, other)
         return JSONResponse({"id": other, "object": "session"}, 201)
 
-    def _existing(self, http: HttpRequest) -> str:
+    async def memory(self, http: HttpRequest) -> Response:
+        """What the session holds after its last finished turn; an answer that is under way changes a copy."""
+        name = self._existing(http, idle=False)
+
+        def found() -> dict[str, Any]:
+            session = self.engine.sessions.get(name)
+            if session is None:  # deleted meanwhile
+                raise _no_session(name)
+            return {"tokens": session.tokens, "turns": session.turns, **holding(retention_of(session.state))}
+
+        return JSONResponse({"id": name, "object": "session.memory", **await asyncio.to_thread(found)})
+
+    def _existing(self, http: HttpRequest, idle: bool = True) -> str:
+        """The session's name; `idle`: no answer of it may be under way."""
         name = str(http.path_params["name"])
         if name not in self.engine.sessions:
-            raise ApiError(404, f"session {name!r:.80}: there is none of this name", code="session_not_found")
-        if self.engine.uses_session(name):
+            raise _no_session(name)
+        if idle and self.engine.uses_session(name):
             raise ApiError(409, f"session {name!r}: is answering a request; wait for its end", code="session_in_use")
         return name
 
@@ -264,6 +285,10 @@ async def _streamed(http: HttpRequest, feed: _Feed, reply: Reply) -> AsyncIterat
         yield sent_error(error.body)
     finally:
         gone.cancel()
+
+
+def _no_session(name: str) -> ApiError:
+    return ApiError(404, f"session {name!r:.80}: there is none of this name", code="session_not_found")
 
 
 def _failure(event: Event) -> ApiError:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from msrnn.engine.requests import SamplingParams
@@ -11,6 +12,7 @@ from msrnn.engine.sessions import Session, Sessions
 from msrnn.errors import UsageError
 from msrnn.hf.chat_template import check_template, closing, encode, following, render
 from msrnn.serve.errors import ApiError, bad
+from msrnn.serve.retention import PromptTexts, prompt_texts
 
 ROLES = ("system", "developer", "user", "assistant")
 _SAMPLING = (
@@ -26,7 +28,8 @@ _SAMPLING = (
     "repetition_penalty",
     "ignore_eos",
 )
-_COMMON = {*_SAMPLING, "model", "max_tokens", "stop", "logit_bias", "stream", "stream_options", "user", "session_id"}
+_OTHERS = ("model", "max_tokens", "stop", "logit_bias", "stream", "stream_options", "user", "session_id", "retention")
+_COMMON = {*_SAMPLING, *_OTHERS}
 CHAT_FIELDS = _COMMON | {"messages", "max_completion_tokens", "logprobs", "top_logprobs"}
 COMPLETION_FIELDS = _COMMON | {"prompt", "echo", "logprobs"}
 
@@ -53,6 +56,8 @@ class Job:
     echo: bool
     session: str | None
     turns: int  # finished turns of the session that the prompt follows
+    retention: int  # tokens after which the reply tells again what the state holds; 0: it does not
+    texts: list[PromptTexts]  # the tokens of each prompt, if the reply tells what the state holds
 
 
 def chat_job(body: Any, served: Served) -> Job:
@@ -71,7 +76,9 @@ def chat_job(body: Any, served: Served) -> Job:
         ids = _rendered(served.tokenizer, messages, session)
     except UsageError as error:
         raise bad("messages", str(error)) from error
-    return _job(fields, [ids], params, served, (name, session), echo=False)
+    text = partial(_text, served.tokenizer, session)
+    texts = partial(prompt_texts, served.tokenizer, messages=messages, render=text)
+    return _job(fields, [ids], params, served, (name, session), texts, echo=False)
 
 
 def completion_job(body: Any, served: Served) -> Job:
@@ -81,7 +88,8 @@ def completion_job(body: Any, served: Served) -> Job:
     if name is not None and len(prompts) > 1:
         raise bad("prompt", f"{len(prompts)} prompts: a session goes on with one")
     params = _params(fields, "max_tokens", served, fields.get("logprobs"))
-    return _job(fields, prompts, params, served, (name, session), echo=_boolean(fields, "echo"))
+    texts = partial(prompt_texts, served.tokenizer)
+    return _job(fields, prompts, params, served, (name, session), texts, echo=_boolean(fields, "echo"))
 
 
 def _fields(body: Any, known: set[str], served: Served) -> dict[str, Any]:
@@ -134,6 +142,7 @@ def _job(
     params: SamplingParams,
     served: Served,
     conversation: tuple[str | None, Session | None],
+    texts: Callable[[list[int], int], PromptTexts],
     echo: bool,
 ) -> Job:
     most = max(map(len, prompts)) + params.max_tokens
@@ -150,7 +159,19 @@ def _job(
         raise bad("user", "user must be a string")
     name, session = conversation
     turns = session.turns if session else 0
-    return Job(prompts, params, stream, _boolean(options or {}, "include_usage"), echo, name, turns)
+    every = _retention(fields, stream)
+    unread, start = (session.unread, int(session.state.seen[0])) if session else ([], 0)
+    found = [texts([*unread, *prompt], start) for prompt in prompts] if every else []
+    return Job(prompts, params, stream, _boolean(options or {}, "include_usage"), echo, name, turns, every, found)
+
+
+def _retention(fields: Mapping[str, Any], stream: bool) -> int:
+    every = fields.get("retention", 0)
+    if type(every) is not int or every < 0:
+        raise bad("retention", f"retention={every!r:.100}: must be a whole number of tokens, 0 or more")
+    if every and not stream:
+        raise bad("retention", "retention needs stream: true")
+    return every
 
 
 def _boolean(fields: Mapping[str, Any], name: str) -> bool:
@@ -231,6 +252,13 @@ def _shown(name: str) -> str:
 
 def _is_text(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _text(tokenizer: Any, session: Session | None, messages: list[dict[str, str]]) -> str:
+    """What the template makes of messages, after an answer in a session that exists."""
+    if session is None:
+        return render(tokenizer, messages, prompt=True)
+    return closing(tokenizer) + following(tokenizer, messages[0]["content"])
 
 
 def _rendered(tokenizer: Any, messages: list[dict[str, str]], session: Session | None) -> list[int]:

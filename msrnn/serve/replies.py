@@ -9,6 +9,7 @@ from typing import Any
 
 from msrnn.engine.requests import Answer, Event, Logprobs, Request
 from msrnn.serve.protocol import Job
+from msrnn.serve.retention import RetentionField
 
 
 class Reply:
@@ -18,6 +19,7 @@ class Reply:
 
     def __init__(self, job: Job, requests: list[Request], model: str, tokenizer: Any) -> None:
         self.job, self.requests, self.tokenizer = job, requests, tokenizer
+        self.retention = [RetentionField(tokenizer, texts) for texts in job.texts for _ in range(job.params.n)]
         self.head = {"id": f"{self.kind}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 
     def complete(self) -> dict[str, Any]:
@@ -34,9 +36,12 @@ class Reply:
 
     def chunks(self, event: Event) -> list[bytes]:
         """What an event adds to a stream."""
-        if not event.text and event.logprobs is None and event.finish_reason is None:
+        if not (event.text or event.logprobs or event.finish_reason or self.retention):
             return []
-        return [self._chunk(self._delta(event))]
+        delta = self._delta(event)
+        if self.retention:
+            delta["retention"] = self.retention[self.index(event.request, event.number)].of(event)
+        return [self._chunk(delta)]
 
     def last_chunks(self) -> list[bytes]:
         usage = {**self.head, "object": self.chunk, "choices": [], "usage": self.usage()}

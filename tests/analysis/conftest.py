@@ -1,30 +1,11 @@
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from handmade import Visit
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    """A headless browser; tests that use it are skipped if it is not installed."""
-    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not (browser and driver):
-        pytest.skip("the page is tested in Chromium: apt install chromium chromium-driver")
-    selenium = pytest.importorskip("selenium.webdriver", reason="Chromium is driven by selenium: pip install selenium")
-    options = selenium.ChromeOptions()
-    options.binary_location = browser
-    for argument in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "hide-scrollbars"):
-        options.add_argument(f"--{argument}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    started = selenium.Chrome(options=options, service=selenium.ChromeService(driver))
-    started.set_script_timeout(60)
-    yield started
-    started.quit()
 
 
 @pytest.fixture

@@ -53,6 +53,8 @@ def test_a_server(folder: Path, tmp_path: Path) -> None:
         assert found is not None, said
         assert re.search(r"a conversation takes [\d,]+ bytes, at any length; 2 are answered at once", said)
         assert "--api-key guards it" in said
+        assert f"to chat in a browser, open http://0.0.0.0:{found[1]}\n" in said
+        assert "<!doctype html>" in httpx.get(f"http://127.0.0.1:{found[1]}/", timeout=60).text
         address = f"http://127.0.0.1:{found[1]}/v1"
         body = {"prompt": "hello", "max_tokens": 3, "session_id": "talk"}
         answer = httpx.post(f"{address}/completions", json=body, timeout=60).json()

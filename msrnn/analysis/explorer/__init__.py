@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import re
 import unicodedata
@@ -11,7 +10,6 @@ import zlib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from importlib.resources import files
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -22,6 +20,7 @@ from msrnn.analysis.tagging import Passage
 from msrnn.analysis.trace import ChunkTrace, trace_chunks
 from msrnn.errors import UsageError
 from msrnn.hf.rnn import MultiStateRNN
+from msrnn.web import page_parts
 
 SCRIPTS = ("data", "shades", "text", "axes", "maps", "card", "search", "address", "controls", "main")
 MOST_TOKENS = 2**16 - 1  # a step is stored in two bytes
@@ -72,17 +71,8 @@ def page(name: str, about: str, tokens: Sequence[str], policies: Sequence[Policy
             for one in policies
         ],
     }
-    style, script = _part("page.css"), "\n".join(["'use strict';", *(_part(f"page.{part}.js") for part in SCRIPTS)])
-    contents = {"policy": _security_policy(style, script), "style": style, "script": script, "data": embedded(data)}
-    document = _part("page.html")
-    for slot, text in contents.items():
-        before, after = document.split(f"{{{{{slot}}}}}")
-        document = before + text + after
-    return document
-
-
-def _part(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+    parts = page_parts(__package__, SCRIPTS)
+    return parts.document({"policy": parts.security_policy(), "data": embedded(data)})
 
 
 def packed(trace: ChunkTrace) -> str:
@@ -118,14 +108,6 @@ def _visible(character: str) -> str:
     if kind == "Cs":
         return "\N{REPLACEMENT CHARACTER}"
     return f"[U+{code:04X}]" if kind in ("Cc", "Cf", "Zl", "Zp") else character
-
-
-def _security_policy(style: str, script: str) -> str:
-    """A content security policy: nothing is loaded, and only these bytes run."""
-    allowed = (
-        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in (style, script)
-    )
-    return "default-src 'none'; style-src {}; script-src {}; base-uri 'none'; form-action 'none'".format(*allowed)
 
 
 # Hard-wrapped texts: the page shows line breaks inside a paragraph as spaces.

@@ -1,0 +1,30 @@
+"""The chat page: one document, which talks to this server and to nothing else."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from msrnn.web import page_parts
+
+SCRIPTS = ("api", "store", "tokens", "memory", "conversation", "settings", "list", "main")
+
+
+def page_routes() -> list[Route]:
+    """The page is served without a key; it asks for one if the server wants it."""
+    parts = page_parts(__package__, SCRIPTS)
+    document = parts.document({})
+    headers = {
+        "Content-Security-Policy": parts.security_policy(
+            "connect-src 'self'", "img-src data:", "frame-ancestors 'none'"
+        ),
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+        "Cache-Control": "no-cache",
+    }
+
+    async def page(_: Request) -> Response:
+        return Response(document, media_type="text/html", headers=headers)
+
+    return [Route("/", page, methods=["GET"])]

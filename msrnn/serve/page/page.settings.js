@@ -1,0 +1,75 @@
+// Settings: kept in this browser, except for the key.
+
+const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
+
+class Settings {
+  /** `onKey` is called when there is another key. */
+  constructor(onKey) {
+    this.dialog = find("settings");
+    this.form = this.dialog.querySelector("form");
+    const fields = this.form.elements, kept = this.parsed();
+    const start = { system: "", temperature: "0.7", top_p: "0.95", max_tokens: "", seed: "", keep: true, ...kept };
+    for (const name of ["system", ...NUMBERS]) fields[name].value = start[name];
+    fields.keep.checked = start.keep;
+    fields.key.value = key.value;
+    this.form.addEventListener("change", () => this.save());
+    this.form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.dialog.close();
+    });
+    this.dialog.addEventListener("close", () => {
+      const changed = fields.key.value !== key.value;
+      key.value = fields.key.value.trim();
+      if (changed) onKey();
+    });
+    find("open-settings").addEventListener("click", () => this.open());
+  }
+
+  parsed() {
+    try {
+      return JSON.parse(local.get("msrnn settings")) ?? {};
+    } catch {
+      return {};
+    }
+  }
+
+  save() {
+    const fields = this.form.elements, kept = { keep: fields.keep.checked };
+    for (const name of ["system", ...NUMBERS]) if (fields[name].checkValidity()) kept[name] = fields[name].value;
+    local.set("msrnn settings", JSON.stringify(kept));
+    this.changed?.();
+  }
+
+  open(keyProblem = "") {
+    find("key-problem").textContent = keyProblem;
+    find("key-problem").hidden = !keyProblem;
+    if (!this.dialog.open) this.dialog.showModal();
+    if (keyProblem) this.form.elements.key.focus();
+  }
+
+  get system() { return this.form.elements.system.value.trim(); }
+
+  get keep() { return this.form.elements.keep.checked; }
+
+  /** Fields of a request; an empty one is left to the server. */
+  get sampling() {
+    const found = {};
+    for (const name of NUMBERS) {
+      const field = this.form.elements[name];
+      if (field.value !== "" && field.checkValidity()) found[name] = Number(field.value);
+    }
+    return found;
+  }
+
+  /** What the server has decided. */
+  describe(model) {
+    const rows = { Model: model.id, Policy: model.policy, Size: `${number(model.size)} states in each layer`,
+      Positions: model.positions, "A conversation": `${number(model.bytes)} bytes, at any length` };
+    find("server").replaceChildren(...Object.entries(rows).map(([name, value]) => {
+      const row = element("div");
+      row.append(element("dt", "", name), element("dd", "", value));
+      return row;
+    }));
+    this.form.elements.max_tokens.placeholder = model.max_tokens;
+  }
+}

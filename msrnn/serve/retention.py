@@ -1,0 +1,124 @@
+"""The field `retention` of a stream: the text of every token at its position, and which tokens the state holds."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from msrnn.engine.requests import Event
+from msrnn.engine.retention import Retention
+from msrnn.engine.text import Pieces
+
+Messages = list[dict[str, str]]
+Render = Callable[[Messages], str]
+
+
+class Span(NamedTuple):
+    """The tokens of a message's text, without those that the chat template puts around it."""
+
+    role: str
+    start: int  # position in the conversation
+    stop: int
+
+
+class PromptTexts(NamedTuple):
+    """The tokens that a request adds before its answer."""
+
+    start: int  # position of the first one in the conversation
+    pieces: list[str]  # the text that each one adds
+    messages: list[Span] | None  # None: not known where the messages are
+
+    @property
+    def stop(self) -> int:
+        """The position of the answer's first token."""
+        return self.start + len(self.pieces)
+
+
+def prompt_texts(
+    tokenizer: Any, ids: Sequence[int], start: int, messages: Messages | None = None, render: Render | None = None
+) -> PromptTexts:
+    """The texts of tokens from position `start` on, the last of which were rendered from messages."""
+    decoder = Pieces(tokenizer)
+    pieces = [decoder.put(token) for token in ids]
+    if messages is None or render is None:
+        return PromptTexts(start, pieces, None)
+    text, rendered, spans = "".join(pieces), render(messages), message_spans(messages, render)
+    if spans is None or not text.endswith(rendered):  # the template or the tokenizer changes texts
+        return PromptTexts(start, pieces, None)
+    offset, begins = len(text) - len(rendered), [0, *accumulate(map(len, pieces))]
+    found = [
+        Span(message["role"], *(start + at for at in _covering(begins, first + offset, last + offset)))
+        for message, (first, last) in zip(messages, spans, strict=True)
+    ]
+    return PromptTexts(start, pieces, found)
+
+
+def _covering(begins: list[int], first: int, last: int) -> tuple[int, int]:
+    """The tokens with characters in [first, last); `begins` are where tokens begin, and the end of the last one.
+
+    A token without text at `first` is a part of the character there, and one at `last` a part of the next.
+    """
+    start, stop = bisect_left(begins, first), bisect_left(begins, last)
+    if first < last and begins[start] > first:
+        start -= 1
+    return start, stop
+
+
+def message_spans(messages: Messages, render: Render) -> list[tuple[int, int]] | None:
+    """Where the contents are in the rendered messages, in characters; None if the template changes them.
+
+    The template is rendered with other contents, which show what it puts around them: a content may also occur there.
+    """
+    marks = [f"\ue000{number}\ue001" for number in range(len(messages))]
+    rest, around = render([{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)]), []
+    for mark in marks:
+        before, found, rest = rest.partition(mark)
+        if not found:
+            return None
+        around.append(before)
+    actual = render(messages)
+    for contents in ([m["content"] for m in messages], [m["content"].strip() for m in messages]):
+        spans, text = [], ""
+        for before, content in zip(around, contents, strict=True):
+            text += before
+            spans.append((len(text), len(text) + len(content)))
+            text += content
+        if text + rest == actual:
+            return spans
+    return None
+
+
+class RetentionField:
+    """Builds the field for one answer, event by event."""
+
+    def __init__(self, tokenizer: Any, prompt: PromptTexts) -> None:
+        self._pieces, self._prompt, self._position = Pieces(tokenizer), prompt, prompt.stop
+        self._begun = False
+        self._last: Retention | None = None
+
+    def of(self, event: Event) -> dict[str, Any]:
+        """The texts of tokens that were not sent yet and, where the event tells it, what the state holds."""
+        new = [] if event.token is None else [self._pieces.put(event.token)]
+        field: dict[str, Any] = {"start": self._position, "pieces": new}
+        self._position += len(new)
+        if not self._begun:
+            self._begun, prompt = True, self._prompt
+            messages = None if prompt.messages is None else [span._asdict() for span in prompt.messages]
+            field = {
+                "start": prompt.start,
+                "pieces": [*prompt.pieces, *new],
+                "messages": messages,
+                "answer": prompt.stop,
+            }
+        if event.retention is not None:
+            field |= holding(event.retention, self._last)
+            self._last = event.retention
+        return field
+
+
+def holding(now: Retention, before: Retention | None = None) -> dict[str, Any]:
+    """What a state holds, as JSON; after an earlier one, `held` is what has changed."""
+    numbers = {"seen": now.seen, "slots": now.slots, "used": now.used}
+    return {**numbers, "bytes": now.nbytes, "full_bytes": now.full_nbytes, "held": now.held(before)}

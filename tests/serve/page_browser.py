@@ -1,0 +1,77 @@
+"""The chat page in a browser, and what a reader can see on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msrnn
+from msrnn.engine.requests import Request
+
+Visit = Callable[..., Any]  # opens the page of a server in a browser, which it returns
+
+# Every token that is shown: its text, the positions that it stands for, its classes.
+TOKENS = """
+return [...document.querySelectorAll(".turn:not(.lost) .body span, .turn:not(.lost) .tick")]
+  .map(({ token, className }) => [token.text, token.positions, className]);
+"""
+
+
+def until(browser: Any, script: str, seconds: float = 20) -> Any:
+    """Wait until a script returns something that is true."""
+    end = time.monotonic() + seconds
+    while not (found := browser.execute_script(f"return {script}")):
+        assert time.monotonic() < end, f"{script}\n{browser.execute_script('return document.body.innerText')}"
+        time.sleep(0.02)
+    return found
+
+
+def idle(browser: Any) -> None:
+    """Until an answer is finished and the list is up to date."""
+    until(browser, "document.getElementById('stop').hidden")
+    until(browser, "document.querySelector('#list .current .actions, .welcome, .conversation .lost') !== null")
+
+
+def type_message(browser: Any, text: str) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    browser.find_element("id", "message").send_keys(text, Keys.ENTER)
+
+
+def say(browser: Any, text: str) -> None:
+    """Send a message and wait for the end of the answer."""
+    turns = browser.execute_script("return document.querySelectorAll('.turn').length")
+    type_message(browser, text)
+    until(browser, f"document.querySelectorAll('.turn').length > {turns}")
+    idle(browser)
+
+
+def set_settings(browser: Any, **values: object) -> None:
+    browser.find_element("id", "open-settings").click()
+    for name, value in values.items():
+        field = browser.find_element("css selector", f"#settings [name={name}]")
+        field.clear()
+        field.send_keys(str(value))
+    browser.find_element("css selector", "#settings [type=submit]").click()
+
+
+def text(browser: Any, selector: str) -> str:
+    return str(browser.execute_script("return document.querySelector(arguments[0]).textContent", selector))
+
+
+def level(share: float) -> int:
+    """The class of a token that this share of the layers holds, s0 to s8."""
+    return 0 if share <= 0 else max(1, int(share * 8 + 0.5))
+
+
+def recorded(engine: msrnn.Engine, monkeypatch: Any) -> list[Request]:
+    """The engine's requests as they are made."""
+    made, found = engine.request, list[Request]()
+
+    def request(*args: Any) -> Request:
+        found.append(made(*args))
+        return found[-1]
+
+    monkeypatch.setattr(engine, "request", request)
+    return found

@@ -1,0 +1,338 @@
+"""The chat page in a real browser, with a real server: what it shows is what the server's states hold."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from live_server import KEY, running, slow_down
+from page_browser import TOKENS, Visit, idle, level, recorded, say, set_settings, text, type_message, until
+
+import msrnn
+from msrnn.hf.loading import Loaded
+from msrnn.serve.app import Limits
+
+HOSTILE = "<img src=x onerror='hacked=1'></script><script>hacked=1</script>&lt;b&gt; {{script}} a\u202eb"
+
+
+@pytest.fixture(scope="module")
+def open_address(engine: msrnn.Engine) -> Iterator[str]:
+    with running(engine, Limits()) as found:
+        yield found
+
+
+@pytest.fixture
+def visit(chromium: Any) -> Iterator[Visit]:
+    """`visit(address)` opens the page; at the end, the console may have only the errors that the test names."""
+    expected: list[str] = []
+
+    def visit(address: str, errors: tuple[str, ...] = (), width: int = 1280, dark: bool = False) -> Any:
+        expected.extend(errors)
+        shape = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 600}
+        chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", shape)
+        wanted = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": wanted})
+        chromium.get(address)
+        chromium.execute_script("localStorage.clear(); sessionStorage.clear()")
+        chromium.get("about:blank")
+        chromium.get(address)
+        until(chromium, "document.documentElement.dataset.ready || document.querySelector('dialog[open]')")
+        return chromium
+
+    yield visit
+    chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    complaints = [entry["message"] for entry in chromium.get_log("browser")]
+    assert [message for message in complaints if not any(error in message for error in expected)] == []
+
+
+def held(address: str, browser: Any) -> dict[str, Any]:
+    """What the server says of the session that is shown."""
+    name = browser.execute_script("return location.hash.slice(1)")
+    memory: dict[str, Any] = httpx.get(f"{address}/v1/sessions/{name}/memory").json()
+    return memory
+
+
+def check_tokens(address: str, browser: Any, size: int = 16) -> list[Any]:
+    """Every position is shown once, in order, faded by what the server's state holds of it."""
+    memory, tokens = held(address, browser), browser.execute_script(TOKENS)
+    shares = dict(memory["held"])
+    positions = sorted(position for _, some, _ in tokens for position in some)
+    assert positions == [*range(len(positions))]
+    assert len(positions) in (memory["tokens"], memory["tokens"] - 1)  # a stop token is shown with the next turn
+    for _, some, classes in tokens:
+        read = [position for position in some if position < memory["seen"]]
+        if read:
+            share = sum(shares.get(position, 0) for position in read) / len(read)
+            old = share > 0 and some[-1] < memory["seen"] - size
+            assert [name for name in classes.split() if name != "tick"] == [f"s{level(share)}", *["old"] * old]
+    return tokens
+
+
+def test_an_answer_streams_and_tokens_fade(
+    visit: Visit, open_address: str, engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_down(engine, monkeypatch)
+    browser = visit(open_address)
+    set_settings(browser, max_tokens=40, temperature=1, seed=3, system="Be naïve 🌊.")
+    assert "0 of 16 states" in text(browser, "#use")
+    type_message(browser, "I am Ann from Tromsø.")
+    lengths, faded, gauges = set(), set(), set()
+    while browser.execute_script("return document.querySelector('.assistant') === null"):
+        time.sleep(0.01)
+    while not browser.execute_script("return document.getElementById('stop').hidden"):
+        lengths.add(browser.execute_script("return document.querySelectorAll('.assistant .body span').length"))
+        faded.add(browser.execute_script("return document.querySelectorAll('.conversation .s0').length"))
+        gauges.add(text(browser, "#seen"))
+    assert min(len(lengths), len(faded), len(gauges)) > 5  # all of it while the answer was generated
+    idle(browser)
+    tokens = check_tokens(open_address, browser)
+    assert browser.execute_script("return document.getElementById('gauge').getAttribute('aria-valuenow')") == "16"
+    assert text(browser, "#seen") == str(held(open_address, browser)["seen"])
+    assert text(browser, ".system .body") == "Be naïve 🌊."
+    assert text(browser, ".user .body") == "I am Ann from Tromsø."
+    assert "Cut at 40 tokens." in text(browser, ".note")
+    say(browser, "Who am I?")
+    more = check_tokens(open_address, browser)
+    assert [token[:2] for token in more[: len(tokens)]] == [token[:2] for token in tokens]
+    assert text(browser, ".turn:last-child .user .body") == "Who am I?"
+
+
+def test_settings_reach_the_server(
+    visit: Visit, open_address: str, engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = recorded(engine, monkeypatch)
+    browser = visit(open_address)
+    assert "policy tova · 16 states" in text(browser, "#about")
+    assert "tova" in text(browser, "#server")
+    set_settings(browser, temperature=0.25, top_p=0.5, max_tokens=3, seed=11, system="Be brief.")
+    say(browser, "One")
+    set_settings(browser, temperature="", seed="")
+    say(browser, "Two")
+    first, second = requests
+    assert (first.params.temperature, first.params.top_p, first.params.max_tokens) == (0.25, 0.5, 3)
+    assert (first.params.seed, second.params.seed, second.params.temperature) == (11, None, 1.0)
+    assert "Be brief." in engine.tokenizer.decode(first.prompt)
+    assert "Be brief." not in engine.tokenizer.decode(second.prompt)
+    assert first.session == second.session == browser.execute_script("return location.hash.slice(1)")
+
+
+def test_stop_frees_the_row_and_the_turn_does_not_count(
+    visit: Visit, open_address: str, engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    browser = visit(open_address)
+    set_settings(browser, max_tokens=6, temperature=0)
+    say(browser, "One")
+    before = check_tokens(open_address, browser)
+    set_settings(browser, max_tokens=1000)
+    slow_down(engine, monkeypatch)
+    escape = ActionChains(browser).send_keys(Keys.ESCAPE)
+    for stop in (escape.perform, browser.find_element("id", "stop").click):
+        browser.find_element("id", "message").send_keys("first line", Keys.SHIFT, Keys.ENTER)
+        browser.find_element("id", "message").send_keys(Keys.NULL)
+        type_message(browser, "second line")
+        until(browser, "document.querySelectorAll('.turn:last-child .assistant .body span').length > 5")
+        stop()
+        until(browser, "document.getElementById('stop').hidden")
+        until(browser, "document.querySelector('.turn:last-child').classList.contains('lost')")
+        end = time.monotonic() + 5
+        while not engine.idle:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert "Stopped: this turn is not remembered." in text(browser, ".turn:last-child .note")
+        assert text(browser, ".turn:last-child .user .body") == "first line\nsecond line"
+    until(browser, "document.querySelectorAll('.turn:not(.lost)').length === 1")
+    until(browser, f"document.getElementById('seen').textContent === '{held(open_address, browser)['seen']}'")
+    assert check_tokens(open_address, browser) == before
+    set_settings(browser, max_tokens=5)
+    say(browser, "Three")
+    check_tokens(open_address, browser)
+    assert browser.find_elements("css selector", ".turn.lost .body span:not(.lost)") == []
+
+
+def test_hostile_text_stays_text(visit: Visit, open_address: str) -> None:
+    browser = visit(open_address)
+    set_settings(browser, max_tokens=3, system=HOSTILE)
+    say(browser, HOSTILE)
+    shown = HOSTILE.replace("\u202e", "[U+202E]")
+    for selector in (".user .body", ".system .body", "#list .current b"):
+        assert text(browser, selector) == shown
+    browser.refresh()
+    until(browser, "document.querySelector('.user .body')")
+    assert text(browser, ".user .body") == shown
+    assert browser.execute_script("return [document.images.length, document.scripts.length, typeof hacked]") == [
+        *(0, 1, "undefined")
+    ]
+
+
+def test_conversations(visit: Visit, open_address: str) -> None:
+    """After a reload, a fork, and a deletion; a session of another client has numbers and no text."""
+    browser = visit(open_address)
+    set_settings(browser, max_tokens=4, temperature=0)
+    say(browser, "One and two")
+    tokens, name = check_tokens(open_address, browser), browser.execute_script("return location.hash")
+    browser.refresh()
+    until(browser, "document.querySelector('.user .body')")
+    assert check_tokens(open_address, browser) == tokens
+    browser.find_element("css selector", ".fork").click()
+    until(browser, f"location.hash !== '{name}' && document.querySelectorAll('.turn').length === 1")
+    assert check_tokens(open_address, browser) == tokens
+    say(browser, "Three")
+    check_tokens(open_address, browser)
+    browser.execute_script("""
+        const name = Object.keys(localStorage).find((name) => name.endsWith(location.hash.slice(1)));
+        localStorage[name] = JSON.stringify({ ...JSON.parse(localStorage[name]), updated: 1 });
+    """)
+    browser.refresh()
+    until(browser, "document.documentElement.dataset.ready")
+    assert "2 turns were read elsewhere" in text(browser, "#log")  # a text of another session is not shown
+    assert browser.find_elements("css selector", ".turn") == []
+    body = {"prompt": "a", "max_tokens": 5, "session_id": "elsewhere"}
+    httpx.post(f"{open_address}/v1/completions", json=body)
+    browser.refresh()
+    until(browser, "document.documentElement.dataset.ready")
+    items = browser.find_elements("css selector", "#list .open")
+    next(item for item in items if item.text.startswith("elsewhere")).click()
+    until(browser, "location.hash === '#elsewhere'")
+    assert "One turn was read elsewhere" in text(browser, "#log")
+    assert text(browser, "#seen") == str(held(open_address, browser)["seen"])
+    for wanted in ("Delete", "Delete for good?"):
+        button = browser.find_element("css selector", ".delete")
+        assert button.text == wanted
+        button.click()
+    until(browser, "document.querySelector('.welcome')")
+    assert httpx.get(f"{open_address}/v1/sessions/elsewhere/memory").status_code == 404
+
+
+def test_a_key(visit: Visit, address: str) -> None:
+    browser = visit(address, errors=("401",))
+    until(browser, "document.querySelector('dialog[open]')")
+    assert text(browser, "#key-problem") == "The server wants a key."
+    for key, problem in (("sk-wrong", "The server does not accept this key."), (KEY, "")):
+        field = browser.find_element("css selector", "[name=key]")
+        field.clear()
+        field.send_keys(key, "\n")
+        if problem:
+            until(browser, f"document.getElementById('key-problem').textContent === {problem!r}")
+    until(browser, "document.documentElement.dataset.ready")
+    set_settings(browser, max_tokens=3)
+    say(browser, "One")
+    browser.refresh()
+    until(browser, "document.querySelector('.user .body')")  # the key lasts as long as the tab
+    assert KEY not in str(browser.execute_script("return JSON.stringify(localStorage)"))
+
+
+def test_a_server_that_is_busy(
+    visit: Visit, rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors are said in words, and the message can be sent again."""
+    engine = msrnn.Engine(rnn, rows=1, tokenizer=small.tokenizer)
+    slow_down(engine, monkeypatch)
+    with running(engine, Limits(queue=1)) as address:
+        browser = visit(address, errors=("429", "409", "ERR_CONNECTION_REFUSED"))
+        set_settings(browser, max_tokens=3)
+        say(browser, "One")
+        name = browser.execute_script("return location.hash.slice(1)")
+        body = {"prompt": "b", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{address}/v1/completions", json={**body, "session_id": name}, timeout=30) as busy:
+            lines = busy.iter_lines()
+            next(lines)
+            for button in ("Delete", "Delete for good?"):
+                until(browser, f"document.querySelector('.delete').textContent === {button!r}")
+                browser.find_element("css selector", ".delete").click()
+            until(browser, "document.getElementById('problem').innerText.includes('This conversation is busy.')")
+            with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=30):
+                type_message(browser, "Two")
+                until(browser, "document.getElementById('problem').innerText.includes('too many requests wait')")
+                assert "Try again in 1 s." in text(browser, "#problem")
+                assert browser.find_element("id", "message").get_attribute("value") == "Two"
+        end = time.monotonic() + 5
+        while not engine.idle:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        browser.find_element("id", "message").send_keys("\n")
+        until(browser, "document.querySelectorAll('.turn:not(.lost)').length === 2")
+        idle(browser)
+        assert browser.execute_script("return document.getElementById('problem').hidden")
+    type_message(browser, "Three")
+    until(browser, "document.getElementById('problem').innerText.includes('The server cannot be reached.')")
+
+
+def test_another_client_of_the_session(
+    visit: Visit, rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = msrnn.Engine(rnn, rows=2, tokenizer=small.tokenizer)
+    slow_down(engine, monkeypatch)
+    with running(engine, Limits()) as address:
+        browser = visit(address)
+        set_settings(browser, max_tokens=3)
+        say(browser, "One")
+        name = browser.execute_script("return location.hash.slice(1)")
+        body = {"prompt": "b", "max_tokens": 1000, "ignore_eos": True, "stream": True, "session_id": name}
+        with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=30) as busy:
+            lines = busy.iter_lines()  # if nothing held it, the connection would be closed
+            next(lines)
+            type_message(browser, "Two")
+            until(browser, "document.getElementById('problem').innerText.includes('answering another request')")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_phone_and_the_dark(visit: Visit, open_address: str, dark: bool) -> None:
+    """Nothing is wider than the screen, and everything can be reached."""
+    browser = visit(open_address, width=390, dark=dark)
+    fits = "return document.documentElement.scrollWidth <= 390 && document.getElementById('log').scrollWidth <= 390"
+    set_settings(browser, max_tokens=4)
+    say(browser, "x" * 300 + " <b>")
+    assert browser.execute_script(fits)
+    visible = browser.find_element
+    assert not visible("id", "details").is_displayed()
+    visible("id", "unfold").click()
+    assert visible("id", "map").is_displayed()
+    assert browser.execute_script(fits)
+    visible("id", "unfold").click()
+    visible("id", "open-list").click()
+    until(browser, "getComputedStyle(document.getElementById('conversations')).translate === '0px'")
+    assert visible("id", "new").is_displayed()
+    visible("id", "new").click()
+    until(browser, "document.querySelector('.welcome')")
+    visible("id", "open-settings").click()
+    assert visible("name", "seed").is_displayed()
+    assert browser.execute_script(fits)
+    colour = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", colour)[:3])) < 150) is dark
+
+
+def test_a_keyboard_and_a_screen_reader(visit: Visit, open_address: str) -> None:
+    browser = visit(open_address)
+    set_settings(browser, max_tokens=4)
+    say(browser, "One")
+    assert text(browser, "#status").startswith("Answer: ")
+    unnamed = browser.execute_script("""
+        const named = (one) => one.ariaLabel || one.labels?.length || one.textContent.trim();
+        const controls = [...document.querySelectorAll("button, input, textarea")];
+        return controls.filter((one) => !named(one)).map((one) => one.outerHTML);
+    """)
+    assert unnamed == []
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-reduced-motion", "value": "reduce"}]}
+    )
+    assert (
+        browser.execute_script("return getComputedStyle(document.querySelector('.body span')).transitionDuration")
+        == "0s"
+    )
+
+
+def test_nothing_else_may_be_loaded(open_address: str) -> None:
+    answer = httpx.get(open_address)
+    policy = answer.headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert "connect-src 'self'" in policy
+    assert "unsafe" not in policy
+    for word in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(", "https://"):
+        assert word not in answer.text
