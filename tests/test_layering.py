@@ -67,6 +67,7 @@ INSIDE = {
         "sessions",
         "prompts",
         "loop",
+        "offline",
         "engine",
     ],
 }

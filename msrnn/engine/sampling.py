@@ -36,12 +36,14 @@ class RowSampler:
     def __init__(
         self, params: SamplingParams, seed: int, prompt: Sequence[int], vocabulary: int, device: torch.device
     ) -> None:
-        self.params, self.seed, self.number = params, seed, 0
+        self.params, self.seed, self.number = params, seed, params.continued
         self.counts: Tensor | None = None
         if params.penalizes:
-            self.counts = torch.zeros(vocabulary, device=device)
+            tokens = torch.as_tensor(prompt, device=device)
+            generated = tokens[len(prompt) - params.continued :]
+            self.counts = torch.bincount(generated, minlength=vocabulary).float()
             self.in_prompt = torch.zeros(vocabulary, dtype=torch.bool, device=device)
-            self.in_prompt[torch.as_tensor(prompt, device=device)] = True
+            self.in_prompt[tokens] = True
         if params.logit_bias:
             biases = [*params.logit_bias.items()]
             self.biased = torch.tensor([token for token, _ in biases], device=device)
