@@ -21,7 +21,7 @@ LONG, LONGER = tokens(1, 40, seed=3)[0].tolist(), tokens(1, 45, seed=4)[0].tolis
 PROMPTS = [
     [*DOCUMENT, *LONG, 5, 6, 7],
     [*OTHER, 5],
-    [*DOCUMENT, 8],
+    [*DOCUMENT, VOCABULARY - 1],  # after those that share more, in order
     [9, 10],
     [*DOCUMENT, *LONG, 8],
     [*DOCUMENT, *LONGER, 3, 4],
