@@ -99,7 +99,7 @@ class Client:
         return {**rates, "ms_per_step": 1000 * took / max(1, steps), "rows": self.engine.counts["rows"], **self.waits()}
 
     def waits(self) -> dict[str, float]:
-        found = {}
+        found: dict[str, float] = {}
         for name, seconds in (("first_token", self.first_token), ("between_tokens", self.between)):
             if len(seconds) > 1:
                 cuts = quantiles(seconds, n=100)
@@ -131,7 +131,7 @@ class Client:
 
 def make_engine(model: Any, args: argparse.Namespace) -> msrnn.Engine:
     rnn = msrnn.MultiStateRNN(model, args.policy, args.size, compile=args.compile)
-    kept = {"prefix_bytes": 0, "prefix_host_bytes": 0} if args.no_prefix_states else {}
+    kept: Any = {"prefix_bytes": 0, "prefix_host_bytes": 0} if args.no_prefix_states else {}
     engine = msrnn.Engine(rnn, args.rows, prompt_tokens=args.prompt_tokens, **kept)
     began = time.perf_counter()
     engine.warm_up()
@@ -196,7 +196,7 @@ def flash_varlen(
     causal: Any = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
     indices = {name: kwargs[name] for name in ("read_index", "write_index")}
     key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, **indices)
-    out = varlen_attn(
+    out: Any = varlen_attn(
         query.transpose(1, 2).squeeze(0).contiguous(),
         key.contiguous(),
         value.contiguous(),

@@ -69,6 +69,7 @@ INSIDE = {
         "sessions",
         "prompts",
         "loop",
+        "offline",
         "engine",
     ],
 }

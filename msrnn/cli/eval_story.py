@@ -32,7 +32,9 @@ Sizes = Annotated[
 Count = Annotated[int, Option(help="Number of stories of each version.")]
 Seed = Annotated[int, Option(help="Random seed of the first story; the next ones count up from it.")]
 SampleTemperature = Annotated[float, Option(help="Sample at this temperature.")]
-Batch = Annotated[int | None, Option(help="Stories generated at once.", show_default="8 on cpu, 50 on cuda")]
+Batch = Annotated[
+    int | None, Option(help="Stories generated at once.", show_default="8 on cpu, 50 on cuda, or what fits")
+]
 Out = Annotated[Path, Option(help=f"Write {NAME}.jsonl, .md and .csv here.")]
 
 
@@ -51,9 +53,9 @@ def story(
 ) -> None:
     """Generate long stories with every version of a model, one per seed, for `msrnn judge` to compare.
 
-    A seed decides the noise that is added to the logits before the likeliest token is taken; it does not depend on the
-    batch or the version. Until its first eviction has an effect, a version writes the full model's story, so that
-    part is copied. Stories that the folder has are not generated again, so an interrupted run resumes.
+    The noise of a token depends on the seed and on the token's number, not on the batch or the version. Until its first
+    eviction has an effect, a version writes the full model's story, so that part is copied. Stories that the folder has
+    are not generated again, so an interrupted run resumes.
 
     Examples:
         msrnn eval story --stories 2 --size 64 --max-new-tokens 128
@@ -65,8 +67,8 @@ def story(
         for states in sizes:
             resolve(name, states)
     check_counts(2, stories=stories, max_new_tokens=max_new_tokens, batch=batch)
-    if not 0 < temperature < float("inf"):
-        raise UsageError(f"--temperature {temperature}: must be above 0; 0.01 is nearly greedy")
+    if not 0 < temperature <= 100:
+        raise UsageError(f"--temperature {temperature}: must be above 0, and at most 100; 0.01 is nearly greedy")
     from msrnn.evaluation.cells import FULL_MODEL, grid
     from msrnn.evaluation.data.prompts import STORY, prompt_ids
     from msrnn.evaluation.environment import environment
@@ -82,8 +84,7 @@ def story(
     check_positions(decoder.config.get_text_config(decoder=True), length, "--max-new-tokens")
     settings = StorySettings(prompt, max_new_tokens, temperature, list(range(seed, seed + stories)))
     cells = list(dict.fromkeys([FULL_MODEL, *grid(policies, sizes, length).cells]))
-    batch = batch or (50 if decoder.device.type == "cuda" else 8)
-    metadata = {"model": options.model_name, "chat": chat, "batch": batch, **environment(decoder.device)}
+    metadata = {"model": options.model_name, "chat": chat, **environment(decoder.device)}
     stop_tokens = stop_tokens_of(decoder, tokenizer)
     evaluation = Stories(decoder, tokenizer, settings, stop_tokens, store, batch, metadata)
     results, others = computed(evaluation, cells, options.force)
@@ -91,4 +92,4 @@ def story(
     title = f"{metadata['model']}, {stories:,} stories of at most {max_new_tokens:,} tokens"
     report = table(lines, title)
     show_tables([report])
-    write_report(out, report, markdown(lines, title, {**evaluation.key, **metadata}))
+    write_report(out, report, markdown(lines, title, {**evaluation.key, **evaluation.metadata}))

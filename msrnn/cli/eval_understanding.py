@@ -80,7 +80,9 @@ Positions = Annotated[
 ]
 Limit = Annotated[int | None, Option(help="Most questions to ask, document by document.", show_default="all")]
 Seed = Annotated[int, Option(help="Random seed that selects questions if there are more than --limit.")]
-Batch = Annotated[int | None, Option(help="Questions answered at once.", show_default="8 on cpu, 16 on cuda")]
+Batch = Annotated[
+    int | None, Option(help="Questions answered at once.", show_default="8 on cpu, 16 on cuda, or what fits")
+]
 Stages = Annotated[
     Stage,
     Option(
@@ -250,9 +252,8 @@ def answered(
     from msrnn.evaluation.tasks.answers import Answers
     from msrnn.evaluation.tasks.understanding import Understanding
 
-    batch = batch or (16 if loaded.model.device.type == "cuda" else 8)
     builder = PromptBuilder(loaded.tokenizer, task.prompt, settings.chat)
-    metadata = {**source, "batch": batch, **environment(loaded.model.device)}
+    metadata = {**source, **environment(loaded.model.device)}
     evaluation = Understanding(loaded.model, builder, questions, Answers(store, settings), batch, metadata)
     return watched(evaluation.answered, cells)
 

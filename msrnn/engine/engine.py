@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from msrnn.engine.batch import Batch
 from msrnn.engine.loop import Loop
+from msrnn.engine.offline import OnTokens, finished
 from msrnn.engine.prefix_states import PrefixStates
 from msrnn.engine.prompts import Prompts, Reading
 from msrnn.engine.requests import Event, FinishReason, Request, SamplingParams
@@ -23,6 +25,9 @@ from msrnn.hf.rnn import MultiStateRNN
 
 ALONE = 16_384  # tokens of a prompt that are read at once while no answer is generated
 KEPT_ROWS, KEPT_ON_HOST = 8, 2**30  # memory for kept states by default: rows' worth on the device; bytes on the host
+KEPT_OFFLINE = (
+    4  # rows' worth for a list of prompts: a document that is shared, and what some of its prompts share more
+)
 
 
 class Engine:
@@ -33,6 +38,8 @@ class Engine:
     prompt_tokens      tokens of prompts that are read between two decode steps while answers are generated
     prefix_bytes       memory for kept states on the model's device; 0: none are kept there
     prefix_host_bytes  memory for kept states on the host, for those that no longer fit on the device
+    keep_ends          keep states after whole prompts and answers too, for conversations that are sent again; without
+                       it, only where prompts part
     sessions           a folder for the states of sessions, which then survive a restart; without it they are in memory
 
     `generate` answers a list of prompts. `stream` answers one and may be called many times at once: a thread then runs
@@ -48,6 +55,7 @@ class Engine:
         prompt_tokens: int = 512,
         prefix_bytes: int | None = None,
         prefix_host_bytes: int = KEPT_ON_HOST,
+        keep_ends: bool = True,
         sessions: str | os.PathLike[str] | None = None,
     ) -> None:
         for name, value in (("rows", rows), ("prompt_tokens", prompt_tokens)):
@@ -57,7 +65,7 @@ class Engine:
         self.rows = Rows(rnn, rows or fitting_rows(rnn))
         one = self.rows.nbytes // self.rows.capacity
         kept = KEPT_ROWS * one if prefix_bytes is None else prefix_bytes
-        self.prefixes = PrefixStates(rnn.device, kept, prefix_host_bytes)
+        self.prefixes = PrefixStates(rnn.device, kept, prefix_host_bytes, keep_ends)
         self.sessions = Sessions(rnn.load_state, None if sessions is None else Path(sessions))
         self.prompts = Prompts(rnn, self.prefixes, self.sessions)
         self._own_stops = frozenset(stop_tokens_of(rnn.model, tokenizer))
@@ -73,6 +81,12 @@ class Engine:
             raise UsageError("this engine is answering requests: warm it up before")
         self.prompts.warm_up(self.prompt_tokens)
         self.rows.warm_up()
+
+    @classmethod
+    def offline(cls, rnn: MultiStateRNN, rows: int | None = None, tokenizer: Any = None) -> Engine:
+        """An engine for lists of prompts: each is read at once, and only the states of shared prefixes are kept."""
+        kept: Any = {"prefix_bytes": KEPT_OFFLINE * rnn.spec.nbytes(1), "prefix_host_bytes": 0, "keep_ends": False}
+        return cls(rnn, rows, tokenizer=tokenizer, prompt_tokens=ALONE, **kept)
 
     def request(
         self,
@@ -103,6 +117,8 @@ class Engine:
         if params.stop and self.tokenizer is None:
             raise UsageError(f"stop={list(params.stop)!r}: needs the text; give the engine a tokenizer")
         params.check_tokens(vocabulary)
+        if params.continued >= len(ids):
+            raise UsageError(f"continued={params.continued}: must be less than the {len(ids)} tokens of the prompt")
         self.prompts.check_length(len(ids) + params.max_tokens)
         if session is not None:
             check_name(session)
@@ -143,10 +159,13 @@ class Engine:
         except BaseException:
             self._fail()
             raise
+        self._forget_finished(events)
+        return events
+
+    def _forget_finished(self, events: list[Event]) -> None:
         for event in events:
             if event.request.finished:
                 self._under_way.pop(event.request, None)
-        return events
 
     def _fail(self) -> None:
         """End everything that is under way: a step that was interrupted leaves states that cannot be used."""
@@ -167,6 +186,7 @@ class Engine:
             for number, answer in enumerate(request.answers):
                 answer.finish_reason = "cancelled"
                 events.append(Event(request, number, None, "", None, "cancelled"))
+        self._forget_finished(events)
         return events
 
     def _read_prompts(self) -> list[Event]:
@@ -229,7 +249,7 @@ class Engine:
             except (UsageError, OSError) as error:
                 running.answer.error = f"the session is not saved, and stays as it was: {error}"
                 return "error"
-        elif running.reads and self.prefixes.active:
+        elif running.reads and self.prefixes.keeps_ends:
             self.prefixes.put(read, self.rows.take(row, len(read)))
         return None
 
@@ -237,33 +257,34 @@ class Engine:
         self,
         prompts: Sequence[Sequence[int] | str],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        on_tokens: Callable[[int], object] = lambda _: None,
+        on_tokens: OnTokens = lambda _: None,
+        progress: bool = True,
     ) -> list[Request]:
         """Answer all prompts; returns their requests, with `answers`, in the same order.
 
-        `on_tokens` counts the tokens of prompts and answers as they are done.
+        `on_tokens` counts the tokens of prompts and answers as they are done. `progress` shows a bar on a terminal.
         """
+        found: dict[int, Request] = {}
+        with tqdm(total=len(prompts), unit="prompt", disable=None if progress else True) as bar:
+            for index, request in self.answers(prompts, params, on_tokens):
+                found[index] = request
+                bar.update()
+        return [found[index] for index in range(len(prompts))]
+
+    def answers(
+        self,
+        prompts: Sequence[Sequence[int] | str],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        on_tokens: OnTokens = lambda _: None,
+    ) -> Iterator[tuple[int, Request]]:
+        """As `generate`, but each request is handed over as soon as it is finished, with the index of its prompt."""
         many = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else [*params]
         if len(many) != len(prompts):
             raise UsageError(f"{len(many)} params for {len(prompts)} prompts: give one for all, or one for each")
         requests = [self.request(prompt, some) for prompt, some in zip(prompts, many, strict=True)]
         if self._loop is not None:
             raise UsageError("this engine is streaming: use another one, or `stream`")
-        for request in sorted(requests, key=lambda request: [*request.prompt]):  # so that prefixes are shared
-            self.add(request)
-        begun: set[int] = set()
-        try:
-            while not self.idle:
-                events = self.step()
-                for event in events:
-                    if id(event.request) not in begun:
-                        begun.add(id(event.request))
-                        on_tokens(len(event.request.prompt))
-                on_tokens(sum(event.token is not None for event in events))
-        except BaseException:
-            self.prompts.waiting.clear()
-            raise
-        return requests
+        return finished(self, requests, on_tokens)
 
     async def stream(
         self, prompt: Sequence[int] | str | Request, params: SamplingParams | None = None, session: str | None = None

@@ -32,11 +32,11 @@ class Kept(NamedTuple):
 class PrefixStates:
     """Kept states, in bounded memory: on the model's device first, then on the host. The least recently used one goes.
 
-    On a CPU, both amounts of memory are one.
+    On a CPU, both amounts of memory are one. `ends`: whether states after whole prompts and answers are kept, too.
     """
 
-    def __init__(self, device: torch.device, device_bytes: int, host_bytes: int) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, device_bytes: int, host_bytes: int, ends: bool = True) -> None:
+        self._device, self._ends = device, ends
         if device.type == "cpu":
             device_bytes, host_bytes = device_bytes + host_bytes, 0
         self._most = {"device": device_bytes, "host": host_bytes}
@@ -49,6 +49,10 @@ class PrefixStates:
     @property
     def active(self) -> bool:
         return any(self._most.values())
+
+    @property
+    def keeps_ends(self) -> bool:
+        return self.active and self._ends
 
     @property
     def nbytes(self) -> int:
@@ -69,9 +73,13 @@ class PrefixStates:
         self._make_room()
 
     def longest(self, prompt: Sequence[int]) -> Kept | None:
-        """The kept state of the longest prefix, on the model's device; one of the whole prompt must have its logits."""
+        """The kept state of the longest prefix, on the model's device; one of the whole prompt must have its logits.
+
+        Shorter prefixes count as used, too: later prompts may share only these.
+        """
         hashes = _hashes(prompt)
         lengths = {length for tier in self._tiers.values() for length, _ in tier if length <= len(prompt)}
+        found: list[tuple[str, tuple[int, int]]] = []
         for length in sorted(lengths, reverse=True):
             key = length, hashes[length - 1]
             for name, tier in self._tiers.items():
@@ -80,15 +88,21 @@ class PrefixStates:
                     continue
                 if length == len(prompt) and kept.logits is None:
                     continue
-                self.hits += 1
-                return self._used(name, key)
-        self.misses += 1
-        return None
+                found.append((name, key))
+        if not found:
+            self.misses += 1
+            return None
+        self.hits += 1
+        used = self._used(*found[0])
+        for name, key in found[1:]:
+            if key in self._tiers[name]:
+                self._tiers[name].move_to_end(key)
+        return used
 
-    def common_prefix(self, prompt: Sequence[int], others: Iterable[Sequence[int]]) -> int:
-        """Tokens that the prompt shares with a kept state or with another prompt, at most, and not all of them."""
+    def shared_lengths(self, prompt: Sequence[int], others: Iterable[Sequence[int]]) -> list[int]:
+        """How many tokens the prompt shares with kept states and with other prompts, in order; never all of them."""
         known = [kept.tokens for tier in self._tiers.values() for kept in tier.values()]
-        return max((_shared(prompt, tokens) for tokens in [*known, *others]), default=0)
+        return sorted({_shared(prompt, tokens) for tokens in [*known, *others]})
 
     def _used(self, name: str, key: tuple[int, int]) -> Kept:
         """The entry, now the most recently used; one on the host comes back to the device, if it fits there."""

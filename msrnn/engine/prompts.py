@@ -20,7 +20,7 @@ from msrnn.errors import UsageError
 from msrnn.hf.cuda_graphs import WORTH_CAPTURING
 from msrnn.hf.rnn import MultiStateRNN
 
-WORTH_KEEPING = 32  # tokens that two prompts share, from which on their state is kept
+WORTH_KEEPING = 32  # tokens that a kept state saves, beside those that a shorter one does
 COMPARED = 64  # waiting prompts that a new one is compared with
 
 
@@ -58,11 +58,13 @@ class Prompts:
         if request.session is not None:
             return self._go_on(request, request.session)
         others = [other.prompt for other in islice(self.waiting, COMPARED)]
-        shared = self.prefixes.common_prefix(request.prompt, others)
         kept = self.prefixes.longest(request.prompt)
         done = len(kept.tokens) if kept else 0
         state = kept.state.to(self.rnn.device) if kept else self.rnn.state()
-        stops = [shared] if shared >= WORTH_KEEPING and shared > done else []
+        stops: list[int] = []
+        for shared in self.prefixes.shared_lengths(request.prompt, others):  # a shorter one serves more prompts
+            if shared >= max([done, *stops]) + WORTH_KEEPING:
+                stops.append(shared)
         request.kept_tokens = done
         stops.append(len(request.prompt))
         return Reading(request, request.prompt, state, done, stops, kept.logits if kept else None)
@@ -102,6 +104,7 @@ class Prompts:
         ids = on_device(tokens, self.rnn.device)[None]
         reading.logits = self.rnn.read(ids, reading.state, last_only=True)[0, -1]
         reading.done += len(tokens)
-        if reading.done == stop and self.prefixes.active and reading.request.session is None:
+        keeps = self.prefixes.active if reading.done < len(reading.tokens) else self.prefixes.keeps_ends
+        if reading.done == stop and keeps and reading.request.session is None:
             self.prefixes.put(reading.tokens[:stop], reading.state.to(self.rnn.device), reading.logits.clone())
         return len(tokens)

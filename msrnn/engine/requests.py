@@ -28,6 +28,8 @@ class SamplingParams:
     frequency_penalty   the same, once for each time that the token was generated
     logit_bias          is added to the logits of these token ids
     seed                two answers with one seed are the same; without a seed, each has another
+    continued           the last tokens of the prompt that are the beginning of the answer: noise and penalties go on
+                        after them, as if they had been generated
     stop                the answer ends before any of these strings
     stop_token_ids      the answer ends before any of these tokens, as before the model's own stop tokens
     ignore_eos          go on after the model's own stop tokens
@@ -45,6 +47,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
+    continued: int = 0
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
@@ -55,6 +58,7 @@ class SamplingParams:
         self._whole("max_tokens", 1)
         self._whole("n", 1)
         self._whole("top_k", 0)
+        self._whole("continued", 0)
         self._number("temperature", 0, 100)
         self._number("top_p", 0, 1, above=True)
         self._number("min_p", 0, 1)

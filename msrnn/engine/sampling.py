@@ -37,12 +37,15 @@ class RowSampler:
     def __init__(
         self, params: SamplingParams, seed: int, prompt: Sequence[int], vocabulary: int, device: torch.device
     ) -> None:
-        self.params, self.seed, self.number = params, seed, 0
+        self.params, self.seed, self.number = params, seed, params.continued
         self.counts: Tensor | None = None
         if params.penalizes:
+            tokens = on_device(prompt, device)
+            generated = tokens[len(prompt) - params.continued :]
             self.counts = torch.zeros(vocabulary, device=device)
+            self.counts.index_add_(0, generated, torch.ones(len(generated), device=device))
             self.in_prompt = torch.zeros(vocabulary, dtype=torch.bool, device=device)
-            self.in_prompt[on_device(prompt, device)] = True
+            self.in_prompt[tokens] = True
         if params.logit_bias:
             biases = [*params.logit_bias.items()]
             self.biased = on_device([token for token, _ in biases], device)

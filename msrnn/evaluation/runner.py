@@ -1,6 +1,6 @@
-"""Run an evaluation: compute the cells of a table that a store does not have yet, batch by batch.
+"""Run an evaluation: compute the cells of a table that a store does not have yet.
 
-Each batch is appended to the store as soon as it is computed, so that an interruption costs one batch.
+Each row is appended to the store as soon as it is computed, so that an interruption costs what is under way.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Runner(ABC, Generic[C, Item, Result]):
 
     key       what identifies a result, together with its cell and item: the model's weights, its dtype, …
     metadata  written into every row, identifies nothing
-    batch     items that are computed at once
+    batch     items that are computed at once, at most
     shrinks   whether a batch that does not fit into memory is halved; else it is refused
     """
 
@@ -69,14 +69,15 @@ class Runner(ABC, Generic[C, Item, Result]):
         """Tokens that are read to compute these items."""
 
     @abstractmethod
-    def prepare(self, cell: C, items: list[Item]) -> Compute[Item]:
-        """Load what a cell needs. The function that is returned computes a batch and yields fields of its rows."""
+    def prepare(self, cell: C, items: list[Item], batch: int) -> Compute[Item]:
+        """Load what a cell needs. The function that is returned computes some items and yields fields of their rows."""
 
     def complete(self, result: Result) -> bool:
         """Whether an item needs no more work."""
         return True
 
     def batches(self, cell: C, items: list[Item], batch: int) -> list[list[Item]]:
+        """The items of each call of the function that `prepare` returns."""
         return [items[start : start + batch] for start in range(0, len(items), batch)]
 
     def row_key(self, cell: C) -> Row:
@@ -103,17 +104,14 @@ class Runner(ABC, Generic[C, Item, Result]):
         return total - sum(len(items) for items in missing.values()), total
 
     def _compute(self, cell: C, items: list[Item], on_tokens: OnTokens) -> None:
-        compute = self.prepare(cell, items)
-        batches = self.batches(cell, items, self.batch)
-        while batches:
-            batch = batches[0]
-            if self._append(cell, compute, batch, on_tokens):
-                del batches[0]
-            else:
-                batches = self.batches(cell, [item for some in batches for item in some], len(batch) // 2)
+        batch = self.batch
+        while items:
+            batch = min(batch, len(items))
+            items = self._append(cell, items, batch, on_tokens)
+            batch //= 2
 
-    def _append(self, cell: C, compute: Compute[Item], batch: list[Item], on_tokens: OnTokens) -> bool:
-        """Whether the batch was computed and stored; False: a smaller one may fit."""
+    def _append(self, cell: C, items: list[Item], batch: int, on_tokens: OnTokens) -> list[Item]:
+        """Compute and store items; returns those that did not fit into memory, and may fit in a smaller batch."""
         counted = list[int]()
 
         def count(tokens: int) -> None:
@@ -121,17 +119,21 @@ class Runner(ABC, Generic[C, Item, Result]):
             on_tokens(tokens)
 
         def append() -> bool:
-            for fields in compute(batch, count):
-                self.store.append({**self.row_key(cell), **fields, **self.metadata})
+            compute = self.prepare(cell, items, batch)
+            for some in self.batches(cell, items, batch):
+                for fields in compute(some, count):
+                    self.store.append({**self.row_key(cell), **fields, **self.metadata})
             return True
 
-        if self.shrinks and len(batch) > 1:
-            fitted = if_it_fits(append) is not None
-            if not fitted:
-                on_tokens(-sum(counted))
-            return fitted
-        with batch_that_fits(len(batch), cell.label):
-            return append()
+        if not self.shrinks or batch == 1:
+            with batch_that_fits(batch, cell.label):
+                append()
+            return []
+        if if_it_fits(append):
+            return []
+        left = self._missing(cell, self.read(self.store.done(self.row_key(cell))))
+        on_tokens(self.work(cell, items) - self.work(cell, left) - sum(counted))
+        return left
 
 
 class Evaluation(Runner[C, Item, Result]):

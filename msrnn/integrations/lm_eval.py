@@ -20,19 +20,21 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import StoppingCriteria, StoppingCriteriaList
 
 from msrnn.core.state import MultiState
+from msrnn.engine.engine import Engine
+from msrnn.engine.offline import full_model_rnn
+from msrnn.engine.requests import SamplingParams
 from msrnn.errors import UsageError
+from msrnn.hf.generation import Settings
 from msrnn.hf.loading import load
 from msrnn.hf.rnn import MultiStateRNN
-from msrnn.policy import Policy
+from msrnn.policy import Policy, is_full
 
 try:
     from lm_eval.api.model import TemplateLM
     from lm_eval.api.registry import register_model
     from lm_eval.models.utils import (
-        Collator,
         handle_stop_sequences,
         normalize_gen_kwargs,
         postprocess_generated_text,
@@ -49,6 +51,8 @@ except ModuleNotFoundError as error:
 MODEL = "msrnn"
 MOST_SEQUENCES = 2**16  # in a batch: more fit into no memory
 DEFAULT_LENGTH = 2048  # the harness's own default, if the model's config states none
+SAMPLING = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0}  # transformers' own defaults
+GENERATION = ("until", "max_gen_toks", "do_sample", "repetition_penalty", *SAMPLING)
 Item = TypeVar("Item")
 Score = tuple[float, bool]  # log-likelihood, and whether greedy decoding generates the same tokens
 
@@ -82,6 +86,7 @@ class BoundedLM(TemplateLM):
         model, tokenizer = load(pretrained, device, dtype)
         self.tokenizer: Any = tokenizer
         self.rnn = MultiStateRNN(model, policy, size, state_dtype=state_dtype, positions=positions)
+        self.unbounded = is_full(policy)
         self.batch_size = int(batch_size)
         trained_length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self.max_length: int = max_length or trained_length or DEFAULT_LENGTH
@@ -198,42 +203,49 @@ class BoundedLM(TemplateLM):
         return ids.to(self._device), mask.to(self._device)
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        order = Collator(
-            [request.args for request in requests],
-            sort_fn=lambda args: -len(self.tok_encode(args[0])),
-            group_by="gen_kwargs",
-            group_fn=lambda args: args[1],
-        )
-        generated: list[str] = []
-        with tqdm(total=len(requests), disable=disable_tqdm, desc="Running generate_until requests") as bar:
-            for batch in order.get_batched(n=self.batch_size):
-                texts = self._generate_texts([context for context, _ in batch], batch[0][1])
-                for args, text in zip(batch, texts, strict=True):
-                    self.cache_hook.add_partial("generate_until", args, text)
-                generated += texts
-                bar.update(len(batch))
-        ordered: list[str] = order.get_original(generated)
-        return ordered
-
-    def _generate_texts(self, contexts: list[str], settings: dict[str, Any]) -> list[str]:
         """Continue each context up to the first stop sequence."""
-        kwargs: dict[str, Any] = normalize_gen_kwargs(settings, self.max_gen_toks)
-        stop = handle_stop_sequences(kwargs.pop("until"), eos=self.tokenizer.decode([self.eot_token_id]))
-        count = kwargs.pop("max_gen_toks")
-        if not kwargs["do_sample"]:
-            kwargs.pop("temperature", None)  # else transformers warns that greedy decoding ignores it
-        rows = [self._encode_end(context, self.max_length - count) for context in contexts]
-        ids, mask = self._padded(rows, left=True)
-        out = self.rnn.generate(
-            ids,
-            attention_mask=mask,
-            max_new_tokens=count,
-            stopping_criteria=StoppingCriteriaList([_StopSequences(stop, self.tokenizer, ids.shape[1])]),
-            pad_token_id=self.eot_token_id,
-            **kwargs,
+        params = [self._sampling_params(request.args[1]) for request in requests]
+        contexts = [
+            self._encode_end(request.args[0], self.max_length - some.max_tokens)
+            for request, some in zip(requests, params, strict=True)
+        ]
+        texts = [""] * len(requests)
+        engine = self._engine(max((len(c) + p.max_tokens for c, p in zip(contexts, params, strict=True)), default=1))
+        with tqdm(total=len(requests), disable=disable_tqdm, desc="Running generate_until requests") as bar:
+            for number, answered in engine.answers(contexts, params):
+                (answer,) = answered.answers
+                if answer.error:
+                    raise UsageError(f"request {number + 1}: {answer.error}; use another dtype")
+                text = self.tokenizer.decode(answer.tokens, skip_special_tokens=True)
+                texts[number] = postprocess_generated_text(text, [*params[number].stop], None)
+                self.cache_hook.add_partial("generate_until", requests[number].args, texts[number])
+                bar.update()
+        return texts
+
+    def _engine(self, tokens: int) -> Engine:
+        """For contexts and continuations of at most `tokens` tokens together."""
+        rnn = full_model_rnn(self.rnn.model, tokens) if self.unbounded else self.rnn
+        return Engine.offline(rnn, self.batch_size, _WithSpecialTokens(self.tokenizer))
+
+    def _sampling_params(self, given: dict[str, Any]) -> SamplingParams:
+        """What a request says, then what the model's own generation config says, as in transformers."""
+        kwargs: dict[str, Any] = normalize_gen_kwargs(given, self.max_gen_toks)
+        if unknown := sorted(kwargs.keys() - GENERATION):
+            raise UsageError(f"generation kwargs {', '.join(unknown)}: not supported; use {', '.join(GENERATION)}")
+        settings = Settings(self.rnn.model, kwargs)
+        penalty = settings["repetition_penalty"]
+        sampling: dict[str, Any] = {"temperature": 0.0}
+        if kwargs["do_sample"]:
+            own = {name: settings[name] for name in SAMPLING}
+            sampling = {name: SAMPLING[name] if value is None else value for name, value in own.items()}
+            sampling["seed"] = int(torch.randint(2**62, ()))  # the harness seeds torch
+        stop = handle_stop_sequences(kwargs["until"], eos=self.tokenizer.decode([self.eot_token_id]))
+        return SamplingParams(
+            max_tokens=kwargs["max_gen_toks"],
+            stop=[text for text in stop if text],
+            repetition_penalty=1.0 if penalty is None else float(penalty),
+            **sampling,
         )
-        texts = self.tokenizer.batch_decode(out[:, ids.shape[1] :], skip_special_tokens=True)
-        return [postprocess_generated_text(text, stop, None) for text in texts]
 
     def _encode_end(self, context: str, room: int) -> list[int]:
         """The last tokens of a context."""
@@ -244,16 +256,15 @@ class BoundedLM(TemplateLM):
         return self.tok_encode(context)[-room:] or [self.prefix_token_id]
 
 
-class _StopSequences(StoppingCriteria):
-    """Stop a row when its text contains one of the stop sequences, however it is split into tokens."""
+class _WithSpecialTokens:
+    """A tokenizer whose text has the special tokens as well: a stop sequence may contain them."""
 
-    def __init__(self, stop: list[str], tokenizer: Any, start: int) -> None:
-        self.stop, self.tokenizer, self.start = stop, tokenizer, start
-        self.longest = max(len(sequence.encode()) for sequence in stop)  # in bytes: a token has at least one
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.eos_token_id = tokenizer, tokenizer.eos_token_id
 
-    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
-        texts = self.tokenizer.batch_decode(input_ids[:, self.start :][:, -self.longest :])
-        return torch.tensor([any(s and s in text for s in self.stop) for text in texts], device=input_ids.device)
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        text: str = self.tokenizer.decode(ids)
+        return text
 
 
 def _score_targets(logits: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command import Run
 
-from msrnn.evaluation.tasks import understanding
+from msrnn.evaluation.store import Store
 
 TINY = ("--device", "cpu", "--length", 120, "--size", 80, "--max-new-tokens", 5)
 
@@ -183,15 +183,15 @@ def test_qasper_through_the_chat_template_past_the_length_of_the_model(
 def test_an_interrupted_run_keeps_what_it_has(
     run: Run, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, calls = understanding.generate_batch, list[int]()
+    append, calls = Store.append, list[int]()
 
-    def stopped(*arguments: object, **named: object) -> object:
-        calls.append(1)
+    def stopped(self: Store, row: dict[str, object]) -> None:
+        calls.extend([1] if "prediction" in row else [])
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return original(*arguments, **named)  # type: ignore[arg-type]
+        append(self, row)
 
-    monkeypatch.setattr(understanding, "generate_batch", stopped)
+    monkeypatch.setattr(Store, "append", stopped)
     words = ("eval", "squality", *TINY, "--batch", 1, "--data", stories, "--out", tmp_path / "out", "--policy", "tova")
     first = run(*words)
     assert (first.code, "stopped; run the same command to continue" in first.err) == (130, True)

@@ -82,10 +82,24 @@ def test_nothing_is_kept_without_memory(state: msrnn.MultiState) -> None:
     assert len(kept) == 0
 
 
-def test_the_common_prefix_of_prompts(state: msrnn.MultiState) -> None:
+def test_what_prompts_share(state: msrnn.MultiState) -> None:
     kept = PrefixStates(CPU, 10**9, 0)
     kept.put([1, 2, 3, 4], state)
-    assert kept.common_prefix([1, 2, 3, 9, 9], []) == 3
-    assert kept.common_prefix([1, 2, 3, 9, 9], [[1, 2, 3, 9, 8]]) == 4
-    assert kept.common_prefix([1, 2, 3, 4], []) == 3  # one token is always left to read
-    assert kept.common_prefix([7], []) == 0
+    assert kept.shared_lengths([1, 2, 3, 9, 9], []) == [3]
+    assert kept.shared_lengths([1, 2, 3, 9, 9], [[1, 2, 3, 9, 8], [1, 2, 7], [8]]) == [0, 2, 3, 4]
+    assert kept.shared_lengths([1, 2, 3, 4], []) == [3]  # one token is always left to read
+    assert kept.shared_lengths([7], []) == [0]
+
+
+def test_shorter_prefixes_outlive_longer_ones(state: msrnn.MultiState) -> None:
+    """The state of a document is used as long as the states of its questions are."""
+    kept = PrefixStates(CPU, 2 * state.nbytes, 0)
+    kept.put([1, 2], state)
+    for token in range(3, 9):
+        kept.put([1, 2, token], state)
+        found = kept.longest([1, 2, token, 0])
+        assert found is not None
+        assert found.tokens == (1, 2, token)
+    found = kept.longest([1, 2, 9, 0])
+    assert found is not None
+    assert found.tokens == (1, 2)

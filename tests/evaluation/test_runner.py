@@ -34,7 +34,7 @@ class Squares(Evaluation[Cell, int, int]):
     def work(self, cell: Cell, items: list[int]) -> int:
         return 10 * len(items)
 
-    def prepare(self, cell: Cell, items: list[int]) -> Compute[int]:
+    def prepare(self, cell: Cell, items: list[int], batch: int) -> Compute[int]:
         def compute(batch: list[int], on_tokens: OnTokens) -> Iterator[Row]:
             self.tried.append(batch)
             on_tokens(10 * len(batch))

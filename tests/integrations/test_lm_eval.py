@@ -118,6 +118,50 @@ def test_what_greedy_decoding_says_is_greedy(folder: str) -> None:
     assert not other
 
 
+def test_a_stop_sequence_of_special_tokens(folder: str) -> None:
+    """It ends the text where it is generated, though it is not in the text."""
+    lm = ours(folder, 6)
+    free = {"until": [], "max_gen_toks": 12, "do_sample": True, "top_k": 0, "temperature": 9.0}
+    for seed in range(40):
+        torch.manual_seed(seed)
+        (said,) = lm.generate_until(asked("generate_until", ("the fox", free)))
+        torch.manual_seed(seed)
+        (cut,) = lm.generate_until(asked("generate_until", ("the fox", {**free, "until": ["<s>"]})))
+        assert said.startswith(cut)
+        if len(cut) < len(said):
+            return
+    pytest.fail("no text had the token <s>")
+
+
+def test_samples_are_those_of_torchs_seed(folder: str) -> None:
+    """Whatever the batch; two samples of one request differ."""
+    sampled = {"until": ["\n"], "max_gen_toks": 16, "do_sample": True, "temperature": 1.5, "top_p": 0.9}
+    requests, texts = asked("generate_until", *[(CONTEXT, sampled), ("once", sampled)] * 3), []
+    for seed, batch_size in ((1, 1), (1, 4), (2, 4)):
+        lm = ours(folder, 6, batch_size=batch_size)
+        torch.manual_seed(seed)
+        texts.append(lm.generate_until(requests))
+    assert texts[0] == texts[1] != texts[2]
+    assert len(set(texts[0][::2])) == 3
+    greedy = {"until": ["\n"], "max_gen_toks": 16}
+    likeliest = lm.generate_until(asked("generate_until", (CONTEXT, greedy)))
+    for one in ({**sampled, "top_k": 1}, {**sampled, "temperature": 1e-9}, {**sampled, "top_p": 1e-9}):
+        assert lm.generate_until(asked("generate_until", (CONTEXT, {"top_p": 1.0, **one}))) == likeliest
+
+
+def test_the_models_own_settings_count_as_in_transformers(folder: str) -> None:
+    lm, theirs = ours(folder, BEYOND), HFLM(folder, device="cpu", dtype="float32")
+    requests = asked("generate_until", (CONTEXT, {"until": ["never said"], "max_gen_toks": 24}))
+    plain = lm.generate_until(requests)
+    for model in (lm.rnn.model, theirs.model):
+        model.generation_config.repetition_penalty = 3.0
+    assert lm.generate_until(requests) == theirs.generate_until(requests) != plain
+    assert lm._sampling_params({"do_sample": True}).top_k == 50, "transformers' default"
+    lm.rnn.model.generation_config.top_k = 7
+    assert lm._sampling_params({"do_sample": True}).top_k == 7
+    assert lm._sampling_params({"do_sample": True, "top_k": 3}).top_k == 3
+
+
 def by_hand(lm: BoundedLM, context: list[int], continuation: list[int]) -> float:
     ids = torch.tensor([context + continuation])
     logprobs = lm.rnn.read(ids[:, :-1], lm.rnn.state()).log_softmax(-1)[0, len(context) - 1 :]
@@ -275,6 +319,8 @@ def test_what_cannot_be(folder: str) -> None:
         lm.loglikelihood(asked("loglikelihood", ("a", " text of more than sixteen tokens")))
     with pytest.raises(ValueError, match="max_length=16"):
         lm.generate_until(asked("generate_until", ("a", {"until": [], "max_gen_toks": 16})))
+    with pytest.raises(ValueError, match=r"generation kwargs num_beams, typical_p: not supported; use until, max_gen"):
+        lm.generate_until(asked("generate_until", ("a", {"until": [], "typical_p": 0.5, "num_beams": 2})))
 
 
 def test_without_the_harness_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,7 +212,7 @@ class Extrapolation(Evaluation[Case, str, list[float]]):
         done = min(min(len(known[text]) * self.course.window, self.course.tokens) for text in texts)
         return max((tokens for tokens in self._states(cell, texts).files if tokens <= done), default=0)
 
-    def prepare(self, cell: Case, items: list[str]) -> Compute[str]:
+    def prepare(self, cell: Case, items: list[str], batch: int) -> Compute[str]:
         rnn = cell.rnn(self.model)
 
         def compute(texts: list[str], on_tokens: OnTokens) -> Iterator[Row]:

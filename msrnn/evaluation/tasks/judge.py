@@ -18,7 +18,7 @@ from msrnn.evaluation.runner import Compute, OnTokens, Progress, Runner
 from msrnn.evaluation.statistics import Estimate
 from msrnn.evaluation.store import Row, Store, fields, is_text
 from msrnn.evaluation.tasks.judge_models import ANSWER_TOKENS, FINGERPRINT, LIKELIHOODS, EndpointFailedError, Judge
-from msrnn.evaluation.tasks.story import evicted
+from msrnn.evaluation.tasks.story import SAMPLER, evicted
 
 NAME = "judge"
 CHECK = fields(judge=is_text, prompt=is_text, answer=is_text)
@@ -66,9 +66,10 @@ def pairs(store: Store) -> Pairs:
     """The newest stories of a store, and those that were generated with the same settings."""
     if not store.rows:
         raise UsageError(f"{store.path}: has no stories; generate some first")
-    newest = {name: store.rows[-1][name] for name in STORY_KEY}
+    last = store.rows[-1]
+    newest = {name: last[name] for name in STORY_KEY}
     versions: dict[Cell, dict[int, Row]] = {}
-    for row in store.matching(newest):
+    for row in [row for row in store.matching(newest) if row.get(SAMPLER) == last.get(SAMPLER)]:
         versions.setdefault(cell_of(row), {})[row["seed"]] = row
     full = versions.pop(FULL_MODEL, {})
     shared = {cell: [seed for seed in sorted(stories) if seed in full] for cell, stories in versions.items()}
@@ -83,7 +84,7 @@ def pairs(store: Store) -> Pairs:
         for seed in seeds
     ]
     dropped = {cell: len(shared[cell]) - len(kept[cell]) for cell in shared}
-    return Pairs(matched, dropped, {**newest, "model": store.rows[-1].get("model", "")})
+    return Pairs(matched, dropped, {**newest, "model": last.get("model", "")})
 
 
 def choice(answer: str) -> str | None:
@@ -192,7 +193,7 @@ class Judgement(Runner[Cell, str, list[Row]]):
     def work(self, cell: Cell, items: list[str]) -> int:
         return len(items)
 
-    def prepare(self, cell: Cell, items: list[str]) -> Compute[str]:
+    def prepare(self, cell: Cell, items: list[str], batch: int) -> Compute[str]:
         def compute(keys: list[str], on_tokens: OnTokens) -> Iterator[Row]:
             (key,) = keys
             while self._open(key):

@@ -142,7 +142,7 @@ class Perplexity(Evaluation[Cell, str, float]):
     def work(self, cell: Cell, items: list[str]) -> int:
         return len(items) * self.data.predicted
 
-    def prepare(self, cell: Cell, items: list[str]) -> Compute[str]:
+    def prepare(self, cell: Cell, items: list[str], batch: int) -> Compute[str]:
         reader = Reader(self.model, cell, len(self.data.opening))
 
         def compute(keys: list[str], on_tokens: OnTokens) -> Iterator[Row]:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from time import perf_counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
+from msrnn.engine.engine import Engine
+from msrnn.engine.offline import full_model_rnn
+from msrnn.engine.requests import SamplingParams
 from msrnn.evaluation import statistics
-from msrnn.evaluation.batch_generation import full_model_rnn, generate_batch
 from msrnn.evaluation.cells import FULL_MODEL, Cell, cell_of
 from msrnn.evaluation.environment import backend_names, model_key
+from msrnn.evaluation.generation import answered
 from msrnn.evaluation.report import Formatted, Table, document
 from msrnn.evaluation.runner import Compute, Evaluation, OnTokens, Progress
 from msrnn.evaluation.statistics import Estimate
@@ -40,33 +39,8 @@ CHECK = fields(
 )
 HEADER = ("version", "tokens", "words", "repeated", "ended", "evicted", "as full")
 NGRAM = 4  # words
-
-
-class GumbelSampler:
-    """Samples tokens. The token of a row depends on the row's seed and its logits, and on no other row.
-
-    The argmax of logits plus Gumbel noise is a sample of their softmax. Noise is drawn on the CPU: it is the same on
-    any device.
-    """
-
-    def __init__(self, seeds: Sequence[int], temperature: float, skipped: int = 0) -> None:
-        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self.threads = ThreadPoolExecutor()
-        self.temperature, self.skipped = temperature, skipped  # tokens that each story has already
-
-    def __call__(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
-        """Logits [B, V], and the index of each row's seed -> tokens [B]"""
-        while self.skipped:
-            self._uniform(logits.shape[1], rows)
-            self.skipped -= 1
-        noise = self._uniform(logits.shape[1], rows).log_().neg_().log_().neg_().float()
-        return (logits.float() / self.temperature + noise.to(logits.device)).argmax(-1)
-
-    def _uniform(self, vocabulary: int, rows: Sequence[int]) -> Tensor:
-        """Each row on a thread, with its generator. torch's own exponential draws take four times as long."""
-        drawn = torch.empty(len(rows), vocabulary, dtype=torch.float64)
-        list(self.threads.map(lambda uniform, row: uniform.uniform_(generator=self.generators[row]), drawn, rows))
-        return drawn
+GPU_BATCH, CPU_BATCH = 50, 8
+SAMPLER = "sampler"  # rows of earlier versions, whose stories were sampled in another way, do not have it
 
 
 class StorySettings(NamedTuple):
@@ -80,7 +54,18 @@ class StorySettings(NamedTuple):
     @property
     def key(self) -> Row:
         digest = hashlib.sha256(json.dumps(self.prompt).encode()).hexdigest()[:16]
-        return {"prompt": digest, "most": self.max_new_tokens, "temperature": self.temperature}
+        return {"prompt": digest, "most": self.max_new_tokens, "temperature": self.temperature, SAMPLER: "engine"}
+
+    def params(self, seed: int, first: int, stop_tokens: Iterable[int]) -> SamplingParams:
+        """For the rest of a story whose first tokens are there."""
+        return SamplingParams(
+            max_tokens=self.max_new_tokens - first,
+            temperature=self.temperature,
+            seed=seed,
+            continued=first,
+            stop_token_ids=sorted(stop_tokens),
+            ignore_eos=True,  # the stop tokens are all of them
+        )
 
     def first_affected(self, size: int) -> int:
         """The first token of a story, counted from 0, that an eviction can change.
@@ -97,6 +82,7 @@ class Stories(Evaluation[Cell, int, Row]):
     """The stories of one model. An item is a seed.
 
     Until its first eviction has an effect, a version writes the full model's story: that part is copied.
+    Without a `batch`, as many are generated at once as suit the device, and fewer where they do not fit.
     """
 
     unit = "stories"
@@ -108,10 +94,12 @@ class Stories(Evaluation[Cell, int, Row]):
         settings: StorySettings,
         stop_tokens: set[int],
         store: Store,
-        batch: int,
+        batch: int | None,
         metadata: Row,
     ) -> None:
-        super().__init__(store, {**model_key(model), **settings.key}, metadata, batch)
+        most = batch or (GPU_BATCH if model.device.type == "cuda" else CPU_BATCH)
+        identity = {**model_key(model), **settings.key}
+        super().__init__(store, identity, {**metadata, "batch": most}, most, shrinks=batch is None)
         self.model, self.tokenizer, self.settings, self.stop_tokens = model, tokenizer, settings, stop_tokens
         self.columns = len(settings.prompt) + settings.max_new_tokens  # tokens of a prompt and its story
 
@@ -134,8 +122,8 @@ class Stories(Evaluation[Cell, int, Row]):
     def batches(self, cell: Cell, items: list[int], batch: int) -> list[list[int]]:
         """Stories that are the full model's to their end come first: they need no computation."""
         copied = [seed for seed in items if self._unaffected(cell, seed)]
-        rest = super().batches(cell, [seed for seed in items if seed not in copied], batch)
-        return [copied, *rest] if copied else rest
+        rest = [seed for seed in items if seed not in copied]
+        return [some for some in (copied, rest) if some]
 
     def _unaffected(self, cell: Cell, seed: int) -> bool:
         """Whether the full model's story ends before an eviction can change it; the stop token counts as a token."""
@@ -148,7 +136,7 @@ class Stories(Evaluation[Cell, int, Row]):
         key = {**self.row_key(FULL_MODEL), "seed": seed}
         return self.store.matching(key)[-1]
 
-    def prepare(self, cell: Cell, items: list[int]) -> Compute[int]:
+    def prepare(self, cell: Cell, items: list[int], batch: int) -> Compute[int]:
         rnn = self._rnn(cell)
         first = 0 if cell.size is None else self.settings.first_affected(cell.size)
         backend = {"backend": backend_names(rnn)}
@@ -160,15 +148,12 @@ class Stories(Evaluation[Cell, int, Row]):
                     on_tokens(self.columns)
                     yield {**self._story(seed, ids), "taken_over": len(ids), **backend}
                 return
-            began = perf_counter()
             copied = [self._full_story(seed)["ids"][:first] if first else [] for seed in seeds]
-            sampler = GumbelSampler(seeds, self.settings.temperature, skipped=first)
             prompts = [self.settings.prompt + ids for ids in copied]
-            length = self.settings.max_new_tokens - first
-            generated = generate_batch(rnn, prompts, self.stop_tokens, length, sampler, on_tokens)
-            cost = {"taken_over": first, "seconds": (perf_counter() - began) / len(seeds), **backend}
-            for seed, before, after in zip(seeds, copied, generated, strict=True):
-                yield {**self._story(seed, before + after), **cost}
+            params = [self.settings.params(seed, first, self.stop_tokens) for seed in seeds]
+            for number, tokens, seconds in answered(Engine.offline(rnn, batch), prompts, params, on_tokens):
+                cost = {"taken_over": first, "seconds": seconds, **backend}
+                yield {**self._story(seeds[number], copied[number] + tokens), **cost}
 
         return compute
 

@@ -6,20 +6,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from time import perf_counter
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
 
 from msrnn.core.rope import COMPRESSED, ORIGINAL, name_of, spacing
+from msrnn.engine.engine import Engine
+from msrnn.engine.offline import full_model_rnn
+from msrnn.engine.requests import SamplingParams
 from msrnn.errors import UsageError
 from msrnn.evaluation import statistics
-from msrnn.evaluation.batch_generation import full_model_rnn, generate_batch, prefix_groups
 from msrnn.evaluation.cells import TRUNCATED, UNBOUNDED, Cell, Grid
 from msrnn.evaluation.data import prompts
 from msrnn.evaluation.data.prompts import Prompt, PromptBuilder
 from msrnn.evaluation.data.questions import QASPER_FORMATS, SQUALITY_FORMATS, Format, Hub, Question
 from msrnn.evaluation.environment import backend_names, model_key
+from msrnn.evaluation.generation import answered
 from msrnn.evaluation.report import INLINE, MISSING, Formatted, Table, document, plot_estimates, saved_figure
 from msrnn.evaluation.runner import Compute, OnTokens, Progress, Runner
 from msrnn.evaluation.statistics import Estimate
@@ -31,6 +33,7 @@ from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import FULL
 
 AUTO = "auto"
+GPU_BATCH, CPU_BATCH = 16, 8
 
 
 class Task(NamedTuple):
@@ -86,7 +89,10 @@ def stored_answers(task: Task, store: Store, cells: list[Cell], **wanted: Any) -
 
 
 class Understanding(Runner[Cell, str, Row]):
-    """One model on some questions. An item is a prompt, by its key."""
+    """One model on some questions. An item is a prompt, by its key.
+
+    Without a `batch`, as many are answered at once as suit the device, and fewer where they do not fit.
+    """
 
     unit = "answers"
 
@@ -96,11 +102,12 @@ class Understanding(Runner[Cell, str, Row]):
         builder: PromptBuilder,
         questions: list[Question],
         answers: Answers,
-        batch: int,
+        batch: int | None,
         metadata: Row,
     ) -> None:
-        settings = answers.settings
-        super().__init__(answers.store, settings.answer_key, {"length": settings.length, **metadata}, batch)
+        settings, most = answers.settings, batch or (GPU_BATCH if model.device.type == "cuda" else CPU_BATCH)
+        metadata = {"length": settings.length, **metadata, "batch": most}
+        super().__init__(answers.store, settings.answer_key, metadata, most, shrinks=batch is None)
         self.model, self.builder, self.questions, self.answers = model, builder, questions, answers
         self.settings, self.stop_tokens = settings, stop_tokens_of(model, builder.tokenizer)
         self.prompts: dict[Cell, dict[str, Prompt]] = {}  # what each cell answers
@@ -145,38 +152,32 @@ class Understanding(Runner[Cell, str, Row]):
         return sum(len(self.prompts[cell][key].ids) + self.settings.answer for key in items)
 
     def batches(self, cell: Cell, items: list[str], batch: int) -> list[list[str]]:
-        """Questions on one document together, since it is then read once; the longest first, as it may not fit."""
-        ids = [self.prompts[cell][key].ids for key in items]
-        groups = sorted(prefix_groups(ids), key=lambda group: -max(len(ids[row]) for row in group.rows))
-        batches: list[list[str]] = []
-        for group in groups:
-            keys = [items[row] for row in group.rows]
-            for some in super().batches(cell, keys, batch):
-                if batches and len(batches[-1]) + len(some) <= batch:
-                    batches[-1] += some
-                else:
-                    batches.append(some)
-        return batches
+        """All at once: the engine keeps its rows filled, and reads a document once for all its questions."""
+        return [items]
 
-    def prepare(self, cell: Cell, items: list[str]) -> Compute[str]:
-        rnn = self._rnn(cell, max(len(self.prompts[cell][key].ids) for key in items))
-        backend, most = {"backend": backend_names(rnn)}, self.settings.answer
+    def prepare(self, cell: Cell, items: list[str], batch: int) -> Compute[str]:
+        ids = {key: self.prompts[cell][key].ids for key in items}
+        rnn = self._rnn(cell, max(map(len, ids.values())) + self.settings.answer)
+        backend = {"backend": backend_names(rnn)}
+        params = SamplingParams(
+            max_tokens=self.settings.answer,
+            temperature=0,
+            stop_token_ids=sorted(self.stop_tokens),
+            ignore_eos=True,  # the stop tokens are all of them
+        )
 
         def compute(keys: list[str], on_tokens: OnTokens) -> Iterator[Row]:
-            began, ids = perf_counter(), [self.prompts[cell][key].ids for key in keys]
-            generated = generate_batch(rnn, ids, self.stop_tokens, most, on_tokens=on_tokens)
-            seconds = (perf_counter() - began) / len(keys)
-            for key, prompt, answer in zip(keys, ids, generated, strict=True):
+            prompts = [ids[key] for key in keys]
+            for number, answer, seconds in answered(Engine.offline(rnn, batch), prompts, params, on_tokens):
                 text = self.builder.tokenizer.decode(answer, skip_special_tokens=True).strip()
-                counts = {"tokens": len(prompt), "answer_tokens": len(answer), "seconds": seconds}
-                yield {"prompt": key, "prediction": text, **counts, **backend}
+                counts = {"tokens": len(prompts[number]), "answer_tokens": len(answer), "seconds": seconds}
+                yield {"prompt": keys[number], "prediction": text, **counts, **backend}
 
         return compute
 
-    def _rnn(self, cell: Cell, longest: int) -> MultiStateRNN:
-        """On a CPU, where no graphs are captured, the state of the full model grows: it has no empty slots."""
-        if cell.size is None and self.model.device.type == "cuda":
-            return full_model_rnn(self.model, longest + self.settings.answer)
+    def _rnn(self, cell: Cell, tokens: int) -> MultiStateRNN:
+        if cell.size is None:
+            return full_model_rnn(self.model, tokens)
         return MultiStateRNN(self.model, cell.policy, cell.size, positions=self.row_key(cell)["positions"])
 
 

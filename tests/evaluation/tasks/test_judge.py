@@ -106,6 +106,10 @@ def test_pairs_that_forgot_nothing_are_dropped() -> None:
         (SMALL, 2, "tova 2", "full 2"),
     ]
     assert found.dropped == {SMALL: 1, LARGE: 2}
+    old, new = store.rows, [{**row, "sampler": "engine"} for row in store.rows]
+    for rows in ([*old, new[3], new[6]], [*new, old[3], old[6]]):
+        store.rows = rows
+        assert [pair.seed for pair in pairs(store).pairs] == [2], "of the last row's sampler"
     for rows, reason in (([], "no stories"), (store.rows[:1], "by the same seed")):
         store.rows = rows
         with pytest.raises(ValueError, match=reason):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import csv
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,14 @@ from characters import character_tokenizer
 from tiny import build, llama
 from transformers import PreTrainedModel
 
-from msrnn.evaluation.batch_generation import generate_batch
+from msrnn.engine.rows import Rows
+from msrnn.engine.sampling import uniform
+from msrnn.errors import UsageError
 from msrnn.evaluation.cells import Cell
 from msrnn.evaluation.runner import Progress
 from msrnn.evaluation.store import Store
-from msrnn.evaluation.tasks import story as task
 from msrnn.evaluation.tasks.story import (
-    GumbelSampler,
+    SAMPLER,
     Results,
     Stories,
     StorySettings,
@@ -33,6 +33,7 @@ PROMPT = [1, 50, 60, 70]
 FULL, TOVA, ROOMY = Cell("full", None), Cell("tova", 12), Cell("tova", 60)
 CELLS = [FULL, TOVA, Cell("window", 12), ROOMY]
 SETTINGS = StorySettings(PROMPT, 40, 1.5, [3, 4, 5, 6, 7])
+STOPS = {2, 30}
 
 
 @pytest.fixture(scope="module")
@@ -41,28 +42,18 @@ def model() -> PreTrainedModel:
 
 
 def generated(
-    model: PreTrainedModel, store: Store, cells: list[Cell], batch: int = 5, settings: StorySettings = SETTINGS
+    model: PreTrainedModel,
+    store: Store,
+    cells: list[Cell],
+    batch: int | None = 5,
+    settings: StorySettings = SETTINGS,
+    progress: Progress | None = None,
 ) -> Results:
-    return Stories(model, TOKENIZER, settings, {2}, store, batch, {"model": "tiny"}).results(cells)
+    return Stories(model, TOKENIZER, settings, STOPS, store, batch, {"model": "tiny"}).results(cells, progress)
 
 
-def test_noise_is_a_sample_of_the_softmax() -> None:
-    logits = torch.tensor([[1.0, 0.0, 2.0, -1.0]])
-    noise = GumbelSampler([0], temperature=2.0)
-    counts = Counter(int(noise(logits, [0])) for _ in range(4000))
-    for token, share in enumerate((logits[0] / 2).softmax(-1).tolist()):
-        assert counts[token] / 4000 == pytest.approx(share, abs=0.03)
-
-
-def test_noise_depends_on_the_seed_alone() -> None:
-    logits = torch.randn(6, 3, 50, generator=torch.Generator().manual_seed(0))
-    together, alone, other = GumbelSampler([7, 8, 9], 1.0), GumbelSampler([8], 1.0), GumbelSampler([8], 1.0)
-    rows = [together(step, [0, 1, 2])[1].item() for step in logits]
-    assert rows == [alone(step[1:2], [0]).item() for step in logits]
-    assert rows != [other(step[1:2] * 0, [0]).item() for step in logits]
-    fewer = GumbelSampler([7, 8, 9], 1.0)
-    first = [fewer(step, [0, 1, 2])[1].item() for step in logits[:3]]
-    assert rows == first + [fewer(step[1:], [1, 2])[0].item() for step in logits[3:]]
+def ids_of(stories: Results) -> dict[Cell, list[list[int]]]:
+    return {cell: [story["ids"] for story in some] for cell, some in stories.items()}
 
 
 def parting(ids: list[int], others: list[int]) -> int | None:
@@ -86,16 +77,28 @@ def test_versions_part_only_once_something_was_forgotten(model: PreTrainedModel)
     assert min(at for at in parted if at is not None) < 25, "it is forgetting that tells them apart"
 
 
+@torch.no_grad()
+def alone(rnn: MultiStateRNN, seed: int) -> list[int]:
+    """A story token by token: the first token at which the summed probabilities exceed its noise."""
+    state, ids = rnn.state(), list[int]()
+    logits = rnn.read(torch.tensor([PROMPT]), state)[0, -1]
+    while len(ids) < SETTINGS.max_new_tokens:
+        summed = (logits.float() / SETTINGS.temperature).softmax(-1).cumsum(-1)
+        token = int((summed > uniform(seed, len(ids)) * summed[-1]).nonzero()[0])
+        if token in STOPS:
+            break
+        ids.append(token)
+        logits = rnn.step(torch.tensor([[token]]), state)[0, -1]
+    return ids
+
+
 @pytest.mark.parametrize("cell", CELLS[1:], ids=lambda cell: cell.label)
 def test_what_is_copied_is_what_would_have_been_generated(model: PreTrainedModel, cell: Cell) -> None:
     """Every version from its first token on, alone, in a state of its own."""
     stories = generated(model, Store(None), [FULL, cell])[cell]
     rnn = MultiStateRNN(model, cell.policy, cell.size)
     for story in stories:
-        (alone,) = generate_batch(
-            rnn, [PROMPT], {2}, SETTINGS.max_new_tokens, GumbelSampler([story["seed"]], SETTINGS.temperature)
-        )
-        assert story["ids"] == alone
+        assert story["ids"] == alone(rnn, story["seed"])
 
 
 def test_a_size_below_the_prompt_takes_nothing_over(model: PreTrainedModel) -> None:
@@ -114,32 +117,71 @@ def test_a_story_is_the_same_in_any_batch(model: PreTrainedModel) -> None:
     assert other[0]["ids"] == together[3]["ids"]
 
 
+def failing(monkeypatch: pytest.MonkeyPatch, steps: int, error: BaseException) -> list[int]:
+    """Let one step of all decode batches fail, after some; returns the rows that each engine has."""
+    original, capacities, done = Rows.step, list[int](), list[int]()
+
+    def step(self: Rows, count: int) -> object:
+        if not capacities or capacities[-1] != self.capacity:
+            capacities.append(self.capacity)
+        done.append(count)
+        if len(done) == steps:
+            raise error
+        return original(self, count)
+
+    monkeypatch.setattr(Rows, "step", step)
+    return capacities
+
+
 def test_what_was_killed_goes_on(model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = generated(model, Store(None), CELLS[:2], batch=2)
-    original, seeds = task.generate_batch, list[int]()
-
-    def counted(*arguments: object, **named: object) -> object:
-        seeds.append(len(arguments[1]))  # type: ignore[arg-type]
-        if len(seeds) == 5:
-            raise KeyboardInterrupt
-        return original(*arguments, **named)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(task, "generate_batch", counted)
-    with pytest.raises(KeyboardInterrupt):
-        generated(model, Store(tmp_path / "x.jsonl"), CELLS[:2], batch=2)
+    expected, cells = ids_of(generated(model, Store(None), CELLS[:2], batch=2)), CELLS[:2]
+    with monkeypatch.context() as patch:
+        failing(patch, 70, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            generated(model, Store(tmp_path / "x.jsonl"), cells, batch=2)
     rows = (tmp_path / "x.jsonl").read_text().splitlines(keepends=True)
-    assert len(rows) == 7
-    (tmp_path / "x.jsonl").write_text("".join(rows[:-1]))  # killed between two rows of a batch
+    assert 2 <= len(rows) < 5, "the stories that were finished"
     store = Store(tmp_path / "x.jsonl")
-    found = generated(model, store, CELLS[:2], batch=2)
-    assert {c: [s["ids"] for s in found[c]] for c in found} == {c: [s["ids"] for s in expected[c]] for c in expected}
-    assert seeds == [2, 2, 1, 2, 2, 2, 2]
+    total, read = list[int](), list[int]()
+    found = generated(model, store, cells, 2, progress=Progress(total.append, tokens=read.append))
+    assert ids_of(found) == expected
     assert len(store.rows) == 10
-    total = list[int]()
-    Stories(model, TOKENIZER, SETTINGS, {2}, store, 2, {}).results(CELLS[:2], Progress(total.append))
-    assert total == [0]
+    assert sum(read) == total[0] == (10 - len(rows)) * (len(PROMPT) + SETTINGS.max_new_tokens)
+    generated(model, store, cells, progress=Progress(total.append))
+    assert total[1:] == [0]
     generated(model, store, [FULL], settings=SETTINGS._replace(temperature=1.0))
     assert len(store.rows) == 15
+
+
+def test_fewer_stories_at_once_where_memory_runs_out(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle: stories that were finished are not generated again, and all are the same."""
+    expected, store = ids_of(generated(model, Store(None), CELLS[:2])), Store(None)
+    total, read = list[int](), list[int]()
+    capacities = failing(monkeypatch, 30, torch.OutOfMemoryError("CUDA out of memory"))
+    found = generated(model, store, CELLS[:2], None, progress=Progress(total.append, tokens=read.append))
+    assert ids_of(found) == expected
+    assert len(store.rows) == 10
+    assert capacities == [5, 2, 5]
+    assert sum(read) == total[0]
+
+
+def test_a_batch_that_was_asked_for_is_not_made_smaller(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, 30, torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.raises(UsageError, match="batch=5: full does not fit into memory; results so far are kept"):
+        generated(model, Store(None), [FULL])
+
+
+def test_stories_of_the_sampler_before_are_not_used(model: PreTrainedModel) -> None:
+    store = Store(None)
+    generated(model, store, [FULL])
+    before = [{name: value for name, value in row.items() if name != SAMPLER} for row in store.rows]
+    old = Store(None)
+    for row in before:
+        old.append(row)
+    generated(model, old, [FULL])
+    assert len(old.rows) == 10
 
 
 def story(length: int, ended: bool, size: int | None = 12, word: int = 7) -> dict[str, object]:

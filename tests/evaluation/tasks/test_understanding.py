@@ -11,21 +11,20 @@ from characters import END, character_tokenizer
 from tiny import build, llama
 from transformers import PreTrainedModel
 
-from msrnn.evaluation.batch_generation import generate_batch
+from msrnn.engine.engine import Engine
+from msrnn.engine.offline import full_model_rnn
+from msrnn.engine.requests import SamplingParams
 from msrnn.evaluation.cells import TRUNCATED, Cell, Grid, grid
 from msrnn.evaluation.data.prompts import PromptBuilder, filled
 from msrnn.evaluation.data.questions import Question, Reference
 from msrnn.evaluation.environment import model_key
 from msrnn.evaluation.runner import Progress
 from msrnn.evaluation.store import Store
-from msrnn.evaluation.tasks import understanding
 from msrnn.evaluation.tasks.answer_scores import WORTH_PROCESSES, scores
 from msrnn.evaluation.tasks.answers import Answers, Settings
 from msrnn.evaluation.tasks.understanding import QASPER, SQUALITY, Report, Understanding, figure, formatted
 from msrnn.hf.cache import MultiStateCache
-from msrnn.hf.generation import stop_tokens_of
 from msrnn.hf.loading import Loaded
-from msrnn.hf.rnn import MultiStateRNN
 
 TEMPLATE = "{document}\n\nQ: {question}\nA:"
 LENGTH, ANSWER = 60, 6
@@ -137,7 +136,7 @@ def test_answers_on_a_gpu_are_those_on_a_cpu(model: PreTrainedModel) -> None:
 
 @pytest.mark.small_model
 def test_on_words(small: Loaded) -> None:
-    """Cut between tokens of the text, and answered as transformers' own generation does from a full cache."""
+    """Cut between tokens of the text, and answered as transformers' own generation does."""
     text = "Call me Ishmael. Some years ago, having little or no money in my purse, I thought I would sail about. " * 9
     question = Question("moby/1", "moby", text, "Who tells this story?", [Reference("Ishmael")])
     builder = PromptBuilder(small.tokenizer, QASPER.prompt, chat=True)
@@ -149,12 +148,12 @@ def test_on_words(small: Loaded) -> None:
     assert rest.endswith("Who tells this story?\n\nAnswer:<|im_end|>\n<|im_start|>assistant\n")
     kept = small.tokenizer(beginning.partition("user\n")[2])["input_ids"]
     assert prompt.cut == len(small.tokenizer(text)["input_ids"]) - len(kept)
-    ends = stop_tokens_of(small.model, small.tokenizer)
-    (answer,) = generate_batch(MultiStateRNN(small.model, "full", None), [prompt.ids], ends, 8)
+    engine = Engine.offline(full_model_rnn(small.model, 190), 1, small.tokenizer)
+    (request,) = engine.generate([prompt.ids], SamplingParams(temperature=0, max_tokens=8))
     small.model.set_attn_implementation("eager")
     ids = torch.tensor([prompt.ids])
     out = small.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8)
-    assert answer == [token for token in out[0, len(prompt.ids) :].tolist() if token not in ends]
+    assert request.answers[0].text == small.tokenizer.decode(out[0, len(prompt.ids) :], skip_special_tokens=True)
 
 
 def test_what_is_the_same_is_answered_once(model: PreTrainedModel) -> None:
@@ -172,35 +171,37 @@ def test_what_is_the_same_is_answered_once(model: PreTrainedModel) -> None:
 def test_a_run_that_was_killed_goes_on(
     model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int, cut_off: bool
 ) -> None:
+    """While an answer is stored: those before it are kept, and it is generated again."""
+
     def texts(answers: Answers) -> list[object]:
         found = [answers.answer(cell, one) for cell in CELLS for one in answers.questions.values()]
         return [row and row["prediction"] for row in found]
 
-    path, calls = tmp_path / "rows.jsonl", list[int]()
+    def predictions(store: Store) -> int:
+        return len([row for row in store.rows if "prediction" in row])
+
+    path, append = tmp_path / "rows.jsonl", Store.append
     expected = texts(started(model, Store(None)).answered(CELLS))
 
-    def killed(*arguments: object, **named: object) -> object:
-        if len(calls) == stop:
+    def killed(self: Store, row: dict[str, object]) -> None:
+        if "prediction" in row and predictions(self) == stop:
             raise KeyboardInterrupt
-        calls.append(len(arguments[1]))  # type: ignore[arg-type]
-        return generate_batch(*arguments, **named)  # type: ignore[arg-type]
+        append(self, row)
 
     with monkeypatch.context() as patch:
-        patch.setattr(understanding, "generate_batch", killed)
+        patch.setattr(Store, "append", killed)
         with pytest.raises(KeyboardInterrupt):
             started(model, Store(path)).answered(CELLS)
-    before = sum(calls)
     if cut_off:
         path.write_bytes(path.read_bytes() + b'{"policy": "tova", "predi')
-    calls.clear()
-    stop = 10**6
-    with monkeypatch.context() as patch:
-        patch.setattr(understanding, "generate_batch", killed)
-        assert texts(started(model, Store(path)).answered(CELLS)) == expected
-    assert before + sum(calls) == 11
-    total = list[int]()
+    assert predictions(Store(path)) == stop
+    total, read = list[int](), list[int]()
+    again = started(model, Store(path)).answered(CELLS, Progress(total.append, tokens=read.append))
+    assert texts(again) == expected
+    assert predictions(Store(path)) == 11
+    assert sum(read) == total[0] > 0
     started(model, Store(path)).answered(CELLS, Progress(total.append))
-    assert total == [0]
+    assert total[1:] == [0]
 
 
 def test_progress_counts_what_was_announced(model: PreTrainedModel) -> None:

@@ -1,0 +1,56 @@
+"""A list of prompts that is known from the start: every answer is handed over as soon as it is finished."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from transformers import PreTrainedModel
+
+from msrnn.engine.requests import Event, Request
+from msrnn.hf.rnn import MultiStateRNN
+
+OnTokens = Callable[[int], object]
+
+
+def full_model_rnn(model: PreTrainedModel, tokens: int) -> MultiStateRNN:
+    """The full model on at most `tokens` tokens, in slots of a fixed size, which an engine needs.
+
+    All slots are allocated, also for a shorter text.
+    """
+    return MultiStateRNN(model, "window", tokens)
+
+
+class Steps(Protocol):
+    """What is needed of an engine."""
+
+    @property
+    def idle(self) -> bool: ...
+    def add(self, request: Request) -> None: ...
+    def step(self) -> list[Event]: ...
+    def _drop_cancelled(self) -> list[Event]: ...
+
+
+def finished(engine: Steps, requests: Sequence[Request], on_tokens: OnTokens) -> Iterator[tuple[int, Request]]:
+    """Answer all requests -> the index of each, and itself, in the order in which they finish.
+
+    An iterator that is left early, or an error, cancels those that are not finished.
+    """
+    index = {request: number for number, request in enumerate(requests)}
+    for request in sorted(requests, key=lambda request: [*request.prompt]):  # so that prefixes are shared
+        engine.add(request)
+    begun: set[Request] = set()
+    try:
+        while not engine.idle:
+            events = [event for event in engine.step() if event.request in index]
+            on_tokens(sum(len(request.prompt) for request in {event.request for event in events} - begun))
+            on_tokens(sum(event.token is not None for event in events))
+            begun |= {event.request for event in events}
+            for request in dict.fromkeys(event.request for event in events if event.finish_reason):
+                if request.finished:
+                    yield index[request], request
+    finally:
+        for request in requests:
+            if not request.finished:
+                request.cancel()
+        engine._drop_cancelled()

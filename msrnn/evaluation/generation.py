@@ -1,0 +1,41 @@
+"""Answers of an engine as rows, each as soon as it is finished."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+from typing import NamedTuple
+
+from msrnn.engine.engine import Engine
+from msrnn.engine.requests import SamplingParams
+from msrnn.errors import UsageError
+from msrnn.evaluation.runner import OnTokens
+
+
+class Answered(NamedTuple):
+    """The answer to one prompt of a list."""
+
+    number: int  # of the prompt, from 0 on
+    tokens: list[int]
+    seconds: float  # since the answer before it was finished; their sum is the time that all have taken
+
+
+def answered(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams | Sequence[SamplingParams],
+    on_tokens: OnTokens,
+) -> Iterator[Answered]:
+    """Answer all prompts, each as it finishes.
+
+    `on_tokens` counts the tokens of each prompt, and `max_tokens` for each answer, even where it is shorter.
+    """
+    last = perf_counter()
+    for number, request in engine.answers(prompts, params, on_tokens):
+        (answer,) = request.answers
+        if answer.error:
+            raise UsageError(f"prompt {number + 1} of {len(prompts)}: {answer.error}; compute it in another dtype")
+        on_tokens(request.params.max_tokens - len(answer.tokens))
+        now = perf_counter()
+        yield Answered(number, answer.tokens, now - last)
+        last = now
