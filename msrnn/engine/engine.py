@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -13,16 +15,19 @@ from torch import Tensor
 from msrnn.engine.loop import Loop
 from msrnn.engine.prefix_states import PrefixStates
 from msrnn.engine.prompts import Prompts, Reading
-from msrnn.engine.requests import Event, FinishReason, Logprobs, Request, SamplingParams
+from msrnn.engine.requests import Event, Logprobs, Request, SamplingParams
 from msrnn.engine.rows import Rows, fitting_rows
 from msrnn.engine.running import Running
 from msrnn.engine.sampling import choose
+from msrnn.engine.saving import Saving
 from msrnn.engine.sessions import Sessions, check_name
+from msrnn.engine.writer import Writer, written
 from msrnn.errors import UsageError
 from msrnn.hf.generation import stop_tokens_of
 from msrnn.hf.rnn import MultiStateRNN
 
 ALONE = 16_384  # tokens of a prompt that are read at once while no answer is generated
+WRITE_SECONDS = 0.005  # that a step waits for files to be written while it has nothing else to do
 KEPT_ROWS, KEPT_ON_HOST = 8, 2**30  # memory for kept states by default: rows' worth on the device; bytes on the host
 
 
@@ -59,12 +64,14 @@ class Engine:
         one = self.rows.nbytes // self.rows.capacity
         kept = KEPT_ROWS * one if prefix_bytes is None else prefix_bytes
         self.prefixes = PrefixStates(rnn.device, kept, prefix_host_bytes)
-        self.sessions = Sessions(rnn.load_state, None if sessions is None else Path(sessions))
+        self.writer = Writer()
+        self.sessions = Sessions(rnn.load_state, None if sessions is None else Path(sessions), writer=self.writer)
         self.prompts = Prompts(rnn, self.prefixes, self.sessions)
         self._own_stops = frozenset(stop_tokens_of(rnn.model, tokenizer))
         self._under_way: dict[Request, None] = {}  # taken from those that wait, and not finished
         self._reading: Reading | None = None
         self._running: list[Running] = []  # by row
+        self._saving = Saving()
         self._loop: Loop | None = None
 
     def request(
@@ -107,7 +114,7 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        return not (self.prompts.waiting or self._reading or self._running)
+        return not (self.prompts.waiting or self._reading or self._running or self._saving)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -131,24 +138,25 @@ class Engine:
             if self._running:
                 logits = self.rows.step(len(self._running))
                 events += self._sample(logits, [*self._running])
+            seconds = 0 if self._running or self._reading else WRITE_SECONDS
+            return events + [self._end(*saved) for saved in self._saving.done(seconds)]
         except BaseException:
             self._fail()
             raise
-        return events
 
     def _fail(self) -> None:
         """End everything that is under way: a step that was interrupted leaves states that cannot be used."""
-        for request in self._under_way:
+        saving = self._saving.requests  # these have given their rows back
+        for request in self._under_way.keys() - saving:
             request.fail("the engine was interrupted; ask again")
-        self._reading, self._running, self._under_way = None, [], {}
+        self._reading, self._running, self._under_way = None, [], saving
 
     def _drop_cancelled(self) -> list[Event]:
-        events = []
+        events: list[Event] = []
         for row in range(len(self._running) - 1, -1, -1):
             running = self._running[row]
             if running.request.cancelled:
-                text, reason = self._finish(row, "cancelled")
-                events.append(Event(running.request, running.number, None, text, None, reason))
+                events += self._finish(row, Event(running.request, running.number, None, "", None, "cancelled"))
         waiting = [request for request in self.prompts.waiting if request.cancelled]
         if self._reading is not None and self._reading.request.cancelled:
             waiting.append(self._reading.request)
@@ -185,9 +193,10 @@ class Engine:
     def _begin(self) -> Reading | None:
         """The next waiting prompt, to be read, if there are rows for its answers."""
         free, waiting = self.rows.capacity - len(self._running), self.prompts.waiting
-        if not waiting or waiting[0].params.n > free:
+        if not waiting or waiting[0].params.n > free or (waiting[0].session and self.sessions.behind):
             return None
         request = waiting.popleft()
+        request.begun = monotonic()
         self._under_way[request] = None
         if request.session is not None and self.uses_session(request.session, besides=request):
             raise UsageError(f"session {request.session!r}: is answering another request; wait for its end")
@@ -219,25 +228,21 @@ class Engine:
         chosen = choose(logits, [running.sampler for running in rows])
         self.rows.next[start : start + len(rows), 0] = chosen.tokens.clamp(min=0)
         tokens, logprobs = chosen.tokens.tolist(), chosen.logprobs()
-        events = []
+        events: list[Event] = []
         for i in range(len(rows) - 1, -1, -1):  # a row that ends is filled by the last one
-            events.append(self._token(start + i, tokens[i], logprobs.get(i)))
+            events += self._token(start + i, tokens[i], logprobs.get(i))
         return events[::-1]
 
-    def _token(self, row: int, token: int, logprobs: Logprobs | None) -> Event:
+    def _token(self, row: int, token: int, logprobs: Logprobs | None) -> list[Event]:
         """Add a token to the answer of a row, which may end it."""
         running = self._running[row]
-        added = running.add(token, logprobs)
-        event = Event(running.request, running.number, added.token, added.text, added.logprobs, None)
-        if added.finish_reason is None:
-            return event
-        rest, reason = self._finish(row, added.finish_reason, unread=token)
-        return event._replace(text=event.text + rest, finish_reason=reason)
+        event = Event(running.request, running.number, *running.add(token, logprobs))
+        return [event] if event.finish_reason is None else self._finish(row, event, unread=token)
 
-    def _keep(self, row: int, unread: int | None) -> FinishReason | None:
+    def _keep(self, row: int, unread: int | None) -> Future[None] | None:
         """Keep the state of a row whose answer has ended, for its session or for requests that begin alike.
 
-        `unread` is the last token, which the row has not read. A session that cannot be saved is an error.
+        `unread` is the last token, which the row has not read. Returns when the session is saved, or why it is not.
         """
         running = self._running[row]
         request = running.request
@@ -245,31 +250,37 @@ class Engine:
         if request.session is not None:
             try:
                 state = self.rows.take(row, running.seen + len(read))
-                self.sessions.put(request.session, state, [] if unread is None else [unread])
+                return self.sessions.put(request.session, state, [] if unread is None else [unread])
             except (UsageError, OSError) as error:
-                running.answer.error = f"the session is not saved, and stays as it was: {error}"
-                return "error"
-        elif running.read and self.prefixes.active:
+                return written(error)
+        if running.read and self.prefixes.active:
             self.prefixes.put(read, self.rows.take(row, len(read)))
         return None
 
-    def _finish(self, row: int, reason: FinishReason, unread: int | None = None) -> tuple[str, FinishReason]:
-        """End the answer of a row: its state is kept, and the last row takes its place.
+    def _finish(self, row: int, event: Event, unread: int | None = None) -> list[Event]:
+        """Give back the row of an answer with this last event. Its state is kept, and the last row takes its place.
 
-        Returns the text that was held back, and the reason, which is an error if the state could not be kept.
+        Returns the event, or nothing while the session is being written; a later step then returns it.
         """
         running = self._running[row]
-        if reason in ("stop", "length"):
-            reason = self._keep(row, unread) or reason
+        saved = self._keep(row, unread) if event.finish_reason in ("stop", "length") else None
         last = len(self._running) - 1
         if row != last:
             self.rows.move(last, row)
             self._running[row] = self._running[last]
         self._running.pop()
-        rest = running.end(reason)
+        if saved is None:
+            return [self._end(running, event)]
+        self._saving.hold(saved, running, event)
+        return []
+
+    def _end(self, running: Running, event: Event) -> Event:
+        """The last event of an answer, with the text that was held back."""
+        assert event.finish_reason is not None
+        rest = running.end(event.finish_reason)
         if running.request.finished:
             del self._under_way[running.request]
-        return rest, reason
+        return event._replace(text=event.text + rest)
 
     def generate(
         self,
@@ -323,7 +334,8 @@ class Engine:
             request.cancel()
 
     def close(self) -> None:
-        """Stop the thread that `stream` has started; what is under way is cancelled."""
+        """Stop the thread that `stream` has started; what is under way is cancelled, and files are written."""
         if self._loop is not None:
             self._loop.close()
             self._loop = None
+        self.writer.close()

@@ -133,6 +133,7 @@ class Request:
     turns: int = 0  # finished turns of the session that the prompt follows
     kept_tokens: int = 0  # tokens before the answer that were read earlier, for a request that began alike or a session
     cancelled: bool = False
+    begun: float | None = None  # when it was taken from those that wait, on the monotonic clock
 
     def __post_init__(self) -> None:
         self.answers = [Answer() for _ in range(self.params.n)]
