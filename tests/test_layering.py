@@ -64,6 +64,7 @@ INSIDE = {
         "running",
         "rows",
         "writer",
+        "prefix_files",
         "prefix_states",
         "sessions",
         "saving",

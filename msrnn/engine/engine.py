@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from msrnn.engine.loop import Loop
+from msrnn.engine.prefix_files import PrefixFiles
 from msrnn.engine.prefix_states import PrefixStates
 from msrnn.engine.prompts import Prompts, Reading
 from msrnn.engine.requests import Event, Logprobs, Request, SamplingParams
@@ -27,8 +28,7 @@ from msrnn.hf.generation import stop_tokens_of
 from msrnn.hf.rnn import MultiStateRNN
 
 ALONE = 16_384  # tokens of a prompt that are read at once while no answer is generated
-WRITE_SECONDS = 0.005  # that a step waits for files to be written while it has nothing else to do
-KEPT_ROWS, KEPT_ON_HOST = 8, 2**30  # memory for kept states by default: rows' worth on the device; bytes on the host
+KEPT_ROWS, KEPT_ON_HOST, KEPT_ON_DISK = 8, 2**30, 2**34  # for kept states by default: rows' worth on the device; bytes
 
 
 class Engine:
@@ -39,6 +39,8 @@ class Engine:
     prompt_tokens      tokens of prompts that are read between two decode steps while answers are generated
     prefix_bytes       memory for kept states on the model's device; 0: none are kept there
     prefix_host_bytes  memory for kept states on the host, for those that no longer fit on the device
+    prefix_folder      a folder for kept states that no longer fit on the host either; without it they are forgotten
+    prefix_disk_bytes  bytes of the files in it
     sessions           a folder for the states of sessions, which then survive a restart; without it they are in memory
 
     `generate` answers a list of prompts. `stream` answers one and may be called many times at once: a thread then runs
@@ -54,17 +56,20 @@ class Engine:
         prompt_tokens: int = 512,
         prefix_bytes: int | None = None,
         prefix_host_bytes: int = KEPT_ON_HOST,
+        prefix_folder: str | os.PathLike[str] | None = None,
+        prefix_disk_bytes: int = KEPT_ON_DISK,
         sessions: str | os.PathLike[str] | None = None,
     ) -> None:
         for name, value in (("rows", rows), ("prompt_tokens", prompt_tokens)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise UsageError(f"{name}={value!r}: must be a whole number, 1 or more")
-        self.rnn, self.tokenizer, self.prompt_tokens = rnn, tokenizer, prompt_tokens
+        self.rnn, self.tokenizer, self.prompt_tokens, self.writer = rnn, tokenizer, prompt_tokens, Writer()
         self.rows = Rows(rnn, rows or fitting_rows(rnn))
-        one = self.rows.nbytes // self.rows.capacity
-        kept = KEPT_ROWS * one if prefix_bytes is None else prefix_bytes
-        self.prefixes = PrefixStates(rnn.device, kept, prefix_host_bytes)
-        self.writer = Writer()
+        kept = KEPT_ROWS * self.rows.nbytes // self.rows.capacity if prefix_bytes is None else prefix_bytes
+        files: PrefixFiles | None = None
+        if prefix_folder is not None:
+            files = PrefixFiles(rnn.load_state, Path(prefix_folder), prefix_disk_bytes, self.writer)
+        self.prefixes = PrefixStates(rnn.device, kept, prefix_host_bytes, files)
         self.sessions = Sessions(rnn.load_state, None if sessions is None else Path(sessions), writer=self.writer)
         self.prompts = Prompts(rnn, self.prefixes, self.sessions)
         self._own_stops = frozenset(stop_tokens_of(rnn.model, tokenizer))
@@ -117,10 +122,15 @@ class Engine:
         return not (self.prompts.waiting or self._reading or self._running or self._saving)
 
     @property
+    def healthy(self) -> bool:
+        """Whether streams can be answered: False after several steps in a row have failed."""
+        return self._loop is None or self._loop.healthy
+
+    @property
     def counts(self) -> dict[str, int]:
         """How many requests wait, whether one is being read, and how many rows are in use."""
-        reading = int(self._reading is not None)
-        return {"waiting": len(self.prompts.waiting), "reading": reading, "rows": len(self._running)}
+        waiting, reading = len(self.prompts.waiting), int(self._reading is not None)
+        return {"waiting": waiting, "reading": reading, "rows": len(self._running)}
 
     def _encoded(self, text: str, begins: bool) -> list[int]:
         """Special tokens belong at the beginning of a text, not where a session goes on."""
@@ -138,8 +148,8 @@ class Engine:
             if self._running:
                 logits = self.rows.step(len(self._running))
                 events += self._sample(logits, [*self._running])
-            seconds = 0 if self._running or self._reading else WRITE_SECONDS
-            return events + [self._end(*saved) for saved in self._saving.done(seconds)]
+            busy = bool(self._running or self._reading)
+            return events + [self._end(*saved) for saved in self._saving.done(busy)]
         except BaseException:
             self._fail()
             raise
@@ -245,8 +255,7 @@ class Engine:
         `unread` is the last token, which the row has not read. Returns when the session is saved, or why it is not.
         """
         running = self._running[row]
-        request = running.request
-        read = [*running.tokens, *running.read]
+        request, read = running.request, [*running.tokens, *running.read]
         if request.session is not None:
             try:
                 state = self.rows.take(row, running.seen + len(read))

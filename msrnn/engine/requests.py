@@ -100,7 +100,8 @@ class SamplingParams:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is finite; a whole number may be too large for `math.isfinite`."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 class Logprobs(NamedTuple):

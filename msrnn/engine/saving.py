@@ -8,6 +8,8 @@ from msrnn.engine.requests import Event, Request
 from msrnn.engine.running import Running
 from msrnn.errors import UsageError
 
+WAIT_SECONDS = 0.005  # short, since new requests wait as well
+
 
 class Saving:
     """So whoever has seen the end of an answer finds its turn in the session, even if the process is killed then."""
@@ -25,10 +27,10 @@ class Saving:
     def hold(self, saved: Future[None], running: Running, event: Event) -> None:
         self._held[saved] = running, event
 
-    def done(self, seconds: float) -> list[tuple[Running, Event]]:
-        """Answers whose sessions are saved, or cannot be, which is their error; waits so long for a first one."""
-        if seconds:
-            wait(self._held, seconds, FIRST_COMPLETED)
+    def done(self, busy: bool) -> list[tuple[Running, Event]]:
+        """Answers whose sessions are saved, or cannot be, which is their error alone; waits a little if not `busy`."""
+        if not busy:
+            wait(self._held, WAIT_SECONDS, FIRST_COMPLETED)
         found = []
         for saved in [future for future in self._held if future.done()]:
             (running, event), error = self._held.pop(saved), saved.exception()

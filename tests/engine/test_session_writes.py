@@ -1,4 +1,4 @@
-"""Sessions are written by another thread: answers go on meanwhile, and one whose session is not saved has no end yet."""
+"""Sessions are written by another thread: answers go on meanwhile, and one that is not saved has no end yet."""
 
 from __future__ import annotations
 
