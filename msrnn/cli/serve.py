@@ -58,6 +58,10 @@ def serve(
     sessions: Annotated[
         Path | None, Option(help="Folder where sessions are kept over restarts.", show_default="memory only")
     ] = None,
+    prefix_states: Annotated[
+        Path | None, Option(help="Folder for kept states of prompts that no longer fit in memory.", show_default="none")
+    ] = None,
+    prefix_disk_bytes: Annotated[int, Option(help="Most bytes of kept states in that folder.")] = 2**34,
     prompt_tokens: Annotated[int, Option(help="Tokens of new prompts that are read between two decode steps.")] = 512,
     max_tokens: Annotated[int, Option(help="Tokens of an answer for which a request gives no limit.")] = 512,
     max_total_tokens: Annotated[int, Option(help="Most tokens of a prompt and its answer together.")] = 1_000_000,
@@ -77,40 +81,50 @@ def serve(
     Examples:
         msrnn serve
         msrnn serve --model my-model --size 1024 --rows 64
-        msrnn serve --sessions sessions/
+        msrnn serve --sessions sessions/ --prefix-states prefixes/
         msrnn serve --host 0.0.0.0 --port 80 --api-key secret
     """
     options = given.completed()
     keys = api_key or [key for key in [os.environ.get(KEY_VARIABLE, "")] if key]
-    _check(port, {"--queue": queue, "--max-tokens": max_tokens, "--max-body-bytes": max_body_bytes}, keys)
+    counts = {"--queue": queue, "--max-tokens": max_tokens, "--max-body-bytes": max_body_bytes}
+    _check(port, {**counts, "--prefix-disk-bytes": prefix_disk_bytes}, keys)
+    _check_folders(sessions, prefix_states)
     try:
         import uvicorn
 
         from msrnn.serve.app import Limits, Server
+        from msrnn.serve.draining import DrainingServer
         from msrnn.serve.protocol import Served
     except ImportError as error:
         raise UsageError(f"the package {error.name} is not installed: pip install 'msrnn[serve]'") from error
     rnn, tokenizer = options.load()
     from msrnn.engine.engine import Engine
 
-    engine = Engine(rnn, rows, tokenizer=tokenizer, prompt_tokens=prompt_tokens, sessions=sessions)
+    engine = Engine(
+        rnn,
+        rows,
+        tokenizer=tokenizer,
+        prompt_tokens=prompt_tokens,
+        prefix_folder=prefix_states,
+        prefix_disk_bytes=prefix_disk_bytes,
+        sessions=sessions,
+    )
     one = engine.rows.nbytes // engine.rows.capacity
 
     served = Served(name or given.model or SMALL, tokenizer, max_tokens, max_total_tokens, engine.sessions)
-    app = Server(engine, served, Limits(queue, max_body_bytes, keys=keys)).app()
-    config = uvicorn.Config(
-        app, host, port, log_level="warning", access_log=False, timeout_graceful_shutdown=shutdown_timeout
-    )
+    server = Server(engine, served, Limits(queue, max_body_bytes, keys=keys))
+    config = uvicorn.Config(server.app(), host, port, log_level="warning", access_log=False)
     note(f"a conversation takes {one:,} bytes, at any length; {engine.rows.capacity} are answered at once")
     if not keys and not _is_local(host):
         note(f"--host {host}: anyone who can reach this machine can use the model; --api-key guards it")
-    listener = config.bind_socket()  # before it is announced
+    listener = config.bind_socket()
+    listener.listen(config.backlog)  # before it is announced
     address = f"http://{_address(host)}:{listener.getsockname()[1]}"
     note(f"{served.name} at {address}/v1; to chat in a browser, open {address}")
     # uvicorn raises the signal again when it has shut down, but a server that was told to end has not failed.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
-    uvicorn.Server(config).run(sockets=[listener])
+    DrainingServer(config, server, shutdown_timeout).run(sockets=[listener])
 
 
 def _check(port: int, counts: dict[str, int], keys: list[str]) -> None:
@@ -121,6 +135,11 @@ def _check(port: int, counts: dict[str, int], keys: list[str]) -> None:
             raise UsageError(f"{option} {count}: must be 1 or more")
     if not all(key.strip() and key.isascii() for key in keys):
         raise UsageError("--api-key: must not be empty, and must be plain ASCII")
+
+
+def _check_folders(sessions: Path | None, prefix_states: Path | None) -> None:
+    if sessions is not None and prefix_states is not None and sessions.resolve() == prefix_states.resolve():
+        raise UsageError(f"--prefix-states {prefix_states}: is the folder of --sessions; name another one")
 
 
 def _is_local(host: str) -> bool:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import NamedTuple
 
 from torch import Tensor
 
 from msrnn.core.state import MultiState
-from msrnn.engine.requests import Event, FinishReason, Logprobs
+from msrnn.engine.requests import Event, Logprobs
 from msrnn.engine.retention import retention_of
 from msrnn.engine.rows import Rows
 from msrnn.engine.running import Running
 from msrnn.engine.sampling import Chosen, choose
+from msrnn.engine.saving import Saving
 
-Keep = Callable[[Running, int], FinishReason | None]  # what to do with an answer that has ended, and with its row
+# Keeps the state of an answer that has ended, in this row; returns when its session is saved, if it has one.
+Keep = Callable[[Running, int], Future[None] | None]
 
 
 class _Sampled(NamedTuple):
@@ -32,6 +35,7 @@ class Batch:
     def __init__(self, rows: Rows, keep: Keep) -> None:
         self.rows, self._keep = rows, keep
         self.running: list[Running] = []
+        self.saving = Saving()
         self.overlaps = rows.next.is_cuda
         self._launched: list[_Sampled] = []
         self._before: list[_Sampled] = []  # launched by the step before
@@ -64,52 +68,56 @@ class Batch:
         if self.overlaps:
             ready, self._before = self._before, ready
         rows = {running: row for row, running in enumerate(self.running)}
-        events = []
+        events: list[Event] = []
         for answers, chosen in ready:
             tokens, logprobs = chosen.on_host()
             for i, (running, token) in enumerate(zip(answers, tokens, strict=True)):
                 if running in rows:
-                    events.append(self._token(rows, running, token, logprobs.get(i)))
+                    events += self._token(rows, running, token, logprobs.get(i))
         return events
 
-    def _token(self, rows: dict[Running, int], running: Running, token: int, logprobs: Logprobs | None) -> Event:
+    def _token(self, rows: dict[Running, int], running: Running, token: int, logprobs: Logprobs | None) -> list[Event]:
         """Add a token to an answer, which may end it."""
         added = running.add(token, logprobs)
         told = running.tells_retention(ends=added.finish_reason is not None)
         held = retention_of(self.rows.state, rows[running]) if told else None
-        event = Event(running.request, running.number, added.token, added.text, added.logprobs, None, held)
-        if added.finish_reason is None:
-            return event
+        event = Event(running.request, running.number, *added, held)
+        if event.finish_reason is None:
+            return [event]
         row, last = rows.pop(running), self.running[-1]
-        rest, reason = self.finish(row, added.finish_reason)
         if last is not running:
             rows[last] = row
-        return event._replace(text=event.text + rest, finish_reason=reason)
+        return self._finish(row, event)
 
     def drop_cancelled(self) -> list[Event]:
-        events = []
+        events: list[Event] = []
         for row in range(len(self.running) - 1, -1, -1):
             running = self.running[row]
             if running.request.cancelled:
-                text, reason = self.finish(row, "cancelled")
-                events.append(Event(running.request, running.number, None, text, None, reason))
+                events += self._finish(row, Event(running.request, running.number, None, "", None, "cancelled"))
         return events
 
-    def finish(self, row: int, reason: FinishReason) -> tuple[str, FinishReason]:
-        """End the answer of a row: its state is kept, and the last row takes its place.
+    def _finish(self, row: int, event: Event) -> list[Event]:
+        """Give back the row of an answer with this last event: its state is kept, and the last row takes its place.
 
-        Returns the text that was held back, and the reason, which is an error if the state could not be kept.
+        Returns the event, or nothing while the session is being written; `saved` then returns it later.
         """
         running = self.running[row]
-        if reason in ("stop", "length"):
-            reason = self._keep(running, row) or reason
+        saved = self._keep(running, row) if event.finish_reason in ("stop", "length") else None
         last = len(self.running) - 1
         if row != last:
             self.rows.move(last, row)
             self.running[row] = self.running[last]
         self.running.pop()
-        return running.end(reason), reason
+        if saved is None:
+            return [running.ended(event)]
+        self.saving.hold(saved, running, event)
+        return []
+
+    def saved(self, busy: bool) -> list[Event]:
+        """The last events of answers whose sessions are saved by now; waits a little if not `busy`."""
+        return [running.ended(event) for running, event in self.saving.done(busy or bool(self.running))]
 
     def clear(self) -> None:
-        """Forget all answers, after a step that was interrupted."""
+        """Forget all answers that have rows, after a step that was interrupted."""
         self.running, self._launched, self._before = [], [], []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -13,18 +15,20 @@ from tqdm import tqdm
 from msrnn.engine.batch import Batch
 from msrnn.engine.loop import Loop
 from msrnn.engine.offline import OnTokens, finished
+from msrnn.engine.prefix_files import PrefixFiles
 from msrnn.engine.prefix_states import PrefixStates
 from msrnn.engine.prompts import Prompts, Reading
-from msrnn.engine.requests import Event, FinishReason, Request, SamplingParams
+from msrnn.engine.requests import Event, Request, SamplingParams
 from msrnn.engine.rows import Rows, fitting_rows
 from msrnn.engine.running import Running
 from msrnn.engine.sessions import Sessions, check_name
+from msrnn.engine.writer import Writer, written
 from msrnn.errors import UsageError
 from msrnn.hf.generation import stop_tokens_of
 from msrnn.hf.rnn import MultiStateRNN
 
 ALONE = 16_384  # tokens of a prompt that are read at once while no answer is generated
-KEPT_ROWS, KEPT_ON_HOST = 8, 2**30  # memory for kept states by default: rows' worth on the device; bytes on the host
+KEPT_ROWS, KEPT_ON_HOST, KEPT_ON_DISK = 8, 2**30, 2**34  # for kept states by default: rows' worth on the device; bytes
 KEPT_OFFLINE = (
     4  # rows' worth for a list of prompts: a document that is shared, and what some of its prompts share more
 )
@@ -40,6 +44,8 @@ class Engine:
     prefix_host_bytes  memory for kept states on the host, for those that no longer fit on the device
     keep_ends          keep states after whole prompts and answers too, for conversations that are sent again; without
                        it, only where prompts part
+    prefix_folder      a folder for kept states that no longer fit on the host either; without it they are forgotten
+    prefix_disk_bytes  bytes of the files in it
     sessions           a folder for the states of sessions, which then survive a restart; without it they are in memory
 
     `generate` answers a list of prompts. `stream` answers one and may be called many times at once: a thread then runs
@@ -56,17 +62,21 @@ class Engine:
         prefix_bytes: int | None = None,
         prefix_host_bytes: int = KEPT_ON_HOST,
         keep_ends: bool = True,
+        prefix_folder: str | os.PathLike[str] | None = None,
+        prefix_disk_bytes: int = KEPT_ON_DISK,
         sessions: str | os.PathLike[str] | None = None,
     ) -> None:
         for name, value in (("rows", rows), ("prompt_tokens", prompt_tokens)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise UsageError(f"{name}={value!r}: must be a whole number, 1 or more")
-        self.rnn, self.tokenizer, self.prompt_tokens = rnn, tokenizer, prompt_tokens
+        self.rnn, self.tokenizer, self.prompt_tokens, self.writer = rnn, tokenizer, prompt_tokens, Writer()
         self.rows = Rows(rnn, rows or fitting_rows(rnn))
-        one = self.rows.nbytes // self.rows.capacity
-        kept = KEPT_ROWS * one if prefix_bytes is None else prefix_bytes
-        self.prefixes = PrefixStates(rnn.device, kept, prefix_host_bytes, keep_ends)
-        self.sessions = Sessions(rnn.load_state, None if sessions is None else Path(sessions))
+        kept = KEPT_ROWS * self.rows.nbytes // self.rows.capacity if prefix_bytes is None else prefix_bytes
+        files: PrefixFiles | None = None
+        if prefix_folder is not None:
+            files = PrefixFiles(rnn.load_state, Path(prefix_folder), prefix_disk_bytes, self.writer)
+        self.prefixes = PrefixStates(rnn.device, kept, prefix_host_bytes, files, keep_ends)
+        self.sessions = Sessions(rnn.load_state, None if sessions is None else Path(sessions), writer=self.writer)
         self.prompts = Prompts(rnn, self.prefixes, self.sessions)
         self._own_stops = frozenset(stop_tokens_of(rnn.model, tokenizer))
         self._under_way: dict[Request, None] = {}  # taken from those that wait, and not finished
@@ -133,13 +143,18 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        return not (self.prompts.waiting or self._reading or self._batch.running)
+        return not (self.prompts.waiting or self._reading or self._batch.running or self._batch.saving)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether streams can be answered: False after several steps in a row have failed."""
+        return self._loop is None or self._loop.healthy
 
     @property
     def counts(self) -> dict[str, int]:
         """How many requests wait, whether one is being read, and how many rows are in use."""
-        reading = int(self._reading is not None)
-        return {"waiting": len(self.prompts.waiting), "reading": reading, "rows": len(self._batch.running)}
+        waiting, reading = len(self.prompts.waiting), int(self._reading is not None)
+        return {"waiting": waiting, "reading": reading, "rows": len(self._batch.running)}
 
     def _encoded(self, text: str, begins: bool) -> list[int]:
         """Special tokens belong at the beginning of a text, not where a session goes on."""
@@ -156,6 +171,7 @@ class Engine:
             self._batch.step()
             events += self._read_prompts()
             events += self._batch.results()
+            events += self._batch.saved(busy=self._reading is not None)
         except BaseException:
             self._fail()
             raise
@@ -169,10 +185,11 @@ class Engine:
 
     def _fail(self) -> None:
         """End everything that is under way: a step that was interrupted leaves states that cannot be used."""
-        for request in self._under_way:
+        saving = self._batch.saving.requests  # these have given their rows back
+        for request in self._under_way.keys() - saving:
             request.fail("the engine was interrupted; ask again")
         self._batch.clear()
-        self._reading, self._under_way = None, {}
+        self._reading, self._under_way = None, saving
 
     def _drop_cancelled(self) -> list[Event]:
         events = self._batch.drop_cancelled()
@@ -214,9 +231,10 @@ class Engine:
     def _begin(self) -> Reading | None:
         """The next waiting prompt, to be read, if there are rows for its answers."""
         free, waiting = self.rows.capacity - len(self._batch.running), self.prompts.waiting
-        if not waiting or waiting[0].params.n > free:
+        if not waiting or waiting[0].params.n > free or (waiting[0].session and self.sessions.behind):
             return None
         request = waiting.popleft()
+        request.begun = monotonic()
         self._under_way[request] = None
         if request.session is not None and self.uses_session(request.session, besides=request):
             raise UsageError(f"session {request.session!r}: is answering another request; wait for its end")
@@ -236,20 +254,19 @@ class Engine:
         joined = [Running(request, i, reading.tokens, seen, self.tokenizer, own, logits) for i in answers]
         self._batch.join(joined, reading.state, logits)
 
-    def _keep(self, running: Running, row: int) -> FinishReason | None:
+    def _keep(self, running: Running, row: int) -> Future[None] | None:
         """Keep the state of a row whose answer has ended, for its session or for requests that begin alike.
 
-        A session that cannot be saved is an error.
+        Returns when the session is saved, or why it is not.
         """
         request, read = running.request, running.read
         if request.session is not None:
             try:
                 state = self.rows.take(row, running.seen + len(read))
-                self.sessions.put(request.session, state, running.unread)
+                return self.sessions.put(request.session, state, running.unread)
             except (UsageError, OSError) as error:
-                running.answer.error = f"the session is not saved, and stays as it was: {error}"
-                return "error"
-        elif running.reads and self.prefixes.keeps_ends:
+                return written(error)
+        if running.reads and self.prefixes.keeps_ends:
             self.prefixes.put(read, self.rows.take(row, len(read)))
         return None
 
@@ -306,7 +323,8 @@ class Engine:
             request.cancel()
 
     def close(self) -> None:
-        """Stop the thread that `stream` has started; what is under way is cancelled."""
+        """Stop the thread that `stream` has started; what is under way is cancelled, and files are written."""
         if self._loop is not None:
             self._loop.close()
             self._loop = None
+        self.writer.close()

@@ -10,6 +10,7 @@ from typing import Protocol
 from msrnn.engine.requests import Event, Request
 from msrnn.errors import UsageError
 
+FAILED_STEPS = 3
 Events = asyncio.Queue[Event | Exception]
 
 
@@ -40,6 +41,7 @@ class Loop:
         self._arrived: list[Request] = []
         self._changed = threading.Condition()
         self._closed = False
+        self._failed = 0  # steps in a row
         self._thread = threading.Thread(target=self._run, name="msrnn engine", daemon=True)
         self._thread.start()
 
@@ -54,6 +56,11 @@ class Loop:
             self._changed.notify()
         return consumer.events
 
+    @property
+    def healthy(self) -> bool:
+        """False after several steps in a row have failed: the device then has to be started again."""
+        return self._failed < FAILED_STEPS
+
     def close(self) -> None:
         """Cancel what is under way, and wait for the thread to end."""
         with self._changed:
@@ -67,7 +74,9 @@ class Loop:
         while self._take_arrived():
             try:
                 events = self._engine.step()
+                self._failed = 0
             except Exception as error:  # what was under way has failed; the engine goes on with what waits
+                self._failed += 1
                 for request in [request for request in self._consumers if request.finished]:
                     self._hand_over(request, error)
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from msrnn.core.state import MultiState
+from msrnn.engine.prefix_files import PrefixFiles
 
 
 class Kept(NamedTuple):
@@ -18,29 +20,49 @@ class Kept(NamedTuple):
     tokens: tuple[int, ...]
     state: MultiState
     logits: Tensor | None
+    copied: torch.cuda.Event | None = None  # of a copy that a GPU makes: when it is there, for the host to read
 
     @property
     def nbytes(self) -> int:
-        return self.state.nbytes + (self.logits.nbytes if self.logits is not None else 0)
+        """Bytes of memory; torch takes a power of two for each tensor of a copy that a GPU makes."""
+        tensors = [tensor for layer in self.state.layers for tensor in layer.tensors().values()]
+        sizes = [tensor.nbytes for tensor in [*tensors, *([] if self.logits is None else [self.logits])]]
+        return sum(sizes if self.copied is None else (1 << max(0, size - 1).bit_length() for size in sizes))
 
     def to(self, device: torch.device) -> Kept:
-        """A copy on another device, which the model's device makes among its other work: nobody waits for it."""
+        """A copy on another device, which a GPU makes among its other work: nobody waits for it."""
         logits = None if self.logits is None else self.logits.to(device, non_blocking=True)
-        return Kept(self.tokens, self.state.to(device, non_blocking=True), logits)
+        copied = None
+        state = self.state.to(device, non_blocking=True)
+        if self.state.device.type == "cuda" and device.type == "cpu":
+            copied = torch.cuda.Event()
+            copied.record(torch.cuda.current_stream(self.state.device))
+        return Kept(self.tokens, state, logits, copied)
 
 
 class PrefixStates:
     """Kept states, in bounded memory: on the model's device first, then on the host. The least recently used one goes.
 
-    On a CPU, both amounts of memory are one. `ends`: whether states after whole prompts and answers are kept, too.
+    On a CPU, both amounts of memory are one. With `files`, states that leave memory are written; their logits are not,
+    so a prompt that is the whole of what such a state has read is read from an earlier one on. `ends`: whether states
+    after whole prompts and answers are kept, too.
     """
 
-    def __init__(self, device: torch.device, device_bytes: int, host_bytes: int, ends: bool = True) -> None:
-        self._device, self._ends = device, ends
+    def __init__(
+        self,
+        device: torch.device,
+        device_bytes: int,
+        host_bytes: int,
+        files: PrefixFiles | None = None,
+        ends: bool = True,
+    ) -> None:
+        self._device, self.files, self._ends = device, files, ends
         if device.type == "cpu":
             device_bytes, host_bytes = device_bytes + host_bytes, 0
         self._most = {"device": device_bytes, "host": host_bytes}
         self._tiers: dict[str, OrderedDict[tuple[int, int], Kept]] = {"device": OrderedDict(), "host": OrderedDict()}
+        self._bytes = {"device": 0, "host": 0}
+        self._sorted: list[tuple[int, ...]] = []  # the tokens of all of them
         self.hits = self.misses = 0
 
     def __len__(self) -> int:
@@ -48,7 +70,7 @@ class PrefixStates:
 
     @property
     def active(self) -> bool:
-        return any(self._most.values())
+        return any(self._most.values()) or self.files is not None
 
     @property
     def keeps_ends(self) -> bool:
@@ -56,27 +78,36 @@ class PrefixStates:
 
     @property
     def nbytes(self) -> int:
-        return sum(kept.nbytes for tier in self._tiers.values() for kept in tier.values())
+        return sum(self._bytes.values())
 
     def put(self, tokens: Sequence[int], state: MultiState, logits: Tensor | None = None) -> None:
         """Keep a state of one row, which nobody may change from now on."""
         tokens = tuple(tokens)
         key, kept = (len(tokens), _hashes(tokens)[-1]), Kept(tokens, state, logits)
-        self._tiers["host"].pop(key, None)
-        before = self._tiers["device"].pop(key, None)
+        self._pop("host", key)
+        before = self._pop("device", key)
         if before is not None and logits is None and before.tokens == tokens:
             kept = kept._replace(logits=before.logits)
         if kept.nbytes <= self._most["device"]:
-            self._tiers["device"][key] = kept
-        elif kept.nbytes <= self._most["host"]:
-            self._tiers["host"][key] = kept.to(torch.device("cpu"))
+            self._add("device", key, kept)
+        else:
+            self._push_out(key, kept)
         self._make_room()
 
     def longest(self, prompt: Sequence[int]) -> Kept | None:
-        """The kept state of the longest prefix, on the model's device; one of the whole prompt must have its logits.
+        """The kept state of the longest prefix, on the model's device; one of the whole prompt must have its logits."""
+        kept = self._longest_in_memory(prompt)
+        if self.files is not None and (found := self.files.longest(prompt, len(kept.tokens) if kept else 0)):
+            kept = Kept(*found, None)
+            self.put(*found)
+        if kept is None:
+            self.misses += 1
+        else:
+            self.hits += 1
+        return kept
 
-        Shorter prefixes count as used, too: later prompts may share only these.
-        """
+    def _longest_in_memory(self, prompt: Sequence[int]) -> Kept | None:
+        """The state that is kept; those of shorter prefixes count as used, too: later prompts may share only these."""
         hashes = _hashes(prompt)
         lengths = {length for tier in self._tiers.values() for length, _ in tier if length <= len(prompt)}
         found: list[tuple[str, tuple[int, int]]] = []
@@ -90,9 +121,7 @@ class PrefixStates:
                     continue
                 found.append((name, key))
         if not found:
-            self.misses += 1
             return None
-        self.hits += 1
         used = self._used(*found[0])
         for name, key in found[1:]:
             if key in self._tiers[name]:
@@ -100,29 +129,51 @@ class PrefixStates:
         return used
 
     def shared_lengths(self, prompt: Sequence[int], others: Iterable[Sequence[int]]) -> list[int]:
-        """How many tokens the prompt shares with kept states and with other prompts, in order; never all of them."""
-        known = [kept.tokens for tier in self._tiers.values() for kept in tier.values()]
+        """How many tokens the prompt shares with others, and at most with a kept state; in order, never all of them."""
+        place = bisect_left(self._sorted, tuple(prompt))
+        known = self._sorted[max(0, place - 1) : place + 1]  # no other one has more in common with it
         return sorted({_shared(prompt, tokens) for tokens in [*known, *others]})
 
     def _used(self, name: str, key: tuple[int, int]) -> Kept:
         """The entry, now the most recently used; one on the host comes back to the device, if it fits there."""
-        kept = self._tiers[name].pop(key)
+        kept = self._pop(name, key)
+        assert kept is not None
         on_device = kept.to(self._device) if name == "host" else kept
         if kept.nbytes <= self._most["device"]:
-            self._tiers["device"][key] = on_device
+            self._add("device", key, on_device)
         else:
-            self._tiers["host"][key] = kept
+            self._add("host", key, kept)
         self._make_room()
         return on_device
 
     def _make_room(self) -> None:
-        device, host = self._tiers["device"], self._tiers["host"]
-        while sum(kept.nbytes for kept in device.values()) > self._most["device"]:
-            key, kept = device.popitem(last=False)
-            if kept.nbytes <= self._most["host"]:
-                host[key] = kept.to(torch.device("cpu"))
-        while sum(kept.nbytes for kept in host.values()) > self._most["host"]:
-            host.popitem(last=False)
+        """Move states from the device to the host, and from the host to files, until the rest fits."""
+        for name, tier in self._tiers.items():
+            while self._bytes[name] > self._most[name]:
+                key = next(iter(tier))
+                kept = self._pop(name, key)
+                assert kept is not None
+                self._push_out(key, kept, full=name == "host")
+
+    def _push_out(self, key: tuple[int, int], kept: Kept, full: bool = False) -> None:
+        """A state for which the device has no room goes to the host, or to a file if that is full or too small."""
+        if not full and kept.nbytes <= self._most["host"]:
+            self._add("host", key, kept.to(torch.device("cpu")))
+        elif self.files is not None:
+            on_host = kept if self._device.type == "cpu" or full else kept.to(torch.device("cpu"))
+            self.files.put(kept.tokens, on_host.state, on_host.copied)
+
+    def _add(self, name: str, key: tuple[int, int], kept: Kept) -> None:
+        self._tiers[name][key] = kept
+        self._bytes[name] += kept.nbytes
+        insort(self._sorted, kept.tokens)
+
+    def _pop(self, name: str, key: tuple[int, int]) -> Kept | None:
+        kept = self._tiers[name].pop(key, None)
+        if kept is not None:
+            self._bytes[name] -= kept.nbytes
+            del self._sorted[bisect_left(self._sorted, kept.tokens)]
+        return kept
 
 
 def _hashes(tokens: Sequence[int]) -> list[int]:

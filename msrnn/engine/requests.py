@@ -105,7 +105,8 @@ class SamplingParams:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is finite; a whole number may be too large for `math.isfinite`."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 class Logprobs(NamedTuple):
@@ -139,6 +140,7 @@ class Request:
     kept_tokens: int = 0  # tokens before the answer that were read earlier, for a request that began alike or a session
     cancelled: bool = False
     retention: int = 0  # events tell what is held: after the first token, every so many tokens, at the end; 0: never
+    begun: float | None = None  # when it was taken from those that wait, on the monotonic clock
 
     def __post_init__(self) -> None:
         self.answers = [Answer() for _ in range(self.params.n)]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from msrnn.engine.requests import Answer, FinishReason, Logprobs, Request
+from msrnn.engine.requests import Answer, Event, FinishReason, Logprobs, Request
 from msrnn.engine.sampling import RowSampler, mixed
 from msrnn.engine.text import TextStream
 
@@ -86,9 +86,9 @@ class Running:
         every = self.request.retention
         return every > 0 and (ends or (len(self.answer.tokens) - 1) % every == 0)
 
-    def end(self, reason: FinishReason) -> str:
-        """Finish the answer; returns the text that was held back."""
+    def ended(self, event: Event) -> Event:
+        """Finish the answer with its last event -> the event, with the text that was held back."""
         rest = self._text.end() if self._text else ""
         self.answer.text += rest
-        self.answer.finish_reason = reason
-        return rest
+        self.answer.finish_reason = event.finish_reason
+        return event._replace(text=event.text + rest)

@@ -7,12 +7,14 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from msrnn.core.state import MultiState
 from msrnn.core.state_file import load_description
+from msrnn.engine.writer import Writer, written
 from msrnn.errors import UsageError
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -63,15 +65,24 @@ class Sessions:
     load    reads a state from a file
     folder  where every finished turn is written, whole or not at all; None: sessions are in memory only
     memory  bytes of states that are held; further ones are in their files alone, or are refused without a folder
+    writer  the thread that writes files
     """
 
-    def __init__(self, load: Callable[[Path], MultiState], folder: Path | None = None, memory: int = 2**30) -> None:
-        self._load, self._folder, self._memory = load, folder, memory
-        self._lock = threading.RLock()  # an engine's thread and a server's may both use sessions
+    def __init__(
+        self,
+        load: Callable[[Path], MultiState],
+        folder: Path | None = None,
+        memory: int = 2**30,
+        writer: Writer | None = None,
+    ) -> None:
+        self._load, self._folder, self._memory, self._writer = load, folder, memory, writer or Writer()
+        self._lock = threading.RLock()  # the threads of an engine, its writer and a server; never held over disk work
         self._held: OrderedDict[str, Session] = OrderedDict()
+        self._writing: dict[str, int] = {}  # bytes of turns that are finished but not in their files yet
         self._infos: dict[str, SessionInfo] = {}
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
+            remove_unfinished(folder)
             for path in sorted(folder.glob(f"*{SUFFIX}")):
                 self._infos[path.stem] = _info(path)
 
@@ -84,59 +95,89 @@ class Sessions:
         info = self._infos.get(name)
         return info.turns if info else 0
 
+    @property
+    def behind(self) -> bool:
+        """Whether so many turns wait to be written that no further ones should begin."""
+        return sum([*self._writing.values()]) > self._memory
+
     @_locked
     def infos(self) -> list[SessionInfo]:
         """All sessions; the one that was used last comes first."""
         return sorted(self._infos.values(), key=lambda info: -info.updated)
 
-    @_locked
     def get(self, name: str) -> Session | None:
         """The session of this name; None if there is none yet. One that is not in memory is read from its file."""
         check_name(name)
-        if name not in self._infos:
-            return None
-        session = self._held.get(name) or self._read(name)
-        self._hold(name, session)
+        with self._lock:
+            info, session = self._infos.get(name), self._held.get(name)
+            if info is None:
+                return None
+            if session is not None:
+                self._hold(name, session)
+                return session
+        session = self._read(name)
+        with self._lock:
+            if self._infos.get(name) is info and session.turns == info.turns:  # and not a turn further, or deleted
+                self._hold(name, session)
         return session
 
-    @_locked
-    def put(self, name: str, state: MultiState, unread: list[int]) -> None:
-        """A finished turn: written to the folder first, then shown."""
+    def put(self, name: str, state: MultiState, unread: list[int]) -> Future[None]:
+        """A finished turn: written to the folder first, then shown. The result tells when that is done, or its error.
+
+        Until then nothing but `get`, which still has the turn before, may use the session.
+        """
         check_name(name)
         before, now = self._infos.get(name), time.time()
         turns, created = (before.turns + 1, before.created) if before else (1, now)
-        session = Session(state.cpu(), unread, turns, created, now)
-        self._check_room(name, session)
-        self._store(name, session)
+        return self._store(name, Session(state.cpu(), unread, turns, created, now))
 
-    @_locked
     def fork(self, name: str, other: str) -> None:
         """A second session that goes on from the same turn."""
         check_name(other)
         session = self.get(name)
         if session is None:
             raise UsageError(f"session {name!r}: there is none of this name")
-        if other in self._infos:
-            raise UsageError(f"session {other!r}: exists already; delete it, or choose another name")
-        self._check_room(other, session)
-        self._store(other, session)
+        self._store(other, session, new=True).result()
 
     @_locked
     def delete(self, name: str) -> None:
         check_name(name)
         if name not in self._infos:
             raise UsageError(f"session {name!r}: there is none of this name")
+        self._check_written(name)
         if self._folder is not None:
             self._path(name).unlink(missing_ok=True)
         self._held.pop(name, None)
         del self._infos[name]
 
-    def _store(self, name: str, session: Session) -> None:
-        if self._folder is not None:
+    @_locked
+    def _store(self, name: str, session: Session, new: bool = False) -> Future[None]:
+        if new and name in self._infos:
+            raise UsageError(f"session {name!r}: exists already; delete it, or choose another name")
+        self._check_written(name)
+        self._check_room(name, session)
+        if self._folder is None:
+            self._show(name, session)
+            return written()
+        self._writing[name] = session.state.nbytes
+        return self._writer.submit(lambda: self._write(name, session))
+
+    def _write(self, name: str, session: Session) -> None:
+        try:
             notes = {"unread": session.unread, "turns": session.turns}
             session.state.save(self._path(name), {**notes, "created": session.created, "updated": session.updated})
+            self._show(name, session)
+        finally:
+            del self._writing[name]
+
+    @_locked
+    def _show(self, name: str, session: Session) -> None:
         self._infos[name] = SessionInfo(name, session.tokens, session.turns, session.created, session.updated)
         self._hold(name, session)
+
+    def _check_written(self, name: str) -> None:
+        if name in self._writing:
+            raise UsageError(f"session {name!r}: its last turn is being written; wait for its end")
 
     def _check_room(self, name: str, session: Session) -> None:
         """Without a folder, a session that does not fit is refused: another one would be lost."""
@@ -156,11 +197,20 @@ class Sessions:
 
     def _read(self, name: str) -> Session:
         path = self._path(name)
-        return Session(self._load(path).cpu(), *_fields(load_description(path)["notes"], path))
+        while True:
+            description, state = load_description(path), self._load(path)
+            if load_description(path) == description:  # or else a new turn has taken its place in between
+                return Session(state.cpu(), *_fields(description["notes"], path))
 
     def _path(self, name: str) -> Path:
         assert self._folder is not None
         return self._folder / f"{name}{SUFFIX}"
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a process that was killed has left of the files that it was writing."""
+    for path in folder.glob(f".*{SUFFIX}.*.tmp"):
+        path.unlink(missing_ok=True)
 
 
 def check_name(name: str) -> None:

@@ -22,7 +22,7 @@ from msrnn.engine.engine import Engine
 from msrnn.engine.requests import Event, Request
 from msrnn.engine.retention import retention_of
 from msrnn.errors import UsageError
-from msrnn.serve.errors import ApiError, bad, failed, overloaded
+from msrnn.serve.errors import ApiError, bad, failed, overloaded, shutting_down
 from msrnn.serve.keys import KeyCheck
 from msrnn.serve.metrics import Metrics, Timer
 from msrnn.serve.page import page_routes
@@ -82,6 +82,7 @@ class Server:
         self.engine, self.served, self.limits = engine, served, limits
         self.metrics = Metrics(engine)
         self.active = 0  # prompts that were taken and are not finished
+        self.draining = False  # no more are taken
 
     def app(self) -> Starlette:
         routes = [
@@ -115,6 +116,8 @@ class Server:
 
         async def guarded(request: HttpRequest) -> Response:
             try:
+                if self.draining:
+                    raise shutting_down()
                 response: Response = await endpoint(request)
                 return response
             except ApiError as error:
@@ -129,16 +132,28 @@ class Server:
         return guarded
 
     async def chat(self, http: HttpRequest) -> Response:
-        job = await self._job(http, chat_job)
-        return await self._answer(http, job, ChatReply)
+        return await self._answer(http, *await self._job(http, chat_job), ChatReply)
 
     async def completions(self, http: HttpRequest) -> Response:
-        job = await self._job(http, completion_job)
-        return await self._answer(http, job, Reply)
+        return await self._answer(http, *await self._job(http, completion_job), Reply)
 
-    async def _job(self, http: HttpRequest, parse: Callable[[Any, Served], Job]) -> Job:
+    async def _job(self, http: HttpRequest, parse: Callable[[Any, Served], Job]) -> tuple[Job, list[Request]]:
+        """A request, checked, in another thread: long texts take long to tokenize."""
         body = await self._body(http)
-        return await asyncio.to_thread(parse, body, self.served)  # long texts take long to tokenize
+
+        def checked() -> tuple[Job, list[Request]]:
+            job = parse(body, self.served)
+            if len(job.prompts) > self._most:
+                raise bad("prompt", f"{len(job.prompts)} prompts: this server takes {self._most} at most")
+            about = (job.params, job.session, job.turns, job.retention)
+            return job, [self.engine.request(prompt, *about) for prompt in job.prompts]
+
+        return await asyncio.to_thread(checked)
+
+    @property
+    def _most(self) -> int:
+        """Prompts that run and wait, at most."""
+        return self.engine.rows.capacity + self.limits.queue
 
     async def _body(self, http: HttpRequest) -> Any:
         most = self.limits.body_bytes
@@ -160,13 +175,10 @@ class Server:
         except (ValueError, RecursionError) as error:
             raise ApiError(400, f"the body is not JSON: {str(error)[:200]}", code="invalid_json") from None
 
-    async def _answer(self, http: HttpRequest, job: Job, kind: type[Reply]) -> Response:
-        about = (job.params, job.session, job.turns, job.retention)
-        requests = [self.engine.request(prompt, *about) for prompt in job.prompts]
-        most = self.engine.rows.capacity + self.limits.queue
-        if len(requests) > most:
-            raise bad("prompt", f"{len(requests)} prompts: this server takes {most} at most")
-        if self.active + len(requests) > most:
+    async def _answer(self, http: HttpRequest, job: Job, requests: list[Request], kind: type[Reply]) -> Response:
+        if self.draining:  # by now
+            raise shutting_down()
+        if self.active + len(requests) > self._most:
             raise overloaded(RETRY_SECONDS)
         reply = kind(job, requests, self.served.name, self.served.tokenizer)
         feed = self._start(requests)
@@ -254,7 +266,9 @@ class Server:
         return name
 
     async def health(self, _: HttpRequest) -> Response:
-        return JSONResponse({"status": "ok"})
+        if self.draining:
+            return JSONResponse({"status": "shutting down"}, 503)
+        return JSONResponse({"status": "ok"}) if self.engine.healthy else JSONResponse({"status": "failing"}, 503)
 
     async def read_metrics(self, _: HttpRequest) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -41,5 +41,9 @@ def overloaded(seconds: int) -> ApiError:
     )
 
 
+def shutting_down() -> ApiError:
+    return ApiError(503, "the server is shutting down: ask another one", kind="server_error", code="shutting_down")
+
+
 def failed(message: str) -> ApiError:
     return ApiError(500, message, kind="server_error", code="internal_error")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from time import monotonic
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from msrnn.engine.engine import Engine
 from msrnn.engine.requests import Event, Request
@@ -24,22 +27,38 @@ class Metrics:
         waiting = Gauge("num_requests_waiting", "Requests that wait, or whose prompt is being read", **kinds)
         waiting.set_function(lambda: engine.counts["waiting"] + engine.counts["reading"])
         Gauge("num_rows", "Rows of the decode batch", **kinds).set(engine.rows.capacity)
-        hits = Gauge("prefix_state_hits", "Prompts that began with a kept state", **kinds)
-        hits.set_function(lambda: engine.prefixes.hits)
-        misses = Gauge("prefix_state_misses", "Prompts that did not", **kinds)
-        misses.set_function(lambda: engine.prefixes.misses)
+        self.registry.register(_PrefixStates(engine))
         sessions = Gauge("num_sessions", "Sessions that can be continued", **kinds)
         sessions.set_function(lambda: len(engine.sessions.infos()))
         self.prompt_tokens = Counter("prompt_tokens", "Tokens of prompts", **kinds)
         self.read_tokens = Counter("prompt_tokens_read", "Tokens of prompts that had to be read", **kinds)
         self.generated_tokens = Counter("generation_tokens", "Tokens of answers", **kinds)
         self.finished = Counter("request_success", "Answers, by how they ended", ["finished_reason"], **kinds)
+        self.queue = Histogram("request_queue_time_seconds", "Until a prompt is read", buckets=_SECONDS, **kinds)
         self.first = Histogram("time_to_first_token_seconds", "Until the first token", buckets=_SECONDS, **kinds)
         self.between = Histogram("inter_token_latency_seconds", "Between tokens", buckets=_SECONDS, **kinds)
         self.whole = Histogram("e2e_request_latency_seconds", "Until the last token", buckets=_SECONDS, **kinds)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class _PrefixStates(Collector):
+    """What the kept states count themselves."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._prefixes = engine.prefixes
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        kept, files = self._prefixes, self._prefixes.files
+        counts = {
+            "hits": ("Prompts that began with a kept state", kept.hits),
+            "misses": ("Prompts that did not", kept.misses),
+            "disk_hits": ("Prompts whose kept state was in a file", files.hits if files is not None else 0),
+            "disk_errors": ("Kept states that could not be written", files.errors if files is not None else 0),
+        }
+        for name, (text, count) in counts.items():
+            yield CounterMetricFamily(f"msrnn_prefix_state_{name}", text, count)
 
 
 class Timer:
@@ -55,6 +74,8 @@ class Timer:
         if not self._last:
             kept = event.request.kept_tokens if event.request.session is None else 0
             metrics.read_tokens.inc(max(0, len(event.request.prompt) - kept))
+            if event.request.begun is not None:  # or it was cancelled while it waited
+                metrics.queue.observe(max(0.0, event.request.begun - self._began))
         if event.token is not None:
             metrics.generated_tokens.inc()
             if event.number in self._last:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -16,35 +18,69 @@ import uvicorn
 
 import msrnn
 from msrnn.serve.app import Limits, Server
+from msrnn.serve.draining import DrainingServer
 from msrnn.serve.protocol import Served
 
 KEY = "sk-test"
 
 
+@dataclass
+class Live:
+    """A server in a thread of this process."""
+
+    server: Server
+    http: uvicorn.Server
+    address: str
+    loop: asyncio.AbstractEventLoop | None = None
+
+    def tasks(self) -> int:
+        """Tasks of its asyncio loop."""
+        assert self.loop is not None
+        return len(asyncio.all_tasks(self.loop))
+
+
+@contextmanager
+def live(engine: msrnn.Engine, limits: Limits | None = None) -> Iterator[Live]:
+    """A server that answers with this engine."""
+    served = Served("tiny", engine.tokenizer, 16, 2000, engine.sessions)
+    server = Server(engine, served, limits or Limits(keys=[KEY]))
+    config = uvicorn.Config(server.app(), "127.0.0.1", 0, log_level="error", timeout_graceful_shutdown=2)
+    listener, http = config.bind_socket(), DrainingServer(config, server, 30)
+    found = Live(server, http, f"http://127.0.0.1:{listener.getsockname()[1]}")
+
+    async def serve() -> None:
+        found.loop = asyncio.get_running_loop()
+        await http.serve(sockets=[listener])
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    while not http.started:
+        time.sleep(0.01)
+    try:
+        yield found
+    finally:
+        http.should_exit = True
+        thread.join()
+        listener.close()
+
+
 @contextmanager
 def running(engine: msrnn.Engine, limits: Limits | None = None) -> Iterator[str]:
     """The address of a server that answers with this engine."""
-
-    served = Served("tiny", engine.tokenizer, 16, 2000, engine.sessions)
-    app = Server(engine, served, limits or Limits(keys=[KEY])).app()
-    config = uvicorn.Config(app, "127.0.0.1", 0, log_level="error", timeout_graceful_shutdown=2)
-    listener, server = config.bind_socket(), uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
-        listener.close()
+    with live(engine, limits) as found:
+        yield found.address
 
 
 def post(address: str, body: Any, path: str = "/v1/completions", key: str = KEY) -> httpx.Response:
     content = body if isinstance(body, bytes) else json.dumps(body)
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     return httpx.post(address + path, content=content, headers=headers, timeout=30)
+
+
+def greedy(rnn: msrnn.MultiStateRNN, ids: list[int], count: int) -> list[int]:
+    out = rnn.generate(torch.tensor([ids]), max_new_tokens=count, do_sample=False)
+    found: list[int] = out[0, len(ids) :].tolist()
+    return found
 
 
 def slow_down(engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import torch
-from live_server import KEY, post, running, slow_down
+from live_server import KEY, greedy, post, running, slow_down
 
 import msrnn
 from msrnn.hf.loading import Loaded
@@ -22,12 +21,6 @@ from msrnn.serve.app import Limits
 @pytest.fixture
 def client(address: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0)
-
-
-def greedy(rnn: msrnn.MultiStateRNN, ids: list[int], count: int) -> list[int]:
-    out = rnn.generate(torch.tensor([ids]), max_new_tokens=count, do_sample=False)
-    found: list[int] = out[0, len(ids) :].tolist()
-    return found
 
 
 def test_completions(client: openai.OpenAI, rnn: msrnn.MultiStateRNN, small: Loaded) -> None:

@@ -1,0 +1,137 @@
+"""Kept states in files, for those that no longer fit into memory; they survive a restart."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from msrnn.core.state import MultiState
+from msrnn.core.state_file import load_description
+from msrnn.engine.writer import Writer
+from msrnn.errors import UsageError
+
+NAME = re.compile(r"(\d{1,12})-([0-9a-f]{64})\.safetensors")
+WAITING = 2  # states that wait to be written, at most; more are forgotten, so that sessions are not kept waiting
+
+
+class Key(NamedTuple):
+    """What a file is named after."""
+
+    length: int
+    digest: str  # SHA-256 of the tokens
+
+    @property
+    def name(self) -> str:
+        return f"{self.length}-{self.digest}.safetensors"
+
+
+class PrefixFiles:
+    """States after the tokens that they have read. The least recently used file is deleted first.
+
+    A file that is damaged, or that another model has written, is removed when it is to be read. Other files in the
+    folder are left alone.
+
+    load  reads a state from a file, and refuses that of another model
+    most  bytes of all files; one more is there while it is written
+    """
+
+    def __init__(self, load: Callable[[Path], MultiState], folder: Path, most: int, writer: Writer) -> None:
+        self._load, self._folder, self._most, self._writer = load, folder, most, writer
+        self._lock = threading.Lock()
+        self._waiting = self.hits = self.errors = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(".*.safetensors.*.tmp"):  # by a process that was killed
+            left.unlink(missing_ok=True)
+        found = [(path.stat(), Key(int(m[1]), m[2])) for path in folder.iterdir() if (m := NAME.fullmatch(path.name))]
+        found.sort(key=lambda file: file[0].st_mtime_ns)
+        self._sizes: OrderedDict[Key, int] = OrderedDict((key, stat.st_size) for stat, key in found)  # as used
+        self._make_room()
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    @property
+    def nbytes(self) -> int:
+        return sum([*self._sizes.values()])
+
+    def put(self, tokens: tuple[int, ...], state: MultiState, copied: torch.cuda.Event | None = None) -> None:
+        """Have a state on the host written, which nobody may change, unless its file is there already.
+
+        `copied`: when it is there, if a GPU is still copying it.
+        """
+        key = _keys(tokens, {len(tokens)})[0]
+        if key in self._sizes or state.nbytes > self._most:
+            return
+        with self._lock:
+            if self._waiting >= WAITING:
+                return
+            self._waiting += 1
+        self._writer.submit(lambda: self._write(key, tokens, state, copied))
+
+    def longest(self, prompt: Sequence[int], longer_than: int) -> tuple[tuple[int, ...], MultiState] | None:
+        """The state of the longest prefix with more tokens than this, but not of the whole prompt."""
+        lengths = {key.length for key in [*self._sizes] if longer_than < key.length < len(prompt)}
+        for key in _keys(prompt, lengths)[::-1]:
+            if key in self._sizes and (state := self._read(key, prompt)) is not None:
+                self.hits += 1
+                return tuple(prompt[: key.length]), state
+        return None
+
+    def _read(self, key: Key, prompt: Sequence[int]) -> MultiState | None:
+        path = self._folder / key.name
+        try:
+            state = self._load(path)
+            if (
+                load_description(path)["notes"] != {"tokens": [*prompt[: key.length]]}
+                or int(state.seen[0]) != key.length
+            ):
+                raise UsageError(f"{path}: not what its name says")
+            path.touch()
+        except (UsageError, OSError, KeyError, TypeError):
+            self._remove(key)
+            return None
+        with self._lock:
+            self._sizes.move_to_end(key)
+        return state
+
+    def _write(self, key: Key, tokens: tuple[int, ...], state: MultiState, copied: torch.cuda.Event | None) -> None:
+        path = self._folder / key.name
+        try:
+            if copied is not None:
+                copied.synchronize()
+            state.save(path, {"tokens": [*tokens]})
+            with self._lock:
+                self._sizes[key] = path.stat().st_size
+            self._make_room()
+        except (UsageError, OSError):  # a full disk, for example: the state is read anew when it is needed
+            self.errors += 1
+        finally:
+            with self._lock:
+                self._waiting -= 1
+
+    def _make_room(self) -> None:
+        while self.nbytes > self._most:
+            self._remove(next(iter(self._sizes)))
+
+    def _remove(self, key: Key) -> None:
+        with self._lock:
+            self._sizes.pop(key, None)
+        (self._folder / key.name).unlink(missing_ok=True)
+
+
+def _keys(tokens: Sequence[int], lengths: set[int]) -> list[Key]:
+    """The keys of the prefixes of these lengths, in order."""
+    digest, done, found = hashlib.sha256(), 0, []
+    for length in sorted(lengths):
+        digest.update(array("q", tokens[done:length]).tobytes())
+        done = length
+        found.append(Key(length, digest.hexdigest()))
+    return found

@@ -1,0 +1,36 @@
+"""The end of a server: it takes no further requests, and running answers have some time to finish."""
+
+from __future__ import annotations
+
+import math
+from time import monotonic
+from types import FrameType
+
+import uvicorn
+
+from msrnn.serve.app import Server
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn, which goes on to answer while running answers finish: with 503, so that others are asked instead.
+
+    The first signal begins this; a second one ends it at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, server: Server, seconds: float) -> None:
+        super().__init__(config)
+        self._server, self._seconds, self._until = server, seconds, math.inf
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._server.draining:
+            super().handle_exit(sig, frame)
+        else:
+            self._until = monotonic() + self._seconds
+            self._server.draining = True
+
+    async def on_tick(self, counter: int) -> bool:
+        left = self._until - monotonic()
+        if self._server.draining and (self._server.active == 0 or left <= 0):
+            self.config.timeout_graceful_shutdown = max(1, math.ceil(left))  # for clients to receive the rest
+            return True
+        return await super().on_tick(counter)

@@ -1,0 +1,80 @@
+"""Many clients at once, of which some leave: all others get their answers, and everything is given back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+from live_server import Live, greedy, live, post
+
+import msrnn
+from benchmarks.serving_load import ask_at_once, leaving, usage_of
+from msrnn.hf.loading import Loaded
+from msrnn.serve.app import Limits
+
+CLIENTS, TOKENS = 300, 6
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if true():
+            return
+        time.sleep(0.01)
+
+
+def in_use(found: Live) -> dict[str, int]:
+    """Everything that a request holds while it is answered."""
+    engine, server = found.server.engine, found.server
+    return {**engine.counts, "active": server.active, "tasks": found.tasks(), "files": len(os.listdir("/proc/self/fd"))}
+
+
+def test_many_clients_of_which_some_leave(rnn: msrnn.MultiStateRNN, small: Loaded) -> None:
+    draw = random.Random(0)
+    prompts = [[draw.randrange(1000, 40000) for _ in range(draw.randint(3, 30))] for _ in range(20)]
+    expected = [small.tokenizer.decode(greedy(rnn, prompt, TOKENS)) for prompt in prompts]
+    ask = {"max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    bodies = [{"prompt": prompts[i % len(prompts)], **ask} for i in range(CLIENTS)]
+    engine = msrnn.Engine(rnn, rows=16, tokenizer=small.tokenizer)
+    memory = []
+    with live(engine, Limits(queue=CLIENTS)) as found:
+        before = in_use(found)
+        for round_ in range(3):
+            leave = leaving(CLIENTS, TOKENS - 1, seed=round_)
+            replies = asyncio.run(ask_at_once(found.address, bodies, leave))
+            stayed = [i for i in range(CLIENTS) if leave[i] is None]
+            assert len(stayed) == CLIENTS * 4 // 5
+            assert [replies[i].text for i in stayed] == [expected[i % len(prompts)] for i in stayed]
+            assert {replies[i].finish_reason for i in stayed} == {"length"}
+            wait_until(lambda: in_use(found) == before)
+            assert in_use(found) == before
+            memory.append(usage_of(os.getpid())["rss_mb"])
+        assert not engine._under_way
+        assert engine._loop is not None
+        assert not engine._loop._consumers
+    assert memory[2] - memory[1] < 6
+
+
+def test_a_failing_device_is_seen_from_outside(
+    rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: int) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    engine = msrnn.Engine(rnn, rows=2, tokenizer=small.tokenizer)
+    with live(engine, Limits()) as found:
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.rows, "step", broken)
+            codes = []
+            for _ in range(3):
+                codes.append(httpx.get(f"{found.address}/health").status_code)
+                failed = post(found.address, {"prompt": "a", "max_tokens": 3})
+                assert (failed.status_code, "CUDA" in failed.text) == (500, False)
+            assert codes == [200] * 3
+            assert httpx.get(f"{found.address}/health").status_code == 503
+        assert post(found.address, {"prompt": "a", "max_tokens": 3}).status_code == 200
+        assert httpx.get(f"{found.address}/health").status_code == 200
