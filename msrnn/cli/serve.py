@@ -92,7 +92,7 @@ def serve(
         import uvicorn
 
         from msrnn.serve.app import Limits, Server
-        from msrnn.serve.draining import DrainingServer
+        from msrnn.serve.http_server import DrainingServer, listening
         from msrnn.serve.protocol import Served
     except ImportError as error:
         raise UsageError(f"the package {error.name} is not installed: pip install 'msrnn[serve]'") from error
@@ -116,8 +116,7 @@ def serve(
     note(f"a conversation takes {one:,} bytes, at any length; {engine.rows.capacity} are answered at once")
     if not keys and not _is_local(host):
         note(f"--host {host}: anyone who can reach this machine can use the model; --api-key guards it")
-    listener = config.bind_socket()
-    listener.listen(config.backlog)  # before it is announced
+    listener = listening(config)  # before it is announced
     note(f"{served.name} at http://{_address(host)}:{listener.getsockname()[1]}/v1")
     # uvicorn raises the signal again when it has shut down, but a server that was told to end has not failed.
     for number in (signal.SIGINT, signal.SIGTERM):
