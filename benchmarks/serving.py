@@ -264,7 +264,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--answer", type=int, default=3840)
     parser.add_argument("--seconds", type=float, default=30)
-    parser.add_argument("--prompt-tokens", type=int, default=512, help="of prompts, between two steps")
+    parser.add_argument("--prompt-tokens", type=int, help="of prompts, between two steps; as the engine's by default")
     parser.add_argument(
         "--loads", type=float, nargs="+", default=[0.5], help="shares of the requests that all rows can take"
     )

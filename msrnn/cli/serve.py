@@ -62,7 +62,10 @@ def serve(
         Path | None, Option(help="Folder for kept states of prompts that no longer fit in memory.", show_default="none")
     ] = None,
     prefix_disk_bytes: Annotated[int, Option(help="Most bytes of kept states in that folder.")] = 2**34,
-    prompt_tokens: Annotated[int, Option(help="Tokens of new prompts that are read between two decode steps.")] = 512,
+    prompt_tokens: Annotated[
+        int | None,
+        Option(help="Tokens of new prompts that are read between two decode steps.", show_default="512; 2048 on a GPU"),
+    ] = None,
     max_tokens: Annotated[int, Option(help="Tokens of an answer for which a request gives no limit.")] = 512,
     max_total_tokens: Annotated[int, Option(help="Most tokens of a prompt and its answer together.")] = 1_000_000,
     queue: Annotated[int, Option(help="Prompts that may wait; more are answered with 429.")] = 256,
@@ -93,7 +96,7 @@ def serve(
         import uvicorn
 
         from msrnn.serve.app import Limits, Server
-        from msrnn.serve.draining import DrainingServer
+        from msrnn.serve.http_server import DrainingServer, listening
         from msrnn.serve.protocol import Served
     except ImportError as error:
         raise UsageError(f"the package {error.name} is not installed: pip install 'msrnn[serve]'") from error
@@ -117,8 +120,10 @@ def serve(
     note(f"a conversation takes {one:,} bytes, at any length; {engine.rows.capacity} are answered at once")
     if not keys and not _is_local(host):
         note(f"--host {host}: anyone who can reach this machine can use the model; --api-key guards it")
-    listener = config.bind_socket()
-    listener.listen(config.backlog)  # before it is announced
+    if rnn.device.type == "cuda":
+        note("compiling and capturing what requests need")
+    engine.warm_up()
+    listener = listening(config)  # before it is announced
     address = f"http://{_address(host)}:{listener.getsockname()[1]}"
     note(f"{served.name} at {address}/v1; to chat in a browser, open {address}")
     # uvicorn raises the signal again when it has shut down, but a server that was told to end has not failed.

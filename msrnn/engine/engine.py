@@ -39,7 +39,8 @@ class Engine:
 
     rows               answers that are generated at once; by default as many as fit, 8 on a CPU
     tokenizer          for the text of answers and for stop strings; without it, answers are tokens only
-    prompt_tokens      tokens of prompts that are read between two decode steps while answers are generated
+    prompt_tokens      tokens of prompts that are read between two decode steps while answers are generated; by default
+                       2,048 on a GPU, 512 elsewhere
     prefix_bytes       memory for kept states on the model's device; 0: none are kept there
     prefix_host_bytes  memory for kept states on the host, for those that no longer fit on the device
     keep_ends          keep states after whole prompts and answers too, for conversations that are sent again; without
@@ -58,7 +59,7 @@ class Engine:
         rows: int | None = None,
         *,
         tokenizer: Any = None,
-        prompt_tokens: int = 512,
+        prompt_tokens: int | None = None,
         prefix_bytes: int | None = None,
         prefix_host_bytes: int = KEPT_ON_HOST,
         keep_ends: bool = True,
@@ -69,7 +70,8 @@ class Engine:
         for name, value in (("rows", rows), ("prompt_tokens", prompt_tokens)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise UsageError(f"{name}={value!r}: must be a whole number, 1 or more")
-        self.rnn, self.tokenizer, self.prompt_tokens, self.writer = rnn, tokenizer, prompt_tokens, Writer()
+        self.rnn, self.tokenizer, self.writer = rnn, tokenizer, Writer()
+        self.prompt_tokens = prompt_tokens or (2048 if rnn.device.type == "cuda" else 512)
         self.rows = Rows(rnn, rows or fitting_rows(rnn))
         kept = KEPT_ROWS * self.rows.nbytes // self.rows.capacity if prefix_bytes is None else prefix_bytes
         files: PrefixFiles | None = None

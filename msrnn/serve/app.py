@@ -104,12 +104,14 @@ class Server:
             yield
             await asyncio.to_thread(self.engine.close)
 
-        return Starlette(
+        app = Starlette(
             routes=routes,
             middleware=[Middleware(KeyCheck, keys=self.limits.keys)],
             exception_handlers={HTTPException: _http_error},
             lifespan=lifespan,
         )
+        app.router.redirect_slashes = False  # a wrong path is an error
+        return app
 
     def _guarded(self, endpoint: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
         """Errors in OpenAI's shape. What went wrong inside is not shown, since it may hold a prompt."""

@@ -12,6 +12,7 @@ from tiny import build, llama
 
 import msrnn
 from msrnn.engine.requests import Event, Request
+from msrnn.engine.sessions import Sessions
 from msrnn.errors import UsageError
 
 SHORT = msrnn.SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
@@ -171,3 +172,23 @@ def test_what_a_killed_process_has_left_is_removed(rnn: msrnn.MultiStateRNN, tmp
         path.write_bytes(b"half")
     msrnn.Engine(rnn, rows=1, sessions=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_session_that_is_replaced_while_it_is_read(
+    rnn: msrnn.MultiStateRNN, engine: msrnn.Engine, tmp_path: Path
+) -> None:
+    path, turns = tmp_path / "talk.safetensors", []
+    for prompt in ([5, 6], [7]):
+        begin(engine, prompt, SHORT, "talk")
+        run(engine)
+        turns.append(path.read_bytes())
+    path.write_bytes(turns[0])
+
+    def load(where: Path) -> msrnn.MultiState:
+        state = rnn.load_state(where)
+        path.write_bytes(turns[1])
+        return state
+
+    session = Sessions(load, tmp_path).get("talk")
+    assert session is not None
+    assert (session.turns, session.tokens) == (2, 7)

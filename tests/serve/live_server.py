@@ -18,7 +18,7 @@ import uvicorn
 
 import msrnn
 from msrnn.serve.app import Limits, Server
-from msrnn.serve.draining import DrainingServer
+from msrnn.serve.http_server import DrainingServer, listening
 from msrnn.serve.protocol import Served
 
 KEY = "sk-test"
@@ -45,7 +45,7 @@ def live(engine: msrnn.Engine, limits: Limits | None = None) -> Iterator[Live]:
     served = Served("tiny", engine.tokenizer, 16, 2000, engine.sessions)
     server = Server(engine, served, limits or Limits(keys=[KEY]))
     config = uvicorn.Config(server.app(), "127.0.0.1", 0, log_level="error", timeout_graceful_shutdown=2)
-    listener, http = config.bind_socket(), DrainingServer(config, server, 30)
+    listener, http = listening(config), DrainingServer(config, server, 30)
     found = Live(server, http, f"http://127.0.0.1:{listener.getsockname()[1]}")
 
     async def serve() -> None:

@@ -14,6 +14,7 @@ import pytest
 from live_server import KEY, greedy, post, running, slow_down
 
 import msrnn
+from benchmarks.serving_load import metrics
 from msrnn.hf.loading import Loaded
 from msrnn.serve.app import Limits
 
@@ -74,17 +75,24 @@ def test_chat(client: openai.OpenAI, rnn: msrnn.MultiStateRNN, small: Loaded) ->
     assert all(entry.logprob == entry.top_logprobs[0].logprob for entry in entries)
 
 
-def test_a_history_that_is_sent_again_is_not_read_again(client: openai.OpenAI) -> None:
-    messages: Any = [{"role": "user", "content": "Tell me about the sea, the wind and the old harbour town."}]
-    for turn in range(3):
-        found = client.chat.completions.create(model="tiny", messages=messages, max_tokens=4, temperature=0)
+def test_a_history_that_is_sent_again_is_not_read_again(client: openai.OpenAI, address: str) -> None:
+    """Ten turns: at each of them the server reads no more than what is new since the turn before."""
+    messages: Any = []
+    before = 0
+    read = metrics(address)["prompt_tokens_read_total"]
+    for turn in range(10):
+        messages.append({"role": "user", "content": f"Message {turn} is about the sea, the wind and the old harbour."})
+        found = client.chat.completions.create(model="tiny", messages=messages, max_tokens=6, temperature=0)
+        messages.append({"role": "assistant", "content": found.choices[0].message.content})
         assert found.usage is not None
-        details = found.usage.prompt_tokens_details
-        assert details is not None
-        if turn:
-            assert (details.cached_tokens or 0) > 20
-        answer = {"role": "assistant", "content": found.choices[0].message.content}
-        messages = [*messages, answer, {"role": "user", "content": "And?"}]
+        assert found.usage.prompt_tokens_details is not None
+        new = found.usage.prompt_tokens - (found.usage.prompt_tokens_details.cached_tokens or 0)
+        assert new <= found.usage.prompt_tokens - before
+        assert new < 60
+        before = found.usage.prompt_tokens
+        read += new
+    assert before > 250
+    assert metrics(address)["prompt_tokens_read_total"] == read
 
 
 def test_sessions(client: openai.OpenAI, address: str) -> None:

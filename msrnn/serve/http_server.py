@@ -1,14 +1,26 @@
-"""The end of a server: it takes no further requests, and running answers have some time to finish."""
+"""How a server begins and ends: it listens before it is announced, and lets running answers finish."""
 
 from __future__ import annotations
 
 import math
+import socket
 from time import monotonic
 from types import FrameType
 
 import uvicorn
 
 from msrnn.serve.app import Server
+
+
+def listening(config: uvicorn.Config) -> socket.socket:
+    """A socket that already takes connections. Small packets, such as a token, are sent at once.
+
+    asyncio would see to the latter, but not for a socket that uvicorn has bound. Connections inherit it.
+    """
+    listener = config.bind_socket()
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.listen(config.backlog)
+    return listener
 
 
 class DrainingServer(uvicorn.Server):

@@ -1,0 +1,103 @@
+"""Bad requests by the hundred: for every field all values that are wrong for it, and bytes that are no JSON at all."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+LONG = 10**400
+VALUES: list[Any] = [True, -3, 0, 1, 3.5, -0.5, 2**70, LONG, -LONG, "x", "", "\ud800", [], [1], [-1], ["a"], [[1]], {}]
+VALUES += [{"a": 1}, {"1": "a"}, {"1": LONG}, {"99999999": 1}, [LONG], [None], [3.5], [True], "x" * 3000, "../x"]
+Valid = Callable[[Any], bool]
+
+
+def _is(kind: type, valid: Valid = lambda _: True) -> Valid:
+    return lambda value: type(value) is kind and valid(value)
+
+
+def _number(least: float, most: float, above: bool = False) -> Valid:
+    return lambda value: type(value) in (int, float) and least <= value <= most and not (above and value == least)
+
+
+def _never(_: Any) -> bool:
+    return False
+
+
+_text = _is(str, lambda value: "\ud800" not in value)
+COMMON: dict[str, Valid] = {
+    "model": _never,
+    "max_tokens": _is(int, lambda value: 1 <= value < 1900),
+    "temperature": _number(0, 100),
+    "top_p": _number(0, 1, above=True),
+    "top_k": _is(int, lambda value: value >= 0),
+    "min_p": _number(0, 1),
+    "seed": _is(int, lambda value: -(2**63) <= value < 2**64),
+    "stop": lambda value: value in ([], ["a"]) or (isinstance(value, str) and value != ""),
+    "stop_token_ids": lambda value: json.dumps(value) in ("[]", "[1]"),
+    "n": _is(int, lambda value: 1 <= value <= 4),
+    "logit_bias": lambda value: value == {},
+    "presence_penalty": _number(-2, 2),
+    "frequency_penalty": _number(-2, 2),
+    "repetition_penalty": _number(0, 100, above=True),
+    "ignore_eos": _is(bool),
+    "stream": _is(bool),
+    "stream_options": _never,  # without `stream`
+    "user": _is(str),
+    "session_id": lambda value: value == "x",
+    "tools": _never,
+    "": _never,
+}
+COMPLETION = {
+    **COMMON,
+    "prompt": lambda value: (_text(value) and value != "") or json.dumps(value) in ("[1]", '["a"]', "[[1]]"),
+    "echo": _is(bool),
+    "logprobs": _is(int, lambda value: 0 <= value <= 20),
+    "messages": _never,
+}
+CHAT = {
+    **COMMON,
+    "messages": _never,
+    "max_completion_tokens": COMMON["max_tokens"],
+    "logprobs": _is(bool),
+    "top_logprobs": _never,  # without `logprobs`
+    "prompt": _never,
+}
+ENDPOINTS: dict[str, tuple[dict[str, Any], dict[str, Valid]]] = {
+    "/v1/completions": ({"prompt": "a", "max_tokens": 1}, COMPLETION),
+    "/v1/chat/completions": ({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}, CHAT),
+}
+
+
+def wrong_fields() -> Iterator[tuple[str, str, bytes]]:
+    """Path, field and body, one for each value that is wrong for a field."""
+    for path, (body, fields) in ENDPOINTS.items():
+        for name, valid in fields.items():
+            for value in VALUES:
+                if not valid(value):
+                    yield path, name, json.dumps({**body, name: value}).encode()
+        for message in VALUES:
+            yield path, "messages", json.dumps({**body, "messages": [message]}).encode()
+        for content in [*VALUES, [{"type": "text"}], [{"type": "text", "text": 5}]]:
+            if not _text(content):
+                yield (
+                    path,
+                    "messages",
+                    json.dumps({**body, "messages": [{"role": "user", "content": content}]}).encode(),
+                )
+
+
+def not_json(count: int, seed: int) -> Iterator[tuple[str, bytes]]:
+    """Path and body: cut bodies, bytes that are no UTF-8, deep nesting, numbers that JSON does not have."""
+    draw = random.Random(seed)
+    for path, (body, _) in ENDPOINTS.items():
+        sound = json.dumps(body).encode()
+        for deep in (b"[" * 100_000, b'{"a":' * 100_000, b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}"):
+            yield path, deep
+        for number in (b"NaN", b"Infinity", b"-Infinity", b"9" * 5000, b"01", b"1.", b"0x10", b"1e999"):
+            yield path, sound[:-1] + b', "temperature": ' + number + b"}"
+        for _ in range(count // 4):
+            yield path, sound[: draw.randrange(len(sound))]
+            at = draw.randrange(len(sound))
+            yield path, sound[:at] + bytes([draw.choice([0xFF, 0xC0, 0x80, 0xFE])]) + sound[at:]

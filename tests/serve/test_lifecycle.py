@@ -1,0 +1,109 @@
+"""From the socket that takes the first client to the end, where running answers finish and new requests get 503."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+
+import httpx
+import pytest
+import uvicorn
+from live_server import live, post, slow_down
+
+import msrnn
+from benchmarks.serving_load import metrics
+from msrnn.hf.loading import Loaded
+from msrnn.serve.app import Limits
+from msrnn.serve.http_server import listening
+
+LONG = {"prompt": "a", "max_tokens": 30, "ignore_eos": True, "temperature": 0}
+FOREVER = {"max_tokens": 1900, "stream": True}
+
+
+@pytest.fixture
+def engine(rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPatch) -> msrnn.Engine:
+    engine = msrnn.Engine(rnn, rows=1, tokenizer=small.tokenizer)
+    slow_down(engine, monkeypatch)
+    return engine
+
+
+def test_a_socket_listens_at_once_and_does_not_collect_small_packets() -> None:
+    """Or a client waits 40 ms for each reply on a connection that it has used before, and for tokens of a stream."""
+    with (
+        listening(uvicorn.Config("", "127.0.0.1", 0, log_level="error")) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as connection,
+    ):
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_draining(engine: msrnn.Engine) -> None:
+    """After SIGTERM, what runs and what waits is answered in full."""
+    with live(engine, Limits()) as found:
+        url = f"{found.address}/v1/completions"
+        expected = post(found.address, LONG).json()["choices"][0]["text"]
+        assert httpx.get(f"{found.address}/health").status_code == 200
+        with (
+            httpx.stream("POST", url, json={**LONG, "stream": True}) as running,
+            httpx.stream("POST", url, json={**LONG, "stream": True}) as waiting,
+        ):
+            lines = running.iter_lines()
+            next(lines)
+            found.http.handle_exit(signal.SIGTERM, None)
+            health = httpx.get(f"{found.address}/health")
+            assert (health.status_code, health.json()) == (503, {"status": "shutting down"})
+            refused = post(found.address, LONG)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+            assert httpx.get(f"{found.address}/v1/models").status_code == 503
+            for rest in (lines, waiting.iter_lines()):
+                chunks = [httpx.Response(200, content=line[6:]).json() for line in rest if line.startswith("data: {")]
+                text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+                assert expected.endswith(text)
+                assert len(text) > len(expected) / 2
+                assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+        for _ in range(500):
+            try:
+                httpx.get(f"{found.address}/health")
+            except httpx.TransportError:
+                return
+            time.sleep(0.01)
+        pytest.fail("the server has not ended")
+
+
+def test_draining_ends(engine: msrnn.Engine) -> None:
+    """At its limit of time, or with a second signal, running answers are cut."""
+    with live(engine, Limits()) as found:
+        found.http._seconds = 0.1
+        with httpx.stream("POST", f"{found.address}/v1/completions", json={**LONG, **FOREVER}) as cut:
+            began = time.monotonic()
+            found.http.handle_exit(signal.SIGTERM, None)
+            with pytest.raises(httpx.TransportError):
+                cut.read()
+            assert time.monotonic() - began < 10
+        assert not found.http.should_exit
+        found.http.handle_exit(signal.SIGTERM, None)
+        assert found.http.should_exit
+
+
+def test_the_time_in_the_queue(engine: msrnn.Engine) -> None:
+    body = {**LONG, "max_tokens": 10, "stream": True}
+    with live(engine, Limits()) as found:
+        url = f"{found.address}/v1/completions"
+        with httpx.stream("POST", url, json=body) as first:
+            lines = first.iter_lines()  # if nothing held it, the connection would be closed
+            next(lines)
+            with httpx.stream("POST", url, json=body) as second:
+                second.read()
+        counts = metrics(found.address)
+    assert counts["request_queue_time_seconds_count"] == 2
+    assert 0.05 < counts["request_queue_time_seconds_sum"] < counts["time_to_first_token_seconds_sum"]
+    expected = {"num_requests_running", "num_requests_waiting", "prompt_tokens_total", "generation_tokens_total"}
+    expected |= {f"{name}_seconds_count" for name in ("time_to_first_token", "inter_token_latency")}
+    expected |= {
+        "e2e_request_latency_seconds_count",
+        "num_rows",
+        "prefix_state_hits_total",
+        "prefix_state_misses_total",
+    }
+    assert expected <= counts.keys()
