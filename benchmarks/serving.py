@@ -210,23 +210,29 @@ def flash_varlen(
 
 
 def transformers_batching(model: Any, attention: str, args: argparse.Namespace) -> dict[str, Any]:
-    """The best throughput of any tenth of the time: caches are short at the beginning, and memory is full later."""
+    """The best throughput of any tenth of the time.
+
+    Requests are at any point between their beginning and their end, as those of the engine: what they have generated
+    so far is part of their prompts, which are read first.
+    """
     from transformers import AttentionInterface, ContinuousBatchingConfig, GenerationConfig
 
     AttentionInterface.register("paged|flash_varlen", flash_varlen)
     before = model.config._attn_implementation
     model.config._attn_implementation = attention  # its setter would look for a package of this name
     draw = random.Random(0)
-    prompts = [[draw.randrange(model.config.vocab_size) for _ in range(args.prompt)] for _ in range(args.rows)]
+    done = [draw.randrange(args.answer) for _ in range(args.rows)]
+    prompts = [[draw.randrange(model.config.vocab_size) for _ in range(args.prompt + count)] for count in done]
     batching = model.continuous_batching_context_manager(
         generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0),
         continuous_batching_config=ContinuousBatchingConfig(allow_block_sharing=False),
         block=False,
         warmup=True,
     )
-    counts, most = [(0.0, 0)], 0
+    counts, most, arrived = [(0.0, 0)], 0, False
     with batching as manager:
-        manager.add_requests(inputs=prompts, max_new_tokens=args.answer)
+        for prompt, count in zip(prompts, done, strict=True):
+            manager.add_request(prompt, max_new_tokens=args.answer - count)
         began = now = time.perf_counter()
         while now - began < args.seconds and manager.is_running():
             time.sleep(0.25)
@@ -234,8 +240,12 @@ def transformers_batching(model: Any, attention: str, args: argparse.Namespace) 
             active = [*scheduler.active_requests.values()]
             states = [*active, *scheduler.waiting_requests.values()]
             now = time.perf_counter()
-            tokens = sum(len(state.initial_tokens) + len(state.generated_tokens) - args.prompt for state in states)
-            counts.append((now - began, tokens))
+            arrived = arrived or len(states) == args.rows
+            if not arrived:
+                continue
+            left = sum(len(state.initial_tokens) + len(state.generated_tokens) - args.prompt for state in states)
+            finished = (args.rows - len(states)) * args.answer  # those that have left
+            counts.append((now - began, left + finished - sum(done)))
             most = max(most, len(active))
         manager.stop(hard_stop=True)
     model.config._attn_implementation = before
