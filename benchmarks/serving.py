@@ -219,7 +219,10 @@ def transformers_batching(model: Any, attention: str, args: argparse.Namespace) 
 
     AttentionInterface.register("paged|flash_varlen", flash_varlen)
     before = model.config._attn_implementation
-    model.config._attn_implementation = attention  # its setter would look for a package of this name
+    if attention == "paged|flash_varlen":
+        model.config._attn_implementation = attention  # the setter would look for a package of this name
+    else:
+        model.set_attn_implementation(attention)
     draw = random.Random(0)
     done = [draw.randrange(args.answer) for _ in range(args.rows)]
     prompts = [[draw.randrange(model.config.vocab_size) for _ in range(args.prompt + count)] for count in done]
