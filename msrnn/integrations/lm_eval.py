@@ -53,6 +53,9 @@ MOST_SEQUENCES = 2**16  # in a batch: more fit into no memory
 DEFAULT_LENGTH = 2048  # the harness's own default, if the model's config states none
 SAMPLING = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0}  # transformers' own defaults
 GENERATION = ("until", "max_gen_toks", "do_sample", "repetition_penalty", *SAMPLING)
+# Fields of a model's generation config that are used, or that do not change a text.
+CONFIGURED = {"repetition_penalty", "do_sample", "max_length", "max_new_tokens", "use_cache", "cache_implementation"}
+CONFIGURED |= {"eos_token_id", "bos_token_id", "pad_token_id", "transformers_version", "_from_model_config", *SAMPLING}
 Item = TypeVar("Item")
 Score = tuple[float, bool]  # log-likelihood, and whether greedy decoding generates the same tokens
 
@@ -232,6 +235,11 @@ class BoundedLM(TemplateLM):
         kwargs: dict[str, Any] = normalize_gen_kwargs(given, self.max_gen_toks)
         if unknown := sorted(kwargs.keys() - GENERATION):
             raise UsageError(f"generation kwargs {', '.join(unknown)}: not supported; use {', '.join(GENERATION)}")
+        configured = self.rnn.model.generation_config.to_diff_dict()
+        if unknown := sorted(name for name, value in configured.items() if name not in CONFIGURED and value):
+            raise UsageError(
+                f"the model's generation config has {', '.join(unknown)}, which is not supported here; set it to None"
+            )
         settings = Settings(self.rnn.model, kwargs)
         penalty = settings["repetition_penalty"]
         sampling: dict[str, Any] = {"temperature": 0.0}

@@ -321,6 +321,9 @@ def test_what_cannot_be(folder: str) -> None:
         lm.generate_until(asked("generate_until", ("a", {"until": [], "max_gen_toks": 16})))
     with pytest.raises(ValueError, match=r"generation kwargs num_beams, typical_p: not supported; use until, max_gen"):
         lm.generate_until(asked("generate_until", ("a", {"until": [], "typical_p": 0.5, "num_beams": 2})))
+    lm.rnn.model.generation_config.no_repeat_ngram_size = 2
+    with pytest.raises(ValueError, match="the model's generation config has no_repeat_ngram_size, which is not supp"):
+        lm.generate_until(asked("generate_until", ("a", {"until": [], "max_gen_toks": 4})))
 
 
 def test_without_the_harness_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
