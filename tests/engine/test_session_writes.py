@@ -128,6 +128,7 @@ def test_closing_waits_for_writes(engine: msrnn.Engine, disk: Disk, tmp_path: Pa
     asyncio.run(leave())
     engine.close()
     assert (engine.idle, engine.sessions.turns("talk")) == (True, 1)
+    assert not engine.uses_session("talk")
     assert [path.name for path in tmp_path.iterdir()] == ["talk.safetensors"]
 
 
