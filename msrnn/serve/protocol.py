@@ -50,6 +50,7 @@ class Job:
     params: SamplingParams
     stream: bool
     include_usage: bool
+    continuous_usage: bool  # in every chunk
     echo: bool
     session: str | None
     turns: int  # finished turns of the session that the prompt follows
@@ -144,13 +145,15 @@ def _job(
     if options is not None:
         if not stream:
             raise bad("stream_options", "stream_options needs stream: true")
-        if not isinstance(options, dict) or options.keys() - {"include_usage"}:
-            raise bad("stream_options", "stream_options must be an object, and may have include_usage only")
+        if not isinstance(options, dict) or options.keys() - {"include_usage", "continuous_usage_stats"}:
+            message = "stream_options must be an object, and may have include_usage and continuous_usage_stats only"
+            raise bad("stream_options", message)
     if not isinstance(fields.get("user", ""), str):
         raise bad("user", "user must be a string")
     name, session = conversation
     turns = session.turns if session else 0
-    return Job(prompts, params, stream, _boolean(options or {}, "include_usage"), echo, name, turns)
+    usage = [_boolean(options or {}, option) for option in ("include_usage", "continuous_usage_stats")]
+    return Job(prompts, params, stream, usage[0], all(usage), echo, name, turns)
 
 
 def _boolean(fields: Mapping[str, Any], name: str) -> bool:
