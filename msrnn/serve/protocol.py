@@ -53,6 +53,7 @@ class Job:
     params: SamplingParams
     stream: bool
     include_usage: bool
+    continuous_usage: bool  # in every chunk
     echo: bool
     session: str | None
     turns: int  # finished turns of the session that the prompt follows
@@ -153,8 +154,9 @@ def _job(
     if options is not None:
         if not stream:
             raise bad("stream_options", "stream_options needs stream: true")
-        if not isinstance(options, dict) or options.keys() - {"include_usage"}:
-            raise bad("stream_options", "stream_options must be an object, and may have include_usage only")
+        if not isinstance(options, dict) or options.keys() - {"include_usage", "continuous_usage_stats"}:
+            message = "stream_options must be an object, and may have include_usage and continuous_usage_stats only"
+            raise bad("stream_options", message)
     if not isinstance(fields.get("user", ""), str):
         raise bad("user", "user must be a string")
     name, session = conversation
@@ -162,7 +164,8 @@ def _job(
     every = _retention(fields, stream)
     unread, start = (session.unread, int(session.state.seen[0])) if session else ([], 0)
     found = [texts([*unread, *prompt], start) for prompt in prompts] if every else []
-    return Job(prompts, params, stream, _boolean(options or {}, "include_usage"), echo, name, turns, every, found)
+    usage = [_boolean(options or {}, option) for option in ("include_usage", "continuous_usage_stats")]
+    return Job(prompts, params, stream, usage[0], all(usage), echo, name, turns, every, found)
 
 
 def _retention(fields: Mapping[str, Any], stream: bool) -> int:

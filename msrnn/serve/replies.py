@@ -58,7 +58,8 @@ class Reply:
         return self.requests.index(request) * self.job.params.n + number
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
-        return _sent({**self.head, "object": self.chunk, "choices": [choice]})
+        usage = {"usage": self.usage()} if self.job.continuous_usage else {}
+        return _sent({**self.head, "object": self.chunk, "choices": [choice], **usage})
 
     def _choice(self, request: Request, number: int, answer: Answer) -> dict[str, Any]:
         echoed = self._prompt_text(request) if self.job.echo else ""

@@ -50,6 +50,11 @@ def test_a_stream_is_the_whole(client: openai.OpenAI) -> None:
     assert texts[0] != texts[1]
     assert usage is not None
     assert usage.completion_tokens == 24
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = [*client.completions.create(prompt="The sea", stream=True, stream_options=options, **ask)]
+    counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
+    assert counts == sorted(counts)
+    assert (len(counts), counts[-1]) == (len(chunks), 12)
 
 
 def test_chat(client: openai.OpenAI, rnn: msrnn.MultiStateRNN, small: Loaded) -> None:
