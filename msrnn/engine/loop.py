@@ -41,7 +41,7 @@ class Loop:
         self._arrived: list[Request] = []
         self._changed = threading.Condition()
         self._closed = False
-        self._failed = 0  # steps in a row
+        self._failed = 0  # steps since the last finished answer
         self._thread = threading.Thread(target=self._run, name="msrnn engine", daemon=True)
         self._thread.start()
 
@@ -58,7 +58,7 @@ class Loop:
 
     @property
     def healthy(self) -> bool:
-        """False after several steps in a row have failed: the device then has to be started again."""
+        """False after several steps have failed since the last answer: the device then has to be started again."""
         return self._failed < FAILED_STEPS
 
     def close(self) -> None:
@@ -74,7 +74,8 @@ class Loop:
         while self._take_arrived():
             try:
                 events = self._engine.step()
-                self._failed = 0
+                if any(event.finish_reason in ("stop", "length") for event in events):
+                    self._failed = 0
             except Exception as error:  # what was under way has failed; the engine goes on with what waits
                 self._failed += 1
                 for request in [request for request in self._consumers if request.finished]:
