@@ -78,11 +78,9 @@ class Loop:
                     self._failed = 0
             except Exception as error:  # what was under way has failed; the engine goes on with what waits
                 self._failed += 1
-                for request in [request for request in self._consumers if request.finished]:
-                    self._hand_over(request, error)
+                self._hand_over([(request, error) for request in self._consumers if request.finished])
                 continue
-            for event in events:
-                self._hand_over(event.request, event)
+            self._hand_over([(event.request, event) for event in events])
 
     def _take_arrived(self) -> bool:
         """Wait for work, and give the engine what has arrived; False when there is none and the loop is closed."""
@@ -94,16 +92,27 @@ class Loop:
             self._arrived.clear()
             return not self._engine.idle
 
-    def _hand_over(self, request: Request, event: Event | Exception) -> None:
-        consumer = self._consumers[request]
-        if isinstance(event, Exception):
-            consumer.unfinished = 0
-        elif event.finish_reason is not None:
-            consumer.unfinished -= 1
-        if consumer.unfinished == 0:
-            with self._changed:
-                del self._consumers[request]
-        try:
-            consumer.loop.call_soon_threadsafe(consumer.events.put_nowait, event)
-        except RuntimeError:  # that asyncio loop has ended
-            request.cancel()
+    def _hand_over(self, events: list[tuple[Request, Event | Exception]]) -> None:
+        """Wake each asyncio loop once for all events of a step: with many streams, each call would delay the device."""
+        handed: dict[asyncio.AbstractEventLoop, list[tuple[Request, Events, Event | Exception]]] = {}
+        for request, event in events:
+            consumer = self._consumers[request]
+            if isinstance(event, Exception):
+                consumer.unfinished = 0
+            elif event.finish_reason is not None:
+                consumer.unfinished -= 1
+            if consumer.unfinished == 0:
+                with self._changed:
+                    del self._consumers[request]
+            handed.setdefault(consumer.loop, []).append((request, consumer.events, event))
+        for loop, together in handed.items():
+            try:
+                loop.call_soon_threadsafe(_put, together)
+            except RuntimeError:  # that asyncio loop has ended
+                for request, _, _ in together:
+                    request.cancel()
+
+
+def _put(together: list[tuple[Request, Events, Event | Exception]]) -> None:
+    for _, events, event in together:
+        events.put_nowait(event)

@@ -7,6 +7,7 @@ of buffers, which belongs to one state at a time. When another state is read, it
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 import weakref
 from collections import Counter
@@ -80,7 +81,7 @@ class Graph:
                 if blocks > 1:
                     warm_up_streams(device, model.dtype, blocks)
             torch.cuda.current_stream().wait_stream(side)
-            with _random_numbers_restored(device), torch.cuda.graph(self.graph, pool=pool):
+            with capturing(self.graph, device, pool):
                 self.logits = read(shape.width)
         self.real.fill_(True)
         self._masked = False
@@ -99,15 +100,25 @@ class Graph:
 
 
 @contextmanager
-def _random_numbers_restored(device: torch.device) -> Iterator[None]:
-    """After an aborted capture, CUDA's random numbers would wait for the end of the capture, and fail."""
+def capturing(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any = None) -> Iterator[None]:
+    """Capture what is launched meanwhile.
+
+    Python collects no garbage meanwhile: freeing an old graph or pinned memory is not allowed then, and breaks the
+    capture. Other threads may use the device. After an aborted capture, CUDA's random numbers would wait for its end,
+    and fail, so their state is restored.
+    """
     generator = torch.cuda.default_generators[device.index if device.index is not None else torch.cuda.current_device()]
-    before = generator.clone_state()
+    before, collects = generator.clone_state(), gc.isenabled()
+    gc.disable()
     try:
-        yield
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            yield
     except BaseException:
         generator.graphsafe_set_state(before)
         raise
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _chain(error: BaseException) -> list[BaseException]:

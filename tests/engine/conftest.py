@@ -1,4 +1,4 @@
-"""Every test of the engine runs as on a CPU, and as on a GPU, where the tokens of a step are looked at a step later."""
+"""Engines as on a CPU, and as on a GPU, where the tokens of a step are looked at while the next one runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msrnn.engine import engine
 from msrnn.engine.batch import Batch
 
 
-@pytest.fixture(params=[False, True], ids=["in-order", "overlapping"], autouse=True)
+@pytest.fixture(params=[False, True], ids=["in-order", "overlapping"])
 def overlaps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     class Chosen(Batch):
         def __init__(self, *args: object) -> None:

@@ -14,6 +14,8 @@ import msrnn
 from msrnn.engine.requests import Event, Request
 from msrnn.errors import UsageError
 
+pytestmark = pytest.mark.usefixtures("overlaps")
+
 GREEDY = msrnn.SamplingParams(temperature=0, max_tokens=12)
 
 

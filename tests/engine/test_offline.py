@@ -12,6 +12,8 @@ from tiny import build, llama
 import msrnn
 from msrnn.errors import UsageError
 
+pytestmark = pytest.mark.usefixtures("overlaps")
+
 SAMPLED = msrnn.SamplingParams(
     temperature=2.0, seed=5, max_tokens=14, ignore_eos=True, frequency_penalty=1.5, repetition_penalty=1.3
 )

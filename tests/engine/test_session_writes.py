@@ -15,6 +15,8 @@ from msrnn.engine.requests import Event, Request
 from msrnn.engine.sessions import Sessions
 from msrnn.errors import UsageError
 
+pytestmark = pytest.mark.usefixtures("overlaps")
+
 SHORT = msrnn.SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
 LONG = msrnn.SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 

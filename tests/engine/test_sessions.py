@@ -18,6 +18,8 @@ from msrnn.engine.requests import Request
 from msrnn.engine.sessions import Sessions
 from msrnn.errors import UsageError
 
+pytestmark = pytest.mark.usefixtures("overlaps")
+
 GREEDY = msrnn.SamplingParams(temperature=0, max_tokens=6)
 TURNS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], [20, 21], [30, 31, 32, 33], [40]]
 

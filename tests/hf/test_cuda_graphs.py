@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,24 @@ def test_a_fused_step_is_the_step() -> None:
         for token in tokens(batch, 15).split(1, dim=1):
             torch.testing.assert_close(fused.step(token, mine), plain.step(token, theirs), atol=1e-4, rtol=1e-4)
         assert fused._graphs.of(mine) is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("error:this model cannot be captured")
+def test_old_graphs_and_pinned_memory_are_not_freed_during_a_capture() -> None:
+    model, before = build(llama(), "cuda"), gc.get_threshold()
+    gc.set_threshold(20, 1, 1)  # garbage is collected all the time
+    try:
+        for _ in range(10):
+            rnn = msrnn.MultiStateRNN(model, "tova", 9)
+            state = rnn.state()
+            rnn.step(tokens(1, 1), state)
+            assert rnn._graphs.of(state) is not None
+            cycle: list[Any] = [rnn, state, torch.zeros(8).pin_memory()]
+            cycle.append(cycle)
+        assert gc.isenabled()
+    finally:
+        gc.set_threshold(*before)
 
 
 @pytest.mark.gpu

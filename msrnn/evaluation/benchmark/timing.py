@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from msrnn.hf.cuda_graphs import capturing
+
 BUFFER_BYTES = {"cuda": 2**33, "cpu": 2**29}  # far more than a hardware cache holds
 ROUNDS, DISAGREE = 3, 0.1  # most rounds; the spread above which a round is repeated
 
@@ -93,7 +95,7 @@ def captured(work: Callable[[], object], device: torch.device) -> Callable[[], o
             work()
     torch.cuda.current_stream(device).wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing(graph, device):
         work()
     return graph.replay
 
