@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from msrnn.backends.base import Backend
 from msrnn.core.scores import Scoring
+from msrnn.core.shards import CHECKS, check_same
 from msrnn.core.slots import Growing, Slots
 
 Record = Callable[[Tensor, Tensor], None]  # (position, evicted_at), both [B, G, N]
@@ -34,6 +35,8 @@ def attend(
 
     query [B, H, T, D], key and value [B, K, T, D]; position [B, T] from `slots.advance`, -1 where padding.
     """
+    if CHECKS and slots.joint is not None:
+        check_same(slots.position, slots.joint, "the processes that share this layer have evicted other tokens")
     if record is None and (query.shape[2] == 1 or (backend.decodes_repositioned and scoring.repositioning is not None)):
         columns = (x.movedim(2, 0).contiguous() for x in (query, key, value))
         rows = zip(*columns, position.T.contiguous(), strict=True)

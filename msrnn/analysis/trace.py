@@ -73,6 +73,10 @@ def trace(
         return store
 
     rnn.read(input_ids, rnn.state(batch_size), attention_mask, last_only=True, on_block=on_block, record=record)
+    for i in layers:
+        shape, bound = rnn.spec.shapes[i], rnn.spec.bounds[i]
+        if shape and shape.shards and bound and bound.policy.per == "head":  # each process has groups of its own
+            times[i] = shape.shards.gather(times[i].to(shape.device), 1).cpu()
     groups = max(t.shape[1] for t in times.values())
     by_position = torch.stack([times[i].expand(-1, groups, -1) for i in layers], dim=1)
     return Trace(_by_column(by_position, attention_mask), layers)

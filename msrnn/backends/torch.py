@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from msrnn.backends.base import Prefilled
 from msrnn.core.rope import Spacing
 from msrnn.core.scores import Scoring
+from msrnn.core.shards import own_part
 from msrnn.core.slots import HELD, Slots
 from msrnn.policy import Bound
 
@@ -157,7 +159,7 @@ class TorchBackend:
         keys = torch.cat([held_keys, new_keys.dequantized(slots.dtype)], dim=2)
         values = torch.cat([held_values, new_values.dequantized(slots.dtype)], dim=2)
         attention, evicted_at = self._attend_and_evict(
-            query.reshape(B, K, -1, C, D), keys, position, importance, query_position, slots.bound, scoring, norm
+            slots, query.reshape(B, K, -1, C, D), keys, position, importance, query_position, scoring, norm
         )
         output = weighted_values(attention, values, position, evicted_at, query_position)
         slots.keep(new_keys, new_values, position, importance, norm, (position >= 0) & (evicted_at == HELD))
@@ -178,7 +180,7 @@ class TorchBackend:
         slots.write(slot, new_keys, new_values, slots.norms(new_values))
         keys, values = slots.dequantized()
         attention, evicted_at = self._attend_and_evict(
-            query[:, :, :, None], keys, position, importance, query_position[:, None], slots.bound, scoring, slots.norm
+            slots, query[:, :, :, None], keys, position, importance, query_position[:, None], scoring, slots.norm
         )
         output = weighted_values(attention, values, position, evicted_at, query_position[:, None])
         position.masked_fill_(evicted_at != HELD, -1)
@@ -189,18 +191,32 @@ class TorchBackend:
 
     def _attend_and_evict(
         self,
+        slots: Slots,
         query: Tensor,
         keys: Tensor,
         position: Tensor,
         importance: Tensor,
         query_position: Tensor,
-        bound: Bound,
         scoring: Scoring,
         norm: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """query [B, K, R, C, D], keys [B, K, N, D] -> attention [B, G, M, C, N] float32, eviction times [B, G, N]."""
+        """query [B, K, R, C, D], keys [B, K, N, D] -> attention [B, G, M, C, N] float32, eviction times [B, G, N].
+
+        Where other processes have heads of the group, the scan goes through the scores of all heads, in every process:
+        an eviction changes the attention of all later tokens, so a mean over the heads of a chunk cannot be known
+        before the scan.
+        """
+        joint, bound, (B, G, _), C = slots.joint, slots.bound, position.shape, query.shape[3]
+        if joint is not None and scoring.sinks is not None:
+            scoring = replace(scoring, sinks=joint.gather(scoring.sinks, 0))
+        rest = position, importance, query_position, bound
         if scoring.repositioning is not None:
-            return self.scan_repositioned(query, keys, position, importance, query_position, bound, scoring, norm)
-        G, C = position.shape[1], query.shape[3]
-        scores = scoring(query.flatten(2, 3), keys).view(query.shape[0], G, -1, C, keys.shape[2])
-        return scores, self.scan(scores, position, importance, query_position, bound, scoring.sinks_of(G), norm)
+            if joint is not None:
+                query, keys = joint.gather(query, 1), joint.gather(keys, 1)
+            attention, evicted_at = self.scan_repositioned(query, keys, *rest, scoring, norm)
+        else:
+            attention = scoring(query.flatten(2, 3), keys).view(B, G, -1, C, keys.shape[2])
+            if joint is not None:
+                attention = joint.gather(attention, 2)
+            evicted_at = self.scan(attention, *rest, scoring.sinks_of(G), norm)
+        return own_part(attention, 2, joint).contiguous(), evicted_at

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from msrnn.core.quantization import SCALE_DTYPE, Rows, quantize
+from msrnn.core.shards import Shards, own_part
 from msrnn.errors import UsageError
 from msrnn.policy import Bound
 
@@ -30,6 +31,7 @@ class LayerShape:
     dtype: torch.dtype
     device: torch.device
     state_dtype: torch.dtype | None = None  # 8-bit codes, where rows are quantized; None: rows are kept in `dtype`
+    shards: Shards | None = None  # the processes that have the layer's other heads; `heads` are those of this one
 
 
 HELD = 2**31 - 1  # the eviction time of a state that is still held
@@ -47,6 +49,7 @@ class _Buffers:
         B, K, device = batch_size, shape.kv_heads, shape.device
         self.columns = 0  # appended so far, padding included; layers differ after an interrupted forward pass
         self.dtype = shape.dtype  # the dtype that the model computes in
+        self.shards = shape.shards
         self.keys = torch.zeros(B, K, rows, shape.key_dim, dtype=shape.state_dtype or shape.dtype, device=device)
         self.values = torch.zeros(B, K, rows, shape.value_dim, dtype=shape.state_dtype or shape.dtype, device=device)
         self.position = torch.full((B, groups, rows), -1, dtype=torch.int32, device=device)
@@ -69,6 +72,29 @@ class _Buffers:
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self.tensors().values())
+
+    def divided(self) -> set[str]:
+        """The tensors whose second dimension is heads, which processes may share."""
+        return {"keys", "values"}
+
+    @ordinary_tensors
+    def gathered(self) -> Any:
+        """The layer with the heads of all processes, as one process alone would have it."""
+        other = self._with(lambda tensor: tensor)
+        if self.shards is not None:
+            for name in sorted(self.divided() & self.tensors().keys()):  # every process in one order
+                setattr(other, name, self.shards.gather(getattr(self, name), 1))
+            other.shards = None
+        return other
+
+    @ordinary_tensors
+    def divide(self, shards: Shards | None) -> Any:
+        """The heads of one process, of a layer that has all of them."""
+        other = self._with(lambda tensor: tensor)
+        for name in sorted(self.divided() & self.tensors().keys()):  # every process in one order
+            setattr(other, name, own_part(getattr(self, name), 1, shards).contiguous())
+        other.shards = shards
+        return other
 
     def select(self, rows: Tensor) -> Any:
         """A new layer with these rows; the old one is untouched."""
@@ -152,6 +178,17 @@ class Slots(_Buffers):
             torch.ones(rows, dtype=SCALE_DTYPE, device=shape.device) if shape.state_dtype else None for _ in range(2)
         )
 
+    def divided(self) -> set[str]:
+        names = super().divided() | {"key_scale", "value_scale"}
+        return names | {"position", "importance", "norm"} if self.bound.policy.per == "head" else names
+
+    @property
+    def joint(self) -> Shards | None:
+        """The processes that decide together what is evicted, where one group has the heads of all of them."""
+        policy = self.bound.policy
+        observes = policy.decay is not None or policy.value_norm
+        return self.shards if policy.per == "layer" and observes else None
+
     @staticmethod
     def nbytes_of(batch_size: int, shape: LayerShape, bound: Bound) -> int:
         """The value that `nbytes` will have, computed without an allocation."""
@@ -194,7 +231,8 @@ class Slots(_Buffers):
             return None
         squares = value.dequantized(torch.float32).float().square().sum(-1)
         B, _, C = squares.shape
-        return squares.view(B, self.norm.shape[1], -1, C).sum(2).sqrt()
+        squares = squares.view(B, self.norm.shape[1], -1, C).sum(2)
+        return (squares if self.joint is None else self.joint.sum(squares)).sqrt()
 
     def stored_norms(self) -> Tensor | None:
         """`norms` of the held values."""

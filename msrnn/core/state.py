@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from msrnn.core.device_memory import check_fits
+from msrnn.core.shards import Shards, least
 from msrnn.core.slots import Memory, ordinary_tensors
 from msrnn.core.state_file import load_tensors, save_tensors
 from msrnn.core.validation import check_counts, check_layers, clear_free, is_incomplete
@@ -53,8 +54,18 @@ class MultiState:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers."""
+        """Bytes of all buffers; those of this process, if several share the model."""
         return sum(layer.nbytes for layer in self.layers)
+
+    @property
+    def nbytes_in_all(self) -> int:
+        """Bytes of the buffers of all processes that share the model."""
+        return self.nbytes if self._shards is None else self.nbytes * self._shards.count
+
+    @property
+    def _shards(self) -> Shards | None:
+        """The processes that share the model, if there are several."""
+        return next((layer.shards for _, layer in self._own() if layer.shards), None)
 
     def reset(self) -> None:
         """Make the state empty; the buffers stay where they are."""
@@ -199,8 +210,34 @@ class MultiState:
     def save(self, path: str | os.PathLike[str], notes: dict[str, Any] | None = None) -> None:
         """Write the state to one safetensors file, whole or not at all; `notes` are kept in its description.
 
-        Numbers that are not finite are refused, since such a state could not be loaded again.
+        Numbers that are not finite are refused, since such a state could not be loaded again. Where several processes
+        share the model, all of them must call this: the first one writes the heads of all, and the file fits any number
+        of processes.
         """
+        whole, shards, error = self.gathered(), self._shards, None
+        if shards is None or shards.rank == 0:
+            try:
+                whole._save(Path(path), notes)
+            except Exception as raised:  # the other processes wait
+                error = raised
+        saved = least(int(error is None), shards, self.device)
+        if error is not None:
+            raise error
+        if not saved:
+            raise UsageError(f"{path}: not saved; the first process says why")
+
+    def gathered(self) -> MultiState:
+        """The state as one process alone would have it, with the heads of all: every process must ask for it."""
+        return MultiState([layer.gathered() for _, layer in self._savable()], self.fingerprint, self.whole)
+
+    def _divided_like(self, other: MultiState) -> MultiState:
+        """The heads of this process, of a state that has all of them."""
+        pairs = zip(self._savable(), other._savable(), strict=True)
+        return MultiState(
+            [mine.divide(theirs.shards) for (_, mine), (_, theirs) in pairs], self.fingerprint, self.whole
+        )
+
+    def _save(self, path: Path, notes: dict[str, Any] | None) -> None:
         self.check_whole()
         layers = self._savable()
         incomplete = is_incomplete(layers)
@@ -216,7 +253,7 @@ class MultiState:
             "notes": notes or {},
         }
         tensors = {f"{i}.{name}": tensor for i, layer in layers for name, tensor in layer.tensors().items()}
-        save_tensors(Path(path), tensors, {**description, "incomplete": True} if incomplete else description)
+        save_tensors(path, tensors, {**description, "incomplete": True} if incomplete else description)
 
     @classmethod
     def _load(
@@ -228,12 +265,13 @@ class MultiState:
         """
         tensors, description = load_tensors(Path(path))
         _compare(f"{path}: saved", description, fingerprint)
-        state = empty(1)  # the file's batch size is not trusted until its tensors agree
+        own = empty(1)  # the file's batch size is not trusted until its tensors agree
+        state = own.gathered()
         try:
             state._restore(tensors, description)
         except ValueError as error:
             raise UsageError(f"{path}: not a usable state, {error}; use a copy, or make it again") from error
-        return state
+        return state if own._shards is None else state._divided_like(own)
 
     def _restore(self, tensors: dict[str, Tensor], description: dict[str, Any]) -> None:
         layers = self._savable()

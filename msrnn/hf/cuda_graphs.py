@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
+from msrnn.core.shards import CHECKS, least
 from msrnn.core.slots import ordinary_tensors
 from msrnn.core.state import MultiState
 from msrnn.hf.state_spec import StateSpec
@@ -175,7 +176,15 @@ class Graphs:
         devices = {shape.device for shape in spec.shapes if shape}
         on_cuda = model.device.type == "cuda" and len(devices) == 1
         self.stepwise = spec.decodes_repositioned
-        self.possible = fixed and on_cuda and set(spec.backends) == {"triton"}
+        self._shards = spec.model.shards
+        self.possible = fixed and on_cuda and set(spec.backends) == {"triton"} and not CHECKS
+        if self.possible and self._shards is not None and not self._shards.capturable:
+            warnings.warn(
+                "the processes that share this model do not speak by NCCL, so no CUDA graph can be captured: kernels "
+                "are launched one by one",
+                stacklevel=4,
+            )
+            self.possible = False
         self._buffers: dict[int, _GraphBuffers] = {}
         self._waves: dict[tuple[int, bool], Wave] = {}
         # Enough to notice a move or a cast, which changes all weights.
@@ -191,9 +200,9 @@ class Graphs:
         key = batch_size, last_only
         if key not in self._waves:
             blocks = MOST_STEPWISE_BLOCKS if self.stepwise else MOST_BLOCKS
-            if not in_flight_together(self.model):
-                blocks = 1
-            fitting = fitting_tokens(self.model, self.spec, last_only)
+            if not in_flight_together(self.model) or self._shards is not None:
+                blocks = 1  # processes that share a model would speak in several orders
+            fitting = least(fitting_tokens(self.model, self.spec, last_only), self._shards, self.model.device)
             self._waves[key] = wave_of(batch_size, block, largest, blocks, fitting)
         return self._waves[key]
 

@@ -7,6 +7,7 @@ import json
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 
 from msrnn.core.rope import Rope
+from msrnn.core.shards import Shards
 from msrnn.errors import UsageError
 from msrnn.hf.attention import NAME
 from msrnn.hf.inspect_layers import (
@@ -26,6 +28,7 @@ from msrnn.hf.inspect_layers import (
     inspect_layers,
     inspect_rope,
 )
+from msrnn.hf.tensor_parallel import check_heads_divide, is_split, shards_of, whole_weight
 
 
 class ModelSpec:
@@ -36,8 +39,14 @@ class ModelSpec:
         self.fingerprint = fingerprint  # identifies the model by its weights
         self.config = model.config.get_text_config(decoder=True)
         self.windows = sliding_windows(model, self.config)
+        self.shards = shards_of(model)
+        if self.shards is not None:
+            check_heads_divide(model, self.config, self.shards)
         with msrnn_attention(model):
-            self.layers: list[RecordedLayer | None] = inspect_layers(model, self.config)  # None: linear attention
+            layers = inspect_layers(model, self.config)
+        self.layers: list[RecordedLayer | None] = [  # None: linear attention
+            layer and _with_shards(layer, self.shards) for layer in layers
+        ]
         self.last_position = _last_position(model, self.config)
 
     @property
@@ -88,6 +97,10 @@ class ModelSpec:
         with msrnn_attention(self.model):
             check_split(self.model, self.config, in_blocks=True)
         return True
+
+
+def _with_shards(layer: RecordedLayer, shards: Shards | None) -> RecordedLayer:
+    return layer._replace(shape=replace(layer.shape, shards=shards)) if is_split(layer.module) else layer
 
 
 _SPECS: weakref.WeakKeyDictionary[nn.Module, tuple[int, ModelSpec]] = weakref.WeakKeyDictionary()
@@ -222,7 +235,7 @@ def fingerprint_of(model: PreTrainedModel) -> str:
             continue
         parts.append(f"{name}{list(weight.shape)}".encode())
         if weight.device.type != "meta":
-            flat = weight.detach().flatten()
+            flat = whole_weight(weight.detach()).flatten()
             flat = flat.dequantize() if flat.is_quantized else flat
             sample = flat[:: max(1, flat.numel() // 16)].float()
             samples.setdefault(weight.device, []).append((len(parts) - 1, sample))

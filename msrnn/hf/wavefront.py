@@ -70,7 +70,11 @@ def fitting_tokens(model: PreTrainedModel, spec: StateSpec, last_only: bool) -> 
     shapes = [*zip(spec.shapes, spec.bounds, spec.setups, strict=True)]
     outputs = sum(module.out_features for module in model.modules() if isinstance(module, nn.Linear))
     scanned = max(
-        (4 * shape.heads * (bound.slots + setup.chunk) for shape, bound, setup in shapes if shape and bound and setup),
+        (
+            4 * shape.heads * (shape.shards.count if shape.shards else 1) * (bound.slots + setup.chunk)
+            for shape, bound, setup in shapes
+            if shape and bound and setup
+        ),
         default=0,
     )
     embeddings: Any = model.get_input_embeddings()

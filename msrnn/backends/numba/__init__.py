@@ -20,6 +20,6 @@ class NumbaBackend(TorchBackend):
     def decode(
         self, slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
     ) -> Tensor:
-        if slots.keys.dtype == torch.float32 and scoring.repositioning is None:
+        if slots.keys.dtype == torch.float32 and scoring.repositioning is None and slots.joint is None:
             return decode_numba(slots, query, key, value, query_position, scoring)
         return super().decode(slots, query, key, value, query_position, scoring)

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from msrnn.backends.triton.common import at_once, width
-from msrnn.backends.triton.evict import EVICT_WARPS, evict_kernel, heads_at_once
+from msrnn.backends.triton.evict import EVICT_WARPS, evict_kernel, heads_at_once, observe_kernel
 from msrnn.backends.triton.quantization import BIAS, numbers, write
 from msrnn.backends.triton.rope import load_rotated, load_rotations, rotations_of
 from msrnn.core.quantization import LARGEST
@@ -317,11 +317,23 @@ def decode_triton(
             maxima, sums, parts, log_sums, output,
             DV=DV, BV=dims["BV"], SPLITS=splits, BP=triton.next_power_of_2(splits), num_warps=1,
         )  # fmt: skip
+    observes, M, members = bound.policy.decay is not None, K * R // G, {"BK": triton.next_power_of_2(K // G)}
+    heads_of = {"M": M, "BM": heads_at_once(M, all_slots)}
+    observed = log_sums
+    if slots.joint is not None:
+        observed = exact(B, G, S + 1)
+        observe_kernel[(B * G,)](
+            scores, log_sums, squares, observed,
+            S=S, **heads_of, MEMBERS=K // G, **members, BS=all_slots, OBSERVES=observes, WEIGHS=weighs,
+            num_warps=EVICT_WARPS,
+        )  # fmt: skip
+        slots.joint.sum(observed)
+        heads_of["M"] = M * slots.joint.count
     evict_kernel[(B, G)](
-        fresh, scores, log_sums, position, memory, norm, squares, query_position,
+        fresh, scores, log_sums, position, memory, norm, squares, query_position, observed,
         bound.policy.decay or 0.0, bound.size, bound.policy.first, bound.recent, bound.window or 0, bound.spared,
-        S=S, G=G, K=K, M=K * R // G, BM=heads_at_once(K * R // G, all_slots),
-        BK=triton.next_power_of_2(K // G), BS=all_slots, OBSERVES=bound.policy.decay is not None,
-        REMEMBERS=slots.importance is not None, WEIGHS=weighs, SLIDES=slides, num_warps=EVICT_WARPS,
+        S=S, G=G, K=K, **heads_of, **members, BS=all_slots, OBSERVES=observes,
+        REMEMBERS=slots.importance is not None, WEIGHS=weighs, SLIDES=slides, JOINT=slots.joint is not None,
+        num_warps=EVICT_WARPS,
     )  # fmt: skip
     return output

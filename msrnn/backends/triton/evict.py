@@ -14,6 +14,45 @@ TILE = 2**15  # scores at once, heads by slots: more do not fit into registers
 
 
 @triton.jit
+def _attention_sum(scores, log_sums, i_group, o_s, m_s, S: tl.constexpr, M: tl.constexpr, BM: tl.constexpr):
+    """The attention [BS] of a group's M heads, summed and scaled up; arbitrary for empty slots."""
+    b_sum = tl.zeros([o_s.shape[0]], tl.float32)
+    for start in range(0, M, BM):
+        o_m = start + tl.arange(0, BM)
+        i_h = i_group * M + o_m
+        # [BM, BS]; scores of empty slots are arbitrary: a mask for them would delay the loads
+        m_tile = (o_m < M)[:, None] & m_s[None, :]
+        b_s = tl.load(scores + i_h[:, None] * S + o_s[None, :], mask=m_tile, other=float("-inf"))
+        b_log_sum = tl.load(log_sums + i_h, mask=o_m < M, other=0.0)
+        b_sum += tl.sum(lifted_exp(b_s - b_log_sum[:, None]), axis=0)
+    return b_sum
+
+
+@triton.jit
+def _square(squares, i_group, MEMBERS: tl.constexpr, BK: tl.constexpr):
+    """The squared norm of the new token's values in all KV heads of a group."""
+    o_k = tl.arange(0, BK)
+    return tl.sum(tl.load(squares + i_group * MEMBERS + o_k, mask=o_k < MEMBERS, other=0.0))
+
+
+@triton.jit
+def observe_kernel(
+    scores, log_sums, squares, observed,
+    S: tl.constexpr, M: tl.constexpr, BM: tl.constexpr, MEMBERS: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr,
+    OBSERVES: tl.constexpr, WEIGHS: tl.constexpr,
+):  # fmt: skip
+    """What the processes that share a group add up before the eviction: [B, G, S] attention, and one squared norm."""
+    i_group = tl.program_id(0).to(tl.int64)
+    o_s = tl.arange(0, BS)
+    m_s = o_s < S
+    if OBSERVES:
+        b_sum = _attention_sum(scores, log_sums, i_group, o_s, m_s, S, M, BM)
+        tl.store(observed + i_group * (S + 1) + o_s, b_sum, mask=m_s)
+    if WEIGHS:
+        tl.store(observed + i_group * (S + 1) + S, _square(squares, i_group, MEMBERS, BK))
+
+
+@triton.jit
 def evict_kernel(
     fresh,
     scores,
@@ -23,6 +62,7 @@ def evict_kernel(
     norm,
     squares,
     query_position,
+    observed,
     decay,
     size,
     first,
@@ -40,9 +80,11 @@ def evict_kernel(
     REMEMBERS: tl.constexpr,
     WEIGHS: tl.constexpr,
     SLIDES: tl.constexpr,
+    JOINT: tl.constexpr,
 ):
     """Write the new token's position, add the group's mean attention to the importances, and evict the least important
-    state that is not protected. `squares` [B, K] are the squared norms of the new token's values.
+    state that is not protected. `squares` [B, K] are the squared norms of the new token's values. Where a group is
+    joint, `observed` has the sums over its processes, and M counts the heads of all of them.
 
     Without observation every importance is 0, and the oldest state is evicted, as in every tie. NaN counts as infinity.
     """
@@ -61,14 +103,10 @@ def evict_kernel(
         m_held = b_position >= 0
         b_importance = tl.zeros([BS], tl.float32)
         if OBSERVES:
-            for start in range(0, M, BM):
-                o_m = start + tl.arange(0, BM)
-                i_h = (i_b * G + i_g) * M + o_m
-                # [BM, BS]; scores of empty slots are arbitrary: a mask for them would delay the loads
-                m_tile = (o_m < M)[:, None] & m_s[None, :]
-                b_s = tl.load(scores + i_h[:, None] * S + o_s[None, :], mask=m_tile, other=float("-inf"))
-                b_log_sum = tl.load(log_sums + i_h, mask=o_m < M, other=0.0)
-                b_importance += tl.sum(lifted_exp(b_s - b_log_sum[:, None]), axis=0)
+            if JOINT:
+                b_importance = tl.load(observed + (i_b * G + i_g) * (S + 1) + o_s, mask=m_s, other=0.0)
+            else:
+                b_importance = _attention_sum(scores, log_sums, i_b * G + i_g, o_s, m_s, S, M, BM)
             b_importance = tl.where(m_held, b_importance / M, 0.0)
         if REMEMBERS:
             b_importance *= PER_UNIT
@@ -76,10 +114,12 @@ def evict_kernel(
             b_importance += tl.cast(decay, tl.float32) * b_before
             tl.store(p_importance, b_importance, mask=m_held)
         if WEIGHS:
-            o_k = tl.arange(0, BK)
-            b_squares = tl.load(squares + (i_b * G + i_g) * (K // G) + o_k, mask=o_k < K // G, other=0.0)
+            if JOINT:
+                square = tl.load(observed + (i_b * G + i_g) * (S + 1) + S)
+            else:
+                square = _square(squares, i_b * G + i_g, K // G, BK)
             p_norm = norm + (i_b * G + i_g) * S + o_s
-            b_norm = tl.where(m_new, tl.sqrt(tl.sum(b_squares)), tl.load(p_norm, mask=m_s, other=0.0))
+            b_norm = tl.where(m_new, tl.sqrt(square), tl.load(p_norm, mask=m_s, other=0.0))
             tl.store(p_norm, b_norm, mask=m_new)
             b_importance *= b_norm
         m_free = m_held & (b_position >= first) & (b_position <= t - recent)

@@ -307,7 +307,10 @@ def prefill_triton(
             or_placeholder(sinks), weights, or_placeholder(sink_weights), scoring.scale, softcap or 1.0,
             *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], C, **shape, **flags, **blocks,
         )  # fmt: skip
-    evicted_at = scan_triton(weights, position, importance, query_position, slots.bound, sink_weights, norm)
+    joint = [weights, sink_weights]
+    if slots.joint is not None:
+        joint = [None if part is None else slots.joint.gather(part, 3) for part in joint]
+    evicted_at = scan_triton(joint[0], position, importance, query_position, slots.bound, joint[1], norm)
     output = torch.empty(B, C, H, DV, device=query.device, dtype=query.dtype)
     # Weights span more than the range of float16.
     weighed = weights is not None and query.dtype != torch.float16

@@ -1,0 +1,97 @@
+"""Models that transformers has split among processes (`tp_plan="auto"` under torchrun): each has some of the heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from msrnn.core.shards import Shards
+from msrnn.errors import UsageError
+
+
+class LostRankError(RuntimeError):
+    """Another process of the job has ended, or does not answer in time."""
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessShards:
+    """The processes of a group, one for each shard."""
+
+    group: dist.ProcessGroup
+    rank: int
+    count: int
+
+    def __deepcopy__(self, _: dict[int, Any]) -> ProcessShards:
+        return self
+
+    @property
+    def capturable(self) -> bool:
+        return bool(dist.get_backend(self.group) == "nccl")
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        with self._together():
+            dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def gather(self, tensor: Tensor, dim: int) -> Tensor:
+        mine = tensor.contiguous().view(torch.uint8)  # backends do not know every dtype
+        every = mine.new_empty(self.count * mine.shape[0], *mine.shape[1:])
+        with self._together():
+            dist.all_gather_into_tensor(every, mine, group=self.group)
+        return torch.cat(every.view(tensor.dtype).chunk(self.count), dim)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise LostRankError(
+                f"rank {self.rank} of {self.count}: another process of this job has ended or does not answer ({reason})"
+            ) from error
+
+
+def shards_of(model: PreTrainedModel) -> Shards | None:
+    """The processes that share a model; None: this one has all of it. Refuses other ways to divide a model."""
+    mesh: Any = getattr(model, "_device_mesh", None)
+    if mesh is None or (getattr(model, "_tp_size", None) or 1) == 1:
+        return None
+    if mesh.ndim > 1 and mesh.size() != model._tp_size:
+        raise UsageError(
+            f"a model on a mesh of {dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))}: msrnn supports tensor "
+            "parallelism alone"
+        )
+    group = mesh.get_group() if mesh.ndim == 1 else mesh.get_group("tp")
+    return ProcessShards(group, dist.get_rank(group), dist.get_world_size(group))
+
+
+def check_heads_divide(model: PreTrainedModel, config: Any, shards: Shards) -> None:
+    """Refuse a number of processes that does not divide the heads: some would have parts of heads."""
+    for what, name in (("query heads", "num_attention_heads"), ("KV heads", "num_key_value_heads")):
+        heads = getattr(config, name, None)
+        if isinstance(heads, int) and heads % shards.count:
+            raise UsageError(
+                f"{type(model).__name__} has {heads} {what}, which {shards.count} processes cannot share equally: "
+                "use a number of processes that divides it"
+            )
+
+
+def is_split(module: nn.Module) -> bool:
+    """Whether the weights of a module are divided among processes."""
+    return any(
+        isinstance(weight, DTensor) and any(not placement.is_replicate() for placement in weight.placements)
+        for weight in module.parameters()
+    )
+
+
+def whole_weight(weight: Tensor) -> Tensor:
+    """A weight that may be divided among processes, which must all ask for it."""
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight

@@ -1,0 +1,201 @@
+"""What every process of a tensor-parallel job checks, against the same model in one process; run by torchrun.
+
+    torchrun --nproc-per-node 2 in_ranks.py FOLDER [PATTERN ...]
+
+FOLDER has the models. Rank 0 writes what each check (of those that match a pattern) has found to FOLDER/N-ranks.json:
+"" where it holds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tiny import left_padded, tokens
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.distributed import DistributedConfig
+
+import msrnn
+from msrnn.errors import UsageError
+from msrnn.policy import NAMES
+
+FAMILIES = ("llama", "qwen3", "mixtral")
+POLICIES = ("full", *NAMES, "tova+4", "decay=0.9,value_norm=1")
+SIZE = 9
+SECONDS = 60
+Check = Callable[[PreTrainedModel, PreTrainedModel, Path], None]
+
+
+def rnns(shared: Any, alone: Any, policy: str, **options: Any) -> tuple[msrnn.MultiStateRNN, msrnn.MultiStateRNN]:
+    size = None if policy == "full" else SIZE
+    return msrnn.MultiStateRNN(shared, policy, size, **options), msrnn.MultiStateRNN(alone, policy, size, **options)
+
+
+def same(mine: torch.Tensor, theirs: torch.Tensor, tolerance: float = 1e-4) -> None:
+    torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=tolerance)
+
+
+def same_states(mine: msrnn.MultiState, theirs: msrnn.MultiState) -> None:
+    whole = mine.gathered()
+    assert torch.equal(whole.seen, theirs.seen)
+    for i in range(len(theirs.layers)):
+        assert torch.equal(whole.positions(i).sort(-1).values, theirs.positions(i).sort(-1).values), f"layer {i}"
+
+
+def reads_and_steps(policy: str, tolerance: float = 1e-4, **options: Any) -> Check:
+    """Of quantized rows, a code is another one where sums that round differently are near its edge."""
+
+    def check(shared: PreTrainedModel, alone: PreTrainedModel, _: Path) -> None:
+        mine, theirs = rnns(shared, alone, policy, **options)
+        assert mine.spec.fingerprint == theirs.spec.fingerprint
+        ids, mask = left_padded(tokens(2, 40), [0, 7])
+        one, other = mine.state(2), theirs.state(2)
+        same(mine.read(ids, one, mask), theirs.read(ids, other, mask), tolerance)
+        for token in tokens(2, 12, seed=3).split(1, dim=1):
+            same(mine.step(token, one), theirs.step(token, other), tolerance)
+        same_states(one, other)
+        if policy != "full":
+            found, expected = (msrnn.trace(rnn, ids, mask).evicted_at for rnn in (mine, theirs))
+            assert torch.equal(found, expected)
+
+    return check
+
+
+def generates(policy: str, **options: Any) -> Check:
+    def check(shared: PreTrainedModel, alone: PreTrainedModel, _: Path) -> None:
+        mine, theirs = rnns(shared, alone, policy, **options)
+        ids, mask = left_padded(tokens(2, 30), [0, 5])
+        settings = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False}
+        assert torch.equal(mine.generate(ids, **settings), theirs.generate(ids, **settings))
+
+    return check
+
+
+def caches(shared: PreTrainedModel, alone: PreTrainedModel, _: Path) -> None:
+    found = []
+    for model in (shared, alone):
+        cache = msrnn.MultiStateCache(model, "tova", SIZE)
+        found.append(model.generate(tokens(1, 30), past_key_values=cache, max_new_tokens=12, do_sample=False))
+    assert torch.equal(*found)
+
+
+def forks_selects_and_joins(shared: PreTrainedModel, alone: PreTrainedModel, _: Path) -> None:
+    states = []
+    for rnn in rnns(shared, alone, "tova-head"):
+        state = rnn.state(2)
+        rnn.read(tokens(2, 20), state)
+        states.append(msrnn.MultiState.cat([state.fork(2), state.select([1])]))
+        rnn.read(tokens(5, 12, seed=4), states[-1])
+    same_states(*states)
+    assert states[0].nbytes < states[1].nbytes
+    assert states[0].nbytes_in_all >= states[1].nbytes
+
+
+def saves(policy: str, **options: Any) -> Check:
+    """Each number of processes goes on from the files of all others that have run before it."""
+
+    def check(shared: PreTrainedModel, alone: PreTrainedModel, folder: Path) -> None:
+        mine, theirs = rnns(shared, alone, policy, **options)
+        expected = theirs.state(2)
+        theirs.read(tokens(2, 30), expected)
+        state = mine.state(2)
+        mine.read(tokens(2, 30), state)
+        state.save(folder / f"{policy}-{dist.get_world_size()}.safetensors", {"by": "ranks"})
+        dist.barrier()
+        logits = theirs.read(tokens(2, 12, seed=5), expected)
+        for path in sorted(folder.glob(f"{policy}-[0-9].safetensors")):
+            loaded = mine.load_state(path)
+            same(mine.read(tokens(2, 12, seed=5), loaded), logits, 0.05 if options else 1e-4)
+            same_states(loaded, expected)
+
+    return check
+
+
+def refuses_a_broken_state(shared: PreTrainedModel, _: PreTrainedModel, folder: Path) -> None:
+    """One process's numbers alone are broken: all of them refuse, and none waits for another."""
+    rnn = msrnn.MultiStateRNN(shared, "tova", SIZE)
+    state = rnn.state()
+    rnn.read(tokens(1, 20), state)
+    if dist.get_rank() == 1:
+        state.layers[1].values.fill_(torch.nan)
+    with pytest.raises(UsageError, match="not saved"):
+        state.save(folder / "broken.safetensors")
+    assert not (folder / "broken.safetensors").exists()
+
+
+def refuses_other_tokens(shared: PreTrainedModel, _: PreTrainedModel, __: Path) -> None:
+    rnn = msrnn.MultiStateRNN(shared, "tova", SIZE)
+    state = rnn.state()
+    with pytest.raises(UsageError, match="other tokens"):
+        rnn.read(tokens(1, 20, seed=dist.get_rank()), state)
+    torch.manual_seed(dist.get_rank())
+    with pytest.raises(UsageError, match="manual_seed"):
+        rnn.generate(tokens(1, 20), do_sample=True, max_new_tokens=5)
+    torch.manual_seed(0)
+    rnn.generate(tokens(1, 20), do_sample=True, max_new_tokens=5)
+
+
+CHECKS: dict[str, Check] = {
+    **{f"{policy} reads and steps": reads_and_steps(policy) for policy in POLICIES},
+    **{f"{policy} generates": generates(policy) for policy in ("full", "tova", "h2o", "echo")},
+    "tova, compressed positions": reads_and_steps("tova", positions="compressed"),
+    "h2o, compressed positions": reads_and_steps("h2o", positions="compressed"),
+    "echo, int8": reads_and_steps("echo", tolerance=0.05, state_dtype="int8"),
+    "tova, fp8": reads_and_steps("tova", tolerance=0.05, state_dtype="fp8"),
+    "tova, plain torch": reads_and_steps("tova", backend="torch"),
+    "echo, small chunks": reads_and_steps("echo", chunk=5, block=13),
+    "MultiStateCache": caches,
+    "fork, select, cat": forks_selects_and_joins,
+    **{f"{policy} is saved": saves(policy) for policy in ("full", "tova", "h2o", "echo")},
+    "int8 is saved": saves("tova-head", state_dtype="int8"),
+    "a broken state": refuses_a_broken_state,
+    "other tokens": refuses_other_tokens,
+}
+FIRST_FAMILY_ONLY = ("MultiStateCache", "fork, select, cat", "a broken state", "other tokens")
+
+
+def names(patterns: Sequence[str]) -> list[str]:
+    every = [
+        f"{family}: {check}"
+        for family in FAMILIES
+        for check in CHECKS
+        if family == FAMILIES[0] or check not in FIRST_FAMILY_ONLY
+    ]
+    return [name for name in every if any(fnmatch(name, pattern) for pattern in patterns or ["*"])]
+
+
+def main(folder: Path, patterns: Sequence[str]) -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=SECONDS))
+    torch.set_num_threads(1)
+    found: dict[str, str] = {}
+    for family in {name.split(":")[0]: None for name in names(patterns)}:
+        path, states = folder / family, folder / f"{family}-states"
+        alone = AutoModelForCausalLM.from_pretrained(path, dtype="float32")
+        plan: Any = DistributedConfig(tp_plan="auto")
+        shared = AutoModelForCausalLM.from_pretrained(path, dtype="float32", distributed_config=plan)
+        states.mkdir(exist_ok=True)
+        for name in [name for name in names(patterns) if name.startswith(f"{family}: ")]:
+            try:
+                CHECKS[name.removeprefix(f"{family}: ")](shared, alone, states)
+                found[name] = ""
+            except Exception:
+                found[name] = f"rank {dist.get_rank()}: {traceback.format_exc()}"
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, found)
+    if dist.get_rank() == 0:
+        joined = {name: "\n".join(filter(None, (one[name] for one in everywhere))) for name in found}
+        (folder / f"{dist.get_world_size()}-ranks.json").write_text(json.dumps(joined))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

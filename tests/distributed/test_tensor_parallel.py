@@ -1,0 +1,71 @@
+"""A model that several processes share computes what one process computes; see in_ranks.py for what is compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from in_ranks import names
+from tiny import build, tokens
+
+import msrnn
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo")
+BASE: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "eos_token_id": None,
+}
+CONFIGS = {
+    "llama": tf.LlamaConfig(**BASE),
+    "qwen3": tf.Qwen3Config(**BASE, head_dim=16),
+    "mixtral": tf.MixtralConfig(**BASE, num_local_experts=4),
+}
+
+FOR_FOUR = ("llama: tova reads*", "llama: h2o reads*", "llama: echo reads*", "*: tova generates", "*: echo is saved")
+
+
+def torchrun(ranks: int, script: Path, *arguments: Any, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    folders = [str(script.parent), str(script.parent.parent), *sys.path]
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), script, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def test_processes_that_share_a_model_compute_what_one_computes(tmp_path: Path) -> None:
+    for name, config in CONFIGS.items():
+        build(config).save_pretrained(tmp_path / name)
+    for ranks, patterns in ((2, ()), (4, FOR_FOUR)):  # four go on from what two have saved, too
+        done = torchrun(ranks, Path(__file__).with_name("in_ranks.py"), tmp_path, *patterns)
+        assert done.returncode == 0, done.stderr[-3000:]
+        found: dict[str, str] = json.loads((tmp_path / f"{ranks}-ranks.json").read_text())
+        assert [*found] == names(patterns)
+        failed = {name: why for name, why in found.items() if why}
+        assert not failed, f"{ranks} ranks: {', '.join(failed)}\n{next(iter(failed.values()))}"
+
+    rnn = msrnn.MultiStateRNN(tf.AutoModelForCausalLM.from_pretrained(tmp_path / "llama", dtype="float32"), "echo", 9)
+    state = rnn.state(2)
+    rnn.read(tokens(2, 30), state)
+    expected = rnn.read(tokens(2, 12, seed=5), state)
+    for ranks in (2, 4):
+        loaded = rnn.load_state(tmp_path / "llama-states" / f"echo-{ranks}.safetensors")
+        torch.testing.assert_close(rnn.read(tokens(2, 12, seed=5), loaded), expected, atol=1e-4, rtol=1e-4)
