@@ -16,24 +16,13 @@ if not torch.cuda.is_available():
 from importlib.util import find_spec
 from typing import Any
 
+import interpreted as interpreted
 import pytest
 from transformers.utils import logging
-from triton.runtime import interpreter
 
 from msrnn.hf.loading import Loaded, load
 
 logging.set_verbosity_error()
-
-_patch_tensor = interpreter._patch_lang_tensor
-
-
-def _patch_tensor_and_bounds(tensor: Any, scope: Any) -> None:
-    """A loop bound that is known at run time only is an array of one number there, which numpy 2.4 takes for no int."""
-    _patch_tensor(tensor, scope)
-    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-
-interpreter._patch_lang_tensor = _patch_tensor_and_bounds
 
 # The server's tests need no GPU, and a machine that has one may lack the packages of the server.
 if torch.cuda.is_available() and find_spec("starlette") is None:

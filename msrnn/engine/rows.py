@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from msrnn.core.device_memory import available_bytes
+from msrnn.core.shards import least
 from msrnn.core.slots import Slots
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
@@ -21,7 +22,8 @@ def fitting_rows(rnn: MultiStateRNN) -> int:
     """As many rows as fit into four fifths of the free memory; on a CPU few, which cost as much time as they gain."""
     most = MOST_ROWS.get(rnn.device.type, MOST_ROWS["cpu"])
     free, one = available_bytes(rnn.device), max(1, rnn.spec.nbytes(1))
-    return max(1, most if free is None else min(most, free * 4 // 5 // one))
+    fitting = max(1, most if free is None else min(most, free * 4 // 5 // one))
+    return least(fitting, rnn.spec.model.shards, rnn.device)
 
 
 def bucket_sizes(rows: int) -> list[int]:

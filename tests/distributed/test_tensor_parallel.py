@@ -17,7 +17,10 @@ from tiny import build, tokens
 
 import msrnn
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo")
+pytestmark = [
+    pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo"),
+    pytest.mark.skipif(torch.version.cuda is not None, reason="transformers splits models among GPUs with this torch"),
+]
 BASE: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 64,
@@ -36,14 +39,14 @@ CONFIGS = {
     "mixtral": tf.MixtralConfig(**BASE, num_local_experts=4),
 }
 
-FOR_FOUR = ("llama: tova reads*", "llama: h2o reads*", "llama: echo reads*", "*: tova generates", "*: echo is saved")
+FOR_FOUR = ("llama: tova reads*", "llama: h2o reads*", "*: echo is saved")
 
 
 def torchrun(ranks: int, script: Path, *arguments: Any, timeout: float = 300) -> subprocess.CompletedProcess[str]:
     folders = [str(script.parent), str(script.parent.parent), *sys.path]
     return subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), script, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
         timeout=timeout,
