@@ -20,6 +20,7 @@ from msrnn.hf.cuda_graphs import Graphs
 from msrnn.hf.generation import Continuation, RowEnds, Settings, redirected_copy
 from msrnn.hf.inspect import give_back, hand_over
 from msrnn.hf.state_spec import state_spec
+from msrnn.hf.tensor_parallel import naming_lost_ranks
 from msrnn.hf.wavefront import Wave
 from msrnn.layer import Record
 from msrnn.policy import Policy, same_ranking
@@ -227,14 +228,15 @@ class MultiStateRNN:
         last_only: bool,
         record: Callable[[int], Record] | None = None,
     ) -> Tensor:
-        logits: Tensor = self.model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=_positions(state.seen, ids, mask),
-            past_key_values=self.spec.cache(state, record=record, real=None if mask is None else mask.bool()),
-            use_cache=True,
-            logits_to_keep=1 if last_only else 0,
-        ).logits
+        with naming_lost_ranks(self.spec.model.shards):
+            logits: Tensor = self.model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=_positions(state.seen, ids, mask),
+                past_key_values=self.spec.cache(state, record=record, real=None if mask is None else mask.bool()),
+                use_cache=True,
+                logits_to_keep=1 if last_only else 0,
+            ).logits
         return logits
 
     @torch.no_grad()

@@ -37,26 +37,31 @@ class ProcessShards:
         return bool(dist.get_backend(self.group) == "nccl")
 
     def sum(self, tensor: Tensor) -> Tensor:
-        with self._together():
+        with naming_lost_ranks(self):
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def gather(self, tensor: Tensor, dim: int) -> Tensor:
         mine = tensor.contiguous().view(torch.uint8)  # backends do not know every dtype
         every = mine.new_empty(self.count * mine.shape[0], *mine.shape[1:])
-        with self._together():
+        with naming_lost_ranks(self):
             dist.all_gather_into_tensor(every, mine, group=self.group)
         return torch.cat(every.view(tensor.dtype).chunk(self.count), dim)
 
-    @contextmanager
-    def _together(self) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise LostRankError(
-                f"rank {self.rank} of {self.count}: another process of this job has ended or does not answer ({reason})"
-            ) from error
+
+@contextmanager
+def naming_lost_ranks(shards: Shards | None) -> Iterator[None]:
+    """Say what it means when a process can no longer speak with another one."""
+    try:
+        yield
+    except RuntimeError as error:
+        lost = isinstance(error, dist.DistError) or "gloo" in str(error)
+        if shards is None or not lost or isinstance(error, LostRankError):
+            raise
+        reason = str(error).splitlines()[0]
+        raise LostRankError(
+            f"rank {shards.rank} of {shards.count}: another process of this job has ended or does not answer ({reason})"
+        ) from error
 
 
 def shards_of(model: PreTrainedModel) -> Shards | None:

@@ -111,7 +111,7 @@ def test_a_broken_row_does_not_touch_others(backend: str, bound: Bound, chunk: i
 
 @pytest.mark.parametrize("case", SMALL)
 def test_a_broken_row_does_not_touch_others_on_a_gpu(case: str, device: str) -> None:
-    if device == "cpu" and case in ("h2o, token by token", "echo, token by token"):
+    if device == "cpu" and case.endswith("token by token"):
         pytest.skip("half a minute in triton's interpreter: this one runs on a GPU")
     chunk, name, number, bound = SMALL[case]
     tokens = random_tokens(3, 2, KV_HEADS, SHORT, DIM, device)
@@ -120,7 +120,7 @@ def test_a_broken_row_does_not_touch_others_on_a_gpu(case: str, device: str) -> 
 
 @pytest.mark.parametrize(
     ("backend", "chunk", "steps"),
-    [("torch", 1, 3), ("numba", 1, 3), ("numba", 128, 3), ("triton", 1, 3), ("numba", 1, 7), ("triton", 1, 7)],
+    [("torch", 1, 3), ("numba", 1, 3), ("numba", 128, 3), ("numba", 1, 7), ("triton", 1, 7)],
 )
 def test_in_eight_bits(backend: str, chunk: int, steps: int) -> None:
     """With 7 steps of 8 tokens, the broken row is quantized by a decode step."""

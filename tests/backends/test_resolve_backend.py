@@ -40,13 +40,13 @@ def test_what_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_backend_decodes_as_torch_does(backend: str, device: str) -> None:
     if torch.cuda.is_available() and (backend, device) == ("triton", "cpu"):
         pytest.skip("triton's interpreter is for machines without a GPU")
-    model, ids = build(llama(), device), tokens(2, 9)
-    plain, kernels = (msrnn.MultiStateRNN(model, "h2o", 6, backend=name) for name in ("torch", backend))
+    model, ids = build(llama(), device), tokens(1, 7)  # few, since triton's interpreter is slow
+    plain, kernels = (msrnn.MultiStateRNN(model, "h2o", 5, backend=name) for name in ("torch", backend))
     assert (plain.spec.backends, kernels.spec.backends) == (["torch"] * 2, [backend] * 2)
-    theirs, mine = plain.state(2), kernels.state(2)
+    theirs, mine = plain.state(), kernels.state()
     plain.read(ids, theirs)
     kernels.read(ids, mine)
-    for token in tokens(2, 4, seed=2).split(1, dim=1):
+    for token in tokens(1, 2, seed=2).split(1, dim=1):
         torch.testing.assert_close(kernels.step(token, mine), plain.step(token, theirs), atol=1e-4, rtol=1e-4)
     for layer in range(2):
         assert torch.equal(mine.positions(layer).sort(-1).values, theirs.positions(layer).sort(-1).values)

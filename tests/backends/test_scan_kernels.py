@@ -77,7 +77,7 @@ def test_the_compiled_loop(case: dict[str, Any]) -> None:
     check(scan_numba, case, "cpu")
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=chunks(rows=8))
 def test_the_triton_kernel(case: dict[str, Any], device: str) -> None:
     check(scan_by_weights, case, device)

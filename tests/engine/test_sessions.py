@@ -253,6 +253,7 @@ for turn in {turns!r}:
 """
 
 
+@pytest.mark.parametrize("overlaps", [False], indirect=True)  # it has an engine of its own
 def test_a_process_that_is_killed_while_it_writes(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> None:
     """The session goes on from its last finished turn."""
     folder = tmp_path / "sessions"
