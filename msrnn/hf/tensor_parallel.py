@@ -17,6 +17,9 @@ from msrnn.core.shards import Shards
 from msrnn.errors import UsageError
 
 
+_all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
+
+
 class LostRankError(RuntimeError):
     """Another process of the job has ended, or does not answer in time."""
 
@@ -45,7 +48,7 @@ class ProcessShards:
         mine = tensor.contiguous().view(torch.uint8)  # backends do not know every dtype
         every = mine.new_empty(self.count * mine.shape[0], *mine.shape[1:])
         with naming_lost_ranks(self):
-            dist.all_gather_into_tensor(every, mine, group=self.group)
+            _all_gather(every, mine, group=self.group)
         return torch.cat(every.view(tensor.dtype).chunk(self.count), dim)
 
 
