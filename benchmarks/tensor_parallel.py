@@ -138,7 +138,7 @@ def main() -> None:
         return estimates()
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     torch.set_num_threads(1)
-    shape = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12, "vocab_size": 8192}
+    shape: Any = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12, "vocab_size": 8192}
     config = LlamaConfig(**shape, num_attention_heads=16, num_key_value_heads=8)
     folders: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(folders)

@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 from msrnn.core.shards import Shards
 from msrnn.errors import UsageError
 
-
 _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
 
 
