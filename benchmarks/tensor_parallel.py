@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, LlamaConfig
-from transformers.distributed import DistributedConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 
 import msrnn
 from msrnn.evaluation.environment import environment

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from tiny import left_padded, tokens
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.distributed import DistributedConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 
 import msrnn
 from msrnn.errors import UsageError
