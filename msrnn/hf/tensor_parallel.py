@@ -30,13 +30,14 @@ class ProcessShards:
     group: dist.ProcessGroup
     rank: int
     count: int
+    backend: str  # that carries tensors of the model's device
 
     def __deepcopy__(self, _: dict[int, Any]) -> ProcessShards:
         return self
 
     @property
     def capturable(self) -> bool:
-        return bool(dist.get_backend(self.group) == "nccl")
+        return self.backend == "nccl"
 
     def sum(self, tensor: Tensor) -> Tensor:
         with naming_lost_ranks(self):
@@ -77,7 +78,18 @@ def shards_of(model: PreTrainedModel) -> Shards | None:
             "parallelism alone"
         )
     group = mesh.get_group() if mesh.ndim == 1 else mesh.get_group("tp")
-    return ProcessShards(group, dist.get_rank(group), dist.get_world_size(group))
+    shards = ProcessShards(group, dist.get_rank(group), dist.get_world_size(group), _backend(group, model.device))
+    if model.device.type == "cuda" and shards.backend == "gloo":
+        raise UsageError(
+            "processes that share a model on GPUs must speak by NCCL, not by gloo: init_process_group('nccl')"
+        )
+    return shards
+
+
+def _backend(group: dist.ProcessGroup, device: torch.device) -> str:
+    """The backend for a device: a group may have several, as in "cpu:gloo,cuda:nccl"."""
+    parts = [part.partition(":") for part in dist.get_backend_config(group).split(",")]
+    return {kind: name for kind, _, name in parts}.get(device.type, "")
 
 
 def check_heads_divide(model: PreTrainedModel, config: Any, shards: Shards) -> None:

@@ -148,6 +148,21 @@ def refuses_other_tokens(shared: PreTrainedModel, _: PreTrainedModel, __: Path) 
     rnn.generate(tokens(1, 20), do_sample=True, max_new_tokens=5)
 
 
+def compares_evictions(shared: PreTrainedModel, _: PreTrainedModel, __: Path) -> None:
+    """As with MSRNN_CHECK_SHARDS=1: processes that have evicted other tokens are noticed by all of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("msrnn.layer.CHECKS", True)
+        rnn = msrnn.MultiStateRNN(shared, "tova", SIZE)
+        state = rnn.state()
+        rnn.read(tokens(1, 20), state)
+        rnn.step(tokens(1, 1), state)
+        if dist.get_rank() == 1:
+            state.layers[1].position[state.layers[1].position == 3] = 4
+            state.layers[1].position[0, 0, 0] = 5
+        with pytest.raises(UsageError, match="evicted other tokens"):
+            rnn.step(tokens(1, 1), state)
+
+
 def answers_prompts(shared: PreTrainedModel, alone: PreTrainedModel, _: Path) -> None:
     """An engine in every process, which all get the same prompts."""
     found = []
@@ -175,6 +190,7 @@ CHECKS: dict[str, Check] = {
     **{f"{policy} is saved": saves(policy) for policy in ("full", "tova", "h2o", "echo")},
     "int8 is saved": saves("tova-head", state_dtype="int8"),
     "a broken state": refuses_a_broken_state,
+    "other evictions": compares_evictions,
     "other tokens": refuses_other_tokens,
 }
 OF_OTHER_FAMILIES = ("* reads and steps", "tova generates")

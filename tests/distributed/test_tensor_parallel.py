@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(torch.version.cuda is not None, reason="transformers splits models among GPUs with this torch"),
 ]
 BASE: dict[str, Any] = {
-    "vocab_size": 97,
+    "vocab_size": 128,
     "hidden_size": 64,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
