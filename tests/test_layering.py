@@ -24,6 +24,7 @@ ORDER = [
     "layer",
     "hf",
     "engine",
+    "distributed",
     "serve",
     "integrations",
     "evaluation",
@@ -47,8 +48,8 @@ INSIDE = {
     "hf": [
         "cache_layers",
         "attention",
-        "inspect_layers",
         "tensor_parallel",
+        "inspect_layers",
         "inspect",
         "state_spec",
         "cache",

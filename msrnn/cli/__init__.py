@@ -28,7 +28,7 @@ from msrnn.cli.options import register
 from msrnn.cli.policies import policies
 from msrnn.cli.read import read
 from msrnn.cli.serve import serve
-from msrnn.cli.terminal import Stopped
+from msrnn.cli.terminal import Stopped, started_by_torchrun
 from msrnn.errors import UsageError
 
 BAD_INPUT, INTERRUPTED = 2, 130
@@ -71,6 +71,8 @@ def _app(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code: 2 for bad input, 130 after Ctrl-C."""
     words = sys.argv[1:] if arguments is None else list(arguments)
+    if started_by_torchrun() and words[:1] != ["serve"]:
+        return _print_error(f"torchrun: {' '.join(words[:1]) or 'msrnn'} works in one process; only serve in several")
     try:
         code = app(words, prog_name="msrnn", standalone_mode=False)
     except Stopped as stopped:

@@ -69,8 +69,8 @@ class ModelOptions:
             if self.backend not in BACKENDS:
                 raise UsageError(f"--backend {self.backend}: must be one of {', '.join(BACKENDS)}")
 
-    def load(self) -> tuple[MultiStateRNN, PreTrainedTokenizerBase]:
-        """Load the model and its tokenizer, and bound its state."""
+    def load(self, shared: bool = False) -> tuple[MultiStateRNN, PreTrainedTokenizerBase]:
+        """Load the model and its tokenizer, and bound its state. `shared`: as in `msrnn.hf.loading.load`."""
         with loading(self.model or SMALL) as remark:
             import transformers
 
@@ -79,7 +79,7 @@ class ModelOptions:
             transformers.logging.set_verbosity_error()
             if self.seed is not None:
                 transformers.set_seed(self.seed)
-            model, tokenizer = load(self.model, self.device, self.dtype, on_convert=remark)
+            model, tokenizer = load(self.model, self.device, self.dtype, on_convert=remark, shared=shared)
             return self.rnn(model), tokenizer
 
     def rnn(self, model: PreTrainedModel) -> MultiStateRNN:

@@ -24,7 +24,7 @@ from msrnn.cli.options import (
     PolicyName,
     Size,
 )
-from msrnn.cli.terminal import note
+from msrnn.cli.terminal import note, started_by_torchrun
 from msrnn.errors import UsageError
 
 KEY_VARIABLE = "MSRNN_API_KEY"
@@ -86,6 +86,7 @@ def serve(
         msrnn serve --model my-model --size 1024 --rows 64
         msrnn serve --sessions sessions/ --prefix-states prefixes/
         msrnn serve --host 0.0.0.0 --port 80 --api-key secret
+        torchrun --no-python --nproc-per-node 8 msrnn serve --model a-large-model
     """
     options = given.completed()
     keys = api_key or [key for key in [os.environ.get(KEY_VARIABLE, "")] if key]
@@ -100,10 +101,16 @@ def serve(
         from msrnn.serve.protocol import Served
     except ImportError as error:
         raise UsageError(f"the package {error.name} is not installed: pip install 'msrnn[serve]'") from error
-    rnn, tokenizer = options.load()
+    shared = started_by_torchrun()
+    rnn, tokenizer = options.load(shared)
+    from msrnn.distributed.leading import LeadingEngine, follow
     from msrnn.engine.engine import Engine
 
-    engine = Engine(
+    if shared and int(os.environ["RANK"]) > 0:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)  # the first process ends, and then says so
+        return follow(rnn)
+    engine = (LeadingEngine if shared else Engine)(
         rnn,
         rows,
         tokenizer=tokenizer,
@@ -130,6 +137,7 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     DrainingServer(config, server, shutdown_timeout).run(sockets=[listener])
+    return None
 
 
 def _check(port: int, counts: dict[str, int], keys: list[str]) -> None:

@@ -72,7 +72,7 @@ class Engine:
                 raise UsageError(f"{name}={value!r}: must be a whole number, 1 or more")
         self.rnn, self.tokenizer, self.writer = rnn, tokenizer, Writer()
         self.prompt_tokens = prompt_tokens or (2048 if rnn.device.type == "cuda" else 512)
-        self.rows = Rows(rnn, rows or fitting_rows(rnn))
+        self.rows = self._make_rows(rows)
         kept = KEPT_ROWS * self.rows.nbytes // self.rows.capacity if prefix_bytes is None else prefix_bytes
         files: PrefixFiles | None = None
         if prefix_folder is not None:
@@ -85,6 +85,9 @@ class Engine:
         self._reading: Reading | None = None
         self._batch = Batch(self.rows, self._keep)
         self._loop: Loop | None = None
+
+    def _make_rows(self, rows: int | None) -> Rows:
+        return Rows(self.rnn, rows or fitting_rows(self.rnn))
 
     @torch.no_grad()
     def warm_up(self) -> None:

@@ -20,6 +20,7 @@ from msrnn.core.slots import LayerShape
 from msrnn.errors import UsageError
 from msrnn.hf.attention import NAME, NotCausalError, watched_windows
 from msrnn.hf.cache_layers import OwnedLayer
+from msrnn.hf.tensor_parallel import own_weight
 from msrnn.layer import plain_attention
 
 TRIED = 48  # tokens that a hybrid model reads in the test of `check_split`
@@ -136,7 +137,7 @@ def inspect_layers(model: PreTrainedModel, config: Any) -> list[RecordedLayer | 
 @torch.no_grad()
 def non_finite_weights(model: PreTrainedModel) -> str | None:
     """A short description of the weights that are NaN or infinite; None: all are finite."""
-    named = [(name, weight) for name, weight in model.named_parameters() if weight.is_floating_point()]
+    named = [(name, own_weight(weight)) for name, weight in model.named_parameters() if weight.is_floating_point()]
     broken = [name for name, weight in named if not weight.is_meta and not bool(torch.isfinite(weight).all())]
     if not broken:
         return None

@@ -20,6 +20,7 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.distributed.configuration_utils import DistributedConfig
 
 from msrnn.errors import UsageError
 from msrnn.hf.inspect_layers import non_finite_weights
@@ -50,26 +51,34 @@ def load(
     device: str = "auto",
     dtype: str | None = None,
     on_convert: Callable[[str], None] | None = None,
+    shared: bool = False,
 ) -> Loaded:
     """Load a model and its tokenizer from a folder, a .gguf file or the hub; without a name, the small default model.
 
     device      "auto" is CUDA if there is a CUDA device
     dtype       None is float32 on the CPU, and elsewhere "auto": the checkpoint's own
     on_convert  called with a message before a GGUF file is converted, which happens once and takes a while
+    shared      whether the processes that torchrun has started share the model
     """
     where = device_named(device)
     check_dtype(dtype)
     source = _source(name, on_convert)
     try:
         with _quiet(bars=not isinstance(source, Path)):
-            model = _weights(source, dtype=dtype or _default_dtype(where))
+            model = _weights(source, dtype=dtype or _default_dtype(where), **_plan(shared))
     except _BAD_CHECKPOINT as error:
         raise UsageError(f"model {name!r} cannot be loaded: {_first_line(error)} ({_SOURCES})") from error
     tokenizer = _tokenizer(source, name)
-    model = model.to(where)
+    if not shared:  # else transformers has placed it, a GPU for each process
+        model = model.to(where)
     if broken := non_finite_weights(model):
         raise UsageError(f"model {name!r}: {broken}; download its weights again")
     return Loaded(model, tokenizer)
+
+
+def _plan(shared: bool) -> dict[str, Any]:
+    """The argument by which transformers splits a model among processes."""
+    return {"distributed_config": DistributedConfig(tp_plan="auto")} if shared else {}
 
 
 def _tokenizer(source: str | Path, name: str | None) -> Any:

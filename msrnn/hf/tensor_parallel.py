@@ -111,6 +111,11 @@ def is_split(module: nn.Module) -> bool:
     )
 
 
+def own_weight(weight: Tensor) -> Tensor:
+    """This process's part of a weight."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
 def whole_weight(weight: Tensor) -> Tensor:
     """A weight that may be divided among processes, which must all ask for it."""
     return weight.full_tensor() if isinstance(weight, DTensor) else weight

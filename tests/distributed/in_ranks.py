@@ -29,6 +29,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 
 import msrnn
+from msrnn.distributed.leading import LeadingEngine, follow
 from msrnn.errors import UsageError
 from msrnn.policy import NAMES
 
@@ -174,6 +175,33 @@ def answers_prompts(shared: PreTrainedModel, alone: PreTrainedModel, _: Path) ->
     assert found[0] == found[1]
 
 
+def leads_and_follows(shared: PreTrainedModel, alone: PreTrainedModel, folder: Path) -> None:
+    """One engine over all processes, with sessions in a folder, kept states, and a restart."""
+    params = msrnn.SamplingParams(temperature=0.7, seed=3, max_tokens=6, ignore_eos=True)
+    prompts = [tokens(1, 3 + 5 * i, seed=i)[0].tolist() for i in range(6)]
+    turns = [prompts[2], prompts[0], prompts[3]]
+    mine, theirs = rnns(shared, alone, "tova")
+    sessions = folder / f"sessions-{dist.get_world_size()}"
+    found: dict[str, list[Any]] = {"mine": [], "theirs": []}
+    for start in range(2):  # the second one begins after a restart
+        if dist.get_rank():
+            follow(mine)
+            continue
+        engines = {"mine": LeadingEngine(mine, rows=3, prompt_tokens=7, sessions=sessions)}
+        engines["theirs"] = msrnn.Engine(theirs, rows=3, prompt_tokens=7, sessions=folder / f"alone-{sessions.name}")
+        for name, engine in engines.items():
+            requests = engine.generate(prompts + prompts[:2], params, progress=False)
+            for turn in turns[2 * start : 2 * start + 2]:
+                requests.append(engine.request(turn, params, "talk"))
+                engine.add(requests[-1])
+                while not engine.idle:
+                    engine.step()
+            assert engine.prefixes.hits
+            found[name].append([request.answers[0].tokens for request in requests])
+            engine.close()
+    assert found["mine"] == found["theirs"]
+
+
 CHECKS: dict[str, Check] = {
     **{f"{policy} reads and steps": reads_and_steps(policy) for policy in POLICIES},
     **{f"{policy} generates": generates(policy) for policy in ("full", "tova", "h2o", "echo")},
@@ -187,6 +215,7 @@ CHECKS: dict[str, Check] = {
     "MultiStateCache": caches,
     "fork, select, cat": forks_selects_and_joins,
     "an engine": answers_prompts,
+    "a leading engine": leads_and_follows,
     **{f"{policy} is saved": saves(policy) for policy in ("full", "tova", "h2o", "echo")},
     "int8 is saved": saves("tova-head", state_dtype="int8"),
     "a broken state": refuses_a_broken_state,

@@ -1,0 +1,1 @@
+"""One engine over several processes that share a model."""

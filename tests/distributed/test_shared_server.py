@@ -1,0 +1,71 @@
+"""`msrnn serve` in processes that share a model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import transformers as tf
+from test_tensor_parallel import BASE, build
+from test_tensor_parallel import pytestmark as pytestmark
+
+import msrnn
+from msrnn.hf.loading import Loaded
+
+SIZE = 16
+QUESTION: dict[str, Any] = {"prompt": "The captain opened the door and", "max_tokens": 8, "temperature": 0}
+MSRNN = [sys.executable, "-c", "import sys; from msrnn.cli import main; sys.exit(main())"]
+
+
+def ask(address: str, **more: Any) -> str:
+    found = httpx.post(f"{address}/v1/completions", json={**QUESTION, "ignore_eos": True, **more}, timeout=60)
+    assert found.status_code == 200, found.text
+    return str(found.json()["choices"][0]["text"])
+
+
+def test_a_server_of_two_processes(small: Loaded, tmp_path: Path) -> None:
+    model = build(tf.LlamaConfig(**{**BASE, "vocab_size": len(small.tokenizer)}))
+    model.save_pretrained(tmp_path / "model")
+    small.tokenizer.save_pretrained(tmp_path / "model")
+    ids = small.tokenizer(QUESTION["prompt"], return_tensors="pt")["input_ids"]
+    rnn = msrnn.MultiStateRNN(model, "tova", SIZE)
+    state = rnn.state()
+    expected = []
+    for prompt in (ids, ids):  # a session goes on with the same words
+        out = rnn.generate(prompt, state=state, max_new_tokens=8, do_sample=False, eos_token_id=None)
+        expected.append(small.tokenizer.decode(out[0, prompt.shape[1] :]))
+
+    options = ["--model", tmp_path / "model", "--size", SIZE, "--port", 0, "--sessions", tmp_path / "sessions"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", "2"]
+    server = subprocess.Popen(
+        [*torchrun, *MSRNN, "serve", *map(str, options)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stderr is not None
+        address = next(found[1] for line in server.stderr if (found := re.search(r"at (http://\S+)/v1", line)))
+        assert ask(address) == expected[0]
+        assert [ask(address, session_id="talk") for _ in range(2)] == expected
+        assert json.loads(httpx.get(f"{address}/v1/sessions").text)["data"][0]["turns"] == 2
+    finally:
+        server.send_signal(signal.SIGTERM)
+        ended = time.monotonic()
+        server.communicate(timeout=60)
+    assert time.monotonic() < ended + 30, "the other process had to be killed"
+
+
+def test_other_verbs_are_for_one_process() -> None:
+    env = {**os.environ, "TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "RANK": "0"}
+    found = subprocess.run([*MSRNN, "policies"], env=env, capture_output=True, text=True, check=False)
+    assert found.returncode == 2
+    assert found.stderr == "msrnn: torchrun: policies works in one process; only serve in several\n"
