@@ -116,7 +116,7 @@ class Engine:
         With the name of a `session`, the prompt is only what is new in that conversation, which is made if there is
         none. It changes when the answer is finished; a request that is cancelled or fails leaves it as it was. `turns`
         are the finished turns that the prompt follows, by default those that there are now; a request whose session has
-        gone on in the meantime fails. With `retention`, events tell which tokens the state holds, every so many tokens.
+        gone on in the meantime fails. `retention`: after how many tokens events tell which tokens the state holds.
         """
         params = params or SamplingParams()
         vocabulary = self.prompts.vocabulary

@@ -139,7 +139,7 @@ class Request:
     turns: int = 0  # finished turns of the session that the prompt follows
     kept_tokens: int = 0  # tokens before the answer that were read earlier, for a request that began alike or a session
     cancelled: bool = False
-    retention: int = 0  # events tell what is held: after the first token, every so many tokens, at the end; 0: never
+    retention: int = 0  # after how many tokens events tell what is held; also after the first and the last; 0: never
     begun: float | None = None  # when it was taken from those that wait, on the monotonic clock
 
     def __post_init__(self) -> None:

@@ -97,7 +97,7 @@ class Sessions:
 
     @property
     def behind(self) -> bool:
-        """Whether so many turns wait to be written that no further ones should begin."""
+        """Whether the disk is far behind with finished turns, so that no further ones should begin."""
         return sum([*self._writing.values()]) > self._memory
 
     @_locked

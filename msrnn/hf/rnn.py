@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from msrnn.core.rope import ORIGINAL, Gap
-from msrnn.core.shards import check_same
 from msrnn.core.slots import MOST_COLUMNS, Slots
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
@@ -20,7 +19,7 @@ from msrnn.hf.cuda_graphs import Graphs
 from msrnn.hf.generation import Continuation, RowEnds, Settings, redirected_copy
 from msrnn.hf.inspect import give_back, hand_over
 from msrnn.hf.state_spec import state_spec
-from msrnn.hf.tensor_parallel import naming_lost_ranks
+from msrnn.hf.tensor_parallel import check_same_input, naming_lost_ranks
 from msrnn.hf.wavefront import Wave
 from msrnn.layer import Record
 from msrnn.policy import Policy, same_ranking
@@ -183,7 +182,7 @@ class MultiStateRNN:
         function that receives the layer's eviction times.
         """
         input_ids, mask = self._checked(input_ids, state, attention_mask)
-        self._check_same_tokens(input_ids)
+        check_same_input(input_ids, self.spec.model.shards)
         wave = self._wave(state.batch_size, last_only)
         logits: Tensor | None = None
         start = 0
@@ -257,7 +256,7 @@ class MultiStateRNN:
         input_ids, mask = self._checked(input_ids, state, kwargs.get("attention_mask"))
         if mask is not None and not mask[:, -1].all():
             raise UsageError("attention_mask: generate continues from the last column, so pad on the left")
-        self._check_same_tokens(input_ids, samples=bool(settings["do_sample"]))
+        check_same_input(input_ids, self.spec.model.shards, samples=bool(settings["do_sample"]))
         sequences, beams = settings["num_return_sequences"] or 1, settings["num_beams"] or 1
         if continues and sequences > 1:
             raise UsageError(
@@ -286,17 +285,6 @@ class MultiStateRNN:
             return out
         continuation.finish(out, input_ids.shape[1], pad=settings.pad_token)
         return out if settings["return_dict_in_generate"] else out.sequences
-
-    def _check_same_tokens(self, input_ids: Tensor, samples: bool = False) -> None:
-        """Refuse tokens, and random numbers, in which the processes that share the model differ."""
-        shards = self.spec.model.shards
-        if shards is None:
-            return
-        check_same(input_ids, shards, "each process reads other tokens: give all of them the same")
-        if samples:
-            numbers = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else torch.get_rng_state()
-            problem = "each process would sample other tokens: call torch.manual_seed with one number in all of them"
-            check_same(numbers.to(self.device), shards, problem)
 
     def _checked(
         self, input_ids: Tensor, state: MultiState, attention_mask: Tensor | None

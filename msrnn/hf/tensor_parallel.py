@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from msrnn.core.shards import Shards
+from msrnn.core.shards import Shards, check_same
 from msrnn.errors import UsageError
 
 _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
@@ -101,6 +101,18 @@ def check_heads_divide(model: PreTrainedModel, config: Any, shards: Shards) -> N
                 f"{type(model).__name__} has {heads} {what}, which {shards.count} processes cannot share equally: "
                 "use a number of processes that divides it"
             )
+
+
+def check_same_input(input_ids: Tensor, shards: Shards | None, samples: bool = False) -> None:
+    """Refuse tokens, and random numbers, in which the processes that share a model differ."""
+    if shards is None:
+        return
+    check_same(input_ids, shards, "each process reads other tokens: give all of them the same")
+    if samples:
+        device = input_ids.device
+        numbers = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+        problem = "each process would sample other tokens: call torch.manual_seed with one number in all of them"
+        check_same(numbers.to(device), shards, problem)
 
 
 def is_split(module: nn.Module) -> bool:
