@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import transformers
 
+import msrnn
 from msrnn.hf.loading import Loaded, converted, small_model
 from msrnn.policy import NAMES
 
@@ -40,6 +42,18 @@ def snippets(page: Path) -> list[str]:
 
 def test_the_pages_have_snippets() -> None:
     assert {name_of(page) for page in PAGES if snippets(page)} == PRINTED.keys()
+
+
+def test_a_program_for_several_processes_is_one() -> None:
+    """`tests/distributed` runs what this page shows; here its program is read, and the names of msrnn are looked up."""
+    page = (ROOT / "docs" / "scaling.md").read_text()
+    (program,) = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)
+    used = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Attribute)]
+    names = {node.attr for node in used if isinstance(node.value, ast.Name) and node.value.id == "msrnn"}
+    assert names == {"MultiStateRNN"}
+    state = {node.attr for node in used if isinstance(node.value, ast.Name) and node.value.id == "state"}
+    assert state == {"save", "nbytes", "nbytes_in_all"}
+    assert all(hasattr(msrnn.MultiState, name) for name in state)
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ CONFIGS = {
     "mixtral": tf.MixtralConfig(**BASE, num_local_experts=4),
 }
 
-FOR_FOUR = ("llama: tova reads*", "llama: h2o reads*", "llama: echo is saved")
+FOR_FOUR = ("llama: tova reads*", "llama: h2o reads*", "llama: a leading engine", "llama: echo is saved")
 
 
 def torchrun(ranks: int, script: Path, *arguments: Any, timeout: float = 300) -> subprocess.CompletedProcess[str]:
