@@ -24,10 +24,10 @@ ORDER = [
     "layer",
     "hf",
     "engine",
-    "distributed",
     "serve",
     "integrations",
     "evaluation",
+    "distributed",
     "analysis",
     "cli",
 ]

@@ -24,7 +24,7 @@ from msrnn.cli.eval_understanding import qasper, squality, verb
 from msrnn.cli.explore import explore
 from msrnn.cli.generate import generate
 from msrnn.cli.judge import judge
-from msrnn.cli.options import register
+from msrnn.cli.options import register, with_cluster
 from msrnn.cli.policies import policies
 from msrnn.cli.read import read
 from msrnn.cli.serve import serve
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if started_by_torchrun() and words[:1] != ["serve"]:
         return _print_error(f"torchrun: {' '.join(words[:1]) or 'msrnn'} works in one process; only serve in several")
     try:
-        code = app(words, prog_name="msrnn", standalone_mode=False)
+        code = app(with_cluster(words), prog_name="msrnn", standalone_mode=False)
     except Stopped as stopped:
         print(f"\nmsrnn: {stopped}", file=sys.stderr)
         return INTERRUPTED

@@ -85,11 +85,10 @@ def extrapolation(
         raise UsageError(
             f"--window {window}: the first {data.given} tokens are given and not predicted; use a larger window"
         )
-    batch = batch or (len(data.chunks) if decoder.device.type == "cuda" else 1)
-    source = {"model": options.model_name, "text": text.resolve().name if text else PG19, "seed": seed, "batch": batch}
+    source = {"model": options.model_name, "text": text.resolve().name if text else PG19, "seed": seed}
     course = Course(tokens, data.given, window, leg)
     evaluation = Extrapolation(decoder, data, course, store, batch, {**source, **environment(decoder.device)})
-    results, others = computed(evaluation, rows, options.force, lambda case: f"{case.label} {case.size}")
+    results, others = computed(evaluation, rows, options, lambda case: f"{case.label} {case.size}")
     report = Report({**results, **others}, course)
     sizes = sorted({case.size for case in report.cases if case.size is not None})
     sized = f"size {', '.join(map(str, sizes))}" if sizes else "unbounded"

@@ -96,7 +96,7 @@ def perplexity(
     note(data.summary())
     source = {"model": options.model_name, "text": text.resolve().name if text else PG19, "seed": seed}
     evaluation = Perplexity(decoder, data, store, batch, {**source, **environment(decoder.device)})
-    results, others = computed(evaluation, grid.cells, options.force)
+    results, others = computed(evaluation, grid.cells, options)
     report = Report(grid.extended(list(others)), {**results, **others}, data.predicted, other)
     title = f"{source['model']}, {source['text']}, {len(data.chunks):,} chunks of {length:,} tokens"
     tables = report.tables(title)

@@ -87,7 +87,7 @@ def story(
     metadata = {"model": options.model_name, "chat": chat, **environment(decoder.device)}
     stop_tokens = stop_tokens_of(decoder, tokenizer)
     evaluation = Stories(decoder, tokenizer, settings, stop_tokens, store, batch, metadata)
-    results, others = computed(evaluation, cells, options.force)
+    results, others = computed(evaluation, cells, options)
     lines = report_lines({**results, **others})
     title = f"{metadata['model']}, {stories:,} stories of at most {max_new_tokens:,} tokens"
     report = table(lines, title)

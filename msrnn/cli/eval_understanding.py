@@ -180,7 +180,7 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
             if data is None:
                 source["split"] = split
             with stoppable(options.force):
-                answers = answered(task, loaded, settings, questions, store, batch, grid.cells, source)
+                answers = answered(task, loaded, settings, questions, store, batch, grid.cells, source, options)
             keys = [question.key for question in questions]
         if stage != Stage.ANSWER:
             report_scores(task, grid, answers, keys, other, folder)
@@ -246,6 +246,7 @@ def answered(
     batch: int | None,
     cells: list[Cell],
     source: dict[str, Any],
+    options: EvaluationOptions,
 ) -> Answers:
     from msrnn.evaluation.data.prompts import PromptBuilder
     from msrnn.evaluation.environment import environment
@@ -255,6 +256,7 @@ def answered(
     builder = PromptBuilder(loaded.tokenizer, task.prompt, settings.chat)
     metadata = {**source, **environment(loaded.model.device)}
     evaluation = Understanding(loaded.model, builder, questions, Answers(store, settings), batch, metadata)
+    evaluation.workers = options.workers
     return watched(evaluation.answered, cells)
 
 

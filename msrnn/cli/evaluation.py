@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from typer import Option
 
-from msrnn.cli.options import SMALL, Device, Dtype, Model
+from msrnn.cli.options import SMALL, Cpus, Device, Dtype, Model, Ray, check_cpus
 from msrnn.cli.terminal import note, progress, show_table
 from msrnn.errors import UsageError
 
 if TYPE_CHECKING:
+    from msrnn.distributed.ray_cells import RayWorkers
     from msrnn.evaluation.report import Table
     from msrnn.evaluation.runner import Evaluation, Progress
     from msrnn.evaluation.store import Check, Store
@@ -62,6 +63,8 @@ class EvaluationOptions:
     dtype: Dtype = None
     force: Recompute = False
     skip_damaged: SkipDamaged = False
+    ray: Ray = None
+    cpus: Cpus = None
 
     @property
     def model_name(self) -> str:
@@ -71,14 +74,31 @@ class EvaluationOptions:
         """Refuse a bad device or dtype before anything is loaded; silence other libraries."""
         from msrnn.hf.loading import check_dtype, device_named
 
-        device_named(self.device)
+        check_cpus(self.ray, self.cpus)
+        if self.ray is None:
+            device_named(self.device)
         check_dtype(self.dtype)
         quiet()
 
+    @cached_property
+    def workers(self) -> RayWorkers | None:
+        """The cluster that computes; None: this process does."""
+        if self.ray is None:
+            return None
+        from msrnn.distributed.ray_cells import RayWorkers
+        from msrnn.distributed.ray_cluster import Cluster
+
+        cluster = Cluster(self.ray, self.device, self.cpus)
+        note(cluster.summary())
+        return RayWorkers(cluster, self.model, self.dtype)
+
     def load(self) -> Loaded:
+        """The model and its tokenizer. If others compute, its weights are only identified here, on the CPU."""
         from msrnn.hf.loading import load
 
-        return load(self.model, self.device, self.dtype, on_convert=note)
+        if self.workers is None:
+            return load(self.model, self.device, self.dtype, on_convert=note)
+        return load(self.model, "cpu", self.workers.dtype, on_convert=note)
 
     def open_store(self, folder: Path, name: str, check: Check) -> Store:
         return open_store(folder, name, check, force=self.force, skip_damaged=self.skip_damaged)
@@ -153,10 +173,14 @@ def watched(run: Callable[[list[Any], Progress], T], cells: list[Any]) -> T:
 
 
 def computed(
-    evaluation: Evaluation[Any, Any, T], cells: list[Any], force: bool, label: Callable[[Any], str] = lambda x: x.label
+    evaluation: Evaluation[Any, Any, T],
+    cells: list[Any],
+    options: EvaluationOptions,
+    label: Callable[[Any], str] = lambda x: x.label,
 ) -> tuple[dict[Any, list[T]], dict[Any, list[T]]]:
     """The results of these cells, and those of other cells that the folder has; with progress and notes."""
-    with stoppable(force):
+    evaluation.workers = options.workers
+    with stoppable(options.force):
         results = watched(evaluation.results, cells)
     others = evaluation.others(cells)
     note_other_rows([label(cell) for cell in others], evaluation.other_rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -81,6 +81,18 @@ TopP = Annotated[
     ),
 ]
 
+ANY_CLUSTER = "auto"
+Ray = Annotated[
+    str | None,
+    Option(
+        metavar="[ADDRESS]",
+        help="Compute on a Ray cluster: the one at this address; without one, that of this machine, or a new one.",
+        show_default="this process",
+    ),
+]
+Cpus = Annotated[
+    int | None, Option(help="With --ray: CPUs of each worker, which then uses no GPU.", show_default="a GPU each, or 1")
+]
 SaveTo = Annotated[Path | None, Option("--save", help="Write the state to this file at the end.", show_default="none")]
 Force = Annotated[bool, Option("--force", help="Replace the output file if it exists.")]
 
@@ -118,6 +130,22 @@ class SamplingOptions:
     def _given(self) -> dict[str, float]:
         given = {"temperature": self.temperature, "top_p": self.top_p}
         return {name: value for name, value in given.items() if value is not None}
+
+
+def check_cpus(ray: str | None, cpus: int | None) -> None:
+    if cpus is not None and ray is None:
+        raise UsageError(f"--cpus {cpus}: is for workers of a Ray cluster; add --ray")
+    if cpus is not None and cpus < 1:
+        raise UsageError(f"--cpus {cpus}: must be 1 or more")
+
+
+def with_cluster(words: Sequence[str]) -> list[str]:
+    """The words of a command; --ray without an address means any cluster."""
+    given = list(words)
+    for i, word in enumerate(words):
+        if word == "--ray" and (i + 1 == len(words) or words[i + 1].startswith("-")):
+            given[i] = f"--ray={ANY_CLUSTER}"
+    return given
 
 
 def register(app: typer.Typer, *verbs: Callable[..., None]) -> None:

@@ -3,9 +3,11 @@ from __future__ import annotations
 import ipaddress
 import os
 import signal
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -18,14 +20,24 @@ from msrnn.cli.options import (
     SMALL,
     STATE_DTYPE,
     Backend,
+    Cpus,
     Device,
     Dtype,
     Model,
     PolicyName,
+    Ray,
     Size,
+    check_cpus,
 )
-from msrnn.cli.terminal import note, started_by_torchrun
+from msrnn.cli.terminal import loading, note, started_by_torchrun
 from msrnn.errors import UsageError
+
+if TYPE_CHECKING:
+    from msrnn.engine.engine import Engine
+    from msrnn.hf.rnn import MultiStateRNN
+    from msrnn.serve.app import Server
+    from msrnn.serve.front import Front
+    from msrnn.serve.limits import Limits
 
 KEY_VARIABLE = "MSRNN_API_KEY"
 
@@ -43,6 +55,55 @@ class ServeOptions:
 
     def completed(self) -> ModelOptions:
         return ModelOptions(**vars(self))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a server is made of; other processes can make it, too."""
+
+    options: ModelOptions
+    name: str | None
+    rows: int | None
+    sessions: Path | None
+    prefix_states: Path | None
+    prefix_disk_bytes: int
+    prompt_tokens: int | None
+    max_tokens: int
+    max_total_tokens: int
+    limits: Limits
+
+    def server(self, rnn: MultiStateRNN, tokenizer: Any, kind: type[Engine], number: int = 0, count: int = 1) -> Server:
+        """A server with a model that is loaded; the replica of this number, of so many."""
+        from msrnn.serve.affinity import owner
+        from msrnn.serve.app import Server
+        from msrnn.serve.protocol import Served
+
+        prefixes = self.prefix_states
+        if prefixes is not None and count > 1:
+            prefixes = prefixes / f"replica-{number}"
+        engine = kind(
+            rnn,
+            self.rows,
+            tokenizer=tokenizer,
+            prompt_tokens=self.prompt_tokens,
+            prefix_folder=prefixes,
+            prefix_disk_bytes=self.prefix_disk_bytes // count,
+            sessions=self.sessions,
+            owns_session=lambda name: owner(name, count) == number,
+        )
+        name = self.name or self.options.model or SMALL
+        served = Served(name, tokenizer, self.max_tokens, self.max_total_tokens, engine.sessions)
+        return Server(engine, served, self.limits)
+
+    def replica(self, count: int, number: int) -> Server:
+        """The server of a replica, in a process of its own."""
+        from msrnn.engine.engine import Engine
+
+        if self.sessions is not None and not self.sessions.is_dir():
+            raise UsageError(f"--sessions {self.sessions}: not a folder on every machine; name one that all share")
+        server = replace(self, limits=replace(self.limits, keys=())).server(*self.options.load(), Engine, number, count)
+        server.engine.warm_up()
+        return server
 
 
 def serve(
@@ -71,6 +132,9 @@ def serve(
     queue: Annotated[int, Option(help="Prompts that may wait; more are answered with 429.")] = 256,
     max_body_bytes: Annotated[int, Option(help="Most bytes of a request.")] = 8 * 2**20,
     shutdown_timeout: Annotated[int, Option(help="Seconds that running answers have after Ctrl-C or SIGTERM.")] = 30,
+    replicas: Annotated[int | None, Option(help="With --ray: servers behind this address.", show_default="1")] = None,
+    ray: Ray = None,
+    cpus: Cpus = None,
     given: ServeOptions,
 ) -> None:
     """Serve a model over HTTP, with the API of OpenAI. Every conversation has the same size, so memory cannot run out.
@@ -86,6 +150,7 @@ def serve(
         msrnn serve --model my-model --size 1024 --rows 64
         msrnn serve --sessions sessions/ --prefix-states prefixes/
         msrnn serve --host 0.0.0.0 --port 80 --api-key secret
+        msrnn serve --replicas 4 --ray --sessions sessions/
         torchrun --no-python --nproc-per-node 8 msrnn serve --model a-large-model
     """
     options = given.completed()
@@ -93,16 +158,35 @@ def serve(
     counts = {"--queue": queue, "--max-tokens": max_tokens, "--max-body-bytes": max_body_bytes}
     _check(port, {**counts, "--prefix-disk-bytes": prefix_disk_bytes}, keys)
     _check_folders(sessions, prefix_states)
+    _check_replicas(replicas, ray, cpus)
     try:
-        import uvicorn
-
-        from msrnn.serve.app import Limits, Server
-        from msrnn.serve.http_server import DrainingServer, listening
-        from msrnn.serve.protocol import Served
+        from msrnn.serve.limits import Limits
     except ImportError as error:
         raise UsageError(f"the package {error.name} is not installed: pip install 'msrnn[serve]'") from error
+    setup = Setup(
+        options,
+        name,
+        rows,
+        sessions,
+        prefix_states,
+        prefix_disk_bytes,
+        prompt_tokens,
+        max_tokens,
+        max_total_tokens,
+        Limits(queue, max_body_bytes, keys=keys),
+    )
+    if not keys and not _is_local(host):
+        note(f"--host {host}: anyone who can reach this machine can use the model; --api-key guards it")
+    listen = partial(_listen, host=host, port=port, seconds=shutdown_timeout, name=name or given.model or SMALL)
+    if ray is not None:
+        return _serve_replicas(setup, listen, replicas or 1, ray, cpus)
+    return _serve_here(setup, listen)
+
+
+def _serve_here(setup: Setup, listen: Callable[[Server], None]) -> None:
+    """In this process, or in those that torchrun has started."""
     shared = started_by_torchrun()
-    rnn, tokenizer = options.load(shared)
+    rnn, tokenizer = setup.options.load(shared)
     from msrnn.distributed.leading import LeadingEngine, follow
     from msrnn.engine.engine import Engine
 
@@ -110,34 +194,75 @@ def serve(
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)  # the first process ends, and then says so
         return follow(rnn)
-    engine = (LeadingEngine if shared else Engine)(
-        rnn,
-        rows,
-        tokenizer=tokenizer,
-        prompt_tokens=prompt_tokens,
-        prefix_folder=prefix_states,
-        prefix_disk_bytes=prefix_disk_bytes,
-        sessions=sessions,
-    )
-    one = engine.rows.nbytes // engine.rows.capacity
-
-    served = Served(name or given.model or SMALL, tokenizer, max_tokens, max_total_tokens, engine.sessions)
-    server = Server(engine, served, Limits(queue, max_body_bytes, keys=keys))
-    config = uvicorn.Config(server.app(), host, port, log_level="warning", access_log=False)
-    note(f"a conversation takes {one:,} bytes, at any length; {engine.rows.capacity} are answered at once")
-    if not keys and not _is_local(host):
-        note(f"--host {host}: anyone who can reach this machine can use the model; --api-key guards it")
+    server = setup.server(rnn, tokenizer, LeadingEngine if shared else Engine)
+    rows = server.engine.rows
+    one = rows.nbytes // rows.capacity
+    note(f"a conversation takes {one:,} bytes, at any length; {rows.capacity} are answered at once")
     if rnn.device.type == "cuda":
         note("compiling and capturing what requests need")
-    engine.warm_up()
+    server.engine.warm_up()
+    return listen(server)
+
+
+def _serve_replicas(setup: Setup, listen: Callable[[Front], None], count: int, ray: str, cpus: int | None) -> None:
+    from msrnn.distributed.ray_cluster import Cluster
+    from msrnn.distributed.ray_replicas import RayReplicas
+    from msrnn.serve.front import Front
+
+    if started_by_torchrun():
+        raise UsageError("--ray: a model that torchrun's processes share has one server; leave one of them out")
+    options = setup.options
+    cluster = Cluster(ray, options.device, cpus)
+    note(cluster.summary())
+    if setup.sessions is None:
+        note("without --sessions FOLDER, requests with a session_id are refused: they would end with their replica")
+    else:
+        setup.sessions.mkdir(parents=True, exist_ok=True)
+    made = replace(
+        setup,
+        options=replace(options, device=cluster.device, model=_absolute(options.model)),
+        sessions=setup.sessions and setup.sessions.resolve(),
+        prefix_states=setup.prefix_states and setup.prefix_states.resolve(),
+        name=setup.name or options.model,
+    )
+    with loading(f"{count} replicas"):
+        started = RayReplicas(cluster, count, partial(made.replica, count))
+    try:
+        listen(Front(started.replicas, setup.limits, sessions=setup.sessions is not None))
+    finally:
+        started.close()
+        cluster.close()
+
+
+def _listen(server: Server | Front, host: str, port: int, seconds: int, name: str) -> None:
+    """Answer requests until a signal says otherwise."""
+    import uvicorn
+
+    from msrnn.serve.http_server import DrainingServer, listening
+
+    # Clients use idle connections again for longer than uvicorn's 5 seconds, and fail if they are closed just then.
+    quiet: Any = {"log_level": "warning", "access_log": False, "timeout_keep_alive": 75}
+    config = uvicorn.Config(server.app(), host, port, **quiet)
     listener = listening(config)  # before it is announced
     address = f"http://{_address(host)}:{listener.getsockname()[1]}"
-    note(f"{served.name} at {address}/v1; to chat in a browser, open {address}")
+    note(f"{name} at {address}/v1; to chat in a browser, open {address}")
     # uvicorn raises the signal again when it has shut down, but a server that was told to end has not failed.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
-    DrainingServer(config, server, shutdown_timeout).run(sockets=[listener])
-    return None
+    DrainingServer(config, server, seconds).run(sockets=[listener])
+
+
+def _absolute(model: str | None) -> str | None:
+    """The model for a process that runs in another folder."""
+    return str(Path(model).resolve()) if model and Path(model).exists() else model
+
+
+def _check_replicas(replicas: int | None, ray: str | None, cpus: int | None) -> None:
+    check_cpus(ray, cpus)
+    if replicas is not None and replicas < 1:
+        raise UsageError(f"--replicas {replicas}: must be 1 or more")
+    if replicas is not None and ray is None:
+        raise UsageError(f"--replicas {replicas}: they are processes of a Ray cluster; add --ray")
 
 
 def _check(port: int, counts: dict[str, int], keys: list[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from time import monotonic
@@ -48,6 +48,7 @@ class Engine:
     prefix_folder      a folder for kept states that no longer fit on the host either; without it they are forgotten
     prefix_disk_bytes  bytes of the files in it
     sessions           a folder for the states of sessions, which then survive a restart; without it they are in memory
+    owns_session       whether a session is this engine's, by its name, where several engines share the folder
 
     `generate` answers a list of prompts. `stream` answers one and may be called many times at once: a thread then runs
     the loop, and nothing else may use the model. `add` and `step` are the loop itself, for one thread at a time.
@@ -66,6 +67,7 @@ class Engine:
         prefix_folder: str | os.PathLike[str] | None = None,
         prefix_disk_bytes: int = KEPT_ON_DISK,
         sessions: str | os.PathLike[str] | None = None,
+        owns_session: Callable[[str], bool] = lambda _: True,
     ) -> None:
         for name, value in (("rows", rows), ("prompt_tokens", prompt_tokens)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
@@ -78,7 +80,8 @@ class Engine:
         if prefix_folder is not None:
             files = PrefixFiles(rnn.load_state, Path(prefix_folder), prefix_disk_bytes, self.writer)
         self.prefixes = PrefixStates(rnn.device, kept, prefix_host_bytes, files, keep_ends)
-        self.sessions = Sessions(rnn.load_state, None if sessions is None else Path(sessions), writer=self.writer)
+        folder = None if sessions is None else Path(sessions)
+        self.sessions = Sessions(rnn.load_state, folder, writer=self.writer, owns=owns_session)
         self.prompts = Prompts(rnn, self.prefixes, self.sessions)
         self._own_stops = frozenset(stop_tokens_of(rnn.model, tokenizer))
         self._under_way: dict[Request, None] = {}  # taken from those that wait, and not finished

@@ -66,6 +66,7 @@ class Sessions:
     folder  where every finished turn is written, whole or not at all; None: sessions are in memory only
     memory  bytes of states that are held; further ones are in their files alone, or are refused without a folder
     writer  the thread that writes files
+    owns    whether a session is this engine's, where several share the folder; others are only read, to fork them
     """
 
     def __init__(
@@ -74,25 +75,34 @@ class Sessions:
         folder: Path | None = None,
         memory: int = 2**30,
         writer: Writer | None = None,
+        owns: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._load, self._folder, self._memory, self._writer = load, folder, memory, writer or Writer()
+        self._owns = owns
         self._lock = threading.RLock()  # the threads of an engine, its writer and a server; never held over disk work
         self._held: OrderedDict[str, Session] = OrderedDict()
         self._writing: dict[str, int] = {}  # bytes of turns that are finished but not in their files yet
         self._infos: dict[str, SessionInfo] = {}
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            remove_unfinished(folder)
+            remove_unfinished(folder, owns)
             for path in sorted(folder.glob(f"*{SUFFIX}")):
-                self._infos[path.stem] = _info(path)
+                if owns(path.stem):
+                    self._infos[path.stem] = _info(path)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._infos
+        if self._owns(name):
+            return name in self._infos
+        return NAME.fullmatch(name) is not None and self._folder is not None and self._path(name).exists()
+
+    def info(self, name: str) -> SessionInfo | None:
+        """What a list shows of this session; None if there is none."""
+        check_name(name)
+        return self._infos.get(name)
 
     def turns(self, name: str) -> int:
         """Finished turns; 0 if there is no such session yet."""
-        check_name(name)
-        info = self._infos.get(name)
+        info = self.info(name)
         return info.turns if info else 0
 
     @property
@@ -108,6 +118,8 @@ class Sessions:
     def get(self, name: str) -> Session | None:
         """The session of this name; None if there is none yet. One that is not in memory is read from its file."""
         check_name(name)
+        if not self._owns(name):
+            return self._read(name) if name in self else None
         with self._lock:
             info, session = self._infos.get(name), self._held.get(name)
             if info is None:
@@ -142,6 +154,7 @@ class Sessions:
     @_locked
     def delete(self, name: str) -> None:
         check_name(name)
+        self._check_owned(name)
         if name not in self._infos:
             raise UsageError(f"session {name!r}: there is none of this name")
         self._check_written(name)
@@ -152,6 +165,7 @@ class Sessions:
 
     @_locked
     def _store(self, name: str, session: Session, new: bool = False) -> Future[None]:
+        self._check_owned(name)
         if new and name in self._infos:
             raise UsageError(f"session {name!r}: exists already; delete it, or choose another name")
         self._check_written(name)
@@ -174,6 +188,10 @@ class Sessions:
     def _show(self, name: str, session: Session) -> None:
         self._infos[name] = SessionInfo(name, session.tokens, session.turns, session.created, session.updated)
         self._hold(name, session)
+
+    def _check_owned(self, name: str) -> None:
+        if not self._owns(name):
+            raise UsageError(f"session {name!r}: belongs to another engine of this folder; ask that one")
 
     def _check_written(self, name: str) -> None:
         if name in self._writing:
@@ -207,10 +225,11 @@ class Sessions:
         return self._folder / f"{name}{SUFFIX}"
 
 
-def remove_unfinished(folder: Path) -> None:
+def remove_unfinished(folder: Path, owns: Callable[[str], bool] = lambda _: True) -> None:
     """Remove what a process that was killed has left of the files that it was writing."""
     for path in folder.glob(f".*{SUFFIX}.*.tmp"):
-        path.unlink(missing_ok=True)
+        if owns(path.name[1:].partition(SUFFIX)[0]):
+            path.unlink(missing_ok=True)
 
 
 def check_name(name: str) -> None:

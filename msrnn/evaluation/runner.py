@@ -6,11 +6,16 @@ Each row is appended to the store as soon as it is computed, so that an interrup
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
+from copy import copy
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from msrnn.evaluation.batch_size import batch_that_fits, if_it_fits, release
+from transformers import PreTrainedModel
+
+from msrnn.errors import UsageError
+from msrnn.evaluation.batch_size import batch_that_fits, out_of_memory, release
 from msrnn.evaluation.cells import stored_cells
+from msrnn.evaluation.environment import environment, model_identity
 from msrnn.evaluation.store import Row, Store
 
 
@@ -85,14 +90,22 @@ class Runner(ABC, Generic[C, Item, Result]):
         return {**cell.key, **self.key}
 
     def run(self, cells: Sequence[C], progress: Progress) -> None:
-        missing = {cell: self._missing(cell, self.read(self.store.done(self.row_key(cell)))) for cell in cells}
+        missing = {cell: self.missing(cell) for cell in cells}
         progress.resumed(*self.done_of(missing), self.unit)
         progress.total(sum(self.work(cell, items) for cell, items in missing.items() if items))
+        self.compute_all({cell: items for cell, items in missing.items() if items}, progress)
+
+    def compute_all(self, missing: dict[C, list[Item]], progress: Progress) -> None:
+        """Compute these items of each cell."""
         for cell, items in missing.items():
-            if items:
-                progress.cell(cell)
-                self._compute(cell, items, progress.tokens)
-                release()
+            progress.cell(cell)
+            for _ in self.computed(cell, items, progress.tokens):
+                pass
+            release()
+
+    def missing(self, cell: C) -> list[Item]:
+        """The items that are not computed yet."""
+        return self._missing(cell, self.read(self.store.done(self.row_key(cell))))
 
     def _missing(self, cell: C, known: dict[Item, Result]) -> list[Item]:
         items = dict.fromkeys(self.items(cell))
@@ -103,14 +116,15 @@ class Runner(ABC, Generic[C, Item, Result]):
         total = sum(len(dict.fromkeys(self.items(cell))) for cell in missing)
         return total - sum(len(items) for items in missing.values()), total
 
-    def _compute(self, cell: C, items: list[Item], on_tokens: OnTokens) -> None:
+    def computed(self, cell: C, items: list[Item], on_tokens: OnTokens) -> Iterator[Row]:
+        """Compute items; each row is in the store when it is returned."""
         batch = self.batch
         while items:
             batch = min(batch, len(items))
-            items = self._append(cell, items, batch, on_tokens)
+            items = yield from self._append(cell, items, batch, on_tokens)
             batch //= 2
 
-    def _append(self, cell: C, items: list[Item], batch: int, on_tokens: OnTokens) -> list[Item]:
+    def _append(self, cell: C, items: list[Item], batch: int, on_tokens: OnTokens) -> Generator[Row, None, list[Item]]:
         """Compute and store items; returns those that did not fit into memory, and may fit in a smaller batch."""
         counted = list[int]()
 
@@ -118,25 +132,103 @@ class Runner(ABC, Generic[C, Item, Result]):
             counted.append(tokens)
             on_tokens(tokens)
 
-        def append() -> bool:
+        def append() -> Iterator[Row]:
             compute = self.prepare(cell, items, batch)
             for some in self.batches(cell, items, batch):
                 for fields in compute(some, count):
-                    self.store.append({**self.row_key(cell), **fields, **self.metadata})
-            return True
+                    row = {**self.row_key(cell), **fields, **self.metadata}
+                    self.store.append(row)
+                    yield row
 
         if not self.shrinks or batch == 1:
             with batch_that_fits(batch, cell.label):
-                append()
+                yield from append()
             return []
-        if if_it_fits(append):
+        try:
+            yield from append()
             return []
-        left = self._missing(cell, self.read(self.store.done(self.row_key(cell))))
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+        release()
+        left = self.missing(cell)
         on_tokens(self.work(cell, items) - self.work(cell, left) - sum(counted))
         return left
 
 
-class Evaluation(Runner[C, Item, Result]):
+class Computed(NamedTuple):
+    """What another process has done for a cell."""
+
+    cell: Any
+    row: Row | None  # None: it begins
+    tokens: int  # that were read since the row before
+
+
+class Workers(Protocol):
+    """Other processes that compute cells."""
+
+    def computed(self, run: ModelRunner[Any, Any, Any], missing: dict[Any, list[Any]]) -> Iterator[Computed]: ...
+
+
+class ModelRunner(Runner[C, Item, Result]):
+    """A run that needs a model: in this process, or in others that load the same model.
+
+    batch  None: as many items at once as suit the device, and fewer where they do not fit
+    """
+
+    gpu_batch, cpu_batch = 1, 1  # items at once, where no batch is given
+    workers: Workers | None = None  # who computes the cells; None: this process, one after another
+
+    def __init__(self, model: PreTrainedModel, store: Store, key: Row, metadata: Row, batch: int | None) -> None:
+        self._given = batch
+        super().__init__(store, key, metadata, 1, shrinks=batch is None)
+        self._use(model)
+
+    def _use(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.batch = self._given or (self.gpu_batch if model.device.type == "cuda" else self.cpu_batch)
+        self.metadata = {**self.metadata, "batch": self.batch}
+
+    def needs(self, cell: C) -> list[C]:
+        """Other cells whose rows this one is computed from."""
+        return []
+
+    def compute_all(self, missing: dict[C, list[Item]], progress: Progress) -> None:
+        if self.workers is None:
+            return super().compute_all(missing, progress)
+        for cell, row, tokens in self.workers.computed(self, missing):
+            if row is None:
+                progress.cell(cell)
+            else:
+                self.store.append(row)
+            progress.tokens(tokens)
+        return None
+
+    def sent(self) -> Self:
+        """A copy for another process, without the model and without rows."""
+        other = copy(self)
+        other.store, other.workers = Store(None), None
+        del other.model
+        return other
+
+    def received(self, model: PreTrainedModel, rows: list[Row]) -> Self:
+        """Such a copy in the other process, with the model and the rows that its work needs."""
+        found = model_identity(model)
+        for name in ("fingerprint", "dtype"):
+            if found[name] != self.key[name]:
+                raise UsageError(
+                    f"a worker's model has {name} {found[name]} instead of {self.key[name]}: give all machines the "
+                    "same model, and --dtype"
+                )
+        run = copy(self)
+        run.store = Store(None)
+        run.store.rows = rows
+        run.metadata = {**self.metadata, **environment(model.device), "backend": found["backend"]}
+        run._use(model)
+        return run
+
+
+class Evaluation(ModelRunner[C, Item, Result]):
     """A run whose results are read back by cell; of earlier commands, too."""
 
     @property

@@ -182,6 +182,11 @@ class StateLayer(OwnedLayer):
                 f"keys of {key.dtype} do not fit a state of {memory.dtype}: leave autocast, or cast the model "
                 "first and wrap it again"
             )
+        if scoring.sinks is not None and scoring.sinks.shape[0] != query.shape[1]:
+            raise UsageError(
+                f"{scoring.sinks.shape[0]} attention sinks for the {query.shape[1]} heads of this process: msrnn does "
+                "not support a model with sinks that processes share; load it in one process"
+            )
         self.unfinished = True
         if isinstance(memory, Growing):
             output = attend_unbounded(memory, query, key, value, real, scoring)

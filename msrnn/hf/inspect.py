@@ -45,7 +45,7 @@ class ModelSpec:
         with msrnn_attention(model):
             layers = inspect_layers(model, self.config)
         self.layers: list[RecordedLayer | None] = [  # None: linear attention
-            layer and _with_shards(layer, self.shards) for layer in layers
+            layer and _with_shards(layer, self.shards, self.config) for layer in layers
         ]
         self.last_position = _last_position(model, self.config)
 
@@ -99,8 +99,11 @@ class ModelSpec:
         return True
 
 
-def _with_shards(layer: RecordedLayer, shards: Shards | None) -> RecordedLayer:
-    return layer._replace(shape=replace(layer.shape, shards=shards)) if is_split(layer.module) else layer
+def _with_shards(layer: RecordedLayer, shards: Shards | None, config: Any) -> RecordedLayer:
+    """Some models split their weights and gather their projections: there, every process has all heads."""
+    if layer.shape.heads == getattr(config, "num_attention_heads", None) or not is_split(layer.module):
+        return layer
+    return layer._replace(shape=replace(layer.shape, shards=shards))
 
 
 _SPECS: weakref.WeakKeyDictionary[nn.Module, tuple[int, ModelSpec]] = weakref.WeakKeyDictionary()

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -21,9 +18,11 @@ import msrnn
 from msrnn.engine.engine import Engine
 from msrnn.engine.requests import Event, Request
 from msrnn.engine.retention import retention_of
+from msrnn.engine.sessions import SessionInfo
 from msrnn.errors import UsageError
+from msrnn.serve.application import application
 from msrnn.serve.errors import ApiError, bad, failed, overloaded, shutting_down
-from msrnn.serve.keys import KeyCheck
+from msrnn.serve.limits import Limits, parsed, read_body
 from msrnn.serve.metrics import Metrics, Timer
 from msrnn.serve.page import page_routes
 from msrnn.serve.protocol import Job, Served, chat_job, completion_job
@@ -65,16 +64,6 @@ class _Feed:
             request.cancel()
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a client may ask for."""
-
-    queue: int = 256  # prompts that wait for a row; more are answered with 429
-    body_bytes: int = 8 * 2**20
-    body_seconds: float = 30.0  # for a client to send its request
-    keys: Sequence[str] = ()
-
-
 class Server:
     """Answers HTTP requests with an engine."""
 
@@ -90,6 +79,7 @@ class Server:
             Route("/v1/completions", self._guarded(self.completions), methods=["POST"]),
             Route("/v1/models", self._guarded(self.models), methods=["GET"]),
             Route("/v1/sessions", self._guarded(self.sessions), methods=["GET"]),
+            Route("/v1/sessions/{name}", self._guarded(self.session), methods=["GET"]),
             Route("/v1/sessions/{name}", self._guarded(self.delete_session), methods=["DELETE"]),
             Route("/v1/sessions/{name}/memory", self._guarded(self.memory), methods=["GET"]),
             Route("/v1/sessions/{name}/fork", self._guarded(self.fork_session), methods=["POST"]),
@@ -104,14 +94,7 @@ class Server:
             yield
             await asyncio.to_thread(self.engine.close)
 
-        app = Starlette(
-            routes=routes,
-            middleware=[Middleware(KeyCheck, keys=self.limits.keys)],
-            exception_handlers={HTTPException: _http_error},
-            lifespan=lifespan,
-        )
-        app.router.redirect_slashes = False  # a wrong path is an error
-        return app
+        return application(routes, self.limits, lifespan)
 
     def _guarded(self, endpoint: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
         """Errors in OpenAI's shape. What went wrong inside is not shown, since it may hold a prompt."""
@@ -141,7 +124,7 @@ class Server:
 
     async def _job(self, http: HttpRequest, parse: Callable[[Any, Served], Job]) -> tuple[Job, list[Request]]:
         """A request, checked, in another thread: long texts take long to tokenize."""
-        body = await self._body(http)
+        body = parsed(await read_body(http, self.limits))
 
         def checked() -> tuple[Job, list[Request]]:
             job = parse(body, self.served)
@@ -156,26 +139,6 @@ class Server:
     def _most(self) -> int:
         """Prompts that run and wait, at most."""
         return self.engine.rows.capacity + self.limits.queue
-
-    async def _body(self, http: HttpRequest) -> Any:
-        most = self.limits.body_bytes
-        too_large = ApiError(413, f"the body is larger than {most:,} bytes", code="body_too_large")
-        length = http.headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > most:
-            raise too_large
-        body = bytearray()
-        try:
-            async with asyncio.timeout(self.limits.body_seconds):
-                async for part in http.stream():
-                    body += part
-                    if len(body) > most:
-                        raise too_large
-        except TimeoutError:
-            raise ApiError(408, "the body did not arrive in time", code="body_too_slow") from None
-        try:
-            return json.loads(body, parse_constant=_no_number)
-        except (ValueError, RecursionError) as error:
-            raise ApiError(400, f"the body is not JSON: {str(error)[:200]}", code="invalid_json") from None
 
     async def _answer(self, http: HttpRequest, job: Job, requests: list[Request], kind: type[Reply]) -> Response:
         if self.draining:  # by now
@@ -230,8 +193,14 @@ class Server:
         return JSONResponse({"object": "list", "data": [{**model, **made, "max_tokens": self.served.default_tokens}]})
 
     async def sessions(self, _: HttpRequest) -> Response:
-        found = [{"id": info.name, "object": "session", **info._asdict()} for info in self.engine.sessions.infos()]
-        return JSONResponse({"object": "list", "data": found})
+        return JSONResponse({"object": "list", "data": [*map(_shown, self.engine.sessions.infos())]})
+
+    async def session(self, http: HttpRequest) -> Response:
+        name = str(http.path_params["name"])
+        info = self.engine.sessions.info(name)
+        if info is None:
+            raise _no_session(name)
+        return JSONResponse(_shown(info))
 
     async def delete_session(self, http: HttpRequest) -> Response:
         name = self._existing(http)
@@ -239,7 +208,7 @@ class Server:
         return JSONResponse({"id": name, "object": "session", "deleted": True})
 
     async def fork_session(self, http: HttpRequest) -> Response:
-        name, body = self._existing(http), await self._body(http)
+        name, body = self._existing(http), parsed(await read_body(http, self.limits))
         other = body.get("to") if isinstance(body, dict) and body.keys() == {"to"} else None
         if not isinstance(other, str):
             raise ApiError(400, 'the body must be {"to": "the name of the new session"}', param="to")
@@ -288,19 +257,23 @@ async def _whole(feed: _Feed) -> None:
 async def _streamed(http: HttpRequest, feed: _Feed, reply: Reply) -> AsyncIterator[bytes]:
     gone = asyncio.ensure_future(_disconnected(http))  # also noticed while there is nothing to send yet
     gone.add_done_callback(lambda _: feed.cancel())  # the engine then ends the events, and so this stream
+    first = reply.first_chunks()  # sent with the first event: until then, another server can still take over
     try:
-        for chunk in reply.first_chunks():
-            yield chunk
         async with aclosing(feed.read()) as events:
             async for event in events:
-                for chunk in reply.chunks(event):
+                for chunk in [*first, *reply.chunks(event)]:
                     yield chunk
-        for chunk in reply.last_chunks():
+                first = []
+        for chunk in [*first, *reply.last_chunks()]:
             yield chunk
     except ApiError as error:
         yield sent_error(error.body)
     finally:
         gone.cancel()
+
+
+def _shown(info: SessionInfo) -> dict[str, Any]:
+    return {"id": info.name, "object": "session", **info._asdict()}
 
 
 def _no_session(name: str) -> ApiError:
@@ -314,16 +287,6 @@ def _failure(event: Event) -> ApiError:
     return failed(message)
 
 
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON number")
-
-
 async def _disconnected(http: HttpRequest) -> None:
     while (await http.receive())["type"] != "http.disconnect":
         pass
-
-
-async def _http_error(_: HttpRequest, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    found = ApiError(error.status_code, error.detail, code="not_found" if error.status_code == 404 else None)
-    return JSONResponse(found.body, error.status_code, error.headers)

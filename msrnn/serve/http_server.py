@@ -6,10 +6,9 @@ import math
 import socket
 from time import monotonic
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
-
-from msrnn.serve.app import Server
 
 
 def listening(config: uvicorn.Config) -> socket.socket:
@@ -23,13 +22,20 @@ def listening(config: uvicorn.Config) -> socket.socket:
     return listener
 
 
+class Drained(Protocol):
+    """Who answers requests."""
+
+    active: int  # requests that are not finished
+    draining: bool  # no more are taken
+
+
 class DrainingServer(uvicorn.Server):
     """uvicorn, which goes on to answer while running answers finish: with 503, so that others are asked instead.
 
     The first signal begins this; a second one ends it at once.
     """
 
-    def __init__(self, config: uvicorn.Config, server: Server, seconds: float) -> None:
+    def __init__(self, config: uvicorn.Config, server: Drained, seconds: float) -> None:
         super().__init__(config)
         self._server, self._seconds, self._until = server, seconds, math.inf
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from time import monotonic
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from msrnn.engine.engine import Engine
@@ -86,3 +87,25 @@ class Timer:
         if event.finish_reason is not None:
             metrics.finished.labels(event.finish_reason).inc()
             metrics.whole.observe(now - self._began)
+
+
+class _Merged(Collector):
+    def __init__(self, texts: Mapping[int, str]) -> None:
+        self._texts = texts
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for replica, text in self._texts.items():
+            for found in text_string_to_metric_families(text):
+                family = families.setdefault(found.name, Metric(found.name, found.documentation, found.type))
+                family.samples += [
+                    sample._replace(labels={"replica": str(replica), **sample.labels}) for sample in found.samples
+                ]
+        yield from families.values()
+
+
+def merged(texts: Mapping[int, str]) -> bytes:
+    """The metrics of several replicas as one text; the replica is a label."""
+    registry = CollectorRegistry()
+    registry.register(_Merged(texts))
+    return generate_latest(registry)

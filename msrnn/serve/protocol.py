@@ -28,7 +28,10 @@ _SAMPLING = (
     "repetition_penalty",
     "ignore_eos",
 )
-_OTHERS = ("model", "max_tokens", "stop", "logit_bias", "stream", "stream_options", "user", "session_id", "retention")
+_OTHERS = (
+    *("model", "max_tokens", "stop", "logit_bias", "stream", "stream_options", "user", "retention"),
+    *("session_id", "session_turns"),
+)
 _COMMON = {*_SAMPLING, *_OTHERS}
 CHAT_FIELDS = _COMMON | {"messages", "max_completion_tokens", "logprobs", "top_logprobs"}
 COMPLETION_FIELDS = _COMMON | {"prompt", "echo", "logprobs"}
@@ -186,13 +189,22 @@ def _boolean(fields: Mapping[str, Any], name: str) -> bool:
 
 def _session(fields: Mapping[str, Any], served: Served) -> tuple[str | None, Session | None]:
     """The name of the session, and the session if there is one already."""
-    name = fields.get("session_id")
+    name, turns = fields.get("session_id"), fields.get("session_turns")
+    if turns is not None and (type(turns) is not int or turns < 0):
+        raise bad("session_turns", f"session_turns={turns!r:.100}: must be a whole number, 0 or more")
     if name is None:
+        if turns is not None:
+            raise bad("session_turns", "session_turns needs session_id")
         return None, None
     try:
-        return name, served.sessions.get(name)
+        session = served.sessions.get(name)
     except UsageError as error:
         raise bad("session_id", str(error)) from error
+    has = session.turns if session else 0
+    if turns not in (None, has):
+        message = f"session {name!r}: has {has} finished turns, and not the {turns} that this request follows"
+        raise ApiError(409, message, param="session_turns", code="session_error")
+    return name, session
 
 
 def _prompts(value: Any, tokenizer: Any, begins: bool) -> list[list[int]]:

@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -39,11 +41,20 @@ def test_addresses_beyond_this_machine() -> None:
     ]
 
 
+@contextmanager
+def ending(process: subprocess.Popen[str]) -> Iterator[None]:
+    """A test that fails does not wait for its server."""
+    try:
+        yield
+    finally:
+        process.kill()
+
+
 def test_a_server(folder: Path, tmp_path: Path) -> None:
     """Without a key on all addresses it warns; a finished turn of a session is a file; SIGTERM ends it with 0."""
     command = [sys.executable, "-c", "from msrnn.cli import main; main()", "serve", "--model", str(folder)]
     command += ["--size", "16", "--rows", "2", "--host", "0.0.0.0", "--port", "0", "--sessions", str(tmp_path)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server, ending(server):
         assert server.stderr is not None
         said = ""
         for line in server.stderr:

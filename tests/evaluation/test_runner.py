@@ -1,9 +1,11 @@
-"""The runner on a task without a model: an item is a number, and its result is its square."""
+"""The runner on a task whose model does nothing: an item is a number, and its result is its square."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,9 @@ class Squares(Evaluation[Cell, int, int]):
     unit = "numbers"
 
     def __init__(self, store: Store, numbers: list[int], batch: int = 2, shrinks: bool = False, fits: int = 9) -> None:
-        super().__init__(store, {"model": "a"}, {"commit": "b"}, batch, shrinks)
+        model: Any = SimpleNamespace(device=torch.device("cpu"))
+        super().__init__(model, store, {"model": "a"}, {"commit": "b"}, batch)
+        self.shrinks = shrinks
         self.numbers, self.fits, self.tried = numbers, fits, list[list[int]]()
 
     def cell_of(self, row: Row) -> Cell:

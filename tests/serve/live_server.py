@@ -17,8 +17,9 @@ import torch
 import uvicorn
 
 import msrnn
-from msrnn.serve.app import Limits, Server
+from msrnn.serve.app import Server
 from msrnn.serve.http_server import DrainingServer, listening
+from msrnn.serve.limits import Limits
 from msrnn.serve.protocol import Served
 
 KEY = "sk-test"

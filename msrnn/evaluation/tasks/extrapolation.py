@@ -28,7 +28,7 @@ from msrnn.evaluation.data.texts import Data
 from msrnn.evaluation.environment import model_identity
 from msrnn.evaluation.loss import losses
 from msrnn.evaluation.report import Table, document, plot_estimates, saved_figure
-from msrnn.evaluation.runner import Compute, Evaluation, OnTokens
+from msrnn.evaluation.runner import Compute, Evaluation, OnTokens, Progress
 from msrnn.evaluation.statistics import Estimate
 from msrnn.evaluation.store import Row, Store, fields, is_int, is_number, is_text, list_of, optional, paired
 from msrnn.evaluation.tasks.perplexity import formatted
@@ -144,7 +144,7 @@ class SavedStates:
         return {int(path.stem.rpartition("-")[2]): path for path in paths}
 
     def save(self, state: MultiState, tokens: int) -> None:
-        if self.folder:
+        if self.folder and self.folder.parent.exists():  # a worker on another machine may not have it
             self.folder.mkdir(exist_ok=True)
             state.save(self.folder / f"{self.name}-{tokens}.safetensors")
 
@@ -153,8 +153,6 @@ class SavedStates:
         for tokens, path in self.files.items():
             if tokens != but:
                 path.unlink()
-        if self.folder and self.folder.exists() and not any(self.folder.iterdir()):
-            self.folder.rmdir()
 
 
 Results = dict[Case, list[list[float]]]  # by text: the summed negative log-likelihood of each window
@@ -166,16 +164,24 @@ class Extrapolation(Evaluation[Case, str, list[float]]):
     unit = "tokens"
 
     def __init__(
-        self, model: PreTrainedModel, data: Data, course: Course, store: Store, batch: int, metadata: Row
+        self, model: PreTrainedModel, data: Data, course: Course, store: Store, batch: int | None, metadata: Row
     ) -> None:
         identity = model_identity(model)
         metadata = {"tokens": data.length, "data": data.fingerprint, "backend": identity.pop("backend"), **metadata}
-        super().__init__(store, {**identity, "window": course.window}, metadata, batch)
-        self.model, self.data, self.course, self.windows = model, data, course, len(course.counts)
+        self.gpu_batch = len(data.chunks)
+        super().__init__(model, store, {**identity, "window": course.window}, metadata, batch)
+        self.shrinks = False  # a saved state is that of a whole batch
+        self.data, self.course, self.windows = data, course, len(course.counts)
+        self.states_folder = store.path.resolve().with_suffix(".states") if store.path else None
         self.texts = dict(zip(data.keys, data.chunks, strict=True))
 
     def cell_of(self, row: Row) -> Case:
         return Case(row["policy"], row["positions"], row["size"])
+
+    def run(self, cells: Sequence[Case], progress: Progress) -> None:
+        super().run(cells, progress)
+        if self.states_folder and self.states_folder.exists() and not any(self.states_folder.iterdir()):
+            self.states_folder.rmdir()
 
     def items(self, cell: Case) -> list[str]:
         return self.data.keys
@@ -203,8 +209,7 @@ class Extrapolation(Evaluation[Case, str, list[float]]):
         return sum(len(texts) * (self.course.tokens - self._start(cell, texts)) for texts in batches)
 
     def _states(self, cell: Case, texts: list[str]) -> SavedStates:
-        folder = self.store.path.with_suffix(".states") if self.store.path else None
-        return SavedStates(folder, [cell.key, self.key, texts])
+        return SavedStates(self.states_folder, [cell.key, self.key, texts])
 
     def _start(self, cell: Case, texts: list[str]) -> int:
         """Tokens that a saved state of these texts has read, and whose windows are all in the store."""

@@ -34,7 +34,6 @@ PAPER_ROWS = (
     *("tova-head", "tova", "tova+1", "tova+4"),
 )
 PAPER_SIZES = tuple(2**i for i in range(6, 13))
-GPU_BATCH = 64  # chunks; the eviction scan runs one chunk per multiprocessor, all in parallel
 CHECK = paired(
     "chunks",
     "nll",
@@ -115,19 +114,16 @@ Results = dict[Cell, list[float]]  # the summed negative log-likelihood of each 
 
 
 class Perplexity(Evaluation[Cell, str, float]):
-    """One model on chunks, identified by their content, so that another choice reuses the chunks it shares.
-
-    Without a `batch`, as many chunks are read at once as suit the device, and fewer where they do not fit.
-    """
+    """One model on chunks, identified by their content, so that another choice reuses the chunks it shares."""
 
     unit = "chunks"
+    gpu_batch = 64  # the eviction scan runs one chunk per multiprocessor, all in parallel
 
     def __init__(self, model: PreTrainedModel, data: Data, store: Store, batch: int | None, metadata: Row) -> None:
         identity = model_identity(model)
         metadata = {"length": data.length, "data": data.fingerprint, "backend": identity.pop("backend"), **metadata}
-        default = GPU_BATCH if model.device.type == "cuda" else 1
-        super().__init__(store, identity, metadata, batch or default, shrinks=batch is None)
-        self.model, self.data = model, data
+        super().__init__(model, store, identity, metadata, batch)
+        self.data = data
         self.chunks = dict(zip(data.keys, data.chunks, strict=True))
 
     def cell_of(self, row: Row) -> Cell:

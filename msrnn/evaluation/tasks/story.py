@@ -39,7 +39,6 @@ CHECK = fields(
 )
 HEADER = ("version", "tokens", "words", "repeated", "ended", "evicted", "as full")
 NGRAM = 4  # words
-GPU_BATCH, CPU_BATCH = 50, 8
 SAMPLER = "sampler"  # rows of earlier versions, whose stories were sampled in another way, do not have it
 
 
@@ -82,10 +81,10 @@ class Stories(Evaluation[Cell, int, Row]):
     """The stories of one model. An item is a seed.
 
     Until its first eviction has an effect, a version writes the full model's story: that part is copied.
-    Without a `batch`, as many are generated at once as suit the device, and fewer where they do not fit.
     """
 
     unit = "stories"
+    gpu_batch, cpu_batch = 50, 8
 
     def __init__(
         self,
@@ -97,10 +96,8 @@ class Stories(Evaluation[Cell, int, Row]):
         batch: int | None,
         metadata: Row,
     ) -> None:
-        most = batch or (GPU_BATCH if model.device.type == "cuda" else CPU_BATCH)
-        identity = {**model_key(model), **settings.key}
-        super().__init__(store, identity, {**metadata, "batch": most}, most, shrinks=batch is None)
-        self.model, self.tokenizer, self.settings, self.stop_tokens = model, tokenizer, settings, stop_tokens
+        super().__init__(model, store, {**model_key(model), **settings.key}, metadata, batch)
+        self.tokenizer, self.settings, self.stop_tokens = tokenizer, settings, stop_tokens
         self.columns = len(settings.prompt) + settings.max_new_tokens  # tokens of a prompt and its story
 
     def cell_of(self, row: Row) -> Cell:
@@ -114,6 +111,9 @@ class Stories(Evaluation[Cell, int, Row]):
 
     def work(self, cell: Cell, items: list[int]) -> int:
         return len(items) * self.columns
+
+    def needs(self, cell: Cell) -> list[Cell]:
+        return [] if cell == FULL_MODEL else [FULL_MODEL]
 
     def run(self, cells: Sequence[Cell], progress: Progress) -> None:
         """The full model first, since the others begin with its stories."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from transformers import PreTrainedModel
 
@@ -23,7 +23,7 @@ from msrnn.evaluation.data.questions import QASPER_FORMATS, SQUALITY_FORMATS, Fo
 from msrnn.evaluation.environment import backend_names, model_key
 from msrnn.evaluation.generation import answered
 from msrnn.evaluation.report import INLINE, MISSING, Formatted, Table, document, plot_estimates, saved_figure
-from msrnn.evaluation.runner import Compute, OnTokens, Progress, Runner
+from msrnn.evaluation.runner import Compute, ModelRunner, OnTokens, Progress
 from msrnn.evaluation.statistics import Estimate
 from msrnn.evaluation.store import Row, Store
 from msrnn.evaluation.tasks.answer_scores import F1, ROUGE, Metric, Scores
@@ -33,7 +33,6 @@ from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import FULL
 
 AUTO = "auto"
-GPU_BATCH, CPU_BATCH = 16, 8
 
 
 class Task(NamedTuple):
@@ -88,13 +87,11 @@ def stored_answers(task: Task, store: Store, cells: list[Cell], **wanted: Any) -
     return answers, keys
 
 
-class Understanding(Runner[Cell, str, Row]):
-    """One model on some questions. An item is a prompt, by its key.
-
-    Without a `batch`, as many are answered at once as suit the device, and fewer where they do not fit.
-    """
+class Understanding(ModelRunner[Cell, str, Row]):
+    """One model on some questions. An item is a prompt, by its key."""
 
     unit = "answers"
+    gpu_batch, cpu_batch = 16, 8
 
     def __init__(
         self,
@@ -105,10 +102,9 @@ class Understanding(Runner[Cell, str, Row]):
         batch: int | None,
         metadata: Row,
     ) -> None:
-        settings, most = answers.settings, batch or (GPU_BATCH if model.device.type == "cuda" else CPU_BATCH)
-        metadata = {"length": settings.length, **metadata, "batch": most}
-        super().__init__(answers.store, settings.answer_key, metadata, most, shrinks=batch is None)
-        self.model, self.builder, self.questions, self.answers = model, builder, questions, answers
+        settings = answers.settings
+        super().__init__(model, answers.store, settings.answer_key, {"length": settings.length, **metadata}, batch)
+        self.builder, self.questions, self.answers = builder, questions, answers
         self.settings, self.stop_tokens = settings, stop_tokens_of(model, builder.tokenizer)
         self.prompts: dict[Cell, dict[str, Prompt]] = {}  # what each cell answers
 
@@ -120,6 +116,11 @@ class Understanding(Runner[Cell, str, Row]):
     def answered(self, cells: Sequence[Cell], progress: Progress | None = None) -> Answers:
         self.run(cells, progress or Progress())
         return Answers(self.store, self.settings)
+
+    def sent(self) -> Self:
+        other = super().sent()
+        other.questions, other.answers = [], Answers(other.store, self.settings)  # prompts are all that a worker needs
+        return other
 
     def _assigned(self, cells: Sequence[Cell]) -> dict[Cell, dict[str, Prompt]]:
         """The prompts that each cell answers. Questions are stored with their prompts."""
