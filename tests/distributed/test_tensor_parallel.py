@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,10 @@ CONFIGS = {
     "llama": tf.LlamaConfig(**BASE),
     "qwen3": tf.Qwen3Config(**BASE, head_dim=16),
     "mixtral": tf.MixtralConfig(**BASE, num_local_experts=4),
+    "phi3": tf.Phi3Config(**BASE),
+    "gpt_oss": tf.GptOssConfig(**BASE, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
 }
-
+FOR_TWO = ("llama: *", "*: tova *", "*: h2o reads*")
 FOR_FOUR = ("llama: tova reads*", "llama: h2o reads*", "llama: a leading engine", "llama: echo is saved")
 
 
@@ -56,10 +59,15 @@ def torchrun(ranks: int, script: Path, *arguments: Any, timeout: float = 300) ->
     )
 
 
-def test_processes_that_share_a_model_compute_what_one_computes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("for_two", "for_four"), [(FOR_TWO, FOR_FOUR), pytest.param(["*"], ["*"], marks=pytest.mark.slow)]
+)
+def test_processes_that_share_a_model_compute_what_one_computes(
+    for_two: Sequence[str], for_four: Sequence[str], tmp_path: Path
+) -> None:
     for name, config in CONFIGS.items():
         build(config).save_pretrained(tmp_path / name)
-    for ranks, patterns in ((2, ()), (4, FOR_FOUR)):  # four go on from what two have saved, too
+    for ranks, patterns in ((2, for_two), (4, for_four)):  # four go on from what two have saved, too
         done = torchrun(ranks, Path(__file__).with_name("in_ranks.py"), tmp_path, *patterns)
         ended = time.time()
         results = tmp_path / f"{ranks}-ranks.json"
