@@ -26,9 +26,10 @@ from msrnn.cli.generate import generate
 from msrnn.cli.judge import judge
 from msrnn.cli.options import register, with_cluster
 from msrnn.cli.policies import policies
+from msrnn.cli.processes import SHARED_VERBS, print_error, speaking_once, started_by_torchrun
 from msrnn.cli.read import read
 from msrnn.cli.serve import serve
-from msrnn.cli.terminal import Stopped, started_by_torchrun
+from msrnn.cli.terminal import Stopped
 from msrnn.errors import UsageError
 
 BAD_INPUT, INTERRUPTED = 2, 130
@@ -71,10 +72,12 @@ def _app(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code: 2 for bad input, 130 after Ctrl-C."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    if started_by_torchrun() and words[:1] != ["serve"]:
-        return _print_error(f"torchrun: {' '.join(words[:1]) or 'msrnn'} works in one process; only serve in several")
+    if started_by_torchrun() and words[:1] and words[0] not in SHARED_VERBS:
+        known = f"{', '.join(SHARED_VERBS[:-1])} and {SHARED_VERBS[-1]}"
+        return _print_error(f"torchrun: {words[0]} works in one process; {known} in several")
     try:
-        code = app(with_cluster(words), prog_name="msrnn", standalone_mode=False)
+        with speaking_once():
+            code = app(with_cluster(words), prog_name="msrnn", standalone_mode=False)
     except Stopped as stopped:
         print(f"\nmsrnn: {stopped}", file=sys.stderr)
         return INTERRUPTED
@@ -106,5 +109,5 @@ def _with_flag(message: str, words: Sequence[str]) -> str:
 
 def _print_error(message: str) -> int:
     if message:
-        print("msrnn:", " ".join(message.split()), file=sys.stderr)
+        print_error(message)
     return BAD_INPUT

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from typer import Option
 
 from msrnn.cli.options import SMALL, Cpus, Device, Dtype, Model, Ray, check_cpus
+from msrnn.cli.processes import is_first, started_by_torchrun
 from msrnn.cli.terminal import note, progress, show_table
 from msrnn.errors import UsageError
 
@@ -75,6 +76,10 @@ class EvaluationOptions:
         from msrnn.hf.loading import check_dtype, device_named
 
         check_cpus(self.ray, self.cpus)
+        if self.ray is not None and started_by_torchrun():
+            raise UsageError(
+                "--ray: workers load whole models, which torchrun's processes share; leave one of them out"
+            )
         if self.ray is None:
             device_named(self.device)
         check_dtype(self.dtype)
@@ -97,7 +102,7 @@ class EvaluationOptions:
         from msrnn.hf.loading import load
 
         if self.workers is None:
-            return load(self.model, self.device, self.dtype, on_convert=note)
+            return load(self.model, self.device, self.dtype, on_convert=note, shared=started_by_torchrun())
         return load(self.model, "cpu", self.workers.dtype, on_convert=note)
 
     def open_store(self, folder: Path, name: str, check: Check) -> Store:
@@ -200,7 +205,7 @@ def read_store(path: Path, check: Check, *, force: bool = False, skip_damaged: b
     from msrnn.evaluation.store import DamagedRowsError, Store
 
     try:
-        return Store(path, check, redo=force, skip_damaged=skip_damaged)
+        return Store(path, check, redo=force, skip_damaged=skip_damaged, writes=is_first())
     except DamagedRowsError as error:
         raise UsageError(f"{error}: add --skip-damaged") from error
 
@@ -240,6 +245,8 @@ def show_tables(tables: Sequence[Table]) -> None:
 
 def write_report(folder: Path, table: Table, page: str, draw: Callable[[], object] | None = None) -> None:
     """NAME.md, NAME.csv where the table has lines for it, and the figures that `draw` draws."""
+    if not is_first():
+        return
     kinds = ["jsonl", "md"]
     (folder / f"{table.name}.md").write_text(page)
     if table.lines:

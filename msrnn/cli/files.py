@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msrnn.cli.processes import started_by_torchrun
 from msrnn.core.atomic import target_of
 from msrnn.errors import UsageError
 from msrnn.evaluation.data.texts import decoded
@@ -23,6 +24,8 @@ _MANUAL_TOPICS = ("objects", "naming", "exceptions", "import", "customization", 
 
 def read_text(source: str) -> str:
     """The text of a file, or of standard input for `-`."""
+    if source == "-" and started_by_torchrun():
+        raise UsageError("-: standard input has one reader, but there are several processes; give a file")
     data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
     text = decoded(data, source)
     if not text.strip():

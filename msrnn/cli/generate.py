@@ -13,6 +13,7 @@ from msrnn.cli.model_options import (
     warn_past_training,
 )
 from msrnn.cli.options import Force, MaxNewTokens, SamplingOptions, SaveTo
+from msrnn.cli.processes import started_by_torchrun
 from msrnn.cli.terminal import Stopped, note, speed_of, summary
 from msrnn.errors import UsageError
 
@@ -64,6 +65,8 @@ def generate(
     except KeyboardInterrupt:
         answer.end()
         stopped = f"stopped after {speed_of(answer)}"
+        if started_by_torchrun():  # the processes have stopped at different tokens
+            raise Stopped(f"{stopped}; the state is not saved") from None
         if not save:
             raise Stopped(f"{stopped}; the state is not saved, --save FILE saves it") from None
         if not answer.ids or before is None:

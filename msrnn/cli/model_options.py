@@ -21,6 +21,7 @@ from msrnn.cli.options import (
     SavedStateDtype,
     Seed,
 )
+from msrnn.cli.processes import share_seed, started_by_torchrun
 from msrnn.cli.terminal import loading, note
 from msrnn.errors import UsageError
 from msrnn.policy import FULL, Policy, is_full, resolve, same_ranking
@@ -69,8 +70,9 @@ class ModelOptions:
             if self.backend not in BACKENDS:
                 raise UsageError(f"--backend {self.backend}: must be one of {', '.join(BACKENDS)}")
 
-    def load(self, shared: bool = False) -> tuple[MultiStateRNN, PreTrainedTokenizerBase]:
-        """Load the model and its tokenizer, and bound its state. `shared`: as in `msrnn.hf.loading.load`."""
+    def load(self) -> tuple[MultiStateRNN, PreTrainedTokenizerBase]:
+        """Load the model and its tokenizer, and bound its state."""
+        shared = started_by_torchrun()
         with loading(self.model or SMALL) as remark:
             import transformers
 
@@ -80,6 +82,8 @@ class ModelOptions:
             if self.seed is not None:
                 transformers.set_seed(self.seed)
             model, tokenizer = load(self.model, self.device, self.dtype, on_convert=remark, shared=shared)
+            if shared:
+                share_seed(model)
             return self.rnn(model), tokenizer
 
     def rnn(self, model: PreTrainedModel) -> MultiStateRNN:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ from typer import Argument, Option
 from msrnn.cli.files import check_target, checkpoint_path, read_text, same_file, save_state
 from msrnn.cli.model_options import GivenOptions, load_or_empty, warn_past_training
 from msrnn.cli.options import Force
+from msrnn.cli.processes import started_by_torchrun
 from msrnn.cli.terminal import Stopped, note, progress, summary
 from msrnn.errors import UsageError
 
@@ -86,7 +88,8 @@ def _resumed(reading: LongRead, rnn: MultiStateRNN, force: bool) -> MultiState |
 def _run(reading: LongRead, rnn: MultiStateRNN, state: MultiState) -> float:
     """Read with a progress bar; returns tokens per second. Ctrl-C saves a checkpoint and raises `Stopped`."""
     started, resumed_at = perf_counter(), reading.done
-    with progress() as bar, CtrlC() as ctrl_c:
+    shared, ctrl_c = started_by_torchrun(), CtrlC()
+    with progress() as bar, nullcontext() if shared else ctrl_c:
         task = bar.add_task("reading", total=reading.total, completed=reading.done)
 
         def on_tokens(count: int) -> None:
@@ -100,6 +103,8 @@ def _run(reading: LongRead, rnn: MultiStateRNN, state: MultiState) -> float:
         try:
             reading.run(rnn, state, on_tokens, on_failure)
         except KeyboardInterrupt:
+            if shared:  # the processes have stopped at different tokens
+                raise Stopped("stopped; run the same command to continue from the last checkpoint") from None
             raise Stopped(_saved_checkpoint(reading, state)) from None
     return (reading.total - resumed_at) / max(perf_counter() - started, 1e-9)
 

@@ -29,7 +29,8 @@ from msrnn.cli.options import (
     Size,
     check_cpus,
 )
-from msrnn.cli.terminal import loading, note, started_by_torchrun
+from msrnn.cli.processes import is_first, started_by_torchrun
+from msrnn.cli.terminal import loading, note
 from msrnn.errors import UsageError
 
 if TYPE_CHECKING:
@@ -185,16 +186,15 @@ def serve(
 
 def _serve_here(setup: Setup, listen: Callable[[Server], None]) -> None:
     """In this process, or in those that torchrun has started."""
-    shared = started_by_torchrun()
-    rnn, tokenizer = setup.options.load(shared)
+    rnn, tokenizer = setup.options.load()
     from msrnn.distributed.leading import LeadingEngine, follow
     from msrnn.engine.engine import Engine
 
-    if shared and int(os.environ["RANK"]) > 0:
+    if not is_first():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)  # the first process ends, and then says so
         return follow(rnn)
-    server = setup.server(rnn, tokenizer, LeadingEngine if shared else Engine)
+    server = setup.server(rnn, tokenizer, LeadingEngine if started_by_torchrun() else Engine)
     rows = server.engine.rows
     one = rows.nbytes // rows.capacity
     note(f"a conversation takes {one:,} bytes, at any length; {rows.capacity} are answered at once")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,11 +30,6 @@ class Stopped(Exception):  # noqa: N818, it is not an error
 def note(text: str) -> None:
     """Print a remark without markup: it may contain file names and model text."""
     print(text, file=sys.stderr, flush=True)
-
-
-def started_by_torchrun() -> bool:
-    """Whether this is one of several processes of a job."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 @contextmanager

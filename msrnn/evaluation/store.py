@@ -32,12 +32,19 @@ class Store:
 
     The caller says which fields identify a result. Of several rows with one identity the newest counts, so a result
     is replaced by appending another, and an interruption loses neither. With `redo`, `done` has only rows of this run.
+    Of several processes that compute the same rows, only one `writes`.
     """
 
     def __init__(
-        self, path: Path | None, check: Check = lambda _: None, *, redo: bool = False, skip_damaged: bool = False
+        self,
+        path: Path | None,
+        check: Check = lambda _: None,
+        *,
+        redo: bool = False,
+        skip_damaged: bool = False,
+        writes: bool = True,
     ) -> None:
-        self.path = path
+        self.path, self._writes = path, writes
         self.rows = read_rows(path, check, skip_damaged) if path and path.exists() else []
         self._old = len(self.rows) if redo else 0
 
@@ -51,7 +58,7 @@ class Store:
 
     def append(self, row: Row) -> None:
         """Write a row; on return it is on the disk."""
-        if self.path:
+        if self.path and self._writes:
             with _locked(self.path) as file:
                 file.write(json.dumps(row).encode() + b"\n")
                 _sync(file)

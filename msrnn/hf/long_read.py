@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from msrnn.core.shards import least
 from msrnn.core.state import MultiState
 from msrnn.core.state_file import load_description
 from msrnn.errors import UsageError
@@ -78,14 +79,17 @@ class LongRead:
         def on_block(columns: int) -> None:
             self.done += columns
             on_tokens(columns)
-            self._save_if_due(state, on_failure)
+            shards = rnn.spec.model.shards
+            if least(self._is_due(), shards, rnn.device):  # processes that share a model save together
+                self._save(state, on_failure)
 
         if self.done < self.total:
             rnn.read(self.ids[:, self.done :], state, last_only=True, on_block=on_block)
 
-    def _save_if_due(self, state: MultiState, on_failure: Callable[[Exception], object]) -> None:
-        if self._failed or perf_counter() - self._saved_at < max(SECONDS, SHARE * self._save_seconds):
-            return
+    def _is_due(self) -> bool:
+        return not self._failed and perf_counter() - self._saved_at >= max(SECONDS, SHARE * self._save_seconds)
+
+    def _save(self, state: MultiState, on_failure: Callable[[Exception], object]) -> None:
         started = perf_counter()
         try:
             state.save(self.checkpoint, self.notes(self.done))

@@ -62,10 +62,3 @@ def test_a_server_of_two_processes(small: Loaded, tmp_path: Path) -> None:
         ended = time.monotonic()
         server.communicate(timeout=60)
     assert time.monotonic() < ended + 30, "the other process had to be killed"
-
-
-def test_other_verbs_are_for_one_process() -> None:
-    env = {**os.environ, "TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "RANK": "0"}
-    found = subprocess.run([*MSRNN, "policies"], env=env, capture_output=True, text=True, check=False)
-    assert found.returncode == 2
-    assert found.stderr == "msrnn: torchrun: policies works in one process; only serve in several\n"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, takewhile
@@ -152,7 +153,7 @@ class SavedStates:
         """Remove all files but the one that the newest row needs."""
         for tokens, path in self.files.items():
             if tokens != but:
-                path.unlink()
+                path.unlink(missing_ok=True)  # processes that share a model all do this
 
 
 Results = dict[Case, list[list[float]]]  # by text: the summed negative log-likelihood of each window
@@ -181,7 +182,8 @@ class Extrapolation(Evaluation[Case, str, list[float]]):
     def run(self, cells: Sequence[Case], progress: Progress) -> None:
         super().run(cells, progress)
         if self.states_folder and self.states_folder.exists() and not any(self.states_folder.iterdir()):
-            self.states_folder.rmdir()
+            with suppress(FileNotFoundError):
+                self.states_folder.rmdir()
 
     def items(self, cell: Case) -> list[str]:
         return self.data.keys
