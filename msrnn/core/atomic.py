@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from msrnn.errors import UsageError
 
+_UNFINISHED = ".tmp"
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFCHR: "a device",
@@ -38,19 +40,26 @@ def target_of(path: Path) -> Path:
 
 
 def write_atomically(path: Path, write: Callable[[Path], None], mode: int = 0o666) -> None:
-    """`write` fills a temporary file beside `path`, which then takes its place: an interruption loses nothing."""
+    """`write` fills a temporary file beside `path`, which then takes its place: an interruption loses nothing.
+
+    It is in a folder of its own, since safetensors makes a temporary file with a name of its own beside it.
+    """
     target = target_of(path)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name[:100]}.", suffix=".tmp", dir=target.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
+    with tempfile.TemporaryDirectory(_UNFINISHED, f".{target.name[:100]}.", target.parent) as folder:
+        temporary = Path(folder) / "file"
         write(temporary)
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         temporary.chmod(mode & ~_umask())
         temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+
+
+def remove_unfinished(folder: Path, ours: Callable[[str], bool]) -> None:
+    """Remove what a process that was killed has left of files that it was writing; `ours` tells by the file's name."""
+    for path in folder.glob(f".*.*{_UNFINISHED}"):
+        name = path.name[1:].removesuffix(_UNFINISHED).rpartition(".")[0]
+        if ours(name):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _umask() -> int:

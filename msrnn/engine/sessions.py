@@ -12,6 +12,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+from msrnn.core.atomic import remove_unfinished
 from msrnn.core.state import MultiState
 from msrnn.core.state_file import load_description
 from msrnn.engine.writer import Writer, written
@@ -85,7 +86,7 @@ class Sessions:
         self._infos: dict[str, SessionInfo] = {}
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            remove_unfinished(folder, owns)
+            remove_unfinished(folder, lambda name: name.endswith(SUFFIX) and owns(name.removesuffix(SUFFIX)))
             for path in sorted(folder.glob(f"*{SUFFIX}")):
                 if owns(path.stem):
                     self._infos[path.stem] = _info(path)
@@ -223,13 +224,6 @@ class Sessions:
     def _path(self, name: str) -> Path:
         assert self._folder is not None
         return self._folder / f"{name}{SUFFIX}"
-
-
-def remove_unfinished(folder: Path, owns: Callable[[str], bool] = lambda _: True) -> None:
-    """Remove what a process that was killed has left of the files that it was writing."""
-    for path in folder.glob(f".*{SUFFIX}.*.tmp"):
-        if owns(path.name[1:].partition(SUFFIX)[0]):
-            path.unlink(missing_ok=True)
 
 
 def check_name(name: str) -> None:

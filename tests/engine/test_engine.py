@@ -40,17 +40,19 @@ def rnn(device: str) -> msrnn.MultiStateRNN:
     return msrnn.MultiStateRNN(build(llama(), device), "tova", 9)
 
 
-@pytest.mark.parametrize(("policy", "kept"), [("tova", 0), ("tova", 2**24), ("echo", 2**24)])
+@pytest.mark.parametrize(
+    ("policy", "kept"), [("tova", 0), pytest.param("tova", 2**24, marks=pytest.mark.slow), ("echo", 2**24)]
+)
 def test_requests_that_arrive_at_random(policy: str, kept: int, device: str) -> None:
     rnn = msrnn.MultiStateRNN(build(llama(), device), policy, 9)
     engine = msrnn.Engine(rnn, rows=5, prompt_tokens=16, prefix_bytes=kept, prefix_host_bytes=0)
-    draw, waiting = random.Random(1), [engine.request(prompt, GREEDY) for prompt in prompts(32)]
+    draw, waiting = random.Random(1), [engine.request(prompt, GREEDY) for prompt in prompts(20)]
     everything = [*waiting]
     while waiting or not engine.idle:
         for _ in range(min(len(waiting), draw.randint(0, 3))):
             engine.add(waiting.pop())
         engine.step()
-    assert [request.answers[0].tokens for request in everything] == [generated(rnn, p) for p in prompts(32)]
+    assert [request.answers[0].tokens for request in everything] == [generated(rnn, p) for p in prompts(20)]
     assert {request.answers[0].finish_reason for request in everything} <= {"stop", "length"}
     assert engine.counts == {"waiting": 0, "reading": 0, "rows": 0}
 

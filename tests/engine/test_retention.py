@@ -62,6 +62,7 @@ def test_events_tell_what_reading_the_tokens_leaves(family: str, options: dict[s
     rnn = msrnn.MultiStateRNN(build(FAMILIES[family](), "cpu"), policy, 9, **options)
     engine = msrnn.Engine(rnn, rows=3)
     read: list[int] = []
+    state, steps = rnn.state(), 0
     for turn, prompt in enumerate((PROMPT, [40, 41, 42])):
         for length in (2, 5):
             other = msrnn.SamplingParams(max_tokens=length, temperature=0, ignore_eos=True)
@@ -79,9 +80,9 @@ def test_events_tell_what_reading_the_tokens_leaves(family: str, options: dict[s
             # Where steps overlap, the token of this event has been read as well.
             found, last = events[number - 1].retention, len(read) + len(prompt) + number - 1 + overlaps
             assert found is not None
-            state = rnn.state()
-            for token in tokens[:last]:
+            for token in tokens[steps:last]:
                 rnn.step(torch.tensor([[token]]), state)
+            steps = last
             assert found.seen == last
             assert dict(found.held()) == counted(state)
             assert found.used == sum(int((state.positions(layer) >= 0).sum()) for layer in range(len(state.layers)))

@@ -171,7 +171,8 @@ def test_a_session_that_is_being_written_is_as_before(engine: msrnn.Engine, disk
 
 def test_what_a_killed_process_has_left_is_removed(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> None:
     left, other = tmp_path / ".talk.safetensors.x1y2.tmp", tmp_path / "notes.txt"
-    for path in (left, other):
+    left.mkdir()
+    for path in (left / "file", left / ".tmpa1b2", other):
         path.write_bytes(b"half")
     msrnn.Engine(rnn, rows=1, sessions=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
