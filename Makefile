@@ -2,12 +2,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: demo test test-gpu check bench models docs install clean
+.PHONY: demo test test-all test-gpu check bench models docs install clean
 
 demo: install  ## the main job, on the small default model
 	$(BIN)/msrnn demo
 
+# Tests start dozens of processes, and all of them would compile the package and pytest its plugins.
+test test-all: export PYTHONDONTWRITEBYTECODE =
+
 test: install  ## CPU, offline; what needs a GPU is skipped without one
+	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "not slow"
+
+test-all: install  ## and the variants that `make test` leaves out since they take long
 	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 
 test-gpu:  ## what needs a GPU, with the python that has torch for it; kernels compile long, so in many processes

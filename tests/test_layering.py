@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -92,7 +93,8 @@ def module_of(path: Path) -> tuple[str, ...]:
 MODULES = {module_of(path): path for path in PATHS}
 
 
-def imported(path: Path) -> set[tuple[str, ...]]:
+@cache
+def imported(path: Path) -> frozenset[tuple[str, ...]]:
     """The modules of the package that a file imports, wherever in the file; names that only types need are left out."""
     found: set[tuple[str, ...]] = set()
     tree = ast.parse(path.read_text())
@@ -111,7 +113,7 @@ def imported(path: Path) -> set[tuple[str, ...]]:
             found |= names or ({parts} if parts else set())
         elif isinstance(node, ast.Import):
             found |= {tuple(a.name.split(".")[1:]) for a in node.names if a.name.startswith("msrnn.")}
-    return found & MODULES.keys()
+    return frozenset(found & MODULES.keys())
 
 
 def test_a_folder_imports_only_from_those_above_it() -> None:
@@ -154,5 +156,5 @@ def test_production_code_does_not_import_the_reference() -> None:
 
 
 def test_importing_the_package_does_not_load_torch() -> None:
-    code = "import msrnn, sys; msrnn.Policy.parse('tova'); assert 'torch' not in sys.modules; msrnn.MultiStateRNN"
+    code = "import msrnn, sys; msrnn.Policy.parse('tova'); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

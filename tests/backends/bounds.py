@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from msrnn.policy import Bound, Policy
 
 BOUNDS = {
@@ -16,3 +18,8 @@ BOUNDS = {
     "decay-value": Bound(Policy(0.9, "layer", 0, 0.5, value_norm=True), 9),
     "value-head": Bound(Policy(0.0, "head", 1, value_norm=True), 6),
 }
+# For triton's interpreter, which is slow; a GPU runs all of them.
+FURTHER = ("tova-head", "decay", "value-head")
+CASES = [
+    pytest.param(bound, id=name, marks=pytest.mark.slow if name in FURTHER else ()) for name, bound in BOUNDS.items()
+]

@@ -18,6 +18,7 @@ from msrnn.core.slots import HELD, LayerShape, Slots
 from msrnn.policy import Bound, Policy
 from msrnn.reference import recurrent
 
+slow = pytest.mark.slow  # in triton's interpreter; a GPU runs all of them
 LENGTH, SHORT, STEPS, BREAKS_AT, DIM = 15, 8, 3, 3, 16
 HEADS, KV_HEADS = 4, 2
 CHUNKS = [1, 4, 128]
@@ -109,10 +110,10 @@ def test_a_broken_row_does_not_touch_others(backend: str, bound: Bound, chunk: i
     check_isolated(backend, random_tokens(8, HEADS, KV_HEADS, LENGTH, DIM, "cpu"), BROKEN, chunk, layer(), bound)
 
 
-@pytest.mark.parametrize("case", SMALL)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in ("h2o", "window+1") else slow) for case in SMALL]
+)
 def test_a_broken_row_does_not_touch_others_on_a_gpu(case: str, device: str) -> None:
-    if device == "cpu" and case.endswith("token by token"):
-        pytest.skip("half a minute in triton's interpreter: this one runs on a GPU")
     chunk, name, number, bound = SMALL[case]
     tokens = random_tokens(3, 2, KV_HEADS, SHORT, DIM, device)
     check_isolated("triton", tokens, {1: (name, number)}, chunk, layer(device, heads=2), bound)
@@ -120,7 +121,10 @@ def test_a_broken_row_does_not_touch_others_on_a_gpu(case: str, device: str) -> 
 
 @pytest.mark.parametrize(
     ("backend", "chunk", "steps"),
-    [("torch", 1, 3), ("numba", 1, 3), ("numba", 128, 3), ("numba", 1, 7), ("triton", 1, 7)],
+    [
+        *(("torch", 1, 3), ("numba", 1, 3), ("numba", 128, 3), ("numba", 1, 7)),
+        pytest.param("triton", 1, 7, marks=slow),
+    ],
 )
 def test_in_eight_bits(backend: str, chunk: int, steps: int) -> None:
     """With 7 steps of 8 tokens, the broken row is quantized by a decode step."""
@@ -136,6 +140,7 @@ def test_in_eight_bits(backend: str, chunk: int, steps: int) -> None:
     )
 
 
+@slow
 def test_slots_that_are_split_among_programs(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("msrnn.backends.triton.decode.PLAIN", Tile(2))
     tokens = random_tokens(2, 2, KV_HEADS, SHORT, DIM, device)
@@ -172,8 +177,12 @@ def test_rows_that_move(backend: str, chunk: int) -> None:
     check_sound(damaged.slots, undamaged.slots)
 
 
-@pytest.mark.parametrize("code", [None, *STATE_DTYPES])
-@pytest.mark.parametrize("backend", BACKENDS)
+RESET = [
+    (backend, code) for backend in BACKENDS for code in (None, *STATE_DTYPES) if (backend, code) != ("triton", "int8")
+]
+
+
+@pytest.mark.parametrize(("backend", "code"), [*RESET, pytest.param("triton", "int8", marks=slow)])
 def test_a_state_that_is_reset_is_as_good_as_new(backend: str, code: str | None) -> None:
     if (backend, code) == ("triton", "fp8"):
         pytest.skip("triton's interpreter loses the carry when it rounds to float8: this one needs a GPU")
@@ -187,8 +196,17 @@ def test_a_state_that_is_reset_is_as_good_as_new(backend: str, code: str | None)
     assert torch.equal(read(used, tokens, scoring, backend, 128, 2), read(new, tokens, scoring, backend, 128, 2))
 
 
-@pytest.mark.parametrize(("length", "steps", "chunk"), [(SHORT, 1, 1), (SHORT, 1, 128), (3, 2, 1)])
-@pytest.mark.parametrize("backend", BACKENDS)
+EMPTY = [(SHORT, 1, 128), (3, 2, 1)]  # length, steps, chunk
+
+
+@pytest.mark.parametrize(
+    ("backend", "length", "steps", "chunk"),
+    [
+        *((backend, *case) for backend in BACKENDS for case in EMPTY),
+        *((backend, SHORT, 1, 1) for backend in BACKENDS[:2]),
+        pytest.param("triton", SHORT, 1, 1, marks=slow),
+    ],
+)
 def test_what_lies_in_an_empty_slot_does_not_matter(backend: str, length: int, steps: int, chunk: int) -> None:
     """The last case has decode steps only, so that they find slots that nothing was written into."""
     odd, new = (Slots(1, layer(heads=2), Bound(Policy.parse("echo"), 4)) for _ in range(2))
@@ -211,10 +229,14 @@ def full(bound: Bound, device: str, code: str | None = None) -> Fenced:
     return fenced
 
 
+HEAD, LAYER = Bound(Policy.parse("h2o"), 6), Bound(Policy(0.9, value_norm=True), 7)
+
+
 @pytest.mark.parametrize(
-    "bound", [Bound(Policy.parse("h2o"), 6), Bound(Policy(0.9, value_norm=True), 7)], ids=["head", "layer"]
+    ("bound", "code"),
+    [(HEAD, None), (LAYER, "int8"), *(pytest.param(*case, marks=slow) for case in ((HEAD, "int8"), (LAYER, None)))],
+    ids=["head", "layer-int8", "head-int8", "layer"],
 )
-@pytest.mark.parametrize("code", [None, "int8"])
 def test_no_kernel_writes_outside_of_its_row(bound: Bound, code: str | None, device: str) -> None:
     fenced, alone = full(bound, device, code), full(bound, device, code)
     alone.slots.position[1] = -1

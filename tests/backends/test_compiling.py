@@ -15,7 +15,10 @@ CAPABILITY, SHARED_MEMORY = 89, 99 * 2**10  # an RTX 4090's, the least of any si
 
 @pytest.mark.parametrize(
     ("dtype", "dim"),
-    [("bfloat16", 128), pytest.param("float32", 256, marks=pytest.mark.gpu)],  # compiles long
+    [  # on a GPU, other tests compile the kernels, too
+        pytest.param("bfloat16", 128, marks=pytest.mark.slow),
+        pytest.param("float32", 256, marks=pytest.mark.gpu),
+    ],
 )
 def test_kernels_fit_into_little_shared_memory(dtype: str, dim: int, tmp_path: Path) -> None:
     script = Path(__file__).with_name("compiled.py")

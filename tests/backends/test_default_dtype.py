@@ -16,7 +16,7 @@ from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.policy import Bound, Policy
 
-POSITIONS: list[Any] = ["original", "compressed:3", lambda gap: gap**0.5]
+POSITIONS: dict[str, Any] = {"original": "original", "capped": "compressed:3", "function": lambda gap: gap**0.5}
 
 
 @pytest.fixture(params=[torch.float64, torch.bfloat16])
@@ -43,8 +43,19 @@ def run(backend: str, chunk: int, code: str | None, positions: Any, device: str)
     return [output, *held(slots)]
 
 
-@pytest.mark.parametrize("positions", POSITIONS, ids=["original", "capped", "function"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("backend", "positions"),
+    [
+        pytest.param(
+            backend,
+            given,
+            marks=pytest.mark.slow if backend == "triton" and name != "capped" else (),
+            id=f"{backend}-{name}",
+        )
+        for backend in BACKENDS
+        for name, given in POSITIONS.items()
+    ],
+)
 def test_the_default_dtype(
     backend: str, positions: Any, default: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from bounds import BOUNDS
+from bounds import CASES
 from layers import shape_and_scoring
 from torch import Tensor
 
@@ -89,17 +89,17 @@ def check(
         assert (output[0, : max(0, 3 - number)] == 0).all()
 
 
-@pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
+@pytest.mark.parametrize("bound", CASES)
 def test_policies(bound: Bound, device: str) -> None:
     check(device, bound)
 
 
-@pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("dim", [80, 256, *(pytest.param(dim, marks=pytest.mark.slow) for dim in (64, 96, 128))])
 def test_head_sizes(dim: int, device: str) -> None:
     check(device, Bound(Policy.parse("tova"), 5), dim=dim)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (6, 2), (16, 1)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (6, 2), pytest.param(16, 1, marks=pytest.mark.slow)])
 def test_grouped_queries(heads: int, kv_heads: int, device: str) -> None:
     check(device, Bound(Policy.parse("h2o-layer"), 6), heads, kv_heads)
 
@@ -120,8 +120,9 @@ def test_softcap_and_sinks(device: str) -> None:
     check(device, Bound(Policy.parse("tova"), 6), softcap=2.0, sinks=True, from_empty=True)
 
 
-def test_more_than_one_block(device: str) -> None:
-    check(device, Bound(Policy.parse("h2o-layer"), 20), lengths=(23, 18), from_empty=True)
+@pytest.mark.parametrize("from_empty", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_more_than_one_block(from_empty: bool, device: str) -> None:
+    check(device, Bound(Policy.parse("h2o-layer"), 20), lengths=(23, 18), from_empty=from_empty)
 
 
 @pytest.mark.gpu

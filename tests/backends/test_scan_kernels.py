@@ -71,13 +71,13 @@ def check(kernel: Any, case: dict[str, Any], device: str) -> None:
         torch.testing.assert_close(mine[2][held], theirs[2][held], atol=1e-5, rtol=1e-4)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(case=chunks(rows=20))
 def test_the_compiled_loop(case: dict[str, Any]) -> None:
     check(scan_numba, case, "cpu")
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=chunks(rows=8))
 def test_the_triton_kernel(case: dict[str, Any], device: str) -> None:
     check(scan_by_weights, case, device)

@@ -41,7 +41,7 @@ def check(scores: Tensor, bound: Bound, device: str, sinks: Tensor | None = None
     assert torch.equal(found[1][1], found[0][1])
 
 
-@pytest.mark.parametrize("height", [10.0, 60.0])
+@pytest.mark.parametrize("height", [pytest.param(10.0, marks=pytest.mark.slow), 60.0])
 def test_a_later_block_scores_higher(height: float, device: str) -> None:
     """Weights relative to the first block would overflow."""
     scores = torch.linspace(0, 1, 40)
@@ -54,7 +54,9 @@ def test_the_first_block_holds_nothing(device: str) -> None:
     check(torch.linspace(0, -3, 30) - 200, Bound(Policy.parse("tova"), SIZE), device)
 
 
-@pytest.mark.parametrize(("depth", "sinks"), [(100.0, False), (130.0, True), (300.0, False)])
+@pytest.mark.parametrize(
+    ("depth", "sinks"), [pytest.param(100.0, False, marks=pytest.mark.slow), (130.0, True), (300.0, False)]
+)
 def test_what_a_row_still_sees_is_far_below_what_it_lost(depth: float, sinks: bool, device: str) -> None:
     """The first tokens have all weight, and leave the window inside the chunk."""
     scores = torch.linspace(0, 2, 40) - depth

@@ -31,6 +31,12 @@ def nltk_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return trained(tmp_path / "nltk_data")
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip figures, which take most of the time."""
+    monkeypatch.setattr("msrnn.analysis.figures.draw_figures", lambda *_: None)
+
+
 def test_tables_pictures_and_traces(
     run: Run, texts: Path, nltk_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +79,7 @@ def test_tables_pictures_and_traces(
     assert "nothing left to trace" in again.err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_tables_show_all_traces_of_the_folder(run: Run, texts: Path, tmp_path: Path) -> None:
     words = ("analyze", "--length", 60, "--text", texts, "--chunks-per-book", 1, "--out", tmp_path / "out")
     assert run(*words, "--policy", "h2o", "--size", 16, "--policy", "tova").code == 0
@@ -85,12 +92,6 @@ def test_tables_show_all_traces_of_the_folder(run: Run, texts: Path, tmp_path: P
     assert (recent["h2o"]["8"], bool(recent["h2o"]["16"])) == ("", True)
     other = run(*words, "--policy", "tova", "--size", 8, "--seed", 9, "--length", 50)  # of other chunks: not shown
     assert (other.code, "h2o" in other.out) == (0, False)
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip figures, which take most of the time."""
-    monkeypatch.setattr("msrnn.analysis.figures.draw_figures", lambda *_: None)
 
 
 @pytest.mark.usefixtures("undrawn")

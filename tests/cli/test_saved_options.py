@@ -33,7 +33,12 @@ MADE: dict[str, tuple[tuple[object, ...], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", MADE)
+FURTHER = ("size", "numbers", "bfloat16")  # others differ in the same way, and in more
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in FURTHER else ()) for name in MADE]
+)
 def test_all_that_goes_on_goes_on_alike(name: str, run: Run, tmp_path: Path) -> None:
     how, says = MADE[name]
     state = tmp_path / "state"

@@ -114,7 +114,7 @@ def reshaped(one: Saved, chance: random.Random) -> bytes:
 
 
 MUTATIONS = [flipped, cut, with_header, described, valued, valued, permuted, reshaped]
-TIMES = 2100
+TIMES = 900
 GUARD = 64
 
 
@@ -159,5 +159,5 @@ def test_mutated_files_are_refused_or_work(saved: Callable[[str], Saved]) -> Non
     folders = [str(one.path.parent) for one in kinds]
     assert [why for why in refused if "\n" in why or not why.startswith(tuple(folders))] == []
     for mutate in MUTATIONS:
-        assert outcomes[f"{mutate.__name__} refused"] > 50, outcomes
-    assert sum(count for name, count in outcomes.items() if name.endswith("works")) > 300, outcomes
+        assert outcomes[f"{mutate.__name__} refused"] > 21, outcomes
+    assert sum(count for name, count in outcomes.items() if name.endswith("works")) > 128, outcomes

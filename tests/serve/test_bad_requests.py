@@ -15,7 +15,7 @@ from live_server import KEY, post, running
 
 import msrnn
 from msrnn.hf.loading import Loaded
-from msrnn.serve.app import Limits
+from msrnn.serve.limits import Limits
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 

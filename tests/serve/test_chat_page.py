@@ -14,7 +14,7 @@ from page_browser import TOKENS, Visit, idle, level, recorded, say, set_settings
 
 import msrnn
 from msrnn.hf.loading import Loaded
-from msrnn.serve.app import Limits
+from msrnn.serve.limits import Limits
 
 HOSTILE = "<img src=x onerror='hacked=1'></script><script>hacked=1</script>&lt;b&gt; {{script}} a\u202eb"
 
@@ -87,6 +87,7 @@ def test_an_answer_streams_and_tokens_fade(
         lengths.add(browser.execute_script("return document.querySelectorAll('.assistant .body span').length"))
         faded.add(browser.execute_script("return document.querySelectorAll('.conversation .s0').length"))
         gauges.add(text(browser, "#seen"))
+        time.sleep(0.01)  # the browser and the server need the processor, too
     assert min(len(lengths), len(faded), len(gauges)) > 5  # all of it while the answer was generated
     idle(browser)
     tokens = check_tokens(open_address, browser)
@@ -264,6 +265,7 @@ def test_a_server_that_is_busy(
     until(browser, "document.getElementById('problem').innerText.includes('The server cannot be reached.')")
 
 
+@pytest.mark.slow  # another word for what `test_a_server_that_is_busy` sees
 def test_another_client_of_the_session(
     visit: Visit, rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,7 +284,7 @@ def test_another_client_of_the_session(
             until(browser, "document.getElementById('problem').innerText.includes('answering another request')")
 
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("dark", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_phone_and_the_dark(visit: Visit, open_address: str, dark: bool) -> None:
     """Nothing is wider than the screen, and everything can be reached."""
     browser = visit(open_address, width=390, dark=dark)

@@ -14,7 +14,7 @@ from live_server import KEY, greedy, running
 import msrnn
 from msrnn.hf.loading import Loaded
 
-COUNT, TOKENS = 32, 5
+COUNT, TOKENS = 20, 5
 
 
 def prompts(seed: int = 1) -> list[list[int]]:
@@ -70,7 +70,7 @@ def expected(rnn: msrnn.MultiStateRNN, small: Loaded) -> Expected:
     return Expected(rnn, small.tokenizer)
 
 
-@pytest.mark.parametrize("memory", [0, 2**26])
+@pytest.mark.parametrize("memory", [pytest.param(0, marks=pytest.mark.slow), 2**26])
 def test_with_and_without_kept_states(rnn: msrnn.MultiStateRNN, expected: Expected, memory: int) -> None:
     engine = msrnn.Engine(
         rnn, rows=5, tokenizer=expected.tokenizer, prompt_tokens=16, prefix_bytes=memory, prefix_host_bytes=0

@@ -17,7 +17,7 @@ from live_server import greedy
 import msrnn
 from benchmarks.serving_load import Reply, ask, serving
 
-SESSIONS, TOKENS, KILLED_AFTER = 50, 5, 120
+SESSIONS, TOKENS, KILLED_AFTER = 50, 3, 60
 
 
 def message(session: int, turn: int) -> str:

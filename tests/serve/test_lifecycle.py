@@ -14,8 +14,8 @@ from live_server import live, post, slow_down
 import msrnn
 from benchmarks.serving_load import metrics
 from msrnn.hf.loading import Loaded
-from msrnn.serve.app import Limits
 from msrnn.serve.http_server import listening
+from msrnn.serve.limits import Limits
 
 LONG = {"prompt": "a", "max_tokens": 30, "ignore_eos": True, "temperature": 0}
 FOREVER = {"max_tokens": 1900, "stream": True}

@@ -16,7 +16,7 @@ from live_server import KEY, greedy, post, running, slow_down
 import msrnn
 from benchmarks.serving_load import metrics
 from msrnn.hf.loading import Loaded
-from msrnn.serve.app import Limits
+from msrnn.serve.limits import Limits
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_limits(rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.Mon
         host, port = address.removeprefix("http://").split(":")
 
         async def ask(client: httpx.AsyncClient) -> httpx.Response:
-            return await client.post(f"{address}/v1/completions", json={"prompt": "a", "max_tokens": 100})
+            return await client.post(f"{address}/v1/completions", json={"prompt": "a", "max_tokens": 40})
 
         async def asked() -> list[httpx.Response]:
             async with httpx.AsyncClient(timeout=60) as client:

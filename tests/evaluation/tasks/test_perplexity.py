@@ -81,7 +81,7 @@ def test_as_if_stepped_token_by_token(model: PreTrainedModel, policy: str, openi
 @pytest.mark.small_model
 def test_as_if_stepped_on_words(small: Loaded) -> None:
     text = "Call me Ishmael. Some years ago, never mind how long precisely, having little or no money in my purse, "
-    made = choose([Document("moby", lambda: text * 2)], small.tokenizer, Choice(length=36, chunks_per_book=1))
+    made = choose([Document("moby", lambda: text * 2)], small.tokenizer, Choice(length=24, chunks_per_book=1))
     ids = torch.tensor([made.chunks[0].ids])
     for policy in ("tova", "window+4"):
         found = Reader(small.model, Cell(policy, 16), len(made.opening)).nll(ids)
