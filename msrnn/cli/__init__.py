@@ -19,6 +19,7 @@ from msrnn.cli.chat import chat
 from msrnn.cli.demo import demo
 from msrnn.cli.eval_extrapolation import extrapolation
 from msrnn.cli.eval_perplexity import perplexity
+from msrnn.cli.eval_retrieval import retrieval
 from msrnn.cli.eval_story import story
 from msrnn.cli.eval_understanding import qasper, squality, verb
 from msrnn.cli.explore import explore
@@ -26,7 +27,7 @@ from msrnn.cli.generate import generate
 from msrnn.cli.judge import judge
 from msrnn.cli.options import register, with_cluster
 from msrnn.cli.policies import policies
-from msrnn.cli.processes import SHARED_VERBS, print_error, speaking_once, started_by_torchrun
+from msrnn.cli.processes import SHARED_VERBS, is_first, print_error, speaking_once, started_by_torchrun
 from msrnn.cli.read import read
 from msrnn.cli.serve import serve
 from msrnn.cli.terminal import Stopped
@@ -44,7 +45,7 @@ app = typer.Typer(
 evaluations = typer.Typer(name="eval", no_args_is_help=True)
 
 register(app, demo, generate, chat, read, serve, policies, bench, analyze, explore)
-register(evaluations, perplexity, extrapolation, verb(squality), verb(qasper), story)
+register(evaluations, perplexity, extrapolation, verb(squality), verb(qasper), retrieval, story)
 app.add_typer(evaluations)
 register(app, judge)
 
@@ -79,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with speaking_once():
             code = app(with_cluster(words), prog_name="msrnn", standalone_mode=False)
     except Stopped as stopped:
-        print(f"\nmsrnn: {stopped}", file=sys.stderr)
+        if is_first():
+            print(f"\nmsrnn: {stopped}", file=sys.stderr)
         return INTERRUPTED
     except typer.TyperException as error:
         return _print_error(error.format_message())
@@ -93,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not out_of_memory(error):
             raise
         return _print_error("out of memory; use a smaller --size, or a smaller --batch if the command has it")
-    if code == INTERRUPTED:
+    if code == INTERRUPTED and is_first():
         print(file=sys.stderr)
     return code if isinstance(code, int) else 0
 

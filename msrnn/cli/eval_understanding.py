@@ -256,7 +256,7 @@ def answered(
     builder = PromptBuilder(loaded.tokenizer, task.prompt, settings.chat)
     metadata = {**source, **environment(loaded.model.device)}
     evaluation = Understanding(loaded.model, builder, questions, Answers(store, settings), batch, metadata)
-    evaluation.workers = options.workers
+    evaluation.leave_to(options.workers)
     return watched(evaluation.answered, cells)
 
 

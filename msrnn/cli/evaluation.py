@@ -184,7 +184,7 @@ def computed(
     label: Callable[[Any], str] = lambda x: x.label,
 ) -> tuple[dict[Any, list[T]], dict[Any, list[T]]]:
     """The results of these cells, and those of other cells that the folder has; with progress and notes."""
-    evaluation.workers = options.workers
+    evaluation.leave_to(options.workers)
     with stoppable(options.force):
         results = watched(evaluation.results, cells)
     others = evaluation.others(cells)

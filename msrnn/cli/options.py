@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer import Option
 
+from msrnn.distributed.ray_cluster import ANY
 from msrnn.errors import UsageError
 
 ORIGINAL = "original"
@@ -81,7 +82,6 @@ TopP = Annotated[
     ),
 ]
 
-ANY_CLUSTER = "auto"
 Ray = Annotated[
     str | None,
     Option(
@@ -144,7 +144,7 @@ def with_cluster(words: Sequence[str]) -> list[str]:
     given = list(words)
     for i, word in enumerate(words):
         if word == "--ray" and (i + 1 == len(words) or words[i + 1].startswith("-")):
-            given[i] = f"--ray={ANY_CLUSTER}"
+            given[i] = f"--ray={ANY}"
     return given
 
 

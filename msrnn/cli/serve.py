@@ -3,11 +3,13 @@ from __future__ import annotations
 import ipaddress
 import os
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from uuid import uuid4
 
 from typer import Option
 
@@ -72,6 +74,7 @@ class Setup:
     max_tokens: int
     max_total_tokens: int
     limits: Limits
+    marker: Path | None = None  # a file in the folder of sessions, which all replicas must see
 
     def server(self, rnn: MultiStateRNN, tokenizer: Any, kind: type[Engine], number: int = 0, count: int = 1) -> Server:
         """A server with a model that is loaded; the replica of this number, of so many."""
@@ -100,9 +103,11 @@ class Setup:
         """The server of a replica, in a process of its own."""
         from msrnn.engine.engine import Engine
 
-        if self.sessions is not None and not self.sessions.is_dir():
-            raise UsageError(f"--sessions {self.sessions}: not a folder on every machine; name one that all share")
-        server = replace(self, limits=replace(self.limits, keys=())).server(*self.options.load(), Engine, number, count)
+        if self.marker is not None and not self.marker.exists():
+            raise UsageError(
+                f"--sessions {self.sessions}: not the same folder on every machine; name one that all share"
+            )
+        server = self.server(*self.options.load(), Engine, number, count)
         server.engine.warm_up()
         return server
 
@@ -205,7 +210,7 @@ def _serve_here(setup: Setup, listen: Callable[[Server], None]) -> None:
 
 
 def _serve_replicas(setup: Setup, listen: Callable[[Front], None], count: int, ray: str, cpus: int | None) -> None:
-    from msrnn.distributed.ray_cluster import Cluster
+    from msrnn.distributed.ray_cluster import Cluster, reachable
     from msrnn.distributed.ray_replicas import RayReplicas
     from msrnn.serve.front import Front
 
@@ -214,24 +219,33 @@ def _serve_replicas(setup: Setup, listen: Callable[[Front], None], count: int, r
     options = setup.options
     cluster = Cluster(ray, options.device, cpus)
     note(cluster.summary())
+    marker: Path | None = None
     if setup.sessions is None:
         note("without --sessions FOLDER, requests with a session_id are refused: they would end with their replica")
     else:
         setup.sessions.mkdir(parents=True, exist_ok=True)
+        marker = setup.sessions.resolve() / f".replicas-{uuid4().hex}"
+        marker.touch()
     made = replace(
         setup,
-        options=replace(options, device=cluster.device, model=_absolute(options.model)),
+        options=replace(options, device=cluster.device, model=reachable(options.model)),
         sessions=setup.sessions and setup.sessions.resolve(),
         prefix_states=setup.prefix_states and setup.prefix_states.resolve(),
         name=setup.name or options.model,
+        limits=replace(setup.limits, keys=(), body_bytes=sys.maxsize),  # the front checks them
+        marker=marker,
     )
-    with loading(f"{count} replicas"):
-        started = RayReplicas(cluster, count, partial(made.replica, count))
     try:
-        listen(Front(started.replicas, setup.limits, sessions=setup.sessions is not None))
+        with loading(f"{count} replicas"):
+            started = RayReplicas(cluster, count, partial(made.replica, count))
+        try:
+            listen(Front(started.replicas, setup.limits, sessions=setup.sessions is not None))
+        finally:
+            started.close()
     finally:
-        started.close()
         cluster.close()
+        if marker is not None:
+            marker.unlink(missing_ok=True)
 
 
 def _listen(server: Server | Front, host: str, port: int, seconds: int, name: str) -> None:
@@ -250,11 +264,6 @@ def _listen(server: Server | Front, host: str, port: int, seconds: int, name: st
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     DrainingServer(config, server, seconds).run(sockets=[listener])
-
-
-def _absolute(model: str | None) -> str | None:
-    """The model for a process that runs in another folder."""
-    return str(Path(model).resolve()) if model and Path(model).exists() else model
 
 
 def _check_replicas(replicas: int | None, ray: str | None, cpus: int | None) -> None:

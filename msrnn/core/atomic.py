@@ -58,8 +58,10 @@ def remove_unfinished(folder: Path, ours: Callable[[str], bool]) -> None:
     """Remove what a process that was killed has left of files that it was writing; `ours` tells by the file's name."""
     for path in folder.glob(f".*.*{_UNFINISHED}"):
         name = path.name[1:].removesuffix(_UNFINISHED).rpartition(".")[0]
-        if ours(name):
+        if ours(name) and path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
+        elif ours(name):  # of an earlier version
+            path.unlink(missing_ok=True)
 
 
 def _umask() -> int:

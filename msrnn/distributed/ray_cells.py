@@ -1,17 +1,17 @@
 """Cells of an evaluation as tasks of a Ray cluster.
 
-A worker loads the model once, and sends each row as soon as it is computed; only the process that was asked writes
-them. If a worker dies, what its cell still lacks is computed again.
+A worker sends each row as soon as it is computed; only the process that was asked writes them. If a worker dies, what
+its cell still lacks is computed again. On a CPU a worker loads the model once; Ray starts a new process for every task
+that has a GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from msrnn.distributed.ray_cluster import Cluster
+from msrnn.distributed.ray_cluster import Cluster, reachable
 from msrnn.errors import UsageError
 from msrnn.evaluation.runner import Computed, ModelRunner
 from msrnn.evaluation.store import Row
@@ -32,10 +32,10 @@ class Source(NamedTuple):
 class RayWorkers:
     def __init__(self, cluster: Cluster, model: str | None, dtype: str | None) -> None:
         self.cluster = cluster
-        # A worker runs in another folder; and this process, which only identifies the weights, may lack the GPU.
-        name = str(Path(model).resolve()) if model and Path(model).exists() else model
+        self.device = cluster.device
+        # By the workers' device: this process, which only identifies the weights, may have another one.
         self.dtype = dtype or ("float32" if cluster.device == "cpu" else "auto")
-        self.source = Source(name, cluster.device, self.dtype)
+        self.source = Source(reachable(model), cluster.device, self.dtype)
 
     def computed(self, run: Run, missing: dict[Any, list[Any]]) -> Iterator[Computed]:
         """Compute these items of each cell, in any order; rows come as they are computed."""
@@ -84,10 +84,12 @@ class _Tasks:
             del self._cells[task]
             self._deaths[cell] = self._deaths.get(cell, 0) + 1
             if self._deaths[cell] == ATTEMPTS:
+                reason = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
                 raise UsageError(
-                    f"{cell.label}: {ATTEMPTS} workers died, one after another ({type(error).__name__}); what was "
-                    "computed is kept: run the same command on a cluster with more memory"
+                    f"{cell.label}: {ATTEMPTS} workers failed, one after another ({reason}); what was computed is "
+                    "kept: mend the cluster and run the same command"
                 ) from error
+            self._ray.cancel(task, force=True)  # if only its result is lost
             if items := self._run.missing(cell):
                 self.start(cell, items)
         else:

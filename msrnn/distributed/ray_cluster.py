@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 from msrnn.errors import UsageError
@@ -26,22 +27,27 @@ class Cluster:
         if device == "cuda" and not self.gpus:
             raise UsageError(f"device={device!r}: this Ray cluster has no GPU; use 'cpu' or 'auto'")
         self.device = "cuda" if device == "cuda" or (device == "auto" and self.gpus and cpus is None) else "cpu"
-        self.worker: dict[str, Any] = {"num_cpus": cpus or 1, "num_gpus": int(self.device == "cuda")}
+        each, on_gpu = cpus or 1, self.device == "cuda"
+        self.worker: dict[str, Any] = {"num_cpus": each, "num_gpus": int(on_gpu)}
         most = int(max((node.get("CPU", 0) for node in nodes), default=0))
-        if self.worker["num_cpus"] > most:
-            raise UsageError(f"cpus={self.worker['num_cpus']}: no machine of this Ray cluster has more than {most}")
-
-    @property
-    def workers(self) -> int:
-        """How many the cluster has room for; CPUs of one machine are not part of another, so there may be fewer."""
-        return self.gpus if self.device == "cuda" else self.cpus // int(self.worker["num_cpus"])
+        if each > most:
+            raise UsageError(f"cpus={each}: no machine of this Ray cluster has more than {most}")
+        # How many there is room for, if nobody else uses the cluster.
+        self.workers = sum(
+            int(min(node.get("CPU", 0) // each, node.get("GPU", 0) if on_gpu else most)) for node in nodes
+        )
 
     def summary(self) -> str:
-        each = "a GPU" if self.device == "cuda" else f"{self.worker['num_cpus']} CPU"
+        each = f"{self.worker['num_cpus']} CPU" + (" and a GPU" if self.device == "cuda" else "")
         return f"Ray: {self.cpus} CPUs, {self.gpus} GPUs; {each} for each of {self.workers} workers"
 
     def close(self) -> None:
         self.ray.shutdown()
+
+
+def reachable(model: str | None) -> str | None:
+    """The model's name for a process that runs in another folder."""
+    return str(Path(model).resolve()) if model and Path(model).exists() else model
 
 
 def _connected(address: str) -> Any:

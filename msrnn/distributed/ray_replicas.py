@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from time import monotonic
 from typing import Any
 from uuid import uuid4
@@ -16,7 +18,9 @@ from msrnn.serve.app import Server
 from msrnn.serve.front import LostReplicaError
 from msrnn.serve.in_process import answered
 
-ABANDONED = 120.0  # seconds without a word from the process that speaks HTTP, after which a replica is removed
+# Seconds without a word from the process that speaks HTTP, after which a replica removes itself; it may wait for long
+# until all replicas are up, and that process begins to speak.
+ABANDONED, NEVER_ASKED = 120.0, 3600.0
 MOST_REQUESTS = 100_000  # of a replica at once: its server has its own limit
 
 
@@ -60,7 +64,7 @@ class RayReplicas:
         self.replicas = [RayReplica(handle) for handle in handles]
 
     def close(self) -> None:
-        """End all replicas: their sessions are saved, and nothing of them is left in the cluster."""
+        """End all replicas, and remove them from the cluster."""
         for name in self._names:
             self._serve.delete(name, _blocking=False)
         for name in self._names:
@@ -79,24 +83,39 @@ class RayReplica:
         self._stream, self._handle = handle.options(stream=True), handle
 
     async def answer(self, scope: Scope, body: bytes) -> AsyncGenerator[Message, None]:
-        from ray.exceptions import RayActorError, TaskCancelledError
-
         messages = self._stream.answer.remote(scope, body)
         try:
-            async for message in messages:
+            while True:
+                with _losses():
+                    message = await anext(messages, None)
+                if message is None:
+                    return
                 yield message
-        except (RayActorError, TaskCancelledError) as error:
-            raise LostReplicaError from error
         finally:
             messages.cancel()
 
     async def ping(self) -> None:
-        from ray.exceptions import RayActorError
-
-        try:
+        with _losses():
             await self._handle.ping.remote()
-        except RayActorError as error:
-            raise LostReplicaError from error
+
+
+@contextmanager
+def _losses() -> Iterator[None]:
+    """Whatever Ray raises because a replica, its machine or its deployment is gone."""
+    from ray.exceptions import RayError, RayTaskError
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        yield
+    except RayTaskError:  # an error of our own code
+        raise
+    except (RayError, RayServeException) as error:
+        raise LostReplicaError from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise LostReplicaError from error  # Ray has cancelled it, and not we
 
 
 class _Served:
@@ -105,23 +124,25 @@ class _Served:
     def __init__(self, make: Callable[[int], Server], number: int, name: str) -> None:
         self._server, self._name = make(number), name
         self._app = self._server.app()
-        self._heard = monotonic()
+        self._heard, self._patience = monotonic(), NEVER_ASKED
 
     async def answer(self, scope: Scope, body: bytes) -> AsyncGenerator[Message, None]:
-        async for message in answered(self._app, scope, body):
-            yield message
+        async with aclosing(answered(self._app, scope, body)) as messages:
+            async for message in messages:
+                yield message
 
     async def ping(self) -> None:
-        self._heard = monotonic()
+        self._heard, self._patience = monotonic(), ABANDONED
 
     def check_health(self) -> None:
         """Ray asks every second, and starts a replica again that fails."""
         if not self._server.engine.healthy:
             raise RuntimeError("steps of the engine fail, one after another")
-        if monotonic() - self._heard > ABANDONED:
+        if monotonic() - self._heard > self._patience:
             from ray import serve
 
             serve.delete(self._name, _blocking=False)
 
     def __del__(self) -> None:
-        self._server.engine.close()
+        if hasattr(self, "_server"):
+            self._server.engine.close()

@@ -179,11 +179,25 @@ class Sessions:
 
     def _write(self, name: str, session: Session) -> None:
         try:
+            self._check_alone(name)
             notes = {"unread": session.unread, "turns": session.turns}
             session.state.save(self._path(name), {**notes, "created": session.created, "updated": session.updated})
             self._show(name, session)
         finally:
             del self._writing[name]
+
+    def _check_alone(self, name: str) -> None:
+        """Refuse to replace a turn that this process has not seen: a second one has gone on with the session."""
+        path = self._path(name)
+        if not path.exists():
+            return
+        info, known = _info(path), self._infos.get(name)
+        if known is not None and info.turns == known.turns:
+            return
+        with self._lock:
+            self._infos[name] = info
+            self._held.pop(name, None)
+        raise UsageError(f"session {name!r}: another process has gone on with it; ask again")
 
     @_locked
     def _show(self, name: str, session: Session) -> None:

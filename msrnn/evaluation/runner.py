@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, S
 from copy import copy
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
+import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from msrnn.errors import UsageError
@@ -165,7 +166,10 @@ class Computed(NamedTuple):
 
 
 class Workers(Protocol):
-    """Other processes that compute cells."""
+    """Other processes that compute cells, each on a device of this type."""
+
+    @property
+    def device(self) -> str: ...
 
     def computed(self, run: ModelRunner[Any, Any, Any], missing: dict[Any, list[Any]]) -> Iterator[Computed]: ...
 
@@ -186,8 +190,18 @@ class ModelRunner(Runner[C, Item, Result]):
 
     def _use(self, model: PreTrainedModel) -> None:
         self.model = model
-        self.batch = self._given or (self.gpu_batch if model.device.type == "cuda" else self.cpu_batch)
+        self._set_batch(model.device.type)
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            self.shrinks = False  # processes that share a model would not all run out of memory
+
+    def _set_batch(self, device: str) -> None:
+        self.batch = self._given or (self.gpu_batch if device == "cuda" else self.cpu_batch)
         self.metadata = {**self.metadata, "batch": self.batch}
+
+    def leave_to(self, workers: Workers | None) -> None:
+        """Let others compute; None: this process does."""
+        self.workers = workers
+        self._set_batch(workers.device if workers else self.model.device.type)
 
     def needs(self, cell: C) -> list[C]:
         """Other cells whose rows this one is computed from."""
@@ -201,6 +215,7 @@ class ModelRunner(Runner[C, Item, Result]):
                 progress.cell(cell)
             else:
                 self.store.append(row)
+                self.metadata.update({name: row[name] for name in (*self.metadata, "gpu") if name in row})
             progress.tokens(tokens)
         return None
 

@@ -24,29 +24,29 @@ class Beginnings:
     def __init__(self) -> None:
         self._replica: OrderedDict[bytes, int] = OrderedDict()
 
-    def add(self, text: str, replica: int) -> None:
-        for block in _blocks(text):
+    def add(self, blocks: Sequence[bytes], replica: int) -> None:
+        for block in blocks:
             self._replica[block] = replica
             self._replica.move_to_end(block)
         while len(self._replica) > MOST_BLOCKS:
             self._replica.popitem(last=False)
 
-    def find(self, text: str) -> int | None:
-        """The replica that has read the longest beginning of this text."""
-        known = [self._replica[block] for block in _blocks(text) if block in self._replica]
+    def find(self, blocks: Sequence[bytes]) -> int | None:
+        """The replica that has read the longest beginning of a prompt with these blocks."""
+        known = [self._replica[block] for block in blocks if block in self._replica]
         return known[-1] if known else None
 
 
-def chosen(beginnings: Beginnings, text: str, loads: Mapping[int, int]) -> int:
+def chosen(beginnings: Beginnings, blocks: Sequence[bytes], loads: Mapping[int, int]) -> int:
     """The replica for a prompt, of those that have a load (requests under way); their loads stay nearly even."""
     idlest = min(loads, key=lambda replica: loads[replica])
-    found = beginnings.find(text)
+    found = beginnings.find(blocks)
     if found is None or found not in loads or loads[found] > 2 * loads[idlest] + SLACK:
         return idlest
     return found
 
 
-def _blocks(text: str) -> list[bytes]:
+def blocks_of(text: str) -> list[bytes]:
     """A name for each beginning of the text that is a number of whole blocks."""
     names, name = [], b""
     for start in range(0, len(text) - BLOCK + 1, BLOCK):

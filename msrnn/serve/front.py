@@ -10,7 +10,9 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -21,7 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 import msrnn
 from msrnn.engine.sessions import check_name
 from msrnn.errors import UsageError
-from msrnn.serve.affinity import Beginnings, chosen, owner, text_of
+from msrnn.serve.affinity import Beginnings, blocks_of, chosen, owner, text_of
 from msrnn.serve.application import application
 from msrnn.serve.errors import ApiError, failed, shutting_down
 from msrnn.serve.limits import Limits, parsed, read_body
@@ -29,7 +31,7 @@ from msrnn.serve.metrics import merged
 from msrnn.serve.page import page_routes
 from msrnn.serve.replies import sent_error
 
-PING_SECONDS, PING_TIMEOUT = 1.0, 10.0
+PING_SECONDS, PING_TIMEOUT, METRICS_TIMEOUT = 1.0, 10.0, 5.0
 PATIENCE = 300.0  # seconds that a request waits for a replica that is being started again
 ATTEMPTS = 3  # replicas that one request may lose
 SESSIONS = "/v1/sessions"
@@ -47,11 +49,14 @@ class Replica(Protocol):
     async def ping(self) -> None: ...
 
 
-class _Job(NamedTuple):
+@dataclass(frozen=True)
+class _Job:
     scope: Scope
     body: bytes
     replica: int | None = None  # None: any
-    text: str = ""  # what decides in that case
+    blocks: Sequence[bytes] = ()  # of the prompt, which decide in that case
+    repeats: bool = True  # whether it may be sent again if its replica is lost
+    until: float = field(default_factory=lambda: monotonic() + PATIENCE)  # when it no longer waits for a replica
 
 
 class Front:
@@ -64,6 +69,7 @@ class Front:
     def __init__(self, replicas: Sequence[Replica], limits: Limits, sessions: bool) -> None:
         self.replicas, self.limits, self.keeps_sessions = replicas, limits, sessions
         self.up = [True] * len(replicas)
+        self._down = [asyncio.Event() for _ in replicas]
         self.loads = [0] * len(replicas)
         self.beginnings = Beginnings()
         self.active = 0  # requests under way
@@ -95,10 +101,12 @@ class Front:
         return JSONResponse({"status": status, **counts}, 200 if any(self.up) else 503)
 
     async def metrics(self, _: Request) -> Response:
-        """Those of all replicas that are up, with the number of the replica as a label."""
+        """Those of all replicas that answer at once, with the number of the replica as a label."""
         numbers = [number for number, up in enumerate(self.up) if up]
-        found = await asyncio.gather(*(self._asked(number, "GET", "/metrics") for number in numbers))
-        texts = {number: body.decode() for number, (_, body) in zip(numbers, found, strict=True)}
+        asked = (asyncio.wait_for(self._asked(number, "/metrics"), METRICS_TIMEOUT) for number in numbers)
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        pairs = zip(numbers, found, strict=True)
+        texts = {number: one[1].decode() for number, one in pairs if not isinstance(one, BaseException)}
         return Response(merged(texts), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def version(self, _: Request) -> Response:
@@ -108,57 +116,64 @@ class Front:
         while True:
             try:
                 await asyncio.wait_for(self.replicas[number].ping(), PING_TIMEOUT)
-                self.up[number] = True
-            except (LostReplicaError, TimeoutError):
-                self.up[number] = False
+                self.mark(number, up=True)
+            except Exception:  # whatever it is, the replica does not answer
+                self.mark(number, up=False)
             await asyncio.sleep(PING_SECONDS)
 
-    async def job(self, http: Request) -> _Job | Response:
+    def mark(self, number: int, *, up: bool) -> None:
+        self.up[number] = up
+        self._down[number].clear() if up else self._down[number].set()
+
+    async def job(self, http: Request, body: bytes) -> _Job | Response:
         """Where a request goes; or its answer, if that comes from all replicas."""
-        if self.draining:
-            raise shutting_down()
         scope, path = _plain(http.scope), http.url.path
-        body = await read_body(http, self.limits)
         if path == SESSIONS and http.method == "GET":
             return await self._all_sessions()
         if path.startswith(SESSIONS + "/"):
             name, _, action = path[len(SESSIONS) + 1 :].partition("/")
-            return _Job(scope, body, self._owner(_target(body) or name if action == "fork" else name))
+            number = self._owner(_target(body) or name if action == "fork" else name)
+            return _Job(scope, body, number, repeats=http.method == "GET")
         if path not in PROMPTS or http.method != "POST":
             return _Job(scope, body)
-        fields = await asyncio.to_thread(parsed, body)
+        fields, blocks = await asyncio.to_thread(_understood, body)
         session = fields.get("session_id") if isinstance(fields, dict) else None
         if not isinstance(session, str):
-            return _Job(scope, body, text=text_of(fields))
+            return _Job(scope, body, blocks=blocks)
         number = self._owner(session)
         if fields.get("session_turns") is None:
             # If this replica is lost after it has saved the turn, the request must not be read twice.
-            body = json.dumps({**fields, "session_turns": await self._turns(number, session)}).encode()
+            turns = await self._turns(number, session)
+            body = await asyncio.to_thread(lambda: json.dumps({**fields, "session_turns": turns}).encode())
         return _Job(scope, body, number)
 
     def _owner(self, name: str) -> int:
         if not self.keeps_sessions:
             message = "this server has several replicas and no folder for sessions: start it with --sessions FOLDER"
             raise ApiError(400, message, param="session_id", code="no_sessions")
-        return owner(name, len(self.replicas))
-
-    async def _turns(self, number: int, name: str) -> int:
         try:
             check_name(name)
         except UsageError as error:
             raise ApiError(400, str(error), param="session_id", code="invalid_value") from error
-        status, body = await self._asked(number, "GET", f"{SESSIONS}/{name}")
+        return owner(name, len(self.replicas))
+
+    async def _turns(self, number: int, name: str) -> int:
+        status, body = await self._asked(number, f"{SESSIONS}/{name}")
+        if status not in (200, 404):
+            raise _unavailable()
         return int(json.loads(body)["turns"]) if status == 200 else 0
 
     async def _all_sessions(self) -> Response:
         numbers = range(len(self.replicas)) if self.keeps_sessions else ()
-        found = await asyncio.gather(*(self._asked(number, "GET", SESSIONS) for number in numbers))
+        found = await asyncio.gather(*(self._asked(number, SESSIONS) for number in numbers))
+        if any(status != 200 for status, _ in found):
+            raise _unavailable()
         listed = [session for _, body in found for session in json.loads(body)["data"]]
         return JSONResponse({"object": "list", "data": sorted(listed, key=lambda session: -session["updated"])})
 
-    async def _asked(self, number: int, method: str, path: str) -> tuple[int, bytes]:
+    async def _asked(self, number: int, path: str) -> tuple[int, bytes]:
         """A short question of our own to one replica: its status and body."""
-        scope = _plain({"type": "http", "method": method, "path": path, "query_string": b"", "headers": []})
+        scope = _plain({"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": []})
         status, body = 500, b""
         async with aclosing(self.answered(_Job(scope, b"", number))) as messages:
             async for message in messages:
@@ -166,45 +181,62 @@ class Front:
         return status, body
 
     async def answered(self, job: _Job) -> AsyncGenerator[Message, None]:
-        """The answer's messages, from a second replica if the first is lost before the first part of the body."""
+        """The answer's messages, from a second replica if the first is lost before the first part of the body.
+
+        A LostReplicaError tells that the answer has begun and will not end.
+        """
         for _ in range(ATTEMPTS):
             number = await self._available(job)
             self.loads[number] += 1
-            begun = None
             try:
                 async with aclosing(self.replicas[number].answer(job.scope, job.body)) as messages:
-                    async for message in messages:
-                        if message["type"] == "http.response.start":
-                            begun = [message]
-                            continue
-                        if begun:
-                            yield begun.pop()
+                    try:
+                        first = [await self._until_down(number, messages), await self._until_down(number, messages)]
+                    except LostReplicaError:
+                        self.mark(number, up=False)
+                        if not job.repeats:
+                            raise _unavailable() from None
+                        continue
+                    for message in first:
                         yield message
-                return
+                    while message.get("more_body"):
+                        message = await anext(messages)
+                        yield message
+                    return
             except LostReplicaError:
-                self.up[number] = False
-                if begun == []:
-                    raise
+                self.mark(number, up=False)
+                raise
             finally:
                 self.loads[number] -= 1
         raise failed(f"{ATTEMPTS} replicas ended while they answered this request")
 
+    async def _until_down(self, number: int, messages: AsyncGenerator[Message, None]) -> Message:
+        """The next message; not if the replica is found to be down meanwhile, which it may not tell by itself."""
+        coming = asyncio.ensure_future(anext(messages))
+        down = asyncio.ensure_future(self._down[number].wait())
+        try:
+            await asyncio.wait({coming, down}, return_when=asyncio.FIRST_COMPLETED)
+            if not coming.done():
+                raise LostReplicaError
+            return coming.result()
+        finally:
+            for task in (coming, down):
+                task.cancel()
+            await asyncio.gather(coming, down, return_exceptions=True)
+
     async def _available(self, job: _Job) -> int:
         """The number of a replica that is up; waits while there is none."""
-        waited = 0.0
-        while waited < PATIENCE:
+        while monotonic() < job.until:
             if job.replica is not None:
                 if self.up[job.replica]:
                     return job.replica
             elif any(self.up):
                 loads = {number: load for number, load in enumerate(self.loads) if self.up[number]}
-                number = chosen(self.beginnings, job.text, loads)
-                self.beginnings.add(job.text, number)
+                number = chosen(self.beginnings, job.blocks, loads)
+                self.beginnings.add(job.blocks, number)
                 return number
             await asyncio.sleep(0.05)
-            waited += 0.05
-        message = "the replica for this request is being started again: try later"
-        raise ApiError(503, message, kind="server_error", code="replica_down", headers={"Retry-After": "10"})
+        raise _unavailable()
 
 
 class _Forward:
@@ -214,15 +246,14 @@ class _Forward:
         self._front = front
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        front, begun = self._front, False
-
-        async def relay() -> None:
-            nonlocal begun
-            job = await front.job(Request(scope, receive))
-            if isinstance(job, Response):
-                return await job(scope, receive, send)
+        self._front.active += 1
+        try:
+            http = Request(scope, receive)
+            if self._front.draining:
+                raise shutting_down()
+            body = await read_body(http, self._front.limits)
+            work = asyncio.ensure_future(self._answer(http, body, send))
             gone = asyncio.ensure_future(_disconnected(receive))
-            work = asyncio.ensure_future(pass_on(job))
             try:
                 await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if work.done():
@@ -230,34 +261,49 @@ class _Forward:
             finally:
                 for task in (work, gone):
                     task.cancel()
-                with suppress(BaseException):
-                    await asyncio.gather(work, gone, return_exceptions=True)
-
-        async def pass_on(job: _Job) -> None:
-            nonlocal begun
-            async with aclosing(front.answered(job)) as messages:
-                async for message in messages:
-                    begun = True
-                    await send(message)
-
-        front.active += 1
-        try:
-            await relay()
+                await asyncio.gather(work, gone, return_exceptions=True)
         except ClientDisconnect:
             pass
         except ApiError as error:
             await JSONResponse(error.body, error.status, error.headers)(scope, receive, send)
-        except LostReplicaError:
+        finally:
+            self._front.active -= 1
+
+    async def _answer(self, http: Request, body: bytes, send: Send) -> None:
+        begun = False
+        try:
+            job = await self._front.job(http, body)
+            if isinstance(job, Response):
+                return await job(http.scope, http.receive, send)
+            async with aclosing(self._front.answered(job)) as messages:
+                async for message in messages:
+                    begun = True
+                    await send(message)
+        except ApiError:
+            raise
+        except Exception as error:  # its text is not shown, since it may hold a prompt
+            if not begun:
+                raise failed(f"internal error ({type(error).__name__})") from error
             lost = failed("the replica that answered has ended: ask again")
             await send({"type": "http.response.body", "body": sent_error(lost.body), "more_body": False})
-        finally:
-            front.active -= 1
+        return None
 
 
 def _plain(scope: Scope) -> dict[str, Any]:
     """The fields of a request that another process needs."""
     names = ("type", "method", "path", "query_string", "headers")
     return {"http_version": "1.1", "root_path": "", "scheme": "http", **{name: scope[name] for name in names}}
+
+
+def _understood(body: bytes) -> tuple[Any, list[bytes]]:
+    """The fields of a request, and the blocks of its prompt; in another thread, since prompts may be long."""
+    fields = parsed(body)
+    return fields, blocks_of(text_of(fields))
+
+
+def _unavailable() -> ApiError:
+    message = "the replica for this request is being started again: try later"
+    return ApiError(503, message, kind="server_error", code="replica_down", headers={"Retry-After": "10"})
 
 
 def _target(body: bytes) -> str | None:

@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from msrnn.cli import app
+from msrnn.cli.options import with_cluster
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,7 +46,8 @@ def parsed(command: str) -> dict[str, Any]:
     """The values of a verb's parameters; the verb does not run."""
     _, *words = shlex.split(command)
     name = tuple(words[: 2 if words[0] == "eval" else 1])
-    values: dict[str, Any] = VERBS[name].make_context(" ".join(name), words[len(name) :]).params
+    given = with_cluster(words[len(name) :])
+    values: dict[str, Any] = VERBS[name].make_context(" ".join(name), given).params
     return values
 
 

@@ -57,7 +57,7 @@ class Local:
 
     async def ping(self) -> None:
         if self.dies_before is not None:
-            raise LostReplicaError
+            raise LostReplicaError if self.dies_before == AT_ONCE else RuntimeError("anything else")
 
 
 Test = Callable[[Front, list[Local], httpx.AsyncClient], Coroutine[Any, Any, None]]
@@ -133,12 +133,12 @@ def test_a_replica_that_is_lost_before_it_answers() -> None:
     async def test(front: Front, replicas: list[Local], client: httpx.AsyncClient) -> None:
         expected = await texts(client, body())
         for before in (AT_ONCE, 0, 1):
-            front.up = [True] * COUNT
+            front.mark(0, up=True)
             replicas[0].dies_before = before
             streams = [body(stream=True) for _ in range(6)]
             assert {*await texts(client, *(body() for _ in range(6)))} == {*expected}
             assert front.up == [False, True, True]
-            front.up[0] = True
+            front.mark(0, up=True)
             for found in await asyncio.gather(*(client.post("/v1/completions", json=one) for one in streams)):
                 assert found.text.endswith("data: [DONE]\n\n")
                 assert "error" not in found.text
@@ -184,15 +184,15 @@ def test_a_session_waits_for_its_replica(tmp_path: Path, monkeypatch: pytest.Mon
         home.engine.close()
         home.start()  # from the files
         home.dies_before = None
-        front.up[home.number] = True
+        front.mark(home.number, up=True)
         assert await waiting == await texts(client, body(" more", session_id="other"))
         assert (await client.get("/v1/sessions/talk")).json()["turns"] == 2
 
         monkeypatch.setattr(front_file, "PATIENCE", 0.2)
-        front.up[home.number] = False
+        front.mark(home.number, up=False)
         found = await client.post("/v1/completions", json=body(session_id="talk"))
         assert (found.status_code, found.headers["retry-after"]) == (503, "10")
-        front.up[home.number] = True
+        front.mark(home.number, up=True)
 
     with_front(test, tmp_path)
 
@@ -209,7 +209,7 @@ def test_a_turn_that_is_saved_but_whose_answer_is_lost(tmp_path: Path) -> None:
             while front.up[home.number]:
                 await asyncio.sleep(0.01)
             home.dies_before = None
-            front.up[home.number] = True
+            front.mark(home.number, up=True)
 
         asked = client.post("/v1/completions", json=body(" more", session_id="talk"))
         found, _ = await asyncio.gather(asked, start_again())
@@ -246,6 +246,8 @@ def test_what_the_front_says_itself(tmp_path: Path) -> None:
         assert found.status_code == 400
         assert "--sessions FOLDER" in found.text
         assert (await client.get("/v1/sessions", headers=keyed)).json()["data"] == []
+        lone = await client.post("/v1/completions", content=b'{"prompt": "a", "session_id": "\\ud800"}', headers=keyed)
+        assert lone.status_code == 400
         for wrong in (b"{", b"[]", b'{"prompt": 3}', b'{"prompt": [[]], "session_id": 4}'):
             assert (await client.post("/v1/completions", content=wrong, headers=keyed)).status_code == 400
         assert (await client.post("/v1/completions", content=b" " * 2000, headers=keyed)).status_code == 413
@@ -296,17 +298,94 @@ def test_a_client_that_leaves() -> None:
     with_front(test)
 
 
+def test_names_and_bodies_of_sessions(tmp_path: Path) -> None:
+    async def test(front: Front, replicas: list[Local], client: httpx.AsyncClient) -> None:
+        for name in ("\ud800", "", "a/b", "x" * 65):
+            for turns in ({}, {"session_turns": 0}):
+                content = json.dumps(body(session_id=name, **turns)).encode()
+                assert (await client.post("/v1/completions", content=content)).status_code == 400
+            fork = json.dumps({"to": name}).encode()
+            assert (await client.post("/v1/sessions/a/fork", content=fork)).status_code in (400, 404)
+        # The body grows on its way: it is escaped, and gets a field. Only the first reader counts its bytes.
+        prompt = "ж" * 300
+        content = json.dumps(body(prompt, session_id="talk"), ensure_ascii=False).encode()
+        assert len(content) < 1000
+        assert (await client.post("/v1/completions", content=content)).status_code == 200
+
+    with_front(test, tmp_path, body_bytes=1000)
+
+
+def test_a_session_with_two_writers(tmp_path: Path) -> None:
+    """Two processes that believe the session to be theirs: the one that comes late is refused."""
+
+    async def test(front: Front, replicas: list[Local], client: httpx.AsyncClient) -> None:
+        home = replicas[owner("talk", COUNT)]
+        other = Local(home.number, tmp_path)
+        await texts(client, body(session_id="talk"))
+        front.replicas = [other] * COUNT
+        for turns, code in ((0, 500), (1, 200)):  # it has not seen the first turn, and then has
+            found = await client.post("/v1/completions", json=body(" more", session_id="talk", session_turns=turns))
+            assert found.status_code == code, found.text
+        front.replicas = replicas
+        found = await client.post("/v1/completions", json=body(" more", session_id="talk"))
+        assert found.status_code == 500
+        assert "another process has gone on with it" in found.text
+        await texts(client, body(" more", session_id="talk", session_turns=2))
+        other.engine.close()
+
+    with_front(test, tmp_path)
+
+
+def test_a_replica_that_hangs_or_is_lost_while_metrics_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_file, "METRICS_TIMEOUT", 0.5)
+
+    async def test(front: Front, replicas: list[Local], client: httpx.AsyncClient) -> None:
+        async def hanging(scope: Scope, body: bytes) -> AsyncGenerator[Message, None]:
+            await asyncio.sleep(60)
+            yield {}
+
+        replicas[0].dies_before = AT_ONCE
+        monkeypatch.setattr(replicas[1], "answer", hanging)
+        text = (await client.get("/metrics")).text
+        assert 'replica="2"' in text
+        assert 'replica="1"' not in text
+        # A prompt that waits for such a replica goes elsewhere when the replica is found to be down.
+        front.mark(0, up=False)
+        front.mark(2, up=False)
+        waiting = asyncio.ensure_future(texts(client, body()))
+        await asyncio.sleep(0.2)
+        front.mark(2, up=True)
+        front.mark(1, up=False)
+        await waiting
+
+    with_front(test)
+
+
+def test_what_is_not_repeated(tmp_path: Path) -> None:
+    """A fork or a deletion may have been done by the replica that is lost."""
+
+    async def test(front: Front, replicas: list[Local], client: httpx.AsyncClient) -> None:
+        await texts(client, body(session_id="talk"))
+        fork = next(f"f{i}" for i in range(99) if owner(f"f{i}", COUNT) == 1)
+        replicas[1].dies_before = 0
+        found = await client.post("/v1/sessions/talk/fork", json={"to": fork})
+        assert (found.status_code, found.json()["error"]["code"]) == (503, "replica_down")
+
+    with_front(test, tmp_path)
+
+
 def test_replicas_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_file, "PING_SECONDS", 0.01)
 
     async def test(front: Front, replicas: list[Local], client: httpx.AsyncClient) -> None:
         app = front.app()
         async with app.router.lifespan_context(app):
-            replicas[1].dies_before = 0
-            while front.up != [True, False, True]:
-                await asyncio.sleep(0.01)
-            replicas[1].dies_before = None
-            while not all(front.up):
-                await asyncio.sleep(0.01)
+            for how in (AT_ONCE, 0):
+                replicas[1].dies_before = how
+                while front.up != [True, False, True]:
+                    await asyncio.sleep(0.01)
+                replicas[1].dies_before = None
+                while not all(front.up):
+                    await asyncio.sleep(0.01)
 
     with_front(test)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from msrnn.core.atomic import remove_unfinished
 from msrnn.core.rope import COMPRESSED, ORIGINAL, name_of, spacing
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
@@ -154,6 +155,8 @@ class SavedStates:
         for tokens, path in self.files.items():
             if tokens != but:
                 path.unlink(missing_ok=True)  # processes that share a model all do this
+        if self.folder:
+            remove_unfinished(self.folder, lambda name: name.startswith(self.name))  # of a worker that was killed
 
 
 Results = dict[Case, list[list[float]]]  # by text: the summed negative log-likelihood of each window

@@ -1,0 +1,88 @@
+"""`msrnn eval retrieval`: tables, heatmaps, and answers that are computed once."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from command import Run
+
+from msrnn.evaluation.data.needles import score
+from msrnn.evaluation.tasks import retrieval as retrieval_file
+
+FEW = ("--size", "24", "--length", "900", "--task", "number", "--task", "values", "--depth", "0", "--depth", "1")
+
+
+def rows(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "retrieval.jsonl").read_text().splitlines()]
+
+
+def test_tables_and_figures(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scores are those of the answers: here the model says half of what is expected, if it is asked last."""
+    compute = retrieval_file.Retrieval.prepare
+
+    def prepared(self: retrieval_file.Retrieval, cell: retrieval_file.Case, items: list[str], batch: int) -> object:
+        found = compute(self, cell, items, batch)
+
+        def answers(some: list[str], on_tokens: object) -> object:
+            for fields in found(some, on_tokens):  # type: ignore[arg-type]
+                expected = fields["expected"]
+                said = expected[: max(1, len(expected) // 2)] if cell.place == "last" else []
+                yield {**fields, "answer": " ".join(said)}
+
+        return answers
+
+    monkeypatch.setattr(retrieval_file.Retrieval, "prepare", prepared)
+    done = run("eval", "retrieval", *FEW, "--policy", "tova", "--policy", "full", "--limit", "2", "--out", tmp_path)
+    assert done.code == 0, done.err
+    lines = list(csv.DictReader((tmp_path / "retrieval.csv").open()))
+    shares = {(line["question"], line["task"]): float(line["accuracy"]) for line in lines}
+    assert shares == {("first", "number"): 0, ("first", "values"): 0, ("last", "number"): 1, ("last", "values"): 0.5}
+    assert {line["policy"] for line in lines} == {"tova", "full"}
+    assert {line["questions"] for line in lines} == {"2"}
+    page = (tmp_path / "retrieval.md").read_text()
+    assert "| tova 24 | 100% · 100% to 100% | 50% · 50% to 50% |" in page
+    assert (tmp_path / "retrieval.png").stat().st_size > 10_000
+
+
+def test_a_run_resumes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    words = ("eval", "retrieval", *FEW, "--policy", "tova", "--question", "last", "--limit", "2", "--batch", "2")
+    assert run(*words, "--out", whole).code == 0
+    answers = retrieval_file.answered
+
+    def interrupted(*arguments: object) -> object:
+        for number, answer in enumerate(answers(*arguments)):  # type: ignore[arg-type]
+            if number == 3:
+                raise KeyboardInterrupt
+            yield answer
+
+    with monkeypatch.context() as patched:
+        patched.setattr(retrieval_file, "answered", interrupted)
+        assert run(*words, "--out", cut).code == 130
+    assert len(rows(cut)) == 3
+    done = run(*words, "--out", cut)
+    assert "3 of 8 answers already done" in done.err
+    said = [{row["item"]: row["answer"] for row in rows(folder)} for folder in (whole, cut)]
+    assert said[0] == said[1]
+    assert len(rows(cut)) == 8
+    assert all(0 <= score(str(row["answer"]), row["expected"]) <= 1 for row in rows(cut))  # type: ignore[arg-type]
+    assert (whole / "retrieval.csv").read_text() == (cut / "retrieval.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--task", "hay"), "--task hay: must be one of number, word, uuid, keys, values, json, variables"),
+        (("--depth", "2"), "--depth 2.0: must be from 0 to 1"),
+        (("--limit", "0"), "--limit 0: must be 1 or more"),
+        (("--policy", "best"), "best"),
+        (("--length", "30"), "--length 30: a question of task number alone takes"),
+    ],
+)
+def test_bad_options(words: tuple[str, ...], message: str, run: Run, tmp_path: Path) -> None:
+    done = run("eval", "retrieval", "--no-chat", *words, "--out", tmp_path)
+    assert done.code == 2
+    assert message in done.err
