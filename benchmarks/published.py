@@ -24,14 +24,17 @@ NAME = "tova-published"
 class PublishedLayer(DynamicLayer):
     """A cache layer that keeps the `size` states that the newest query attends to most, in order of age."""
 
+    keys: Tensor | None
+    values: Tensor | None
+
     def __init__(self, size: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.size = size
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         keys, values = super().update(key_states, value_states)
         view = keys.view_as(keys)  # a reference from the layer's own tensor to the layer would be a cycle
-        view.owner = self  # type: ignore[attr-defined]
+        view.owner = self
         return view, values
 
     def evict(self, attention: Tensor) -> None:

@@ -37,7 +37,7 @@ class OwnedLayer(CacheLayerMixin):
     real: Tensor | None = None  # [B, T], False where padding, if the caller knows; otherwise the mask decides
 
     def __init__(self, config: Any) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.config = config
         self.columns = 0
         self.waiting = False  # `update` returned keys, and the attention function has not taken them yet

@@ -74,7 +74,8 @@ class MultiStateRNN:
     @property
     def device(self) -> torch.device:
         """The device of the model's first weights."""
-        return self.model.device
+        device: torch.device = self.model.device
+        return device
 
     @property
     def config(self) -> Any:

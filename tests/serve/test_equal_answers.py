@@ -14,7 +14,7 @@ from live_server import KEY, greedy, running
 import msrnn
 from msrnn.hf.loading import Loaded
 
-COUNT, TOKENS = 20, 5
+COUNT, TOKENS = 32, 5
 
 
 def prompts(seed: int = 1) -> list[list[int]]:

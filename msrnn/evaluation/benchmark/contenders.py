@@ -161,7 +161,7 @@ class PlacedLayer(StaticLayer):
     def __init__(self, rows: int, position: Tensor) -> None:
         super().__init__(max_cache_len=rows)
         self.position = position
-        self.cumulative_length = position  # type: ignore[assignment]  # what transformers' own layer has there
+        self.cumulative_length = position  # what transformers' own layer has there
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
