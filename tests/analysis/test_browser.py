@@ -83,6 +83,7 @@ def test_tokens_are_shaded_as_the_eviction_times_say(visit: Visit) -> None:
     assert "sees 3 of 8 · 100% recent" in text(browser, ".stats")
 
 
+@pytest.mark.slow
 def test_all_layers_trace_batch(visit: Visit) -> None:
     browser = visit(page("hand", "by hand", TOKENS, TWO[:1]), "#step=5&layer=-1")
     # At step 5, layer 0 sees 3, 4 and 5, layer 1 sees 0, 4 and 5; what one of two has forgotten is half faded.
@@ -94,6 +95,7 @@ def test_all_layers_trace_batch(visit: Visit) -> None:
     assert not browser.find_element("id", "head-label").is_displayed()
 
 
+@pytest.mark.slow
 def test_fading_can_be_switched_off(visit: Visit) -> None:
     browser = visit(page("hand", "by hand", TOKENS, TWO), "#step=5&layer=0")
     assert "f" in states(browser.execute_script(CLASSES)[0])
@@ -128,6 +130,7 @@ new MutationObserver(() => window.steps.push(shown.textContent)).observe(shown, 
 """
 
 
+@pytest.mark.slow
 def test_reading_on(visit: Visit) -> None:
     from selenium.webdriver.support.ui import WebDriverWait
 
@@ -141,6 +144,7 @@ def test_reading_on(visit: Visit) -> None:
     assert text(browser, "#play") == "▶"
 
 
+@pytest.mark.slow
 def test_a_tokens_card(visit: Visit) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
 
@@ -202,6 +206,7 @@ def test_hostile_text_stays_text(visit: Visit) -> None:
     assert browser.execute_script("return arguments[0].scrollWidth <= innerWidth", body)  # long lines are broken
 
 
+@pytest.mark.slow
 def test_light_and_dark(visit: Visit) -> None:
     browser = visit(page("hand", "by hand", TOKENS, TWO), "#theme=light")
     colours = []
@@ -212,6 +217,7 @@ def test_light_and_dark(visit: Visit) -> None:
     assert browser.execute_script("return document.documentElement.dataset.theme") == "light"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [360, 1280])
 def test_on_a_phone_one_policy_at_a_time(visit: Visit, width: int) -> None:
     browser = visit(page("hand", "by hand", TOKENS, TWO), width=width)
@@ -255,6 +261,7 @@ def fading(times: NDArray[Any], step: int) -> NDArray[Any]:
 PLACE = "const { top, bottom } = document.querySelector('.now').getBoundingClientRect(); return [top, bottom]"
 
 
+@pytest.mark.slow
 def test_a_step_in_a_long_text_redraws_only_what_it_changes(visit: Visit) -> None:
     length, layers, random = 4096, 30, numpy.random.default_rng(0)
 

@@ -57,6 +57,7 @@ def test_finding_words(visit: Visit) -> None:
     assert (text(browser, "#hits"), browser.execute_script(HITS)) == ("", [[], []])
 
 
+@pytest.mark.slow
 def test_finding_across_tokens_and_lines(visit: Visit) -> None:
     browser = visit(page("hand", "by hand", TOKENS, TWO))
     assert query(browser, "FIVE") == "1 hit"  # two tokens, in capitals
@@ -70,6 +71,7 @@ def test_finding_across_tokens_and_lines(visit: Visit) -> None:
     assert query(browser, " ") == ""
 
 
+@pytest.mark.slow
 def test_keys_belong_to_the_box_while_typing(visit: Visit) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -94,6 +96,7 @@ def where(browser: Any) -> tuple[str, str, str]:
     return text(browser, "#step-shown"), text(browser, "#layer-shown"), text(browser, "#head-shown")
 
 
+@pytest.mark.slow
 def test_the_address_follows_and_leads(visit: Visit) -> None:
     browser = visit(story(), "#step=640&layer=7&head=1", **DESKTOP)
     assert where(browser) == ("640 of 899", "7", "1")
@@ -160,6 +163,7 @@ return arguments[0].map((selector) =>
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_contrast(visit: Visit, theme: str) -> None:
     browser = visit(story(), f"#step=899&layer=7&fade=0&theme={theme}", **DESKTOP)
@@ -177,6 +181,7 @@ return [...document.querySelectorAll("button, input, [role=img], section, form")
 """
 
 
+@pytest.mark.slow
 def test_everything_has_a_name_to_be_read_aloud(visit: Visit) -> None:
     browser = visit(story(), "#step=300&layer=7&head=0", **DESKTOP)
     assert browser.execute_script(UNNAMED) == []

@@ -16,6 +16,7 @@ from msrnn.analysis.trace import ChunkTrace
 SWATCHES = "return [...document.querySelectorAll('#legend .swatch')].map((i) => [i.textContent, i.className.slice(-2)])"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("length", "size", "top"), [(900, 225, 450), (2048, 256, 1000), (65535, 256, 33000), (8, 2, 4)]
 )
@@ -56,6 +57,7 @@ return [...chart.querySelectorAll(".axis")].map((axis, i) => {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_axes_of_the_maps(visit: Visit, shape: dict[str, int]) -> None:
     browser = visit(story(), "#step=500", **shape)
@@ -73,6 +75,7 @@ def test_axes_of_the_maps(visit: Visit, shape: dict[str, int]) -> None:
     assert width == shape["width"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_legend_and_counts_stay_while_following(visit: Visit, shape: dict[str, int]) -> None:
     browser = visit(story(), "#step=5", **shape)
@@ -87,6 +90,7 @@ def test_legend_and_counts_stay_while_following(visit: Visit, shape: dict[str, i
     assert places[0] == places[1] == places[2]  # nothing jumps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_the_story_never_covers_its_token(visit: Visit, shape: dict[str, int]) -> None:
     browser = visit(story(), "#step=450&layer=7", **shape)
@@ -134,6 +138,7 @@ return spans.map((span) => {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_wrapped_lines_flow_as_paragraphs(visit: Visit, shape: dict[str, int]) -> None:
     browser = visit(story(), **shape)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import transformers as tf
 from test_tensor_parallel import BASE, build
 from test_tensor_parallel import pytestmark as pytestmark
@@ -31,6 +32,7 @@ def ask(address: str, **more: Any) -> str:
     return str(found.json()["choices"][0]["text"])
 
 
+@pytest.mark.slow
 def test_a_server_of_two_processes(small: Loaded, tmp_path: Path) -> None:
     model = build(tf.LlamaConfig(**{**BASE, "vocab_size": len(small.tokenizer)}))
     model.save_pretrained(tmp_path / "model")

@@ -60,14 +60,19 @@ def torchrun(ranks: int, script: Path, *arguments: Any, timeout: float = 300) ->
 
 
 @pytest.mark.parametrize(
-    ("for_two", "for_four"), [(FOR_TWO, FOR_FOUR), pytest.param(["*"], ["*"], marks=pytest.mark.slow)]
+    "patterns_for",
+    [
+        {2: FOR_TWO},
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ({2: FOR_TWO, 4: FOR_FOUR}, {2: ["*"], 4: ["*"]})),
+    ],
+    ids=["two", "four", "all"],
 )
 def test_processes_that_share_a_model_compute_what_one_computes(
-    for_two: Sequence[str], for_four: Sequence[str], tmp_path: Path
+    patterns_for: dict[int, Sequence[str]], tmp_path: Path
 ) -> None:
     for name, config in CONFIGS.items():
         build(config).save_pretrained(tmp_path / name)
-    for ranks, patterns in ((2, for_two), (4, for_four)):  # four go on from what two have saved, too
+    for ranks, patterns in patterns_for.items():  # four go on from what two have saved, too
         done = torchrun(ranks, Path(__file__).with_name("in_ranks.py"), tmp_path, *patterns)
         ended = time.time()
         results = tmp_path / f"{ranks}-ranks.json"
@@ -86,6 +91,6 @@ def test_processes_that_share_a_model_compute_what_one_computes(
     state = rnn.state(2)
     rnn.read(tokens(2, 30), state)
     expected = rnn.read(tokens(2, 12, seed=5), state)
-    for ranks in (2, 4):
+    for ranks in patterns_for:
         loaded = rnn.load_state(tmp_path / "llama-states" / f"echo-{ranks}.safetensors")
         torch.testing.assert_close(rnn.read(tokens(2, 12, seed=5), loaded), expected, atol=1e-4, rtol=1e-4)

@@ -102,6 +102,7 @@ def test_an_answer_streams_and_tokens_fade(
     assert text(browser, ".turn:last-child .user .body") == "Who am I?"
 
 
+@pytest.mark.slow
 def test_settings_reach_the_server(
     visit: Visit, open_address: str, engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +173,7 @@ def test_hostile_text_stays_text(visit: Visit, open_address: str) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_conversations(visit: Visit, open_address: str) -> None:
     """After a reload, a fork, and a deletion; a session of another client has numbers and no text."""
     browser = visit(open_address)
@@ -229,6 +231,7 @@ def test_a_key(visit: Visit, address: str) -> None:
     assert KEY not in str(browser.execute_script("return JSON.stringify(localStorage)"))
 
 
+@pytest.mark.slow
 def test_a_server_that_is_busy(
     visit: Visit, rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +287,7 @@ def test_another_client_of_the_session(
             until(browser, "document.getElementById('problem').innerText.includes('answering another request')")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_phone_and_the_dark(visit: Visit, open_address: str, dark: bool) -> None:
     """Nothing is wider than the screen, and everything can be reached."""
@@ -310,6 +314,7 @@ def test_a_phone_and_the_dark(visit: Visit, open_address: str, dark: bool) -> No
     assert (sum(map(int, re.findall(r"\d+", colour)[:3])) < 150) is dark
 
 
+@pytest.mark.slow
 def test_a_keyboard_and_a_screen_reader(visit: Visit, open_address: str) -> None:
     browser = visit(open_address)
     set_settings(browser, max_tokens=4)
