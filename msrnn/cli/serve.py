@@ -77,7 +77,7 @@ class Setup:
     marker: Path | None = None  # a file in the folder of sessions, which all replicas must see
 
     def server(self, rnn: MultiStateRNN, tokenizer: Any, kind: type[Engine], number: int = 0, count: int = 1) -> Server:
-        """A server with a model that is loaded; the replica of this number, of so many."""
+        """Make the server from a loaded model. `number` is that of this replica, `count` how many there are."""
         from msrnn.serve.affinity import owner
         from msrnn.serve.app import Server
         from msrnn.serve.protocol import Served

@@ -97,7 +97,7 @@ class Sessions:
         return NAME.fullmatch(name) is not None and self._folder is not None and self._path(name).exists()
 
     def info(self, name: str) -> SessionInfo | None:
-        """What a list shows of this session; None if there is none."""
+        """The entry of a conversation in `infos`; None if there is none of this name."""
         check_name(name)
         return self._infos.get(name)
 

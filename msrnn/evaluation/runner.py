@@ -265,7 +265,7 @@ class Evaluation(ModelRunner[C, Item, Result]):
         results = {}
         for cell in stored_cells(self.store.matching(self.key), self.cell_of):
             known = self.read(self.store.matching(self.row_key(cell)))
-            if cell not in cells and not self._missing(cell, known):
+            if cell not in cells and self.items(cell) and not self._missing(cell, known):
                 results[cell] = [known[item] for item in self.items(cell)]
         return results
 

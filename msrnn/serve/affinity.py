@@ -14,7 +14,7 @@ SLACK = 4  # requests that the replica with the beginning may be behind the idle
 
 
 def owner(session: str, replicas: int) -> int:
-    """The one replica that has this session, at any time and after any restart."""
+    """The number of the replica that a conversation belongs to; a restart does not change it."""
     return zlib.crc32(session.encode()) % replicas
 
 

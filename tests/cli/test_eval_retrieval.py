@@ -71,6 +71,13 @@ def test_a_run_resumes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert all(0 <= score(str(row["answer"]), row["expected"]) <= 1 for row in rows(cut))  # type: ignore[arg-type]
     assert (whole / "retrieval.csv").read_text() == (cut / "retrieval.csv").read_text()
 
+    # Other questions of the same folder are not in the tables.
+    words = tuple("first" if word == "last" else word for word in words)
+    assert run(*words, "--out", cut).code == 0
+    page = (cut / "retrieval.md").read_text()
+    assert "question first" in page
+    assert "question last" not in page
+
 
 @pytest.mark.parametrize(
     ("words", "message"),
