@@ -66,7 +66,7 @@ Depths = Annotated[
 Question = Annotated[
     Place, Option(help="Ask before the text (the model knows what to look for), after it, or in both ways.")
 ]
-Limit = Annotated[int, Option(help="Questions of each task, length and depth.")]
+Limit = Annotated[int, Option(help="Questions of each task and length, in turn at each depth.")]
 Positions = Annotated[
     str,
     Option(
@@ -144,8 +144,7 @@ def retrieval(
         Sample(name, tokens, where, number)
         for name in tasks
         for tokens in lengths
-        for where in depths
-        for number in range(limit)
+        for where, number in in_turn(depths, limit)
     ]
     note(f"making {len(samples) * len(places):,} prompts")
     asked = [haystack.ask(sample, place) for place in places for sample in samples]
@@ -160,6 +159,13 @@ def retrieval(
     show_tables(tables)
     facts = {**evaluation.key, **evaluation.metadata}
     write_report(out, tables[0], report.markdown(title, facts), lambda: figure(report, out, title))
+
+
+def in_turn(depths: list[float], limit: int) -> list[tuple[float, int]]:
+    """This many places, each with its number at the same depth; fewer places than depths are spread over them."""
+    if limit < len(depths):
+        return [(depths[i * len(depths) // limit], 0) for i in range(limit)]
+    return [(depths[i % len(depths)], i // len(depths)) for i in range(limit)]
 
 
 def rows(policies: list[str] | None, sizes: list[int] | None) -> Grid:

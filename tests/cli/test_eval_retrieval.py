@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from command import Run
 
+from msrnn.cli.eval_retrieval import in_turn
 from msrnn.evaluation.data.needles import score
 from msrnn.evaluation.tasks import retrieval as retrieval_file
 
@@ -35,7 +36,7 @@ def test_tables_and_figures(run: Run, tmp_path: Path, monkeypatch: pytest.Monkey
         return answers
 
     monkeypatch.setattr(retrieval_file.Retrieval, "prepare", prepared)
-    done = run("eval", "retrieval", *FEW, "--policy", "tova", "--policy", "full", "--limit", "2", "--out", tmp_path)
+    done = run("eval", "retrieval", *FEW, "--policy", "tova", "--policy", "full", "--limit", "4", "--out", tmp_path)
     assert done.code == 0, done.err
     lines = list(csv.DictReader((tmp_path / "retrieval.csv").open()))
     shares = {(line["question"], line["task"]): float(line["accuracy"]) for line in lines}
@@ -47,9 +48,22 @@ def test_tables_and_figures(run: Run, tmp_path: Path, monkeypatch: pytest.Monkey
     assert (tmp_path / "retrieval.png").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize(
+    ("limit", "places"),
+    [
+        (1, [(0.0, 0)]),
+        (2, [(0.0, 0), (0.5, 0)]),
+        (3, [(0.0, 0), (0.5, 0), (1.0, 0)]),
+        (4, [(0.0, 0), (0.5, 0), (1.0, 0), (0.0, 1)]),
+    ],
+)
+def test_questions_are_spread_over_the_depths(limit: int, places: list[tuple[float, int]]) -> None:
+    assert in_turn([0.0, 0.5, 1.0], limit) == places
+
+
 def test_a_run_resumes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    words = ("eval", "retrieval", *FEW, "--policy", "tova", "--question", "last", "--limit", "2", "--batch", "2")
+    words = ("eval", "retrieval", *FEW, "--policy", "tova", "--question", "last", "--limit", "4", "--batch", "2")
     assert run(*words, "--out", whole).code == 0
     answers = retrieval_file.answered
 
