@@ -1,4 +1,4 @@
-"""Eviction policies: which state a bounded layer evicts. A policy has six fields; a name stands for their values.
+"""Eviction policies: which state a bounded layer evicts. A policy has seven fields; a name stands for their values.
 
 This module does not use torch: backends, slots, evaluations and the command line all use the same `Policy` value.
 """
@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import cache
 from typing import Any, Literal
 
+from msrnn.budget import load_budget
 from msrnn.errors import UsageError
+
+Size = int | Sequence[int | None] | None  # rows of every layer, or of each; None: all rows stay
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Policy:
     recent: int | float = 0  # the newest tokens, which are not evicted; a float is a share of the size, rounded down
     value_norm: bool = False  # whether states are ranked by importance times the norm of their value vector
     horizon: int | None = None  # tokens that are not among the last `horizon` are evicted, except the `first`
+    budget: str | None = None  # how the size, then a mean, is divided among the layers: a name or a file; None: equally
 
     def __post_init__(self) -> None:
         if self.decay is not None and not (_is_number(self.decay) and 0 <= self.decay <= 1):
@@ -46,6 +50,8 @@ class Policy:
             raise UsageError(f"value_norm={self.value_norm!r}: must be True or False")
         if self.horizon is not None and (not _is_int(self.horizon) or self.horizon < 2):
             raise UsageError(f"horizon={self.horizon!r}: must be None or a whole number of tokens, 2 or more")
+        if self.budget is not None:
+            load_budget(self.budget)
         if self.value_norm and self.decay is None:
             raise UsageError(
                 "value_norm=True with decay=None: no importance to multiply by the norm; give a decay from 0 to 1"
@@ -63,7 +69,8 @@ class Policy:
         """Read a policy's name. Upper and lower case mean the same.
 
         A name is one of `NAMES`. "NAME+I" also protects the first I tokens, and "NAME~H" evicts every other token
-        that is not among the last H. Fields work as well: "decay=0.9,recent=0.25,value_norm=1"; fields that are not
+        that is not among the last H. "NAME:BUDGET" gives the layers different sizes: a name of `msrnn.budget`, or a
+        file that `msrnn budget` wrote. Fields work as well: "decay=0.9,recent=0.25,value_norm=1"; fields that are not
         given are 0, and `per` is "layer".
         """
         if not isinstance(name, str):
@@ -72,10 +79,12 @@ class Policy:
             raise UsageError("policy 'full' evicts nothing and is not a Policy: pass policy='full' to MultiStateRNN")
         if "=" in name:
             return _parse_fields(name)
-        rest, tilde, horizon = name.lower().partition("~")
+        head, colon, budget = name.partition(":")
+        rest, tilde, horizon = head.lower().partition("~")
         base, plus, first = rest.partition("+")
         if base in NAMES and (not plus or first.isdecimal()) and (not tilde or horizon.isdecimal()):
-            return replace(NAMES[base], first=int(first or 0), horizon=int(horizon) if tilde else None)
+            far = int(horizon) if tilde else None
+            return replace(NAMES[base], first=int(first or 0), horizon=far, budget=budget if colon else None)
         near = difflib.get_close_matches(base, [*NAMES, FULL], n=1)
         hint = (
             f"did you mean {near[0]!r}?"
@@ -97,15 +106,28 @@ class Policy:
     def name(self) -> str:
         """The shortest name of this policy, or its fields."""
         for name, value in NAMES.items():
-            if replace(value, first=self.first, horizon=self.horizon) == self:
+            if replace(value, first=self.first, horizon=self.horizon, budget=self.budget) == self:
                 first = f"+{self.first}" if self.first else ""
-                return f"{name}{first}" if self.horizon is None else f"{name}{first}~{self.horizon}"
+                horizon = f"~{self.horizon}" if self.horizon is not None else ""
+                budget = f":{self.budget}" if self.budget is not None else ""
+                return f"{name}{first}{horizon}{budget}"
         numbers = f"decay={self.decay},per={self.per},first={self.first},recent={self.recent}"
         more = [
             ",value_norm=1" if self.value_norm else "",
             f",horizon={self.horizon}" if self.horizon is not None else "",
+            f",budget={self.budget}" if self.budget is not None else "",
         ]
         return numbers + "".join(more)
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """What identifies results under this policy: its fields, and what the file of its budget holds."""
+        fields = asdict(self)
+        if fields["budget"] is None:
+            del fields["budget"]
+        elif content := load_budget(fields["budget"]).content:
+            fields["budget"] = content
+        return fields
 
 
 @cache
@@ -150,7 +172,8 @@ def same_ranking(one: str, other: str) -> bool:
     """Whether two policies differ at most in `first` and `horizon`: then one can continue from the other's state."""
     if is_full(one) or is_full(other):
         return is_full(one) and is_full(other)
-    return replace(Policy.parse(one), first=0, horizon=None) == replace(Policy.parse(other), first=0, horizon=None)
+    rest: dict[str, Any] = {"first": 0, "horizon": None}
+    return replace(Policy.parse(one), **rest) == replace(Policy.parse(other), **rest)
 
 
 def _yes_or_no(text: str) -> bool:
@@ -166,13 +189,15 @@ _FIELD_PARSERS: dict[str, Callable[[str], Any]] = {
     "recent": lambda text: int(text) if text.isdecimal() else float(text),
     "value_norm": _yes_or_no,
     "horizon": lambda text: None if text == "none" else int(text),
+    "budget": lambda text: None if text == "none" else text,
 }
 
 
 def _parse_fields(name: str) -> Policy:
     fields: dict[str, Any] = {}
     try:
-        for field, _, text in (part.partition("=") for part in name.lower().split(",")):
+        for field, _, text in (part.partition("=") for part in name.split(",")):
+            field, text = field.lower(), text if field.lower() == "budget" else text.lower()
             if field not in _FIELD_PARSERS:
                 raise UsageError(f"unknown field {field!r}, use one of {', '.join(_FIELD_PARSERS)}")
             if field in fields:
@@ -205,14 +230,34 @@ class Bound:
         return kv_heads if self.policy.per == "head" else 1
 
 
-def resolve(policy_: str | Policy, size: int | None) -> tuple[Policy | None, int | None]:
+def resolve(policy_: str | Policy, size: Size) -> tuple[Policy | None, Size]:
     """Check a policy and a size; (None, None) is the unbounded model, policy "full"."""
     if is_full(policy_):
         return None, None
     value = policy_ if isinstance(policy_, Policy) else Policy.parse(policy_)
+    if not isinstance(size, list | tuple):
+        check_size(value, size)
+        return value, size
+    if value.budget is not None:
+        raise UsageError(
+            f"size={size!r:.60}: budget {value.budget!r} divides a mean size; give one number, or no budget"
+        )
+    if all(one is None for one in size):
+        raise UsageError(f"size={size!r:.60}: bounds no layer; give a number for one of them, or use policy 'full'")
+    for layer, one in enumerate(size):
+        if one is not None:
+            try:
+                check_size(value, one)
+            except (UsageError, TypeError) as error:
+                raise type(error)(f"layer {layer}: {error}") from error
+    return value, tuple(size)
+
+
+def check_size(value: Policy, size: object) -> None:
+    """Refuse a size that the policy cannot have."""
     if not _is_int(size):
         raise TypeError(f"size={size!r}: must be a whole number of states; only policy 'full' has no size")
-    assert size is not None
+    assert isinstance(size, int)
     if size < 1:
         raise UsageError(f"size={size}: must be at least 1 token")
     recent = value.recent_at(size)
@@ -226,7 +271,34 @@ def resolve(policy_: str | Policy, size: int | None) -> tuple[Policy | None, int
             f"horizon={value.horizon} at size={size}: the horizon must be larger than the size; "
             "use a larger horizon, or policy 'window'"
         )
-    return value, size
+
+
+def layer_sizes(policy_: Policy | None, size: Size, windows: Sequence[int | None], linear: Sequence[bool]) -> list[Any]:
+    """The size of each layer; None: it is not bounded. A budget divides the size among the layers without a window."""
+    count = len(windows)
+    if policy_ is None or size is None:
+        return [None] * count
+    if not isinstance(size, int):
+        if len(size) != count:
+            raise UsageError(f"size: {len(size)} numbers, but this model has {count} layers; give one number for each")
+        return list(size)
+    sizes: list[Any] = [size] * count
+    if policy_.budget is None:
+        return sizes
+    chosen = divided_layers(windows, linear)
+    for i, one in zip(chosen, load_budget(policy_.budget).sizes(size, len(chosen)), strict=True):
+        try:
+            check_size(policy_, one)
+        except UsageError as error:
+            raise UsageError(f"budget {policy_.budget!r} at size={size}, layer {i}: {error}") from error
+        sizes[i] = one
+    return sizes
+
+
+def divided_layers(windows: Sequence[int | None], linear: Sequence[bool]) -> list[int]:
+    """The layers that a budget is divided among: those without a sliding window; all with states if every layer slides."""
+    states = [i for i, one in enumerate(linear) if not one]
+    return [i for i in states if windows[i] is None] or states
 
 
 def layer_bound(policy_: Policy | None, size: int | None, window: int | None) -> Bound | None:

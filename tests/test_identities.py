@@ -22,7 +22,7 @@ from msrnn.core.scores import Scoring
 from msrnn.core.slots import HELD, LayerShape, Slots
 from msrnn.hf.loading import Loaded
 from msrnn.layer import attend
-from msrnn.policy import NAMES, Policy
+from msrnn.policy import NAMES, Policy, Size
 from msrnn.reference import recurrent
 
 POLICIES = [*NAMES, "window+1", "window+4", "tova+1", "tova+4", "echo+1~45"]
@@ -152,6 +152,41 @@ def test_family_is_recurrent_model(family: str, device: str) -> None:
         check_against_oracle(rnn, policy, size, ids, mask)
 
 
+@pytest.mark.parametrize("policy", ["tova", "echo", Policy(0.5, "head", 1, 2), "window+4", "tova+1~30"])
+def test_each_layer_has_its_own_size(policy: str | Policy, device: str) -> None:
+    """Also a layer that holds everything, and sliding layers; the bytes are the sum of the layers' bytes."""
+    ids, mask = left_padded(tokens(2, 52), [0, 13])
+    model = build(llama(6, 2, num_hidden_layers=4), device)
+    for size in ([9, 20, 13, 8], [26, 8, 8, 10]):
+        rnn = msrnn.MultiStateRNN(model, policy, size, chunk=7, block=33)
+        check_against_oracle(rnn, policy, size, ids, mask)
+        assert rnn.spec.sizes == size
+        alone = [msrnn.MultiStateRNN(model, policy, one).state(2).nbytes // 4 for one in size]
+        assert rnn.state(2).nbytes == sum(alone)
+    sliding = build(FAMILIES["gemma2"](), device)
+    size = [12, 9, 20, 30][: sliding.config.num_hidden_layers]
+    check_against_oracle(msrnn.MultiStateRNN(sliding, policy, size, chunk=7, block=33), policy, size, ids, mask)
+
+
+@pytest.mark.parametrize("positions", ["compressed:4", "compact"])
+def test_each_layer_has_its_own_size_wherever_its_tokens_stand(positions: str) -> None:
+    ids, mask = left_padded(tokens(2, 52), [0, 13])
+    rnn = msrnn.MultiStateRNN(build(llama(6, 2)), "echo", [8, 15], chunk=7, block=33, positions=positions)
+    check_against_oracle(rnn, "echo", [8, 15], ids, mask)
+
+
+def test_a_layer_without_a_size_holds_every_token() -> None:
+    """One bounded layer among layers that keep all, and the two extremes."""
+    model, ids = build(llama(6, 2)), tokens(2, 52)
+    read = {}
+    for name, size in {"one": [8, None], "most": [8, 64], "none": [None, 8], "all": [64, 8]}.items():
+        rnn = msrnn.MultiStateRNN(model, "tova", size)
+        read[name] = rnn.read(ids, rnn.state(2))
+    torch.testing.assert_close(read["one"], read["most"], atol=TOLERANCE, rtol=TOLERANCE)
+    torch.testing.assert_close(read["none"], read["all"], atol=TOLERANCE, rtol=TOLERANCE)
+    assert not torch.allclose(read["one"], read["none"], atol=1e-2)
+
+
 @pytest.mark.parametrize("family", ROTARY)
 def test_family_is_recurrent_model_wherever_its_tokens_stand(family: str) -> None:
     model = build(ROTARY[family]())
@@ -174,7 +209,7 @@ def test_chunked_model_is_recurrent_model_for_any_policy(case: dict[str, Any]) -
 def check_against_oracle(
     rnn: msrnn.MultiStateRNN,
     policy: str | Policy,
-    size: int | None,
+    size: Size,
     ids: Tensor,
     mask: Tensor,
     may_tie: bool = False,

@@ -13,7 +13,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from msrnn.core.rope import Repositioning
 from msrnn.hf.inspect import sliding_windows
-from msrnn.policy import Policy, layer_bound, resolve
+from msrnn.policy import Policy, Size, layer_bound, resolve
 from msrnn.reference import recurrent
 
 VOCABULARY = 97
@@ -165,12 +165,14 @@ def oracle(
     model: PreTrainedModel,
     ids: Tensor,
     policy: str | Policy,
-    size: int | None,
+    size: Size,
     repositioning: list[Repositioning | None] | None = None,
 ) -> Oracle:
     """Run one sequence [T] by the definition; `repositioning` of each layer, or None for the model's own positions."""
     policy_, size = resolve(policy, size)
-    bounds = [layer_bound(policy_, size, window) for window in sliding_windows(model, model.config)]
+    windows = sliding_windows(model, model.config)
+    sizes = size if isinstance(size, tuple) else [size] * len(windows)
+    bounds = [layer_bound(policy_, size, window) for size, window in zip(sizes, windows, strict=True)]
     times: dict[int, Tensor] = {}
     margins: list[Tensor] = []
 

@@ -15,6 +15,7 @@ import typer
 from msrnn import __version__
 from msrnn.cli.analyze import analyze
 from msrnn.cli.bench import bench
+from msrnn.cli.budget import budget
 from msrnn.cli.chat import chat
 from msrnn.cli.demo import demo
 from msrnn.cli.eval_extrapolation import extrapolation
@@ -44,7 +45,7 @@ app = typer.Typer(
 
 evaluations = typer.Typer(name="eval", no_args_is_help=True)
 
-register(app, demo, generate, chat, read, serve, policies, bench, analyze, explore)
+register(app, demo, generate, chat, read, serve, policies, budget, bench, analyze, explore)
 register(evaluations, perplexity, extrapolation, verb(squality), verb(qasper), retrieval, story)
 app.add_typer(evaluations)
 register(app, judge)

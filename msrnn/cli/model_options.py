@@ -24,7 +24,7 @@ from msrnn.cli.options import (
 from msrnn.cli.processes import share_seed, started_by_torchrun
 from msrnn.cli.terminal import loading, note
 from msrnn.errors import UsageError
-from msrnn.policy import FULL, Policy, is_full, resolve, same_ranking
+from msrnn.policy import FULL, Policy, Size, is_full, resolve, same_ranking
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -41,7 +41,7 @@ class ModelOptions:
 
     model: str | None = None
     policy: str = DEFAULT_POLICY
-    size: int = DEFAULT_SIZE
+    size: Size = DEFAULT_SIZE
     device: str = "auto"
     dtype: str | None = None
     seed: int | None = None
@@ -157,7 +157,7 @@ class SavedOptions:
     """The options that a state was saved under."""
 
     policy: str
-    size: int | None  # None: policy full
+    size: Size  # None: policy full
     dtype: str | None  # of the model; None: not known
     state_dtype: str | None
     positions: str
@@ -168,7 +168,7 @@ class SavedOptions:
         from msrnn.core.state_file import load_description
 
         description = load_description(path)
-        for name, kinds in (("policy", str), ("size", int | None), ("dtype", str), ("positions", str)):
+        for name, kinds in (("policy", str), ("size", int | list | None), ("dtype", str), ("positions", str)):
             value = description.get(name)
             if not isinstance(value, kinds) or isinstance(value, bool):
                 raise UsageError(f"{path}: not a state that msrnn saved, its {name} is {value!r:.40}; use another")

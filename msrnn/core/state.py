@@ -31,8 +31,7 @@ class MultiState:
     whole: bool = True  # False after a forward pass that was interrupted: the state is then unusable
 
     def __repr__(self) -> str:
-        policy, size = self.fingerprint.get("policy"), self.fingerprint.get("size")
-        seen = self.seen.tolist()
+        policy, size, seen = self.fingerprint.get("policy"), self.fingerprint.get("size"), self.seen.tolist()
         return f"MultiState(policy={policy!r}, size={size}, rows={len(seen)}, seen={seen}, nbytes={self.nbytes:,})"
 
     def _own(self) -> Iterator[tuple[int, Memory]]:

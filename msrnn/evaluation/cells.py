@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any, NamedTuple, TypeVar
 
 from msrnn.evaluation.report import Value
@@ -25,9 +24,15 @@ class Cell(NamedTuple):
         return self.policy if self.size is None else f"{self.policy} {self.size}"
 
     @property
+    def keeps(self) -> int | None:
+        """Tokens of which no layer evicts one; None: no limit. With different sizes of layers, only none is sure."""
+        divided = self.policy not in UNBOUNDED and Policy.parse(self.policy).budget is not None
+        return 0 if divided else self.size
+
+    @property
     def key(self) -> dict[str, Any]:
         """What identifies a result: also the fields of a policy, since the meaning of its name may change."""
-        numbers = None if self.policy in UNBOUNDED else asdict(Policy.parse(self.policy))
+        numbers = None if self.policy in UNBOUNDED else Policy.parse(self.policy).numbers
         return {"policy": self.policy, "numbers": numbers, "size": self.size}
 
 
@@ -60,7 +65,8 @@ class Grid(NamedTuple):
 
     def at(self, name: str, size: int) -> Cell:
         """The cell of a policy and a size. With as many states as tokens nothing is evicted: the full model."""
-        return FULL_MODEL if name == FULL or size >= self.length else Cell(name, size)
+        cell = Cell(name, size)
+        return FULL_MODEL if name == FULL or (cell.keeps or 0) >= self.length else cell
 
     def has(self, name: str, size: int) -> bool:
         return self.only is None or self.at(name, size) in self.only

@@ -18,7 +18,7 @@ from msrnn.hf.cache_layers import LinearLayer, OwnedCache, StateLayer
 from msrnn.hf.inspect import hand_over
 from msrnn.hf.inspect_layers import host_layers
 from msrnn.hf.state_spec import StateSpec, state_spec
-from msrnn.policy import Policy
+from msrnn.policy import Policy, Size
 
 
 class _NoPositionError(UsageError, AttributeError):
@@ -67,7 +67,7 @@ class MultiStateCache(OwnedCache):
         self,
         model: PreTrainedModel,
         policy: str | Policy = "tova",
-        size: int | None = 512,
+        size: Size = 512,
         *,
         positions: str | Gap = ORIGINAL,
         state_dtype: str | torch.dtype | None = None,

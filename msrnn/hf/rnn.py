@@ -22,7 +22,7 @@ from msrnn.hf.state_spec import state_spec
 from msrnn.hf.tensor_parallel import check_same_input, naming_lost_ranks
 from msrnn.hf.wavefront import Wave
 from msrnn.layer import Record
-from msrnn.policy import Policy, same_ranking
+from msrnn.policy import Policy, Size, same_ranking
 
 DEFAULT_BLOCK = 512
 STEPWISE_BLOCK = 64  # where a GPU reads a block token by token: a larger graph takes too long to capture
@@ -33,8 +33,10 @@ class MultiStateRNN:
 
     The model is put into evaluation mode and its attention becomes "msrnn"; its weights are untouched.
 
-    policy       a name such as "tova" or "window+4", or a `Policy`: which row is evicted
-    size         rows per layer; None only with policy "full", which evicts nothing
+    policy       a name such as "tova" or "window+4", or a `Policy`: which row is evicted. With a budget, as in
+                 "echo:upper", `size` is a mean, and layers have different sizes
+    size         rows per layer; or a list, a number for each layer (None: this layer keeps every row). None alone only
+                 with policy "full", which evicts nothing
     positions    which position ids the kept tokens get, for texts longer than the training length: "original",
                  "compressed" (gaps above 10 become ln ln gap; "compressed:ln", "compressed:sqrt"; "compressed:16": at
                  most 16), "fitted" (the largest gaps that always fit the training length), "compact" (0, 1, 2, …), or
@@ -51,7 +53,7 @@ class MultiStateRNN:
         self,
         model: PreTrainedModel,
         policy: str | Policy = "tova",
-        size: int | None = 512,
+        size: Size = 512,
         *,
         positions: str | Gap = ORIGINAL,
         state_dtype: str | torch.dtype | None = None,

@@ -23,7 +23,7 @@ from msrnn.hf.cache_layers import LayerSetup, LinearLayer, OwnedCache, Place, St
 from msrnn.hf.inspect import ModelSpec, inspect_model
 from msrnn.hf.inspect_layers import host_layers
 from msrnn.layer import Record
-from msrnn.policy import FULL, Bound, Policy, layer_bound, resolve
+from msrnn.policy import FULL, Bound, Policy, Size, divided_layers, layer_bound, layer_sizes, resolve
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,22 @@ class StateSpec:
         """Whether some layers have linear attention, whose states transformers itself keeps."""
         return None in self.shapes
 
+    @property
+    def divided(self) -> list[int]:
+        """The layers that a budget is divided among."""
+        return divided_layers(self.model.windows, [shape is None for shape in self.shapes])
+
+    @property
+    def sizes(self) -> list[int | None]:
+        """The rows that each layer may hold; None: the layer is not bounded."""
+        return [bound.size if bound else None for bound in self.bounds]
+
+    @property
+    def mean_size(self) -> float:
+        """The rows of a bounded layer, on average."""
+        sizes = [size for size in self.sizes if size is not None]
+        return sum(sizes) / len(sizes) if sizes else 0
+
     def memory(self, layer: int, batch_size: int) -> Memory:
         shape, bound = self.shapes[layer], self.bounds[layer]
         assert shape is not None
@@ -75,12 +91,13 @@ class StateSpec:
         devices = {shape.device for shape in self.shapes if shape}
         if len(devices) != 1 or batch_size < 1:
             return
-        size, one = self.fingerprint["size"], self.nbytes(1)
+        size, one = self.mean_size, self.nbytes(1)
 
         def advice(free: int) -> str:
-            return f"{free // one:,} sequences fit" if free >= one else f"size {max(1, size * free // one):,} fits"
+            fitting = max(1, int(size * free / one))
+            return f"{free // one:,} sequences fit" if free >= one else f"size {fitting:,} fits"
 
-        what = f"a state of size {size} for {batch_size} sequence{'s' if batch_size > 1 else ''}"
+        what = f"a state of size {size:g} for {batch_size} sequence{'s' if batch_size > 1 else ''}"
         check_fits(self.nbytes(batch_size), next(iter(devices)), what, advice)
 
     def check_position(self, position: int) -> None:
@@ -162,7 +179,7 @@ class StateSpec:
 def state_spec(
     model: PreTrainedModel,
     policy: str | Policy,
-    size: int | None,
+    size: Size,
     *,
     positions: str | Gap = ORIGINAL,
     state_dtype: str | torch.dtype | None = None,
@@ -185,12 +202,14 @@ def state_spec(
         raise UsageError(f"chunk={chunk!r}: must be a whole number of tokens, 1 or more")
     model_spec = inspect_model(model)
     backends = [resolve_backend(backend, layer.shape.device if layer else model.device) for layer in model_spec.layers]
-    spaced = spacing(positions, _fitting(model_spec.config, size) if positions == FITTED else 1)
+    linear = [layer is None for layer in model_spec.layers]
+    sizes = layer_sizes(policy_, size, model_spec.windows, linear)
+    spaced = spacing(positions, _fitting(model_spec.config, sizes) if positions == FITTED else 1)
     ropes = model_spec.ropes if spaced else [None] * len(model_spec.layers)
     model_spec.check_readable(in_blocks)
     fingerprint = {
-        "policy": policy_.name if policy_ else FULL,
-        "size": size,
+        "policy": replace(policy_, budget=None).name if policy_ else FULL,
+        "size": sizes[0] if len(set(sizes)) == 1 else sizes,
         "dtype": state_dtype_name(quantized) if quantized else model_spec.dtype,
         "positions": name_of(spaced),
         "model": model_spec.fingerprint,
@@ -213,15 +232,16 @@ def state_spec(
     return StateSpec(
         model=model_spec,
         shapes=[layer and replace(layer.shape, state_dtype=quantized) for layer in model_spec.layers],
-        bounds=[layer_bound(policy_, size, window) for window in model_spec.windows],
+        bounds=[layer_bound(policy_, size, window) for size, window in zip(sizes, model_spec.windows, strict=True)],
         setups=setups,
         fingerprint=fingerprint,
     )
 
 
-def _fitting(config: Any, size: int | None) -> int:
-    """The largest gap at which `size` tokens and a new one always fit the training length."""
+def _fitting(config: Any, sizes: Sequence[int | None]) -> int:
+    """The largest gap at which the tokens of every layer, and a new one, always fit the training length."""
     length: int | None = getattr(config, "max_position_embeddings", None)
+    size = max((size for size in sizes if size is not None), default=None)
     if not length or size is None:
         reason = "the config of this model has no max_position_embeddings; name a largest gap, as in 'compressed:16'"
         raise UsageError(f"positions={FITTED!r}: {reason}")

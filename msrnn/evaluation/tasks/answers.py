@@ -168,7 +168,7 @@ class Answers:
     def source(self, cell: Cell, question: StoredQuestion) -> tuple[Cell, str]:
         """The cell whose answer is used (the full model's if prompt and answer fit the size), and the prompt's key."""
         key, tokens, _ = question.prompts[self.length(cell)]
-        fits = cell.size is None or tokens + self.settings.answer <= cell.size
+        fits = cell.keeps is None or tokens + self.settings.answer <= cell.keeps
         return (FULL_MODEL if fits or cell.policy in UNBOUNDED else cell), key
 
     def length(self, cell: Cell) -> int:

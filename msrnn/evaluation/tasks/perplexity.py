@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -22,7 +23,7 @@ from msrnn.evaluation.data.texts import Data
 from msrnn.evaluation.environment import model_identity
 from msrnn.evaluation.loss import losses
 from msrnn.evaluation.report import Formatted, Table, document, plot_estimates, saved_figure
-from msrnn.evaluation.runner import Compute, Evaluation, OnTokens
+from msrnn.evaluation.runner import C, Compute, Evaluation, OnTokens
 from msrnn.evaluation.statistics import Estimate
 from msrnn.evaluation.store import Row, Store, fields, is_int, is_number, is_text, list_of, optional, paired
 from msrnn.hf.rnn import MultiStateRNN
@@ -64,12 +65,10 @@ def grid(policies: Sequence[str], sizes: Sequence[int], length: int) -> Grid:
 
 
 class Reader:
-    """The model of a cell. `opening`: tokens in front of every chunk."""
+    """Reads chunks. `opening`: tokens in front of every chunk; `piece`: it reads pieces of this many tokens."""
 
-    def __init__(self, model: PreTrainedModel, cell: Cell, opening: int) -> None:
-        self.cell, self.opening = cell, opening
-        bounded = cell.policy not in (FULL, BASELINE)
-        self.rnn = MultiStateRNN(model, cell.policy if bounded else FULL, cell.size if bounded else None)
+    def __init__(self, rnn: MultiStateRNN, opening: int, piece: int | None = None) -> None:
+        self.rnn, self.opening, self.piece = rnn, opening, piece
 
     def nll(self, input_ids: Tensor, on_tokens: OnTokens | None = None) -> list[float]:
         """Chunks [B, T] -> the negative log-likelihood of each, summed over its predicted tokens."""
@@ -82,12 +81,11 @@ class Reader:
 
     def _batches(self, input_ids: Tensor) -> list[Tensor]:
         """Rows of equal length: the chunks, or pieces of them, as many as make a block."""
-        if self.cell.policy != BASELINE:
+        if self.piece is None:
             return [input_ids]
-        assert self.cell.size is not None
-        cut = pieces(input_ids, self.cell.size, self.opening)
+        cut = pieces(input_ids, self.piece, self.opening)
         whole, last = cut[:-1], cut[-1]
-        together = max(1, self.rnn.block // self.cell.size)
+        together = max(1, self.rnn.block // self.piece)
         return [*(torch.cat(whole[i : i + together]) for i in range(0, len(whole), together)), last]
 
 
@@ -113,7 +111,7 @@ def pieces(input_ids: Tensor, size: int, opening: int) -> list[Tensor]:
 Results = dict[Cell, list[float]]  # the summed negative log-likelihood of each chunk
 
 
-class Perplexity(Evaluation[Cell, str, float]):
+class ChunkLosses(Evaluation[C, str, float]):
     """One model on chunks, identified by their content, so that another choice reuses the chunks it shares."""
 
     unit = "chunks"
@@ -126,20 +124,21 @@ class Perplexity(Evaluation[Cell, str, float]):
         self.data = data
         self.chunks = dict(zip(data.keys, data.chunks, strict=True))
 
-    def cell_of(self, row: Row) -> Cell:
-        return cell_of(row)
+    @abstractmethod
+    def reader(self, cell: C) -> Reader:
+        """What reads the chunks of a cell."""
 
-    def items(self, cell: Cell) -> list[str]:
+    def items(self, cell: C) -> list[str]:
         return self.data.keys
 
     def read(self, rows: list[Row]) -> dict[str, float]:
         return {key: nll for row in rows for key, nll in zip(row["chunks"], row["nll"], strict=True)}
 
-    def work(self, cell: Cell, items: list[str]) -> int:
+    def work(self, cell: C, items: list[str]) -> int:
         return len(items) * self.data.predicted
 
-    def prepare(self, cell: Cell, items: list[str], batch: int) -> Compute[str]:
-        reader = Reader(self.model, cell, len(self.data.opening))
+    def prepare(self, cell: C, items: list[str], batch: int) -> Compute[str]:
+        reader = self.reader(cell)
 
         def compute(keys: list[str], on_tokens: OnTokens) -> Iterator[Row]:
             began, chunks = perf_counter(), [self.chunks[key] for key in keys]
@@ -148,6 +147,22 @@ class Perplexity(Evaluation[Cell, str, float]):
             yield {**source, "tokens": self.data.predicted, "nll": nll, "seconds": perf_counter() - began}
 
         return compute
+
+
+class Perplexity(ChunkLosses[Cell]):
+    """Each cell is a policy at a size."""
+
+    def cell_of(self, row: Row) -> Cell:
+        return cell_of(row)
+
+    def reader(self, cell: Cell) -> Reader:
+        return cell_reader(self.model, cell, len(self.data.opening))
+
+
+def cell_reader(model: PreTrainedModel, cell: Cell, opening: int) -> Reader:
+    if cell.policy == BASELINE:
+        return Reader(MultiStateRNN(model, FULL, None), opening, cell.size)
+    return Reader(MultiStateRNN(model, cell.policy, cell.size), opening)
 
 
 @dataclass(frozen=True)

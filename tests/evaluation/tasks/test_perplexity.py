@@ -26,6 +26,7 @@ from msrnn.evaluation.tasks.perplexity import (
     Perplexity,
     Reader,
     Report,
+    cell_reader,
     figure,
     formatted,
     formatted_ratio,
@@ -73,9 +74,9 @@ def unmodified(model: PreTrainedModel, ids: Tensor, given: int = 1) -> float:
 @pytest.mark.parametrize("opening", [0, 1, 2])
 def test_as_if_stepped_token_by_token(model: PreTrainedModel, policy: str, opening: int) -> None:
     ids = torch.tensor([chunk.ids for chunk in data(2, opening).chunks])
-    found = Reader(model, Cell(policy, 12), opening).nll(ids)
+    found = cell_reader(model, Cell(policy, 12), opening).nll(ids)
     assert found == pytest.approx([stepped(model, row, policy, 12, max(1, opening)) for row in ids], rel=1e-5)
-    assert found != pytest.approx(Reader(model, FULL, opening).nll(ids), rel=1e-5)
+    assert found != pytest.approx(cell_reader(model, FULL, opening).nll(ids), rel=1e-5)
 
 
 @pytest.mark.small_model
@@ -84,17 +85,19 @@ def test_as_if_stepped_on_words(small: Loaded) -> None:
     made = choose([Document("moby", lambda: text * 2)], small.tokenizer, Choice(length=24, chunks_per_book=1))
     ids = torch.tensor([made.chunks[0].ids])
     for policy in ("tova", "window+4"):
-        found = Reader(small.model, Cell(policy, 16), len(made.opening)).nll(ids)
+        found = cell_reader(small.model, Cell(policy, 16), len(made.opening)).nll(ids)
         assert found == pytest.approx([stepped(small.model, ids[0], policy, 16, made.given)], rel=1e-4)
-    assert Reader(small.model, FULL, 0).nll(ids) == pytest.approx([unmodified(small.model, ids[0])], rel=1e-4)
+    assert cell_reader(small.model, FULL, 0).nll(ids) == pytest.approx([unmodified(small.model, ids[0])], rel=1e-4)
 
 
 def test_as_many_states_as_tokens_is_the_unmodified_model(model: PreTrainedModel) -> None:
     made = data()
     expected = [unmodified(model, torch.tensor(chunk.ids)) for chunk in made.chunks]
-    assert Reader(model, FULL, 1).nll(torch.tensor([c.ids for c in made.chunks])) == pytest.approx(expected, rel=1e-5)
+    assert cell_reader(model, FULL, 1).nll(torch.tensor([c.ids for c in made.chunks])) == pytest.approx(
+        expected, rel=1e-5
+    )
     for name in ("tova", "h2o", BASELINE):
-        assert Reader(model, Cell(name, LENGTH), 1).nll(torch.tensor([made.chunks[0].ids])) == pytest.approx(
+        assert cell_reader(model, Cell(name, LENGTH), 1).nll(torch.tensor([made.chunks[0].ids])) == pytest.approx(
             expected[:1], rel=1e-5
         )
     table = grid(["tova", BASELINE, "full"], [LENGTH, 8, LENGTH + 1], LENGTH)
@@ -117,7 +120,7 @@ def test_every_row_predicts_the_same_tokens(size: int, opening: int) -> None:
 @pytest.mark.parametrize("opening", [0, 1, 2])
 def test_the_baseline_is_the_unmodified_model_on_pieces(model: PreTrainedModel, opening: int) -> None:
     ids = torch.tensor([chunk.ids for chunk in data(2, opening).chunks])
-    read, reader = list[int](), Reader(model, Cell(BASELINE, 9), opening)
+    read, reader = list[int](), cell_reader(model, Cell(BASELINE, 9), opening)
     reader.rnn.block = 18  # so that two pieces are read together
     found = reader.nll(ids, read.append)
     cut = pieces(ids, 9, opening)
@@ -149,13 +152,14 @@ class Counted:
     """Every chunk that a cell reads; stops like Ctrl-C after so many batches."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, stop: int = 10**6) -> None:
-        self.read: list[tuple[Cell, tuple[int, ...]]] = []
+        self.read: list[tuple[str, int | None, tuple[int, ...]]] = []
         original, batches = Reader.nll, iter(range(10**6))
 
         def nll(reader: Reader, ids: Tensor, on_tokens: object = None) -> list[float]:
             if next(batches) == stop:
                 raise KeyboardInterrupt
-            self.read += [(reader.cell, tuple(row)) for row in ids.tolist()]
+            policy = reader.rnn.spec.fingerprint["policy"]
+            self.read += [(policy, reader.piece, tuple(row)) for row in ids.tolist()]
             return original(reader, ids, on_tokens)
 
         monkeypatch.setattr(Reader, "nll", nll)

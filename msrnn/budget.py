@@ -1,0 +1,152 @@
+"""Budgets: how a mean size is divided among the layers of a model. A name, or a file that `msrnn budget` writes."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from msrnn.errors import UsageError
+
+FORMAT = "msrnn budget 1"
+_LEAST_LOSS = 1e-7  # nats per token; losses below are noise, and their logarithm is needed
+
+
+class Budget(Protocol):
+    """Divides a mean size."""
+
+    @property
+    def content(self) -> Any:
+        """What identifies the budget beside its name, as JSON; None: the name does."""
+
+    def sizes(self, mean: int, layers: int) -> list[int]:
+        """The size of each layer; their sum is `mean * layers`."""
+
+
+def load_budget(name: str) -> Budget:
+    """A named budget, or that of a file."""
+    if name in NAMES:
+        return NAMES[name]
+    path = Path(name)
+    if not path.is_file():
+        raise UsageError(f"budget {name!r}: neither a file nor one of {', '.join(NAMES)}")
+    try:
+        return Curves.parsed(json.loads(path.read_bytes()))
+    except ValueError as error:
+        raise UsageError(f"{path}: not a budget that msrnn wrote ({error}); use another file") from error
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The same shares at every size: a function of the number of layers, whose values have a mean of 1."""
+
+    shares: Callable[[int], Sequence[float]]
+    content: None = None
+
+    def sizes(self, mean: int, layers: int) -> list[int]:
+        exact = [mean * share for share in self.shares(layers)]
+        sizes = [max(1, math.floor(size)) for size in exact]
+        if sum(sizes) > mean * layers:
+            raise UsageError(f"size={mean}: too small to be divided among {layers} layers; use a larger size")
+        # What rounding took goes to those that lost most.
+        order = sorted(range(layers), key=lambda i: (sizes[i] - exact[i], i))
+        for i in order[: mean * layers - sum(sizes)]:
+            sizes[i] += 1
+        return sizes
+
+
+def _upper(layers: int) -> list[float]:
+    half = layers // 2
+    return [0.75] * half + [1.0] * (layers % 2) + [1.25] * half
+
+
+def _pyramid(layers: int) -> list[float]:
+    return [1.0] if layers == 1 else [1.95 - 1.9 * i / (layers - 1) for i in range(layers)]
+
+
+NAMES: dict[str, Shape] = {"upper": Shape(_upper), "pyramid": Shape(_pyramid)}
+MEANINGS: dict[str, str] = {
+    "upper": "moves a quarter of the lower layers' rows to the upper half of the layers",
+    "pyramid": "fewer rows the higher the layer, in equal steps (PyramidKV, Cai et al. 2024)",
+}
+
+
+@dataclass(frozen=True)
+class Curves:
+    """For each layer, the loss that bounding this layer alone costs, by size: rows go where they gain most."""
+
+    measured: tuple[int, ...]  # sizes, ascending
+    losses: tuple[tuple[float, ...], ...]  # nats per token, by layer and size
+
+    @classmethod
+    def parsed(cls, data: Any) -> Curves:
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise ValueError(f"its format is not {FORMAT!r}")
+        sizes: Any = data.get("sizes")
+        losses: Any = data.get("losses")
+        if not _are_numbers(sizes, int) or len(sizes) < 2 or sizes[0] < 1 or sorted(set(sizes)) != sizes:
+            raise ValueError("its sizes are not two ascending whole numbers or more")
+        if not isinstance(losses, list) or not losses or not all(_are_numbers(row, float) for row in losses):
+            raise ValueError("its losses are not rows of finite numbers")
+        if any(len(row) != len(sizes) for row in losses):
+            raise ValueError("its losses do not have a number for each size")
+        return cls(tuple(sizes), tuple(tuple(map(float, row)) for row in losses))
+
+    @property
+    def content(self) -> Any:
+        return [list(self.measured), [list(row) for row in self.losses]]
+
+    def sizes(self, mean: int, layers: int) -> list[int]:
+        if layers != len(self.losses):
+            raise UsageError(
+                f"this budget was measured on a model with {len(self.losses)} such layers, and this one has {layers}: "
+                "run msrnn budget on this model"
+            )
+        least, most = self.measured[0], self.measured[-1]
+        if not least <= mean <= most:
+            raise UsageError(
+                f"size={mean}: this budget was measured at sizes from {least} to {most}; use a size between them, or "
+                "measure more"
+            )
+        sizes, left, step = [least] * layers, (mean - least) * layers, max(1, mean // 64)
+        curves = [self._curve(layer) for layer in range(layers)]
+
+        def offer(layer: int) -> tuple[float, int, int]:
+            """What the next rows gain, each; the greatest first."""
+            rows = min(step, most - sizes[layer])
+            gain = (curves[layer](sizes[layer]) - curves[layer](sizes[layer] + rows)) / rows if rows else -math.inf
+            return -gain, layer, rows
+
+        offers = [offer(layer) for layer in range(layers)]
+        heapq.heapify(offers)
+        while left:
+            _, layer, rows = heapq.heappop(offers)
+            sizes[layer] += min(rows, left)
+            left -= min(rows, left)
+            heapq.heappush(offers, offer(layer))
+        return sizes
+
+    def _curve(self, layer: int) -> Callable[[float], float]:
+        """The loss at any size: a power of it between two that were measured. More rows never cost more."""
+        heights = list(self.losses[layer])
+        for i in range(len(heights) - 1, -1, -1):
+            heights[i] = max(heights[i], _LEAST_LOSS, *heights[i + 1 : i + 2])
+        xs, ys = [math.log(size) for size in self.measured], [math.log(height) for height in heights]
+
+        def loss(size: float) -> float:
+            x = math.log(size)
+            i = next((i for i in range(1, len(xs) - 1) if x < xs[i]), len(xs) - 1)
+            return math.exp(ys[i - 1] + (ys[i] - ys[i - 1]) * (x - xs[i - 1]) / (xs[i] - xs[i - 1]))
+
+        return loss
+
+
+def _are_numbers(values: Any, kind: type[float]) -> bool:
+    def fits(value: Any) -> bool:
+        return isinstance(value, int | kind) and not isinstance(value, bool) and math.isfinite(value)
+
+    return isinstance(values, list) and all(map(fits, values))

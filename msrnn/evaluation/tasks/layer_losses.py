@@ -1,0 +1,147 @@
+"""What bounding one layer alone costs, by layer and size: the curves that a budget is computed from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msrnn.budget import FORMAT, Curves
+from msrnn.core.atomic import write_atomically
+from msrnn.evaluation import statistics
+from msrnn.evaluation.report import Formatted, Table, Value, document, saved_figure
+from msrnn.evaluation.store import Row, fields, is_int, is_number, is_text, list_of, optional, paired
+from msrnn.evaluation.tasks.perplexity import ChunkLosses, Reader
+from msrnn.hf.rnn import MultiStateRNN
+from msrnn.policy import FULL, Policy
+
+NAME = "budget"
+CHECK = paired(
+    "chunks",
+    "nll",
+    fields(
+        policy=is_text,
+        layer=optional(is_int),
+        size=optional(is_int),
+        chunks=list_of(is_text),
+        nll=list_of(is_number),
+        fingerprint=is_text,
+        dtype=is_text,
+    ),
+)
+
+
+class Case(NamedTuple):
+    """One layer at a size, while the other layers keep everything; without a layer, the full model."""
+
+    policy: str
+    layer: int | None = None
+    size: int | None = None
+
+    @property
+    def label(self) -> str:
+        return FULL if self.layer is None else f"layer {self.layer} at {self.size}"
+
+    @property
+    def key(self) -> Row:
+        bounded = self.layer is not None
+        numbers = Policy.parse(self.policy).numbers if bounded else None
+        return {"policy": self.policy if bounded else FULL, "numbers": numbers, "layer": self.layer, "size": self.size}
+
+
+class LayerLosses(ChunkLosses[Case]):
+    """Each cell is one bounded layer."""
+
+    def cell_of(self, row: Row) -> Case:
+        return Case(row["policy"], row["layer"], row["size"])
+
+    def reader(self, cell: Case) -> Reader:
+        opening = len(self.data.opening)
+        if cell.layer is None:
+            return Reader(MultiStateRNN(self.model, FULL, None), opening)
+        layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
+        sizes = [cell.size if layer == cell.layer else None for layer in range(layers)]
+        return Reader(MultiStateRNN(self.model, cell.policy, sizes), opening)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The curves, and what they give each layer at some mean sizes."""
+
+    policy: str
+    layers: Sequence[int]
+    sizes: Sequence[int]
+    results: dict[Case, list[float]]
+    predicted: int  # tokens of each chunk
+    means: Sequence[int]
+
+    def cost(self, layer: int, size: int) -> statistics.Estimate:
+        """Nats per token more than the full model, on the same chunks."""
+        full = self.results[Case(self.policy)]
+        counts = [self.predicted] * len(full)
+        return statistics.difference(self.results[Case(self.policy, layer, size)], full, counts)
+
+    @cached_property
+    def curves(self) -> Curves:
+        losses = [tuple(self.cost(layer, size).value for size in self.sizes) for layer in self.layers]
+        return Curves(tuple(self.sizes), tuple(losses))
+
+    @cached_property
+    def divided(self) -> dict[int, list[int]]:
+        """The size of each layer, by mean size."""
+        return {mean: self.curves.sizes(mean, len(self.layers)) for mean in self.means}
+
+    def tables(self, title: str) -> list[Table]:
+        costs: list[list[Value]] = [
+            [layer, *(_formatted(self.cost(layer, size)) for size in self.sizes)] for layer in self.layers
+        ]
+        note = "1,000 nats per token more than the full model, where only this layer is bounded."
+        header = ["layer", *(f"{size:,}" for size in self.sizes)]
+        rows: list[list[Value]] = [
+            [layer, *(self.divided[mean][i] for mean in self.means)] for i, layer in enumerate(self.layers)
+        ]
+        means = ["layer", *(f"{mean:,}" for mean in self.means)]
+        first = Table(NAME, f"cost of bounding one layer, in 1/1,000 nat: {title}", note, header, costs, self._lines())
+        return [first, Table("", "rows of each layer, by mean size", "Rows of each layer, by mean size.", means, rows)]
+
+    def _lines(self) -> list[Sequence[Any]]:
+        lines: list[Sequence[Any]] = [("layer", "size", "nats", "low", "high")]
+        return lines + [(layer, size, *self.cost(layer, size)) for layer in self.layers for size in self.sizes]
+
+    def markdown(self, title: str, facts: dict[str, Any]) -> str:
+        about = f"{title}. Intervals are 95 %, by bootstrap over the chunks."
+        return document("Budget", about, self.tables(title), facts)
+
+    def write(self, path: Path, facts: dict[str, Any]) -> None:
+        """The file that a policy's budget names."""
+        losses = [list(row) for row in self.curves.losses]
+        data = {"format": FORMAT, "policy": self.policy, "sizes": list(self.sizes), "losses": losses, "about": facts}
+        write_atomically(path, partial(_write_text, json.dumps(data, indent=1)))
+
+
+def _write_text(text: str, path: Path) -> None:
+    path.write_text(text)
+
+
+def _formatted(cost: statistics.Estimate) -> Formatted:
+    return Formatted(cost, lambda nats: f"{1000 * nats:.2f}")
+
+
+def figure(report: Report, folder: Path, title: str) -> None:
+    """budget.png and .svg: the cost of each layer by size, and the rows that each layer gets."""
+    with saved_figure(folder, NAME, 2, 11) as (whole, panels):
+        for size in report.sizes:
+            costs = [max(1e-6, report.cost(layer, size).value) for layer in report.layers]
+            panels[0].plot(report.layers, costs, marker="o", markersize=3, label=f"{size:,}")
+        panels[0].set_yscale("log")
+        panels[0].set_ylabel("nats per token that bounding this layer costs")
+        for mean, sizes in report.divided.items():
+            panels[1].plot(report.layers, [size / mean for size in sizes], marker="o", markersize=3, label=f"{mean:,}")
+        panels[1].set_ylabel("rows of the layer, divided by the mean")
+        for axes, name in zip(panels, ("size", "mean size"), strict=True):
+            axes.set_xlabel("layer")
+            axes.legend(frameon=False, fontsize=8, title=name)
+        whole.suptitle(title, fontsize=10)
