@@ -50,8 +50,6 @@ class Shape:
     def sizes(self, mean: int, layers: int) -> list[int]:
         exact = [mean * share for share in self.shares(layers)]
         sizes = [max(1, math.floor(size)) for size in exact]
-        if sum(sizes) > mean * layers:
-            raise UsageError(f"size={mean}: too small to be divided among {layers} layers; use a larger size")
         # What rounding took goes to those that lost most.
         order = sorted(range(layers), key=lambda i: (sizes[i] - exact[i], i))
         for i in order[: mean * layers - sum(sizes)]:

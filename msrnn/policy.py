@@ -296,7 +296,7 @@ def layer_sizes(policy_: Policy | None, size: Size, windows: Sequence[int | None
 
 
 def divided_layers(windows: Sequence[int | None], linear: Sequence[bool]) -> list[int]:
-    """The layers that a budget is divided among: those without a sliding window; all with states if every layer slides."""
+    """The layers that a budget is divided among: those without a sliding window; all with states where each slides."""
     states = [i for i, one in enumerate(linear) if not one]
     return [i for i in states if windows[i] is None] or states
 

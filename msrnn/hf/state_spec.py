@@ -71,10 +71,10 @@ class StateSpec:
         return [bound.size if bound else None for bound in self.bounds]
 
     @property
-    def mean_size(self) -> float:
-        """The rows of a bounded layer, on average."""
+    def mean_size(self) -> int:
+        """The rows of a bounded layer, on average, rounded down."""
         sizes = [size for size in self.sizes if size is not None]
-        return sum(sizes) / len(sizes) if sizes else 0
+        return sum(sizes) // len(sizes) if sizes else 0
 
     def memory(self, layer: int, batch_size: int) -> Memory:
         shape, bound = self.shapes[layer], self.bounds[layer]
@@ -94,10 +94,9 @@ class StateSpec:
         size, one = self.mean_size, self.nbytes(1)
 
         def advice(free: int) -> str:
-            fitting = max(1, int(size * free / one))
-            return f"{free // one:,} sequences fit" if free >= one else f"size {fitting:,} fits"
+            return f"{free // one:,} sequences fit" if free >= one else f"size {max(1, size * free // one):,} fits"
 
-        what = f"a state of size {size:g} for {batch_size} sequence{'s' if batch_size > 1 else ''}"
+        what = f"a state of size {size} for {batch_size} sequence{'s' if batch_size > 1 else ''}"
         check_fits(self.nbytes(batch_size), next(iter(devices)), what, advice)
 
     def check_position(self, position: int) -> None:
