@@ -3,6 +3,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from msrnn import budget
 from msrnn.cli.terminal import show_text
 from msrnn.policy import FULL, MEANINGS, NAMES
 
@@ -27,6 +28,8 @@ def policies() -> None:
     show_text("importance ← decay · importance + attention of the newest token; decay none: importance is the position")
     show_text("first, recent: tokens that are never evicted; recent may be a share of the size")
     show_text("value: importance is multiplied by the norm of the value vector")
+    for name, meaning in budget.MEANINGS.items():
+        show_text(f"{name}: {meaning}")
 
 
 def rows() -> list[list[str]]:
@@ -38,6 +41,8 @@ def rows() -> list[list[str]]:
         lines.append([name, decay, policy.per, str(policy.first), recent, value, MEANINGS[name]])
     lines.append(["NAME+I", "", "", "I", "", "", "as NAME, but never the first I tokens: window+4, tova+4, …"])
     lines.append(["NAME+I~H", "", "", "I", "", "", "as NAME+I, and every token not among the last H: echo+1~2048, …"])
+    budgets = ", ".join(budget.NAMES)
+    lines.append(["NAME:BUDGET", "", "", "", "", "", f"as NAME; layers have different sizes: {budgets}, or a file"])
     return lines
 
 
