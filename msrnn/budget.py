@@ -13,6 +13,8 @@ from typing import Any, Protocol
 from msrnn.errors import UsageError
 
 FORMAT = "msrnn budget 1"
+# The sizes that a measured budget gives, as shares of the mean: few, since the kernels of a GPU are compiled for each.
+LEVELS = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1, 3 / 2, 2, 3, 4, 6, 8)
 _LEAST_LOSS = 1e-7  # nats per token; losses below are noise, and their logarithm is needed
 
 
@@ -110,22 +112,32 @@ class Curves:
                 f"size={mean}: this budget was measured at sizes from {least} to {most}; use a size between them, or "
                 "measure more"
             )
-        sizes, left, step = [least] * layers, (mean - least) * layers, max(1, mean // 64)
+        levels = sorted({min(max(math.floor(mean * share), least), most) for share in LEVELS} | {least, most})
         curves = [self._curve(layer) for layer in range(layers)]
+        level, left = [0] * layers, (mean - least) * layers
 
         def offer(layer: int) -> tuple[float, int, int]:
-            """What the next rows gain, each; the greatest first."""
-            rows = min(step, most - sizes[layer])
-            gain = (curves[layer](sizes[layer]) - curves[layer](sizes[layer] + rows)) / rows if rows else -math.inf
-            return -gain, layer, rows
+            """What each of the rows up to the next level gains, the greatest first; and their number."""
+            now, more = levels[level[layer]], levels[level[layer] + 1]
+            return (curves[layer](more) - curves[layer](now)) / (more - now), layer, more - now
 
-        offers = [offer(layer) for layer in range(layers)]
+        offers = [offer(layer) for layer in range(layers)] if len(levels) > 1 else []
         heapq.heapify(offers)
-        while left:
+        last = 0
+        while offers:
             _, layer, rows = heapq.heappop(offers)
-            sizes[layer] += min(rows, left)
-            left -= min(rows, left)
-            heapq.heappush(offers, offer(layer))
+            if rows > left:
+                continue
+            level[layer] += 1
+            left -= rows
+            last = layer
+            if level[layer] + 1 < len(levels):
+                heapq.heappush(offers, offer(layer))
+        sizes = [levels[i] for i in level]
+        for layer in [last, *range(layers)]:  # less than one level is left over
+            rows = min(left, most - sizes[layer])
+            sizes[layer] += rows
+            left -= rows
         return sizes
 
     def _curve(self, layer: int) -> Callable[[float], float]:

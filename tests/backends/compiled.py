@@ -20,7 +20,7 @@ from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.policy import Bound, Policy
 
-HEADS, KV_HEADS, SIZE, LENGTH = 8, 2, 512, 512
+KV_HEADS = 2
 
 
 class Absent:
@@ -39,17 +39,17 @@ class Absent:
         return 0
 
 
-def read_and_step(dtype: torch.dtype, dim: int, policy: str) -> None:
-    shape = LayerShape(HEADS, KV_HEADS, dim, dim, dtype, torch.device("cpu"))
-    slots, scoring = Slots(1, shape, Bound(Policy.parse(policy), SIZE)), Scoring(dim**-0.5)
-    query, key = (torch.zeros(1, heads, LENGTH, dim, dtype=dtype) for heads in (HEADS, KV_HEADS))
-    real = torch.ones(1, LENGTH, dtype=torch.bool)
-    prefill_triton(slots, query, key, key, slots.advance(LENGTH, real), scoring)
+def read_and_step(dtype: torch.dtype, dim: int, policy: str, heads: int, size: int, length: int) -> None:
+    shape = LayerShape(heads, KV_HEADS, dim, dim, dtype, torch.device("cpu"))
+    slots, scoring = Slots(1, shape, Bound(Policy.parse(policy), size)), Scoring(dim**-0.5)
+    query, key = (torch.zeros(1, count, length, dim, dtype=dtype) for count in (heads, KV_HEADS))
+    real = torch.ones(1, length, dtype=torch.bool)
+    prefill_triton(slots, query, key, key, slots.advance(length, real), scoring)
     token = query[:, :, 0].view(1, KV_HEADS, -1, dim), key[:, :, 0], key[:, :, 0], slots.advance(1, real[:, :1])[:, 0]
     decode.decode_triton(slots, *token, scoring)
 
 
-def main(capability: int, shared_memory: int, dtype: torch.dtype, dim: int) -> None:
+def main(capability: int, shared_memory: int, dtype: torch.dtype, dim: int, heads: int, size: int, length: int) -> None:
     run = JITFunction.run
 
     def compiled(kernel: Any, *args: Any, warmup: bool, **kwargs: Any) -> None:
@@ -60,9 +60,9 @@ def main(capability: int, shared_memory: int, dtype: torch.dtype, dim: int) -> N
     driver.set_active(Absent(capability))
     decode.PROGRAMS = 1  # one for all slots, which then are on their way while others are attended to
     scan._shared_memory = lambda device: shared_memory
-    for policy in ("tova", "window"):  # attention from weights, and from scores
-        read_and_step(dtype, dim, policy)
+    for policy in ("echo", "tova", "window"):  # attention from weights, and from scores
+        read_and_step(dtype, dim, policy, heads, size, length)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), getattr(torch, sys.argv[3]), int(sys.argv[4]))
+    main(int(sys.argv[1]), int(sys.argv[2]), getattr(torch, sys.argv[3]), *map(int, sys.argv[4:]))

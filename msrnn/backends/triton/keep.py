@@ -14,10 +14,10 @@ FAR = tl.constexpr(HELD)
 SLOTS_PER_BLOCK = 64
 
 
-@triton.jit(do_not_specialize=["C"])
+@triton.jit(do_not_specialize=["C", "S"])
 def assign_kernel(
-    position, evicted_at, importance, norm, slot_position, slot_importance, slot_norm, survivors, source, C,
-    S: tl.constexpr, BS: tl.constexpr, BC: tl.constexpr, REMEMBERS: tl.constexpr, WEIGHS: tl.constexpr,
+    position, evicted_at, importance, norm, slot_position, slot_importance, slot_norm, survivors, source, C, S,
+    BS: tl.constexpr, BC: tl.constexpr, REMEMBERS: tl.constexpr, WEIGHS: tl.constexpr,
 ):  # fmt: skip
     """Free the slots of evicted tokens, and assign free slots, in order, to the new tokens that are still held.
 
@@ -49,10 +49,10 @@ def assign_kernel(
         tl.store(slot_importance + i * S + o_s, b_importance, mask=m_s)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["S"])
 def move_kernel(
-    fresh, slots, source, f_b, f_h, f_t,
-    S: tl.constexpr, K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
+    fresh, slots, source, f_b, f_h, f_t, S,
+    K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Copy the rows of new tokens into the slots that `source` assigns."""
     i_b, i_k = tl.program_id(2).to(tl.int64), tl.program_id(1)
@@ -79,8 +79,8 @@ def keep_triton(
     memory, slot_norm = (importance if kept is None else kept for kept in (slots.importance, slots.norm))
     assign_kernel[(B * G,)](
         position, evicted_at, importance, importance if norm is None else norm, slots.position, memory, slot_norm,
-        torch.empty(B, G, C, dtype=torch.int32, device=source.device), source, C,
-        S=S, BS=triton.next_power_of_2(S), BC=max(32, triton.next_power_of_2(C)),
+        torch.empty(B, G, C, dtype=torch.int32, device=source.device), source, C, S,
+        BS=triton.next_power_of_2(S), BC=max(32, triton.next_power_of_2(C)),
         REMEMBERS=slots.importance is not None, WEIGHS=norm is not None,
     )  # fmt: skip
     for buffer, scales, fresh in ((slots.keys, slots.key_scale, key), (slots.values, slots.value_scale, value)):
@@ -94,6 +94,6 @@ def keep_triton(
 def _move(fresh: Tensor, buffer: Tensor, source: Tensor) -> None:
     B, K, S, D = buffer.shape
     move_kernel[(triton.cdiv(S, SLOTS_PER_BLOCK), K, B)](
-        fresh, buffer, source, *fresh.stride()[:3],
-        S=S, K=K, G=source.shape[1], D=D, BS=SLOTS_PER_BLOCK, BD=triton.next_power_of_2(D),
+        fresh, buffer, source, *fresh.stride()[:3], S,
+        K=K, G=source.shape[1], D=D, BS=SLOTS_PER_BLOCK, BD=triton.next_power_of_2(D),
     )  # fmt: skip

@@ -30,7 +30,7 @@ VANISHED = tl.constexpr(2.0**-60)  # a sum of lowered weights that has lost prec
 
 
 @triton.jit
-def _either(slots, s_t, fresh, f_t, o_n, S: tl.constexpr):
+def _either(slots, s_t, fresh, f_t, o_n, S):
     """Pointers to candidates, which are in the slots and then among the new tokens."""
     return tl.where(o_n < S, slots + o_n * s_t, fresh + (o_n - S) * f_t)
 
@@ -49,8 +49,8 @@ def _scores(b_q, p_k, p_scale, m_n, o_d, m_d, scale, softcap, QUANTIZED: tl.cons
 
 @triton.jit
 def _seen_scores(
-    b_q, b_t, o_n, p_slots, p_new, k_t, p_scale, p_new_scale, p_position, o_d, m_d, scale, softcap, N,
-    S: tl.constexpr, D: tl.constexpr, QUANTIZED: tl.constexpr, CAPPED: tl.constexpr,
+    b_q, b_t, o_n, p_slots, p_new, k_t, p_scale, p_new_scale, p_position, o_d, m_d, scale, softcap, N, S,
+    D: tl.constexpr, QUANTIZED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """Scores [BC, BN] of the candidates o_n [BN] that a row could see without evictions, others -inf."""
     m_n = o_n < N
@@ -64,8 +64,8 @@ def _seen_scores(
 @triton.jit
 def _weigh(
     b_q, b_t, b_base, b_max, p_slots, p_new, k_t, p_scale, p_new_scale, p_position, p_weights, o_row, o_d, m_d,
-    scale, softcap, stop, N,
-    S: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, QUANTIZED: tl.constexpr, CAPPED: tl.constexpr,
+    scale, softcap, stop, N, S,
+    D: tl.constexpr, BN: tl.constexpr, QUANTIZED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """Write the weights of the candidates before `stop`, relative to `b_base`; returns each row's largest score."""
     for first in range(0, stop, BN):
@@ -82,7 +82,7 @@ def _weigh(
 
 
 @triton.jit
-def _clear(p_values, p_new, v_t, p_position, o_v, m_v, stop, N, S: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr):
+def _clear(p_values, p_new, v_t, p_position, o_v, m_v, stop, N, S, DV: tl.constexpr, BN: tl.constexpr):
     """Make the values of empty slots and of padding zero: attention multiplies them by 0, which NaN would survive."""
     for first in range(0, stop, BN):
         o_n = first + tl.arange(0, BN)
@@ -92,11 +92,11 @@ def _clear(p_values, p_new, v_t, p_position, o_v, m_v, stop, N, S: tl.constexpr,
         tl.store(p_v[:, None] + o_v[None, :], b_zero, mask=m_empty[:, None] & m_v[None, :])
 
 
-@triton.jit(do_not_specialize=["C"])
+@triton.jit(do_not_specialize=["C", "S"])
 def weigh_kernel(
     query, key, value, new_key_scale, keys, key_scale, values, position, query_position, sinks, weights, sink_weights,
-    scale, softcap, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, C,
-    S: tl.constexpr, H: tl.constexpr, K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    scale, softcap, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, C, S,
+    H: tl.constexpr, K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     QUANTIZED: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
@@ -152,8 +152,8 @@ def weigh_kernel(
 @triton.jit
 def _attend_scores(
     b_q, b_t, b_max, b_sum, b_o, p_keys, p_new, k_t, p_key_scale, p_new_key_scale, p_values, p_new_value, v_t,
-    p_value_scale, p_new_value_scale, p_position, p_evicted, o_d, m_d, o_v, m_v, scale, softcap, stop, N,
-    S: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr,
+    p_value_scale, p_new_value_scale, p_position, p_evicted, o_d, m_d, o_v, m_v, scale, softcap, stop, N, S,
+    D: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr,
     QUANTIZED: tl.constexpr, CAPPED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Attend to the candidates before `stop` by their scores; continues the running maxima and sums."""
@@ -188,8 +188,8 @@ def _attend_scores(
 @triton.jit
 def _attend_weights(
     b_t, b_sum, b_o, p_weights, o_row, m_c, p_values, p_new_value, v_t, p_value_scale, p_new_value_scale,
-    p_position, p_evicted, o_v, m_v, stop, N,
-    S: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr, QUANTIZED: tl.constexpr, DTYPE: tl.constexpr,
+    p_position, p_evicted, o_v, m_v, stop, N, S,
+    DV: tl.constexpr, BN: tl.constexpr, QUANTIZED: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Attend to the candidates before `stop` by the weights that the scan has used."""
     for first in range(0, stop, BN):
@@ -213,12 +213,12 @@ def _attend_weights(
     return b_sum, b_o
 
 
-@triton.jit(do_not_specialize=["C"])
+@triton.jit(do_not_specialize=["C", "S"])
 def attend_kernel(
     query, key, value, new_key_scale, new_value_scale, keys, values, key_scale, value_scale,
     position, evicted_at, query_position, sinks, weights, sink_weights, output,
-    scale, softcap, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, C,
-    S: tl.constexpr, H: tl.constexpr, K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    scale, softcap, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, C, S,
+    H: tl.constexpr, K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     QUANTIZED: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, WEIGHED: tl.constexpr,
 ):  # fmt: skip
@@ -294,7 +294,7 @@ def prefill_triton(
     flags = {"QUANTIZED": slots.state_dtype is not None, "CAPPED": softcap is not None, "SINKS": sinks is not None}
     rows, blocks = _blocks(max(D, DV), query.dtype)
     grid, space = (triton.cdiv(C, rows), H, B), room(C, S + C)
-    shape = {"S": S, "H": H, "K": K, "G": G, "D": D, "DV": DV, "BD": width(D), "BV": width(DV)}
+    shape = {"H": H, "K": K, "G": G, "D": D, "DV": DV, "BD": width(D), "BV": width(DV)}
     shape |= {"ROWS": space.rows, "WIDTH": space.width}
     weights = sink_weights = None
     if slots.bound.policy.decay is not None:
@@ -305,7 +305,7 @@ def prefill_triton(
         weigh_kernel[grid](
             query, key, new_values, scales[0], slots.keys, scales[2], values, position, query_position,
             or_placeholder(sinks), weights, or_placeholder(sink_weights), scoring.scale, softcap or 1.0,
-            *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], C, **shape, **flags, **blocks,
+            *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], C, S, **shape, **flags, **blocks,
         )  # fmt: skip
     joint = [weights, sink_weights]
     if slots.joint is not None:
@@ -317,7 +317,7 @@ def prefill_triton(
     attend_kernel[grid](
         query, key, value, *scales[:2], slots.keys, slots.values, *scales[2:], position, evicted_at, query_position,
         or_placeholder(sinks), or_placeholder(weights), or_placeholder(sink_weights), output,
-        scoring.scale, softcap or 1.0, *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], C,
+        scoring.scale, softcap or 1.0, *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], C, S,
         WEIGHED=weighed, **shape, **flags, **blocks,
     )  # fmt: skip
     keep_triton(slots, *fresh, position, importance, norm, evicted_at)

@@ -24,7 +24,7 @@ LAST = tl.constexpr(2**63 - 1)
 TILE = 2**14  # weights of one tile, heads by candidates
 WARPS = 4
 LEAST_WIDTH = 64  # whole blocks of the kernels that write and read weights
-SPARE = 2**15  # bytes of shared memory that are not used for loading ahead
+SPARE = 34 * 2**10  # bytes of shared memory that are not used for loading ahead; reductions take up to 2**15 + 4
 
 
 @triton.jit

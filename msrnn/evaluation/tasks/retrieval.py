@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedModel
 
 from msrnn.engine.engine import Engine
-from msrnn.engine.offline import full_model_rnn
 from msrnn.engine.requests import SamplingParams
 from msrnn.evaluation import statistics
 from msrnn.evaluation.cells import Cell
 from msrnn.evaluation.data.needles import FIRST, LAST, TASKS, Asked, score
 from msrnn.evaluation.environment import backend_names, model_key
-from msrnn.evaluation.generation import answered
+from msrnn.evaluation.generation import answered, one_by_one
 from msrnn.evaluation.report import Formatted, Share, Table, document, saved_figure
 from msrnn.evaluation.runner import Compute, Evaluation, OnTokens
 from msrnn.evaluation.store import Row, Store, fields, is_int, is_number, is_text, list_of, optional
 from msrnn.hf.generation import stop_tokens_of
 from msrnn.hf.rnn import MultiStateRNN
+from msrnn.policy import FULL
 
 NAME = "retrieval"
 CHECK = fields(
@@ -39,6 +39,7 @@ CHECK = fields(
     dtype=is_text,
     positions=is_text,
 )
+FULL_BLOCK = 4096  # tokens: the full model reads a long prompt in few and large steps
 PLACE = {FIRST: "question first", LAST: "question last"}
 
 
@@ -116,7 +117,7 @@ class Retrieval(Evaluation[Case, str, float]):
 
         def compute(some: list[str], on_tokens: OnTokens) -> Iterator[Row]:
             asked = [every[item] for item in some]
-            rnn = self._rnn(cell, max(map(self._tokens, asked)))
+            rnn = self._rnn(cell)
             prompts = [one.prompt.ids for one in asked]
             params = [
                 SamplingParams(
@@ -127,7 +128,12 @@ class Retrieval(Evaluation[Case, str, float]):
                 )
                 for one in asked
             ]
-            for number, tokens, seconds in answered(Engine.offline(rnn, batch), prompts, params, on_tokens):
+            answers = (
+                one_by_one(rnn, prompts, params, on_tokens)
+                if cell.size is None
+                else answered(Engine.offline(rnn, batch), prompts, params, on_tokens)
+            )
+            for number, tokens, seconds in answers:
                 text = self.tokenizer.decode(tokens, skip_special_tokens=True)
                 found = {"item": some[number], **asked[number].sample._asdict(), "tokens": len(prompts[number])}
                 said = {"answer": text, "expected": asked[number].answers, "seconds": seconds}
@@ -135,9 +141,9 @@ class Retrieval(Evaluation[Case, str, float]):
 
         return compute
 
-    def _rnn(self, cell: Case, tokens: int) -> MultiStateRNN:
+    def _rnn(self, cell: Case) -> MultiStateRNN:
         if cell.size is None:
-            return full_model_rnn(self.model, tokens)
+            return MultiStateRNN(self.model, FULL, None, block=FULL_BLOCK)
         return MultiStateRNN(self.model, cell.policy, cell.size, positions=self.positions)
 
 
