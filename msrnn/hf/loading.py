@@ -62,7 +62,7 @@ def load(
     """
     where = device_named(device)
     check_dtype(dtype)
-    source = _source(name, on_convert)
+    source = pretrained_source(name, on_convert)
     try:
         with _quiet(bars=not isinstance(source, Path)):
             model = _weights(source, dtype=dtype or _default_dtype(where), **_plan(shared))
@@ -139,7 +139,7 @@ def _default_dtype(device: torch.device) -> str:
     return "float32" if device.type == "cpu" else "auto"
 
 
-def _source(name: str | None, on_convert: Callable[[str], None] | None) -> str | Path:
+def pretrained_source(name: str | None, on_convert: Callable[[str], None] | None = None) -> str | Path:
     """The argument of `from_pretrained`: a folder that exists, or a name on the hub."""
     if name is None:
         return converted(small_model(), on_convert)

@@ -5,6 +5,7 @@
 The harness finds models only in its own package, so this module runs the harness's command with one more model name.
 In Python, import this module and call `lm_eval.simple_evaluate(model="msrnn", model_args=…)`.
 Without `--device` the model is on CUDA if there is a CUDA device, otherwise on the CPU in float32.
+RULER's tasks get the model's tokenizer, also that of a GGUF file.
 
 Requests have the same meaning as for the harness's own `hf` model; with a size larger than the text, answers are the
 same. The batch size must be a number: `auto` is not supported.
@@ -12,6 +13,7 @@ same. The batch size must be a number: `auto` is not supported.
 
 from __future__ import annotations
 
+import json
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
@@ -27,11 +29,12 @@ from msrnn.engine.offline import full_model_rnn
 from msrnn.engine.requests import SamplingParams
 from msrnn.errors import UsageError
 from msrnn.hf.generation import Settings
-from msrnn.hf.loading import load
+from msrnn.hf.loading import load, pretrained_source
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import Policy, is_full
 
 try:
+    from lm_eval._cli.utils import MergeDictAction
     from lm_eval.api.model import TemplateLM
     from lm_eval.api.registry import register_model
     from lm_eval.models.utils import (
@@ -39,7 +42,7 @@ try:
         normalize_gen_kwargs,
         postprocess_generated_text,
     )
-    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
     from tqdm import tqdm
 except ModuleNotFoundError as error:
     missing = f"the evaluation harness is not installed (no module {error.name}): pip install 'msrnn[lm-eval]'"
@@ -291,7 +294,7 @@ def main() -> None:
     from lm_eval.__main__ import cli_evaluate
 
     try:
-        sys.argv[1:] = with_device(sys.argv[1:])
+        sys.argv[1:] = with_tokenizer(with_device(sys.argv[1:]))
         cli_evaluate()
     except UsageError as error:
         print("msrnn:", " ".join(str(error).split()), file=sys.stderr)
@@ -300,14 +303,40 @@ def main() -> None:
 
 def with_device(words: list[str]) -> list[str]:
     """Add `--device auto` for this model if no device is given: the harness's default is cuda:0."""
+    options = _options(words)
+    return [*words, "--device", "auto"] if options.get("model") == MODEL and not options.get("device") else words
+
+
+def with_tokenizer(words: list[str]) -> list[str]:
+    """Add the folder of this model's tokenizer, or its name on the hub, to `--metadata`.
+
+    RULER's tasks measure their prompts by it. Of `pretrained` the harness knows only folders and names on the hub.
+    """
+    options = _options(words)
+    metadata = _dict(options.get("metadata"))
+    if options.get("model") != MODEL or "tokenizer" in metadata:
+        return words
+    source = pretrained_source(_dict(options.get("model_args")).get("pretrained"))
+    return [*words, "--metadata", json.dumps({**metadata, "tokenizer": str(source)})]  # whole: it replaces a file's
+
+
+def _options(words: list[str]) -> dict[str, Any]:
+    """The options that count here, from the command line or else from its YAML file."""
     parser = ArgumentParser(add_help=False)
     parser.add_argument("--model", "-M")
     parser.add_argument("--device")
+    parser.add_argument("--model_args", "-a", nargs="+", action=MergeDictAction)
+    parser.add_argument("--metadata", nargs="+", action=MergeDictAction)
     parser.add_argument("--config", "-C", type=Path)
     given, _ = parser.parse_known_args(words)
     file = _config(given.config) if given.config else {}
-    is_msrnn = (given.model or file.get("model")) == MODEL
-    return [*words, "--device", "auto"] if is_msrnn and not (given.device or file.get("device")) else words
+    return {**file, **{name: value for name, value in vars(given).items() if value}}
+
+
+def _dict(option: Any) -> dict[str, Any]:
+    """An option that is a mapping, or `name=value` pairs in a string."""
+    options: dict[str, Any] = simple_parse_args_string(option) if isinstance(option, str) else option or {}
+    return options
 
 
 def _config(path: Path) -> dict[str, Any]:
