@@ -16,7 +16,7 @@ from msrnn.evaluation import statistics
 from msrnn.evaluation.cells import Cell
 from msrnn.evaluation.data.needles import FIRST, LAST, TASKS, Asked, score
 from msrnn.evaluation.environment import backend_names, model_key
-from msrnn.evaluation.generation import answered, one_by_one
+from msrnn.evaluation.generation import answered, in_batches
 from msrnn.evaluation.report import Formatted, Share, Table, document, saved_figure
 from msrnn.evaluation.runner import Compute, Evaluation, OnTokens
 from msrnn.evaluation.store import Row, Store, fields, is_int, is_number, is_text, list_of, optional
@@ -129,7 +129,7 @@ class Retrieval(Evaluation[Case, str, float]):
                 for one in asked
             ]
             answers = (
-                one_by_one(rnn, prompts, params, on_tokens)
+                in_batches(rnn, prompts, params, batch, on_tokens)
                 if cell.size is None
                 else answered(Engine.offline(rnn, batch), prompts, params, on_tokens)
             )
