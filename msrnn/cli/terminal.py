@@ -72,10 +72,13 @@ def progress(what: str = "tokens") -> Progress:
 
 
 def summary(state: MultiState) -> str:
-    from msrnn.evaluation.loss import states_held
+    from msrnn.evaluation.loss import states_of_layers
 
-    seen, held = int(state.seen[0]), states_held(state)
-    return f"{seen:,} tokens read, {held:,} states held in each layer, {decimal(state.nbytes)}"
+    held = states_of_layers(state)
+    each = f"{held[0]:,} states held in each layer"
+    if len(set(held)) > 1:
+        each = f"{sum(held):,} states held, {sum(held) / len(held):,.0f} in a layer on average"
+    return f"{int(state.seen[0]):,} tokens read, {each}, {decimal(state.nbytes)}"
 
 
 def speed_of(answer: AnswerStreamer) -> str:

@@ -79,7 +79,12 @@ def measure(rnn: MultiStateRNN, ids: Tensor, advance: Callable[[int], None]) -> 
 
 def states_held(state: MultiState) -> int:
     """The most states that a head of any layer holds."""
-    return max(int((layer.position >= 0).sum(-1).max()) for layer in state.layers if hasattr(layer, "position"))
+    return max(states_of_layers(state))
+
+
+def states_of_layers(state: MultiState) -> list[int]:
+    """The most states that a head holds, for each layer."""
+    return [int((layer.position >= 0).sum(-1).max()) for layer in state.layers if hasattr(layer, "position")]
 
 
 def _decode(rnn: MultiStateRNN, token: Tensor, state: MultiState) -> float:

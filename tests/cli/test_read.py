@@ -27,6 +27,22 @@ def test_reading_on_is_reading_in_one_go(run: Run, tmp_path: Path) -> None:
     assert same(tmp_path / "whole", tmp_path / "part")
 
 
+def test_layers_of_different_sizes(run: Run, tmp_path: Path) -> None:
+    """What is told are the sum and the mean; what is saved goes on without naming the budget again."""
+    code, out, err = run("read", "-", "--save", tmp_path / "state", "--policy", "tova:upper", "--size", 16, stdin=TEXT)
+    assert (code, err) == (0, "")
+    assert f"{1 + len(TEXT)} tokens read, 32 states held, 16 in a layer on average" in out
+    saved = load_file(tmp_path / "state")
+    assert [saved[f"{i}.keys"].shape[2] for i in range(2)] == [13, 21]
+    done = run("generate", "abc", "--state", tmp_path / "state", "--max-new-tokens", 4)
+    assert done.code == 0, done.err
+    assert run("read", "-", "--load", tmp_path / "state", "--save", tmp_path / "more", stdin="abc").code == 0
+    assert load_file(tmp_path / "more")["1.keys"].shape[2] == 21
+    refused = run("generate", "abc", "--state", tmp_path / "state", "--size", 16)
+    assert refused.code == 2
+    assert "--size 16" in refused.err
+
+
 def test_full_ignores_the_size(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("read", "-", "--save", tmp_path / "state", "--policy", "full", "--size", 16, stdin=TEXT)
     assert code == 0

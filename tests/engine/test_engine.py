@@ -64,8 +64,9 @@ def test_families(family: str) -> None:
     assert tokens(found) == [generated(rnn, prompt) for prompt in prompts(9)]
 
 
-def test_states_of_8_bits() -> None:
-    rnn = msrnn.MultiStateRNN(build(llama(), "cpu"), "tova", 9, state_dtype="int8")
+@pytest.mark.parametrize(("size", "dtype"), [(9, "int8"), ([6, 14], None)])
+def test_states_of_8_bits_and_layers_of_different_sizes(size: int | list[int], dtype: str | None) -> None:
+    rnn = msrnn.MultiStateRNN(build(llama(), "cpu"), "tova", size, state_dtype=dtype)
     found = msrnn.Engine(rnn, rows=4, prompt_tokens=10**6, prefix_bytes=0).generate(prompts(9), GREEDY)
     assert tokens(found) == [generated(rnn, prompt) for prompt in prompts(9)]
 

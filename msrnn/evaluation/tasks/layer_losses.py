@@ -103,6 +103,7 @@ class Report:
         rows: list[list[Value]] = [
             [layer, *(self.divided[mean][i] for mean in self.means)] for i, layer in enumerate(self.layers)
         ]
+        rows.append(["all", *(sum(self.divided[mean]) for mean in self.means)])
         means = ["layer", *(f"{mean:,}" for mean in self.means)]
         first = Table(NAME, f"cost of bounding one layer, in 1/1,000 nat: {title}", note, header, costs, self._lines())
         return [first, Table("", "rows of each layer, by mean size", "Rows of each layer, by mean size.", means, rows)]
