@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from msrnn.errors import UsageError
 
 FORMAT = "msrnn budget 1"
-# The sizes that a measured budget gives, as shares of the mean: few, since the kernels of a GPU are compiled for each.
+# The sizes that a measured budget gives, as shares of the mean: few, since a GPU compiles decode kernels for each.
 LEVELS = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1, 3 / 2, 2, 3, 4, 6, 8)
 _LEAST_LOSS = 1e-7  # nats per token; losses below are noise, and their logarithm is needed
 

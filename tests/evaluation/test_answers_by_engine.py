@@ -12,7 +12,7 @@ from msrnn.engine.engine import Engine
 from msrnn.engine.offline import full_model_rnn
 from msrnn.engine.requests import SamplingParams
 from msrnn.errors import UsageError
-from msrnn.evaluation.generation import answered
+from msrnn.evaluation.generation import answered, in_batches
 from msrnn.hf.rnn import MultiStateRNN
 
 VOCABULARY = len(character_tokenizer())
@@ -124,3 +124,25 @@ def test_numbers_that_are_not_finite_are_no_answer() -> None:
         model.lm_head.weight.fill_(torch.nan)
     with pytest.raises(UsageError, match="prompt 1 of 1: the model computed numbers that are not finite"):
         next(answered(engine, [[5, 6]], greedy(4), lambda _: None))
+
+
+@pytest.mark.parametrize(("policy", "size"), [("full", None), ("tova", 20)])
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_batches_of_prompts_are_answered_as_each_alone(
+    model: PreTrainedModel, policy: str, size: int | None, batch: int
+) -> None:
+    """Padding changes nothing; each answer ends at its own stop token or limit."""
+    rnn = MultiStateRNN(model, policy, size)
+    alone = []
+    for prompt in PROMPTS:
+        out = rnn.generate(torch.tensor([prompt]), max_new_tokens=9, do_sample=False, eos_token_id=-1)
+        alone.append(out[0, len(prompt) :].tolist())
+    stop = alone[0][4]
+    limits = [9 if i % 2 else 5 for i in range(len(PROMPTS))]
+    counted: list[int] = []
+    params = [greedy(most, stop) for most in limits]
+    found = {one.number: one.tokens for one in in_batches(rnn, PROMPTS, params, batch, counted.append)}
+    for number, (answer, most) in enumerate(zip(alone, limits, strict=True)):
+        answer = answer[:most]
+        assert found[number] == (answer[: answer.index(stop)] if stop in answer else answer)
+    assert sum(counted) == sum(map(len, PROMPTS)) + sum(limits)
