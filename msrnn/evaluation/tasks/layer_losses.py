@@ -32,6 +32,7 @@ CHECK = paired(
         dtype=is_text,
     ),
 )
+LEAST_SHOWN = 1e-5  # nats; less is noise, or nothing
 
 
 class Case(NamedTuple):
@@ -135,7 +136,7 @@ def figure(report: Report, folder: Path, title: str) -> None:
     """budget.png and .svg: the cost of each layer by size, and the rows that each layer gets."""
     with saved_figure(folder, NAME, 2, 11) as (whole, panels):
         for size in report.sizes:
-            costs = [max(1e-6, report.cost(layer, size).value) for layer in report.layers]
+            costs = [max(LEAST_SHOWN, report.cost(layer, size).value) for layer in report.layers]
             panels[0].plot(report.layers, costs, marker="o", markersize=3, label=f"{size:,}")
         panels[0].set_yscale("log")
         panels[0].set_ylabel("nats per token that bounding this layer costs")
@@ -144,5 +145,5 @@ def figure(report: Report, folder: Path, title: str) -> None:
         panels[1].set_ylabel("rows of the layer, divided by the mean")
         for axes, name in zip(panels, ("size", "mean size"), strict=True):
             axes.set_xlabel("layer")
-            axes.legend(frameon=False, fontsize=8, title=name)
+            axes.legend(frameon=False, fontsize=8, title=name, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1))
         whole.suptitle(title, fontsize=10)

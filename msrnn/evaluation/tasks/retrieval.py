@@ -248,6 +248,9 @@ def figure(report: Report, folder: Path, title: str) -> None:
                 axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths], rotation=45, fontsize=7)
                 axes.set_yticks(range(len(depths)), [f"{depth:.0%}" for depth in depths], fontsize=7)
                 axes.set_title(f"{cell.label}\n{PLACE[place]}", fontsize=8)
+                for number, line in ((len(lengths), axes.axvline), (len(depths), axes.axhline)):
+                    for i in range(1, number):
+                        line(i - 0.5, color="white", linewidth=1)
         panels[0].set_ylabel("depth")
         panels[-columns].set_xlabel("tokens")
         whole.colorbar(image, ax=panels, label="right answers", shrink=0.8)
