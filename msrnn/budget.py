@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,16 +30,19 @@ class Budget(Protocol):
         """The size of each layer; their sum is `mean * layers`."""
 
 
+@cache
 def load_budget(name: str) -> Budget:
-    """A named budget, or that of a file."""
-    if name in NAMES:
-        return NAMES[name]
+    """A named budget, or that of a file, which is read once: results of one process have one content."""
+    if name.lower() in NAMES:
+        return NAMES[name.lower()]
     path = Path(name)
-    if not path.is_file():
-        raise UsageError(f"budget {name!r}: neither a file nor one of {', '.join(NAMES)}")
     try:
+        if not path.is_file():
+            raise UsageError(f"budget {name!r:.200}: neither a file nor one of {', '.join(NAMES)}")
         return Curves.parsed(json.loads(path.read_bytes()))
-    except ValueError as error:
+    except UsageError:
+        raise
+    except (OSError, ValueError, OverflowError) as error:
         raise UsageError(f"{path}: not a budget that msrnn wrote ({error}); use another file") from error
 
 
@@ -117,15 +121,16 @@ class Curves:
         level, left = [0] * layers, (mean - least) * layers
 
         def offer(layer: int) -> tuple[float, int, int]:
-            """What each of the rows up to the next level gains, the greatest first; and their number."""
+            """What each row up to the next level gains: the greatest first, and of equal ones the lowest level."""
             now, more = levels[level[layer]], levels[level[layer] + 1]
-            return (curves[layer](more) - curves[layer](now)) / (more - now), layer, more - now
+            return (curves[layer](more) - curves[layer](now)) / (more - now), level[layer], layer
 
         offers = [offer(layer) for layer in range(layers)] if len(levels) > 1 else []
         heapq.heapify(offers)
         last = 0
         while offers:
-            _, layer, rows = heapq.heappop(offers)
+            _, _, layer = heapq.heappop(offers)
+            rows = levels[level[layer] + 1] - levels[level[layer]]
             if rows > left:
                 continue
             level[layer] += 1

@@ -51,6 +51,8 @@ class Policy:
         if self.horizon is not None and (not _is_int(self.horizon) or self.horizon < 2):
             raise UsageError(f"horizon={self.horizon!r}: must be None or a whole number of tokens, 2 or more")
         if self.budget is not None:
+            if not isinstance(self.budget, str):
+                raise UsageError(f"budget={self.budget!r}: must be None, a name or a file")
             load_budget(self.budget)
         if self.value_norm and self.decay is None:
             raise UsageError(
@@ -75,11 +77,11 @@ class Policy:
         """
         if not isinstance(name, str):
             raise TypeError(f"policy name {name!r}: must be a string such as 'tova' or 'window+4'")
-        if is_full(name):
-            raise UsageError("policy 'full' evicts nothing and is not a Policy: pass policy='full' to MultiStateRNN")
-        if "=" in name:
-            return _parse_fields(name)
         head, colon, budget = name.partition(":")
+        if is_full(head):
+            raise UsageError("policy 'full' evicts nothing and is not a Policy: pass policy='full' to MultiStateRNN")
+        if "=" in head:
+            return _parse_fields(name)
         rest, tilde, horizon = head.lower().partition("~")
         base, plus, first = rest.partition("+")
         if base in NAMES and (not plus or first.isdecimal()) and (not tilde or horizon.isdecimal()):
@@ -172,8 +174,7 @@ def same_ranking(one: str, other: str) -> bool:
     """Whether two policies differ at most in `first` and `horizon`: then one can continue from the other's state."""
     if is_full(one) or is_full(other):
         return is_full(one) and is_full(other)
-    rest: dict[str, Any] = {"first": 0, "horizon": None}
-    return replace(Policy.parse(one), **rest) == replace(Policy.parse(other), **rest)
+    return replace(Policy.parse(one), first=0, horizon=None) == replace(Policy.parse(other), first=0, horizon=None)
 
 
 def _yes_or_no(text: str) -> bool:
@@ -235,7 +236,7 @@ def resolve(policy_: str | Policy, size: Size) -> tuple[Policy | None, Size]:
     if is_full(policy_):
         return None, None
     value = policy_ if isinstance(policy_, Policy) else Policy.parse(policy_)
-    if not isinstance(size, list | tuple):
+    if not isinstance(size, Sequence) or isinstance(size, str):
         check_size(value, size)
         return value, size
     if value.budget is not None:
@@ -271,6 +272,12 @@ def check_size(value: Policy, size: object) -> None:
             f"horizon={value.horizon} at size={size}: the horizon must be larger than the size; "
             "use a larger horizon, or policy 'window'"
         )
+
+
+def refuse_budget(name: str, reason: str) -> None:
+    """Refuse a policy with a budget where layers must have one size."""
+    if not is_full(name) and (budget := Policy.parse(name).budget) is not None:
+        raise UsageError(f"policy {name!r}: {reason}; leave out :{budget}")
 
 
 def layer_sizes(policy_: Policy | None, size: Size, windows: Sequence[int | None], linear: Sequence[bool]) -> list[Any]:

@@ -154,7 +154,7 @@ def test_family_is_recurrent_model(family: str, device: str) -> None:
 
 @pytest.mark.parametrize("policy", ["tova", "echo", Policy(0.5, "head", 1, 2), "window+4", "tova+1~30"])
 def test_each_layer_has_its_own_size(policy: str | Policy, device: str) -> None:
-    """Also a layer that holds everything, and sliding layers; the bytes are the sum of the layers' bytes."""
+    """Also beside sliding layers; the bytes are the sum of the layers' bytes."""
     ids, mask = left_padded(tokens(2, 52), [0, 13])
     model = build(llama(6, 2, num_hidden_layers=4), device)
     for size in ([9, 20, 13, 8], [26, 8, 8, 10]):

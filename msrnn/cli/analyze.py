@@ -13,7 +13,7 @@ from msrnn.cli.files import MANUAL, manual
 from msrnn.cli.options import SMALL, Device, Dtype, Model
 from msrnn.cli.terminal import note, progress, show_table, show_text
 from msrnn.errors import UsageError
-from msrnn.policy import Policy, is_full, resolve
+from msrnn.policy import Policy, is_full, refuse_budget, resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -137,6 +137,7 @@ def check_cells(policies: list[str] | None, sizes: list[int] | None, paper: bool
     for name, size in product(names, sizes):
         if is_full(name):
             raise UsageError("--policy full: evicts nothing, so there is nothing to analyze; name a bounded policy")
+        refuse_budget(name, "the analyses compare layers of one size")
         resolve(name, size)
     if sizes[-1] + 1 >= length:
         raise UsageError(

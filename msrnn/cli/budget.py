@@ -71,6 +71,7 @@ def budget(
     if value.budget is not None:
         raise UsageError(f"--policy {policy}: has a budget already; measure the policy without it")
     sizes = [one for one in sizes if one < length] if size is None else sizes
+    means = [one for one in means if sizes and sizes[0] <= one <= sizes[-1]] if mean is None else means
     for one in sizes:
         check_size(value, one)
     if len(sizes) < 2 or sizes[-1] >= length:
@@ -93,7 +94,7 @@ def budget(
     note(data.summary())
     source = {"model": options.model_name, "text": text.resolve().name if text else PG19, "seed": seed}
     evaluation = LayerLosses(decoder, data, store, batch, {**source, **environment(decoder.device)})
-    cells = [Case(value.name), *(Case(value.name, layer, one) for layer in layers for one in sizes)]
+    cells = [Case(FULL), *(Case(value.name, layer, one) for layer in layers for one in sizes)]
     results, _ = computed(evaluation, cells, options)
     report = Report(value.name, layers, sizes, results, data.predicted, means)
     title = f"{source['model']}, {value.name}, {source['text']}, {len(data.chunks):,} chunks of {length:,} tokens"

@@ -13,7 +13,7 @@ from msrnn.cli.files import check_target, text_or_file
 from msrnn.cli.options import SMALL, Device, Dtype, Force, Model
 from msrnn.cli.terminal import note, progress
 from msrnn.errors import UsageError
-from msrnn.policy import Policy, is_full, resolve
+from msrnn.policy import Policy, is_full, refuse_budget, resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -138,6 +138,7 @@ def check_policies(policies: list[str] | None, size: int | None, tokens: int) ->
     for name in names:
         if is_full(name):
             raise UsageError("--policy full: evicts nothing; name a bounded policy")
+        refuse_budget(name, "the page has one size for all layers")
         if size is None:
             check_default_size(name, default_size(tokens), f"at most {default_size(tokens)}")
         else:

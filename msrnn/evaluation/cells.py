@@ -25,7 +25,7 @@ class Cell(NamedTuple):
 
     @property
     def keeps(self) -> int | None:
-        """Tokens of which no layer evicts one; None: no limit. With different sizes of layers, only none is sure."""
+        """The longest text of which nothing is evicted; None: any. Under a budget 0: it depends on the model."""
         divided = self.policy not in UNBOUNDED and Policy.parse(self.policy).budget is not None
         return 0 if divided else self.size
 

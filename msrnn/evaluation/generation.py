@@ -30,22 +30,42 @@ def in_batches(
     batch: int,
     on_tokens: OnTokens,
 ) -> Iterator[Answered]:
-    """Answer prompts greedily, `batch` at once, each batch read together: for the full model, which no engine holds."""
+    """Answer prompts greedily, `batch` at once, each batch read together and padded on the left.
+
+    For the full model on long prompts: its cache grows, while an engine's slots are as many as its longest text needs.
+    """
     for start in range(0, len(prompts), batch):
         began, some, how = perf_counter(), prompts[start : start + batch], params[start : start + batch]
-        columns = max(map(len, some))
-        ids, mask = torch.zeros(2, len(some), columns, dtype=torch.long, device=rnn.device)
-        for row, prompt in enumerate(some):
-            ids[row, columns - len(prompt) :] = torch.tensor(prompt)
-            mask[row, columns - len(prompt) :] = 1
-        stops, most = how[0].stop_token_ids, max(one.max_tokens for one in how)
-        out = rnn.generate(ids, attention_mask=mask, max_new_tokens=most, do_sample=False, eos_token_id=list(stops))
+        said = _greedy(rnn, some, how)
         seconds = (perf_counter() - began) / len(some)
-        for row, (prompt, one) in enumerate(zip(some, how, strict=True)):
-            on_tokens(len(prompt) + one.max_tokens)
-            said = out[row, columns:].tolist()[: one.max_tokens]
-            end = next((i for i, token in enumerate(said) if token in stops), len(said))
-            yield Answered(start + row, said[:end], seconds)
+        for row, tokens in enumerate(said):
+            on_tokens(len(some[row]) + how[row].max_tokens)
+            yield Answered(start + row, tokens, seconds)
+
+
+def _greedy(rnn: MultiStateRNN, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
+    """The answer of each prompt, without its stop token."""
+    columns = max(map(len, prompts))
+    ids, mask = torch.zeros(2, len(prompts), columns, dtype=torch.long, device=rnn.device)
+    for row, prompt in enumerate(prompts):
+        ids[row, columns - len(prompt) :] = torch.tensor(prompt)
+        mask[row, columns - len(prompt) :] = 1
+    state = rnn.state(len(prompts))
+    logits = rnn.read(ids, state, mask, last_only=True)
+    said: list[list[int]] = [[] for _ in prompts]
+    running = set(range(len(prompts)))
+    while True:
+        tokens, finite = logits[:, -1].argmax(-1), logits[:, -1].isfinite().all(-1)
+        for row, token, fine in zip(range(len(prompts)), tokens.tolist(), finite.tolist(), strict=True):
+            if row in running and not fine:
+                raise UsageError("the model computed numbers that are not finite; compute it in another dtype")
+            if row in running and token not in params[row].stop_token_ids:
+                said[row].append(token)
+            if token in params[row].stop_token_ids or len(said[row]) == params[row].max_tokens:
+                running.discard(row)
+        if not running:
+            return said
+        logits = rnn.step(tokens[:, None], state)
 
 
 def answered(

@@ -6,7 +6,7 @@ history is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
 from msrnn.hf.rnn import MultiStateRNN
-from msrnn.policy import FULL, Policy, Size
+from msrnn.policy import FULL, Policy
 
 _ANSWER = "(an earlier answer)"
 _EARLIER = [{"role": "user", "content": "(an earlier question)"}, {"role": "assistant", "content": _ANSWER}]
@@ -126,7 +126,7 @@ def training_length(model: PreTrainedModel) -> int | None:
     return length if isinstance(length, int) else None
 
 
-def policy_with_horizon(name: str, size: Size, length: int) -> str:
+def policy_with_horizon(name: str, size: int, length: int) -> str:
     """The policy with a horizon of `length` tokens and its first token protected; unchanged if it has a horizon.
 
     Past the training length a horizon evicts tokens that are too old; without one they accumulate in the state.
@@ -136,9 +136,7 @@ def policy_with_horizon(name: str, size: Size, length: int) -> str:
     policy = Policy.parse(name)
     if policy.horizon is not None:
         return name
-    sizes: Sequence[int | None] = [size] if isinstance(size, int | None) else size
-    largest = max(one or 0 for one in sizes)
-    return replace(policy, first=max(1, policy.first), horizon=max(length, 2 * largest)).name
+    return replace(policy, first=max(1, policy.first), horizon=max(length, 2 * size)).name
 
 
 class Turn(NamedTuple):

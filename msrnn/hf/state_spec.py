@@ -203,6 +203,10 @@ def state_spec(
     backends = [resolve_backend(backend, layer.shape.device if layer else model.device) for layer in model_spec.layers]
     linear = [layer is None for layer in model_spec.layers]
     sizes = layer_sizes(policy_, size, model_spec.windows, linear)
+    if policy_ and any(one is None and not skipped for one, skipped in zip(sizes, linear, strict=True)):
+        for name, value in (("state_dtype", quantized), ("positions", spacing(positions))):
+            if value:
+                raise UsageError(f"{name}: needs a size for every layer, and one of size={size!r:.60} is None")
     spaced = spacing(positions, _fitting(model_spec.config, sizes) if positions == FITTED else 1)
     ropes = model_spec.ropes if spaced else [None] * len(model_spec.layers)
     model_spec.check_readable(in_blocks)

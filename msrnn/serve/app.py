@@ -188,7 +188,10 @@ class Server:
 
     async def models(self, _: HttpRequest) -> Response:
         model = {"id": self.served.name, "object": "model", "created": 0, "owned_by": "msrnn"}
-        made = {name: self.engine.rnn.spec.fingerprint[name] for name in ("policy", "size", "positions")}
+        spec = self.engine.rnn.spec
+        made = {name: spec.fingerprint[name] for name in ("policy", "size", "positions")}
+        if not isinstance(made["size"], int):
+            made |= {"size": spec.mean_size, "sizes": spec.sizes}
         made["bytes"] = self.engine.rows.nbytes // self.engine.rows.capacity
         return JSONResponse({"object": "list", "data": [{**model, **made, "max_tokens": self.served.default_tokens}]})
 

@@ -72,3 +72,10 @@ def test_bad_options(words: tuple[str, ...], message: str, run: Run, texts: Path
     done = run("budget", "--length", 33, "--mean", 12, *words, "--text", texts, "--out", tmp_path)
     assert done.code == 2
     assert message in done.err
+
+
+@pytest.mark.parametrize("verb", [("explore", "-"), ("analyze", "--length", 64), ("eval", "story")])
+def test_where_layers_must_have_one_size(verb: tuple[object, ...], run: Run, tmp_path: Path) -> None:
+    done = run(*verb, "--policy", "tova:upper", "--size", 8, "--out", tmp_path / "out", stdin="a" * 99)
+    assert done.code == 2
+    assert "leave out :upper" in done.err

@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 from live_server import KEY, greedy, post, running, slow_down
+from tiny import build, llama
 
 import msrnn
 from benchmarks.serving_load import metrics
@@ -240,3 +241,11 @@ def test_the_guide(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     code = code.replace("http://127.0.0.1:8000", address).replace('"none"', repr(KEY))
     exec(compile(code, "serving.md", "exec"), {})
     assert capsys.readouterr().out.count("\n") >= 2
+
+
+def test_a_model_whose_layers_have_different_sizes(small: Loaded) -> None:
+    """Pages and clients get the mean as a number, and the sizes beside it."""
+    rnn = msrnn.MultiStateRNN(build(llama(vocab_size=len(small.tokenizer))), "tova:upper", 16)
+    with running(msrnn.Engine(rnn, rows=2, tokenizer=small.tokenizer)) as found:
+        (model,) = httpx.get(f"{found}/v1/models", headers={"Authorization": f"Bearer {KEY}"}).json()["data"]
+    assert (model["policy"], model["size"], model["sizes"]) == ("tova", 16, [12, 20])

@@ -36,7 +36,7 @@ LEAST_SHOWN = 1e-5  # nats; less is noise, or nothing
 
 
 class Case(NamedTuple):
-    """One layer at a size, while the other layers keep everything; without a layer, the full model."""
+    """One layer at a size, while the other layers keep everything; `Case(FULL)` is the full model."""
 
     policy: str
     layer: int | None = None
@@ -48,9 +48,8 @@ class Case(NamedTuple):
 
     @property
     def key(self) -> Row:
-        bounded = self.layer is not None
-        numbers = Policy.parse(self.policy).numbers if bounded else None
-        return {"policy": self.policy if bounded else FULL, "numbers": numbers, "layer": self.layer, "size": self.size}
+        numbers = None if self.policy == FULL else Policy.parse(self.policy).numbers
+        return {"policy": self.policy, "numbers": numbers, "layer": self.layer, "size": self.size}
 
 
 class LayerLosses(ChunkLosses[Case]):
@@ -81,7 +80,7 @@ class Report:
 
     def cost(self, layer: int, size: int) -> statistics.Estimate:
         """Nats per token more than the full model, on the same chunks."""
-        full = self.results[Case(self.policy)]
+        full = self.results[Case(FULL)]
         counts = [self.predicted] * len(full)
         return statistics.difference(self.results[Case(self.policy, layer, size)], full, counts)
 
@@ -121,10 +120,10 @@ class Report:
         """The file that a policy's budget names."""
         losses = [list(row) for row in self.curves.losses]
         data = {"format": FORMAT, "policy": self.policy, "sizes": list(self.sizes), "losses": losses, "about": facts}
-        write_atomically(path, partial(_write_text, json.dumps(data, indent=1)))
+        write_atomically(path, partial(_write, json.dumps(data, indent=1)))
 
 
-def _write_text(text: str, path: Path) -> None:
+def _write(text: str, path: Path) -> None:
     path.write_text(text)
 
 

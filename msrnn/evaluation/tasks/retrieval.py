@@ -106,7 +106,7 @@ class Retrieval(Evaluation[Case, str, float]):
         return len(asked.prompt.ids) + TASKS[asked.sample.task].tokens
 
     def batches(self, cell: Case, items: list[str], batch: int) -> list[list[str]]:
-        """All prompts of one length at once: the full model's slots are as many as the longest prompt needs."""
+        """All prompts of one length at once, so that little is padded."""
         lengths: dict[int, list[str]] = {}
         for item in items:
             lengths.setdefault(self.asked[cell.place][item].sample.length, []).append(item)
