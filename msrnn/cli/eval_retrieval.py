@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from msrnn.evaluation.cells import Grid
 
 AUTO = "auto"
-POLICIES, SIZES, LENGTHS, DEPTHS = ("tova", "echo", "window+4", FULL), (512,), (1024,), (0.0, 0.25, 0.5, 0.75, 1.0)
+POLICIES, SIZES, LENGTHS, DEPTHS = ("tova", "echo", FULL), (128,), (512,), (0.0, 0.25, 0.5, 0.75, 1.0)
 NAMES = "number, word, uuid, keys, values, json, variables"
 
 
@@ -50,10 +50,10 @@ Policies = Annotated[
     Option("--policy", help="A version of the model: a policy, or full; repeat.", show_default=", ".join(POLICIES)),
 ]
 Sizes = Annotated[
-    list[int] | None, Option("--size", help="States that each layer may hold; repeat for more.", show_default="512")
+    list[int] | None, Option("--size", help="States that each layer may hold; repeat for more.", show_default="128")
 ]
 Lengths = Annotated[
-    list[int] | None, Option("--length", help="Most tokens of a prompt; repeat for more.", show_default="1024")
+    list[int] | None, Option("--length", help="Most tokens of a prompt; repeat for more.", show_default="512")
 ]
 Depths = Annotated[
     list[float] | None,
