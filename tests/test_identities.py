@@ -127,6 +127,7 @@ def test_decoded_layer_is_recurrent_layer(backend: str, case: dict[str, Any]) ->
         assert held == [[j for j, e in enumerate(times) if e == HELD] for times in truth.evicted_at.tolist()]
 
 
+MORE = ("tova", "window+4", "tova+1~30")
 HEADS = [
     pytest.param(policy, *heads, marks=() if heads == (6, 2) or policy in ("tova", "h2o") else pytest.mark.slow)
     for policy in POLICIES
@@ -152,7 +153,10 @@ def test_family_is_recurrent_model(family: str, device: str) -> None:
         check_against_oracle(rnn, policy, size, ids, mask)
 
 
-@pytest.mark.parametrize("policy", ["tova", "echo", Policy(0.5, "head", 1, 2), "window+4", "tova+1~30"])
+@pytest.mark.parametrize(
+    "policy",
+    ["echo", Policy(0.5, "head", 1, 2), *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)],
+)
 def test_each_layer_has_its_own_size(policy: str | Policy, device: str) -> None:
     """Also beside sliding layers; the bytes are the sum of the layers' bytes."""
     ids, mask = left_padded(tokens(2, 52), [0, 13])

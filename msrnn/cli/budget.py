@@ -60,8 +60,8 @@ def budget(
 
     Examples:
         msrnn budget --text books/ --books 8
-        msrnn budget --text book.txt --length 1024 --size 32 --size 128 --size 512 --mean 64
-        msrnn eval perplexity --text other/ --policy echo --policy echo:results/budget/budget.json --size 512
+        msrnn budget --text book.txt --length 1024 --size 32 --size 512 --mean 64
+        msrnn eval perplexity --policy echo:results/budget/budget.json
     """
     sizes, means = sorted(set(size or SIZES)), sorted(set(mean or MEANS))
     check_counts(length=length, books=books, chunks_per_book=chunks_per_book, batch=batch)
