@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import select
 import stat
 import subprocess
 import sys
@@ -26,7 +27,7 @@ class Terminal:
 
     def __init__(self, *words: object, **env: str) -> None:
         self.ours, theirs = pty.openpty()
-        self.shown = ""
+        self.shown = self.unread = ""
         self.process = subprocess.Popen(
             [*PROGRAM, *map(str, words)],
             stdin=theirs,
@@ -38,28 +39,30 @@ class Terminal:
         os.close(theirs)
 
     def wait_for(self, text: str, seconds: float = 120) -> None:
-        """Read the output until it contains the text."""
-        started, seen = time.monotonic(), ""
-        while text not in seen:
-            assert time.monotonic() - started < seconds, self.shown
-            try:
-                seen += os.read(self.ours, 1024).decode(errors="replace")
-            except OSError:  # it has ended
-                break
-        self.shown += seen
-        assert text in seen, self.shown
+        """Read the output until it contains the text; what follows is for the next one who waits."""
+        until = time.monotonic() + seconds
+        while text not in self.unread:
+            assert self._read(until), f"no {text!r} in {self.shown}"
+        self.unread = self.unread.split(text, 1)[1]
+
+    def _read(self, until: float) -> bool:
+        """Whether there was more output."""
+        ready, _, _ = select.select([self.ours], [], [], max(0, until - time.monotonic()))
+        try:
+            data = os.read(self.ours, 1024).decode(errors="replace") if ready else ""
+        except OSError:  # it has ended
+            data = ""
+        self.shown += data
+        self.unread += data
+        return bool(data)
 
     def type(self, text: str) -> None:
         os.write(self.ours, text.encode())
 
     def end(self) -> int:
-        while True:
-            try:
-                if not (data := os.read(self.ours, 1024)):
-                    break
-            except OSError:
-                break
-            self.shown += data.decode(errors="replace")
+        until = time.monotonic() + 60
+        while self._read(until):
+            pass
         return self.process.wait(60)
 
 
