@@ -151,10 +151,6 @@ class TraceStore:
         beside: dict[str, Any] | None = None,
     ) -> None:
         self.policy = policy if isinstance(policy, Policy) else Policy.parse(policy)
-        if "/" in self.policy.name:
-            raise UsageError(
-                f"policy {self.policy.name!r}: traces are files of its name; run where its budget's file is"
-            )
         self.folder, self.size, self.beside = folder, size, beside or {}
         self.rnn = MultiStateRNN(model, self.policy, size)
         self.key = {"format": FORMAT, **self.rnn.spec.fingerprint, "numbers": self.policy.numbers}

@@ -8,13 +8,14 @@ from typer import Option
 from msrnn.cli.evaluation import (
     Batch,
     Books,
+    ChunksPerBook,
     EvaluationOptions,
     Length,
     Seed,
     Text,
     check_counts,
-    check_positions,
     computed,
+    load_chunks,
     show_tables,
     write_report,
 )
@@ -33,7 +34,6 @@ Means = Annotated[
     list[int] | None,
     Option("--mean", help="A mean size that is divided in the table; repeat.", show_default="128, 256, 512"),
 ]
-ChunksPerBook = Annotated[int, Option(help="Most chunks to take from each text.")]
 Out = Annotated[Path, Option(help="Write budget.json, and budget.jsonl, .md, .csv, .png and .svg here.")]
 
 
@@ -54,7 +54,7 @@ def budget(
     """Measure which layers need many rows and which few, and write a budget that divides a mean size among them.
 
     Each layer alone is bounded to each of the sizes, while all others keep everything; what that costs is the layer's
-    curve. A policy with the written file as its budget then gives every next row to the layer where it gains most:
+    curve. The written file is a budget: it gives rows, some at a time, to the layer where they gain most, so that
     `--policy echo:results/budget/budget.json --size 512` has 512 rows per layer on average. Measure on other texts than
     those you evaluate on. Results that the folder has are not computed again, so an interrupted run resumes.
 
@@ -79,20 +79,14 @@ def budget(
     for one in means:
         if not sizes[0] <= one <= sizes[-1]:
             raise UsageError(f"--mean {one}: must be from {sizes[0]} to {sizes[-1]}, the sizes that are measured")
-    from msrnn.evaluation.data.texts import PG19, Choice, choose, documents
+    from msrnn.evaluation.data.texts import Choice
     from msrnn.evaluation.environment import environment
     from msrnn.evaluation.tasks.layer_losses import CHECK, NAME, Case, LayerLosses, Report, figure
     from msrnn.hf.rnn import MultiStateRNN
 
-    options.check()
-    texts = documents(text)
-    store = options.open_store(out, NAME, CHECK)
-    decoder, tokenizer = options.load()
-    check_positions(decoder.config.get_text_config(decoder=True), length)
+    choice = Choice(length, books, chunks_per_book, seed)
+    store, decoder, _, data, source = load_chunks(options, out, NAME, CHECK, text, choice)
     layers = MultiStateRNN(decoder, FULL, None).spec.divided
-    data = choose(texts, tokenizer, Choice(length, books, chunks_per_book, seed))
-    note(data.summary())
-    source = {"model": options.model_name, "text": text.resolve().name if text else PG19, "seed": seed}
     evaluation = LayerLosses(decoder, data, store, batch, {**source, **environment(decoder.device)})
     cells = [Case(FULL), *(Case(value.name, layer, one) for layer in layers for one in sizes)]
     results, _ = computed(evaluation, cells, options)

@@ -97,7 +97,7 @@ def extended(rnn: MultiStateRNN, options: ModelOptions, length: int) -> MultiSta
     from msrnn.hf.chat_template import policy_with_horizon
 
     past = f"past the {length:,} tokens that this model was trained on"
-    policy = policy_with_horizon(options.policy, max(size or 0 for size in rnn.spec.sizes), length)
+    policy = policy_with_horizon(options.policy, max(rnn.spec.sizes[i] or 0 for i in rnn.spec.divided), length)
     try:
         other = replace(options, policy=policy, positions=COMPRESSED).rnn(rnn.model)
     except UsageError as reason:

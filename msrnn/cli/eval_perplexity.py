@@ -10,18 +10,18 @@ from msrnn.cli.evaluation import (
     Against,
     Batch,
     Books,
+    ChunksPerBook,
     EvaluationOptions,
     Length,
     Seed,
     Text,
     check_counts,
-    check_positions,
     compared,
     computed,
+    load_chunks,
     show_tables,
     write_report,
 )
-from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
 from msrnn.policy import FULL
 
@@ -46,7 +46,6 @@ Sizes = Annotated[
     ),
 ]
 Paper = Annotated[bool, Option("--paper", help="All ten rows and seven sizes of the paper's table.")]
-ChunksPerBook = Annotated[int, Option(help="Most chunks to take from each text.")]
 Out = Annotated[Path, Option(help="Write perplexity.jsonl, .md, .csv, .png and .svg here.")]
 
 
@@ -82,19 +81,12 @@ def perplexity(
     grid = rows(policy, size, paper, length)
     other = compared(against, grid.policies)
     check_counts(length=length, books=books, chunks_per_book=chunks_per_book, batch=batch)
-    from msrnn.evaluation.data.texts import PG19, Choice, choose, documents
+    from msrnn.evaluation.data.texts import Choice
     from msrnn.evaluation.environment import environment
     from msrnn.evaluation.tasks.perplexity import CHECK, NAME, Perplexity, Report, figure
 
-    options.check()
-    texts = documents(text)
-    store = options.open_store(out, NAME, CHECK)
-    decoder, tokenizer = options.load()
-    check_positions(decoder.config.get_text_config(decoder=True), length)
-    note(f"cutting {min(books or len(texts), len(texts)):,} of {len(texts):,} texts into chunks of {length:,} tokens")
-    data = choose(texts, tokenizer, Choice(length, books, chunks_per_book, seed))
-    note(data.summary())
-    source = {"model": options.model_name, "text": text.resolve().name if text else PG19, "seed": seed}
+    choice = Choice(length, books, chunks_per_book, seed)
+    store, decoder, tokenizer, data, source = load_chunks(options, out, NAME, CHECK, text, choice)
     evaluation = Perplexity(decoder, data, store, batch, {**source, **environment(decoder.device)})
     results, others = computed(evaluation, grid.cells, options)
     report = Report(grid.extended(list(others)), {**results, **others}, data.predicted, other)

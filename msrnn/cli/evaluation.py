@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from typer import Option
 
@@ -17,7 +17,10 @@ from msrnn.cli.terminal import note, progress, show_table
 from msrnn.errors import UsageError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from msrnn.distributed.ray_cells import RayWorkers
+    from msrnn.evaluation.data.texts import Choice, Data
     from msrnn.evaluation.report import Table
     from msrnn.evaluation.runner import Evaluation, Progress
     from msrnn.evaluation.store import Check, Store
@@ -37,6 +40,7 @@ Length = Annotated[
     int, Option(help="Tokens of a chunk, including the token that opens a text, if the tokenizer adds one.")
 ]
 Books = Annotated[int | None, Option(help="Number of texts to take chunks from.", show_default="all")]
+ChunksPerBook = Annotated[int, Option(help="Most chunks to take from each text.")]
 Seed = Annotated[int, Option(help="Random seed that selects texts and chunks.")]
 Batch = Annotated[int | None, Option(help="Chunks read at once.", show_default="1 on cpu, 64 or what fits on cuda")]
 Against = Annotated[
@@ -107,6 +111,35 @@ class EvaluationOptions:
 
     def open_store(self, folder: Path, name: str, check: Check) -> Store:
         return open_store(folder, name, check, force=self.force, skip_damaged=self.skip_damaged)
+
+
+class Chunks(NamedTuple):
+    """A model, the chunks of text that it reads, and the rows of the folder."""
+
+    store: Store
+    model: PreTrainedModel
+    tokenizer: Any
+    data: Data
+    source: dict[str, Any]  # what was read: names and seed
+
+
+def load_chunks(
+    options: EvaluationOptions, out: Path, name: str, check: Check, text: Path | None, choice: Choice
+) -> Chunks:
+    """Open the folder, load the model, and cut the texts; bad input is refused before the model is loaded."""
+    from msrnn.evaluation.data.texts import PG19, choose, documents
+
+    options.check()
+    texts = documents(text)
+    store = options.open_store(out, name, check)
+    model, tokenizer = options.load()
+    check_positions(model.config.get_text_config(decoder=True), choice.length)
+    count = min(choice.books or len(texts), len(texts))
+    note(f"cutting {count:,} of {len(texts):,} texts into chunks of {choice.length:,} tokens")
+    data = choose(texts, tokenizer, choice)
+    note(data.summary())
+    source = {"model": options.model_name, "text": text.resolve().name if text else PG19, "seed": choice.seed}
+    return Chunks(store, model, tokenizer, data, source)
 
 
 def compared(against: str | None, policies: Sequence[str]) -> str:

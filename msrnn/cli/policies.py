@@ -29,7 +29,7 @@ def policies() -> None:
     show_text("first, recent: tokens that are never evicted; recent may be a share of the size")
     show_text("value: importance is multiplied by the norm of the value vector")
     for name, meaning in budget.MEANINGS.items():
-        show_text(f"{name}: {meaning}")
+        show_text(f"budget {name}: {meaning}")
 
 
 def rows() -> list[list[str]]:

@@ -72,8 +72,8 @@ class StateSpec:
 
     @property
     def mean_size(self) -> int:
-        """The rows of a bounded layer, on average, rounded down."""
-        sizes = [size for size in self.sizes if size is not None]
+        """The rows of the layers that a budget would be divided among, on average, rounded down."""
+        sizes = [size for size in map(self.sizes.__getitem__, self.divided) if size is not None]
         return sum(sizes) // len(sizes) if sizes else 0
 
     def memory(self, layer: int, batch_size: int) -> Memory:

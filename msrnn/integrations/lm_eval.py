@@ -13,11 +13,8 @@ same. The batch size must be a number: `auto` is not supported.
 
 from __future__ import annotations
 
-import json
 import sys
-from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -29,12 +26,11 @@ from msrnn.engine.offline import full_model_rnn
 from msrnn.engine.requests import SamplingParams
 from msrnn.errors import UsageError
 from msrnn.hf.generation import Settings
-from msrnn.hf.loading import load, pretrained_source
+from msrnn.hf.loading import load
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import Policy, is_full
 
 try:
-    from lm_eval._cli.utils import MergeDictAction
     from lm_eval.api.model import TemplateLM
     from lm_eval.api.registry import register_model
     from lm_eval.models.utils import (
@@ -42,8 +38,10 @@ try:
         normalize_gen_kwargs,
         postprocess_generated_text,
     )
-    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
     from tqdm import tqdm
+
+    from msrnn.integrations.lm_eval_options import MODEL, with_device, with_tokenizer
 except ModuleNotFoundError as error:
     missing = f"the evaluation harness is not installed (no module {error.name}): pip install 'msrnn[lm-eval]'"
     if __name__ == "__main__":
@@ -51,7 +49,6 @@ except ModuleNotFoundError as error:
         sys.exit(2)
     raise ImportError(missing) from error
 
-MODEL = "msrnn"
 MOST_SEQUENCES = 2**16  # in a batch: more fit into no memory
 DEFAULT_LENGTH = 2048  # the harness's own default, if the model's config states none
 SAMPLING = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0}  # transformers' own defaults
@@ -299,55 +296,6 @@ def main() -> None:
     except UsageError as error:
         print("msrnn:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
-
-
-def with_device(words: list[str]) -> list[str]:
-    """Add `--device auto` for this model if no device is given: the harness's default is cuda:0."""
-    options = _options(words)
-    return [*words, "--device", "auto"] if options.get("model") == MODEL and not options.get("device") else words
-
-
-def with_tokenizer(words: list[str]) -> list[str]:
-    """Add the folder of this model's tokenizer, or its name on the hub, to `--metadata`.
-
-    RULER's tasks measure their prompts by it. Of `pretrained` the harness knows only folders and names on the hub.
-    """
-    options = _options(words)
-    metadata = _dict(options.get("metadata"))
-    if options.get("model") != MODEL or "tokenizer" in metadata:
-        return words
-    source = pretrained_source(_dict(options.get("model_args")).get("pretrained"))
-    return [*words, "--metadata", json.dumps({**metadata, "tokenizer": str(source)})]  # whole: it replaces a file's
-
-
-def _options(words: list[str]) -> dict[str, Any]:
-    """The options that count here, from the command line or else from its YAML file."""
-    parser = ArgumentParser(add_help=False)
-    parser.add_argument("--model", "-M")
-    parser.add_argument("--device")
-    parser.add_argument("--model_args", "-a", nargs="+", action=MergeDictAction)
-    parser.add_argument("--metadata", nargs="+", action=MergeDictAction)
-    parser.add_argument("--config", "-C", type=Path)
-    given, _ = parser.parse_known_args(words)
-    file = _config(given.config) if given.config else {}
-    return {**file, **{name: value for name, value in vars(given).items() if value}}
-
-
-def _dict(option: Any) -> dict[str, Any]:
-    """An option that is a mapping, or `name=value` pairs in a string."""
-    options: dict[str, Any] = simple_parse_args_string(option) if isinstance(option, str) else option or {}
-    return options
-
-
-def _config(path: Path) -> dict[str, Any]:
-    """The options in a YAML file; empty for a bad file, which the harness itself reports."""
-    import yaml  # type: ignore[import-untyped]
-
-    try:
-        options = yaml.safe_load(path.read_text())
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return options if isinstance(options, dict) else {}
 
 
 if __name__ == "__main__":

@@ -146,3 +146,23 @@ def test_batches_of_prompts_are_answered_as_each_alone(
         answer = answer[:most]
         assert found[number] == (answer[: answer.index(stop)] if stop in answer else answer)
     assert sum(counted) == sum(map(len, PROMPTS)) + sum(limits)
+
+
+def test_batches_of_prompts_follow_no_generation_config() -> None:
+    """The engine does not, either: otherwise the full model would answer by other rules than the bounded one."""
+    model = build(llama(vocab_size=VOCABULARY))
+    params = [greedy(9)] * len(PROMPTS)
+    plain, other = (
+        [one.tokens for one in in_batches(MultiStateRNN(model, "full", None), PROMPTS, params, 3, lambda _: None)]
+        for model.generation_config.repetition_penalty in (1.0, 9.0)
+    )
+    assert plain == other
+
+
+def test_batches_of_prompts_refuse_numbers_that_are_not_finite() -> None:
+    model = build(llama(vocab_size=VOCABULARY))
+    with torch.no_grad():
+        model.lm_head.weight[3] = float("nan")
+    answers = in_batches(MultiStateRNN(model, "full", None), PROMPTS, [greedy(2)] * len(PROMPTS), 8, lambda _: None)
+    with pytest.raises(UsageError, match="not finite"):
+        next(answers)

@@ -24,6 +24,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from msrnn.integrations import lm_eval as harness
+from msrnn.integrations import lm_eval_options
 from msrnn.integrations.lm_eval import BoundedLM
 
 BEYOND = 500  # a size that no text here reaches
@@ -292,7 +293,7 @@ def test_a_device_is_added_where_none_is_named(words: str, added: bool, tmp_path
         (tmp_path / name).write_text(text)
         words = words.replace(name, str(tmp_path / name))
     given = words.split()
-    assert harness.with_device(given) == given + ["--device", "auto"] * added
+    assert lm_eval_options.with_device(given) == given + ["--device", "auto"] * added
 
 
 def test_what_the_model_refuses_is_one_line(

@@ -28,6 +28,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from msrnn.integrations import lm_eval as harness
+from msrnn.integrations import lm_eval_options
 from msrnn.integrations.lm_eval import BoundedLM
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "evaluating-a-policy.md"
@@ -176,7 +177,7 @@ def test_tasks_learn_where_the_tokenizer_is(
         (tmp_path / name).write_text(text)
         words = words.replace(name, str(tmp_path / name))
     given = words.split()
-    added = harness.with_tokenizer(given)[len(given) :]
+    added = lm_eval_options.with_tokenizer(given)[len(given) :]
     if metadata is None:
         assert added == []
     else:

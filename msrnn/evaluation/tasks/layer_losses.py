@@ -13,25 +13,13 @@ from msrnn.budget import FORMAT, Curves
 from msrnn.core.atomic import write_atomically
 from msrnn.evaluation import statistics
 from msrnn.evaluation.report import Formatted, Table, Value, document, saved_figure
-from msrnn.evaluation.store import Row, fields, is_int, is_number, is_text, list_of, optional, paired
-from msrnn.evaluation.tasks.perplexity import ChunkLosses, Reader
+from msrnn.evaluation.store import Row, is_int, optional
+from msrnn.evaluation.tasks.perplexity import ChunkLosses, Reader, chunk_rows
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import FULL, Policy
 
 NAME = "budget"
-CHECK = paired(
-    "chunks",
-    "nll",
-    fields(
-        policy=is_text,
-        layer=optional(is_int),
-        size=optional(is_int),
-        chunks=list_of(is_text),
-        nll=list_of(is_number),
-        fingerprint=is_text,
-        dtype=is_text,
-    ),
-)
+CHECK = chunk_rows(layer=optional(is_int))
 LEAST_SHOWN = 1e-5  # nats; less is noise, or nothing
 
 
@@ -106,6 +94,8 @@ class Report:
         rows.append(["all", *(sum(self.divided[mean]) for mean in self.means)])
         means = ["layer", *(f"{mean:,}" for mean in self.means)]
         first = Table(NAME, f"cost of bounding one layer, in 1/1,000 nat: {title}", note, header, costs, self._lines())
+        if not self.means:
+            return [first]
         return [first, Table("", "rows of each layer, by mean size", "Rows of each layer, by mean size.", means, rows)]
 
     def _lines(self) -> list[Sequence[Any]]:

@@ -25,7 +25,7 @@ from msrnn.evaluation.loss import losses
 from msrnn.evaluation.report import Formatted, Table, document, plot_estimates, saved_figure
 from msrnn.evaluation.runner import C, Compute, Evaluation, OnTokens
 from msrnn.evaluation.statistics import Estimate
-from msrnn.evaluation.store import Row, Store, fields, is_int, is_number, is_text, list_of, optional, paired
+from msrnn.evaluation.store import Check, Row, Store, fields, is_int, is_number, is_text, list_of, optional, paired
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import FULL, resolve
 
@@ -35,22 +35,26 @@ PAPER_ROWS = (
     *("tova-head", "tova", "tova+1", "tova+4"),
 )
 PAPER_SIZES = tuple(2**i for i in range(6, 13))
-CHECK = paired(
-    "chunks",
-    "nll",
-    fields(
-        policy=is_text,
-        size=optional(is_int),
-        chunks=list_of(is_text),
-        nll=list_of(is_number),
-        fingerprint=is_text,
-        dtype=is_text,
-    ),
-)
+_FIELDS: dict[str, Any] = {
+    "policy": is_text,
+    "size": optional(is_int),
+    "chunks": list_of(is_text),
+    "nll": list_of(is_number),
+    "fingerprint": is_text,
+    "dtype": is_text,
+}
 COLUMNS = (
     *("policy", "size", "perplexity", "low", "high", "nll", "nll_low", "nll_high", "chunks", "tokens"),
     *("against", "difference", "difference_low", "difference_high", "ratio", "ratio_low", "ratio_high"),
 )
+
+
+def chunk_rows(**more: Any) -> Check:
+    """The check of rows with the loss of each chunk, and `more` fields."""
+    return paired("chunks", "nll", fields(**_FIELDS, **more))
+
+
+CHECK = chunk_rows()
 
 
 def grid(policies: Sequence[str], sizes: Sequence[int], length: int) -> Grid:

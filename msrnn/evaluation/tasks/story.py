@@ -127,10 +127,10 @@ class Stories(Evaluation[Cell, int, Row]):
 
     def _unaffected(self, cell: Cell, seed: int) -> bool:
         """Whether the full model's story ends before an eviction can change it; the stop token counts as a token."""
-        if cell.keeps is None:
+        if cell.size is None:
             return False
         story = self._full_story(seed)
-        return len(story["ids"]) + bool(story["ended"]) <= self.settings.first_affected(cell.keeps)
+        return len(story["ids"]) + bool(story["ended"]) <= self.settings.first_affected(cell.size)
 
     def _full_story(self, seed: int) -> Row:
         key = {**self.row_key(FULL_MODEL), "seed": seed}
@@ -138,7 +138,7 @@ class Stories(Evaluation[Cell, int, Row]):
 
     def prepare(self, cell: Cell, items: list[int], batch: int) -> Compute[int]:
         rnn = self._rnn(cell)
-        first = 0 if cell.keeps is None else self.settings.first_affected(cell.keeps)
+        first = 0 if cell.size is None else self.settings.first_affected(cell.size)
         backend = {"backend": backend_names(rnn)}
 
         def compute(seeds: list[int], on_tokens: OnTokens) -> Iterator[Row]:
@@ -203,8 +203,7 @@ def _line(cell: Cell, stories: list[Row], full: list[Row]) -> Line:
 def evicted(story: Row) -> bool:
     """Whether something was evicted. The last token of a story that did not end was never read."""
     read = story["prompt_tokens"] + len(story["ids"]) - (0 if story["ended"] else 1)
-    keeps = cell_of(story).keeps
-    return keeps is not None and read > keeps
+    return story["size"] is not None and read > story["size"]
 
 
 def repeated(story: str) -> float:

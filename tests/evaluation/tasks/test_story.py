@@ -185,8 +185,7 @@ def test_stories_of_the_sampler_before_are_not_used(model: PreTrainedModel) -> N
 
 
 def story(length: int, ended: bool, size: int | None = 12, word: int = 7) -> dict[str, object]:
-    cell = {"policy": "full" if size is None else "tova", "size": size}
-    return {"ids": [word] * length, "story": "a b", "ended": ended, **cell, "prompt_tokens": 4}
+    return {"ids": [word] * length, "story": "a b", "ended": ended, "size": size, "prompt_tokens": 4}
 
 
 def test_the_numbers_of_stories() -> None:
