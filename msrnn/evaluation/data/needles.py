@@ -106,10 +106,10 @@ TASKS = {
     for task in (
         Task("number", single(_number), 32),
         Task("word", single(_word), 32),
-        Task("uuid", single(_uuid), 64),
+        Task("uuid", single(_uuid), 96),
         Task("keys", several_keys, 32),
         Task("values", several_values, 96),
-        Task("json", None, 64),
+        Task("json", None, 128),
         Task("variables", variables, 64, ordered=True),
     )
 }
