@@ -104,10 +104,10 @@ class Task(NamedTuple):
 TASKS = {
     task.name: task
     for task in (
-        Task("number", single(_number), 32),
-        Task("word", single(_word), 32),
+        Task("number", single(_number), 48),
+        Task("word", single(_word), 48),
         Task("uuid", single(_uuid), 96),
-        Task("keys", several_keys, 32),
+        Task("keys", several_keys, 48),
         Task("values", several_values, 96),
         Task("json", None, 128),
         Task("variables", variables, 64, ordered=True),

@@ -99,3 +99,13 @@ def test_scores() -> None:
     assert score("It is AMBER-Anchor", ["amber-anchor"]) == 1
     assert score("1, 2 and 4", ["1", "2", "3", "4"]) == 0.75
     assert score("", ["1"]) == 0
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_whole_sentence_fits_the_limit_of_an_answer(task: str, haystack: Haystack) -> None:
+    """Models repeat the question's key before they answer."""
+    for number in range(5):
+        asked = haystack.ask(Sample(task, 600, 0.5, number), LAST)
+        question = words(asked, haystack).rsplit("?", 1)[0].split("\n")[-1].removeprefix("What is ")
+        sentence = f"{question} is: {', '.join(asked.answers)}."
+        assert len(haystack.tokenizer(sentence)["input_ids"]) < TASKS[task].tokens, sentence
