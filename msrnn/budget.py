@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,13 +17,6 @@ FORMAT = "msrnn budget 1"
 # The sizes that a measured budget gives, as shares of the mean: few, since a GPU compiles decode kernels for each.
 LEVELS = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1, 3 / 2, 2, 3, 4, 6, 8)
 _LEAST_LOSS = 1e-7  # nats per token; losses below are noise, and their logarithm is needed
-
-
-class Measure(StrEnum):
-    """What is measured of a layer that is bounded alone."""
-
-    LOSS = "loss"  # how much worse tokens are predicted
-    CHANGE = "change"  # how much predictions change, for better or worse
 
 
 class Budget(Protocol):

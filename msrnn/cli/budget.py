@@ -5,7 +5,6 @@ from typing import Annotated
 
 from typer import Option
 
-from msrnn.budget import Measure
 from msrnn.cli.evaluation import (
     Batch,
     Books,
@@ -26,13 +25,6 @@ from msrnn.policy import FULL, Policy, check_size, is_full
 
 SIZES, MEANS = (32, 64, 128, 256, 512, 1024, 2048), (128, 256, 512)
 
-MeasureName = Annotated[
-    Measure,
-    Option(
-        "--measure",
-        help="What a layer costs: loss, how much worse tokens are predicted; or change, how much predictions change.",
-    ),
-]
 PolicyName = Annotated[str, Option("--policy", help="The policy whose layers are measured.")]
 Sizes = Annotated[
     list[int] | None,
@@ -51,7 +43,6 @@ def budget(
     policy: PolicyName = "echo",
     size: Sizes = None,
     mean: Means = None,
-    measure: MeasureName = Measure.CHANGE,
     length: Length = 4096,
     books: Books = None,
     chunks_per_book: ChunksPerBook = 1,
@@ -99,7 +90,7 @@ def budget(
     evaluation = LayerLosses(decoder, data, store, batch, {**source, **environment(decoder.device)})
     cells = [Case(FULL), *(Case(value.name, layer, one) for layer in layers for one in sizes)]
     results, _ = computed(evaluation, cells, options)
-    report = Report(value.name, layers, sizes, results, data.predicted, means, measure)
+    report = Report(value.name, layers, sizes, results, data.predicted, means)
     title = f"{source['model']}, {value.name}, {source['text']}, {len(data.chunks):,} chunks of {length:,} tokens"
     tables = report.tables(title)
     show_tables(tables)

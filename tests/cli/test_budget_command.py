@@ -8,32 +8,24 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-import torch
-from characters import character_model, character_tokenizer
 from command import Run
 
-from msrnn import MultiStateRNN
-from msrnn.evaluation.loss import losses
 from msrnn.evaluation.tasks.perplexity import Reader
 
 TINY = ("budget", "--device", "cpu", "--length", 33, "--size", 8, "--size", 16, "--mean", 12, "--policy", "tova")
 
 
-def costs_of(out: Path, measure: str) -> dict[tuple[int, int], float]:
-    lines = list(csv.DictReader((out / "budget.csv").open()))
-    return {(int(line["layer"]), int(line["size"])): float(line[measure]) for line in lines}
-
-
 def test_a_budget_is_measured_and_used(run: Run, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
-    code, shown, err = run(*TINY, "--text", texts, "--measure", "loss", "--out", out)
+    code, shown, err = run(*TINY, "--text", texts, "--out", out)
     assert code == 0, err
     assert "rows of each layer, by mean size" in shown
     kinds = ("csv", "json", "jsonl", "md", "png", "svg")
     assert sorted(path.name for path in out.iterdir()) == [f"budget.{kind}" for kind in kinds]
     made = json.loads((out / "budget.json").read_text())
     assert made["sizes"] == [8, 16]
-    costs = costs_of(out, "loss")
+    lines = list(csv.DictReader((out / "budget.csv").open()))
+    costs = {(int(line["layer"]), int(line["size"])): float(line["nats"]) for line in lines}
     assert costs == {(i, size): made["losses"][i][j] for i in range(2) for j, size in enumerate((8, 16))}
     assert len(set(costs.values())) == 4
     # Each cost is that of bounding one layer alone.
@@ -47,42 +39,14 @@ def test_a_budget_is_measured_and_used(run: Run, texts: Path, tmp_path: Path, mo
 
     # Nothing is read again; the file is a budget of other commands, whose rows it identifies.
     with monkeypatch.context() as patched:
-        patched.setattr(Reader, "token_losses", lambda *_: pytest.fail("read again"))
-        assert run(*TINY, "--text", texts, "--measure", "loss", "--out", out).code == 0
+        patched.setattr(Reader, "nll", lambda *_: pytest.fail("read again"))
+        assert run(*TINY, "--text", texts, "--out", out).code == 0
     words = ("eval", "perplexity", "--device", "cpu", "--length", 33, "--text", texts, "--size", 12)
     policies = ("--policy", "tova", "--policy", f"tova:{out / 'budget.json'}", "--policy", "tova:upper")
     code, _, err = run(*words, *policies, "--out", tmp_path / "used")
     assert code == 0, err
     found = list(csv.DictReader((tmp_path / "used" / "perplexity.csv").open()))
     assert len({line["nll"] for line in found}) == 3
-
-
-def test_the_change_of_predictions(run: Run, tmp_path: Path) -> None:
-    """Half the mean square of what each token gains or loses; also where a run resumes after the full model's row."""
-    text, out = tmp_path / "text.txt", tmp_path / "out"
-    text.write_text("the quick brown fox jumps over a lazy dog"[:32])
-    words = (*TINY, "--text", text, "--measure", "change", "--out", out)
-    assert run(*words).code == 0
-    costs = costs_of(out, "change")
-    model, tokenizer = character_model(), character_tokenizer()
-    ids = torch.tensor([tokenizer(text.read_text())["input_ids"]])
-    assert ids.shape == (1, 33)
-
-    def token_losses(policy: str, size: list[int | None] | None) -> torch.Tensor:
-        rnn = MultiStateRNN(model, policy, size)
-        return losses(rnn, ids, rnn.state(1)).double()
-
-    whole = token_losses("full", None)
-    for (layer, size), change in costs.items():
-        sizes = [size if i == layer else None for i in range(2)]
-        assert change == pytest.approx(float((token_losses("tova", sizes) - whole).square().mean() / 2), rel=1e-3)
-    assert all(change > 0 for change in costs.values())
-
-    rows = (out / "budget.jsonl").read_text().splitlines(keepends=True)
-    assert json.loads(rows[0])["layer"] is None
-    (out / "budget.jsonl").write_text("".join(rows[:2]))
-    assert run(*words).code == 0
-    assert costs_of(out, "change") == costs
 
 
 def test_a_mean_of_the_whole_length_is_not_the_full_model(run: Run, texts: Path, tmp_path: Path) -> None:

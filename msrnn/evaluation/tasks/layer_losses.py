@@ -1,9 +1,4 @@
-"""What bounding one layer alone costs, by layer and size: the curves that a budget is computed from.
-
-It costs *loss*: how much worse tokens are predicted. Or it *changes* predictions, for better or worse: half the mean
-square of what it adds to a token's loss. For small changes that is about the KL divergence from the full model. What
-several layers change adds up, and no layer's change is below zero.
-"""
+"""What bounding one layer alone costs, by layer and size: the curves that a budget is computed from."""
 
 from __future__ import annotations
 
@@ -14,35 +9,18 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
-from msrnn.budget import FORMAT, Curves, Measure
+from msrnn.budget import FORMAT, Curves
 from msrnn.core.atomic import write_atomically
 from msrnn.evaluation import statistics
 from msrnn.evaluation.report import Formatted, Table, Value, document, saved_figure
-from msrnn.evaluation.runner import OnTokens
-from msrnn.evaluation.store import Row, is_int, is_number, list_of, optional, paired
-from msrnn.evaluation.tasks.perplexity import OnChunks, Reader, chunk_rows
+from msrnn.evaluation.store import Row, is_int, optional
+from msrnn.evaluation.tasks.perplexity import ChunkLosses, Reader, chunk_rows
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import FULL, Policy
 
 NAME = "budget"
-CHECK = paired("chunks", "change", chunk_rows(layer=optional(is_int), change=list_of(is_number)))
+CHECK = chunk_rows(layer=optional(is_int))
 LEAST_SHOWN = 1e-5  # nats; less is noise, or nothing
-
-
-MEANINGS = {
-    Measure.LOSS: "1/1,000 nat per token more than the full model, where only this layer is bounded.",
-    Measure.CHANGE: "Half the mean square of what bounding only this layer adds to a token's loss, in 1/1,000 nat.",
-}
-
-
-class Cost(NamedTuple):
-    """Of a chunk: summed over its predicted tokens."""
-
-    nll: float
-    change: float  # half the squares of the differences from the full model's loss
 
 
 class Case(NamedTuple):
@@ -62,32 +40,11 @@ class Case(NamedTuple):
         return {"policy": self.policy, "numbers": numbers, "layer": self.layer, "size": self.size}
 
 
-class LayerLosses(OnChunks[Case, Cost]):
+class LayerLosses(ChunkLosses[Case]):
     """Each cell is one bounded layer."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.full_losses: dict[str, Tensor] = {}  # of the tokens of a chunk; computed once in each process
 
     def cell_of(self, row: Row) -> Case:
         return Case(row["policy"], row["layer"], row["size"])
-
-    def read(self, rows: list[Row]) -> dict[str, Cost]:
-        return {
-            key: Cost(nll, change)
-            for row in rows
-            for key, nll, change in zip(row["chunks"], row["nll"], row["change"], strict=True)
-        }
-
-    def measured(self, cell: Case, reader: Reader, keys: list[str], input_ids: Tensor, on_tokens: OnTokens) -> Row:
-        tokens = reader.token_losses(input_ids, on_tokens)
-        if cell.layer is None:
-            self.full_losses.update(zip(keys, tokens, strict=True))
-        elif not self.full_losses.keys() >= set(keys):  # an earlier run has computed the full model's row
-            whole = self.reader(Case(FULL)).token_losses(input_ids)
-            self.full_losses.update(zip(keys, whole, strict=True))
-        change = (tokens - torch.stack([self.full_losses[key] for key in keys])).square() / 2
-        return {"nll": tokens.sum(-1).tolist(), "change": change.sum(-1).tolist()}
 
     def reader(self, cell: Case) -> Reader:
         opening = len(self.data.opening)
@@ -105,18 +62,15 @@ class Report:
     policy: str
     layers: Sequence[int]
     sizes: Sequence[int]
-    results: dict[Case, list[Cost]]
+    results: dict[Case, list[float]]
     predicted: int  # tokens of each chunk
     means: Sequence[int]
-    measure: Measure
 
     def cost(self, layer: int, size: int) -> statistics.Estimate:
-        """For a token, on the same chunks."""
-        full, bounded = self.results[Case(FULL)], self.results[Case(self.policy, layer, size)]
+        """Nats per token more than the full model, on the same chunks."""
+        full = self.results[Case(FULL)]
         counts = [self.predicted] * len(full)
-        if self.measure == Measure.CHANGE:
-            return statistics.mean([one.change for one in bounded], counts)
-        return statistics.difference([one.nll for one in bounded], [one.nll for one in full], counts)
+        return statistics.difference(self.results[Case(self.policy, layer, size)], full, counts)
 
     @cached_property
     def curves(self) -> Curves:
@@ -132,21 +86,20 @@ class Report:
         costs: list[list[Value]] = [
             [layer, *(_formatted(self.cost(layer, size)) for size in self.sizes)] for layer in self.layers
         ]
-        note = MEANINGS[self.measure]
+        note = "1,000 nats per token more than the full model, where only this layer is bounded."
         header = ["layer", *(f"{size:,}" for size in self.sizes)]
         rows: list[list[Value]] = [
             [layer, *(self.divided[mean][i] for mean in self.means)] for i, layer in enumerate(self.layers)
         ]
         rows.append(["all", *(sum(self.divided[mean]) for mean in self.means)])
         means = ["layer", *(f"{mean:,}" for mean in self.means)]
-        what = f"cost of bounding one layer ({self.measure}), in 1/1,000 nat: {title}"
-        first = Table(NAME, what, note, header, costs, self._lines())
+        first = Table(NAME, f"cost of bounding one layer, in 1/1,000 nat: {title}", note, header, costs, self._lines())
         if not self.means:
             return [first]
         return [first, Table("", "rows of each layer, by mean size", "Rows of each layer, by mean size.", means, rows)]
 
     def _lines(self) -> list[Sequence[Any]]:
-        lines: list[Sequence[Any]] = [("layer", "size", self.measure, "low", "high")]
+        lines: list[Sequence[Any]] = [("layer", "size", "nats", "low", "high")]
         return lines + [(layer, size, *self.cost(layer, size)) for layer in self.layers for size in self.sizes]
 
     def markdown(self, title: str, facts: dict[str, Any]) -> str:
@@ -156,8 +109,7 @@ class Report:
     def write(self, path: Path, facts: dict[str, Any]) -> None:
         """The file that a policy's budget names."""
         losses = [list(row) for row in self.curves.losses]
-        about = {"measure": self.measure, **facts}
-        data = {"format": FORMAT, "policy": self.policy, "sizes": list(self.sizes), "losses": losses, "about": about}
+        data = {"format": FORMAT, "policy": self.policy, "sizes": list(self.sizes), "losses": losses, "about": facts}
         write_atomically(path, partial(_write, json.dumps(data, indent=1)))
 
 
@@ -176,7 +128,7 @@ def figure(report: Report, folder: Path, title: str) -> None:
             costs = [max(LEAST_SHOWN, report.cost(layer, size).value) for layer in report.layers]
             panels[0].plot(report.layers, costs, marker="o", markersize=3, label=f"{size:,}")
         panels[0].set_yscale("log")
-        panels[0].set_ylabel(f"{report.measure} by bounding this layer, in nats per token")
+        panels[0].set_ylabel("nats per token that bounding this layer costs")
         for mean, sizes in report.divided.items():
             panels[1].plot(report.layers, [size / mean for size in sizes], marker="o", markersize=3, label=f"{mean:,}")
         panels[1].set_ylabel("rows of the layer, divided by the mean")

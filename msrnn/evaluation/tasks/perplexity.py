@@ -23,7 +23,7 @@ from msrnn.evaluation.data.texts import Data
 from msrnn.evaluation.environment import model_identity
 from msrnn.evaluation.loss import losses
 from msrnn.evaluation.report import Formatted, Table, document, plot_estimates, saved_figure
-from msrnn.evaluation.runner import C, Compute, Evaluation, OnTokens, Result
+from msrnn.evaluation.runner import C, Compute, Evaluation, OnTokens
 from msrnn.evaluation.statistics import Estimate
 from msrnn.evaluation.store import Check, Row, Store, fields, is_int, is_number, is_text, list_of, optional, paired
 from msrnn.hf.rnn import MultiStateRNN
@@ -78,14 +78,10 @@ class Reader:
         """Chunks [B, T] -> the negative log-likelihood of each, summed over its predicted tokens."""
         total = torch.zeros(len(input_ids), dtype=torch.float64)
         for ids in self._batches(input_ids):
-            total += self.token_losses(ids, on_tokens).sum(-1).view(-1, len(total)).sum(0)
+            on_block = partial(_count, len(ids), on_tokens) if on_tokens else None
+            predicted = losses(self.rnn, ids, self.rnn.state(len(ids)), on_block)[:, max(1, self.opening) - 1 :]
+            total += predicted.cpu().double().sum(-1).view(-1, len(total)).sum(0)
         return total.tolist()
-
-    def token_losses(self, ids: Tensor, on_tokens: OnTokens | None = None) -> Tensor:
-        """[B, T] -> the negative log-likelihoods [B, t] of the predicted tokens, float64 on the CPU."""
-        on_block = partial(_count, len(ids), on_tokens) if on_tokens else None
-        predicted = losses(self.rnn, ids, self.rnn.state(len(ids)), on_block)[:, max(1, self.opening) - 1 :]
-        return predicted.cpu().double()
 
     def _batches(self, input_ids: Tensor) -> list[Tensor]:
         """Rows of equal length: the chunks, or pieces of them, as many as make a block."""
@@ -119,7 +115,7 @@ def pieces(input_ids: Tensor, size: int, opening: int) -> list[Tensor]:
 Results = dict[Cell, list[float]]  # the summed negative log-likelihood of each chunk
 
 
-class OnChunks(Evaluation[C, str, Result]):
+class ChunkLosses(Evaluation[C, str, float]):
     """One model on chunks, identified by their content, so that another choice reuses the chunks it shares."""
 
     unit = "chunks"
@@ -136,12 +132,11 @@ class OnChunks(Evaluation[C, str, Result]):
     def reader(self, cell: C) -> Reader:
         """What reads the chunks of a cell."""
 
-    @abstractmethod
-    def measured(self, cell: C, reader: Reader, keys: list[str], input_ids: Tensor, on_tokens: OnTokens) -> Row:
-        """Chunks [B, T] -> what a row says about them: under each name, a number for each chunk."""
-
     def items(self, cell: C) -> list[str]:
         return self.data.keys
+
+    def read(self, rows: list[Row]) -> dict[str, float]:
+        return {key: nll for row in rows for key, nll in zip(row["chunks"], row["nll"], strict=True)}
 
     def work(self, cell: C, items: list[str]) -> int:
         return len(items) * self.data.predicted
@@ -151,24 +146,18 @@ class OnChunks(Evaluation[C, str, Result]):
 
         def compute(keys: list[str], on_tokens: OnTokens) -> Iterator[Row]:
             began, chunks = perf_counter(), [self.chunks[key] for key in keys]
-            measured = self.measured(cell, reader, keys, torch.tensor([chunk.ids for chunk in chunks]), on_tokens)
+            nll = reader.nll(torch.tensor([chunk.ids for chunk in chunks]), on_tokens)
             source = {"chunks": keys, "texts": [[chunk.book, chunk.start] for chunk in chunks]}
-            yield {**source, "tokens": self.data.predicted, **measured, "seconds": perf_counter() - began}
+            yield {**source, "tokens": self.data.predicted, "nll": nll, "seconds": perf_counter() - began}
 
         return compute
 
 
-class Perplexity(OnChunks[Cell, float]):
-    """Each cell is a policy at a size, and a result the loss of a chunk."""
+class Perplexity(ChunkLosses[Cell]):
+    """Each cell is a policy at a size."""
 
     def cell_of(self, row: Row) -> Cell:
         return cell_of(row)
-
-    def read(self, rows: list[Row]) -> dict[str, float]:
-        return {key: nll for row in rows for key, nll in zip(row["chunks"], row["nll"], strict=True)}
-
-    def measured(self, cell: Cell, reader: Reader, keys: list[str], input_ids: Tensor, on_tokens: OnTokens) -> Row:
-        return {"nll": reader.nll(input_ids, on_tokens)}
 
     def reader(self, cell: Cell) -> Reader:
         return cell_reader(self.model, cell, len(self.data.opening))
