@@ -56,7 +56,8 @@ def budget(
     Each layer alone is bounded to each of the sizes, while all others keep everything; what that costs is the layer's
     curve. The written file is a budget: it gives rows, some at a time, to the layer where they gain most, so that
     `--policy echo:results/budget/budget.json --size 512` has 512 rows per layer on average. Measure on other texts than
-    those you evaluate on. Results that the folder has are not computed again, so an interrupted run resumes.
+    those you evaluate on, and compare with equal sizes and `echo:upper`: not every model gains. Results that the folder
+    has are not computed again, so an interrupted run resumes.
 
     Examples:
         msrnn budget --text books/ --books 8

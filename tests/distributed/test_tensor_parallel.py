@@ -49,8 +49,10 @@ FOR_FOUR = ("llama: tova reads*", "llama: h2o reads*", "llama: a leading engine"
 
 def torchrun(ranks: int, script: Path, *arguments: Any, timeout: float = 300) -> subprocess.CompletedProcess[str]:
     folders = [str(script.parent), str(script.parent.parent), *sys.path]
+    # The monitor ends all ranks once it sees that one has ended: give them time to notice it themselves.
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--monitor-interval", "10")
     return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), script, *map(str, arguments)],
+        [sys.executable, *launcher, script, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
