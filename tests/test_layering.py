@@ -65,6 +65,7 @@ INSIDE = {
     ],
     "engine": [
         "retention",
+        "session_files",
         "requests",
         "sampling",
         "text",

@@ -78,7 +78,10 @@ class Batch:
 
     def _token(self, rows: dict[Running, int], running: Running, token: int, logprobs: Logprobs | None) -> list[Event]:
         """Add a token to an answer, which may end it."""
-        added = running.add(token, logprobs)
+        try:
+            added = running.add(token, logprobs)
+        except Exception as error:  # the tokenizer's, for example: it is not the other answers' fault
+            added = running.failed(error)
         told = running.tells_retention(ends=added.finish_reason is not None)
         held = retention_of(self.rows.state, rows[running]) if told else None
         event = Event(running.request, running.number, *added, held)
@@ -90,11 +93,13 @@ class Batch:
         return self._finish(row, event)
 
     def drop_cancelled(self) -> list[Event]:
+        """End answers that are no longer wanted, and those that are wanted as they are now."""
         events: list[Event] = []
         for row in range(len(self.running) - 1, -1, -1):
             running = self.running[row]
-            if running.request.cancelled:
-                events += self._finish(row, Event(running.request, running.number, None, "", None, "cancelled"))
+            request, reason = running.request, running.ended_by_client
+            if reason is not None:
+                events += self._finish(row, Event(request, running.number, None, "", None, reason))
         return events
 
     def _finish(self, row: int, event: Event) -> list[Event]:

@@ -18,16 +18,18 @@ from msrnn.engine.offline import OnTokens, finished
 from msrnn.engine.prefix_files import PrefixFiles
 from msrnn.engine.prefix_states import PrefixStates
 from msrnn.engine.prompts import Prompts, Reading
-from msrnn.engine.requests import Event, Request, SamplingParams
+from msrnn.engine.requests import Event, Request, SamplingParams, explain
 from msrnn.engine.rows import Rows, fitting_rows
 from msrnn.engine.running import Running
-from msrnn.engine.sessions import Sessions, check_name
+from msrnn.engine.session_files import SessionId
+from msrnn.engine.sessions import Sessions
 from msrnn.engine.writer import Writer, written
-from msrnn.errors import UsageError
+from msrnn.errors import SessionError, UsageError
 from msrnn.hf.generation import stop_tokens_of
 from msrnn.hf.rnn import MultiStateRNN
 
-ALONE = 16_384  # tokens of a prompt that are read at once while no answer is generated
+ALONE = {"cpu": 2048, "cuda": 16_384}  # tokens of a prompt that are read at once while no answer is generated
+OFFLINE = 16_384  # tokens of a list of prompts that are read at once
 KEPT_ROWS, KEPT_ON_HOST, KEPT_ON_DISK = 8, 2**30, 2**34  # for kept states by default: rows' worth on the device; bytes
 KEPT_OFFLINE = (
     4  # rows' worth for a list of prompts: a document that is shared, and what some of its prompts share more
@@ -48,6 +50,9 @@ class Engine:
     prefix_folder      a folder for kept states that no longer fit on the host either; without it they are forgotten
     prefix_disk_bytes  bytes of the files in it
     sessions           a folder for the states of sessions, which then survive a restart; without it they are in memory
+    session_bytes      bytes of all sessions, in memory or in the folder; the least recently used one is deleted first.
+                       By default 1 GiB in memory and 64 GiB in a folder
+    session_days       sessions without a turn for this many days are deleted; by default none
     owns_session       whether a session is this engine's, by its name, where several engines share the folder
 
     `generate` answers a list of prompts. `stream` answers one and may be called many times at once: a thread then runs
@@ -67,6 +72,8 @@ class Engine:
         prefix_folder: str | os.PathLike[str] | None = None,
         prefix_disk_bytes: int = KEPT_ON_DISK,
         sessions: str | os.PathLike[str] | None = None,
+        session_bytes: int | None = None,
+        session_days: float | None = None,
         owns_session: Callable[[str], bool] = lambda _: True,
     ) -> None:
         for name, value in (("rows", rows), ("prompt_tokens", prompt_tokens)):
@@ -81,11 +88,12 @@ class Engine:
             files = PrefixFiles(rnn.load_state, Path(prefix_folder), prefix_disk_bytes, self.writer)
         self.prefixes = PrefixStates(rnn.device, kept, prefix_host_bytes, files, keep_ends)
         folder = None if sessions is None else Path(sessions)
-        self.sessions = Sessions(rnn.load_state, folder, writer=self.writer, owns=owns_session)
+        limits: Any = {"most": session_bytes, "days": session_days}
+        self.sessions = Sessions(rnn.load_state, folder, **limits, writer=self.writer, owns=owns_session)
         self.prompts = Prompts(rnn, self.prefixes, self.sessions)
         self._own_stops = frozenset(stop_tokens_of(rnn.model, tokenizer))
         self._under_way: dict[Request, None] = {}  # taken from those that wait, and not finished
-        self._reading: Reading | None = None
+        self._alone = max(self.prompt_tokens, ALONE.get(rnn.device.type, ALONE["cpu"]))
         self._batch = Batch(self.rows, self._keep)
         self._loop: Loop | None = None
 
@@ -104,7 +112,7 @@ class Engine:
     def offline(cls, rnn: MultiStateRNN, rows: int | None = None, tokenizer: Any = None) -> Engine:
         """An engine for lists of prompts: each is read at once, and only the states of shared prefixes are kept."""
         kept: Any = {"prefix_bytes": KEPT_OFFLINE * rnn.spec.nbytes(1), "prefix_host_bytes": 0, "keep_ends": False}
-        return cls(rnn, rows, tokenizer=tokenizer, prompt_tokens=ALONE, **kept)
+        return cls(rnn, rows, tokenizer=tokenizer, prompt_tokens=OFFLINE, **kept)
 
     def request(
         self,
@@ -113,6 +121,7 @@ class Engine:
         session: str | None = None,
         turns: int | None = None,
         retention: int = 0,
+        owner: str = "",
     ) -> Request:
         """A request, checked; `add` queues it. A prompt is token ids, or text if there is a tokenizer.
 
@@ -120,10 +129,12 @@ class Engine:
         none. It changes when the answer is finished; a request that is cancelled or fails leaves it as it was. `turns`
         are the finished turns that the prompt follows, by default those that there are now; a request whose session has
         gone on in the meantime fails. `retention`: after how many tokens events tell which tokens the state holds.
+        Sessions and kept states belong to their `owner`, 16 hexadecimal digits, or to those who name none.
         """
+        session_id = None if session is None else SessionId.of(SessionId(session, owner))
         params = params or SamplingParams()
         vocabulary = self.prompts.vocabulary
-        turns = self.sessions.turns(session) if session is not None and turns is None else turns or 0
+        turns = self.sessions.turns(session_id) if session_id is not None and turns is None else turns or 0
         ids = self._encoded(prompt, begins=turns == 0) if isinstance(prompt, str) else [*prompt]
         if not ids:
             raise UsageError("the prompt is empty: give one token or more")
@@ -138,20 +149,18 @@ class Engine:
         if params.continued >= len(ids):
             raise UsageError(f"continued={params.continued}: must be less than the {len(ids)} tokens of the prompt")
         self.prompts.check_length(len(ids) + params.max_tokens)
-        if session is not None:
-            check_name(session)
-            if params.n > 1:
-                raise UsageError(f"n={params.n}: a session goes on with one answer; fork it, or ask for one")
+        if session is not None and params.n > 1:
+            raise UsageError(f"n={params.n}: a session goes on with one answer; fork it, or ask for one")
         if not isinstance(retention, int) or isinstance(retention, bool) or retention < 0:
             raise UsageError(f"retention={retention!r}: must be a whole number of tokens, 0 or more")
-        return Request(ids, params, session=session, turns=turns, retention=retention)
+        return Request(ids, params, session=session_id, turns=turns, retention=retention, owner=owner)
 
     def add(self, request: Request) -> None:
         self.prompts.waiting.append(request)
 
     @property
     def idle(self) -> bool:
-        return not (self.prompts.waiting or self._reading or self._batch.running or self._batch.saving)
+        return not (self.prompts.waiting or self.prompts.readings or self._batch.running or self._batch.saving)
 
     @property
     def healthy(self) -> bool:
@@ -160,8 +169,8 @@ class Engine:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many requests wait, whether one is being read, and how many rows are in use."""
-        waiting, reading = len(self.prompts.waiting), int(self._reading is not None)
+        """How many requests wait, how many are being read, and how many rows are in use."""
+        waiting, reading = len(self.prompts.waiting), len(self.prompts.readings)
         return {"waiting": waiting, "reading": reading, "rows": len(self._batch.running)}
 
     def _encoded(self, text: str, begins: bool) -> list[int]:
@@ -179,7 +188,7 @@ class Engine:
             self._batch.step()
             events += self._read_prompts()
             events += self._batch.results()
-            events += self._batch.saved(busy=self._reading is not None)
+            events += self._batch.saved(busy=bool(self.prompts.readings))
         except BaseException:
             self._fail()
             raise
@@ -189,25 +198,27 @@ class Engine:
     def _forget_finished(self, events: list[Event]) -> None:
         for event in events:
             if event.request.finished:
-                self._under_way.pop(event.request, None)
+                self._forget(event.request)
+
+    def _forget(self, request: Request) -> None:
+        """A request that is no longer under way does not use its session."""
+        if request in self._under_way:
+            del self._under_way[request]
+            if request.session is not None:
+                self.sessions.end(request.session)
 
     def _fail(self) -> None:
         """End everything that is under way: a step that was interrupted leaves states that cannot be used."""
         saving = self._batch.saving.requests  # these have given their rows back
         for request in self._under_way.keys() - saving:
             request.fail("the engine was interrupted; ask again")
+            self._forget(request)
         self._batch.clear()
-        self._reading, self._under_way = None, saving
+        self.prompts.readings.clear()
 
     def _drop_cancelled(self) -> list[Event]:
         events = self._batch.drop_cancelled()
-        waiting = [request for request in self.prompts.waiting if request.cancelled]
-        if self._reading is not None and self._reading.request.cancelled:
-            waiting.append(self._reading.request)
-            self._reading = None
-        for request in waiting:
-            if request in self.prompts.waiting:
-                self.prompts.waiting.remove(request)
+        for request in self.prompts.drop_cancelled():
             for number, answer in enumerate(request.answers):
                 answer.finish_reason = "cancelled"
                 events.append(Event(request, number, None, "", None, "cancelled"))
@@ -219,48 +230,69 @@ class Engine:
         events: list[Event] = []
         left = self.prompt_tokens
         while left > 0:
-            try:
-                reading = self._reading = self._reading or self._begin()
-            except (UsageError, OSError) as error:  # its session cannot go on, which is not the others' fault
-                request, _ = self._under_way.popitem()
-                events += request.fail(str(error))
-                continue
+            events += self._begin_prompts()
+            reading = self.prompts.next_reading()
             if reading is None:
                 break
             if not reading.finished:
                 if self._batch.running and reading.left > left < self.prompt_tokens:
-                    break  # it begins with the next step: pieces of few widths fit few graphs
-                left -= self.prompts.read(reading, left if self._batch.running else max(left, ALONE))
+                    break  # it goes on with the next step: pieces of few widths fit few graphs
+                left -= self.prompts.read(reading, left if self._batch.running else max(left, self._alone))
             if reading.finished:
-                self._reading = None
-                self._join(reading)
+                self.prompts.readings.remove(reading)
+                events += self._join(reading)
         return events
 
-    def _begin(self) -> Reading | None:
-        """The next waiting prompt, to be read, if there are rows for its answers."""
-        free, waiting = self.rows.capacity - len(self._batch.running), self.prompts.waiting
-        if not waiting or waiting[0].params.n > free or (waiting[0].session and self.sessions.behind):
-            return None
-        request = waiting.popleft()
-        request.begun = monotonic()
-        self._under_way[request] = None
-        if request.session is not None and self.uses_session(request.session, besides=request):
-            raise UsageError(f"session {request.session!r}: is answering another request; wait for its end")
-        return self.prompts.begin(request)
+    def _begin_prompts(self) -> list[Event]:
+        """Begin to read waiting prompts, if there are rows for their answers."""
+        events: list[Event] = []
+        while (request := self.prompts.take(self._free_rows)) is not None:
+            request.begun = monotonic()
+            try:
+                if request.session is not None:
+                    self._use_session(request.session)
+                self._under_way[request] = None
+                self.prompts.begin(request)
+            except (UsageError, OSError) as error:  # its session cannot go on, which is not the others' fault
+                events += request.fail(*explain(error))
+                self._forget(request)
+        return events
 
-    def uses_session(self, name: str, besides: Request | None = None) -> bool:
-        """Whether a request of the conversation with this name is under way."""
-        return any(request.session == name for request in [*self._under_way] if request is not besides)
+    @property
+    def _free_rows(self) -> int:
+        reserved = sum(reading.request.params.n for reading in self.prompts.readings)
+        return self.rows.capacity - len(self._batch.running) - reserved
 
-    def _join(self, reading: Reading) -> None:
-        """Give the answers of a prompt their rows."""
+    def _use_session(self, session: SessionId) -> None:
+        if self.uses_session(session):
+            raise SessionError(f"{session!r}: is answering another request; wait for its end")
+        self.sessions.begin(session, self.rows.nbytes // self.rows.capacity)
+
+    def uses_session(self, session: str | SessionId) -> bool:
+        """Whether a request of this conversation is under way."""
+        return any(request.session == SessionId.of(session) for request in [*self._under_way])
+
+    def stop_session(self, session: str | SessionId) -> bool:
+        """End the answer of a conversation as it is, so that the turn is kept; returns whether there is one."""
+        session = SessionId.of(session)
+        found = [request for request in [*self._under_way, *self.prompts.waiting] if request.session == session]
+        for request in found[:1]:
+            request.stop()
+        return bool(found)
+
+    def _join(self, reading: Reading) -> list[Event]:
+        """Give the answers of a prompt their rows; events only if that fails."""
         request, logits = reading.request, reading.logits
         assert logits is not None
         own = frozenset() if request.params.ignore_eos else self._own_stops
         seen = 0 if request.session is None else request.kept_tokens
         answers = range(request.params.n)
-        joined = [Running(request, i, reading.tokens, seen, self.tokenizer, own, logits) for i in answers]
+        try:
+            joined = [Running(request, i, reading.tokens, seen, self.tokenizer, own, logits) for i in answers]
+        except Exception as error:  # its parameters', which is not the others' fault
+            return request.fail(*explain(error))
         self._batch.join(joined, reading.state, logits)
+        return []
 
     def _keep(self, running: Running, row: int) -> Future[None] | None:
         """Keep the state of a row whose answer has ended, for its session or for requests that begin alike.
@@ -271,11 +303,11 @@ class Engine:
         if request.session is not None:
             try:
                 state = self.rows.take(row, running.seen + len(read))
-                return self.sessions.put(request.session, state, running.unread)
+                return self.sessions.put(request.session, state, running.unread, running.last, request.turns)
             except (UsageError, OSError) as error:
                 return written(error)
         if running.reads and self.prefixes.keeps_ends:
-            self.prefixes.put(read, self.rows.take(row, len(read)))
+            self.prefixes.put(read, self.rows.take(row, len(read)), owner=request.owner)
         return None
 
     def generate(

@@ -27,7 +27,7 @@ class Key(NamedTuple):
     """What a file is named after."""
 
     length: int
-    digest: str  # SHA-256 of the tokens
+    digest: str  # SHA-256 of the owner and the tokens
 
     @property
     def name(self) -> str:
@@ -62,12 +62,12 @@ class PrefixFiles:
     def nbytes(self) -> int:
         return sum([*self._sizes.values()])
 
-    def put(self, tokens: tuple[int, ...], state: MultiState, copied: torch.cuda.Event | None = None) -> None:
+    def put(self, owner: str, tokens: Sequence[int], state: MultiState, copied: torch.cuda.Event | None = None) -> None:
         """Have a state on the host written, which nobody may change, unless its file is there already.
 
         `copied`: when it is there, if a GPU is still copying it.
         """
-        key = _keys(tokens, {len(tokens)})[0]
+        key = _keys(owner, tokens, {len(tokens)})[0]
         if key in self._sizes or state.nbytes > self._most:
             return
         with self._lock:
@@ -76,13 +76,13 @@ class PrefixFiles:
             self._waiting += 1
         self._writer.submit(lambda: self._write(key, tokens, state, copied))
 
-    def longest(self, prompt: Sequence[int], longer_than: int) -> tuple[tuple[int, ...], MultiState] | None:
-        """The state of the longest prefix with more tokens than this, but not of the whole prompt."""
+    def longest(self, owner: str, prompt: Sequence[int], longer_than: int) -> tuple[Sequence[int], MultiState] | None:
+        """The owner's state of the longest prefix with more tokens than this, but not of the whole prompt."""
         lengths = {key.length for key in [*self._sizes] if longer_than < key.length < len(prompt)}
-        for key in _keys(prompt, lengths)[::-1]:
+        for key in _keys(owner, prompt, lengths)[::-1]:
             if key in self._sizes and (state := self._read(key, prompt)) is not None:
                 self.hits += 1
-                return tuple(prompt[: key.length]), state
+                return prompt[: key.length], state
         return None
 
     def _read(self, key: Key, prompt: Sequence[int]) -> MultiState | None:
@@ -102,7 +102,7 @@ class PrefixFiles:
             self._sizes.move_to_end(key)
         return state
 
-    def _write(self, key: Key, tokens: tuple[int, ...], state: MultiState, copied: torch.cuda.Event | None) -> None:
+    def _write(self, key: Key, tokens: Sequence[int], state: MultiState, copied: torch.cuda.Event | None) -> None:
         path = self._folder / key.name
         try:
             if copied is not None:
@@ -127,9 +127,9 @@ class PrefixFiles:
         (self._folder / key.name).unlink(missing_ok=True)
 
 
-def _keys(tokens: Sequence[int], lengths: set[int]) -> list[Key]:
+def _keys(owner: str, tokens: Sequence[int], lengths: set[int]) -> list[Key]:
     """The keys of the prefixes of these lengths, in order."""
-    digest, done, found = hashlib.sha256(), 0, []
+    digest, done, found = hashlib.sha256(owner.encode()), 0, []
     for length in sorted(lengths):
         digest.update(array("q", tokens[done:length]).tobytes())
         done = length

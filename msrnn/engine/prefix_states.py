@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -14,10 +15,20 @@ from msrnn.core.state import MultiState
 from msrnn.engine.prefix_files import PrefixFiles
 
 
+class Tokens(NamedTuple):
+    """Tokens that a request has sent. Owners, such as API keys, do not share states."""
+
+    owner: str
+    ids: array[int]
+
+    def first(self, length: int) -> Tokens:
+        return Tokens(self.owner, self.ids[:length])
+
+
 class Kept(NamedTuple):
     """A state of one row after exactly these tokens, and the logits [V] after the last, where they are known."""
 
-    tokens: tuple[int, ...]
+    tokens: Tokens
     state: MultiState
     logits: Tensor | None
     copied: torch.cuda.Event | None = None  # of a copy that a GPU makes: when it is there, for the host to read
@@ -27,7 +38,13 @@ class Kept(NamedTuple):
         """Bytes of memory; torch takes a power of two for each tensor of a copy that a GPU makes."""
         tensors = [tensor for layer in self.state.layers for tensor in layer.tensors().values()]
         sizes = [tensor.nbytes for tensor in [*tensors, *([] if self.logits is None else [self.logits])]]
-        return sum(sizes if self.copied is None else (1 << max(0, size - 1).bit_length() for size in sizes))
+        if self.copied is not None:
+            sizes = [1 << max(0, size - 1).bit_length() for size in sizes]
+        return int(sum(sizes)) + self.length * self.tokens.ids.itemsize
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens.ids)
 
     def to(self, device: torch.device) -> Kept:
         """A copy on another device, which a GPU makes among its other work: nobody waits for it."""
@@ -62,7 +79,7 @@ class PrefixStates:
         self._most = {"device": device_bytes, "host": host_bytes}
         self._tiers: dict[str, OrderedDict[tuple[int, int], Kept]] = {"device": OrderedDict(), "host": OrderedDict()}
         self._bytes = {"device": 0, "host": 0}
-        self._sorted: list[tuple[int, ...]] = []  # the tokens of all of them
+        self._sorted: list[Tokens] = []  # of all of them
         self.hits = self.misses = 0
 
     def __len__(self) -> int:
@@ -80,10 +97,10 @@ class PrefixStates:
     def nbytes(self) -> int:
         return sum(self._bytes.values())
 
-    def put(self, tokens: Sequence[int], state: MultiState, logits: Tensor | None = None) -> None:
+    def put(self, ids: Sequence[int], state: MultiState, logits: Tensor | None = None, owner: str = "") -> None:
         """Keep a state of one row, which nobody may change from now on."""
-        tokens = tuple(tokens)
-        key, kept = (len(tokens), _hashes(tokens)[-1]), Kept(tokens, state, logits)
+        tokens = _tokens(owner, ids)
+        key, kept = (len(ids), _hashes(tokens)[-1]), Kept(tokens, state, logits)
         self._pop("host", key)
         before = self._pop("device", key)
         if before is not None and logits is None and before.tokens == tokens:
@@ -94,30 +111,31 @@ class PrefixStates:
             self._push_out(key, kept)
         self._make_room()
 
-    def longest(self, prompt: Sequence[int]) -> Kept | None:
+    def longest(self, prompt: Sequence[int], owner: str = "") -> Kept | None:
         """The kept state of the longest prefix, on the model's device; one of the whole prompt must have its logits."""
-        kept = self._longest_in_memory(prompt)
-        if self.files is not None and (found := self.files.longest(prompt, len(kept.tokens) if kept else 0)):
-            kept = Kept(*found, None)
-            self.put(*found)
+        kept = self._longest_in_memory(_tokens(owner, prompt))
+        if self.files is not None and (found := self.files.longest(owner, prompt, kept.length if kept else 0)):
+            ids, state = found
+            kept = Kept(_tokens(owner, ids), state, None)
+            self.put(ids, state, owner=owner)
         if kept is None:
             self.misses += 1
         else:
             self.hits += 1
         return kept
 
-    def _longest_in_memory(self, prompt: Sequence[int]) -> Kept | None:
+    def _longest_in_memory(self, prompt: Tokens) -> Kept | None:
         """The state that is kept; those of shorter prefixes count as used, too: later prompts may share only these."""
         hashes = _hashes(prompt)
-        lengths = {length for tier in self._tiers.values() for length, _ in tier if length <= len(prompt)}
+        lengths = {length for tier in self._tiers.values() for length, _ in tier if length <= len(prompt.ids)}
         found: list[tuple[str, tuple[int, int]]] = []
         for length in sorted(lengths, reverse=True):
             key = length, hashes[length - 1]
             for name, tier in self._tiers.items():
                 kept = tier.get(key)
-                if kept is None or kept.tokens != tuple(prompt[:length]):
+                if kept is None or kept.tokens != prompt.first(length):
                     continue
-                if length == len(prompt) and kept.logits is None:
+                if length == len(prompt.ids) and kept.logits is None:
                     continue
                 found.append((name, key))
         if not found:
@@ -128,11 +146,16 @@ class PrefixStates:
                 self._tiers[name].move_to_end(key)
         return used
 
-    def shared_lengths(self, prompt: Sequence[int], others: Iterable[Sequence[int]]) -> list[int]:
-        """How many tokens the prompt shares with others, and at most with a kept state; in order, never all of them."""
-        place = bisect_left(self._sorted, tuple(prompt))
-        known = self._sorted[max(0, place - 1) : place + 1]  # no other one has more in common with it
-        return sorted({_shared(prompt, tokens) for tokens in [*known, *others]})
+    def shared_lengths(self, prompt: Sequence[int], others: Iterable[Sequence[int]], owner: str = "") -> list[int]:
+        """How many tokens the prompt shares with others of its owner, and at most with a kept state.
+
+        In order, and never all of them.
+        """
+        tokens = _tokens(owner, prompt)
+        place = bisect_left(self._sorted, tokens)
+        near = self._sorted[max(0, place - 1) : place + 1]  # no other one has more in common with it
+        known = [other.ids for other in near if other.owner == owner]
+        return sorted({_shared(tokens.ids, array("i", other)) for other in [*known, *others]})
 
     def _used(self, name: str, key: tuple[int, int]) -> Kept:
         """The entry, now the most recently used; one on the host comes back to the device, if it fits there."""
@@ -161,7 +184,7 @@ class PrefixStates:
             self._add("host", key, kept.to(torch.device("cpu")))
         elif self.files is not None:
             on_host = kept if self._device.type == "cpu" or full else kept.to(torch.device("cpu"))
-            self.files.put(kept.tokens, on_host.state, on_host.copied)
+            self.files.put(*kept.tokens, on_host.state, on_host.copied)
 
     def _add(self, name: str, key: tuple[int, int], kept: Kept) -> None:
         self._tiers[name][key] = kept
@@ -176,21 +199,25 @@ class PrefixStates:
         return kept
 
 
-def _hashes(tokens: Sequence[int]) -> list[int]:
+def _tokens(owner: str, ids: Sequence[int]) -> Tokens:
+    return Tokens(owner, array("i", ids))
+
+
+def _hashes(tokens: Tokens) -> list[int]:
     """A hash of each prefix, from one token on. The tokens are compared as well: two prefixes may have one hash."""
-    found, last = [], 0
-    for token in tokens:
+    found, last = [], hash(tokens.owner)
+    for token in tokens.ids:
         last = hash((last, token))
         found.append(last)
     return found
 
 
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+def _shared(one: array[int], other: array[int]) -> int:
     """The length of the common prefix, less than that of `one`; by bisection, since slices compare fast."""
     low, high = 0, min(len(one) - 1, len(other))
     while low < high:
         middle = (low + high + 1) // 2
-        if tuple(one[low:middle]) == tuple(other[low:middle]):
+        if one[low:middle] == other[low:middle]:
             low = middle
         else:
             high = middle - 1

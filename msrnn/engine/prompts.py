@@ -1,4 +1,4 @@
-"""Prompts: those that wait, and how one is read, from where an earlier request or the session has left off."""
+"""Prompts: those that wait, those that are read in turns, and from which state each one is read."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from msrnn.core.device_memory import on_device
 from msrnn.core.state import MultiState
 from msrnn.engine.prefix_states import PrefixStates
 from msrnn.engine.requests import Request
+from msrnn.engine.session_files import SessionId
 from msrnn.engine.sessions import Sessions
-from msrnn.errors import UsageError
+from msrnn.errors import SessionError
 from msrnn.hf.cuda_graphs import WORTH_CAPTURING
 from msrnn.hf.rnn import MultiStateRNN
 
 WORTH_KEEPING = 32  # tokens that a kept state saves, beside those that a shorter one does
 COMPARED = 64  # waiting prompts that a new one is compared with
+MOST_READINGS = 4  # prompts that are read in turns: each has a state on the device
+LONG = 1024  # tokens that are left of a prompt, for shorter ones to come first
+FAIR = 4  # every so many turns, the prompt that began first has one, so that short prompts cannot hold it up for ever
 
 
 @dataclass(eq=False)
@@ -43,41 +47,95 @@ class Reading:
     def finished(self) -> bool:
         return self.left == 0
 
+    def will_serve(self, request: Request) -> bool:
+        """Whether it will leave a state that saves the request a part of its prompt."""
+        if request.session is not None or self.request.session is not None or request.owner != self.request.owner:
+            return False
+        coming = [stop for stop in self.stops if max(self.done, WORTH_KEEPING) <= stop <= len(request.prompt)]
+        return any(request.prompt[:stop] == self.tokens[:stop] for stop in coming)
+
 
 class Prompts:
-    """Requests that wait, in the order of their arrival."""
+    """Requests that wait, in the order of their arrival, and the prompts that are being read.
+
+    One prompt is read at a time, unless it is long: prompts that are much shorter then come first.
+    """
 
     def __init__(self, rnn: MultiStateRNN, prefixes: PrefixStates, sessions: Sessions) -> None:
         self.rnn, self.prefixes, self.sessions = rnn, prefixes, sessions
         self.waiting: deque[Request] = deque()
+        self.readings: list[Reading] = []  # the one that began first comes first
+        self._turn = 0
         embeddings: Any = rnn.model.get_input_embeddings()
         self.vocabulary: int = embeddings.num_embeddings
 
-    def begin(self, request: Request) -> Reading:
+    def drop_cancelled(self) -> list[Request]:
+        """The requests that nobody waits for any more, and that have no answer yet."""
+        every = [*self.waiting, *(reading.request for reading in self.readings)]
+        dropped = [request for request in every if request.cancelled or request.stopped]
+        if dropped:
+            self.waiting = deque(request for request in self.waiting if request not in dropped)
+            self.readings = [reading for reading in self.readings if reading.request not in dropped]
+        return dropped
+
+    def take(self, free: int) -> Request | None:
+        """The next request whose prompt may be read, if its answers have so many `free` rows; it no longer waits."""
+        for request in islice(self.waiting, COMPARED if self.readings else 1):
+            if self._may_begin(request, free):
+                self.waiting.remove(request)
+                return request
+        return None
+
+    def _may_begin(self, request: Request, free: int) -> bool:
+        if request.params.n > free or (request.session and self.sessions.behind):
+            return False
+        if not self.readings:
+            return True
+        shortest = min(reading.left for reading in self.readings)
+        if len(self.readings) == MOST_READINGS or shortest < max(LONG, 2 * len(request.prompt)):
+            return False
+        if request.session and next(other for other in self.waiting if other.session == request.session) is not request:
+            return False  # turns of a conversation stay in order
+        return not any(reading.will_serve(request) for reading in self.readings)
+
+    def next_reading(self) -> Reading | None:
+        """The prompt that is read next: the one with fewest tokens left, and at times the one that began first."""
+        if not self.readings:
+            return None
+        self._turn += 1
+        if self._turn % FAIR == 0:
+            return self.readings[0]
+        return min(self.readings, key=lambda reading: reading.left)
+
+    def begin(self, request: Request) -> None:
         """Start to read a prompt. Raises a UsageError or an OSError if its session cannot go on."""
-        if request.session is not None:
-            return self._go_on(request, request.session)
-        others = [other.prompt for other in islice(self.waiting, COMPARED)]
-        kept = self.prefixes.longest(request.prompt)
-        done = len(kept.tokens) if kept else 0
+        session = request.session
+        self.readings.append(self._from_prefix(request) if session is None else self._go_on(request, session))
+
+    def _from_prefix(self, request: Request) -> Reading:
+        """From the state of the longest prefix that is kept."""
+        others = [other.prompt for other in islice(self.waiting, COMPARED) if other.owner == request.owner]
+        kept = self.prefixes.longest(request.prompt, request.owner)
+        done = kept.length if kept else 0
         state = kept.state.to(self.rnn.device) if kept else self.rnn.state()
         stops: list[int] = []
-        for shared in self.prefixes.shared_lengths(request.prompt, others):  # a shorter one serves more prompts
+        shared_lengths = self.prefixes.shared_lengths(request.prompt, others, request.owner)
+        for shared in shared_lengths:  # a shorter one serves more prompts
             if shared >= max([done, *stops]) + WORTH_KEEPING:
                 stops.append(shared)
         request.kept_tokens = done
         stops.append(len(request.prompt))
         return Reading(request, request.prompt, state, done, stops, kept.logits if kept else None)
 
-    def _go_on(self, request: Request, name: str) -> Reading:
+    def _go_on(self, request: Request, session_id: SessionId) -> Reading:
         """From the state after the session's last turn, or from an empty one."""
-        session = self.sessions.get(name)
+        session = self.sessions.get(session_id)
         if request.turns != (session.turns if session else 0):
-            raise UsageError(f"session {name!r}: has changed since this prompt was made for it; make the prompt again")
+            raise SessionError(f"{session_id!r}: has changed since this prompt was made for it; make the prompt again")
         if session is None:
             return Reading(request, request.prompt, self.rnn.state(), 0, [len(request.prompt)])
         if any(token >= self.vocabulary for token in session.unread):
-            raise UsageError(f"session {name!r}: has a token that this model does not have; delete the session")
+            raise SessionError(f"{session_id!r}: has a token that this model does not have; delete the session")
         request.kept_tokens = int(session.state.seen[0])
         tokens = [*session.unread, *request.prompt]
         self.check_length(request.kept_tokens + len(tokens) + request.params.max_tokens)
@@ -106,5 +164,6 @@ class Prompts:
         reading.done += len(tokens)
         keeps = self.prefixes.active if reading.done < len(reading.tokens) else self.prefixes.keeps_ends
         if reading.done == stop and keeps and reading.request.session is None:
-            self.prefixes.put(reading.tokens[:stop], reading.state.to(self.rnn.device), reading.logits.clone())
+            state, logits = reading.state.to(self.rnn.device), reading.logits.clone()
+            self.prefixes.put(reading.tokens[:stop], state, logits, reading.request.owner)
         return len(tokens)

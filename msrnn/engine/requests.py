@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from msrnn.engine.retention import Retention
-from msrnn.errors import UsageError
+from msrnn.engine.session_files import SessionId
+from msrnn.errors import SessionError, UsageError
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 MOST_LOGPROBS = 20
+MOST = 2**31 - 1  # of every whole number but the seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +62,9 @@ class SamplingParams:
         self._whole("top_k", 0)
         self._whole("continued", 0)
         self._number("temperature", 0, 100)
-        self._number("top_p", 0, 1, above=True)
+        self._number("top_p", 1e-6, 1)
         self._number("min_p", 0, 1)
-        self._number("repetition_penalty", 0, 100, above=True)
+        self._number("repetition_penalty", 0.01, 100)
         self._number("presence_penalty", -2, 2)
         self._number("frequency_penalty", -2, 2)
         if self.seed is not None:
@@ -73,24 +75,18 @@ class SamplingParams:
             raise UsageError(f"stop={self.stop!r}: must be a list of strings, none of them empty")
         for token, bias in self.logit_bias.items():
             if not _is_number(bias) or not -100 <= bias <= 100:
-                raise UsageError(f"logit_bias of token {token}: {bias!r}; must be from -100 to 100")
+                raise UsageError(f"logit_bias of token {token}: {bias!r:.100}; must be from -100 to 100")
 
-    def _whole(self, name: str, least: int, most: int | None = None) -> None:
+    def _whole(self, name: str, least: int, most: int = MOST) -> None:
         value = getattr(self, name)
-        if (
-            not isinstance(value, int)
-            or isinstance(value, bool)
-            or value < least
-            or (most is not None and value > most)
-        ):
-            limits = f"{least} or more" if most is None else f"from {least} to {most}"
-            raise UsageError(f"{name}={value!r}: must be a whole number, {limits}")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            limits = f"{least} or more" if most == MOST else f"from {least} to {most}"
+            raise UsageError(f"{name}={value!r:.100}: must be a whole number, {limits}")
 
-    def _number(self, name: str, least: float, most: float, above: bool = False) -> None:
+    def _number(self, name: str, least: float, most: float) -> None:
         value = getattr(self, name)
-        if not _is_number(value) or not least <= value <= most or (above and value == least):
-            limits = f"above {least}, and at most {most}" if above else f"from {least} to {most}"
-            raise UsageError(f"{name}={value!r}: must be {limits}")
+        if not _is_number(value) or not least <= value <= most:
+            raise UsageError(f"{name}={value!r:.100}: must be from {least} to {most}")
 
     def check_tokens(self, vocabulary: int) -> None:
         """Refuse ids that the model does not have."""
@@ -126,6 +122,7 @@ class Answer:
     stop_reason: int | str | None = None  # the stop token or string that ended it, if not the model's own
     logprobs: list[Logprobs] = field(default_factory=list)
     error: str | None = None
+    error_code: str | None = None  # for programs; None: the engine's own fault
 
 
 @dataclass(eq=False)
@@ -135,10 +132,12 @@ class Request:
     prompt: Sequence[int]
     params: SamplingParams
     answers: list[Answer] = field(default_factory=list)
-    session: str | None = None  # the conversation that the prompt goes on with
+    session: SessionId | None = None  # the conversation that the prompt goes on with
     turns: int = 0  # finished turns of the session that the prompt follows
     kept_tokens: int = 0  # tokens before the answer that were read earlier, for a request that began alike or a session
+    owner: str = ""  # prompts of different owners share no states
     cancelled: bool = False
+    stopped: bool = False
     retention: int = 0  # after how many tokens events tell what is held; also after the first and the last; 0: never
     begun: float | None = None  # when it was taken from those that wait, on the monotonic clock
 
@@ -150,18 +149,36 @@ class Request:
     def finished(self) -> bool:
         return all(answer.finish_reason for answer in self.answers)
 
-    def fail(self, error: str) -> list[Event]:
+    def fail(self, error: str, code: str | None = None) -> list[Event]:
         """End the answers that are not finished."""
         events = []
         for number, answer in enumerate(self.answers):
             if answer.finish_reason is None:
-                answer.finish_reason, answer.error = "error", error
+                answer.finish_reason, answer.error, answer.error_code = "error", error, code
                 events.append(Event(self, number, None, "", None, "error"))
         return events
 
     def cancel(self) -> None:
         """Give its rows back at the next step; may be called from any thread."""
         self.cancelled = True
+
+    def stop(self) -> None:
+        """End its answers at the next step as they are, and keep them; before the first token, this is `cancel`.
+
+        May be called from any thread.
+        """
+        self.stopped = True
+
+
+def explain(error: BaseException) -> tuple[str, str | None]:
+    """What a client may read of an error, and its code: no path of this machine, and no text of other requests."""
+    if isinstance(error, SessionError):
+        return str(error), error.code
+    if isinstance(error, UsageError):
+        return str(error), None
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror, None
+    return f"internal error ({type(error).__name__})", None
 
 
 class Event(NamedTuple):

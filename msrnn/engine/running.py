@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from msrnn.engine.requests import Answer, Event, FinishReason, Logprobs, Request
-from msrnn.engine.sampling import RowSampler, mixed
+from msrnn.engine.sampling import NO_TOKEN, RowSampler, mixed
 from msrnn.engine.text import TextStream
 
 
@@ -61,11 +61,24 @@ class Running:
     def unread(self) -> list[int]:
         return self._generated[self.reads :]
 
+    @property
+    def last(self) -> int:
+        """The last token, whether or not the row has read it."""
+        return [*self.tokens[-1:], *self._generated[-1:]][-1]
+
+    @property
+    def ended_by_client(self) -> FinishReason | None:
+        """How the answer ends now, if its client no longer waits for more. Before the first token nothing is kept."""
+        request = self.request
+        if request.stopped and not request.cancelled and self._generated:
+            return "stop"
+        return "cancelled" if request.cancelled or request.stopped else None
+
     def add(self, token: int, logprobs: Logprobs | None) -> Added:
-        """Add a token, -1 where the model's numbers are not finite."""
+        """Add a token, or one of the numbers below 0 that say why there is none."""
         answer, params = self.answer, self.request.params
         if token < 0:
-            answer.error = "the model computed numbers that are not finite"
+            answer.error = NO_TOKEN[token]
             return Added(None, "", None, "error")
         self._generated.append(token)
         if token in self._stops:
@@ -80,6 +93,12 @@ class Running:
             answer.stop_reason = self._text.stopped
             return Added(token, text, logprobs, "stop")
         return Added(token, text, logprobs, "length" if len(answer.tokens) >= params.max_tokens else None)
+
+    def failed(self, error: Exception) -> Added:
+        """End the answer; the error's text is not shown, since it may hold a prompt."""
+        self._text = None
+        self.answer.error = f"internal error ({type(error).__name__})"
+        return Added(None, "", None, "error")
 
     def tells_retention(self, ends: bool) -> bool:
         """Whether the event of the token that was added just now tells what the state holds."""

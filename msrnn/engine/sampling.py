@@ -6,6 +6,7 @@ its logits go through, so an answer does not depend on who else is in the batch.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +16,12 @@ from msrnn.core.device_memory import on_device
 from msrnn.engine.requests import Logprobs, SamplingParams
 
 _MASK = 2**64 - 1
+NOT_FINITE, FAILED = -1, -2
+NO_TOKEN = {  # numbers that stand for a token where there is none, and why
+    NOT_FINITE: "the model computed numbers that are not finite",
+    FAILED: "internal error while this token was sampled",
+}
+_log = logging.getLogger(__name__)
 COLDEST = 1e-6  # lower temperatures would overflow, and choose the most likely token as this one does
 
 
@@ -77,7 +84,7 @@ class RowSampler:
 class Chosen:
     """The tokens of one step: on the device for the next step, and on their way to the host.
 
-    tokens    [B]; -1 where the logits are not numbers
+    tokens    [B]; a key of NO_TOKEN where there is none
     wanted    the rows that want log probabilities, and of how many of the most likely tokens
     logprobs  of these rows: those of their tokens [R], and the most likely ones, [R, K] with their tokens
     """
@@ -103,6 +110,26 @@ class Chosen:
 def choose(logits: Tensor, rows: Sequence[RowSampler]) -> Chosen:
     """The next token of every row; logits [B, V], one sampler per row. Nothing waits for the device."""
     raw = logits.float()
+    try:
+        tokens = _next_tokens(raw, rows)
+    except Exception:  # which one row has caused; the others go on
+        tokens = torch.cat([_next_token(raw[i : i + 1], row) for i, row in enumerate(rows)])
+    tokens = tokens.masked_fill((raw.isnan() | raw.isposinf()).any(-1), NOT_FINITE)
+    for i, row in enumerate(rows):
+        row.count(tokens, i)
+    wanted = [(i, row.params.logprobs) for i, row in enumerate(rows) if row.params.logprobs is not None]
+    return Chosen(tokens, wanted, _logprobs(raw, tokens, wanted) if wanted else ())
+
+
+def _next_token(logits: Tensor, row: RowSampler) -> Tensor:
+    try:
+        return _next_tokens(logits, [row])
+    except Exception as error:
+        _log.error("a token could not be sampled: %s", type(error).__name__)  # the message may hold the request's text
+        return torch.full((1,), FAILED, device=logits.device)
+
+
+def _next_tokens(raw: Tensor, rows: Sequence[RowSampler]) -> Tensor:
     adjusted = raw
     if not all(row.is_plain for row in rows):
         adjusted = raw.clone()
@@ -113,13 +140,9 @@ def choose(logits: Tensor, rows: Sequence[RowSampler]) -> Chosen:
     for limited in (False, True):
         some = [i for i, row in enumerate(rows) if row.params.temperature > 0 and _is_limited(row.params) == limited]
         if some:
-            index = on_device(some, logits.device)
+            index = on_device(some, raw.device)
             tokens[index] = _sampled(adjusted[index], [rows[i] for i in some], limited)
-    tokens = tokens.masked_fill(raw.isnan().any(-1), -1)
-    for i, row in enumerate(rows):
-        row.count(tokens, i)
-    wanted = [(i, row.params.logprobs) for i, row in enumerate(rows) if row.params.logprobs is not None]
-    return Chosen(tokens, wanted, _logprobs(raw, tokens, wanted) if wanted else ())
+    return tokens
 
 
 def _logprobs(logits: Tensor, tokens: Tensor, wanted: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,11 +169,12 @@ def _sampled(logits: Tensor, rows: Sequence[RowSampler], limited: bool) -> Tenso
         probs, order = probs.sort(dim=-1, descending=True, stable=True)
         vocabulary = logits.shape[-1]
         rank = torch.arange(vocabulary, device=logits.device)
-        probs = probs.masked_fill(rank >= column([row.params.top_k or vocabulary for row in rows]), 0)
+        top_k = column([min(row.params.top_k or vocabulary, vocabulary) for row in rows])
+        probs = probs.masked_fill(rank >= top_k, 0)
         probs = probs / probs.sum(-1, keepdim=True)
         # A token is among those that reach top_p together, if the ones before it do not.
         top_p = column([row.params.top_p for row in rows])
-        probs = probs.masked_fill((probs.cumsum(-1) - probs >= top_p) & (top_p < 1), 0)
+        probs = probs.masked_fill((probs.cumsum(-1) - probs >= top_p) & (top_p < 1) & (rank > 0), 0)
         probs = probs.masked_fill(probs < column([row.params.min_p for row in rows]) * probs[:, :1], 0)
     summed = probs.cumsum(-1)
     noise = column([uniform(row.seed, row.number) for row in rows])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
-from msrnn.engine.requests import Event, Request
+from msrnn.engine.requests import Event, Request, explain
 from msrnn.engine.running import Running
-from msrnn.errors import UsageError
 
 WAIT_SECONDS = 0.005  # short, since new requests wait as well
 
@@ -35,8 +34,7 @@ class Saving:
         for saved in [future for future in self._held if future.done()]:
             (running, event), error = self._held.pop(saved), saved.exception()
             if error is not None:
-                known = isinstance(error, UsageError | OSError)
-                what = error if known else f"internal error ({type(error).__name__})"
+                what, running.answer.error_code = explain(error)
                 running.answer.error = f"the session is not saved, and stays as it was: {what}"
                 event = event._replace(finish_reason="error")
             found.append((running, event))

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from msrnn.core.atomic import remove_unfinished
 from msrnn.core.state import MultiState
-from msrnn.core.state_file import load_description
+from msrnn.engine.session_files import Session, SessionFiles, SessionId, SessionInfo, info_of
 from msrnn.engine.writer import Writer, written
-from msrnn.errors import UsageError
+from msrnn.errors import SessionError
 
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-SUFFIX = ".safetensors"
-
+IN_MEMORY, ON_DISK = 2**30, 2**36  # bytes of all sessions by default
+DAY = 86_400.0
+FULL = "session_storage_full"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,74 +34,55 @@ def _locked(method: Callable[P, R]) -> Callable[P, R]:
     return locked
 
 
-class Session(NamedTuple):
-    """A conversation after its last finished turn."""
-
-    state: MultiState  # of one row, on the host; nobody may change it
-    unread: list[int]  # tokens that belong to the conversation, but that the state has not read yet
-    turns: int
-    created: float  # seconds since 1970
-    updated: float
-
-    @property
-    def tokens(self) -> int:
-        return int(self.state.seen[0]) + len(self.unread)
-
-
-class SessionInfo(NamedTuple):
-    """What a list of sessions shows."""
-
-    name: str
-    tokens: int
-    turns: int
-    created: float
-    updated: float
-
-
 class Sessions:
-    """Sessions by name. A turn replaces a session when it is finished; until then the old one stays.
+    """Sessions by id. A turn replaces a session when it is finished; until then the old one stays.
 
     load    reads a state from a file
     folder  where every finished turn is written, whole or not at all; None: sessions are in memory only
-    memory  bytes of states that are held; further ones are in their files alone, or are refused without a folder
+    most    bytes of all sessions. For more, the least recently used one is deleted, of the owner that has most
+    days    sessions without a turn for this many days are deleted; None: never
+    memory  bytes of states that are held in memory beside their files
     writer  the thread that writes files
-    owns    whether a session is this engine's, where several share the folder; others are only read, to fork them
+    owns    whether a session is this engine's, by its name, where several share the folder; others are only read, to
+            fork them
     """
 
     def __init__(
         self,
         load: Callable[[Path], MultiState],
         folder: Path | None = None,
-        memory: int = 2**30,
+        most: int | None = None,
+        days: float | None = None,
+        memory: int = IN_MEMORY,
         writer: Writer | None = None,
         owns: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        self._load, self._folder, self._memory, self._writer = load, folder, memory, writer or Writer()
-        self._owns = owns
+        self._files = None if folder is None else SessionFiles(load, folder, owns)
+        self._most = most or (IN_MEMORY if folder is None else ON_DISK)
+        self._days, self._memory, self._writer, self._owns = days, memory, writer or Writer(), owns
         self._lock = threading.RLock()  # the threads of an engine, its writer and a server; never held over disk work
-        self._held: OrderedDict[str, Session] = OrderedDict()
-        self._writing: dict[str, int] = {}  # bytes of turns that are finished but not in their files yet
-        self._infos: dict[str, SessionInfo] = {}
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            remove_unfinished(folder, lambda name: name.endswith(SUFFIX) and owns(name.removesuffix(SUFFIX)))
-            for path in sorted(folder.glob(f"*{SUFFIX}")):
-                if owns(path.stem):
-                    self._infos[path.stem] = _info(path)
+        self._held: OrderedDict[SessionId, Session] = OrderedDict()
+        self._writing: dict[SessionId, int] = {}  # bytes of turns that are finished but not in their files yet
+        self._in_use: dict[SessionId, int] = {}  # bytes of sessions with a turn under way
+        self.evicted = Counter(bytes=0, days=0)  # sessions that were deleted, by the limit
+        found = [] if self._files is None else [*self._files.infos()]
+        self._infos = {info.id: info for info in found}
+        self._expire()
+        self._make_room()
 
-    def __contains__(self, name: str) -> bool:
-        if self._owns(name):
-            return name in self._infos
-        return NAME.fullmatch(name) is not None and self._folder is not None and self._path(name).exists()
+    def __contains__(self, session: str | SessionId) -> bool:
+        session = SessionId.of(session)
+        if self._owns(session.name):
+            return session in self._infos
+        return self._files is not None and self._files.path(session).exists()
 
-    def info(self, name: str) -> SessionInfo | None:
+    def info(self, session: str | SessionId) -> SessionInfo | None:
         """The entry of a conversation in `infos`; None if there is none of this name."""
-        check_name(name)
-        return self._infos.get(name)
+        return self._infos.get(SessionId.of(session))
 
-    def turns(self, name: str) -> int:
+    def turns(self, session: str | SessionId) -> int:
         """Finished turns; 0 if there is no such session yet."""
-        info = self.info(name)
+        info = self.info(session)
         return info.turns if info else 0
 
     @property
@@ -111,154 +90,189 @@ class Sessions:
         """Whether the disk is far behind with finished turns, so that no further ones should begin."""
         return sum([*self._writing.values()]) > self._memory
 
+    @property
     @_locked
-    def infos(self) -> list[SessionInfo]:
-        """All sessions; the one that was used last comes first."""
-        return sorted(self._infos.values(), key=lambda info: -info.updated)
+    def nbytes(self) -> int:
+        return sum(info.nbytes for info in self._infos.values())
 
-    def get(self, name: str) -> Session | None:
+    def __len__(self) -> int:
+        return len(self._infos)
+
+    @_locked
+    def infos(self, owner: str = "") -> list[SessionInfo]:
+        """All sessions of an owner; the one that was used last comes first."""
+        self._expire()
+        found = [info for info in self._infos.values() if info.id.owner == owner]
+        return sorted(found, key=lambda info: (-info.updated, info.name))
+
+    def get(self, session: str | SessionId) -> Session | None:
         """The session of this name; None if there is none yet. One that is not in memory is read from its file."""
-        check_name(name)
-        if not self._owns(name):
-            return self._read(name) if name in self else None
+        session = SessionId.of(session)
+        if not self._owns(session.name):
+            return self._read(session) if session in self else None
         with self._lock:
-            info, session = self._infos.get(name), self._held.get(name)
+            info, held = self._infos.get(session), self._held.get(session)
             if info is None:
                 return None
-            if session is not None:
-                self._hold(name, session)
-                return session
-        session = self._read(name)
+            if held is not None:
+                self._hold(session, held)
+                return held
+        found = self._read(session)
         with self._lock:
-            if self._infos.get(name) is info and session.turns == info.turns:  # and not a turn further, or deleted
-                self._hold(name, session)
-        return session
+            if self._infos.get(session) is info and found.turns == info.turns:  # and not a turn further, or deleted
+                self._hold(session, found)
+        return found
 
-    def put(self, name: str, state: MultiState, unread: list[int]) -> Future[None]:
+    def _read(self, session: SessionId) -> Session:
+        assert self._files is not None
+        return self._files.read(session)
+
+    @_locked
+    def begin(self, session: SessionId, nbytes: int) -> None:
+        """Make room for a turn, which takes this many bytes when it is finished. `end` must follow.
+
+        Raises a SessionError if all other sessions are in use, and this one does not fit beside them.
+        """
+        self._expire()
+        self._make_room(session, nbytes)
+        self._in_use[session] = nbytes
+
+    @_locked
+    def end(self, session: SessionId) -> None:
+        self._in_use.pop(session, None)
+
+    def put(
+        self,
+        session: str | SessionId,
+        state: MultiState,
+        unread: list[int],
+        last: int | None = None,
+        turns: int | None = None,
+    ) -> Future[None]:
         """A finished turn: written to the folder first, then shown. The result tells when that is done, or its error.
 
-        Until then nothing but `get`, which still has the turn before, may use the session.
+        `turns` are those that the conversation must have had before; by default those that it has. Until the turn is
+        written nothing but `get`, which still has the turn before, may use the session.
         """
-        check_name(name)
-        before, now = self._infos.get(name), time.time()
-        turns, created = (before.turns + 1, before.created) if before else (1, now)
-        return self._store(name, Session(state.cpu(), unread, turns, created, now))
+        session, state = SessionId.of(session), state.cpu()
+        with self._lock:
+            before, now = self._infos.get(session), time.time()
+            had, created = (before.turns, before.created) if before else (0, now)
+            if turns is not None and turns != had:
+                raise SessionError(f"{session!r}: has {had} finished turns by now, and not the {turns} before this one")
+            return self._store(session, Session(state, unread, last, had + 1, created, now))
 
-    def fork(self, name: str, other: str) -> None:
+    def fork(self, session: str | SessionId, other: str | SessionId) -> None:
         """A second session that goes on from the same turn."""
-        check_name(other)
-        session = self.get(name)
-        if session is None:
-            raise UsageError(f"session {name!r}: there is none of this name")
-        self._store(other, session, new=True).result()
+        session, other = SessionId.of(session), SessionId.of(other)
+        found = self.get(session)
+        if found is None:
+            raise SessionError(f"{session!r}: there is none of this name")
+        now = time.time()
+        self._store(other, found._replace(created=now, updated=now), new=True).result()
 
     @_locked
-    def delete(self, name: str) -> None:
-        check_name(name)
-        self._check_owned(name)
-        if name not in self._infos:
-            raise UsageError(f"session {name!r}: there is none of this name")
-        self._check_written(name)
-        if self._folder is not None:
-            self._path(name).unlink(missing_ok=True)
-        self._held.pop(name, None)
-        del self._infos[name]
+    def delete(self, session: str | SessionId) -> None:
+        session = SessionId.of(session)
+        self._check_owned(session)
+        if session not in self._infos:
+            raise SessionError(f"{session!r}: there is none of this name")
+        self._check_written(session)
+        self._forget(session)
+
+    def _forget(self, session: SessionId) -> None:
+        if self._files is not None:
+            self._files.delete(session)
+        self._held.pop(session, None)
+        del self._infos[session]
 
     @_locked
-    def _store(self, name: str, session: Session, new: bool = False) -> Future[None]:
-        self._check_owned(name)
-        if new and name in self._infos:
-            raise UsageError(f"session {name!r}: exists already; delete it, or choose another name")
-        self._check_written(name)
-        self._check_room(name, session)
-        if self._folder is None:
-            self._show(name, session)
+    def _store(self, session_id: SessionId, session: Session, new: bool = False) -> Future[None]:
+        self._check_owned(session_id)
+        if new and session_id in self._infos:
+            raise SessionError(f"{session_id!r}: exists already; delete it, or choose another name")
+        if new and session_id in self._in_use:
+            raise SessionError(f"{session_id!r}: is answering its first request; choose another name")
+        self._check_written(session_id)
+        nbytes = session.state.nbytes
+        self._make_room(session_id, nbytes)
+        if self._files is None:
+            self._show(session_id, session, info_of(session_id, session, nbytes))
             return written()
-        self._writing[name] = session.state.nbytes
-        return self._writer.submit(lambda: self._write(name, session))
+        self._writing[session_id] = nbytes
+        return self._writer.submit(lambda: self._write(session_id, session))
 
-    def _write(self, name: str, session: Session) -> None:
+    def _write(self, session_id: SessionId, session: Session) -> None:
+        assert self._files is not None
         try:
-            self._check_alone(name)
-            notes = {"unread": session.unread, "turns": session.turns}
-            session.state.save(self._path(name), {**notes, "created": session.created, "updated": session.updated})
-            self._show(name, session)
+            self._check_alone(session_id)
+            self._show(session_id, session, self._files.write(session_id, session))
         finally:
-            del self._writing[name]
+            del self._writing[session_id]
 
-    def _check_alone(self, name: str) -> None:
+    def _check_alone(self, session: SessionId) -> None:
         """Refuse to replace a turn that this process has not seen: a second one has gone on with the session."""
-        path = self._path(name)
-        if not path.exists():
+        assert self._files is not None
+        if not self._files.path(session).exists():
             return
-        info, known = _info(path), self._infos.get(name)
+        info, known = self._files.info(session), self._infos.get(session)
         if known is not None and info.turns == known.turns:
             return
         with self._lock:
-            self._infos[name] = info
-            self._held.pop(name, None)
-        raise UsageError(f"session {name!r}: another process has gone on with it; ask again")
+            self._infos[session] = info
+            self._held.pop(session, None)
+        raise SessionError(f"{session!r}: another process has gone on with it; ask again")
 
     @_locked
-    def _show(self, name: str, session: Session) -> None:
-        self._infos[name] = SessionInfo(name, session.tokens, session.turns, session.created, session.updated)
-        self._hold(name, session)
+    def _show(self, session_id: SessionId, session: Session, info: SessionInfo) -> None:
+        self._infos[session_id] = info
+        self._hold(session_id, session)
 
-    def _check_owned(self, name: str) -> None:
-        if not self._owns(name):
-            raise UsageError(f"session {name!r}: belongs to another engine of this folder; ask that one")
+    def _check_owned(self, session: SessionId) -> None:
+        if not self._owns(session.name):
+            raise SessionError(f"{session!r}: belongs to another engine of this folder; ask that one")
 
-    def _check_written(self, name: str) -> None:
-        if name in self._writing:
-            raise UsageError(f"session {name!r}: its last turn is being written; wait for its end")
+    def _check_written(self, session: SessionId) -> None:
+        if session in self._writing:
+            raise SessionError(f"{session!r}: its last turn is being written; wait for its end")
 
-    def _check_room(self, name: str, session: Session) -> None:
-        """Without a folder, a session that does not fit is refused: another one would be lost."""
-        held = sum(other.state.nbytes for key, other in self._held.items() if key != name)
-        if self._folder is None and held + session.state.nbytes > self._memory:
-            raise UsageError(
-                f"session {name!r}: {len(self._held)} sessions fill the {self._memory:,} bytes for them; delete one, "
-                "or keep sessions in a folder"
-            )
+    def _expire(self) -> None:
+        """Delete sessions that were idle for too long."""
+        if self._days is None:
+            return
+        oldest = time.time() - self._days * DAY
+        for info in [info for info in self._infos.values() if info.updated < oldest]:
+            if not self._is_busy(info.id):
+                self._evict(info.id, "days")
 
-    def _hold(self, name: str, session: Session) -> None:
-        """Keep a session in memory, and let go of idle ones that their files have as well."""
-        self._held[name] = session
-        self._held.move_to_end(name)
-        while self._folder is not None and sum(held.state.nbytes for held in self._held.values()) > self._memory:
-            self._held.popitem(last=False)
-
-    def _read(self, name: str) -> Session:
-        path = self._path(name)
+    def _make_room(self, session: SessionId | None = None, nbytes: int = 0) -> None:
+        """Delete sessions until all fit, with this one: of the owner that has most, the least recently used one."""
         while True:
-            description, state = load_description(path), self._load(path)
-            if load_description(path) == description:  # or else a new turn has taken its place in between
-                return Session(state.cpu(), *_fields(description["notes"], path))
+            sizes = {} if session is None else {session: nbytes}
+            sizes |= self._in_use | {info.id: info.nbytes for info in self._infos.values()}
+            if sum(sizes.values()) <= self._most:
+                return
+            idle = [info for info in self._infos.values() if info.id != session and not self._is_busy(info.id)]
+            if not idle and (session is None or session in self._infos or session in self._in_use):
+                return  # nothing is added
+            if not idle:
+                room = f"its {nbytes:,} bytes do not fit beside {len(sizes) - 1} sessions that are in use"
+                raise SessionError(f"{session!r}: {room}, with {self._most:,} for all of them; try again later", FULL)
+            owners = Counter[str]()
+            for info in self._infos.values():
+                owners[info.id.owner] += info.nbytes
+            self._evict(min(idle, key=lambda info: (-owners[info.id.owner], info.updated)).id, "bytes")
 
-    def _path(self, name: str) -> Path:
-        assert self._folder is not None
-        return self._folder / f"{name}{SUFFIX}"
+    def _is_busy(self, session: SessionId) -> bool:
+        return session in self._in_use or session in self._writing
 
+    def _evict(self, session: SessionId, limit: str) -> None:
+        self._forget(session)
+        self.evicted[limit] += 1
 
-def check_name(name: str) -> None:
-    """Names are file names, so they are plain."""
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise UsageError(f"session {name!r:.80}: must be 1 to 64 letters, digits, hyphens and underscores")
-
-
-def _info(path: Path) -> SessionInfo:
-    description = load_description(path)
-    unread, turns, created, updated = _fields(description["notes"], path)
-    return SessionInfo(path.stem, max(description["columns"]) + len(unread), turns, created, updated)
-
-
-def _fields(notes: Any, path: Path) -> tuple[list[int], int, float, float]:
-    """The fields of a session that its file has beside the state; files are not trusted."""
-    try:
-        unread, turns, created, updated = (notes[name] for name in ("unread", "turns", "created", "updated"))
-        sound = isinstance(unread, list) and all(type(token) is int and token >= 0 for token in unread)
-        if not (sound and type(turns) is int and turns >= 0):
-            raise TypeError
-        return unread, turns, float(created), float(updated)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{path}: not a session that the engine saved; move it out of this folder") from error
+    def _hold(self, session_id: SessionId, session: Session) -> None:
+        """Keep a session in memory, and let go of idle ones that their files have as well."""
+        self._held[session_id] = session
+        self._held.move_to_end(session_id)
+        while self._files is not None and sum(held.state.nbytes for held in self._held.values()) > self._memory:
+            self._held.popitem(last=False)

@@ -46,9 +46,9 @@ def chosen(beginnings: Beginnings, blocks: Sequence[bytes], loads: Mapping[int, 
     return found
 
 
-def blocks_of(text: str) -> list[bytes]:
-    """A name for each beginning of the text that is a number of whole blocks."""
-    names, name = [], b""
+def blocks_of(text: str, key_owner: str = "") -> list[bytes]:
+    """A name for each beginning of the text that is a number of whole blocks; owners share none."""
+    names, name = [], key_owner.encode()
     for start in range(0, len(text) - BLOCK + 1, BLOCK):
         name = blake2b(name + text[start : start + BLOCK].encode(errors="replace"), digest_size=16).digest()
         names.append(name)

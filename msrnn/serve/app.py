@@ -17,17 +17,16 @@ from starlette.routing import Route
 import msrnn
 from msrnn.engine.engine import Engine
 from msrnn.engine.requests import Event, Request
-from msrnn.engine.retention import retention_of
-from msrnn.engine.sessions import SessionInfo
-from msrnn.errors import UsageError
+from msrnn.errors import SessionError, UsageError
 from msrnn.serve.application import application
-from msrnn.serve.errors import ApiError, bad, failed, overloaded, shutting_down
+from msrnn.serve.errors import ApiError, bad, failed, overloaded, session_error, shutting_down
+from msrnn.serve.keys import owner_of
 from msrnn.serve.limits import Limits, parsed, read_body
 from msrnn.serve.metrics import Metrics, Timer
 from msrnn.serve.page import page_routes
 from msrnn.serve.protocol import Job, Served, chat_job, completion_job
 from msrnn.serve.replies import ChatReply, Reply, sent_error
-from msrnn.serve.retention import holding
+from msrnn.serve.sessions import SessionEndpoints
 
 RETRY_SECONDS = 1
 
@@ -78,11 +77,7 @@ class Server:
             Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
             Route("/v1/completions", self._guarded(self.completions), methods=["POST"]),
             Route("/v1/models", self._guarded(self.models), methods=["GET"]),
-            Route("/v1/sessions", self._guarded(self.sessions), methods=["GET"]),
-            Route("/v1/sessions/{name}", self._guarded(self.session), methods=["GET"]),
-            Route("/v1/sessions/{name}", self._guarded(self.delete_session), methods=["DELETE"]),
-            Route("/v1/sessions/{name}/memory", self._guarded(self.memory), methods=["GET"]),
-            Route("/v1/sessions/{name}/fork", self._guarded(self.fork_session), methods=["POST"]),
+            *SessionEndpoints(self.engine, self.limits).routes(self._guarded),
             Route("/health", self.health, methods=["GET"]),
             Route("/metrics", self.read_metrics, methods=["GET"]),
             Route("/version", self.version, methods=["GET"]),
@@ -107,6 +102,9 @@ class Server:
                 return response
             except ApiError as error:
                 return JSONResponse(error.body, error.status, error.headers)
+            except SessionError as error:
+                conflict = session_error(str(error), error.code)
+                return JSONResponse(conflict.body, conflict.status)
             except UsageError as error:
                 return JSONResponse(ApiError(400, str(error), code="invalid_value").body, 400)
             except ClientDisconnect:
@@ -122,15 +120,15 @@ class Server:
     async def completions(self, http: HttpRequest) -> Response:
         return await self._answer(http, *await self._job(http, completion_job), Reply)
 
-    async def _job(self, http: HttpRequest, parse: Callable[[Any, Served], Job]) -> tuple[Job, list[Request]]:
+    async def _job(self, http: HttpRequest, parse: Callable[[Any, Served, str], Job]) -> tuple[Job, list[Request]]:
         """A request, checked, in another thread: long texts take long to tokenize."""
-        body = parsed(await read_body(http, self.limits))
+        body, owner = parsed(await read_body(http, self.limits)), owner_of(http.scope)
 
         def checked() -> tuple[Job, list[Request]]:
-            job = parse(body, self.served)
+            job = parse(body, self.served, owner)
             if len(job.prompts) > self._most:
                 raise bad("prompt", f"{len(job.prompts)} prompts: this server takes {self._most} at most")
-            about = (job.params, job.session, job.turns, job.retention)
+            about = (job.params, job.session, job.turns, job.retention, owner)
             return job, [self.engine.request(prompt, *about) for prompt in job.prompts]
 
         return await asyncio.to_thread(checked)
@@ -195,50 +193,6 @@ class Server:
         made["bytes"] = self.engine.rows.nbytes // self.engine.rows.capacity
         return JSONResponse({"object": "list", "data": [{**model, **made, "max_tokens": self.served.default_tokens}]})
 
-    async def sessions(self, _: HttpRequest) -> Response:
-        return JSONResponse({"object": "list", "data": [*map(_shown, self.engine.sessions.infos())]})
-
-    async def session(self, http: HttpRequest) -> Response:
-        name = str(http.path_params["name"])
-        info = self.engine.sessions.info(name)
-        if info is None:
-            raise _no_session(name)
-        return JSONResponse(_shown(info))
-
-    async def delete_session(self, http: HttpRequest) -> Response:
-        name = self._existing(http)
-        await asyncio.to_thread(self.engine.sessions.delete, name)
-        return JSONResponse({"id": name, "object": "session", "deleted": True})
-
-    async def fork_session(self, http: HttpRequest) -> Response:
-        name, body = self._existing(http), parsed(await read_body(http, self.limits))
-        other = body.get("to") if isinstance(body, dict) and body.keys() == {"to"} else None
-        if not isinstance(other, str):
-            raise ApiError(400, 'the body must be {"to": "the name of the new session"}', param="to")
-        await asyncio.to_thread(self.engine.sessions.fork, name, other)
-        return JSONResponse({"id": other, "object": "session"}, 201)
-
-    async def memory(self, http: HttpRequest) -> Response:
-        """What the session holds after its last finished turn; an answer that is under way changes a copy."""
-        name = self._existing(http, idle=False)
-
-        def found() -> dict[str, Any]:
-            session = self.engine.sessions.get(name)
-            if session is None:  # deleted meanwhile
-                raise _no_session(name)
-            return {"tokens": session.tokens, "turns": session.turns, **holding(retention_of(session.state))}
-
-        return JSONResponse({"id": name, "object": "session.memory", **await asyncio.to_thread(found)})
-
-    def _existing(self, http: HttpRequest, idle: bool = True) -> str:
-        """The session's name; `idle`: no answer of it may be under way."""
-        name = str(http.path_params["name"])
-        if name not in self.engine.sessions:
-            raise _no_session(name)
-        if idle and self.engine.uses_session(name):
-            raise ApiError(409, f"session {name!r}: is answering a request; wait for its end", code="session_in_use")
-        return name
-
     async def health(self, _: HttpRequest) -> Response:
         if self.draining:
             return JSONResponse({"status": "shutting down"}, 503)
@@ -275,19 +229,10 @@ async def _streamed(http: HttpRequest, feed: _Feed, reply: Reply) -> AsyncIterat
         gone.cancel()
 
 
-def _shown(info: SessionInfo) -> dict[str, Any]:
-    return {"id": info.name, "object": "session", **info._asdict()}
-
-
-def _no_session(name: str) -> ApiError:
-    return ApiError(404, f"session {name!r:.80}: there is none of this name", code="session_not_found")
-
-
 def _failure(event: Event) -> ApiError:
-    message = event.request.answers[event.number].error or "the answer failed"
-    if event.request.session is not None and message.startswith("session"):  # it is in use, or cannot go on
-        return ApiError(409, message, param="session_id", code="session_error")
-    return failed(message)
+    answer = event.request.answers[event.number]
+    message = answer.error or "the answer failed"
+    return failed(message) if answer.error_code is None else session_error(message, answer.error_code)
 
 
 async def _disconnected(http: HttpRequest) -> None:

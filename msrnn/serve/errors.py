@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msrnn.engine.sessions import FULL
+
 
 class ApiError(Exception):
     """An answer to a request that cannot be served; `param` names the field at fault."""
@@ -43,6 +45,11 @@ def overloaded(seconds: int) -> ApiError:
 
 def shutting_down() -> ApiError:
     return ApiError(503, "the server is shutting down: ask another one", kind="server_error", code="shutting_down")
+
+
+def session_error(message: str, code: str) -> ApiError:
+    """A session is in use, has gone on, or cannot be stored."""
+    return ApiError(507 if code == FULL else 409, message, param="session_id", code=code)
 
 
 def failed(message: str) -> ApiError:

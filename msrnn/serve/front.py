@@ -21,20 +21,22 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 import msrnn
-from msrnn.engine.sessions import check_name
+from msrnn.engine.session_files import SessionId
 from msrnn.errors import UsageError
 from msrnn.serve.affinity import Beginnings, blocks_of, chosen, owner, text_of
 from msrnn.serve.application import application
 from msrnn.serve.errors import ApiError, failed, shutting_down
+from msrnn.serve.keys import OWNER, owner_of
 from msrnn.serve.limits import Limits, parsed, read_body
 from msrnn.serve.metrics import merged
 from msrnn.serve.page import page_routes
 from msrnn.serve.replies import sent_error
+from msrnn.serve.sessions import MOST, page_of
+from msrnn.serve.sessions import PATH as SESSIONS
 
 PING_SECONDS, PING_TIMEOUT, METRICS_TIMEOUT = 1.0, 10.0, 5.0
 PATIENCE = 300.0  # seconds that a request waits for a replica that is being started again
 ATTEMPTS = 3  # replicas that one request may lose
-SESSIONS = "/v1/sessions"
 PROMPTS = ("/v1/chat/completions", "/v1/completions")
 
 
@@ -129,21 +131,21 @@ class Front:
         """Where a request goes; or its answer, if that comes from all replicas."""
         scope, path = _plain(http.scope), http.url.path
         if path == SESSIONS and http.method == "GET":
-            return await self._all_sessions()
+            return JSONResponse(page_of(await self._all_sessions(owner_of(scope)), http.query_params))
         if path.startswith(SESSIONS + "/"):
             name, _, action = path[len(SESSIONS) + 1 :].partition("/")
             number = self._owner(_target(body) or name if action == "fork" else name)
             return _Job(scope, body, number, repeats=http.method == "GET")
         if path not in PROMPTS or http.method != "POST":
             return _Job(scope, body)
-        fields, blocks = await asyncio.to_thread(_understood, body)
+        fields, blocks = await asyncio.to_thread(_understood, body, owner_of(scope))
         session = fields.get("session_id") if isinstance(fields, dict) else None
         if not isinstance(session, str):
             return _Job(scope, body, blocks=blocks)
         number = self._owner(session)
         if fields.get("session_turns") is None:
             # If this replica is lost after it has saved the turn, the request must not be read twice.
-            turns = await self._turns(number, session)
+            turns = await self._turns(number, session, owner_of(scope))
             body = await asyncio.to_thread(lambda: json.dumps({**fields, "session_turns": turns}).encode())
         return _Job(scope, body, number)
 
@@ -152,28 +154,40 @@ class Front:
             message = "this server has several replicas and no folder for sessions: start it with --sessions FOLDER"
             raise ApiError(400, message, param="session_id", code="no_sessions")
         try:
-            check_name(name)
+            SessionId(name).check()
         except UsageError as error:
             raise ApiError(400, str(error), param="session_id", code="invalid_value") from error
         return owner(name, len(self.replicas))
 
-    async def _turns(self, number: int, name: str) -> int:
-        status, body = await self._asked(number, f"{SESSIONS}/{name}")
+    async def _turns(self, number: int, name: str, key_owner: str) -> int:
+        status, body = await self._asked(number, f"{SESSIONS}/{name}", key_owner)
         if status not in (200, 404):
             raise _unavailable()
         return int(json.loads(body)["turns"]) if status == 200 else 0
 
-    async def _all_sessions(self) -> Response:
+    async def _all_sessions(self, key_owner: str) -> list[dict[str, Any]]:
         numbers = range(len(self.replicas)) if self.keeps_sessions else ()
-        found = await asyncio.gather(*(self._asked(number, SESSIONS) for number in numbers))
-        if any(status != 200 for status, _ in found):
-            raise _unavailable()
-        listed = [session for _, body in found for session in json.loads(body)["data"]]
-        return JSONResponse({"object": "list", "data": sorted(listed, key=lambda session: -session["updated"])})
+        found = await asyncio.gather(*(self._sessions_of(number, key_owner) for number in numbers))
+        listed = [session for sessions in found for session in sessions]
+        return sorted(listed, key=lambda session: (-session["updated"], session["id"]))
 
-    async def _asked(self, number: int, path: str) -> tuple[int, bytes]:
+    async def _sessions_of(self, number: int, key_owner: str) -> list[dict[str, Any]]:
+        """All sessions of a replica, page by page."""
+        found: list[dict[str, Any]] = []
+        query, more = f"limit={MOST}", True
+        while more:
+            status, body = await self._asked(number, SESSIONS, key_owner, query)
+            if status != 200:
+                raise _unavailable()
+            page = json.loads(body)
+            found, more = found + page["data"], page["has_more"]
+            query = f"limit={MOST}&after={found[-1]['id']}" if found else ""
+        return found
+
+    async def _asked(self, number: int, path: str, key_owner: str = "", query: str = "") -> tuple[int, bytes]:
         """A short question of our own to one replica: its status and body."""
-        scope = _plain({"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": []})
+        about = {"type": "http", "method": "GET", "path": path, "query_string": query.encode(), "headers": []}
+        scope = _plain({**about, OWNER: key_owner})
         status, body = 500, b""
         async with aclosing(self.answered(_Job(scope, b"", number))) as messages:
             async for message in messages:
@@ -292,13 +306,14 @@ class _Forward:
 def _plain(scope: Scope) -> dict[str, Any]:
     """The fields of a request that another process needs."""
     names = ("type", "method", "path", "query_string", "headers")
-    return {"http_version": "1.1", "root_path": "", "scheme": "http", **{name: scope[name] for name in names}}
+    about = {"http_version": "1.1", "root_path": "", "scheme": "http", OWNER: owner_of(scope)}
+    return {**about, **{name: scope[name] for name in names}}
 
 
-def _understood(body: bytes) -> tuple[Any, list[bytes]]:
+def _understood(body: bytes, key_owner: str) -> tuple[Any, list[bytes]]:
     """The fields of a request, and the blocks of its prompt; in another thread, since prompts may be long."""
     fields = parsed(body)
-    return fields, blocks_of(text_of(fields))
+    return fields, blocks_of(text_of(fields), key_owner)
 
 
 def _unavailable() -> ApiError:

@@ -28,9 +28,11 @@ class Metrics:
         waiting = Gauge("num_requests_waiting", "Requests that wait, or whose prompt is being read", **kinds)
         waiting.set_function(lambda: engine.counts["waiting"] + engine.counts["reading"])
         Gauge("num_rows", "Rows of the decode batch", **kinds).set(engine.rows.capacity)
-        self.registry.register(_PrefixStates(engine))
+        self.registry.register(_Counts(engine))
         sessions = Gauge("num_sessions", "Sessions that can be continued", **kinds)
-        sessions.set_function(lambda: len(engine.sessions.infos()))
+        sessions.set_function(lambda: len(engine.sessions))
+        held = Gauge("session_bytes", "Bytes of all sessions", **kinds)
+        held.set_function(lambda: engine.sessions.nbytes)
         self.prompt_tokens = Counter("prompt_tokens", "Tokens of prompts", **kinds)
         self.read_tokens = Counter("prompt_tokens_read", "Tokens of prompts that had to be read", **kinds)
         self.generated_tokens = Counter("generation_tokens", "Tokens of answers", **kinds)
@@ -44,11 +46,11 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class _PrefixStates(Collector):
-    """What the kept states count themselves."""
+class _Counts(Collector):
+    """What the kept states and the sessions count themselves."""
 
     def __init__(self, engine: Engine) -> None:
-        self._prefixes = engine.prefixes
+        self._prefixes, self._sessions = engine.prefixes, engine.sessions
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         kept, files = self._prefixes, self._prefixes.files
@@ -60,6 +62,10 @@ class _PrefixStates(Collector):
         }
         for name, (text, count) in counts.items():
             yield CounterMetricFamily(f"msrnn_prefix_state_{name}", text, count)
+        evicted = CounterMetricFamily("msrnn_sessions_evicted", "Sessions deleted by a limit", labels=["limit"])
+        for limit, count in self._sessions.evicted.items():
+            evicted.add_metric([limit], count)
+        yield evicted
 
 
 class Timer:

@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 from msrnn.engine.requests import SamplingParams
-from msrnn.engine.sessions import Session, Sessions
-from msrnn.errors import UsageError
+from msrnn.engine.session_files import Session, SessionId
+from msrnn.engine.sessions import Sessions
+from msrnn.errors import SessionError, UsageError
 from msrnn.hf.chat_template import check_template, closing, encode, following, render
 from msrnn.serve.errors import ApiError, bad
 from msrnn.serve.retention import PromptTexts, prompt_texts
@@ -64,10 +65,10 @@ class Job:
     texts: list[PromptTexts]  # the tokens of each prompt, if the reply tells what the state holds
 
 
-def chat_job(body: Any, served: Served) -> Job:
+def chat_job(body: Any, served: Served, owner: str = "") -> Job:
     fields = _fields(body, CHAT_FIELDS, served)
     messages = _messages(fields.get("messages"))
-    name, session = _session(fields, served)
+    name, session = _session(fields, served, owner)
     if "max_completion_tokens" in fields and "max_tokens" in fields:
         raise bad("max_tokens", "max_tokens and max_completion_tokens are both given: give one of them")
     limit = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
@@ -85,9 +86,9 @@ def chat_job(body: Any, served: Served) -> Job:
     return _job(fields, [ids], params, served, (name, session), texts, echo=False)
 
 
-def completion_job(body: Any, served: Served) -> Job:
+def completion_job(body: Any, served: Served, owner: str = "") -> Job:
     fields = _fields(body, COMPLETION_FIELDS, served)
-    name, session = _session(fields, served)
+    name, session = _session(fields, served, owner)
     prompts = _prompts(fields.get("prompt"), served.tokenizer, begins=session is None)
     if name is not None and len(prompts) > 1:
         raise bad("prompt", f"{len(prompts)} prompts: a session goes on with one")
@@ -187,7 +188,7 @@ def _boolean(fields: Mapping[str, Any], name: str) -> bool:
     return value
 
 
-def _session(fields: Mapping[str, Any], served: Served) -> tuple[str | None, Session | None]:
+def _session(fields: Mapping[str, Any], served: Served, owner: str) -> tuple[str | None, Session | None]:
     """The name of the session, and the session if there is one already."""
     name, turns = fields.get("session_id"), fields.get("session_turns")
     if turns is not None and (type(turns) is not int or turns < 0):
@@ -197,7 +198,9 @@ def _session(fields: Mapping[str, Any], served: Served) -> tuple[str | None, Ses
             raise bad("session_turns", "session_turns needs session_id")
         return None, None
     try:
-        session = served.sessions.get(name)
+        session = served.sessions.get(SessionId(name, owner))
+    except SessionError:
+        raise
     except UsageError as error:
         raise bad("session_id", str(error)) from error
     has = session.turns if session else 0
@@ -286,4 +289,4 @@ def _rendered(tokenizer: Any, messages: list[dict[str, str]], session: Session |
         raise UsageError("a session that has begun goes on with one message of the user")
     end: list[int] = encode(tokenizer, closing(tokenizer), False)[0].tolist()
     turn: list[int] = encode(tokenizer, following(tokenizer, messages[0]["content"]), False)[0].tolist()
-    return [*(end[1:] if session.unread[-1:] == end[:1] else end), *turn]
+    return [*(end[1:] if end[:1] == [session.last] else end), *turn]

@@ -80,27 +80,27 @@ def test_the_disk_is_bounded_and_the_least_recently_used_goes_first(rnn: msrnn.M
     rnn.read(torch.tensor([[5, 6]]), state)
 
     def put(files: PrefixFiles, first: int) -> None:
-        files.put((first, 6), state)
+        files.put("", (first, 6), state)
         writer.close()
 
     files = PrefixFiles(rnn.load_state, tmp_path, 2**30, writer)
     for first in (10, 11, 12):
         put(files, first)
     one = files.nbytes // 3
-    assert files.longest([10, 6, 7], 0)
+    assert files.longest("", [10, 6, 7], 0)
     files = PrefixFiles(rnn.load_state, tmp_path, 3 * one + 100, writer)  # after a restart
     put(files, 13)
     for first in (10, 12):
-        assert files.longest([first, 6, 7], 0)
+        assert files.longest("", [first, 6, 7], 0)
     put(files, 14)
-    assert [first for first in range(9, 16) if files.longest([first, 6, 7], 0)] == [10, 12, 14]
+    assert [first for first in range(9, 16) if files.longest("", [first, 6, 7], 0)] == [10, 12, 14]
     assert len([*tmp_path.iterdir()]) == len(files) == 3
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) == files.nbytes
     smaller = PrefixFiles(rnn.load_state, tmp_path, one, writer)
     assert (len(smaller), len([*tmp_path.iterdir()])) == (1, 1)
-    assert smaller.longest([14, 6, 7], 0)
-    assert smaller.longest([14, 6, 7], 2) is None
-    assert smaller.longest([14, 6], 0) is None  # its logits are not in the file
+    assert smaller.longest("", [14, 6, 7], 0)
+    assert smaller.longest("", [14, 6, 7], 2) is None
+    assert smaller.longest("", [14, 6], 0) is None  # its logits are not in the file
 
 
 def damaged(name: str, path: Path, other: Path) -> None:
@@ -121,7 +121,7 @@ def damaged(name: str, path: Path, other: Path) -> None:
 
 
 def names(prompts: list[list[int]]) -> set[str]:
-    return {_keys(prompt, {len(prompt)})[0].name for prompt in prompts}
+    return {_keys("", prompt, {len(prompt)})[0].name for prompt in prompts}
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "value", "tokens", "another", "gone"])

@@ -10,6 +10,7 @@ import msrnn
 from msrnn.engine.prefix_states import PrefixStates
 
 CPU = torch.device("cpu")
+TOKEN = 4  # bytes
 
 
 @pytest.fixture
@@ -25,13 +26,17 @@ def test_the_longest_prefix_is_found(state: msrnn.MultiState) -> None:
 
     def found(*prompt: int) -> int:
         entry = kept.longest(prompt)
-        return len(entry.tokens) if entry else 0
+        return entry.length if entry else 0
 
     assert found(*range(20)) == 7
     assert found(0, 1, 2, 3, 4, 5, 0) == 5
     assert found(0, 1, 9, 9) == 3
     assert found(1, 2, 3) == 0
     assert (kept.hits, kept.misses) == (3, 1)
+
+
+def held(kept: PrefixStates) -> list[list[list[int]]]:
+    return [[[*entry.tokens.ids] for entry in tier.values()] for tier in kept._tiers.values()]
 
 
 def test_a_whole_prompt_needs_its_logits(state: msrnn.MultiState) -> None:
@@ -46,33 +51,33 @@ def test_a_whole_prompt_needs_its_logits(state: msrnn.MultiState) -> None:
 
 
 def test_prefixes_with_one_hash_are_told_apart(state: msrnn.MultiState, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msrnn.engine.prefix_states._hashes", lambda tokens: [0] * len(tokens))
+    monkeypatch.setattr("msrnn.engine.prefix_states._hashes", lambda tokens: [0] * len(tokens.ids))
     kept = PrefixStates(CPU, 10**9, 0)
     kept.put([1, 2], state)
     assert kept.longest([3, 4, 5]) is None
 
 
 def test_the_least_recently_used_goes_first(state: msrnn.MultiState) -> None:
-    kept = PrefixStates(CPU, 2 * state.nbytes, 0)
+    kept = PrefixStates(CPU, 2 * (state.nbytes + TOKEN), 0)
     kept.put([1], state)
     kept.put([2], state)
     assert kept.longest([1, 0])
     kept.put([3], state)
     assert kept.longest([2, 0]) is None
     assert kept.longest([1, 0])
-    assert kept.nbytes == 2 * state.nbytes
+    assert kept.nbytes == 2 * (state.nbytes + TOKEN)
 
 
 def test_what_no_longer_fits_on_the_device_is_kept_on_the_host(state: msrnn.MultiState) -> None:
     """`meta` stands for a device that is not the host."""
-    kept = PrefixStates(torch.device("meta"), state.nbytes, state.nbytes)
+    kept = PrefixStates(torch.device("meta"), state.nbytes + TOKEN, state.nbytes + TOKEN)
     for token in (1, 2, 3):
         kept.put([token], state)
-    assert [[entry.tokens for entry in tier.values()] for tier in kept._tiers.values()] == [[(3,)], [(2,)]]
+    assert held(kept) == [[[3]], [[2]]]
     entry = kept.longest([2, 0])
     assert entry is not None
     assert entry.state.device.type == "meta"
-    assert [[entry.tokens for entry in tier.values()] for tier in kept._tiers.values()] == [[(2,)], [(3,)]]
+    assert held(kept) == [[[2]], [[3]]]
 
 
 def test_nothing_is_kept_without_memory(state: msrnn.MultiState) -> None:
@@ -93,13 +98,35 @@ def test_what_prompts_share(state: msrnn.MultiState) -> None:
 
 def test_shorter_prefixes_outlive_longer_ones(state: msrnn.MultiState) -> None:
     """The state of a document is used as long as the states of its questions are."""
-    kept = PrefixStates(CPU, 2 * state.nbytes, 0)
+    kept = PrefixStates(CPU, 2 * (state.nbytes + 3 * TOKEN), 0)
     kept.put([1, 2], state)
     for token in range(3, 9):
         kept.put([1, 2, token], state)
         found = kept.longest([1, 2, token, 0])
         assert found is not None
-        assert found.tokens == (1, 2, token)
+        assert [*found.tokens.ids] == [1, 2, token]
     found = kept.longest([1, 2, 9, 0])
     assert found is not None
-    assert found.tokens == (1, 2)
+    assert [*found.tokens.ids] == [1, 2]
+
+
+def test_owners_share_no_states(state: msrnn.MultiState) -> None:
+    kept = PrefixStates(CPU, 10**9, 0)
+    kept.put([1, 2, 3], state, torch.ones(4), owner="a")
+    for owner in ("", "b"):
+        assert kept.longest([1, 2, 3, 4], owner) is None
+        assert kept.shared_lengths([1, 2, 3, 9], [], owner) == []
+    found = kept.longest([1, 2, 3, 4], "a")
+    assert found is not None
+    assert found.length == 3
+    assert kept.shared_lengths([1, 2, 9], [], "a") == [2]
+
+
+def test_long_prompts_take_memory_too(state: msrnn.MultiState) -> None:
+    """A state is small, and does not grow with what it has read; its tokens do."""
+    kept = PrefixStates(CPU, 10 * state.nbytes, 0)
+    long = 4 * state.nbytes // TOKEN
+    for first in range(5):
+        kept.put([first, *range(1, long)], state)
+    assert len(kept) == 2
+    assert kept.nbytes == 2 * (state.nbytes + long * TOKEN)

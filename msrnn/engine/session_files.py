@@ -1,0 +1,187 @@
+"""Files of sessions: where each one is, and what it holds beside the state. Files are not trusted."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msrnn.core.atomic import remove_unfinished
+from msrnn.core.state import MultiState
+from msrnn.core.state_file import load_description
+from msrnn.errors import SessionError, UsageError
+
+SUFFIX, DAMAGED = ".safetensors", ".damaged"
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_OWNER = re.compile(r"[0-9a-f]{16}")
+_LATEST = 2**40  # seconds since 1970: a time stamp beyond this year 36,812 is damage
+_log = logging.getLogger(__name__)
+
+
+class SessionId(NamedTuple):
+    """A session belongs to an owner, such as an API key; owners do not see each other's names."""
+
+    name: str
+    owner: str = ""
+
+    @classmethod
+    def of(cls, session: str | SessionId) -> SessionId:
+        """Checked; a plain name is a session without an owner."""
+        found = session if isinstance(session, SessionId) else cls(session)
+        found.check()
+        return found
+
+    def __repr__(self) -> str:
+        """As in error messages, which clients read."""
+        return f"session {self.name!r}"
+
+    def check(self) -> None:
+        """Names are parts of file names, so they are plain."""
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise UsageError(f"session {self.name!r:.80}: must be 1 to 64 letters, digits, hyphens and underscores")
+        if self.owner and not _OWNER.fullmatch(self.owner):
+            raise UsageError(f"owner {self.owner!r:.80} of a session: must be 16 hexadecimal digits")
+
+
+class Session(NamedTuple):
+    """A conversation after its last finished turn."""
+
+    state: MultiState  # of one sequence, on the host; nobody may change it
+    unread: list[int]  # tokens that belong to the conversation, but that the state has not read yet
+    last: int | None  # the last token of the conversation, read or not; None: not known
+    turns: int
+    created: float  # seconds since 1970
+    updated: float
+
+    @property
+    def tokens(self) -> int:
+        return int(self.state.seen[0]) + len(self.unread)
+
+
+class SessionInfo(NamedTuple):
+    """What a list of sessions shows."""
+
+    id: SessionId
+    tokens: int
+    turns: int
+    created: float
+    updated: float
+    nbytes: int
+
+    @property
+    def name(self) -> str:
+        return self.id.name
+
+
+class SessionFiles:
+    """A folder with one file per session, and a folder in it for each owner.
+
+    load  reads a state from a file
+    owns  whether a session is this engine's, by its name, where several engines share the folder
+    """
+
+    def __init__(self, load: Callable[[Path], MultiState], folder: Path, owns: Callable[[str], bool]) -> None:
+        self._load, self._folder, self._owns = load, folder, owns
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def infos(self) -> Iterator[SessionInfo]:
+        """All sessions of this engine. A damaged file is put aside, and what a killed process has left is removed."""
+        owners = [path for path in self._folder.iterdir() if path.is_dir() and _OWNER.fullmatch(path.name)]
+        for folder in [self._folder, *owners]:
+            owner = "" if folder == self._folder else folder.name
+            remove_unfinished(folder, lambda name: name.endswith(SUFFIX) and self._is_ours(name.removesuffix(SUFFIX)))
+            for path in sorted(folder.glob(f"*{SUFFIX}")):
+                if self._is_ours(path.stem) and (info := self._info(path, owner)) is not None:
+                    yield info
+
+    def _is_ours(self, stem: str) -> bool:
+        return self._owns(_decoded(stem))
+
+    def _info(self, path: Path, owner: str) -> SessionInfo | None:
+        try:
+            found = SessionId(_decoded(path.stem), owner)
+            found.check()
+            if path != self.path(found):  # it was written when names were file names
+                if self.path(found).exists():
+                    raise UsageError(f"{self.path(found)} is the same session; keep one of the two")
+                path = path.rename(self.path(found))
+            return self.info(found)
+        except (UsageError, OSError) as error:
+            _log.warning("%s is not a session, and is put aside as *%s: %s", path, DAMAGED, error)
+            try:
+                path.rename(path.with_name(path.name + DAMAGED))
+            except OSError as cause:
+                _log.warning("%s stays where it is: %s", path, cause)
+            return None
+
+    def path(self, session: SessionId) -> Path:
+        return self._folder / session.owner / f"{_encoded(session.name)}{SUFFIX}"
+
+    def info(self, session: SessionId) -> SessionInfo:
+        path = self.path(session)
+        description = load_description(path)
+        fields, columns = _fields(description.get("notes"), path), description.get("columns")
+        if not isinstance(columns, list) or not columns or not all(type(n) is int and n >= 0 for n in columns):
+            raise UsageError(f"{path}: not a session that the engine saved; move it out of this folder")
+        tokens = max(columns) + len(fields["unread"])
+        times = fields["turns"], fields["created"], fields["updated"]
+        return SessionInfo(session, tokens, *times, path.stat().st_size)
+
+    def read(self, session: SessionId) -> Session:
+        """Errors do not name the file: clients read them. The log has it."""
+        path = self.path(session)
+        try:
+            while True:
+                description, state = load_description(path), self._load(path)
+                if load_description(path) == description:  # or else a new turn has taken its place in between
+                    return Session(state.cpu(), **_fields(description.get("notes"), path))
+        except UsageError as error:
+            _log.warning("%r cannot be read: %s", session, error)
+            message = f"{session!r}: its file is damaged, or of another model or setting; delete it, or begin another"
+            raise SessionError(message, "session_unreadable") from error
+
+    def write(self, session_id: SessionId, session: Session) -> SessionInfo:
+        path = self.path(session_id)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        notes = {"unread": session.unread, "last": session.last, "turns": session.turns}
+        session.state.save(path, {**notes, "created": session.created, "updated": session.updated})
+        return info_of(session_id, session, path.stat().st_size)
+
+    def delete(self, session: SessionId) -> None:
+        self.path(session).unlink(missing_ok=True)
+
+
+def info_of(session_id: SessionId, session: Session, nbytes: int) -> SessionInfo:
+    return SessionInfo(session_id, session.tokens, session.turns, session.created, session.updated, nbytes)
+
+
+def _encoded(name: str) -> str:
+    """A file name for a name: some systems do not tell `Talk` from `talk`."""
+    return re.sub("[A-Z]", lambda letter: f"={letter[0].lower()}", name)
+
+
+def _decoded(stem: str) -> str:
+    return re.sub("=([a-z])", lambda letter: letter[1].upper(), stem)
+
+
+def _fields(notes: Any, path: Path) -> dict[str, Any]:
+    """The fields of a session that its file has beside the state."""
+    try:
+        unread, turns, created, updated = (notes[name] for name in ("unread", "turns", "created", "updated"))
+        last = notes.get("last", unread[-1] if unread else None)
+        times = created, updated
+        sound = isinstance(unread, list) and all(_is_count(token) for token in unread)
+        sound &= _is_count(turns) and (last is None or _is_count(last))
+        sound &= all(type(time) in (int, float) and math.isfinite(time) and 0 <= time < _LATEST for time in times)
+        if not sound:
+            raise TypeError
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise UsageError(f"{path}: not a session that the engine saved; move it out of this folder") from error
+    return {"unread": unread, "last": last, "turns": turns, "created": float(created), "updated": float(updated)}
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
