@@ -6,42 +6,56 @@ from collections.abc import Sequence
 from typing import Any
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a decoder writes for a character whose last bytes are missing
+MOST_UNFINISHED = 3  # of these, for one character
+CONTEXT = 8  # tokens that are decoded with the next one, at least: how a token reads depends on those before it
 
 
 class Pieces:
     """The text that each token adds. A character of several tokens is added by the last of them.
 
-    skip_special     special tokens add nothing; otherwise their names
-    most_unfinished  tokens that wait for the rest of a character; more are not one character, and are shown as they are
+    Few tokens are decoded at a time, however long the text is, and however many tokens add nothing to it.
+
+    skip_special  special tokens add nothing; otherwise their names
     """
 
-    def __init__(self, tokenizer: Any, skip_special: bool = False, most_unfinished: int | None = 8) -> None:
-        self._tokenizer, self._skip_special, self._most_unfinished = tokenizer, skip_special, most_unfinished
-        self._ids: list[int] = []
-        self._first, self._shown = 0, 0  # tokens that are decoded for context; tokens whose text is out
+    def __init__(self, tokenizer: Any, skip_special: bool = False) -> None:
+        self._tokenizer, self._skip_special = tokenizer, skip_special
+        self._ids: list[int] = []  # the last tokens
+        self._text = ""  # of these
+        self._shown = 0  # characters of it that are out
 
     def put(self, token: int) -> str:
         """The text that is certain after this token."""
+        text = self._decoded([*self._ids, token])
+        if text == self._text != "" and not self._decoded([token]):
+            return ""  # it has no text, and need not be decoded again
         self._ids.append(token)
-        before, after = self._decoded(self._shown), self._decoded(len(self._ids))
-        unfinished = after.endswith(UNFINISHED) and not self._is_overdue()
-        if unfinished or len(after) <= len(before):
-            return ""
-        self._first, self._shown = self._shown, len(self._ids)
-        return after[len(before) :]
+        self._text = text
+        unfinished = len(text) - len(text.rstrip(UNFINISHED))
+        piece = self._show(len(text) - min(unfinished, MOST_UNFINISHED))
+        if len(self._ids) > 2 * CONTEXT:
+            self._shorten()
+        return piece
 
     def end(self) -> str:
         """The text of a character which is not complete."""
-        before, after = self._decoded(self._shown), self._decoded(len(self._ids))
-        self._shown = len(self._ids)
-        return after[len(before) :]
+        return self._show(len(self._text))
 
-    def _is_overdue(self) -> bool:
-        return self._most_unfinished is not None and len(self._ids) - self._shown > self._most_unfinished
+    def _show(self, stop: int) -> str:
+        start, self._shown = self._shown, max(self._shown, stop)
+        return self._text[start:stop]
 
-    def _decoded(self, stop: int) -> str:
-        """The text of the tokens from the first one of the context on: how a token reads depends on those before it."""
-        text: str = self._tokenizer.decode(self._ids[self._first : stop], skip_special_tokens=self._skip_special)
+    def _shorten(self) -> None:
+        """Forget the first tokens, if the others read as they did after them."""
+        hidden = len(self._text) - self._shown
+        for count in range(CONTEXT, 2 * CONTEXT):
+            text = self._decoded(self._ids[-count:])
+            if self._text.endswith(text) and len(text) >= hidden and bool(text) == bool(self._text):
+                self._ids, self._text, self._shown = self._ids[-count:], text, len(text) - hidden
+                return
+
+    def _decoded(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)
         return text
 
 
@@ -49,7 +63,7 @@ class TextStream:
     """Text of tokens as they come. `stopped` is the stop string that was found, if any; nothing follows it."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
-        self._pieces, self._stops = Pieces(tokenizer, skip_special=True, most_unfinished=None), stops
+        self._pieces, self._stops = Pieces(tokenizer, skip_special=True), stops
         self._held = ""  # decoded, but may be the beginning of a stop string
         self.stopped: str | None = None
 

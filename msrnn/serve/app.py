@@ -19,7 +19,7 @@ from msrnn.engine.engine import Engine
 from msrnn.engine.requests import Event, Request
 from msrnn.errors import SessionError, UsageError
 from msrnn.serve.application import application
-from msrnn.serve.errors import ApiError, bad, failed, overloaded, session_error, shutting_down
+from msrnn.serve.errors import ApiError, bad, failed, overloaded, session_error, shutting_down, too_slow
 from msrnn.serve.keys import owner_of
 from msrnn.serve.limits import Limits, parsed, read_body
 from msrnn.serve.metrics import Metrics, Timer
@@ -45,6 +45,8 @@ class _Feed:
             unfinished = len(self.tasks)
             while unfinished:
                 event = await self.events.get()
+                if isinstance(event, ApiError):
+                    raise event
                 if isinstance(event, Exception):
                     raise failed(f"internal error ({type(event).__name__})") from event
                 if event is None:
@@ -170,6 +172,8 @@ class Server:
             try:
                 async for event in self.engine.stream(request):
                     timer.event(event)
+                    if feed.events.qsize() >= self.limits.behind:
+                        raise too_slow(self.limits.behind)
                     feed.events.put_nowait(event)
                 feed.events.put_nowait(None)
             except Exception as error:

@@ -52,5 +52,10 @@ def session_error(message: str, code: str) -> ApiError:
     return ApiError(507 if code == FULL else 409, message, param="session_id", code=code)
 
 
+def too_slow(events: int) -> ApiError:
+    message = f"the client has not read {events:,} events of this stream, which ends here: read faster, or ask for less"
+    return ApiError(408, message, code="client_too_slow")
+
+
 def failed(message: str) -> ApiError:
     return ApiError(500, message, kind="server_error", code="internal_error")

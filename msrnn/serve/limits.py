@@ -19,6 +19,7 @@ class Limits:
     body_bytes: int = 8 * 2**20
     body_seconds: float = 30.0  # for a client to send its request
     keys: Sequence[str] = ()
+    behind: int = 4096  # events that a client may be behind its stream; then it is cancelled
 
 
 async def read_body(http: Request, limits: Limits) -> bytes:

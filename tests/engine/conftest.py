@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
-from msrnn.engine import engine
-from msrnn.engine.batch import Batch
+from step_orders import use_order
 
 
 @pytest.fixture(params=[False, True], ids=["in-order", "overlapping"])
 def overlaps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    class Chosen(Batch):
-        def __init__(self, *args: object) -> None:
-            super().__init__(*args)  # type: ignore[arg-type]
-            self.overlaps = request.param
-
-    monkeypatch.setattr(engine, "Batch", Chosen)
+    use_order(monkeypatch, request.param)
     return bool(request.param)

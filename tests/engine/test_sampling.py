@@ -11,7 +11,7 @@ import transformers as tf
 from torch import Tensor
 
 from msrnn.engine.requests import SamplingParams
-from msrnn.engine.sampling import RowSampler, choose, uniform
+from msrnn.engine.sampling import FAILED, NOT_FINITE, RowSampler, choose, uniform
 from msrnn.errors import UsageError
 
 VOCABULARY = 50
@@ -134,6 +134,11 @@ def test_logits_that_are_no_numbers_are_marked() -> None:
         ({"temperature": -0.1}, "temperature=-0.1: must be from 0 to 100"),
         ({"temperature": float("nan")}, "temperature=nan"),
         ({"top_p": 0}, "top_p=0: must be from 1e-06 to 1"),
+        ({"top_p": 1e-46}, "top_p=1e-46: must be from 1e-06 to 1"),
+        ({"top_k": 10**400}, "top_k=1000000"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty=1e-300: must be from 0.01"),
+        ({"repetition_penalty": 5e-324}, "repetition_penalty=5e-324: must be from 0.01"),
+        ({"max_tokens": 10**400}, "max_tokens=1000000"),
         ({"top_p": True}, "top_p=True"),
         ({"top_k": -1}, "top_k=-1: must be a whole number, 0 or more"),
         ({"min_p": 1.5}, "min_p=1.5"),
@@ -154,3 +159,41 @@ def test_values_out_of_range_are_refused(params: dict[str, Any], message: str) -
     with pytest.raises(UsageError) as error:
         SamplingParams(**params)
     assert message in str(error.value)
+
+
+def test_a_top_p_that_float32_does_not_tell_from_0() -> None:
+    rows = [sampler(seed, temperature=2.0, top_p=0.5) for seed in range(50)]
+    for row in rows:
+        object.__setattr__(row.params, "top_p", 1e-46)
+    assert set(choose(logits().expand(50, -1), rows).tokens.tolist()) == {int(logits().argmax())}
+
+
+@pytest.mark.parametrize("params", [{"repetition_penalty": 0.01}, {"repetition_penalty": 100}, {"top_k": 2**31 - 1}])
+@pytest.mark.parametrize("temperature", [0, 1e-300, 100])
+def test_extreme_values_give_tokens(params: dict[str, Any], temperature: float) -> None:
+    rows = [sampler(seed, [1, 2, 3], temperature=temperature, **params) for seed in range(8)]
+    for _ in range(4):
+        assert min(choose(1e4 * logits(8), rows).tokens.tolist()) >= 0
+
+
+def test_a_row_that_cannot_be_sampled_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(RowSampler):
+        def adjusted(self, logits: Tensor) -> Tensor:
+            raise OverflowError("int too large to convert to float")
+
+    sound = [sampler(seed, temperature=0.5 * seed, repetition_penalty=1.0 + seed) for seed in range(4)]
+    twins = [sampler(seed, temperature=0.5 * seed, repetition_penalty=1.0 + seed) for seed in range(4)]
+    broken = Broken(SamplingParams(repetition_penalty=2.0), 0, [1], VOCABULARY, CPU)
+    for _ in range(3):
+        found = choose(logits(5), [*sound[:2], broken, *sound[2:]]).tokens.tolist()
+        expected = choose(logits(5)[[0, 1, 3, 4]], twins).tokens.tolist()
+        assert found == [*expected[:2], FAILED, *expected[2:]]
+    assert "OverflowError" in caplog.text
+
+
+def test_logits_that_are_not_finite_are_no_token() -> None:
+    values = logits(3)
+    values[1, 7], values[2, 7] = float("nan"), float("inf")
+    tokens = choose(values, [sampler(temperature=1.0) for _ in range(3)]).tokens.tolist()
+    assert tokens[0] >= 0
+    assert tokens[1:] == [NOT_FINITE, NOT_FINITE]

@@ -15,7 +15,6 @@ from tiny import build, llama
 
 import msrnn
 from msrnn.engine.requests import Request
-from msrnn.engine.sessions import Sessions
 from msrnn.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("overlaps")

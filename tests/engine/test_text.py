@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrnn.engine.text import TextStream
+from msrnn.engine.text import CONTEXT, Pieces, TextStream
 
 
 class Bytes:
@@ -63,3 +63,43 @@ def test_a_real_tokenizer(text: str, small: Any) -> None:
     ids = small.tokenizer(text, add_special_tokens=False)["input_ids"]
     stream = TextStream(small.tokenizer)
     assert "".join(stream.put(token) for token in ids) + stream.end() == small.tokenizer.decode(ids)
+
+
+class Counted:
+    """A tokenizer that counts the tokens it decodes."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer, self.decoded = tokenizer, 0
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        self.decoded += len(ids)
+        return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
+
+@pytest.mark.parametrize("byte", [0x80, 0xF0, 0xC3, 0xFF])
+def test_bytes_that_never_complete_a_character_cost_no_more_than_others(byte: int) -> None:
+    count, tokenizer = 2000, Counted(Bytes())
+    stream = TextStream(tokenizer)
+    parts = [stream.put(each) for each in [*b"ab", *[byte] * count, *"é".encode()]]
+    assert "".join(parts) + stream.end() == bytes([*b"ab", *[byte] * count, *"é".encode()]).decode(errors="replace")
+    assert tokenizer.decoded < 5 * CONTEXT * count
+
+
+@pytest.mark.parametrize("before", ["", "Hello"])
+def test_special_tokens_cost_no_more_than_others(before: str, small: Any) -> None:
+    """They add no text; what follows them reads as if they were not there."""
+    tokenizer = Counted(small.tokenizer)
+    stream, count = TextStream(tokenizer), 1000
+    ids = small.tokenizer(before + " wörld 😀", add_special_tokens=False)["input_ids"]
+    first = len(small.tokenizer(before, add_special_tokens=False)["input_ids"])
+    parts = [stream.put(token) for token in [*ids[:first], *[small.tokenizer.eos_token_id] * count, *ids[first:]]]
+    assert "".join(parts) + stream.end() == before + " wörld 😀"
+    assert tokenizer.decoded < 5 * CONTEXT * count
+
+
+@given(st.lists(st.integers(0, 48_000), max_size=60))
+def test_any_tokens_make_what_they_are_decoded_to(small: Any, ids: list[int]) -> None:
+    for skip in (True, False):
+        pieces = Pieces(small.tokenizer, skip)
+        parts = "".join(pieces.put(token) for token in ids) + pieces.end()
+        assert parts == small.tokenizer.decode(ids, skip_special_tokens=skip)

@@ -1,4 +1,4 @@
-"""One server for all tests of a file; a tiny model answers, with a real tokenizer."""
+"""One server for all tests of a file, in both orders of steps; a tiny model answers, with a real tokenizer."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 from live_server import running
+from step_orders import use_order
 from tiny import build, llama
 
 import msrnn
 from msrnn.hf.loading import Loaded
+
+
+@pytest.fixture(scope="module", autouse=True, params=[False, True], ids=["in-order", "overlapping"])
+def overlaps(request: pytest.FixtureRequest) -> Iterator[bool]:
+    with pytest.MonkeyPatch.context() as patch:
+        use_order(patch, request.param)
+        yield request.param
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +26,7 @@ def rnn(small: Loaded) -> msrnn.MultiStateRNN:
 
 
 @pytest.fixture(scope="module")
-def engine(rnn: msrnn.MultiStateRNN, small: Loaded) -> msrnn.Engine:
+def engine(rnn: msrnn.MultiStateRNN, small: Loaded, overlaps: bool) -> msrnn.Engine:
     return msrnn.Engine(rnn, rows=4, tokenizer=small.tokenizer)
 
 

@@ -40,11 +40,15 @@ class Live:
         return len(asyncio.all_tasks(self.loop))
 
 
+def served_by(engine: msrnn.Engine) -> Served:
+    """What a server with this engine offers."""
+    return Served("tiny", engine.tokenizer, 16, 2000, engine.sessions)
+
+
 @contextmanager
 def live(engine: msrnn.Engine, limits: Limits | None = None) -> Iterator[Live]:
     """A server that answers with this engine."""
-    served = Served("tiny", engine.tokenizer, 16, 2000, engine.sessions)
-    server = Server(engine, served, limits or Limits(keys=[KEY]))
+    server = Server(engine, served_by(engine), limits or Limits(keys=[KEY]))
     config = uvicorn.Config(server.app(), "127.0.0.1", 0, log_level="error", timeout_graceful_shutdown=2)
     listener, http = listening(config), DrainingServer(config, server, 30)
     found = Live(server, http, f"http://127.0.0.1:{listener.getsockname()[1]}")

@@ -1,0 +1,121 @@
+"""Prompts are read in turns: a short one does not wait for a long one, and the answers stay what they are."""
+
+from __future__ import annotations
+
+import pytest
+from tiny import build, llama
+
+import msrnn
+from msrnn.engine import prompts
+from msrnn.engine.requests import Request
+
+pytestmark = pytest.mark.usefixtures("overlaps")
+
+PARAMS = msrnn.SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+
+
+def text(length: int, seed: int) -> list[int]:
+    return [3 + (seed * 31 + place * 7 + place // 5) % 80 for place in range(length)]
+
+
+@pytest.fixture
+def rnn() -> msrnn.MultiStateRNN:
+    return msrnn.MultiStateRNN(build(llama(), "cpu"), "tova", 9)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "LONG", 20)
+    monkeypatch.setattr("msrnn.engine.engine.ALONE", {"cpu": 8})
+
+
+def engine_of(rnn: msrnn.MultiStateRNN, rows: int = 8) -> msrnn.Engine:
+    return msrnn.Engine(rnn, rows=rows, prompt_tokens=8)
+
+
+def finishing_order(engine: msrnn.Engine, requests: list[Request]) -> list[int]:
+    order: list[int] = []
+    while not engine.idle:
+        for event in engine.step():
+            if event.finish_reason:
+                order.append(requests.index(event.request))
+    return order
+
+
+def expected(rnn: msrnn.MultiStateRNN, requests: list[Request]) -> list[list[int]]:
+    plain = msrnn.Engine(rnn, rows=1, prefix_bytes=0, prefix_host_bytes=0)
+    return [request.answers[0].tokens for request in plain.generate([r.prompt for r in requests], PARAMS)]
+
+
+def test_short_prompts_come_first(rnn: msrnn.MultiStateRNN) -> None:
+    engine = engine_of(rnn)
+    requests = [engine.request(text(length, length), PARAMS) for length in (400, 390, 12, 30, 11)]
+    engine.add(requests[0])
+    engine.step()
+    for request in requests[1:]:
+        engine.add(request)
+    order = finishing_order(engine, requests)
+    assert set(order[:3]) == {2, 3, 4}
+    assert [request.answers[0].tokens for request in requests] == expected(rnn, requests)
+
+
+def test_a_long_prompt_is_not_held_up_for_ever(rnn: msrnn.MultiStateRNN) -> None:
+    """Short prompts that never end still leave it every fourth turn."""
+    engine = engine_of(rnn)
+    long = engine.request(text(200, 1), PARAMS)
+    engine.add(long)
+    steps = 0
+    while not long.finished:
+        if len(engine.prompts.waiting) < 2:
+            engine.add(engine.request(text(10, steps), PARAMS))
+        engine.step()
+        steps += 1
+        assert steps < 400
+    assert [long.answers[0].tokens] == expected(rnn, [long])
+
+
+def test_a_cancel_waits_for_one_block(rnn: msrnn.MultiStateRNN) -> None:
+    engine = engine_of(rnn)
+    long = engine.request(text(4000, 1), PARAMS)
+    engine.add(long)
+    engine.step()
+    (reading,) = engine.prompts.readings
+    assert reading.done == 8
+    long.cancel()
+    engine.step()
+    assert long.answers[0].finish_reason == "cancelled"
+    assert engine.idle
+
+
+def test_a_prompt_waits_for_the_state_that_serves_it(rnn: msrnn.MultiStateRNN) -> None:
+    """What prompts share is read once, also if the first of them is long."""
+    engine = engine_of(rnn)
+    shared = text(200, 1)
+    requests = [engine.request([*shared, *text(300, 2)], PARAMS), engine.request([*shared, 5, 6], PARAMS)]
+    for request in requests:
+        engine.add(request)
+    finishing_order(engine, requests)
+    assert requests[1].kept_tokens == 200
+    assert [request.answers[0].tokens for request in requests] == expected(rnn, requests)
+
+
+def test_turns_of_a_session_stay_in_order(rnn: msrnn.MultiStateRNN) -> None:
+    engine = engine_of(rnn)
+    long = engine.request(text(400, 1), PARAMS)
+    first, second = engine.request(text(390, 2), PARAMS, "talk"), engine.request([5], PARAMS, "talk")
+    for request in (long, first, second):
+        engine.add(request)
+    finishing_order(engine, [long, first, second])
+    assert first.answers[0].finish_reason == "length"
+    assert second.answers[0].finish_reason == "error"  # it was made for the first turn
+
+
+def test_rows_are_reserved_for_prompts_that_are_read(rnn: msrnn.MultiStateRNN) -> None:
+    engine = engine_of(rnn, rows=2)
+    requests = [engine.request(text(length, length), PARAMS) for length in (400, 12, 11, 10, 30)]
+    engine.add(requests[0])
+    engine.step()
+    for request in requests[1:]:
+        engine.add(request)
+    finishing_order(engine, requests)
+    assert [request.answers[0].tokens for request in requests] == expected(rnn, requests)

@@ -1,0 +1,65 @@
+"""Stopping an answer keeps it: the conversation goes on as if the answer had ended there."""
+
+from __future__ import annotations
+
+import pytest
+from tiny import build, llama
+
+import msrnn
+from msrnn.engine.requests import Request
+from msrnn.engine.session_files import SessionId
+
+pytestmark = pytest.mark.usefixtures("overlaps")
+
+LONG = msrnn.SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+
+
+@pytest.fixture
+def rnn() -> msrnn.MultiStateRNN:
+    return msrnn.MultiStateRNN(build(llama(), "cpu"), "tova", 9)
+
+
+def begin(engine: msrnn.Engine, prompt: list[int], session: str | None = "talk") -> Request:
+    request = engine.request(prompt, LONG, session)
+    engine.add(request)
+    return request
+
+
+def run(engine: msrnn.Engine) -> None:
+    while not engine.idle:
+        engine.step()
+
+
+def test_the_turn_is_kept(rnn: msrnn.MultiStateRNN) -> None:
+    engine, plain = msrnn.Engine(rnn, rows=2), msrnn.Engine(rnn, rows=1, prefix_bytes=0, prefix_host_bytes=0)
+    other, first = begin(engine, [9, 8, 7], None), begin(engine, [5, 6, 7])
+    for _ in range(6):
+        engine.step()
+    assert engine.stop_session("talk")
+    run(engine)
+    answer = first.answers[0]
+    assert answer.finish_reason == "stop"
+    assert 2 < len(answer.tokens) < 10
+    assert len(other.answers[0].tokens) == 60  # it is not stopped
+    assert engine.sessions.turns("talk") == 1
+    second = begin(engine, [11, 12])
+    run(engine)
+    (expected,) = plain.generate([[5, 6, 7, *answer.tokens, 11, 12]], LONG, progress=False)
+    assert second.answers[0].tokens == expected.answers[0].tokens
+    assert not engine.stop_session("talk")
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_before_the_first_token_nothing_is_kept(rnn: msrnn.MultiStateRNN, steps: int) -> None:
+    engine = msrnn.Engine(rnn, rows=2, prompt_tokens=4)
+    running = begin(engine, [3, 4], None)
+    engine.step()
+    request = begin(engine, [*range(3, 40)])
+    for _ in range(steps):
+        engine.step()
+    assert engine.stop_session(SessionId("talk"))
+    engine.step()
+    assert request.answers[0].finish_reason == "cancelled"
+    assert "talk" not in engine.sessions
+    run(engine)
+    assert len(running.answers[0].tokens) == 60

@@ -1,0 +1,19 @@
+"""The two orders of an engine's steps: as on a CPU, and as on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from msrnn.engine import engine
+from msrnn.engine.batch import Batch
+
+
+def use_order(monkeypatch: pytest.MonkeyPatch, overlaps: bool) -> None:
+    """Engines that are made from now on look at the tokens of a step at once, or while the next step runs."""
+
+    class Chosen(Batch):
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args)  # type: ignore[arg-type]
+            self.overlaps = overlaps
+
+    monkeypatch.setattr(engine, "Batch", Chosen)
