@@ -25,9 +25,9 @@ def test_a_stream_that_nobody_reads_is_cancelled(rnn: msrnn.MultiStateRNN, small
         reads = asyncio.Event()
 
         async def receive() -> Any:
-            if arrived:
-                return arrived.pop()
-            await asyncio.Event().wait()
+            if not arrived:
+                await asyncio.Event().wait()
+            return arrived.pop()
 
         async def send(message: Any) -> None:
             if message["type"] == "http.response.body":
