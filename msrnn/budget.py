@@ -42,7 +42,7 @@ def load_budget(name: str) -> Budget:
         return Curves.parsed(json.loads(path.read_bytes()))
     except UsageError:
         raise
-    except (OSError, ValueError, OverflowError) as error:
+    except (OSError, ValueError, OverflowError, RecursionError) as error:
         raise UsageError(f"{path}: not a budget that msrnn wrote ({error}); use another file") from error
 
 

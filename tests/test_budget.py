@@ -94,10 +94,16 @@ def test_damaged_files(changes: dict[str, Any], tmp_path: Path) -> None:
     path = written(tmp_path / "budget.json", **changes)
     with pytest.raises(UsageError, match=r"budget\.json: not a budget that msrnn wrote"):
         load_budget(str(path))
+
+
+@pytest.mark.parametrize("text", ["[", "[" * 100_000, '{"a":' * 100_000, f'{{"format": {"9" * 5000}}}', "\ud800"])
+def test_files_that_are_not_json(text: str, tmp_path: Path) -> None:
     load_budget.cache_clear()
-    path.write_text("[")
-    with pytest.raises(UsageError, match="not a budget"):
+    path = tmp_path / "budget.json"
+    path.write_text(text, errors="surrogatepass")
+    with pytest.raises(UsageError, match=r"budget\.json: not a budget that msrnn wrote") as error:
         load_budget(str(path))
+    assert "\n" not in str(error.value)
 
 
 def test_a_policy_with_a_budget(tmp_path: Path) -> None:

@@ -211,5 +211,5 @@ def _read(path: Path) -> tuple[ChunkTrace, dict[str, Any]]:
             after, about = file["after"].astype(numpy.int32), json.loads(str(file["about"]))
         times = after + numpy.arange(after.shape[-1], dtype=numpy.int32)
         return ChunkTrace(times, tuple(about["layers"]), tuple(about["sizes"])), about
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError, zipfile.BadZipFile) as error:
         raise UsageError(f"{path}: truncated, or not a trace; delete it to compute it again") from error

@@ -14,7 +14,7 @@ from msrnn.cli.files import as_utf8, check_target, same_file, save_state, user_s
 from msrnn.cli.model_options import GivenOptions, ModelOptions, check_chat_template, load_or_empty
 from msrnn.cli.options import ORIGINAL, POSITIONS, Force, MaxNewTokens, SamplingOptions, SaveTo
 from msrnn.cli.terminal import note, summary
-from msrnn.core.atomic import write_atomically
+from msrnn.core.atomic import PRIVATE, make_private_folder, write_atomically
 from msrnn.errors import UsageError
 
 if TYPE_CHECKING:
@@ -200,11 +200,11 @@ def _append_history(readline: Any, path: Path, loaded: int) -> None:
     if not new:
         return
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         _load_history(readline, path)
         for line in new:
             readline.add_history(line)
         readline.set_history_length(MOST_LINES)
-        write_atomically(path, readline.write_history_file, mode=0o600)
+        write_atomically(path, readline.write_history_file, PRIVATE)
     except (OSError, ValueError) as error:
         note(f"the lines of this conversation are not saved ({error})")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msrnn.cli.processes import started_by_torchrun
-from msrnn.core.atomic import target_of
+from msrnn.core.atomic import make_private_folder, target_of
 from msrnn.errors import UsageError
 from msrnn.evaluation.data.texts import decoded
 
@@ -134,7 +134,7 @@ def _other_places(name: str) -> Iterator[Path]:
     for folder in (user_state_folder, lambda: Path(tempfile.gettempdir())):
         try:
             parent = folder()
-            parent.mkdir(parents=True, exist_ok=True)
+            make_private_folder(parent)
         except (OSError, RuntimeError):  # no home folder, or not writable
             continue
         numbered = (parent / (f"{name}.{n}" if n else name) for n in range(1000))

@@ -33,6 +33,7 @@ from msrnn.cli.options import (
 )
 from msrnn.cli.processes import is_first, started_by_torchrun
 from msrnn.cli.terminal import loading, note
+from msrnn.core.atomic import make_private_folder
 from msrnn.errors import UsageError
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ def _serve_replicas(setup: Setup, listen: Callable[[Front], None], count: int, r
     if setup.sessions is None:
         note("without --sessions FOLDER, requests with a session_id are refused: they would end with their replica")
     else:
-        setup.sessions.mkdir(parents=True, exist_ok=True)
+        make_private_folder(setup.sessions)
         marker = setup.sessions.resolve() / f".replicas-{uuid4().hex}"
         marker.touch()
     made = replace(

@@ -1,4 +1,4 @@
-"""Atomic file writes: a file is written completely or not at all."""
+"""Atomic file writes: a file is written completely or not at all, and by whom it may be read."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msrnn.errors import UsageError
 
+PRIVATE = 0o600  # of files that hold a user's text: the owner alone
 _UNFINISHED = ".tmp"
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -42,7 +43,9 @@ def target_of(path: Path) -> Path:
 def write_atomically(path: Path, write: Callable[[Path], None], mode: int = 0o666) -> None:
     """`write` fills a temporary file beside `path`, which then takes its place: an interruption loses nothing.
 
-    It is in a folder of its own, since safetensors makes a temporary file with a name of its own beside it.
+    A new file gets the permissions `mode` less the umask. A file that is replaced keeps its own as far as `mode` allows.
+    The temporary file is in a folder of its own, which others cannot enter, since safetensors makes a temporary file
+    with a name of its own beside it.
     """
     target = target_of(path)
     with tempfile.TemporaryDirectory(_UNFINISHED, f".{target.name[:100]}.", target.parent) as folder:
@@ -50,8 +53,13 @@ def write_atomically(path: Path, write: Callable[[Path], None], mode: int = 0o66
         write(temporary)
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
-        temporary.chmod(mode & ~_umask())
+        temporary.chmod(target.stat().st_mode & mode if target.exists() else _mode_of_new_file(Path(folder), mode))
         temporary.replace(target)
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make a folder that only its owner can enter, for files that hold a user's text; one that exists stays as it is."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def remove_unfinished(folder: Path, ours: Callable[[str], bool]) -> None:
@@ -64,7 +72,10 @@ def remove_unfinished(folder: Path, ours: Callable[[str], bool]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _mode_of_new_file(folder: Path, mode: int) -> int:
+    """The permissions that the system gives to a new file. Asking for the umask would set it for all threads."""
+    descriptor = os.open(folder / "mode", os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
+    try:
+        return stat.S_IMODE(os.fstat(descriptor).st_mode)
+    finally:
+        os.close(descriptor)

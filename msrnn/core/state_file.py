@@ -1,4 +1,7 @@
-"""State files: safetensors with a JSON description, written completely or not at all."""
+"""State files: safetensors with a JSON description, written completely or not at all.
+
+Only their owner can read them: a description may hold the tokens of a prompt in clear, and keys and values tell of it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from msrnn.core.atomic import write_atomically as write_atomically
+from msrnn.core.atomic import PRIVATE, write_atomically
 from msrnn.errors import UsageError
 
 _KEY, _CHECKSUM = "msrnn", "checksum"
@@ -42,7 +45,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], description: dict[str, 
         except SafetensorError as error:
             raise _system_error(error, path) from error
 
-    write_atomically(path, write)
+    write_atomically(path, write, PRIVATE)
 
 
 def _system_error(error: SafetensorError, path: Path) -> Exception:
@@ -81,7 +84,9 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
                     f"{path}: not a state that msrnn saved, its description is {description!r:.40}; use another"
                 )
             yield file, description
-    except (SafetensorError, json.JSONDecodeError, RecursionError) as error:
+    except UsageError:
+        raise
+    except (SafetensorError, ValueError, RecursionError) as error:
         raise UsageError(
             f"{path}: truncated, or not a state that msrnn saved ({error}); use a copy, or another file"
         ) from error

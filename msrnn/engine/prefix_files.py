@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from msrnn.core.atomic import remove_unfinished
+from msrnn.core.atomic import make_private_folder, remove_unfinished
 from msrnn.core.state import MultiState
 from msrnn.core.state_file import load_description
 from msrnn.engine.writer import Writer
@@ -48,7 +48,7 @@ class PrefixFiles:
         self._load, self._folder, self._most, self._writer = load, folder, most, writer
         self._lock = threading.Lock()
         self._waiting = self.hits = self.errors = 0
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         remove_unfinished(folder, lambda name: NAME.fullmatch(name) is not None)
         found = [(path.stat(), Key(int(m[1]), m[2])) for path in folder.iterdir() if (m := NAME.fullmatch(path.name))]
         found.sort(key=lambda file: file[0].st_mtime_ns)

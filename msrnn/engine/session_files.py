@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from msrnn.core.atomic import remove_unfinished
+from msrnn.core.atomic import make_private_folder, remove_unfinished
 from msrnn.core.state import MultiState
 from msrnn.core.state_file import load_description
 from msrnn.errors import SessionError, UsageError
@@ -85,7 +85,7 @@ class SessionFiles:
 
     def __init__(self, load: Callable[[Path], MultiState], folder: Path, owns: Callable[[str], bool]) -> None:
         self._load, self._folder, self._owns = load, folder, owns
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(folder)
 
     def infos(self) -> Iterator[SessionInfo]:
         """All sessions of this engine. A damaged file is put aside, and what a killed process has left is removed."""
@@ -145,7 +145,7 @@ class SessionFiles:
 
     def write(self, session_id: SessionId, session: Session) -> SessionInfo:
         path = self.path(session_id)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        make_private_folder(path.parent)
         notes = {"unread": session.unread, "last": session.last, "turns": session.turns}
         session.state.save(path, {**notes, "created": session.created, "updated": session.updated})
         return info_of(session_id, session, path.stat().st_size)

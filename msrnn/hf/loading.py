@@ -35,6 +35,7 @@ _BAD_CHECKPOINT = (  # what transformers raises for a damaged or unknown checkpo
     TypeError,
     AttributeError,
     ImportError,
+    RecursionError,
     SafetensorError,
     StrictDataclassError,
 )

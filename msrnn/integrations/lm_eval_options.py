@@ -59,6 +59,6 @@ def _config(path: Path) -> dict[str, Any]:
 
     try:
         options = yaml.safe_load(path.read_text())
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return options if isinstance(options, dict) else {}

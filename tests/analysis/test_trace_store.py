@@ -88,6 +88,9 @@ def test_files_that_are_no_traces_of_this(model: PreTrainedModel, tmp_path: Path
         store.path(IDS[1]).write_bytes(bad)
         with pytest.raises(ValueError, match="truncated, or not a trace; delete it"):
             store.load(IDS[1])
+    numpy.savez_compressed(store.path(IDS[1]), after=numpy.zeros((1, 1, 4)), about=numpy.array("[" * 100_000))
+    with pytest.raises(ValueError, match="truncated, or not a trace; delete it"):
+        store.load(IDS[1])
 
 
 def test_a_batch_that_does_not_fit(model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,6 +275,7 @@ DAMAGED = {
     "type": ("config.json", {"hidden_size": "many"}, r"Field 'hidden_size' expected int, got str \(value: 'many'\)"),
     "activation": ("config.json", {"hidden_act": "nope"}, "unknown value 'nope'"),
     "shapes": ("config.json", {"hidden_size": 64}, "the shapes of its weights are not those in its config.json"),
+    "nested": ("config.json", "[" * 100_000, "cannot be loaded"),
     "generation": ("generation_config.json", "[]", "cannot be loaded"),
     "tokenizer": ("tokenizer_config.json", "[]", "its tokenizer cannot be loaded"),
 }

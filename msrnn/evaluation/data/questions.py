@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from msrnn.errors import UsageError
-from msrnn.evaluation.data.texts import hub_rows, rank, read_file
+from msrnn.evaluation.data.texts import hub_rows, parsed_line, rank, read_file
 
 Row = dict[str, Any]
 YES_NO, UNANSWERABLE, EXTRACTIVE, FREE = "yes/no", "unanswerable", "extractive", "free-form"
@@ -189,7 +189,7 @@ def _rows(source: Path | None, split: str, hub: Hub) -> list[Any]:
     text = read_file(source)
     try:
         whole = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return _lines(text, source)
     if isinstance(whole, dict) and whole and all(isinstance(value, dict) for value in whole.values()):
         return [{"id": name, **row} for name, row in whole.items()]  # as QASPER was released
@@ -201,10 +201,7 @@ def _lines(text: str, source: Path) -> list[Any]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise UsageError(f"{source}, line {number}: not JSON ({error.msg}); correct the line") from error
+        rows.append(parsed_line(line, f"{source}, line {number}"))
     return rows
 
 

@@ -103,11 +103,16 @@ def _lines(path: Path) -> list[Document]:
     return texts
 
 
-def _row(line: str, where: str) -> dict[str, Any]:
+def parsed_line(line: str, where: str) -> Any:
+    """A line of a .jsonl file."""
     try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{where}: not JSON ({error.msg}); correct the line") from error
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:  # nested too deeply, or a number of thousands of digits
+        raise UsageError(f"{where}: not JSON ({getattr(error, 'msg', error)}); correct the line") from error
+
+
+def _row(line: str, where: str) -> dict[str, Any]:
+    row = parsed_line(line, where)
     if not (isinstance(row, dict) and isinstance(row.get("text"), str)):
         raise UsageError(f"{where}: no text; each line must be a JSON object with the field 'text'")
     return row

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from msrnn.core.atomic import remove_unfinished
+from msrnn.core.atomic import make_private_folder, remove_unfinished
 from msrnn.core.rope import COMPRESSED, ORIGINAL, name_of, spacing
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
@@ -147,7 +147,7 @@ class SavedStates:
 
     def save(self, state: MultiState, tokens: int) -> None:
         if self.folder and self.folder.parent.exists():  # a worker on another machine may not have it
-            self.folder.mkdir(exist_ok=True)
+            make_private_folder(self.folder)
             state.save(self.folder / f"{self.name}-{tokens}.safetensors")
 
     def remove(self, but: int | None = None) -> None:

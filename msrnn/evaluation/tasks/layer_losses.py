@@ -86,7 +86,7 @@ class Report:
         costs: list[list[Value]] = [
             [layer, *(_formatted(self.cost(layer, size)) for size in self.sizes)] for layer in self.layers
         ]
-        note = "1,000 nats per token more than the full model, where only this layer is bounded."
+        note = "Thousandths of a nat per token more than the full model, where only this layer is bounded."
         header = ["layer", *(f"{size:,}" for size in self.sizes)]
         rows: list[list[Value]] = [
             [layer, *(self.divided[mean][i] for mean in self.means)] for i, layer in enumerate(self.layers)

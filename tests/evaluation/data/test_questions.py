@@ -147,6 +147,8 @@ def test_fewer_are_among_those_of_more(tmp_path: Path) -> None:
 BAD = {
     "none": (None, "no such file"),
     "empty.jsonl": ("\n", "empty"),
+    "nested.jsonl": ("[" * 100_000, "line 1: not JSON"),
+    "digits.jsonl": ("9" * 5000, "line 1: not JSON"),
     "words.jsonl": ('{"document": "a", "questions": []}\nwords\n', "line 2: not JSON"),
     "fields.jsonl": ('{"story": "a"}\n', "match no known format.*document, questions"),
     "later.jsonl": (f"{json.dumps(STORY)}\n" + '{"document": "a"}\n', "row 2.*no field 'questions'"),

@@ -32,6 +32,8 @@ def test_a_folder_a_file_and_lines(tmp_path: Path) -> None:
 BAD = {
     "none": (None, "no such file"),
     "empty.jsonl": ("\n", "empty"),
+    "nested.jsonl": ("[" * 100_000, "line 1: not JSON"),
+    "digits.jsonl": ("9" * 5000, "line 1: not JSON"),
     "words.jsonl": ('{"text": "a"}\nwords\n', "line 2: not JSON"),
     "fields.jsonl": ('{"words": "a"}\n', "line 1: no text"),
     "twice.jsonl": ('{"text": "a", "id": 1}\n{"text": "b", "id": "1"}\n', "2 texts are named '1'"),
