@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from msrnn.core.atomic import write_atomically
 from msrnn.core.slots import HELD
+from msrnn.core.state import ARCHITECTURE
 from msrnn.errors import UsageError
 from msrnn.evaluation.batch_size import batch_that_fits
 from msrnn.hf.rnn import MultiStateRNN
@@ -153,7 +154,8 @@ class TraceStore:
         self.policy = policy if isinstance(policy, Policy) else Policy.parse(policy)
         self.folder, self.size, self.beside = folder, size, beside or {}
         self.rnn = MultiStateRNN(model, self.policy, size)
-        self.key = {"format": FORMAT, **self.rnn.spec.fingerprint, "numbers": self.policy.numbers}
+        identity = {name: value for name, value in self.rnn.spec.fingerprint.items() if name != ARCHITECTURE}
+        self.key = {"format": FORMAT, **identity, "numbers": self.policy.numbers}
 
     @property
     def label(self) -> str:

@@ -43,7 +43,7 @@ def target_of(path: Path) -> Path:
 def write_atomically(path: Path, write: Callable[[Path], None], mode: int = 0o666) -> None:
     """`write` fills a temporary file beside `path`, which then takes its place: an interruption loses nothing.
 
-    A new file gets the permissions `mode` less the umask. A file that is replaced keeps its own as far as `mode` allows.
+    A new file gets the permissions `mode` less the umask. A replaced file keeps its own as far as `mode` allows.
     The temporary file is in a folder of its own, which others cannot enter, since safetensors makes a temporary file
     with a name of its own beside it.
     """
@@ -58,7 +58,7 @@ def write_atomically(path: Path, write: Callable[[Path], None], mode: int = 0o66
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder that only its owner can enter, for files that hold a user's text; one that exists stays as it is."""
+    """Make a folder that only its owner can enter, for files that hold a user's text; an existing one stays as is."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 

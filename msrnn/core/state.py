@@ -20,6 +20,8 @@ from msrnn.core.validation import check_counts, check_layers, clear_free, is_inc
 from msrnn.errors import UsageError
 
 LATER = ("rotary", "windows")  # fields that older files do not have: states without them fit
+ARCHITECTURE = "architecture"  # a field that names a model in messages, and decides nothing
+_NAMED = {"model": "weights", "rotary": "RoPE parameters"}  # fields that hold a digest, which says nothing to a reader
 
 
 @dataclass(eq=False, repr=False)
@@ -302,7 +304,12 @@ def each(rows: int, copies: int) -> Tensor:
 
 
 def _compare(what: str, actual: dict[str, Any], expected: dict[str, Any]) -> None:
+    theirs, mine = actual.get(ARCHITECTURE), expected.get(ARCHITECTURE, "the model")
     for name, value in expected.items():
-        if actual.get(name, value if name in LATER else None) != value:
+        if name != ARCHITECTURE and actual.get(name, value if name in LATER else None) != value:
             difference = f"{name} {actual.get(name)!r} does not fit a model with {name} {value!r}"
+            if name in _NAMED and theirs not in (None, mine):
+                difference = f"the {_NAMED[name]} of {theirs} does not fit {mine}"
+            elif name in _NAMED:
+                difference = f"other {_NAMED[name]} than those of this {mine} does not fit it"
             raise UsageError(f"{what} with {difference}: use the model and options that it was made with")

@@ -15,7 +15,7 @@ from msrnn.core.slots import Memory
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
 from msrnn.hf.cache_layers import LinearLayer, OwnedCache, StateLayer
-from msrnn.hf.inspect import hand_over
+from msrnn.hf.handover import begin_block, end_block, give_back, hand_over
 from msrnn.hf.inspect_layers import host_layers
 from msrnn.hf.state_spec import StateSpec, state_spec
 from msrnn.policy import Policy, Size
@@ -56,7 +56,8 @@ class _Length(int):
 class MultiStateCache(OwnedCache):
     """A bounded state as a transformers cache, for callers of `model.generate` or `model.forward`.
 
-    The options are those of `MultiStateRNN`, and the model is changed in the same way. Position ids are the model's
+    The options are those of `MultiStateRNN`, and the model is changed in the same way; `detach()`, or the end of a
+    `with` block, restores it. Prompts are padded on the left: other padding is refused. Position ids are the model's
     own. Past the end of a table of learned positions (GPT-2), `model.generate` and `model.forward` raise a `UsageError`
     and read nothing. Two cases still end in torch's own error, since the model looks into its table before it asks the
     cache: `generate` with a prompt that is longer than the table, and `forward` of a model that computes position ids
@@ -101,6 +102,21 @@ class MultiStateCache(OwnedCache):
                 for i, shape in enumerate(self.spec.shapes)
             ]
         )
+
+    def __repr__(self) -> str:
+        empty = self.get_seq_length() == 0
+        return f"MultiStateCache({self.spec.summary}, seen={[] if empty else self.state.seen.tolist()})"
+
+    def detach(self) -> None:
+        """Restore the model as it was before it was first wrapped, as `MultiStateRNN.detach` does."""
+        give_back(self.spec.model.reference())
+
+    def __enter__(self) -> MultiStateCache:
+        begin_block(self.spec.model.reference(), self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end_block(self.spec.model.reference(), self)
 
     def _memory(self, layer: int, batch_size: int) -> Memory:
         if not any(isinstance(other, StateLayer) and isinstance(other.memory, Memory) for other in self.layers):

@@ -64,6 +64,9 @@ class OwnedLayer(CacheLayerMixin):
     def check_goes_on(self, position_ids: Tensor, real: Tensor | None) -> None:
         """Refuse tokens whose positions cannot follow what the layer has read."""
 
+    def check_ends(self, real: Tensor, mask: Any) -> None:
+        """Refuse rows that end with padding; `real` is that of the `mask`."""
+
     @abstractmethod
     def attend(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scoring: Scoring) -> Tensor:
         """Append, attend, observe, evict: [B, T, H, Dv]; real [B, T] is False where padding."""
@@ -169,6 +172,22 @@ class StateLayer(OwnedLayer):
             first, follows = position_ids.gather(-1, columns)[..., 0], follows & real.any(-1)
         if bool(((first == 0) & follows).any()):
             raise UsageError(f"position 0 again after other tokens: use_cache=False {READS_AGAIN}")
+
+    def check_ends(self, real: Tensor, mask: Any) -> None:
+        """Refuse padding after a token: callers of the model continue a row from its last column.
+
+        One mask serves all layers, and is checked by the first.
+        """
+        if getattr(mask, "ends_checked", None) == self.columns:
+            return
+        assert isinstance(self.memory, Memory)
+        wrong = ~real[:, -1] & (real.any(-1) | (self.memory.seen > 0))
+        if bool(wrong.any()):
+            raise UsageError(
+                f"attention_mask: row {int(wrong.nonzero()[0])} ends with padding, and the model continues from the "
+                "last column; pad on the left (tokenizer.padding_side = 'left'), or use MultiStateRNN.read"
+            )
+        mask.ends_checked = self.columns
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scoring: Scoring) -> Tensor:
         memory, setup = self.memory, self.setup

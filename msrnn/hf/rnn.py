@@ -11,13 +11,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from msrnn.core.rope import ORIGINAL, Gap
-from msrnn.core.slots import MOST_COLUMNS, Slots
+from msrnn.core.slots import Slots
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
 from msrnn.hf.cache import MultiStateCache
 from msrnn.hf.cuda_graphs import Graphs
 from msrnn.hf.generation import Continuation, RowEnds, Settings, redirected_copy
-from msrnn.hf.inspect import give_back, hand_over
+from msrnn.hf.handover import begin_block, end_block, give_back, hand_over
+from msrnn.hf.inputs import checked_input, positions_of
 from msrnn.hf.state_spec import state_spec
 from msrnn.hf.tensor_parallel import check_same_input, naming_lost_ranks
 from msrnn.hf.wavefront import Wave
@@ -73,6 +74,9 @@ class MultiStateRNN:
         self.block = block or (STEPWISE_BLOCK if stepwise else DEFAULT_BLOCK)
         self._graphs = Graphs(model, self.spec, compile)
 
+    def __repr__(self) -> str:
+        return f"MultiStateRNN({self.spec.summary}, device={str(self.device)!r})"
+
     @property
     def device(self) -> torch.device:
         """The device of the model's first weights."""
@@ -91,18 +95,19 @@ class MultiStateRNN:
     def detach(self) -> None:
         """Restore the model as it was before it was first wrapped: its attention implementation and training mode.
 
-        States, and other objects that wrap this model, cannot be used with it any more. The end of a `with` block gives
-        the model back only if nothing else wraps it.
+        States, and other objects that wrap this model, cannot be used with it any more. The end of a `with` block does
+        the same, unless an object that was made before the block still wraps the model.
         """
         self.release()
         give_back(self.model)
 
     def __enter__(self) -> MultiStateRNN:
+        begin_block(self.model, self)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
-        give_back(self.model, self)
+        end_block(self.model, self)
 
     def state(self, batch_size: int = 1) -> MultiState:
         """An empty state for `batch_size` sequences; a bounded one allocates all its memory now, and no more later."""
@@ -160,7 +165,7 @@ class MultiStateRNN:
         """
         if isinstance(input_ids, Tensor) and input_ids.ndim == 2 and input_ids.shape[1] != 1:
             raise UsageError(f"input_ids of {input_ids.shape[1]} columns: step reads one token per row; use read")
-        ids, mask = self._checked(input_ids, state, attention_mask)
+        ids, mask = checked_input(self.model, self.spec, input_ids, state, attention_mask)
         graph = self._graphs.of(state)
         with state._changing():
             if graph is None:
@@ -184,7 +189,7 @@ class MultiStateRNN:
         into calls. `on_block` is called with the number of columns that were read since. `record(layer)` returns a
         function that receives the layer's eviction times.
         """
-        input_ids, mask = self._checked(input_ids, state, attention_mask)
+        input_ids, mask = checked_input(self.model, self.spec, input_ids, state, attention_mask)
         check_same_input(input_ids, self.spec.model.shards)
         wave = self._wave(state.batch_size, last_only)
         logits: Tensor | None = None
@@ -234,7 +239,7 @@ class MultiStateRNN:
             logits: Tensor = self.model(
                 input_ids=ids,
                 attention_mask=mask,
-                position_ids=_positions(state.seen, ids, mask),
+                position_ids=positions_of(state.seen, ids, mask),
                 past_key_values=self.spec.cache(state, record=record, real=None if mask is None else mask.bool()),
                 use_cache=True,
                 logits_to_keep=1 if last_only else 0,
@@ -256,7 +261,7 @@ class MultiStateRNN:
         continues = state is not None
         if state is None:
             state = self.state(input_ids.shape[0] if isinstance(input_ids, Tensor) and input_ids.ndim == 2 else 1)
-        input_ids, mask = self._checked(input_ids, state, kwargs.get("attention_mask"))
+        input_ids, mask = checked_input(self.model, self.spec, input_ids, state, kwargs.get("attention_mask"))
         if mask is not None and not mask[:, -1].all():
             raise UsageError("attention_mask: generate continues from the last column, so pad on the left")
         check_same_input(input_ids, self.spec.model.shards, samples=bool(settings["do_sample"]))
@@ -288,62 +293,3 @@ class MultiStateRNN:
             return out
         continuation.finish(out, input_ids.shape[1], pad=settings.pad_token)
         return out if settings["return_dict_in_generate"] else out.sequences
-
-    def _checked(
-        self, input_ids: Tensor, state: MultiState, attention_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Ids and mask on the model's device, the mask only where there is padding. Refuses what cannot be read."""
-        if not isinstance(input_ids, Tensor) or input_ids.dtype not in _INTEGERS:
-            kind = input_ids.dtype if isinstance(input_ids, Tensor) else type(input_ids).__name__
-            raise TypeError(f"input_ids of {kind}: must be a tensor of integers, [batch, tokens]")
-        if input_ids.ndim != 2 or input_ids.numel() == 0:
-            raise UsageError(f"input_ids of shape {list(input_ids.shape)}: must be [batch, tokens], 1 token or more")
-        if not isinstance(state, MultiState):
-            raise TypeError(f"state of {type(state).__name__}: must be a MultiState, as rnn.state() makes it")
-        state.check_fits(self.spec.fingerprint)
-        self.spec.check_device(state)
-        if input_ids.shape[0] != state.batch_size:
-            raise UsageError(
-                f"input_ids of {input_ids.shape[0]} rows do not fit a state of {state.batch_size}: "
-                "use a state of the same batch size"
-            )
-        if state.columns + input_ids.shape[1] > MOST_COLUMNS:
-            raise UsageError(
-                f"{state.columns + input_ids.shape[1]:,} columns: a state reads {MOST_COLUMNS:,} at most; "
-                "continue from an empty one"
-            )
-        self.spec.check_gaps(state.columns + input_ids.shape[1])
-        self.spec.check_autocast()
-        vocabulary: Any = self.model.get_input_embeddings().num_embeddings
-        if input_ids.device.type == "cpu":
-            low, high = int(input_ids.min()), int(input_ids.max())
-            if low < 0 or high >= vocabulary:
-                raise UsageError(
-                    f"input_ids from {low} to {high}: this model has ids 0 to {vocabulary - 1}; use its own tokenizer"
-                )
-        if attention_mask is not None:
-            attention_mask = torch.as_tensor(attention_mask, device=input_ids.device)
-            if attention_mask.shape != input_ids.shape:
-                raise UsageError(
-                    f"attention_mask of shape {list(attention_mask.shape)}: must cover the {list(input_ids.shape)} "
-                    "columns of input_ids, no more and no fewer"
-                )
-            attention_mask = None if bool(attention_mask.all()) else (attention_mask != 0).long().to(self.model.device)
-        if attention_mask is not None and self.spec.hybrid and bool((state.seen > 0).any()):
-            raise UsageError(
-                "attention_mask: the linear-attention layers of this model also read padding, unless it comes first; "
-                "select the rows and read each alone"
-            )
-        input_ids = input_ids.long().to(self.model.device)
-        if self.spec.model.last_position is not None:
-            self.spec.check_position(int(_positions(state.seen, input_ids, attention_mask).max()))
-        return input_ids, attention_mask
-
-
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
-
-def _positions(seen: Tensor, input_ids: Tensor, mask: Tensor | None) -> Tensor:
-    """The position of each column among its row's tokens; padding gets that of the token before it, and is not read."""
-    columns = torch.ones_like(input_ids) if mask is None else mask
-    return (seen.to(input_ids.device)[:, None] + columns.cumsum(-1) - 1).clamp(min=0)

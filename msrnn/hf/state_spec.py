@@ -17,7 +17,7 @@ from msrnn.core.device_memory import check_fits
 from msrnn.core.quantization import parse_state_dtype, state_dtype_name
 from msrnn.core.rope import FITTED, ORIGINAL, Gap, Repositioning, name_of, spacing
 from msrnn.core.slots import Growing, LayerShape, Memory, Slots
-from msrnn.core.state import MultiState
+from msrnn.core.state import ARCHITECTURE, MultiState
 from msrnn.errors import UsageError
 from msrnn.hf.cache_layers import LayerSetup, LinearLayer, OwnedCache, Place, StateLayer
 from msrnn.hf.inspect import ModelSpec, inspect_model
@@ -35,6 +35,12 @@ class StateSpec:
     bounds: list[Bound | None]  # None: the layer is not bounded
     setups: list[LayerSetup | None]
     fingerprint: dict[str, Any]  # what a state must have in common with this to fit
+
+    @property
+    def summary(self) -> str:
+        """The model and the options, for a repr."""
+        shown = ", ".join(f"{name}={self.fingerprint[name]!r}" for name in ("policy", "size", "dtype", "positions"))
+        return f"{self.fingerprint[ARCHITECTURE]}, {shown}"
 
     @property
     def backends(self) -> list[str]:
@@ -215,6 +221,7 @@ def state_spec(
         "size": sizes[0] if len(set(sizes)) == 1 else sizes,
         "dtype": state_dtype_name(quantized) if quantized else model_spec.dtype,
         "positions": name_of(spaced),
+        ARCHITECTURE: model_spec.architecture,
         "model": model_spec.fingerprint,
         "rotary": model_spec.rope_digest,
         "windows": sorted({window for window in model_spec.windows if window is not None}),

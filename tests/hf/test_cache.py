@@ -8,7 +8,7 @@ from transformers import DynamicCache
 
 import msrnn
 from msrnn.errors import UsageError
-from msrnn.hf.inspect import fingerprint_of
+from msrnn.hf.fingerprint import fingerprint_of
 
 
 def cached(model: tf.PreTrainedModel, size: int = 8) -> msrnn.MultiStateCache:

@@ -11,7 +11,7 @@ import transformers as tf
 from tiny import SMALL, build, llama, tokens
 
 import msrnn
-from msrnn.hf.inspect import fingerprint_of
+from msrnn.hf.fingerprint import fingerprint_of
 
 
 def cached(model: tf.PreTrainedModel, size: int = 8) -> msrnn.MultiStateCache:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
-from tiny import build, left_padded, llama, tokens
+from tiny import build, greedy, left_padded, llama, tokens
 
 import msrnn
+from msrnn.errors import UsageError
 
 SMALL: dict[str, Any] = {
     "vocab_size": 97,
@@ -163,3 +164,66 @@ def test_models_that_attend_in_both_directions_are_refused(kind: str, wrap: Any)
     with pytest.raises(ValueError, match=r"attends to later tokens|is_causal|encoder"):
         wrap(model, "tova", 8)
     assert model.config._attn_implementation == before
+
+
+def right(mask: torch.Tensor) -> None:
+    mask[1, 8:] = 0
+
+
+def on_both_sides(mask: torch.Tensor) -> None:
+    mask[1, :2] = mask[1, 9:] = 0
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 4, 11])
+@pytest.mark.parametrize("pad", [right, on_both_sides])
+def test_padding_on_the_right_is_refused_where_the_model_continues(pad: Any, chunk: int | None) -> None:
+    """transformers continues from the padding: its own answer would be wrong without an error."""
+    model, ids = build(llama(eos_token_id=None)), tokens(2, 12)
+    mask = torch.ones_like(ids)
+    pad(mask)
+    cache = cached(model)
+    with pytest.raises(UsageError, match="row 1 ends with padding.*pad on the left"):
+        model.generate(ids, attention_mask=mask, past_key_values=cache, prefill_chunk_size=chunk, **greedy())
+    if chunk is None:
+        assert cache.get_seq_length() == 0
+    rnn = msrnn.MultiStateRNN(model, "tova", 64)
+    for state in (None, rnn.state(2)):
+        with pytest.raises(UsageError, match="pad on the left"):
+            rnn.generate(ids, state=state, attention_mask=mask, **greedy())
+
+
+@torch.no_grad()
+def test_a_forward_pass_refuses_padding_after_tokens_and_step_reads_it() -> None:
+    model, ids = build(llama()), tokens(2, 12)
+    mask = torch.ones_like(ids)
+    mask[1, -1] = 0
+    cache, rnn = cached(model), msrnn.MultiStateRNN(model, "tova", 64)
+    model(ids[:, :-1], past_key_values=cache)
+    with pytest.raises(UsageError, match="row 1 ends with padding"):
+        model(ids[:, -1:], attention_mask=mask, past_key_values=cache)
+    assert cache.state.seen.tolist() == [11, 11]
+    state = rnn.state(2)
+    rnn.read(ids, state, mask)
+    assert state.seen.tolist() == [12, 11]
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 3])
+def test_padding_on_the_left_is_read_as_the_model_reads_it(chunk: int | None) -> None:
+    model, ids = build(llama(eos_token_id=None)), tokens(2, 12)
+    mask = torch.ones_like(ids)
+    mask[1, :5] = 0
+    expected = model.generate(ids, attention_mask=mask, **greedy())
+    found = model.generate(
+        ids, attention_mask=mask, past_key_values=cached(model), prefill_chunk_size=chunk, **greedy()
+    )
+    assert torch.equal(found, expected)
+
+
+def test_holes_in_a_flat_mask_are_read_as_the_model_reads_them() -> None:
+    model, ids = build(llama(eos_token_id=None)), tokens(2, 12)
+    mask = torch.ones_like(ids)
+    mask[1, 5:8] = 0
+    expected = model.generate(ids, attention_mask=mask, **greedy())
+    rnn = msrnn.MultiStateRNN(model, "tova", 64)
+    assert torch.equal(rnn.generate(ids, attention_mask=mask, **greedy()), expected)
+    assert torch.equal(model.generate(ids, attention_mask=mask, past_key_values=rnn.cache(), **greedy()), expected)
