@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from msrnn.errors import UsageError
 from msrnn.policy import Policy
 
 __version__ = "0.1.0"
@@ -23,6 +24,7 @@ __all__ = [
     "Policy",
     "SamplingParams",
     "Trace",
+    "UsageError",
     "__version__",
     "trace",
 ]

@@ -28,8 +28,11 @@ PRINTED = {  # something that the snippets of a page print
     "docs/guides/evaluating-a-policy.md": "first=4",
     "docs/guides/extending.md": "",
     "docs/guides/long-documents.md": "Who is the narrator?",
+    "docs/guides/quantized-weights.md": "The captain opened the door and",
     "docs/guides/which-tokens-stay.md": "torch.Size([1, 30, 1, ",
 }
+
+NEEDED = {"docs/guides/quantized-weights.md": ("torchao", "peft")}  # packages of the snippets of a page
 
 
 def name_of(page: Path) -> str:
@@ -77,6 +80,8 @@ def test_snippets_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As they stand, one after the other."""
+    for package in NEEDED.get(name_of(page), ()):
+        pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     Path("book.txt").write_text(BOOK)
     names: dict[str, object] = {}

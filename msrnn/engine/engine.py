@@ -97,6 +97,9 @@ class Engine:
         self._batch = Batch(self.rows, self._keep)
         self._loop: Loop | None = None
 
+    def __repr__(self) -> str:
+        return f"Engine({self.rnn!r}, rows={self.rows.capacity})"
+
     def _make_rows(self, rows: int | None) -> Rows:
         return Rows(self.rnn, rows or fitting_rows(self.rnn))
 

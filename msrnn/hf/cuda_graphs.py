@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from msrnn.core.shards import CHECKS, least
 from msrnn.core.slots import ordinary_tensors
 from msrnn.core.state import MultiState
+from msrnn.hf.fingerprint import addresses_of
 from msrnn.hf.state_spec import StateSpec
 from msrnn.hf.wavefront import (
     MOST_BLOCKS,
@@ -292,7 +293,7 @@ class Graphs:
         return graphs[0].graph.pool() if graphs else None
 
     def _addresses(self) -> list[int]:
-        return [weight.data_ptr() for weight in self._watched]
+        return [address for weight in self._watched for address in addresses_of(weight)]
 
     def _remember_weights(self) -> None:
         self._weights = self._addresses()

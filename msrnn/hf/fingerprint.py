@@ -111,6 +111,18 @@ def inner_tensors(weight: Any) -> list[Tensor]:
     return [inner for part in parts if isinstance(part, Tensor) for inner in inner_tensors(part)]
 
 
+def addresses_of(weight: Tensor) -> list[int]:
+    """Where the ordinary tensors of a weight are in memory."""
+    return [_address(part) for part in inner_tensors(weight)]
+
+
+def _address(tensor: Tensor) -> int:
+    try:
+        return tensor.data_ptr() or (0 if tensor.is_meta else id(tensor))
+    except RuntimeError:  # a tensor subclass without memory of its own
+        return id(tensor)
+
+
 @torch.no_grad()
 def non_finite_weights(model: PreTrainedModel) -> str | None:
     """A short description of the weights that are NaN or infinite; None: all are finite."""

@@ -16,7 +16,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, Li
 from msrnn.core.rope import Rope
 from msrnn.core.shards import Shards
 from msrnn.errors import UsageError
-from msrnn.hf.fingerprint import digest_of, fingerprint_of
+from msrnn.hf.fingerprint import addresses_of, digest_of, fingerprint_of, inner_tensors
 from msrnn.hf.handover import msrnn_attention
 from msrnn.hf.inspect_layers import (
     RecordedLayer,
@@ -152,11 +152,8 @@ def _version(model: PreTrainedModel, fingerprint: str) -> int:
 
 
 def _weight_version(weight: Tensor) -> tuple[Any, ...]:
-    try:
-        address = weight.data_ptr()
-    except RuntimeError:  # a tensor subclass without memory of its own
-        address = id(weight)
-    return address, None if weight.is_inference() else weight._version, weight.dtype, weight.device
+    versions = [None if part.is_inference() else part._version for part in inner_tensors(weight)]
+    return *addresses_of(weight), *versions, weight.dtype, weight.device
 
 
 def sliding_windows(model: PreTrainedModel, config: Any) -> list[int | None]:

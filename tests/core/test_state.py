@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers as tf
 from tiny import build, hybrid, left_padded, llama, tokens
 
 import msrnn
+from msrnn.errors import UsageError
 from msrnn.layer import Record
 from msrnn.policy import Policy
 
@@ -307,3 +309,48 @@ def test_a_horizon_can_begin_at_any_token(policy: str) -> None:
     other = "tova-head" if policy == "tova" else "h2o-layer"
     with pytest.raises(ValueError, match=f"policy '{policy}\\+1' does not fit a model with policy '{other}"):
         msrnn.MultiStateRNN(build(llama()), f"{other}+1~30", 10).convert_state(part)
+
+
+def test_states_of_other_models_are_named_and_not_numbered(tmp_path: Path) -> None:
+    rnn = msrnn.MultiStateRNN(build(llama()), "tova", 8)
+    state = rnn.state()
+    rnn.read(tokens(1, 12), state)
+    state.save(tmp_path / "state")
+    mine = r"LlamaForCausalLM\(layers 2, hidden size 48, vocabulary 97\)"
+    small = tf.MistralConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
+    turned = {"rope_type": "default", "rope_theta": 500.0}
+    others = {
+        f"with other weights than those of this {mine} does not fit it: use the model": build(llama(), seed=1),
+        f"with the weights of {mine} does not fit MistralForCausalLM\\(layers 1, hidden size 32": build(small),
+        f"with other RoPE parameters than those of this {mine}": build(
+            llama(rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+        ),
+    }
+    for message, model in others.items():
+        other = msrnn.MultiStateRNN(model, "tova", 8)
+        with pytest.raises(UsageError, match=f"a state {message}"):
+            other.read(tokens(1, 4), state)
+        with pytest.raises(UsageError, match=f"saved {message}") as error:
+            other.load_state(tmp_path / "state")
+        assert state.fingerprint["model"] not in str(error.value)
+
+
+def test_files_without_a_name_of_their_model_fit(tmp_path: Path) -> None:
+    """As they were saved before."""
+    rnn = msrnn.MultiStateRNN(build(llama()), "tova", 8)
+    state = rnn.state()
+    rnn.read(tokens(1, 12), state)
+    before = {name: value for name, value in state.fingerprint.items() if name != "architecture"}
+    older = msrnn.MultiState(state.layers, before)
+    older.save(tmp_path / "state")
+    assert rnn.load_state(tmp_path / "state").seen.tolist() == [12]
+    rnn.read(tokens(1, 4), older)
+    with pytest.raises(UsageError, match="saved with other weights than those of this LlamaForCausalLM"):
+        msrnn.MultiStateRNN(build(llama(), seed=1), "tova", 8).load_state(tmp_path / "state")

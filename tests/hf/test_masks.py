@@ -182,7 +182,7 @@ def test_padding_on_the_right_is_refused_where_the_model_continues(pad: Any, chu
     mask = torch.ones_like(ids)
     pad(mask)
     cache = cached(model)
-    with pytest.raises(UsageError, match="row 1 ends with padding.*pad on the left"):
+    with pytest.raises(UsageError, match=r"row 1 ends with padding.*pad on the left"):
         model.generate(ids, attention_mask=mask, past_key_values=cache, prefill_chunk_size=chunk, **greedy())
     if chunk is None:
         assert cache.get_seq_length() == 0

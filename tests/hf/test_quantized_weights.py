@@ -15,7 +15,8 @@ from torch import Tensor
 
 import msrnn
 from msrnn.errors import UsageError
-from msrnn.hf.fingerprint import fingerprint_of, non_finite_weights
+from msrnn.hf.fingerprint import addresses_of, fingerprint_of, non_finite_weights
+from msrnn.hf.inspect import inspect_model
 
 QUANTIZED = "model.layers.1.mlp.down_proj.weight"
 
@@ -143,6 +144,18 @@ def test_states_of_other_quantized_weights_are_refused(kind: str, tmp_path: Path
             msrnn.MultiStateRNN(other, "tova", 8).load_state(tmp_path / "state")
 
 
+@pytest.mark.parametrize("kind", ["torchao int8", "torchao int4", "codes and scales"])
+def test_weights_that_change_or_move_are_noticed(kind: str) -> None:
+    model = KINDS[kind](plain())
+    before, addresses = inspect_model(model), addresses_of(model.get_parameter(QUANTIZED))
+    assert inspect_model(model) is before
+    model.get_parameter(QUANTIZED).scale[5] *= 2
+    assert inspect_model(model) is not before
+    other = KINDS[kind](plain()).get_parameter(QUANTIZED)
+    assert not set(addresses) & set(addresses_of(other))
+    assert addresses_of(model.get_parameter(QUANTIZED)) == addresses
+
+
 def test_packed_weights_have_a_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of torch itself are no tensors."""
     monkeypatch.setattr(torch.backends.quantized, "engine", "qnnpack")  # torch's own choice fails on some ARM machines
@@ -207,7 +220,7 @@ def test_adapters_are_refused_with_advice_and_merged() -> None:
 
 
 def test_other_wrappers_are_refused_with_advice() -> None:
-    with pytest.raises(TypeError, match=r"DataParallel is a wrapper around a model: pass the model itself, model\.module"):
+    with pytest.raises(TypeError, match=r"DataParallel is a wrapper around a model: pass .* model\.module"):
         msrnn.MultiStateRNN(torch.nn.DataParallel(plain()), "tova", 8)
     with pytest.raises(TypeError, match="Linear is not a transformers model"):
         msrnn.MultiStateRNN(torch.nn.Linear(2, 2), "tova", 8)
