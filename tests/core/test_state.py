@@ -72,7 +72,7 @@ def test_a_saved_state_goes_on_as_if_never_saved(policy: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("model", "policy", "size", "named"),
-    [(0, "tova", 12, "size"), (0, "window", 10, "policy"), (1, "tova", 10, "model"), (0, "full", None, "policy")],
+    [(0, "tova", 12, "size"), (0, "window", 10, "policy"), (1, "tova", 10, "other weights"), (0, "full", None, "policy")],
 )
 def test_a_foreign_state_is_refused(model: int, policy: str, size: int | None, named: str, tmp_path: Path) -> None:
     mine = msrnn.MultiStateRNN(build(llama(), seed=0), "tova", 10)
@@ -211,7 +211,7 @@ def test_a_state_knows_how_its_model_rotates(tmp_path: Path) -> None:
     state = rnn.state()
     rnn.read(tokens(1, 20), state)
     state.save(tmp_path / "new")
-    with pytest.raises(ValueError, match="rotary"):
+    with pytest.raises(ValueError, match="other RoPE parameters"):
         turning.load_state(tmp_path / "new")
     del state.fingerprint["rotary"]  # as states were saved before
     state.save(tmp_path / "old")
