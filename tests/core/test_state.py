@@ -72,7 +72,7 @@ def test_a_saved_state_goes_on_as_if_never_saved(policy: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("model", "policy", "size", "named"),
-    [(0, "tova", 12, "size"), (0, "window", 10, "policy"), (1, "tova", 10, "other weights"), (0, "full", None, "policy")],
+    [(0, "tova", 12, "size"), (0, "window", 10, "policy"), (1, "tova", 10, "other"), (0, "full", None, "policy")],
 )
 def test_a_foreign_state_is_refused(model: int, policy: str, size: int | None, named: str, tmp_path: Path) -> None:
     mine = msrnn.MultiStateRNN(build(llama(), seed=0), "tova", 10)
@@ -329,9 +329,7 @@ def test_states_of_other_models_are_named_and_not_numbered(tmp_path: Path) -> No
     others = {
         f"with other weights than those of this {mine} does not fit it: use the model": build(llama(), seed=1),
         f"with the weights of {mine} does not fit MistralForCausalLM\\(layers 1, hidden size 32": build(small),
-        f"with other RoPE parameters than those of this {mine}": build(
-            llama(rope_parameters={"rope_type": "default", "rope_theta": 500.0})
-        ),
+        f"with other RoPE parameters than those of this {mine}": build(llama(rope_parameters=turned)),
     }
     for message, model in others.items():
         other = msrnn.MultiStateRNN(model, "tova", 8)
