@@ -65,13 +65,11 @@ def attention(
     try:
         _check_inference(query.requires_grad or key.requires_grad, dropout, output_attentions)
         owner.check_call(module, use_cache)
-        real = owner.real
-        if real is None:
-            real = real_columns(attention_mask, query.shape[2], owner.window)
-            if real is not None:
-                owner.check_ends(real, attention_mask)
+        real = owner.real if owner.real is not None else real_columns(attention_mask, query.shape[2], owner.window)
         if 1 < query.shape[2] < owner.columns and position_ids is not None:
             owner.check_goes_on(position_ids, real)
+        if real is not None and owner.real is None:
+            owner.check_ends(real, attention_mask)
     except ValueError:
         owner.columns -= query.shape[2]  # nothing was read
         raise
