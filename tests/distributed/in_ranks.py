@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 2 in_ranks.py FOLDER [PATTERN ...]
 
 FOLDER has the models. Rank 0 writes what each check (of those that match a pattern) has found to FOLDER/N-ranks.json:
-"" where it holds. Then the last rank is killed while all of them read and save.
+"" where it holds. Then the last rank is killed while all of them read and save. The launcher sends SIGTERM to the others
+as soon as it sees that; they ignore it, and notice the loss themselves before the launcher's SIGKILL, 30 s later.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import json
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from fnmatch import fnmatch
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from msrnn.policy import NAMES
 
 POLICIES = ("full", *NAMES, "tova+4", "decay=0.9,value_norm=1")
 SIZE = 9
-SECONDS = 60
+SECONDS = 180
 Check = Callable[[PreTrainedModel, PreTrainedModel, Path], None]
 
 
@@ -262,12 +263,17 @@ def main(folder: Path, patterns: Sequence[str]) -> None:
     if dist.get_rank() == 0:
         joined = {name: "\n".join(filter(None, (one[name] for one in everywhere))) for name in found}
         (folder / f"{dist.get_world_size()}-ranks.json").write_text(json.dumps(joined))
-    rnn = msrnn.MultiStateRNN(shared, "tova", SIZE)
-    state, began = rnn.state(), time.monotonic()
-    while True:
+    lose_the_last_rank(msrnn.MultiStateRNN(shared, "tova", SIZE), folder / "last.safetensors")
+
+
+def lose_the_last_rank(rnn: msrnn.MultiStateRNN, path: Path) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    dist.barrier()
+    state = rnn.state()
+    for saved in count():
         rnn.read(tokens(1, 8), state)
-        state.save(folder / "last.safetensors")
-        if dist.get_rank() == dist.get_world_size() - 1 and time.monotonic() > began + 1:
+        state.save(path)
+        if dist.get_rank() == dist.get_world_size() - 1 and saved == 10:
             os.kill(os.getpid(), signal.SIGKILL)
 
 

