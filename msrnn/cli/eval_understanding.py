@@ -256,8 +256,8 @@ def answered(
     builder = PromptBuilder(loaded.tokenizer, task.prompt, settings.chat)
     metadata = {**source, **environment(loaded.model.device)}
     evaluation = Understanding(loaded.model, builder, questions, Answers(store, settings), batch, metadata)
-    evaluation.leave_to(options.workers)
-    return watched(evaluation.answered, cells)
+    with options.computing(evaluation):
+        return watched(evaluation.answered, cells)
 
 
 def report_scores(task: Task, grid: Grid, answers: Answers, keys: list[str], against: str, folder: Path) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from msrnn.distributed.ray_cells import RayWorkers
     from msrnn.evaluation.data.texts import Choice, Data
     from msrnn.evaluation.report import Table
-    from msrnn.evaluation.runner import Evaluation, Progress
+    from msrnn.evaluation.runner import Evaluation, ModelRunner, Progress
     from msrnn.evaluation.store import Check, Store
     from msrnn.hf.loading import Loaded
 
@@ -108,6 +108,16 @@ class EvaluationOptions:
         if self.workers is None:
             return load(self.model, self.device, self.dtype, on_convert=note, shared=started_by_torchrun())
         return load(self.model, "cpu", self.workers.dtype, on_convert=note)
+
+    @contextmanager
+    def computing(self, evaluation: ModelRunner[Any, Any, Any]) -> Iterator[None]:
+        """Let the cluster compute, if there is one, and leave it at the end."""
+        evaluation.leave_to(self.workers)
+        try:
+            yield
+        finally:
+            if self.workers is not None:
+                self.workers.close()
 
     def open_store(self, folder: Path, name: str, check: Check) -> Store:
         return open_store(folder, name, check, force=self.force, skip_damaged=self.skip_damaged)
@@ -217,8 +227,7 @@ def computed(
     label: Callable[[Any], str] = lambda x: x.label,
 ) -> tuple[dict[Any, list[T]], dict[Any, list[T]]]:
     """The results of these cells, and those of other cells that the folder has; with progress and notes."""
-    evaluation.leave_to(options.workers)
-    with stoppable(options.force):
+    with options.computing(evaluation), stoppable(options.force):
         results = watched(evaluation.results, cells)
     others = evaluation.others(cells)
     note_other_rows([label(cell) for cell in others], evaluation.other_rows)

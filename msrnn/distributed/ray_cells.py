@@ -49,6 +49,9 @@ class RayWorkers:
         finally:
             tasks.cancel()
 
+    def close(self) -> None:
+        self.cluster.close()
+
 
 class _Tasks:
     """The tasks that are under way."""

@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 in_ranks.py FOLDER [PATTERN ...]
 
 FOLDER has the models. Rank 0 writes what each check (of those that match a pattern) has found to FOLDER/N-ranks.json:
-"" where it holds. Then the last rank is killed while all of them read and save. The launcher sends SIGTERM to the others
-as soon as it sees that; they ignore it, and notice the loss themselves before the launcher's SIGKILL, 30 s later.
+"" where it holds. Then the last rank is killed while all of them read and save. The launcher ends the others by SIGTERM
+as soon as it sees that; they ignore it, and notice the loss themselves before its SIGKILL, 30 s later.
 """
 
 from __future__ import annotations

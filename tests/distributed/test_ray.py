@@ -21,6 +21,8 @@ import msrnn
 from benchmarks.serving_load import serving
 from msrnn.cli import main
 from msrnn.distributed import ray_cells
+from msrnn.distributed.ray_cluster import Cluster
+from msrnn.errors import UsageError
 from msrnn.evaluation.runner import Computed
 from msrnn.evaluation.store import Row, read_rows
 
@@ -150,6 +152,21 @@ def test_bad_clusters(cluster: str, model: Path, capsys: Any) -> None:
     ):
         assert main([*words, "--model", str(model)]) == 2
         assert f"msrnn: {message}" in capsys.readouterr().err
+
+
+def test_a_connection_of_the_caller_stays_open(cluster: str) -> None:
+    _, port = cluster.rsplit(":", 1)
+    for address in ("auto", cluster, f"127.0.0.1:{port}"):
+        Cluster(address).close()
+        assert ray.is_initialized()
+    with pytest.raises(UsageError, match="no machine of this Ray cluster"):
+        Cluster(cpus=64)
+    # Ray itself would go on with the cluster that it is connected to, without a word.
+    with pytest.raises(
+        UsageError, match=f"--ray 127.0.0.1:1: this process is connected to the Ray cluster at {cluster}"
+    ):
+        Cluster("127.0.0.1:1")
+    assert ray.get(ray.put("still here")) == "still here"
 
 
 async def talk(address: str, turns: int) -> list[list[str | None]]:
