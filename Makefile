@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: demo test test-all test-gpu check bench models docs install clean
+.PHONY: demo test test-all test-gpu test-ray check bench models docs install clean
 
 demo: install  ## the main job, on the small default model
 	$(BIN)/msrnn demo
@@ -19,6 +19,10 @@ test-all: install  ## and the variants that `make test` leaves out since they ta
 test-gpu:  ## what needs a GPU, with the python that has torch for it; kernels compile long, so in many processes
 	$(PYTHON) -m pytest --collect-only -q -m gpu tests | grep :: | shuf | tr '\n' '\0' \
 		| xargs -0 -P $$(nproc) -n 4 $(PYTHON) -m pytest -q
+
+test-ray: .venv-ray/installed  ## evaluations and replicas on a Ray cluster; ten minutes for one test at most
+	.venv-ray/bin/python tests/distributed/pytest_session.py -q --durations 0 --timeout 600 --timeout-method thread \
+		tests/distributed/test_ray.py tests/distributed/test_ray_cluster.py
 
 check: install  ## style and types
 	$(BIN)/ruff check .
@@ -49,5 +53,10 @@ install: .venv/installed
 	$(BIN)/pip install -q -c constraints.txt -e '.[docs]'
 	touch $@
 
+.venv-ray/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/pip install -q -c constraints.txt -e '.[dev,ray]' pytest-timeout
+	touch $@
+
 clean:
-	rm -rf .venv .peers build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-ray .peers build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 import transformers as tf
 from characters import character_tokenizer
 from test_shared_server import MSRNN
-from test_tensor_parallel import BASE, build
+from test_tensor_parallel import BASE, TORCHRUN, build
 from test_tensor_parallel import pytestmark as pytestmark
 
 from msrnn.cli import main
@@ -40,7 +39,7 @@ def test_commands_of_two_processes(tmp_path: Path, capsys: Any) -> None:
     about = ["--model", str(tmp_path / "model"), "--size", "16"]
 
     def together(*words: str) -> subprocess.CompletedProcess[str]:
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", "2"]
+        torchrun = [*TORCHRUN, "--no-python", "--nproc-per-node", "2"]
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run([*torchrun, *MSRNN, *words, *about], env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

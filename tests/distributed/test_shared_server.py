@@ -8,14 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import transformers as tf
-from test_tensor_parallel import BASE, build
+from test_tensor_parallel import BASE, TORCHRUN, build
 from test_tensor_parallel import pytestmark as pytestmark
 
 import msrnn
@@ -27,7 +26,7 @@ MSRNN = [sys.executable, "-c", "import sys; from msrnn.cli import main; sys.exit
 
 
 def ask(address: str, **more: Any) -> str:
-    found = httpx.post(f"{address}/v1/completions", json={**QUESTION, "ignore_eos": True, **more}, timeout=60)
+    found = httpx.post(f"{address}/v1/completions", json={**QUESTION, "ignore_eos": True, **more}, timeout=120)
     assert found.status_code == 200, found.text
     return str(found.json()["choices"][0]["text"])
 
@@ -46,7 +45,7 @@ def test_a_server_of_two_processes(small: Loaded, tmp_path: Path) -> None:
         expected.append(small.tokenizer.decode(out[0, prompt.shape[1] :]))
 
     options = ["--model", tmp_path / "model", "--size", SIZE, "--port", 0, "--sessions", tmp_path / "sessions"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", "2"]
+    torchrun = [*TORCHRUN, "--no-python", "--nproc-per-node", "2"]
     server = subprocess.Popen(
         [*torchrun, *MSRNN, "serve", *map(str, options)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -61,6 +60,5 @@ def test_a_server_of_two_processes(small: Loaded, tmp_path: Path) -> None:
         assert json.loads(httpx.get(f"{address}/v1/sessions").text)["data"][0]["turns"] == 2
     finally:
         server.send_signal(signal.SIGTERM)
-        ended = time.monotonic()
-        server.communicate(timeout=60)
-    assert time.monotonic() < ended + 30, "the other process had to be killed"
+        _, said = server.communicate(timeout=120)
+    assert "forcefully" not in said, "the other process had to be killed"

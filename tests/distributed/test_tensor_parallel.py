@@ -42,15 +42,15 @@ CONFIGS = {
     "phi3": tf.Phi3Config(**BASE),
     "gpt_oss": tf.GptOssConfig(**BASE, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
 }
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")  # with a port of its own for every job
 FOR_TWO = ("llama: *", "*: tova *", "*: h2o reads*")
 FOR_FOUR = ("llama: tova reads*", "llama: h2o reads*", "llama: a leading engine", "llama: echo is saved")
 
 
 def torchrun(ranks: int, script: Path, *arguments: Any, timeout: float = 900) -> subprocess.CompletedProcess[str]:
     folders = [str(script.parent), str(script.parent.parent), *sys.path]
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", str(ranks))
     return subprocess.run(
-        [sys.executable, *launcher, script, *map(str, arguments)],
+        [*TORCHRUN, "--nproc-per-node", str(ranks), script, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

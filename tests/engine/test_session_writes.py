@@ -31,7 +31,7 @@ class Disk:
 
         def slow(*args: Any) -> None:
             self.asked.set()
-            assert self.allowed.wait(30)
+            assert self.allowed.wait(60)
             if self.error is not None:
                 raise self.error
             save(*args)
@@ -70,7 +70,7 @@ def run(engine: msrnn.Engine) -> list[Event]:
 def test_other_answers_go_on_while_a_session_is_written(engine: msrnn.Engine, disk: Disk) -> None:
     short, long = begin(engine, [5, 6], SHORT, "talk"), begin(engine, [7], LONG, None)
     events = [event for _ in range(20) for event in engine.step()]
-    assert disk.asked.wait(10)
+    assert disk.asked.wait(60)
     assert len(long.answers[0].tokens) >= 19
     assert not short.finished
     assert engine.counts["rows"] == 1

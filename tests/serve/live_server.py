@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -88,12 +88,20 @@ def greedy(rnn: msrnn.MultiStateRNN, ids: list[int], count: int) -> list[int]:
     return found
 
 
-def slow_down(engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every decode step take 20 ms more."""
-    step = engine.rows.step
+def wait_until(true: Callable[[], object], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.01)
+
+
+def slow_down(engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> threading.Event:
+    """Let every decode step take longer by so many seconds, until the event is set."""
+    step, fast = engine.rows.step, threading.Event()
 
     def slowed(count: int) -> torch.Tensor:
-        time.sleep(0.02)
+        fast.wait(seconds)
         return step(count)
 
     monkeypatch.setattr(engine.rows, "step", slowed)
+    return fast

@@ -18,7 +18,7 @@ return [...document.querySelectorAll(".turn:not(.lost) .body span, .turn:not(.lo
 """
 
 
-def until(browser: Any, script: str, seconds: float = 20) -> Any:
+def until(browser: Any, script: str, seconds: float = 60) -> Any:
     """Wait until a script returns something that is true."""
     end = time.monotonic() + seconds
     while not (found := browser.execute_script(f"return {script}")):

@@ -75,7 +75,7 @@ def check_tokens(address: str, browser: Any, size: int = 16) -> list[Any]:
 def test_an_answer_streams_and_tokens_fade(
     visit: Visit, open_address: str, engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow_down(engine, monkeypatch)
+    fast = slow_down(engine, monkeypatch, 0.5)
     browser = visit(open_address)
     set_settings(browser, max_tokens=40, temperature=1, seed=3, system="Be naïve 🌊.")
     assert "0 of 16 states" in text(browser, "#use")
@@ -84,6 +84,8 @@ def test_an_answer_streams_and_tokens_fade(
     while browser.execute_script("return document.querySelector('.assistant') === null"):
         time.sleep(0.01)
     while not browser.execute_script("return document.getElementById('stop').hidden"):
+        fast.set()
+        fast.clear()  # one step more
         lengths.add(browser.execute_script("return document.querySelectorAll('.assistant .body span').length"))
         faded.add(browser.execute_script("return document.querySelectorAll('.conversation .s0').length"))
         gauges.add(text(browser, "#seen"))

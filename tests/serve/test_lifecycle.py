@@ -9,7 +9,7 @@ import time
 import httpx
 import pytest
 import uvicorn
-from live_server import live, post, slow_down
+from live_server import live, post, slow_down, wait_until
 
 import msrnn
 from benchmarks.serving_load import metrics
@@ -17,6 +17,7 @@ from msrnn.hf.loading import Loaded
 from msrnn.serve.http_server import listening
 from msrnn.serve.limits import Limits
 
+HOLD = 0.5  # seconds of a step; what runs goes on for longer than a test needs, until it is told to be fast
 LONG = {"prompt": "a", "max_tokens": 30, "ignore_eos": True, "temperature": 0}
 FOREVER = {"max_tokens": 1900, "stream": True}
 
@@ -38,15 +39,16 @@ def test_a_socket_listens_at_once_and_does_not_collect_small_packets() -> None:
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_draining(engine: msrnn.Engine) -> None:
+def test_draining(engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """After SIGTERM, what runs and what waits is answered in full."""
     with live(engine, Limits()) as found:
         url = f"{found.address}/v1/completions"
         expected = post(found.address, LONG).json()["choices"][0]["text"]
+        fast = slow_down(engine, monkeypatch, HOLD)
         assert httpx.get(f"{found.address}/health").status_code == 200
         with (
-            httpx.stream("POST", url, json={**LONG, "stream": True}) as running,
-            httpx.stream("POST", url, json={**LONG, "stream": True}) as waiting,
+            httpx.stream("POST", url, json={**LONG, "stream": True}, timeout=60) as running,
+            httpx.stream("POST", url, json={**LONG, "stream": True}, timeout=60) as waiting,
         ):
             lines = running.iter_lines()
             next(lines)
@@ -56,13 +58,14 @@ def test_draining(engine: msrnn.Engine) -> None:
             refused = post(found.address, LONG)
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
             assert httpx.get(f"{found.address}/v1/models").status_code == 503
+            fast.set()
             for rest in (lines, waiting.iter_lines()):
                 chunks = [httpx.Response(200, content=line[6:]).json() for line in rest if line.startswith("data: {")]
                 text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
                 assert expected.endswith(text)
                 assert len(text) > len(expected) / 2
                 assert chunks[-1]["choices"][0]["finish_reason"] == "length"
-        for _ in range(500):
+        for _ in range(6000):
             try:
                 httpx.get(f"{found.address}/health")
             except httpx.TransportError:
@@ -86,7 +89,8 @@ def test_draining_ends(engine: msrnn.Engine) -> None:
         assert found.http.should_exit
 
 
-def test_the_time_in_the_queue(engine: msrnn.Engine) -> None:
+def test_the_time_in_the_queue(engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = slow_down(engine, monkeypatch, HOLD)
     body = {**LONG, "max_tokens": 10, "stream": True}
     with live(engine, Limits()) as found:
         url = f"{found.address}/v1/completions"
@@ -94,6 +98,9 @@ def test_the_time_in_the_queue(engine: msrnn.Engine) -> None:
             lines = first.iter_lines()  # if nothing held it, the connection would be closed
             next(lines)
             with httpx.stream("POST", url, json=body) as second:
+                wait_until(lambda: engine.counts["waiting"] == 1)
+                time.sleep(0.06)
+                fast.set()
                 second.read()
         counts = metrics(found.address)
     assert counts["request_queue_time_seconds_count"] == 2
