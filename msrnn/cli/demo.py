@@ -12,12 +12,12 @@ from typer import Option
 from msrnn.cli.files import MANUAL, manual, read_text
 from msrnn.cli.model_options import ModelOptions
 from msrnn.cli.options import Device, Dtype, Model, Size
-from msrnn.cli.terminal import progress, show_table, show_text
+from msrnn.cli.terminal import note, progress, show_table, show_text
 from msrnn.errors import UsageError
 from msrnn.policy import FULL
 
 if TYPE_CHECKING:
-    from msrnn.evaluation.loss import Measured
+    from msrnn.evaluation.benchmark.reading import Measured
 
 POLICIES = (FULL, "window+4", "tova")
 COLUMNS = ("policy", "perplexity", "states\nheld", "bytes\nheld", "ms/token\nreading", "ms/token\ndecoding")
@@ -32,10 +32,10 @@ def demo(
     device: Device = "auto",
     dtype: Dtype = None,
 ) -> None:
-    """Read one text under three policies, and compare perplexity, memory and time.
+    """Read one text under three policies, and compare perplexity, memory and time: a minute or two on two CPU cores.
 
-    The policies are full (keeps every token), window+4 (keeps the newest tokens and the first four) and tova. At the
-    end tova continues the text.
+    The policies are full (keeps every token), window+4 (keeps the newest tokens and the first four) and tova. Times are
+    medians of repeated runs at the end of the text. Then tova continues the text.
 
     Examples:
         msrnn demo
@@ -48,21 +48,24 @@ def demo(
     check_size(size, tokens)
     prose = read_text(str(text)) if text else manual()
     rnn, tokenizer = choices[0].load()
-    from msrnn.evaluation.loss import measure
+    from msrnn.evaluation.benchmark.reading import estimate_seconds, measure, tokens_of
     from msrnn.hf.chat_template import AnswerStreamer, encode
 
     ids = encode(tokenizer, prose, add_special_tokens=True)[:, :tokens]
     if ids.shape[1] < 2:
         raise UsageError(f"{text}: {ids.shape[1]} token; give a longer text")
     check_size(size, ids.shape[1])
+    note(announcement(ids.shape[1], len(choices) * estimate_seconds(rnn, ids)))
     rows = []
     with progress() as bar:
         for choice in choices:
             rnn = choice.rnn(rnn.model)
-            task = bar.add_task(choice.policy.ljust(8), total=ids.shape[1] - 1)
+            task = bar.add_task(choice.policy.ljust(8), total=tokens_of(ids.shape[1]))
             row, state = measure(rnn, ids, partial(bar.advance, task))
+            bar.update(task, total=bar.tasks[task].completed)  # times that disagree are measured again
             rows.append(row)
     show_table(f"{ids.shape[1]:,} tokens", COLUMNS, [cells(row) for row in rows])
+    show_text(remark(rows))
     show_text(f"{rows[-1].policy} continues the text:")
     Console().print(Text(str(tokenizer.decode(ids[0, -LAST_TOKENS:])), style="dim"), end="", soft_wrap=True)
     answer = AnswerStreamer(tokenizer)
@@ -81,8 +84,25 @@ def check_size(size: int, tokens: int) -> None:
 
 
 def cells(row: Measured) -> list[str]:
-    times = (f"{seconds * 1e3:.1f}" for seconds in (row.reading, row.decoding))
+    times = (f"{times.median:.1f}" for times in (row.reading, row.decoding))
     return [row.policy, f"{row.perplexity:.2f}", f"{row.states:,}", decimal(row.nbytes), *times]
+
+
+def announcement(tokens: int, seconds: float) -> str:
+    """What happens next, and about how long it takes."""
+    took = f"{max(2, round(seconds))} seconds" if seconds < 90 else f"{round(seconds / 60)} minutes"
+    return (
+        f"reading {tokens:,} tokens under {len(POLICIES)} policies, and parts of them again to time it: about {took}, "
+        "more if the machine is busy"
+    )
+
+
+def remark(rows: list[Measured]) -> str:
+    """What a reader must know about the times."""
+    from msrnn.evaluation.benchmark.timing import busy_remark
+
+    unsteady = [row.policy for row in rows if not row.steady]
+    return " ".join(["Times are medians of repeated runs.", *([busy_remark(unsteady)] if unsteady else [])])
 
 
 def verdict(rows: list[Measured]) -> str:

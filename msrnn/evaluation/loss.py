@@ -1,11 +1,9 @@
-"""The loss of each token of a text, and the time and memory that reading it takes."""
+"""The loss of each token of a text, and the states that are held after it."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +13,6 @@ from msrnn.core.state import MultiState
 from msrnn.hf.rnn import MultiStateRNN
 
 LOGIT_BYTES = {"cpu": 2**26, "cuda": 2**30}  # logits that exist at once, in the model's dtype and again in float32
-UNTIMED, DECODED = 3, 32  # steps; the first ones may move an unbounded state into larger buffers
 
 
 def losses(
@@ -53,30 +50,6 @@ def _losses(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.cat([cross_entropy(some.float(), true, reduction="none") for some, true in slices]).view_as(targets)
 
 
-class Measured(NamedTuple):
-    """What reading a text costs under one policy, and its perplexity."""
-
-    policy: str
-    perplexity: float
-    states: int
-    nbytes: int
-    reading: float  # seconds per token of the prefill
-    decoding: float  # seconds per decode step
-
-
-def measure(rnn: MultiStateRNN, ids: Tensor, advance: Callable[[int], None]) -> tuple[Measured, MultiState]:
-    """Read ids [1, T] except the last one; the state that is returned continues with it."""
-    ids = ids.to(rnn.model.device)
-    losses(rnn, ids[:, :3], rnn.state())  # numba compiles its loops at the first call
-    state = rnn.state()
-    started = perf_counter()
-    loss = losses(rnn, ids, state, advance).double().sum().item()
-    reading = (perf_counter() - started) / (ids.shape[1] - 1)
-    perplexity = math.exp(loss / (ids.shape[1] - 1))
-    times = reading, _decode(rnn, ids[:, -1:], state.fork(1))
-    return Measured(str(rnn.spec.fingerprint["policy"]), perplexity, states_held(state), state.nbytes, *times), state
-
-
 def states_held(state: MultiState) -> int:
     """The most states that a head of any layer holds."""
     return max(states_of_layers(state))
@@ -85,15 +58,3 @@ def states_held(state: MultiState) -> int:
 def states_of_layers(state: MultiState) -> list[int]:
     """The most states that a head holds, for each layer."""
     return [int((layer.position >= 0).sum(-1).max()) for layer in state.layers if hasattr(layer, "position")]
-
-
-def _decode(rnn: MultiStateRNN, token: Tensor, state: MultiState) -> float:
-    """Seconds per decode step."""
-    started = 0.0
-    for step in range(UNTIMED + DECODED):
-        if step == UNTIMED:
-            token.tolist()  # waits for the device
-            started = perf_counter()
-        token = rnn.step(token, state).argmax(-1)
-    token.tolist()
-    return (perf_counter() - started) / DECODED

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -8,15 +9,19 @@ import torch
 from command import TEXT, Run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from msrnn.cli.demo import verdict
+from msrnn.cli.demo import announcement, cells, remark, verdict
 from msrnn.cli.files import _MANUAL_TOPICS, manual
-from msrnn.evaluation.loss import Measured
+from msrnn.evaluation.benchmark.reading import Measured
+from msrnn.evaluation.benchmark.timing import Times
 
 
 def test_demo_on_a_file(run: Run, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text(TEXT)
     code, out, err = run("demo", "--text", tmp_path / "text", "--tokens", 200, "--size", 32)
-    assert (code, err) == (0, "")
+    assert code == 0
+    reason = "reading 200 tokens under 3 policies, and parts of them again to time it"
+    assert re.fullmatch(rf"{reason}: about \d+ seconds, more if the machine is busy\n", err)
+    assert "Times are medians of repeated runs." in out
     shown = [line.split() for line in out.splitlines()]
     rows = [cells for cells in shown if cells and cells[0] in ("full", "window+4", "tova")][:3]
     assert [row[0] for row in rows] == ["full", "window+4", "tova"]
@@ -69,13 +74,27 @@ def test_demo_text_too_short(run: Run, tmp_path: Path, monkeypatch: pytest.Monke
     assert "longer text" in err
 
 
+ROWS = [
+    Measured("full", 10.0, 1000, 4_000_000, Times(4.04, 3.0, 5.0), Times(70, 60, 80)),
+    Measured("window+4", 12.0, 100, 400_000, Times(2, 1, 9, steady=False), Times(60, 50, 70)),
+    Measured("tova", 9.5, 100, 400_000, Times(2, 1, 3), Times(60, 50, 900, steady=False)),
+]
+
+
+def test_times_that_disagree_are_told() -> None:
+    assert cells(ROWS[0])[-2:] == ["4.0", "70.0"]
+    assert remark(ROWS[:1]) == "Times are medians of repeated runs."
+    assert "Runs of window+4, tova still differ by more than a tenth" in remark(ROWS)
+    assert remark(ROWS).endswith("the machine is busy.")
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.1, "2 seconds"), (89, "89 seconds"), (200, "3 minutes")])
+def test_how_long_it_takes(seconds: float, told: str) -> None:
+    assert f"about {told}," in announcement(2048, seconds)
+
+
 def test_verdict_is_computed() -> None:
-    rows = [
-        Measured("full", 10.0, 1000, 4_000_000, 0, 0),
-        Measured("window+4", 12.0, 100, 400_000, 0, 0),
-        Measured("tova", 9.5, 100, 400_000, 0, 0),
-    ]
-    assert verdict(rows) == (
+    assert verdict(ROWS) == (
         "Holding 100 of 1,000 states (400.0 kB instead of 4.0 MB) "
         "changes perplexity by +20.0% under window+4 and -5.0% under tova."
     )

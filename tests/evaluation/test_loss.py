@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from tiny import VOCABULARY, build, llama, tokens
 from transformers import PreTrainedModel
 
-from msrnn.evaluation.loss import losses, measure
+from msrnn.evaluation.loss import losses
 from msrnn.hf.rnn import MultiStateRNN
 
 
@@ -27,12 +25,3 @@ def test_losses_are_the_same_however_they_are_cut(
     rnn = MultiStateRNN(model, "tova", 8, block=7)
     assert torch.allclose(losses(rnn, ids, rnn.state(3), blocks.append), whole, atol=1e-4)
     assert blocks == [7] * 7
-
-
-def test_a_measurement(model: PreTrainedModel) -> None:
-    ids, read = tokens(1, 20), list[int]()
-    rnn = MultiStateRNN(model, "tova", 8)
-    found, state = measure(rnn, ids, read.append)
-    assert found.perplexity == pytest.approx(math.exp(losses(rnn, ids, rnn.state()).mean().item()), rel=1e-5)
-    assert (found.policy, found.states, found.nbytes) == ("tova", 8, state.nbytes)
-    assert (sum(read), state.seen.tolist()) == (19, [19])

