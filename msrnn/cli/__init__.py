@@ -36,6 +36,7 @@ from msrnn.cli.terminal import Stopped
 from msrnn.errors import UsageError
 
 BAD_INPUT, INTERRUPTED = 2, 130
+_EXPECTED = {"int_parsing": "must be a whole number", "float_parsing": "must be a number"}
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -86,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"\nmsrnn: {stopped}", file=sys.stderr)
         return INTERRUPTED
     except typer.TyperException as error:
-        return _print_error(error.format_message())
+        return _print_error(_with_value(error))
     except OSError as error:
         return _print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except UsageError as error:
@@ -100,6 +101,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED and is_first():
         print(file=sys.stderr)
     return code if isinstance(code, int) else 0
+
+
+def _with_value(error: typer.TyperException) -> str:
+    """The message of the parser; about a value that it cannot read, in the same form as ours."""
+    problems = getattr(error.__cause__, "errors", list)()
+    if not problems:
+        return error.format_message()
+    value, message = str(problems[0]["input"]), problems[0]["msg"].removeprefix("Value error, ").rstrip(".")
+    expected = _EXPECTED.get(problems[0]["type"], message)
+    return f"{error.param.opts[0]} {value[:60] or repr(value)}: {expected}"  # type: ignore[attr-defined]
 
 
 def _with_flag(message: str, words: Sequence[str]) -> str:

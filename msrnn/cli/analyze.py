@@ -13,6 +13,7 @@ from msrnn.cli.files import MANUAL, manual
 from msrnn.cli.options import SMALL, Device, Dtype, Model
 from msrnn.cli.terminal import note, progress, show_table, show_text
 from msrnn.errors import UsageError
+from msrnn.evaluation.data.texts import check_source
 from msrnn.policy import Policy, is_full, refuse_budget, resolve
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ def analyze(
         msrnn analyze --text books/ --paper --nltk-data ~/nltk_data
         msrnn analyze --text book.txt --policy tova --policy h2o --size 256
     """
+    if text is not None:
+        check_source(text)
     cells = check_cells(policy, size, paper, length)
     check_counts(length=length, books=books, chunks_per_book=chunks_per_book, batch=batch)
     from msrnn.analysis.figures import draw_figures

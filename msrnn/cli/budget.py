@@ -21,6 +21,7 @@ from msrnn.cli.evaluation import (
 )
 from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
+from msrnn.evaluation.data.texts import check_source
 from msrnn.policy import FULL, Policy, check_size, is_full
 
 SIZES, MEANS = (32, 64, 128, 256, 512, 1024, 2048), (128, 256, 512)
@@ -64,6 +65,7 @@ def budget(
         msrnn budget --text book.txt --length 1024 --size 32 --size 512 --mean 64
         msrnn eval perplexity --policy echo:results/budget/budget.json
     """
+    check_source(text)
     sizes, means = sorted(set(size or SIZES)), sorted(set(mean or MEANS))
     check_counts(length=length, books=books, chunks_per_book=chunks_per_book, batch=batch)
     if is_full(policy):

@@ -18,6 +18,7 @@ from msrnn.cli.evaluation import (
 from msrnn.cli.options import Size
 from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
+from msrnn.evaluation.data.texts import check_source
 
 NAME = "extrapolation"
 ROWS = ("tova@compressed", "window+4@compact", "tova@original", "echo+1~{horizon}@compressed")
@@ -62,6 +63,7 @@ def extrapolation(
         msrnn eval extrapolation --row tova@compressed --row tova@compact
         msrnn eval extrapolation --text all.txt --tokens 250000 --leg 50000
     """
+    check_source(text)
     check_counts(tokens, window, leg, books=books)
     check_batch(batch=batch)
     from msrnn.evaluation.data.texts import PG19, Choice, choose, documents

@@ -23,6 +23,7 @@ from msrnn.cli.evaluation import (
     write_report,
 )
 from msrnn.errors import UsageError
+from msrnn.evaluation.data.texts import check_source
 from msrnn.policy import FULL
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def perplexity(
         msrnn eval perplexity --books 10 --policy tova --policy h2o --policy full
         msrnn eval perplexity --paper --model meta-llama/Llama-2-7b-hf --chunks-per-book 1000
     """
+    check_source(text)
     grid = rows(policy, size, paper, length)
     other = compared(against, grid.policies)
     check_counts(length=length, books=books, chunks_per_book=chunks_per_book, batch=batch)

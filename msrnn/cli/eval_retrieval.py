@@ -20,6 +20,7 @@ from msrnn.cli.files import manual
 from msrnn.cli.options import ORIGINAL
 from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
+from msrnn.evaluation.data.texts import check_source
 from msrnn.policy import FULL, resolve
 
 if TYPE_CHECKING:
@@ -110,6 +111,8 @@ def retrieval(
         msrnn eval retrieval --task number --length 4096 --length 8192 --size 512 --size 2048
         msrnn eval retrieval --text books/ --policy tova --policy full --question last
     """
+    if text is not None:
+        check_source(text)
     lengths, depths = sorted(set(length or LENGTHS)), sorted(set(depth or DEPTHS))
     grid = rows(policy, size)
     check_counts(min(lengths), limit=limit, batch=batch)

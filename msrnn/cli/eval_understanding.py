@@ -151,6 +151,10 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         out: Out = None,
         options: EvaluationOptions,
     ) -> None:
+        from msrnn.evaluation.data.questions import QASPER_HUB, SQUALITY_HUB, check_source
+
+        if stage != Stage.SCORE:
+            check_source(data, {squality: SQUALITY_HUB, qasper: QASPER_HUB}[about])
         from msrnn.evaluation.tasks.answers import check_row
         from msrnn.evaluation.tasks.understanding import TASKS, stored_answers
 

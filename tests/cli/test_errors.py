@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 import pytest
 import torch
@@ -67,3 +68,21 @@ def test_a_device_that_torch_knows_and_msrnn_does_not(run: Run) -> None:
     code, out, err = run("generate", "hi", "--device", "mps")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "--device mps: must be" in err
+
+
+UNREADABLE = {
+    "generate hi --size x": "--size x: must be a whole number",
+    "generate hi --size ''": "--size '': must be a whole number",
+    "bench --size 8 --size 1.5": "--size 1.5: must be a whole number",
+    "generate hi --temperature hot": "--temperature hot: must be a number",
+    "judge --price 1 much": "--price much: must be a number",
+    "eval retrieval --question middle": "--question middle: 'middle' is not one of 'both', 'first', 'last'",
+    "generate hi --sise 3": "No such option: --sise (Possible options: --save, --seed, --size)",
+    "read book.txt": "Missing option '--save'.",
+}
+
+
+@pytest.mark.parametrize("words", UNREADABLE)
+def test_a_value_that_cannot_be_read_is_named(words: str, run: Run) -> None:
+    code, out, err = run(*shlex.split(words), small=True)
+    assert (code, out, err) == (2, "", f"msrnn: {UNREADABLE[words]}\n")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from msrnn.errors import UsageError
-from msrnn.evaluation.data.texts import hub_rows, parsed_line, rank, read_file
+from msrnn.evaluation.data.texts import check_datasets, hub_rows, parsed_line, rank, read_file
 
 Row = dict[str, Any]
 YES_NO, UNANSWERABLE, EXTRACTIVE, FREE = "yes/no", "unanswerable", "extractive", "free-form"
@@ -143,6 +143,11 @@ class Hub(NamedTuple):
     more: dict[str, str] = {}  # noqa: RUF012  # arguments of load_dataset
 
 
+SQUALITY_HUB = Hub("pszemraj/SQuALITY-v1.3")
+QASPER_HUB = Hub("allenai/qasper", {"revision": "refs/convert/parquet"})
+_OTHER_QUESTIONS = "or give a file of questions"
+
+
 class QuestionSet(NamedTuple):
     questions: list[Question]  # by name
     format_name: str
@@ -181,11 +186,18 @@ def questions(
     return QuestionSet(sorted(chosen), format_name, len(merged), len(merged) - len(answered))
 
 
-def _rows(source: Path | None, split: str, hub: Hub) -> list[Any]:
+def check_source(source: Path | None, hub: Hub) -> None:
+    """Refuse a file that does not exist, before anything is loaded; without a file, a missing package."""
     if source is None:
-        return list(hub_rows(hub.name, split, hub.name, "or give a file of questions", **hub.more))
-    if not source.is_file():
+        check_datasets(hub.name, _OTHER_QUESTIONS)
+    elif not source.is_file():
         raise UsageError(f"{source}: no such file; give a .jsonl or .json file of questions")
+
+
+def _rows(source: Path | None, split: str, hub: Hub) -> list[Any]:
+    check_source(source, hub)
+    if source is None:
+        return list(hub_rows(hub.name, split, hub.name, _OTHER_QUESTIONS, **hub.more))
     text = read_file(source)
     try:
         whole = json.loads(text)

@@ -22,6 +22,8 @@ from msrnn.errors import UsageError
 
 PG19 = "emozilla/pg19-test"  # the 100 books of the test set, in a format that loads without custom code
 
+_OTHER_TEXTS = "or give a folder of .txt files as the text"
+
 
 class Document(NamedTuple):
     """A text that is read when it is needed. Its name is the same on any machine, and no other text has it."""
@@ -37,6 +39,7 @@ def documents(source: Path | None) -> list[Document]:
     A folder has one text in each .txt file, a .jsonl file one in each line. A .npy file, or each .npy file of a folder
     without .txt files, has the token ids of one text.
     """
+    check_source(source)
     if source is None:
         texts = _pg19()
     elif source.is_dir():
@@ -44,8 +47,6 @@ def documents(source: Path | None) -> list[Document]:
         texts = texts or [_tokenized(path) for path in source.glob("*.npy")]
         if not texts:
             raise UsageError(f"{source}: a folder without .txt files; give one with a .txt file for each text")
-    elif not source.is_file():
-        raise UsageError(f"{source}: no such file or folder; give a folder of .txt files, a .txt or a .jsonl file")
     elif source.suffix == ".jsonl":
         texts = _lines(source)
     elif source.suffix == ".npy":
@@ -53,6 +54,21 @@ def documents(source: Path | None) -> list[Document]:
     else:
         texts = [Document(source.stem, partial(read_file, source))]
     return sorted(_check_names(texts, source), key=lambda document: document.name)
+
+
+def check_source(source: Path | None) -> None:
+    """Refuse a source of texts that does not exist, before anything is loaded; without a source, a missing package."""
+    if source is None:
+        check_datasets("PG-19", _OTHER_TEXTS)
+    elif not source.is_dir() and not source.is_file():
+        raise UsageError(f"{source}: no such file or folder; give a folder of .txt files, a .txt or a .jsonl file")
+
+
+def check_datasets(what: str, instead: str) -> None:
+    if importlib.util.find_spec("datasets") is None:
+        raise UsageError(
+            f"{what} is loaded by the package datasets, which is not installed: pip install 'msrnn[eval]', {instead}"
+        )
 
 
 def _tokenized(path: Path) -> Document:
@@ -124,16 +140,13 @@ def _of(name: str, text: str) -> Document:
 
 def _pg19() -> list[Document]:
     """Named by their number at Project Gutenberg, as the original files are."""
-    rows = hub_rows(PG19, "test", "PG-19", "or give a folder of .txt files as the text")
+    rows = hub_rows(PG19, "test", "PG-19", _OTHER_TEXTS)
     return [_of(str(row["url"]).rstrip("/").rsplit("/", 1)[-1], row["text"]) for row in rows]
 
 
 def hub_rows(name: str, split: str, what: str, instead: str, **more: str) -> Iterable[dict[str, Any]]:
     """The rows of a dataset on the hub. If it cannot be loaded, the error says why, and what to do `instead`."""
-    if importlib.util.find_spec("datasets") is None:
-        raise UsageError(
-            f"{what} is loaded by the package datasets, which is not installed: pip install 'msrnn[eval]', {instead}"
-        )
+    check_datasets(what, instead)
     from datasets import load_dataset
 
     try:

@@ -19,7 +19,15 @@ from msrnn.evaluation import statistics
 from msrnn.evaluation.cells import TRUNCATED, UNBOUNDED, Cell, Grid
 from msrnn.evaluation.data import prompts
 from msrnn.evaluation.data.prompts import Prompt, PromptBuilder
-from msrnn.evaluation.data.questions import QASPER_FORMATS, SQUALITY_FORMATS, Format, Hub, Question
+from msrnn.evaluation.data.questions import (
+    QASPER_FORMATS,
+    QASPER_HUB,
+    SQUALITY_FORMATS,
+    SQUALITY_HUB,
+    Format,
+    Hub,
+    Question,
+)
 from msrnn.evaluation.environment import backend_names, model_key
 from msrnn.evaluation.generation import answered
 from msrnn.evaluation.report import INLINE, MISSING, Formatted, Table, document, plot_estimates, saved_figure
@@ -45,13 +53,13 @@ class Task(NamedTuple):
     metric: Metric
 
 
-SQUALITY = Task("squality", "SQuALITY", prompts.SQUALITY, 512, Hub("pszemraj/SQuALITY-v1.3"), SQUALITY_FORMATS, ROUGE)
+SQUALITY = Task("squality", "SQuALITY", prompts.SQUALITY, 512, SQUALITY_HUB, SQUALITY_FORMATS, ROUGE)
 QASPER = Task(
     "qasper",
     "QASPER",
     prompts.QASPER,
     128,
-    Hub("allenai/qasper", {"revision": "refs/convert/parquet"}),
+    QASPER_HUB,
     QASPER_FORMATS,
     F1,
 )
