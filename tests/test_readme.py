@@ -92,6 +92,19 @@ def test_snippets_run(
     assert PRINTED[name_of(page)] in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/guides/long-documents.md"])
+def test_what_a_bounded_state_cannot_do_has_its_number(page: str) -> None:
+    """The number is that of the page that measures it, and no snippet asks a bounded state for a detail."""
+    measured = (ROOT / "docs" / "results" / "retrieval.md").read_text()
+    rows = re.findall(r"^\| `[\w+]+` \| (\d+)% \| [^|]+ \| (\d+)% \|", measured.partition("size 512")[2], re.MULTILINE)
+    assert set(rows[:4]) == {("0", "0")}
+    assert "of 28 wrong ones of 28 (0 to 75 %)" in measured.replace("\n", " ")
+    text = " ".join((ROOT / page).read_text().split())
+    assert re.search(r"28 of 28[;,] (and )?with 512 states,? 0 of 28", text)
+    assert "results/retrieval.md" in text
+    assert not re.search(r'\?"', "".join(snippets(ROOT / page)))
+
+
 def test_every_policy_has_its_row() -> None:
     text = CONCEPTS.read_text()
     for name, policy in NAMES.items():

@@ -76,8 +76,11 @@ class ModelOptions:
         with loading(self.model or SMALL) as remark:
             import transformers
 
-            from msrnn.hf.loading import load
+            from msrnn.backends import resolve_backend
+            from msrnn.hf.loading import device_named, load
 
+            if self.backend != "auto":
+                resolve_backend(self.backend, device_named(self.device))  # refuses one that cannot run here
             transformers.logging.set_verbosity_error()
             if self.seed is not None:
                 transformers.set_seed(self.seed)

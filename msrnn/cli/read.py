@@ -32,7 +32,7 @@ def read(
     force: Force = False,
     given: GivenOptions,
 ) -> None:
-    """Read a text once and save the state: a file of constant size, to ask questions about or to continue from.
+    """Read a text once and save the state: a file of constant size, to continue from.
 
     Ctrl-C stops, and the same command continues: a checkpoint is saved every 30 seconds as FILE.partial, next to the
     file to save to, and removed at the end. With --load, options that are not given are those of the saved state.

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import uuid4
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from msrnn.serve.limits import Limits
 
 KEY_VARIABLE = "MSRNN_API_KEY"
+_PACKAGES = ("starlette", "uvicorn", "prometheus_client")  # those of the extra `serve`
 
 
 @dataclass(frozen=True)
@@ -166,10 +168,10 @@ def serve(
     _check(port, {**counts, "--prefix-disk-bytes": prefix_disk_bytes}, keys)
     _check_folders(sessions, prefix_states)
     _check_replicas(replicas, ray, cpus)
-    try:
-        from msrnn.serve.limits import Limits
-    except ImportError as error:
-        raise UsageError(f"the package {error.name} is not installed: pip install 'msrnn[serve]'") from error
+    if missing := [package for package in _PACKAGES if find_spec(package) is None]:
+        raise UsageError(f"the package {missing[0]} is not installed: pip install 'msrnn[serve]'")
+    from msrnn.serve.limits import Limits
+
     setup = Setup(
         options,
         name,

@@ -24,10 +24,14 @@ NO_FILE = {
     "read none.txt --save none.state": "none.txt: No such file or directory",
     "explore none.txt": "none.txt: no such file",
 }
-CODE = """
+NO_PACKAGE = {
+    "serve": "the package uvicorn is not installed: pip install 'msrnn[serve]'",
+}
+MISSING = ("datasets", "uvicorn")
+CODE = f"""
 import importlib.util, json, sys
 found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *rest: None if name == "datasets" else found(name, *rest)
+importlib.util.find_spec = lambda name, *rest: None if name in {MISSING} else found(name, *rest)
 from msrnn.cli import main
 for line in json.loads(sys.argv[1]):
     code = main([*line.split(), "--model", "/none/such"])
@@ -36,7 +40,7 @@ for line in json.loads(sys.argv[1]):
 
 
 def test_missing_packages_and_files_are_told_at_once() -> None:
-    expected = NO_DATASETS | NO_FILE
+    expected = NO_DATASETS | NO_FILE | NO_PACKAGE
     words = [sys.executable, "-c", CODE, json.dumps(list(expected))]
     ran = subprocess.run(words, capture_output=True, text=True, check=True)
     lines = ran.stderr.splitlines()

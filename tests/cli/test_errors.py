@@ -70,6 +70,17 @@ def test_a_device_that_torch_knows_and_msrnn_does_not(run: Run) -> None:
     assert "--device mps: must be" in err
 
 
+def test_a_backend_that_cannot_run_is_told_before_the_model_is_loaded(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("msrnn.backends._has_triton", lambda: False)
+    code, _, err = run("generate", "hi", "--backend", "triton", "--model", "/none/such", small=True)
+    assert (code, err) == (
+        2,
+        "msrnn: --backend triton: the package triton is not installed: pip install 'msrnn[triton]'\n",
+    )
+
+
 UNREADABLE = {
     "generate hi --size x": "--size x: must be a whole number",
     "generate hi --size ''": "--size '': must be a whole number",

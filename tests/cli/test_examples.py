@@ -65,3 +65,8 @@ def test_the_command_line_page_shows_every_verb() -> None:
 def test_examples_that_would_not_parse(words: str) -> None:
     with pytest.raises(typer.TyperException):
         parsed(f"msrnn {words}")
+
+
+def test_no_example_asks_a_bounded_state_for_a_detail() -> None:
+    """Most details are evicted (docs/results/retrieval.md): examples continue a state, or chat."""
+    assert [command for command in [*DOCUMENTED, *HELPED] if "--state" in command and "?" in command] == []
