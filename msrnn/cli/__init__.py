@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _with_value(error: typer.TyperException) -> str:
     """The message of the parser; about a value that it cannot read, in the same form as ours."""
-    problems = getattr(error.__cause__, "errors", list)()
+    problems: list[Any] = getattr(error.__cause__, "errors", list)()
     if not problems:
         return error.format_message()
     value, message = str(problems[0]["input"]), problems[0]["msg"].removeprefix("Value error, ").rstrip(".")

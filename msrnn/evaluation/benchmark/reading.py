@@ -52,7 +52,8 @@ def measure(rnn: MultiStateRNN, ids: Tensor, advance: Callable[[int], None]) -> 
         advance(piece.shape[1])
 
     reading = milliseconds(read, device, READINGS, warm_ups=1)
-    per_token = Times(*(ms / piece.shape[1] for ms in reading[:3]), reading.steady)
+    count = piece.shape[1]
+    per_token = Times(reading.median / count, reading.low / count, reading.high / count, reading.steady)
     decoded = state.fork(1)
     decoding = milliseconds(lambda: rnn.step(ids[:, -1:], decoded), device, DECODED, warm_ups=UNTIMED)
     name = str(rnn.spec.fingerprint["policy"])
