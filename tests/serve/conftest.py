@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from live_server import running
+from page_browser import Visit, until
 from step_orders import use_order
 from tiny import build, llama
 
 import msrnn
 from msrnn.hf.loading import Loaded
+from msrnn.serve.limits import Limits
 
 
 @pytest.fixture(scope="module", autouse=True, params=[False, True], ids=["in-order", "overlapping"])
@@ -34,3 +37,33 @@ def engine(rnn: msrnn.MultiStateRNN, small: Loaded, overlaps: bool) -> msrnn.Eng
 def address(engine: msrnn.Engine) -> Iterator[str]:
     with running(engine) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def open_address(engine: msrnn.Engine) -> Iterator[str]:
+    with running(engine, Limits()) as found:
+        yield found
+
+
+@pytest.fixture
+def visit(chromium: Any) -> Iterator[Visit]:
+    """`visit(address)` opens the page; at the end, the console may have only the errors that the test names."""
+    expected: list[str] = []
+
+    def visit(address: str, errors: tuple[str, ...] = (), width: int = 1280, dark: bool = False) -> Any:
+        expected.extend(errors)
+        shape = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 600}
+        chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", shape)
+        wanted = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": wanted})
+        chromium.get(address)
+        chromium.execute_script("localStorage.clear(); sessionStorage.clear()")
+        chromium.get("about:blank")
+        chromium.get(address)
+        until(chromium, "document.documentElement.dataset.ready || document.querySelector('dialog[open]')")
+        return chromium
+
+    yield visit
+    chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    complaints = [entry["message"] for entry in chromium.get_log("browser")]
+    assert [message for message in complaints if not any(error in message for error in expected)] == []

@@ -46,10 +46,10 @@ def served_by(engine: msrnn.Engine) -> Served:
 
 
 @contextmanager
-def live(engine: msrnn.Engine, limits: Limits | None = None) -> Iterator[Live]:
-    """A server that answers with this engine."""
+def live(engine: msrnn.Engine, limits: Limits | None = None, port: int = 0) -> Iterator[Live]:
+    """A server that answers with this engine; at a free port, unless one is given."""
     server = Server(engine, served_by(engine), limits or Limits(keys=[KEY]))
-    config = uvicorn.Config(server.app(), "127.0.0.1", 0, log_level="error", timeout_graceful_shutdown=2)
+    config = uvicorn.Config(server.app(), "127.0.0.1", port, log_level="error", timeout_graceful_shutdown=2)
     listener, http = listening(config), DrainingServer(config, server, 30)
     found = Live(server, http, f"http://127.0.0.1:{listener.getsockname()[1]}")
 
@@ -70,9 +70,9 @@ def live(engine: msrnn.Engine, limits: Limits | None = None) -> Iterator[Live]:
 
 
 @contextmanager
-def running(engine: msrnn.Engine, limits: Limits | None = None) -> Iterator[str]:
+def running(engine: msrnn.Engine, limits: Limits | None = None, port: int = 0) -> Iterator[str]:
     """The address of a server that answers with this engine."""
-    with live(engine, limits) as found:
+    with live(engine, limits, port) as found:
         yield found.address
 
 

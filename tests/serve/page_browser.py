@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import httpx
+
 import msrnn
 from msrnn.engine.requests import Request
 
@@ -28,9 +30,8 @@ def until(browser: Any, script: str, seconds: float = 60) -> Any:
 
 
 def idle(browser: Any) -> None:
-    """Until an answer is finished and the list is up to date."""
-    until(browser, "document.getElementById('stop').hidden")
-    until(browser, "document.querySelector('#list .current .actions, .welcome, .conversation .lost') !== null")
+    """Until an answer is finished and the list is up to date; the page is busy as soon as a message is sent."""
+    until(browser, "document.getElementById('log').getAttribute('aria-busy') === 'false'")
 
 
 def type_message(browser: Any, text: str) -> None:
@@ -45,6 +46,20 @@ def say(browser: Any, text: str) -> None:
     type_message(browser, text)
     until(browser, f"document.querySelectorAll('.turn').length > {turns}")
     idle(browser)
+
+
+def box(browser: Any) -> str:
+    """What is in the box for messages."""
+    return str(browser.execute_script("return document.getElementById('message').value"))
+
+
+def in_problem(browser: Any, words: str) -> None:
+    """Until the page reports a problem with these words."""
+    until(browser, f"document.getElementById('problem').innerText.includes({words!r})")
+
+
+def click(browser: Any, selector: str) -> None:
+    browser.find_element("css selector", selector).click()
 
 
 def set_settings(browser: Any, **values: object) -> None:
@@ -65,6 +80,13 @@ def level(share: float) -> int:
     return 0 if share <= 0 else max(1, int(share * 8 + 0.5))
 
 
+def wait_idle(engine: msrnn.Engine) -> None:
+    end = time.monotonic() + 20
+    while not engine.idle:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def recorded(engine: msrnn.Engine, monkeypatch: Any) -> list[Request]:
     """The engine's requests as they are made."""
     made, found = engine.request, list[Request]()
@@ -75,3 +97,26 @@ def recorded(engine: msrnn.Engine, monkeypatch: Any) -> list[Request]:
 
     monkeypatch.setattr(engine, "request", request)
     return found
+
+
+def held(address: str, browser: Any) -> dict[str, Any]:
+    """What the server says of the session that is shown."""
+    name = browser.execute_script("return location.hash.slice(1)")
+    memory: dict[str, Any] = httpx.get(f"{address}/v1/sessions/{name}/memory").json()
+    return memory
+
+
+def check_tokens(address: str, browser: Any, size: int = 16) -> list[Any]:
+    """Every position is shown once, in order, faded by what the server's state holds of it."""
+    memory, tokens = held(address, browser), browser.execute_script(TOKENS)
+    shares = dict(memory["held"])
+    positions = sorted(position for _, some, _ in tokens for position in some)
+    assert positions == [*range(len(positions))]
+    assert len(positions) in (memory["tokens"], memory["tokens"] - 1)  # a stop token is shown with the next turn
+    for _, some, classes in tokens:
+        read = [position for position in some if position < memory["seen"]]
+        if read:
+            share = sum(shares.get(position, 0) for position in read) / len(read)
+            old = share > 0 and some[-1] < memory["seen"] - size
+            assert [name for name in classes.split() if name != "tick"] == [f"s{level(share)}", *["old"] * old]
+    return tokens

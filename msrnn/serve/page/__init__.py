@@ -8,7 +8,10 @@ from starlette.routing import Route
 
 from msrnn.web import page_parts
 
-SCRIPTS = ("api", "store", "tokens", "memory", "conversation", "settings", "list", "main")
+SCRIPTS = (
+    *("api", "store", "tokens", "memory", "turn", "conversation", "list", "settings"),
+    *("composer", "clipboard", "card", "look", "main"),
+)
 
 
 def page_routes() -> list[Route]:

@@ -50,6 +50,17 @@ function inWords(status, { message, code }, seconds) {
 
 const json = async (path, options) => (await ask(path, options)).json();
 
+/** The sessions of this key, those of all pages of the list. */
+async function allSessions() {
+  const found = new Map();
+  for (let after = "", more = true; more; after = `&after=${[...found.keys()].at(-1)}`) {
+    const page = await json(`/v1/sessions?limit=1000${after}`);
+    for (const info of page.data) found.set(info.name, info); // one that was used meanwhile is on two pages
+    more = page.has_more;
+  }
+  return [...found.values()];
+}
+
 /** The chunks of a streamed answer. A stream that ends without its last line has failed. */
 async function* chunksOf(body, signal) {
   const response = await ask("/v1/chat/completions", { method: "POST", body: { ...body, stream: true }, signal });

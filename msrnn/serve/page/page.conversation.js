@@ -1,89 +1,53 @@
 // A conversation: a session of the server, its turns and its tokens. Its element lives on while another one is shown.
 
 const EVERY = 4; // generated tokens after which the server tells again what the state holds
-const ROLES = { system: "System", user: "You", assistant: "Answer" };
-
-/** The elements of one message: ticks for the tokens of the chat template before it, and its text. */
-function messageElements(role) {
-  const whole = element("section", `message ${role}`), head = element("h3", "", ROLES[role] ?? role);
-  const ticks = element("span", "ticks"), body = element("div", "body");
-  ticks.setAttribute("aria-hidden", "true"); // the template's tokens are no words
-  body.dir = "auto";
-  head.append(ticks);
-  whole.append(head, body);
-  return { whole, ticks, body };
-}
-
-/** One turn on the page. `turn` is what is kept of it: the pieces of its tokens, and where its messages are. */
-class TurnView {
-  constructor(tokens, turn) {
-    Object.assign(this, { tokens, turn, element: element("article", "turn") });
-    this.answer = messageElements("assistant");
-    this.note = element("p", "note soft");
-    if (turn.pieces.length) this.place();
-    else this.wait();
-  }
-
-  /** Until the server has read the message, it is plain text. */
-  wait() {
-    const user = messageElements("user");
-    user.body.append(element("span", "", visible(this.turn.user)));
-    this.note.textContent = "reading …";
-    this.element.replaceChildren(user.whole, this.note);
-  }
-
-  place() {
-    const { turn } = this, messages = turn.messages ?? [{ role: "user", start: turn.start, stop: turn.answer }];
-    this.parts = messages.map((message) => ({ ...message, ...messageElements(message.role) }));
-    this.element.replaceChildren(...this.parts.map(({ whole }) => whole), this.answer.whole, this.note);
-    this.note.textContent = turn.note ?? "";
-    turn.pieces.forEach((piece, i) => this.add(turn.start + i, piece));
-  }
-
-  /** A token goes into the message that it belongs to, or becomes a tick before the next one. */
-  add(position, piece) {
-    const next = position >= this.turn.answer ? null : this.parts.find(({ stop }) => position < stop);
-    if (position >= this.turn.answer) this.tokens.add(position, piece, this.answer.body, false);
-    else if (next && position >= next.start) this.tokens.add(position, piece, next.body, false);
-    else this.tokens.add(position, piece, (next ?? this.answer).ticks, true);
-  }
-
-  end(note) {
-    this.turn.note = this.note.textContent = note;
-  }
-}
 
 class Conversation {
   constructor(name, model, texts) {
-    Object.assign(this, { name, model, texts, info: null, turns: [], running: null, draft: "" });
+    Object.assign(this, { name, model, texts, views: [], draft: "" });
+    this.running = null; // the answer that is under way
+    this.busy = false; // until the list and the text are up to date as well
+    this.info = null; // what the server's list says of the session
+    this.key = null; // of the kept text
+    this.count = 0; // finished turns
+    this.unsettled = false; // whether the list has not shown the last one yet
+    this.gone = false; // whether the server has the session no longer
+    this.moved = false; // whether the session has turns that are not here
     this.memory = new Memory();
     this.tokens = new Tokens();
     this.element = element("div", "conversation");
     this.changed = () => {}; // called whenever something is to be drawn again
+    this.giveBack = () => {}; // called with a message that was not answered
   }
 
-  get begun() { return this.turns.length > 0 || this.info !== null; }
+  get turns() { return this.views.map(({ turn }) => turn); }
 
-  get title() { return this.turns[0]?.user ?? (this.info ? this.name : "New conversation"); }
+  get begun() { return this.views.length > 0 || this.info !== null; }
 
-  /** Show a session that the server has: its text, as far as this browser knows it, and what the state holds. */
-  async open(info) {
-    this.info = info;
-    for (const turn of this.texts.turns(info)) this.append(turn);
+  get title() { return this.views[0]?.turn.user ?? (this.info ? this.name : "New conversation"); }
+
+  /** Show a session, or what the browser has kept of one that is gone. `text`: its text, if this browser knows it. */
+  open(info, text, gone) {
+    Object.assign(this, { info, gone, count: info.turns, key: text?.key ?? null });
+    for (const turn of text?.log ?? []) this.append(turn);
     const missing = info.turns - this.turns.filter((turn) => !turn.lost).length;
     if (missing > 0) {
       const turns = missing === 1 ? "One turn was" : `${number(missing)} turns were`;
-      this.element.append(element("p", "note soft", `${turns} read elsewhere: the server keeps the state, not the text.`));
+      this.element.append(element("p", "note soft", `${turns} read elsewhere, or not kept here: the server keeps the state, not the text.`));
     }
-    await this.recall();
   }
 
   append(turn) {
-    this.turns.push(turn);
     const view = new TurnView(this.tokens, turn);
+    this.views.push(view);
     if (turn.lost && turn.pieces.length) this.fadeOut(view);
     this.element.append(view.element);
     return view;
+  }
+
+  drop(view) {
+    this.views = this.views.filter((other) => other !== view);
+    view.element.remove();
   }
 
   /** Its tokens are not of the state: the next turn has their positions. */
@@ -101,7 +65,7 @@ class Conversation {
   /** Ask the server what the state holds after the last turn that counts. */
   async recall() {
     this.memory.clear();
-    if (this.info) this.memory.take(await json(`/v1/sessions/${this.name}/memory`), true);
+    if (this.info && !this.gone) this.memory.take(await json(`/v1/sessions/${this.name}/memory`), true);
     this.paint();
   }
 
@@ -110,27 +74,54 @@ class Conversation {
     this.changed();
   }
 
-  /** Send a message and show the answer as it comes. Throws a Problem if the turn does not count. */
-  async send(text, settings) {
-    const system = !this.begun && settings.system ? [{ role: "system", content: settings.system }] : [];
+  /** Compare with the server's list of sessions. */
+  compare(infos) {
+    if (this.running) return;
+    const found = infos.find(({ name }) => name === this.name);
+    const next = this.unsettled && found?.turns === this.count && (!this.info || found.created === this.info.created);
+    if (next) this.settle(found);
+    const same = found && (!this.info || continues(found, this.info));
+    this.gone = !same && this.count > 0;
+    this.moved = Boolean(same) && found.turns > this.count;
+    if (this.gone && this.unsettled) this.settle({ name: this.name, created: null, updated: Date.now() / 1000, turns: this.count });
+  }
+
+  /** After a turn that counts. */
+  settle(info) {
+    this.unsettled = false;
+    this.info = info;
+    this.keep();
+  }
+
+  /** Keep the text, which only this browser has. */
+  keep() { this.key = this.texts.keep(this.key, this.info, this.turns); }
+
+  /** Send a message and show the answer as it comes, in place of a turn that is `retried`. Returns whether the turn counts.
+
+   * Throws a Problem if anything but the reader has ended it. */
+  async send(text, settings, retried) {
+    const system = !this.count && settings.system ? [{ role: "system", content: settings.system }] : [];
     const messages = [...system, { role: "user", content: text }];
     const view = this.append({ user: text, start: 0, pieces: [], messages: null, answer: 0, note: "", lost: true }); // until its end
-    const known = this.known;
-    this.running = new AbortController();
+    const known = this.known, running = { control: new AbortController(), stopping: null, stopped: false, problem: null };
+    this.running = running;
     this.changed();
     try {
-      const body = { model: this.model.id, messages, session_id: this.name, retention: EVERY, ...settings.sampling };
-      await this.read(view, known, chunksOf(body, this.running.signal));
+      // With the number of turns, the server refuses to begin an empty session below an old text.
+      const about = { session_id: this.name, session_turns: this.count, retention: EVERY };
+      await this.read(view, known, chunksOf({ model: this.model.id, messages, ...about, ...settings.sampling }, running.control.signal));
       view.turn.lost = false;
+      this.count++;
+      this.unsettled = true;
+      if (retried) this.drop(retried);
     } catch (error) {
-      if (error.name !== "AbortError") {
-        this.lose(view, "This turn is not remembered.");
-        throw error;
-      }
-      this.lose(view, "Stopped: this turn is not remembered.");
+      const aborted = error.name === "AbortError", problem = aborted ? running.problem : error;
+      this.lose(view, aborted ? "Stopped: this turn is not remembered." : "This turn is not remembered.");
+      if (problem) throw problem;
     } finally {
       this.running = null;
     }
+    return !view.turn.lost;
   }
 
   async read(view, known, chunks) {
@@ -147,8 +138,10 @@ class Conversation {
       begun = true;
       this.paint();
     }
-    const count = view.turn.pieces.length - (view.turn.answer - view.turn.start);
-    view.end(reason === "length" ? `Cut at ${number(count)} tokens.` : "");
+    if (reason === "cancelled") throw new Problem("The answer was cancelled before it began.");
+    await this.running.stopping;
+    const count = number(view.turn.pieces.length - (view.turn.answer - view.turn.start));
+    view.end(reason === "length" ? `Cut at ${count} tokens.` : this.running.stopped ? `Stopped at ${count} tokens.` : "");
   }
 
   /** The first tokens of a turn; the last one of an answer that was cut is sent again, and is shown once. */
@@ -157,23 +150,31 @@ class Conversation {
     Object.assign(turn, { start: told.start + again, pieces: told.pieces.slice(again), messages: told.messages, answer: told.answer });
   }
 
-  /** A turn that does not count: what there is of its answer stays on the page; without any, the message can be sent again. */
+  /** A turn that does not count: what there is of its answer stays on the page, and the message can be sent again. */
   lose(view, note) {
     if (view.turn.pieces.length > 0) {
       this.fadeOut(view);
       view.end(note);
     } else {
-      this.turns.pop();
-      view.element.remove();
-      this.draft ||= view.turn.user;
+      this.drop(view);
+    }
+    this.giveBack(view.turn.user);
+  }
+
+  /** End the answer as it stands, and the turn counts. Before its first token there is nothing to keep: then cancel it. */
+  stop() {
+    if (!this.running || this.running.stopping) return;
+    this.running.stopping = this.askToStop(this.running);
+    this.changed();
+  }
+
+  async askToStop(running) {
+    if (!this.views.at(-1).turn.pieces.length) return void running.control.abort();
+    try {
+      ({ stopped: running.stopped } = await json(`/v1/sessions/${this.name}/stop`, { method: "POST" }));
+    } catch (problem) {
+      running.problem = new Problem(`The answer was stopped, but the server could not keep it. ${problem.message}`, problem);
+      running.control.abort();
     }
   }
-
-  /** After a turn: what the server's list says of the session, and the text, which only this browser has. */
-  settle(info, keep) {
-    this.info = info ?? null;
-    if (info && keep) this.texts.keep(info, this.turns);
-  }
-
-  stop() { this.running?.abort(); }
 }

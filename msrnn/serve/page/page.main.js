@@ -1,9 +1,10 @@
 // The page: which conversation is shown, what is sent, and what is drawn.
 
 async function chat() {
-  const conversations = new Map(), log = find("log"), message = find("message"), card = find("token-card");
+  const log = find("log"), card = new TokenCard(), composer = new Composer(() => submit()), look = new Look(() => panel?.drawMap());
+  let loaded = []; // conversations that were shown
   let model = null, texts = null, list = null, panel = null, current = null, infos = [], frame = 0, sticks = true;
-  const settings = new Settings(() => start());
+  const settings = new Settings(() => start(), () => panel && forgetAll());
 
   /** Begin, once the server answers; again after another key was given. */
   async function start() {
@@ -14,8 +15,9 @@ async function chat() {
     }
     report(null);
     if (!panel) {
-      texts = new Texts(model.id);
-      list = new List(texts, { open: (name) => guarded(() => open(name)), fork: (name) => guarded(() => fork(name)), remove: (name) => guarded(() => remove(name)) });
+      texts = new Texts(model.id, () => settings.keep);
+      const act = { open: choose, fork, remove, read, forget };
+      list = new List(texts, Object.fromEntries(Object.entries(act).map(([name, does]) => [name, (about) => guarded(() => does(about))])));
       panel = new MemoryPanel(model, pointAtMap, scrollTo);
     }
     document.title = `${model.id} · a memory of fixed size`;
@@ -23,7 +25,6 @@ async function chat() {
     settings.describe(model);
     await guarded(async () => {
       await refresh();
-      texts.prune(new Set(infos.map(({ name }) => name)));
       await visit();
     });
     document.documentElement.dataset.ready = "yes";
@@ -46,60 +47,97 @@ async function chat() {
     if (problem.status === 401) settings.open(problem.message);
   }
 
+  /** Ask which sessions the server has, and compare them with what is here. */
   async function refresh() {
-    infos = (await json("/v1/sessions")).data;
-    list.show(infos, current);
+    texts.reload(); // before the list is asked for: a text may be older than the list, not newer
+    infos = await allSessions();
+    const was = current?.gone;
+    for (const one of loaded) one.compare(infos);
+    loaded = loaded.filter((one) => one === current || !one.moved);
+    showList();
+    if (current && current.gone !== was) await current.recall();
   }
+
+  const showList = () => list.show(infos, current, loaded.filter(({ gone }) => gone));
 
   /** Show the conversation that the address names, or a new one. */
   async function visit() {
     const name = decodeURIComponent(location.hash.slice(1));
-    if (infos.some((info) => info.name === name)) await open(name);
-    else if (!current || name) fresh();
+    if (name ? !(await open(name)) : !current) fresh();
   }
 
   function newName() {
     const time = new Date().toISOString().slice(0, 16).replace(/[-:]/g, "");
-    return `chat-${time}-${[...crypto.getRandomValues(new Uint8Array(4))].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
+    return `chat-${time}-${randomHex()}`;
   }
 
   function made(name) {
     const conversation = new Conversation(name, model, texts);
     conversation.changed = () => conversation === current && draw();
-    conversations.set(name, conversation);
+    conversation.giveBack = (text) => (conversation === current ? composer.giveBack(text) : (conversation.draft = `${text}\n\n${conversation.draft}`.trim()));
+    loaded.push(conversation);
     return conversation;
   }
 
-  function fresh() {
-    show(current && !current.begun ? current : made(newName()));
+  /** A new conversation; `text`: what stands in its box. */
+  function fresh(text = "") {
+    show(current && !current.begun && loaded.includes(current) ? current : made(newName()));
+    composer.text ||= text;
   }
 
+  /** Open an item of the list, if need be without the server. */
+  async function choose(name) {
+    let problem = null;
+    await refresh().catch((error) => (problem = error));
+    await open(name);
+    if (problem) throw problem;
+  }
+
+  /** Show a session of the server, or what is here of one that is gone. Returns whether there is any. */
   async function open(name) {
-    const info = infos.find((one) => one.name === name);
-    let conversation = conversations.get(name);
-    if (conversation && !conversation.running && info && conversation.info?.updated !== info.updated) {
-      conversations.delete(name); // it went on elsewhere
-      conversation = null;
+    const info = infos.find((one) => one.name === name), old = loaded.find((one) => one.name === name && Boolean(info) !== one.gone);
+    if (old && !old.moved) show(old);
+    else if (info) await load(info, old);
+    else {
+      const kept = texts.orphans(infos).find((one) => one.name === name);
+      if (!kept) return false;
+      read(kept);
     }
+    return true;
+  }
+
+  /** Show a session for the first time, or in place of what was here before it went on elsewhere. */
+  async function load(info, old) {
+    const conversation = made(info.name);
+    conversation.open(info, texts.match(info), false);
+    if (old) conversation.draft = old === current ? composer.text : old.draft;
+    loaded = loaded.filter((one) => one !== old);
+    show(conversation);
+    await conversation.recall();
+  }
+
+  /** Show the text of a session that the server no longer has. */
+  function read(kept) {
+    let conversation = kept.conversation ?? loaded.find((one) => one.key === kept.key);
     if (!conversation) {
-      conversation = made(name);
-      await conversation.open(info);
+      conversation = made(kept.name);
+      conversation.open(kept, kept, true);
+      conversation.paint();
     }
     show(conversation);
   }
 
   function show(conversation) {
-    if (current) current.draft = message.value;
+    if (current) current.draft = composer.text;
     current = conversation;
-    message.value = current.draft;
-    grow();
+    composer.text = current.draft;
     log.replaceChildren(current.begun ? current.element : welcome());
     history.replaceState(null, "", current.info ? `#${current.name}` : location.pathname);
-    list.show(infos, current);
-    drawer(false);
+    showList();
+    look.drawer(false);
     sticks = true;
     draw();
-    if (matchMedia("(hover: hover)").matches) message.focus();
+    if (matchMedia("(hover: hover)").matches) composer.focus();
   }
 
   function welcome() {
@@ -111,57 +149,112 @@ async function chat() {
     return whole;
   }
 
-  async function send() {
-    const text = message.value.trim(), conversation = current;
-    if (!text || !conversation || conversation.running) return;
-    message.value = conversation.draft = "";
-    grow();
-    sticks = true;
-    await guarded(async () => {
-      const { system, sampling } = settings, sent = conversation.send(text, { system, sampling });
-      log.replaceChildren(conversation.element);
-      find("status").textContent = "The model reads.";
-      try {
-        await sent;
-      } finally {
-        await settled(conversation);
-      }
-    });
+  /** Send what is in the box. */
+  function submit() {
+    const text = composer.text.trim();
+    if (!text || !current || current.running) return;
+    if (current.gone) return report(new Problem(`${find("gone-words").textContent} Start a new conversation to send this message.`));
+    composer.text = "";
+    guarded(() => send(current, text));
   }
 
-  /** After a turn, whether it counts or not: the list, the state, and the text that this browser keeps. */
-  async function settled(conversation) {
-    const last = conversation.turns.at(-1), lost = !last || last.lost;
-    find("status").textContent = lost ? last?.note ?? "" : `Answer: ${last.pieces.slice(last.answer - last.start).join("")}`;
+  /** Send the message of a turn that does not count once more: the session is as it was before that turn. */
+  async function retry(view) {
+    if (current.running || current.gone) return;
+    composer.takeOut(view.turn.user);
+    composer.focus();
+    await send(current, view.turn.user, view);
+  }
+
+  async function send(conversation, text, retried) {
+    let counts = false, problem = null;
+    sticks = conversation.busy = true;
+    log.setAttribute("aria-busy", true);
+    const { system, sampling } = settings, sent = conversation.send(text, { system, sampling }, retried);
+    log.replaceChildren(conversation.element);
+    find("status").textContent = "The model reads.";
+    try {
+      counts = await sent;
+    } catch (error) {
+      problem = error;
+    }
+    try {
+      problem = (await settled(conversation, counts)) ?? problem;
+    } catch (error) {
+      problem ??= error;
+    }
+    conversation.busy = false;
+    conversation.changed();
+    if (problem) throw problem;
+  }
+
+  /** After a turn, whether it counts or not: the list, the state, and the text. Returns a Problem that says more. */
+  async function settled(conversation, counts) {
+    const last = conversation.views.at(-1);
+    find("status").textContent = counts ? `Answer: ${last.text} ${last.turn.note}` : "The message is back in the box.";
     if (conversation === current) {
-      message.value ||= conversation.draft;
       if (!conversation.begun) log.replaceChildren(welcome());
-      grow();
       draw();
     }
     await refresh();
-    conversation.settle(infos.find(({ name }) => name === conversation.name), settings.keep);
-    if (lost) await conversation.recall();
-    if (conversation !== current) return;
-    if (conversation.info) history.replaceState(null, "", `#${conversation.name}`);
-    list.show(infos, current);
+    if (conversation.gone) return counts ? null : new Problem("The server no longer has this conversation: the message was not sent.");
+    if (conversation.moved) {
+      if (conversation === current) await open(conversation.name);
+      return new Problem("This conversation has gone on without this page. Read it, and send the message again if it is still needed.");
+    }
+    if (!counts) {
+      if (conversation.info) conversation.keep();
+      await conversation.recall();
+    }
+    if (conversation === current && conversation.info) history.replaceState(null, "", `#${conversation.name}`);
+    showList();
+    return texts.complaint();
   }
 
   async function fork(name) {
-    const other = newName(), source = conversations.get(name);
+    const other = newName(), source = loaded.find((one) => one.name === name && !one.gone);
     await json(`/v1/sessions/${name}/fork`, { method: "POST", body: { to: other } });
     await refresh();
     const info = infos.find((one) => one.name === other);
-    if (info && source && settings.keep) texts.keep(info, source.turns.filter((turn) => !turn.lost));
+    if (info && source) texts.keep(null, info, source.turns.filter((turn) => !turn.lost));
     await open(other);
   }
 
+  /** Delete a session of the server, and its text. */
   async function remove(name) {
-    await json(`/v1/sessions/${name}`, { method: "DELETE" });
-    texts.forget(name);
-    conversations.delete(name);
-    await refresh();
-    if (current.name === name) fresh();
+    const text = texts.match(infos.find((one) => one.name === name)), conversation = loaded.find((one) => one.name === name && !one.gone);
+    try {
+      await json(`/v1/sessions/${name}`, { method: "DELETE" });
+      forget({ key: conversation?.key ?? text?.key ?? null, conversation });
+    } finally {
+      await refresh();
+    }
+  }
+
+  /** Delete a text. */
+  function forget({ key, conversation }) {
+    if (key) texts.forget(key);
+    loaded = loaded.filter((one) => one !== conversation && (!key || one.key !== key));
+    leave();
+  }
+
+  function forgetAll() {
+    for (const key of [...texts.all.keys()]) texts.forget(key);
+    loaded = loaded.filter(({ running }) => running);
+    for (const one of loaded) one.key = null;
+    leave();
+  }
+
+  /** Show a new conversation if the one that is shown was deleted. */
+  function leave() {
+    if (loaded.includes(current)) showList();
+    else fresh(composer.text);
+  }
+
+  async function copy(pressed, view) {
+    await copyText(view.text);
+    find("status").textContent = pressed.textContent = "Copied";
+    setTimeout(() => (pressed.textContent = "Copy"), 2000);
   }
 
   /** Draw once in the next frame, however much has changed. */
@@ -169,48 +262,19 @@ async function chat() {
     frame ||= requestAnimationFrame(() => {
       frame = 0;
       panel.show(current.memory);
-      const running = current.running !== null;
-      find("send").hidden = running;
-      find("stop").hidden = !running;
-      log.setAttribute("aria-busy", running);
-      current.element.classList.toggle("running", running);
+      composer.show(current);
+      log.setAttribute("aria-busy", current.busy);
+      current.element.classList.toggle("running", current.running !== null);
+      current.element.classList.toggle("gone", current.gone);
       if (sticks) log.scrollTop = log.scrollHeight;
     });
-  }
-
-  /** The message's field is as high as its text, up to a third of the window. */
-  function grow() {
-    message.style.height = "auto";
-    message.style.height = `${message.scrollHeight + 2}px`;
-  }
-
-  function drawer(open) {
-    find("conversations").classList.toggle("open", open);
-    find("open-list").setAttribute("aria-expanded", open);
-    if (open) find("new").focus();
-  }
-
-  /** The card of a token: its text, its position, and how much of the model still holds it. */
-  function point(token, place) {
-    for (const marked of document.querySelectorAll(".focus")) marked.classList.remove("focus");
-    card.hidden = !token;
-    if (!token) return;
-    token.node.classList.add("focus");
-    const share = current.tokens.share(token, current.memory), [first] = token.positions, last = token.positions.at(-1);
-    const held = share === null ? "not read yet" : share === 0 ? "forgotten" : `held in ${percent(share)} of the layers`;
-    const name = first === last ? `token ${number(first)}` : `tokens ${number(first)} to ${number(last)}`;
-    card.replaceChildren(element("b", "", shown(token.text) || "a part of a character"), element("span", "", `${name} · ${held}`));
-    const { width, height } = card.getBoundingClientRect(), box = place ?? token.node.getBoundingClientRect();
-    const top = box.bottom + 8 + height > innerHeight ? box.top - 8 - height : box.bottom + 8;
-    card.style.left = `${Math.max(8, Math.min(innerWidth - width - 8, box.left - 12))}px`;
-    card.style.top = `${Math.max(8, top)}px`;
   }
 
   const tokenOf = ({ target }) => (current?.tokens.at[target.token?.positions[0]] === target.token ? target.token : undefined);
 
   function pointAtMap(position, event) {
     const token = position === undefined ? undefined : current.tokens.at[position];
-    point(token, event && { left: event.clientX, top: event.clientY - 12, bottom: event.clientY + 12 });
+    card.show(current, token, event && { left: event.clientX, top: event.clientY - 12, bottom: event.clientY + 12 });
   }
 
   function scrollTo(position) {
@@ -218,48 +282,34 @@ async function chat() {
     current.tokens.at[position]?.node.scrollIntoView({ block: "center", behavior: calm ? "instant" : "smooth" });
   }
 
-  function theme() {
-    const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)").matches;
-    root.dataset.theme = (root.dataset.theme ?? (dark ? "dark" : "light")) === "dark" ? "light" : "dark";
-    local.set("msrnn theme", root.dataset.theme);
-    panel?.drawMap();
-  }
-
   function listen() {
-    find("composer").addEventListener("submit", (event) => { event.preventDefault(); send(); });
-    message.addEventListener("input", grow);
-    message.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-      event.preventDefault();
-      send();
-    });
     addEventListener("keydown", (event) => {
       if (event.key !== "Escape" || settings.dialog.open) return;
       current?.stop();
-      drawer(false);
-      point(undefined);
+      look.drawer(false);
+      card.hide();
     });
-    find("stop").addEventListener("click", () => { current.stop(); message.focus(); });
-    find("new").addEventListener("click", () => guarded(fresh));
-    find("open-list").addEventListener("click", () => drawer(!find("conversations").classList.contains("open")));
-    document.addEventListener("pointerdown", ({ target }) => target.closest("#conversations, #open-list") || drawer(false));
+    find("stop").addEventListener("click", () => { current.stop(); composer.focus(); });
+    find("new").addEventListener("click", () => guarded(() => fresh()));
+    find("start-new").addEventListener("click", () => guarded(() => fresh(composer.text)));
     new ResizeObserver(() => current && draw()).observe(log);
-    find("theme").addEventListener("click", theme);
-    find("fade").addEventListener("click", () => {
-      const fades = find("fade").getAttribute("aria-pressed") !== "true";
-      find("fade").setAttribute("aria-pressed", fades);
-      log.classList.toggle("plain", !fades);
-    });
     find("problem").lastElementChild.addEventListener("click", () => report(null));
-    log.addEventListener("scroll", () => { sticks = log.scrollHeight - log.scrollTop - log.clientHeight < 60; point(undefined); }, { passive: true });
-    log.addEventListener("pointermove", (event) => event.pointerType === "touch" || point(tokenOf(event)));
-    log.addEventListener("pointerleave", () => point(undefined));
-    log.addEventListener("click", (event) => point(tokenOf(event)));
+    log.addEventListener("scroll", () => { sticks = log.scrollHeight - log.scrollTop - log.clientHeight < 60; card.hide(); }, { passive: true });
+    log.addEventListener("pointermove", (event) => event.pointerType === "touch" || card.show(current, tokenOf(event)));
+    log.addEventListener("pointerleave", () => card.hide());
+    log.addEventListener("click", (event) => {
+      const pressed = event.target.closest("button"), view = pressed?.closest(".turn")?.view;
+      if (view) guarded(() => (pressed.matches(".copy") ? copy(pressed, view) : retry(view)));
+      else card.show(current, tokenOf(event));
+    });
     addEventListener("hashchange", () => panel && guarded(visit));
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => panel?.drawMap());
-    settings.changed = () => settings.keep || texts?.forgetAll();
-    const kept = local.get("msrnn theme");
-    if (kept === "light" || kept === "dark") document.documentElement.dataset.theme = kept;
+    document.addEventListener("visibilitychange", () => document.hidden || !current || follow().catch(report));
+  }
+
+  /** What has happened on the server while the page was not looked at. */
+  async function follow() {
+    await refresh();
+    if (current.moved) await open(current.name);
   }
 
   listen();

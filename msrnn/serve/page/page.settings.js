@@ -3,8 +3,8 @@
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
 
 class Settings {
-  /** `onKey` is called when there is another key. */
-  constructor(onKey) {
+  /** `onKey` is called when there is another key, `onForget` to delete all kept texts. */
+  constructor(onKey, onForget) {
     this.dialog = find("settings");
     this.form = this.dialog.querySelector("form");
     const fields = this.form.elements, kept = this.parsed();
@@ -23,6 +23,7 @@ class Settings {
       if (changed) onKey();
     });
     find("open-settings").addEventListener("click", () => this.open());
+    find("forget-all").append(sureButton("forget", "Delete all kept texts", onForget));
   }
 
   parsed() {
@@ -37,7 +38,6 @@ class Settings {
     const fields = this.form.elements, kept = { keep: fields.keep.checked };
     for (const name of ["system", ...NUMBERS]) if (fields[name].checkValidity()) kept[name] = fields[name].value;
     local.set("msrnn settings", JSON.stringify(kept));
-    this.changed?.();
   }
 
   open(keyProblem = "") {
