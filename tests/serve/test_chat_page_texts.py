@@ -112,6 +112,51 @@ def test_a_text_is_deleted_by_its_button_only(visit: Visit, open_address: str) -
     assert browser.find_elements("css selector", marked) == []
 
 
+def give_key(browser: Any, key: str) -> None:
+    field = browser.find_element("css selector", "[name=key]")
+    field.clear()
+    field.send_keys(key, "\n")
+
+
+def test_another_key_deletes_no_text(visit: Visit, rnn: msrnn.MultiStateRNN, small: Loaded) -> None:
+    """The sessions of a key are not in the list of another one."""
+    engine = msrnn.Engine(rnn, rows=2, tokenizer=small.tokenizer)
+    with running(engine, Limits(keys=["sk-ann", "sk-bob"])) as address:
+        browser = visit(address, errors=("401",))
+        give_key(browser, "sk-ann")
+        until(browser, READY)
+        set_settings(browser, max_tokens=4)
+        say(browser, "I am Ann")
+        click(browser, "#open-settings")
+        give_key(browser, "sk-bob")
+        until(browser, f"document.querySelector('#list .current.gone em')?.textContent === '{MARK}'")
+        assert text(browser, ".user .body") == "I am Ann"
+        assert kept_texts(browser) == 1
+        click(browser, "#open-settings")
+        give_key(browser, "sk-ann")
+        until(browser, "document.querySelector('#list .current:not(.gone)')")
+        until(browser, "document.getElementById('gone').hidden")
+        say(browser, "Who am I?")
+        assert len(browser.find_elements("css selector", ".turn:not(.lost)")) == 2
+
+
+def test_a_list_of_several_pages(visit: Visit, rnn: msrnn.MultiStateRNN, small: Loaded) -> None:
+    """A session that is not on the first page of the list is not gone."""
+    engine = msrnn.Engine(rnn, rows=2, tokenizer=small.tokenizer)
+    with running(engine, Limits()) as address:
+        browser = visit(address)
+        set_settings(browser, max_tokens=4)
+        say(browser, "Old")
+        body = {"prompt": "a", "max_tokens": 1, "session_id": "source"}
+        assert httpx.post(f"{address}/v1/completions", json=body).status_code == 200
+        for number in range(1000):
+            engine.sessions.fork("source", f"fork-{number}")
+        reload(browser)
+        assert len(browser.find_elements("css selector", "#list li")) == 1002
+        assert text(browser, "#list .current b") == "Old"
+        assert browser.find_elements("css selector", "#list .gone") == []
+
+
 @pytest.mark.slow
 def test_another_session_of_the_same_name(visit: Visit, open_address: str) -> None:
     """It has its own text, and does not replace the old one."""

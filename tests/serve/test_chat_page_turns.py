@@ -26,6 +26,7 @@ from page_browser import (
 
 import msrnn
 
+AT_END = "(({ scrollHeight, scrollTop, clientHeight }) => scrollHeight - scrollTop - clientHeight < 5)(log)"
 ANSWERING = "document.querySelectorAll('.turn:last-child .assistant .body span').length > 5"
 
 
@@ -123,7 +124,7 @@ def test_a_lost_message_comes_back_and_is_retried(
     visit: Visit, open_address: str, engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its system message, if the first turn was lost; what is typed meanwhile stays."""
-    browser = visit(open_address)
+    browser = visit(open_address, width=390)
     set_settings(browser, max_tokens=12, temperature=0, system="Be brief.")
     for count in (1, 2):
         break_after(engine, monkeypatch, 8)
@@ -132,6 +133,7 @@ def test_a_lost_message_comes_back_and_is_retried(
         until(browser, "document.querySelector('.turn.lost')")
         assert box(browser) == f"Number {count}"
         assert "This turn is not remembered." in text(browser, ".turn.lost .note")
+        until(browser, AT_END)
         browser.find_element("id", "message").send_keys("!")
         click(browser, ".turn.lost .retry")
         idle(browser)

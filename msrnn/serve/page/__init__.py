@@ -10,7 +10,7 @@ from msrnn.web import page_parts
 
 SCRIPTS = (
     *("api", "store", "tokens", "memory", "turn", "conversation", "list", "settings"),
-    *("composer", "clipboard", "card", "look", "main"),
+    *("composer", "clipboard", "card", "log", "look", "main"),
 )
 
 

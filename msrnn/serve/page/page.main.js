@@ -1,9 +1,9 @@
 // The page: which conversation is shown, what is sent, and what is drawn.
 
 async function chat() {
-  const log = find("log"), card = new TokenCard(), composer = new Composer(() => submit()), look = new Look(() => panel?.drawMap());
+  const card = new TokenCard(), log = new Log(() => card.hide()), composer = new Composer(() => submit()), look = new Look(() => panel?.drawMap());
   let loaded = []; // conversations that were shown
-  let model = null, texts = null, list = null, panel = null, current = null, infos = [], frame = 0, sticks = true;
+  let model = null, texts = null, list = null, panel = null, current = null, infos = [], frame = 0;
   const settings = new Settings(() => start(), () => panel && forgetAll());
 
   /** Begin, once the server answers; again after another key was given. */
@@ -131,11 +131,10 @@ async function chat() {
     if (current) current.draft = composer.text;
     current = conversation;
     composer.text = current.draft;
-    log.replaceChildren(current.begun ? current.element : welcome());
+    log.show(current.begun ? current.element : welcome());
     history.replaceState(null, "", current.info ? `#${current.name}` : location.pathname);
     showList();
     look.drawer(false);
-    sticks = true;
     draw();
     if (matchMedia("(hover: hover)").matches) composer.focus();
   }
@@ -168,10 +167,10 @@ async function chat() {
 
   async function send(conversation, text, retried) {
     let counts = false, problem = null;
-    sticks = conversation.busy = true;
-    log.setAttribute("aria-busy", true);
+    conversation.busy = true;
+    log.element.setAttribute("aria-busy", true);
     const { system, sampling } = settings, sent = conversation.send(text, { system, sampling }, retried);
-    log.replaceChildren(conversation.element);
+    log.show(conversation.element);
     find("status").textContent = "The model reads.";
     try {
       counts = await sent;
@@ -193,7 +192,7 @@ async function chat() {
     const last = conversation.views.at(-1);
     find("status").textContent = counts ? `Answer: ${last.text} ${last.turn.note}` : "The message is back in the box.";
     if (conversation === current) {
-      if (!conversation.begun) log.replaceChildren(welcome());
+      if (!conversation.begun) log.show(welcome());
       draw();
     }
     await refresh();
@@ -263,10 +262,10 @@ async function chat() {
       frame = 0;
       panel.show(current.memory);
       composer.show(current);
-      log.setAttribute("aria-busy", current.busy);
+      log.element.setAttribute("aria-busy", current.busy);
       current.element.classList.toggle("running", current.running !== null);
       current.element.classList.toggle("gone", current.gone);
-      if (sticks) log.scrollTop = log.scrollHeight;
+      log.follow();
     });
   }
 
@@ -292,12 +291,11 @@ async function chat() {
     find("stop").addEventListener("click", () => { current.stop(); composer.focus(); });
     find("new").addEventListener("click", () => guarded(() => fresh()));
     find("start-new").addEventListener("click", () => guarded(() => fresh(composer.text)));
-    new ResizeObserver(() => current && draw()).observe(log);
+    new ResizeObserver(() => current && draw()).observe(log.element);
     find("problem").lastElementChild.addEventListener("click", () => report(null));
-    log.addEventListener("scroll", () => { sticks = log.scrollHeight - log.scrollTop - log.clientHeight < 60; card.hide(); }, { passive: true });
-    log.addEventListener("pointermove", (event) => event.pointerType === "touch" || card.show(current, tokenOf(event)));
-    log.addEventListener("pointerleave", () => card.hide());
-    log.addEventListener("click", (event) => {
+    log.element.addEventListener("pointermove", (event) => event.pointerType === "touch" || card.show(current, tokenOf(event)));
+    log.element.addEventListener("pointerleave", () => card.hide());
+    log.element.addEventListener("click", (event) => {
       const pressed = event.target.closest("button"), view = pressed?.closest(".turn")?.view;
       if (view) guarded(() => (pressed.matches(".copy") ? copy(pressed, view) : retry(view)));
       else card.show(current, tokenOf(event));
