@@ -99,7 +99,9 @@ class Batch:
             running = self.running[row]
             request, reason = running.request, running.ended_by_client
             if reason is not None:
-                events += self._finish(row, Event(request, running.number, None, "", None, reason))
+                told = reason == "stop" and running.tells_retention(ends=True)
+                held = retention_of(self.rows.state, row) if told else None
+                events += self._finish(row, Event(request, running.number, None, "", None, reason, held))
         return events
 
     def _finish(self, row: int, event: Event) -> list[Event]:

@@ -21,7 +21,7 @@ return [...document.querySelectorAll(".turn:not(.lost) .body span, .turn:not(.lo
 
 
 def until(browser: Any, script: str, seconds: float = 60) -> Any:
-    """Wait until a script returns something that is true."""
+    """Wait until a script returns something that is true. The first answer of a fresh clone compiles kernels."""
     end = time.monotonic() + seconds
     while not (found := browser.execute_script(f"return {script}")):
         assert time.monotonic() < end, f"{script}\n{browser.execute_script('return document.body.innerText')}"
