@@ -78,7 +78,9 @@ def test_settings_reach_the_server(
     assert (first.params.seed, second.params.seed, second.params.temperature) == (11, None, 1.0)
     assert "Be brief." in engine.tokenizer.decode(first.prompt)
     assert "Be brief." not in engine.tokenizer.decode(second.prompt)
-    assert first.session == second.session == browser.execute_script("return location.hash.slice(1)")
+    assert first.session is not None
+    assert first.session == second.session
+    assert first.session.name == browser.execute_script("return location.hash.slice(1)")
 
 
 def test_hostile_text_stays_text(visit: Visit, open_address: str) -> None:
