@@ -185,10 +185,13 @@ def test_an_answer_is_copied(visit: Visit, open_address: str, secure: bool) -> N
     from selenium.webdriver.common.keys import Keys
 
     browser = visit(open_address)
-    browser.execute_cdp_cmd("Browser.grantPermissions", {"permissions": ["clipboardReadWrite"]})
+    permissions = ["clipboardReadWrite", "clipboardSanitizedWrite"]
+    browser.execute_cdp_cmd("Browser.grantPermissions", {"origin": open_address, "permissions": permissions})
     set_settings(browser, max_tokens=12, temperature=1, seed=4)
     say(browser, "One")
-    if not secure:
+    if secure:
+        browser.execute_script("document.execCommand = () => false")
+    else:
         browser.execute_script("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
     code = "def f(x):\n\treturn x  # <b>&amp;\n"
     browser.execute_script("document.querySelector('.turn').view.turn.pieces.push(arguments[0])", code)
