@@ -72,6 +72,7 @@ INSIDE = {
         "retention",
         "session_files",
         "requests",
+        "prompt_logprobs",
         "sampling",
         "text",
         "running",

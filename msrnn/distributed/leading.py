@@ -64,8 +64,8 @@ class Work:
             state = MultiState.to(state, self.rnn.device)
         return MultiState.gathered(state)
 
-    def read(self, number: int, ids: list[list[int]]) -> Tensor:
-        return self.rnn.read(torch.tensor(ids, device=self.rnn.device), self.states[number], last_only=True)
+    def read(self, number: int, ids: list[list[int]], last_only: bool) -> Tensor:
+        return self.rnn.read(torch.tensor(ids, device=self.rnn.device), self.states[number], last_only=last_only)
 
     def step(self, count_: int) -> Tensor:
         tokens = self.rows.next[:count_].contiguous()
@@ -205,7 +205,7 @@ class LeadingRNN:
 
     def read(self, input_ids: Tensor, state: MultiState, last_only: bool = True) -> Tensor:
         ids = input_ids.tolist()
-        logits: Tensor = self.leader.with_state(state, lambda number: self.leader.do("read", number, ids))
+        logits: Tensor = self.leader.with_state(state, lambda number: self.leader.do("read", number, ids, last_only))
         return logits
 
 

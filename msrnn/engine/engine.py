@@ -152,8 +152,8 @@ class Engine:
         if params.continued >= len(ids):
             raise UsageError(f"continued={params.continued}: must be less than the {len(ids)} tokens of the prompt")
         self.prompts.check_length(len(ids) + params.max_tokens)
-        if session is not None and params.n > 1:
-            raise UsageError(f"n={params.n}: a session goes on with one answer; fork it, or ask for one")
+        if session is not None:
+            params.check_session()
         if not isinstance(retention, int) or isinstance(retention, bool) or retention < 0:
             raise UsageError(f"retention={retention!r}: must be a whole number of tokens, 0 or more")
         return Request(ids, params, session=session_id, turns=turns, retention=retention, owner=owner)
@@ -284,9 +284,11 @@ class Engine:
         return bool(found)
 
     def _join(self, reading: Reading) -> list[Event]:
-        """Give the answers of a prompt their rows; events only if that fails."""
+        """Give the answers of a prompt their rows; returns their ends, where there is nothing to generate or that fails."""
         request, logits = reading.request, reading.logits
         assert logits is not None
+        if ends := request.ends_unanswered():
+            return ends
         own = frozenset() if request.params.ignore_eos else self._own_stops
         seen = 0 if request.session is None else request.kept_tokens
         answers = range(request.params.n)

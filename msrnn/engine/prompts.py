@@ -14,6 +14,7 @@ from torch import Tensor
 from msrnn.core.device_memory import on_device
 from msrnn.core.state import MultiState
 from msrnn.engine.prefix_states import PrefixStates
+from msrnn.engine.prompt_logprobs import READ, score_block
 from msrnn.engine.requests import Request
 from msrnn.engine.session_files import SessionId
 from msrnn.engine.sessions import Sessions
@@ -115,7 +116,8 @@ class Prompts:
     def _from_prefix(self, request: Request) -> Reading:
         """From the state of the longest prefix that is kept."""
         others = [other.prompt for other in islice(self.waiting, COMPARED) if other.owner == request.owner]
-        kept = self.prefixes.longest(request.prompt, request.owner)
+        scores = request.params.prompt_logprobs is not None  # a kept state has the logits of its last token only
+        kept = None if scores else self.prefixes.longest(request.prompt, request.owner)
         done = kept.length if kept else 0
         state = kept.state.to(self.rnn.device) if kept else self.rnn.state()
         stops: list[int] = []
@@ -158,12 +160,17 @@ class Prompts:
     def read(self, reading: Reading, most: int) -> int:
         """Read up to `most` tokens, and not past the next stop; returns how many."""
         stop = next(stop for stop in reading.stops if stop > reading.done)
+        scores = reading.request.params.prompt_logprobs
+        most = most if scores is None else min(most, READ)
         tokens = reading.tokens[reading.done : min(stop, reading.done + most)]
         ids = on_device(tokens, self.rnn.device)[None]
-        reading.logits = self.rnn.read(ids, reading.state, last_only=True)[0, -1]
+        logits = self.rnn.read(ids, reading.state, last_only=scores is None)[0]
+        if scores is not None:
+            reading.request.prompt_logprobs += score_block(logits, reading.logits, tokens, scores)
+        reading.logits = logits[-1].clone()
         reading.done += len(tokens)
         keeps = self.prefixes.active if reading.done < len(reading.tokens) else self.prefixes.keeps_ends
         if reading.done == stop and keeps and reading.request.session is None:
-            state, logits = reading.state.to(self.rnn.device), reading.logits.clone()
-            self.prefixes.put(reading.tokens[:stop], state, logits, reading.request.owner)
+            state = reading.state.to(self.rnn.device)
+            self.prefixes.put(reading.tokens[:stop], state, reading.logits, reading.request.owner)
         return len(tokens)

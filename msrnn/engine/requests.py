@@ -15,12 +15,14 @@ from msrnn.errors import SessionError, UsageError
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 MOST_LOGPROBS = 20
 MOST = 2**31 - 1  # of every whole number but the seed
+NOT_FINITE_ERROR = "the model computed numbers that are not finite"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How an answer is generated. The names are those of other engines; a value out of range raises a UsageError.
 
+    max_tokens          of the answer; 0: the prompt is read, and nothing is generated
     temperature         0: the most likely token, always
     top_k               sample among this many tokens; 0: among all
     top_p               sample among the most likely tokens that have this probability together
@@ -36,6 +38,7 @@ class SamplingParams:
     stop_token_ids      the answer ends before any of these tokens, as before the model's own stop tokens
     ignore_eos          go on after the model's own stop tokens
     logprobs            also return this many of the most likely tokens at every step; 0: the generated one alone
+    prompt_logprobs     the same for every token of the prompt; the prompt is then read from its beginning
     n                   answers to the same prompt
     """
 
@@ -54,10 +57,11 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     n: int = 1
 
     def __post_init__(self) -> None:
-        self._whole("max_tokens", 1)
+        self._whole("max_tokens", 0)
         self._whole("n", 1)
         self._whole("top_k", 0)
         self._whole("continued", 0)
@@ -71,6 +75,8 @@ class SamplingParams:
             self._whole("seed", -(2**63), 2**64 - 1)
         if self.logprobs is not None:
             self._whole("logprobs", 0, MOST_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            self._whole("prompt_logprobs", 0, MOST_LOGPROBS)
         if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
             raise UsageError(f"stop={self.stop!r}: must be a list of strings, none of them empty")
         for token, bias in self.logit_bias.items():
@@ -94,6 +100,15 @@ class SamplingParams:
             for token in tokens:
                 if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary:
                     raise UsageError(f"{name} with token {token!r}: this model has ids 0 to {vocabulary - 1}")
+
+    def check_session(self) -> None:
+        """Refuse what a session cannot answer."""
+        if self.n > 1:
+            raise UsageError(f"n={self.n}: a session goes on with one answer; fork it, or ask for one")
+        if self.max_tokens == 0:
+            raise UsageError("max_tokens=0: a session goes on with an answer; ask for one token or more")
+        if self.prompt_logprobs is not None:
+            raise UsageError(f"prompt_logprobs={self.prompt_logprobs}: not known in a session; ask without a session")
 
     @property
     def penalizes(self) -> bool:
@@ -138,6 +153,7 @@ class Request:
     owner: str = ""  # prompts of different owners share no states
     cancelled: bool = False
     stopped: bool = False
+    prompt_logprobs: list[Logprobs | None] = field(default_factory=list)  # None for the first token
     retention: int = 0  # after how many tokens events tell what is held; also after the first and the last; 0: never
     begun: float | None = None  # when it was taken from those that wait, on the monotonic clock
 
@@ -150,12 +166,22 @@ class Request:
         return all(answer.finish_reason for answer in self.answers)
 
     def fail(self, error: str, code: str | None = None) -> list[Event]:
+        """End the answers that are not finished with an error."""
+        return self.end("error", error, code)
+
+    def ends_unanswered(self) -> list[Event]:
+        """End the answers, after the prompt was read, if none is to be generated or the prompt could not be scored."""
+        if any(scored is not None and math.isnan(scored.chosen) for scored in self.prompt_logprobs):
+            return self.fail(NOT_FINITE_ERROR)
+        return self.end("length") if self.params.max_tokens == 0 else []
+
+    def end(self, reason: FinishReason, error: str | None = None, code: str | None = None) -> list[Event]:
         """End the answers that are not finished."""
         events = []
         for number, answer in enumerate(self.answers):
             if answer.finish_reason is None:
-                answer.finish_reason, answer.error, answer.error_code = "error", error, code
-                events.append(Event(self, number, None, "", None, "error"))
+                answer.finish_reason, answer.error, answer.error_code = reason, error, code
+                events.append(Event(self, number, None, "", None, reason))
         return events
 
     def cancel(self) -> None:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from msrnn.core.device_memory import on_device
-from msrnn.engine.requests import Logprobs, SamplingParams
+from msrnn.engine.requests import NOT_FINITE_ERROR, Logprobs, SamplingParams
 
 _MASK = 2**64 - 1
 NOT_FINITE, FAILED = -1, -2
 NO_TOKEN = {  # numbers that stand for a token where there is none, and why
-    NOT_FINITE: "the model computed numbers that are not finite",
+    NOT_FINITE: NOT_FINITE_ERROR,
     FAILED: "internal error while this token was sampled",
 }
 _log = logging.getLogger(__name__)
