@@ -65,6 +65,7 @@ INSIDE = {
         "model_cache",
         "download",
         "loading",
+        "messages",
         "chat_template",
         "long_read",
     ],

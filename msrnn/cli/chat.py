@@ -129,7 +129,12 @@ def _converse(conversation: Conversation, own_files: set[Path], model: str | Non
 
 
 def _answer(conversation: Conversation, line: str) -> None:
-    turn = conversation.turn(as_utf8(line))
+    message = as_utf8(line)
+    try:
+        conversation.encoded(message)
+    except UsageError as error:  # this message cannot be rendered, another one may
+        return note(str(error))
+    turn = conversation.turn(message)
     if turn.interrupted:
         note("stopped; the answer so far stays in the conversation")
     if turn.cut:

@@ -49,13 +49,24 @@ def generate(
         raise UsageError(f"PROMPT {prompt!r}: empty; give a text to continue")
 
     rnn, tokenizer = options.load()
-    from msrnn.hf.chat_template import AnswerStreamer, encode, following, opening, state_after_interruption
+    import torch
+
+    from msrnn.hf.chat_template import (
+        AnswerStreamer,
+        encode,
+        encode_first,
+        encode_following,
+        first_messages,
+        state_after_interruption,
+    )
 
     current = load_or_empty(rnn, state)
     if chat:
         check_chat_template(tokenizer, "leave --chat out")
-        text = following(tokenizer, text) if state else opening(tokenizer, text)
-    ids = encode(tokenizer, text, add_special_tokens=not state and not chat)
+        tokens = encode_following(tokenizer, text) if state else encode_first(tokenizer, first_messages(text))
+        ids = torch.tensor([tokens])
+    else:
+        ids = encode(tokenizer, text, add_special_tokens=not state)
     prompt_end = int(current.seen[0]) + ids.shape[1]
     warn_past_training(rnn.model, options, prompt_end)
     answer = AnswerStreamer(tokenizer)

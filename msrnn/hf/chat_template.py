@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
+from msrnn.hf.messages import Messages, encode_messages
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import FULL, Policy
 
@@ -32,8 +33,23 @@ def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
 
 def opening(tokenizer: PreTrainedTokenizerBase, message: str, system: str | None = None) -> str:
     """The first turn of a conversation, up to where the answer begins."""
+    return render(tokenizer, first_messages(message, system), prompt=True)
+
+
+def first_messages(message: str, system: str | None = None) -> Messages:
     head = [{"role": "system", "content": system}] if system else []
-    return render(tokenizer, [*head, {"role": "user", "content": message}], prompt=True)
+    return [*head, {"role": "user", "content": message}]
+
+
+def encode_first(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[int]:
+    """The tokens of a conversation up to where the answer begins. Contents are text, without special tokens."""
+    return encode_messages(tokenizer, messages, lambda some: render(tokenizer, some, prompt=True))
+
+
+def encode_following(tokenizer: PreTrainedTokenizerBase, message: str) -> list[int]:
+    """The tokens of a later turn, as `following` writes it. The message is text, without special tokens."""
+    later = [{"role": "user", "content": message}]
+    return encode_messages(tokenizer, later, lambda some: following(tokenizer, some[0]["content"]))
 
 
 def closing(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -56,7 +72,7 @@ def _after_answer(text: str) -> str:
     return after
 
 
-def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], prompt: bool) -> str:
+def render(tokenizer: PreTrainedTokenizerBase, messages: Messages, prompt: bool) -> str:
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt))
     except Exception as error:  # a template is a program, whose errors have no common kind
@@ -171,7 +187,7 @@ class Conversation:
 
     def turn(self, message: str) -> Turn:
         """Print the answer to a message. KeyboardInterrupt ends the answer, and what was generated so far counts."""
-        ids = encode(self.tokenizer, self.rendered(message), False)
+        ids = torch.tensor([self.encoded(message)])
         self._extend_if_needed(ids.shape[1])
         streamer = AnswerStreamer(self.tokenizer)
         state = self.state.fork(1)
@@ -188,11 +204,11 @@ class Conversation:
         cut = not interrupted and streamer.is_cut(self.settings["max_new_tokens"], self.rnn.model)
         return Turn(interrupted, cut)
 
-    def rendered(self, message: str) -> str:
-        """The message as the chat template writes it, up to where the answer begins."""
+    def encoded(self, message: str) -> list[int]:
+        """The tokens of the message as the chat template writes it, up to where the answer begins."""
         if int(self.state.seen[0]):
-            return following(self.tokenizer, message)
-        return opening(self.tokenizer, message, self.system)
+            return encode_following(self.tokenizer, message)
+        return encode_first(self.tokenizer, first_messages(message, self.system))
 
     def _extend_if_needed(self, new_tokens: int) -> None:
         """Call `extend` before a turn that may pass the training length: all of a turn uses the same positions."""

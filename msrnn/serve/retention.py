@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from msrnn.engine.requests import Event
 from msrnn.engine.retention import Retention
 from msrnn.engine.text import Pieces
-
-Messages = list[dict[str, str]]
-Render = Callable[[Messages], str]
+from msrnn.hf.messages import Messages, Render, locate_contents
 
 
 class Span(NamedTuple):
@@ -44,13 +42,13 @@ def prompt_texts(
     pieces = [decoder.put(token) for token in ids]
     if messages is None or render is None:
         return PromptTexts(start, pieces, None)
-    text, rendered, spans = "".join(pieces), render(messages), message_spans(messages, render)
-    if spans is None or not text.endswith(rendered):  # the template or the tokenizer changes texts
+    text, located = "".join(pieces), locate_contents(messages, render)
+    if located is None or not text.endswith(rendered := located.text()):  # the template or the tokenizer changes texts
         return PromptTexts(start, pieces, None)
     offset, begins = len(text) - len(rendered), [0, *accumulate(map(len, pieces))]
     found = [
         Span(message["role"], *(start + at for at in _covering(begins, first + offset, last + offset)))
-        for message, (first, last) in zip(messages, spans, strict=True)
+        for message, (first, last) in zip(messages, located.spans, strict=True)
     ]
     return PromptTexts(start, pieces, found)
 
@@ -64,30 +62,6 @@ def _covering(begins: list[int], first: int, last: int) -> tuple[int, int]:
     if first < last and begins[start] > first:
         start -= 1
     return start, stop
-
-
-def message_spans(messages: Messages, render: Render) -> list[tuple[int, int]] | None:
-    """Where the contents are in the rendered messages, in characters; None if the template changes them.
-
-    The template is rendered with other contents, which show what it puts around them: a content may also occur there.
-    """
-    marks = [f"\ue000{number}\ue001" for number in range(len(messages))]
-    rest, around = render([{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)]), []
-    for mark in marks:
-        before, found, rest = rest.partition(mark)
-        if not found:
-            return None
-        around.append(before)
-    actual = render(messages)
-    for contents in ([m["content"] for m in messages], [m["content"].strip() for m in messages]):
-        spans, text = [], ""
-        for before, content in zip(around, contents, strict=True):
-            text += before
-            spans.append((len(text), len(text) + len(content)))
-            text += content
-        if text + rest == actual:
-            return spans
-    return None
 
 
 class RetentionField:

@@ -100,9 +100,9 @@ def test_numbers_that_are_not_finite_fail_the_request_alone(
 
 def test_what_has_no_log_probabilities_is_refused(rnn: msrnn.MultiStateRNN) -> None:
     engine = msrnn.Engine(rnn, rows=2)
-    for wrong in ({"prompt_logprobs": 0}, {"max_tokens": 0}):
-        with pytest.raises(UsageError, match=f"^{[*wrong][0]}=0: "):
-            engine.request([3, 4], params(**wrong), session="a")
+    for name in ("prompt_logprobs", "max_tokens"):
+        with pytest.raises(UsageError, match=f"^{name}=0: "):
+            engine.request([3, 4], params(**{name: 0}), session="a")
     for number in (-1, 21, True, 1.0):
-        with pytest.raises(UsageError, match="^prompt_logprobs="):
+        with pytest.raises(UsageError, match=r"^prompt_logprobs="):
             params(prompt_logprobs=number)

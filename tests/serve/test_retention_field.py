@@ -18,7 +18,8 @@ from msrnn.engine.requests import Event, Request, SamplingParams
 from msrnn.engine.retention import retention_of
 from msrnn.hf.chat_template import render
 from msrnn.hf.loading import Loaded
-from msrnn.serve.retention import PromptTexts, RetentionField, message_spans, prompt_texts
+from msrnn.hf.messages import locate_contents
+from msrnn.serve.retention import PromptTexts, RetentionField, prompt_texts
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 SYSTEM = "Answer naïvely — in Tromsø 🌊."
@@ -153,8 +154,8 @@ def test_where_messages_are() -> None:
         def rendered(some: list[dict[str, str]]) -> str:
             return render(tokenizer, some, prompt=True)
 
-        found = message_spans(messages, rendered)
-        return None if found is None else [rendered(messages)[start:stop] for start, stop in found]
+        found = locate_contents(messages, rendered)
+        return None if found is None else [rendered(messages)[start:stop] for start, stop in found.spans]
 
     assert spans("system", "user>") == ["system", "user>"]
     assert spans("", "e") == ["", "e"]

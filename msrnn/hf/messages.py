@@ -1,0 +1,150 @@
+"""Messages as text: special tokens come from the chat template alone, never from what a message says.
+
+A template writes contents and special tokens into one text. To tell them apart, the contents are located in it, the
+template's own special tokens are marked with a random prefix, and a copy of the tokenizer knows the marked ones only.
+Everything else about the text and the tokenizer stays, so a content without special tokens gets the same ids as ever.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from tokenizers import AddedToken, Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from msrnn.errors import UsageError
+
+Messages = list[dict[str, str]]
+Render = Callable[[Messages], str]
+
+
+class Located(NamedTuple):
+    """A rendered text in parts: what the template writes before each content, the contents, and the rest."""
+
+    around: list[str]
+    contents: list[str]
+    rest: str
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Where the contents are in the text, in characters."""
+        found, at = [], 0
+        for before, content in zip(self.around, self.contents, strict=True):
+            at += len(before)
+            found.append((at, at + len(content)))
+            at += len(content)
+        return found
+
+    def text(self, change: Callable[[str], str] = lambda part: part) -> str:
+        """The whole text; `change` is applied to what the template writes."""
+        pairs = zip(self.around, self.contents, strict=True)
+        return "".join(change(before) + content for before, content in pairs) + change(self.rest)
+
+
+def locate_contents(messages: Messages, render: Render) -> Located | None:
+    """Find the contents in the rendered messages; None if the template changes them.
+
+    The template is rendered with other contents, which show what it puts around them: a content may also occur there.
+    """
+    marks = [f"\ue000{number}\ue001" for number in range(len(messages))]
+    rest, around = render([{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)]), []
+    for mark in marks:
+        before, found, rest = rest.partition(mark)
+        if not found:
+            return None
+        around.append(before)
+    actual = render(messages)
+    for contents in ([m["content"] for m in messages], [m["content"].strip() for m in messages]):
+        located = Located(around, contents, rest)
+        if located.text() == actual:
+            return located
+    return None
+
+
+def encode_messages(tokenizer: PreTrainedTokenizerBase, messages: Messages, render: Render) -> list[int]:
+    """The token ids of rendered messages, whose contents are text: none of them becomes a special token.
+
+    Raises a UsageError for a content with the text of a special token, if the template changes contents.
+    """
+    specials, located = _Specials.of(tokenizer), locate_contents(messages, render)
+    if located is None:
+        if any(specials.occur_in(message["content"]) for message in messages):
+            raise UsageError(
+                "a message has the text of a special token, and this model's chat template changes messages, so that "
+                "the two cannot be told apart: leave that text out"
+            )
+        return _plain(tokenizer, render(messages))
+    if specials.all_of_template(located):
+        return _plain(tokenizer, located.text())
+    return specials.encode(located)
+
+
+def _plain(tokenizer: Any, text: str) -> list[int]:
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+class _Specials:
+    """The special tokens of a tokenizer, and a copy of it that knows them only where they are marked."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        added = tokenizer.added_tokens_decoder
+        self._tokens = {token.content: (number, token) for number, token in added.items() if token.special}
+        self.names = sorted(self._tokens, key=len, reverse=True)  # as tokenizers do: the longest that fits
+        self._pattern = re.compile("|".join(map(re.escape, self.names)) or r"(?!)")
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._normalizer = backend.normalizer if backend is not None else None
+        self._mark, self._copy, self._ids = f"\ue000{secrets.token_hex(16)}", None, {}
+        if isinstance(backend, Tokenizer):
+            self._copy = Tokenizer.from_str(backend.to_str())
+            self._copy.no_truncation()
+            self._copy.no_padding()
+            self._copy.encode_special_tokens = True  # unmarked ones are text
+            self._copy.add_tokens([self._marked(token) for _, token in self._tokens.values()])
+            for name, (number, _) in self._tokens.items():
+                self._ids[self._copy.token_to_id(self._mark + name)] = number
+
+    @staticmethod
+    def of(tokenizer: Any) -> _Specials:
+        return _specials_of(tokenizer, len(tokenizer))
+
+    def _marked(self, token: AddedToken) -> AddedToken:
+        """Not special for the copy, which takes special ones for text."""
+        flags = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+        return AddedToken(self._mark + token.content, special=False, **flags)
+
+    def occur_in(self, content: str) -> bool:
+        """Whether a content has the text of a special token, also after the tokenizer has normalized it."""
+        if self._pattern.search(content):
+            return True
+        return self._normalizer is not None and bool(self._pattern.search(self._normalizer.normalize_str(content)))
+
+    def all_of_template(self, located: Located) -> bool:
+        """Whether all special tokens of a text are the template's: none is in a content, or begins or ends in one."""
+        if self._normalizer is not None and any(map(self.occur_in, located.contents)):
+            return False
+        expected, at = [], 0
+        for before, content in zip([*located.around, located.rest], [*located.contents, ""], strict=True):
+            expected += [(at + found.start(), at + found.end()) for found in self._pattern.finditer(before)]
+            at += len(before) + len(content)
+        return expected == [found.span() for found in self._pattern.finditer(located.text())]
+
+    def encode(self, located: Located) -> list[int]:
+        if self._copy is None:
+            raise UsageError("a message has the text of a special token, which this tokenizer cannot read as text")
+        text = located.text(lambda part: self._pattern.sub(lambda found: self._mark + found[0], part))
+        ids = self._copy.encode(text, add_special_tokens=False).ids
+        own = {number for number, _ in self._tokens.values()}
+        if own & {*ids}:  # its model has them in its vocabulary, and makes them of text
+            raise UsageError("a message has the text of a special token, which this tokenizer cannot read as text")
+        return [self._ids.get(token, token) for token in ids]
+
+
+@lru_cache(maxsize=8)
+def _specials_of(tokenizer: Any, size: int) -> _Specials:
+    """`size`: tokens may have been added since."""
+    return _Specials(tokenizer)
