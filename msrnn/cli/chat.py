@@ -133,7 +133,8 @@ def _answer(conversation: Conversation, line: str) -> None:
     try:
         conversation.encoded(message)
     except UsageError as error:  # this message cannot be rendered, another one may
-        return note(str(error))
+        note(str(error))
+        return
     turn = conversation.turn(message)
     if turn.interrupted:
         note("stopped; the answer so far stays in the conversation")

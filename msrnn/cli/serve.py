@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "MSRNN_API_KEY"
 _PACKAGES = ("starlette", "uvicorn", "prometheus_client")  # those of the extra `serve`
+AUTO, NONE = "auto", "none"  # whose sampling defaults: the model's, or neutral ones
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,18 @@ class Setup:
     max_tokens: int
     max_total_tokens: int
     limits: Limits
+    generation_config: str = AUTO
+    allow_special_tokens: bool = False
     marker: Path | None = None  # a file in the folder of sessions, which all replicas must see
 
     def server(self, rnn: MultiStateRNN, tokenizer: Any, kind: type[Engine], number: int = 0, count: int = 1) -> Server:
         """Make the server from a loaded model. `number` is that of this replica, `count` how many there are."""
         from msrnn.serve.affinity import owner
         from msrnn.serve.app import Server
+        from msrnn.serve.defaults import sampling_defaults
         from msrnn.serve.protocol import Served
+
+        defaults = sampling_defaults(rnn.model.generation_config) if self.generation_config == AUTO else {}
 
         prefixes = self.prefix_states
         if prefixes is not None and count > 1:
@@ -99,7 +105,8 @@ class Setup:
             owns_session=lambda name: owner(name, count) == number,
         )
         name = self.name or self.options.model or SMALL
-        served = Served(name, tokenizer, self.max_tokens, self.max_total_tokens, engine.sessions)
+        limits = (self.max_tokens, self.max_total_tokens)
+        served = Served(name, tokenizer, *limits, engine.sessions, defaults, self.allow_special_tokens)
         return Server(engine, served, self.limits)
 
     def replica(self, count: int, number: int) -> Server:
@@ -138,6 +145,13 @@ def serve(
     ] = None,
     max_tokens: Annotated[int, Option(help="Tokens of an answer for which a request gives no limit.")] = 512,
     max_total_tokens: Annotated[int, Option(help="Most tokens of a prompt and its answer together.")] = 1_000_000,
+    generation_config: Annotated[
+        str,
+        Option(help=f"Sampling defaults: {AUTO}, those of the model's generation_config.json; {NONE}, temperature 1."),
+    ] = AUTO,
+    allow_special_tokens: Annotated[
+        bool, Option("--allow-special-tokens", help="Let special tokens in the text of messages be special.")
+    ] = False,
     queue: Annotated[int, Option(help="Prompts that may wait; more are answered with 429.")] = 256,
     max_body_bytes: Annotated[int, Option(help="Most bytes of a request.")] = 8 * 2**20,
     shutdown_timeout: Annotated[int, Option(help="Seconds that running answers have after Ctrl-C or SIGTERM.")] = 30,
@@ -166,6 +180,8 @@ def serve(
     keys = api_key or [key for key in [os.environ.get(KEY_VARIABLE, "")] if key]
     counts = {"--queue": queue, "--max-tokens": max_tokens, "--max-body-bytes": max_body_bytes}
     _check(port, {**counts, "--prefix-disk-bytes": prefix_disk_bytes}, keys)
+    if generation_config not in (AUTO, NONE):
+        raise UsageError(f"--generation-config {generation_config}: must be {AUTO} or {NONE}")
     _check_folders(sessions, prefix_states)
     _check_replicas(replicas, ray, cpus)
     if missing := [package for package in _PACKAGES if find_spec(package) is None]:
@@ -183,6 +199,8 @@ def serve(
         max_tokens,
         max_total_tokens,
         Limits(queue, max_body_bytes, keys=keys),
+        generation_config,
+        allow_special_tokens,
     )
     if not keys and not _is_local(host):
         note(f"--host {host}: anyone who can reach this machine can use the model; --api-key guards it")
@@ -206,6 +224,9 @@ def _serve_here(setup: Setup, listen: Callable[[Server], None]) -> None:
     rows = server.engine.rows
     one = rows.nbytes // rows.capacity
     note(f"a conversation takes {one:,} bytes, at any length; {rows.capacity} are answered at once")
+    if defaults := server.served.defaults:
+        said = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
+        note(f"the model's own sampling defaults: {said}; --generation-config {NONE} ignores them")
     if rnn.device.type == "cuda":
         note("compiling and capturing what requests need")
     server.engine.warm_up()

@@ -15,6 +15,8 @@ from msrnn.errors import SessionError, UsageError
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 MOST_LOGPROBS = 20
 MOST = 2**31 - 1  # of every whole number but the seed
+MOST_STOPS, LONGEST_STOP = 16, 1000  # strings, and characters of one: every answer is compared with them at every step
+MOST_TOKEN_IDS = 1000  # in logit_bias and stop_token_ids
 NOT_FINITE_ERROR = "the model computed numbers that are not finite"
 
 
@@ -31,10 +33,11 @@ class SamplingParams:
     presence_penalty    is subtracted from the logits of tokens of the answer
     frequency_penalty   the same, once for each time that the token was generated
     logit_bias          is added to the logits of these token ids
-    seed                two answers with one seed are the same; without a seed, each has another
+    seed                two answers with one seed are the same, up to rounding, which depends on the number of answers
+                        at once; without a seed, each has another
     continued           the last tokens of the prompt that are the beginning of the answer: noise and penalties go on
                         after them, as if they had been generated
-    stop                the answer ends before any of these strings
+    stop                the answer ends before any of these strings, at most 16 of 1,000 characters
     stop_token_ids      the answer ends before any of these tokens, as before the model's own stop tokens
     ignore_eos          go on after the model's own stop tokens
     logprobs            also return this many of the most likely tokens at every step; 0: the generated one alone
@@ -78,7 +81,16 @@ class SamplingParams:
         if self.prompt_logprobs is not None:
             self._whole("prompt_logprobs", 0, MOST_LOGPROBS)
         if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
-            raise UsageError(f"stop={self.stop!r}: must be a list of strings, none of them empty")
+            raise UsageError(f"stop={self.stop!r:.100}: must be a list of strings, none of them empty")
+        if len(self.stop) > MOST_STOPS or any(len(text) > LONGEST_STOP for text in self.stop):
+            longest = max(map(len, self.stop))
+            raise UsageError(
+                f"stop of {len(self.stop)} strings, the longest of {longest:,} characters: "
+                f"at most {MOST_STOPS} strings of {LONGEST_STOP:,} characters"
+            )
+        for name in ("stop_token_ids", "logit_bias"):
+            if len(getattr(self, name)) > MOST_TOKEN_IDS:
+                raise UsageError(f"{name} of {len(getattr(self, name)):,} tokens: at most {MOST_TOKEN_IDS:,}")
         for token, bias in self.logit_bias.items():
             if not _is_number(bias) or not -100 <= bias <= 100:
                 raise UsageError(f"logit_bias of token {token}: {bias!r:.100}; must be from -100 to 100")
@@ -136,6 +148,7 @@ class Answer:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token or string that ended it, if not the model's own
     logprobs: list[Logprobs] = field(default_factory=list)
+    ending: tuple[int, Logprobs] | None = None  # the stop token that ended it, if log probabilities are wanted
     error: str | None = None
     error_code: str | None = None  # for programs; None: the engine's own fault
 

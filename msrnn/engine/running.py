@@ -83,6 +83,7 @@ class Running:
         self._generated.append(token)
         if token in self._stops:
             answer.stop_reason = token if token in params.stop_token_ids else None
+            answer.ending = None if logprobs is None else (token, logprobs)
             return Added(None, "", None, "stop")
         answer.tokens.append(token)
         text = self._text.put(token) if self._text else ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
@@ -20,6 +20,7 @@ from msrnn.errors import UsageError
 
 Messages = list[dict[str, str]]
 Render = Callable[[Messages], str]
+_NOT_AS_TEXT = "a message has the text of a special token, which this tokenizer cannot read as text: leave it out"
 
 
 class Located(NamedTuple):
@@ -89,7 +90,7 @@ def _plain(tokenizer: Any, text: str) -> list[int]:
 
 
 class _Specials:
-    """The special tokens of a tokenizer, and a copy of it that knows them only where they are marked."""
+    """The special tokens of a tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
         added = tokenizer.added_tokens_decoder
@@ -98,22 +99,29 @@ class _Specials:
         self._pattern = re.compile("|".join(map(re.escape, self.names)) or r"(?!)")
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._normalizer = backend.normalizer if backend is not None else None
-        self._mark, self._copy, self._ids = f"\ue000{secrets.token_hex(16)}", None, {}
-        if isinstance(backend, Tokenizer):
-            self._copy = Tokenizer.from_str(backend.to_str())
-            self._copy.no_truncation()
-            self._copy.no_padding()
-            self._copy.encode_special_tokens = True  # unmarked ones are text
-            self._copy.add_tokens([self._marked(token) for _, token in self._tokens.values()])
-            for name, (number, _) in self._tokens.items():
-                self._ids[self._copy.token_to_id(self._mark + name)] = number
+        self._backend, self._mark = backend, f"\ue000{secrets.token_hex(16)}"
+
+    @cached_property
+    def _copy(self) -> tuple[Tokenizer, dict[int, int]]:
+        """A tokenizer that knows special tokens only where they are marked, and the ids that it should have for them.
+
+        It takes special tokens for text, so the marked ones are not special for it.
+        """
+        if not isinstance(self._backend, Tokenizer):
+            raise UsageError(_NOT_AS_TEXT)
+        copy = Tokenizer.from_str(self._backend.to_str())
+        copy.no_truncation()
+        copy.no_padding()
+        copy.encode_special_tokens = True
+        copy.add_tokens([self._marked(token) for _, token in self._tokens.values()])
+        marked: dict[str, int] = copy.get_vocab()
+        return copy, {marked[self._mark + name]: number for name, (number, _) in self._tokens.items()}
 
     @staticmethod
     def of(tokenizer: Any) -> _Specials:
         return _specials_of(tokenizer, len(tokenizer))
 
     def _marked(self, token: AddedToken) -> AddedToken:
-        """Not special for the copy, which takes special ones for text."""
         flags = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
         return AddedToken(self._mark + token.content, special=False, **flags)
 
@@ -134,14 +142,13 @@ class _Specials:
         return expected == [found.span() for found in self._pattern.finditer(located.text())]
 
     def encode(self, located: Located) -> list[int]:
-        if self._copy is None:
-            raise UsageError("a message has the text of a special token, which this tokenizer cannot read as text")
+        """The tokens of a text whose contents have no special ones."""
+        copy, known = self._copy
         text = located.text(lambda part: self._pattern.sub(lambda found: self._mark + found[0], part))
-        ids = self._copy.encode(text, add_special_tokens=False).ids
-        own = {number for number, _ in self._tokens.values()}
-        if own & {*ids}:  # its model has them in its vocabulary, and makes them of text
-            raise UsageError("a message has the text of a special token, which this tokenizer cannot read as text")
-        return [self._ids.get(token, token) for token in ids]
+        ids = copy.encode(text, add_special_tokens=False).ids
+        if {*known.values()} & {*ids}:  # its model has them in its vocabulary, and makes them of text
+            raise UsageError(_NOT_AS_TEXT)
+        return [known.get(token, token) for token in ids]
 
 
 @lru_cache(maxsize=8)

@@ -21,14 +21,12 @@ from msrnn.errors import SessionError, UsageError
 from msrnn.serve.application import application
 from msrnn.serve.errors import ApiError, bad, failed, overloaded, session_error, shutting_down, too_slow
 from msrnn.serve.keys import owner_of
-from msrnn.serve.limits import Limits, parsed, read_body
+from msrnn.serve.limits import RETRY_SECONDS, Limits, Parsing, read_body
 from msrnn.serve.metrics import Metrics, Timer
 from msrnn.serve.page import page_routes
 from msrnn.serve.protocol import Job, Served, chat_job, completion_job
 from msrnn.serve.replies import ChatReply, Reply, sent_error
 from msrnn.serve.sessions import SessionEndpoints
-
-RETRY_SECONDS = 1
 
 
 @dataclass(frozen=True)
@@ -71,6 +69,7 @@ class Server:
     def __init__(self, engine: Engine, served: Served, limits: Limits) -> None:
         self.engine, self.served, self.limits = engine, served, limits
         self.metrics = Metrics(engine)
+        self.parsing = Parsing()
         self.active = 0  # prompts that were taken and are not finished
         self.draining = False  # no more are taken
 
@@ -124,16 +123,16 @@ class Server:
 
     async def _job(self, http: HttpRequest, parse: Callable[[Any, Served, str], Job]) -> tuple[Job, list[Request]]:
         """A request, checked, in another thread: long texts take long to tokenize."""
-        body, owner = parsed(await read_body(http, self.limits)), owner_of(http.scope)
+        owner = owner_of(http.scope)
 
-        def checked() -> tuple[Job, list[Request]]:
-            job = parse(body, self.served, owner)
-            if len(job.prompts) > self._most:
-                raise bad("prompt", f"{len(job.prompts)} prompts: this server takes {self._most} at most")
+        def checked(fields: Any) -> tuple[Job, list[Request]]:
+            job = parse(fields, self.served, owner)
+            if (answers := len(job.prompts) * job.params.n) > self._most:
+                raise bad("prompt", f"{answers} answers to {len(job.prompts)} prompts: at most {self._most} here")
             about = (job.params, job.session, job.turns, job.retention, owner)
             return job, [self.engine.request(prompt, *about) for prompt in job.prompts]
 
-        return await asyncio.to_thread(checked)
+        return await self.parsing.run(await read_body(http, self.limits), checked, self._most - self.active)
 
     @property
     def _most(self) -> int:
@@ -161,7 +160,7 @@ class Server:
                 task.cancel()
             with suppress(BaseException):
                 await asyncio.gather(work, gone, return_exceptions=True)
-        return JSONResponse(reply.complete())
+        return await asyncio.to_thread(lambda: JSONResponse(reply.complete()))
 
     def _start(self, requests: list[Request]) -> _Feed:
         """Give requests to the engine. They count from now on until they end, whether or not anyone reads the reply."""
@@ -195,7 +194,7 @@ class Server:
         if not isinstance(made["size"], int):
             made |= {"size": spec.mean_size, "sizes": spec.sizes}
         made["bytes"] = self.engine.rows.nbytes // self.engine.rows.capacity
-        return JSONResponse({"object": "list", "data": [{**model, **made, "max_tokens": self.served.default_tokens}]})
+        return JSONResponse({"object": "list", "data": [{**model, **made, **self.served.shown}]})
 
     async def health(self, _: HttpRequest) -> Response:
         if self.draining:
@@ -222,7 +221,9 @@ async def _streamed(http: HttpRequest, feed: _Feed, reply: Reply) -> AsyncIterat
     try:
         async with aclosing(feed.read()) as events:
             async for event in events:
-                for chunk in [*first, *reply.chunks(event)]:
+                # A prompt that is sent back may be long.
+                new = await asyncio.to_thread(reply.chunks, event) if reply.job.echo else reply.chunks(event)
+                for chunk in [*first, *new]:
                     yield chunk
                 first = []
         for chunk in [*first, *reply.last_chunks()]:

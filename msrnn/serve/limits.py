@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from msrnn.serve.errors import ApiError
+from msrnn.serve.errors import ApiError, overloaded
+
+RETRY_SECONDS = 1
+SMALL_BODY = 2**16  # bytes that take little time to check
+LARGE_AT_ONCE = 1
+PARSED_BYTES = 2**25  # of bodies that are checked or wait for it; one alone may be larger
+Checked = TypeVar("Checked")
 
 
 @dataclass(frozen=True)
@@ -20,6 +27,29 @@ class Limits:
     body_seconds: float = 30.0  # for a client to send its request
     keys: Sequence[str] = ()
     behind: int = 4096  # events that a client may be behind its stream; then it is cancelled
+
+
+class Parsing:
+    """Requests that are being checked and tokenized, in other threads.
+
+    A text takes seconds to tokenize, and a hundred times its bytes, so large requests wait for each other, and a small
+    one never waits for a large one. What waits is bounded in number and in bytes; more is answered with 429.
+    """
+
+    def __init__(self) -> None:
+        self.count = self.bytes = 0
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
+
+    async def run(self, body: bytes, check: Callable[[Any], Checked], room: int) -> Checked:
+        """Check the JSON of a body; `room` are the requests that may be checked at once."""
+        if self.count >= room or (self.count and self.bytes + len(body) > PARSED_BYTES):
+            raise overloaded(RETRY_SECONDS)
+        self.count, self.bytes = self.count + 1, self.bytes + len(body)
+        try:
+            async with self._large if len(body) > SMALL_BODY else nullcontext():
+                return await asyncio.to_thread(lambda: check(parsed(body)))
+        finally:
+            self.count, self.bytes = self.count - 1, self.bytes - len(body)
 
 
 async def read_body(http: Request, limits: Limits) -> bytes:

@@ -34,7 +34,7 @@ COMMON: dict[str, Valid] = {
     "top_k": _is(int, lambda value: value >= 0),
     "min_p": _number(0, 1),
     "seed": _is(int, lambda value: -(2**63) <= value < 2**64),
-    "stop": lambda value: value in ([], ["a"]) or (isinstance(value, str) and value != ""),
+    "stop": lambda value: value in ([], ["a"]) or (isinstance(value, str) and 0 < len(value) <= 1000),
     "stop_token_ids": lambda value: json.dumps(value) in ("[]", "[1]"),
     "n": _is(int, lambda value: 1 <= value <= 4),
     "logit_bias": lambda value: value == {},
@@ -44,9 +44,9 @@ COMMON: dict[str, Valid] = {
     "ignore_eos": _is(bool),
     "stream": _is(bool),
     "stream_options": _never,  # without `stream`
-    "user": _is(str),
+    "user": _is(str, lambda value: len(value) <= 1000),
     "session_id": lambda value: value == "x",
-    "tools": _never,
+    "tools": _never,  # but in chats
     "": _never,
 }
 COMPLETION = {
@@ -62,6 +62,7 @@ CHAT = {
     "max_completion_tokens": COMMON["max_tokens"],
     "logprobs": _is(bool),
     "top_logprobs": _never,  # without `logprobs`
+    "tools": lambda value: value == [],
     "prompt": _never,
 }
 ENDPOINTS: dict[str, tuple[dict[str, Any], dict[str, Valid]]] = {

@@ -77,7 +77,7 @@ def test_bad_completions(address: str, body: Any, status: int, param: str | None
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0]"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
-        ({"messages": [{"role": "assistant", "content": "a", "tool_calls": []}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
         ({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}, "top_logprobs"),
         ({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
         ({"messages": [{"role": "user", "content": "a"}], "prompt": "a"}, "prompt"),

@@ -1,0 +1,151 @@
+"""Prompts and messages of a request: checked, and made into tokens."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from msrnn.engine.session_files import Session
+from msrnn.engine.text import Pieces
+from msrnn.errors import UsageError
+from msrnn.hf.chat_template import check_template, closing, encode, encode_first, encode_following, following, render
+from msrnn.hf.messages import Messages
+from msrnn.serve.errors import ApiError, bad
+from msrnn.serve.fields import USUAL_IN_MESSAGES, shown
+from msrnn.serve.token_texts import most_characters
+
+ROLES = ("system", "developer", "user", "assistant")
+MOST_MESSAGES = 10_000  # of a request, and parts of a message
+
+
+class Prompt(NamedTuple):
+    tokens: list[int]
+    text: str | None  # as it was sent; None if tokens were sent
+
+
+class Echo(NamedTuple):
+    """A prompt that is sent back."""
+
+    text: str
+    offsets: list[int]  # where each token begins in it
+
+
+def read_prompts(value: Any, tokenizer: Any, begins: bool, most_tokens: int) -> list[Prompt]:
+    """Text, token ids, or a list of either. A text that begins gets the tokenizer's special tokens."""
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list) or not value:
+        raise bad("prompt", "prompt must be a text, a list of token ids, or a list of either, and not empty")
+    if all(type(token) is int for token in value):
+        value = [value]
+    prompts = []
+    for prompt in value:
+        if isinstance(prompt, str):
+            _check_characters(prompt, "prompt")
+            _check_fits(prompt, tokenizer, most_tokens)
+            prompts.append(Prompt(encode(tokenizer, prompt, begins)[0].tolist(), prompt))
+        elif isinstance(prompt, list) and all(type(token) is int for token in prompt):
+            prompts.append(Prompt(prompt, None))
+        else:
+            raise bad("prompt", "prompt must be a text, a list of token ids, or a list of either")
+    if not all(prompt.tokens for prompt in prompts):
+        raise bad("prompt", "prompt is empty: give one token or more")
+    return prompts
+
+
+def echo_of(prompt: Prompt, tokenizer: Any) -> Echo:
+    """A text as it was sent, or the text of tokens without special ones."""
+    decoder = Pieces(tokenizer, skip_special=prompt.text is None)
+    pieces = [*map(decoder.put, prompt.tokens)]
+    pieces[-1] += decoder.end()
+    text, begins = "".join(pieces), [0, *accumulate(map(len, pieces))]
+    if prompt.text is None:
+        return Echo(text, begins[:-1])
+    # Special tokens that open a text are not a part of it; a tokenizer may change a text, too.
+    extra = len(text) - len(prompt.text) if text.endswith(prompt.text) else 0
+    return Echo(prompt.text, [min(max(0, begin - extra), len(prompt.text)) for begin in begins[:-1]])
+
+
+def read_messages(value: Any) -> Messages:
+    if not isinstance(value, list) or not value:
+        raise bad("messages", "messages must be a list of one message or more")
+    if len(value) > MOST_MESSAGES:
+        raise bad("messages", f"{len(value):,} messages: this server takes {MOST_MESSAGES:,} at most")
+    return [_message(message, f"messages[{i}]") for i, message in enumerate(value)]
+
+
+def _message(message: Any, where: str) -> dict[str, str]:
+    if not isinstance(message, dict) or message.get("role") not in ROLES:
+        raise bad(where, f"{where}: must be an object whose role is one of {', '.join(ROLES)}")
+    for name, value in message.items():
+        known = name in ("role", "content", "name") or value is None
+        if not known and not (name in USUAL_IN_MESSAGES and USUAL_IN_MESSAGES[name](value)):
+            raise bad(f"{where}.{shown(name)}", f"{where}: {name!r:.100} is not supported by this server")
+    content = message.get("content")
+    if isinstance(content, list):
+        texts = [part["text"] for part in content[: MOST_MESSAGES + 1] if _is_text(part)]
+        content = "".join(texts) if 0 < len(texts) <= MOST_MESSAGES and len(texts) == len(content) else None
+    if not isinstance(content, str):
+        raise bad(f"{where}.content", f"{where}: content must be text; images and other parts are not supported")
+    _check_characters(content, f"{where}.content")
+    role = "system" if message["role"] == "developer" else message["role"]
+    return {"role": role, "content": content}
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _check_characters(text: str, where: str) -> None:
+    """JSON can spell half of a character, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise bad(where, f"{where}: has half of a character (a lone surrogate) at {error.start}") from None
+
+
+def _check_fits(text: str, tokenizer: Any, most_tokens: int) -> None:
+    """Refuse a text that has too many tokens for certain, before it is tokenized."""
+    longest = most_characters(tokenizer)
+    if longest is not None and len(text) > most_tokens * longest:
+        message = (
+            f"{len(text):,} characters are more than {most_tokens:,} tokens, prompt and answer together: "
+            "send a shorter text"
+        )
+        raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
+
+
+class Chat(NamedTuple):
+    """Messages of a conversation, up to where the answer begins; of a session that exists, what is new of them."""
+
+    tokenizer: Any
+    messages: Messages
+    session: Session | None
+    allow_special: bool  # contents may have special tokens
+
+    def text(self, messages: Messages) -> str:
+        """What the template makes of messages, after an answer in a session that exists."""
+        if self.session is None:
+            return render(self.tokenizer, messages, prompt=True)
+        return closing(self.tokenizer) + following(self.tokenizer, messages[0]["content"])
+
+    def tokens(self, most_tokens: int) -> list[int]:
+        check_template(self.tokenizer)
+        if self.session is not None and [message["role"] for message in self.messages] != ["user"]:
+            raise UsageError("a session that has begun goes on with one message of the user")
+        _check_fits(self.text(self.messages), self.tokenizer, most_tokens)
+        if self.session is None:
+            return self._first()
+        end: list[int] = encode(self.tokenizer, closing(self.tokenizer), False)[0].tolist()
+        return [*(end[1:] if end[:1] == [self.session.last] else end), *self._following()]
+
+    def _first(self) -> list[int]:
+        if self.allow_special:
+            return encode(self.tokenizer, self.text(self.messages), False)[0].tolist()
+        return encode_first(self.tokenizer, self.messages)
+
+    def _following(self) -> list[int]:
+        content = self.messages[0]["content"]
+        if self.allow_special:
+            return encode(self.tokenizer, following(self.tokenizer, content), False)[0].tolist()
+        return encode_following(self.tokenizer, content)
