@@ -12,7 +12,7 @@ from msrnn.hf.chat_template import check_template, closing, encode, encode_first
 from msrnn.hf.messages import Messages
 from msrnn.serve.errors import ApiError, bad
 from msrnn.serve.fields import USUAL_IN_MESSAGES, shown
-from msrnn.serve.token_texts import most_characters
+from msrnn.serve.token_texts import fewest_tokens
 
 ROLES = ("system", "developer", "user", "assistant")
 MOST_MESSAGES = 10_000  # of a request, and parts of a message
@@ -106,8 +106,7 @@ def _check_characters(text: str, where: str) -> None:
 
 def _check_fits(text: str, tokenizer: Any, most_tokens: int) -> None:
     """Refuse a text that has too many tokens for certain, before it is tokenized."""
-    longest = most_characters(tokenizer)
-    if longest is not None and len(text) > most_tokens * longest:
+    if fewest_tokens(tokenizer, text) > most_tokens:
         message = (
             f"{len(text):,} characters are more than {most_tokens:,} tokens, prompt and answer together: "
             "send a shorter text"

@@ -6,14 +6,15 @@ import json
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # sentencepiece writes a space so
 COMPOSED = 4  # characters that become one at most, when a text is normalized to NFC or NFKC
-_KEEPS_LENGTH = {"NFC": COMPOSED, "NFKC": COMPOSED, "NFD": 1, "NFKD": 1, "Prepend": 1, "Lowercase": 1}
+_SHRINKS = {"NFC": COMPOSED, "NFKC": COMPOSED, "NFD": 1, "NFKD": 1, "Prepend": 1, "Lowercase": 1}
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -71,42 +72,62 @@ def _texts_of(tokenizer: Any, size: int) -> TokenTexts:
     return TokenTexts(tokenizer)
 
 
-def most_characters(tokenizer: Any) -> int | None:
-    """The characters that one token stands for at most; None where a token may stand for any number."""
-    return _most_characters(tokenizer, len(tokenizer))
+def fewest_tokens(tokenizer: Any, text: str) -> int:
+    """A number of tokens that a text has at least, without tokenizing it; 0 where nothing is certain."""
+    bound = _bound(tokenizer, len(tokenizer))
+    if bound is None:
+        return 0
+    size = len(text.encode().translate(None, bound.dropped)) if bound.dropped else len(text)
+    return -(-size // bound.longest)
+
+
+class _Bound(NamedTuple):
+    longest: int  # characters that a token stands for at most; bytes, if some are dropped
+    dropped: bytes  # that the vocabulary does not have, and that leave no token
 
 
 @lru_cache(maxsize=8)
-def _most_characters(tokenizer: Any, size: int) -> int | None:
+def _bound(tokenizer: Any, size: int) -> _Bound | None:
+    """None where a token may stand for any number of characters, or any number of them may leave no token."""
     parts = _parts(tokenizer)
     added = parts.get("added_tokens", [])
     if not parts or any(token["lstrip"] or token["rstrip"] for token in added):  # which swallow spaces
         return None
-    factor = 1
-    for step in _steps(parts.get("normalizer"), "normalizers"):
-        if step["type"] == "Replace":
-            if len(step["content"]) < len(step["pattern"].get("String", "")) or "String" not in step["pattern"]:
-                return None
-        elif step["type"] in _KEEPS_LENGTH:
-            factor *= _KEEPS_LENGTH[step["type"]]
-        else:
-            return None
-    splits = [*_steps(parts.get("pre_tokenizer"), "pretokenizers")]
-    for step in splits:
-        kept = step["type"] in ("ByteLevel", "Metaspace", "Digits")
-        if not kept and not (step["type"] == "Split" and step["behavior"] != "Removed"):
-            return None
-    model = parts["model"]
-    if model["type"] != "BPE":
+    model, steps = parts["model"], [*_steps(parts["normalizer"], "normalizers")]
+    splits = [*_steps(parts["pre_tokenizer"], "pretokenizers")]
+    if model["type"] != "BPE" or not all(map(_keeps_characters, splits)):
         return None
-    alphabet = [*_BYTES] if any(step["type"] == "ByteLevel" for step in splits) else []
+    shrinks = [_shrinks(step) for step in steps]
+    if None in shrinks:
+        return None
+    alphabet = {name: bytes([byte]) for name, byte in _BYTES.items()} if _is_byte_level(splits) else {}
     if model["byte_fallback"]:
-        alphabet = [f"<0x{byte:02X}>" for byte in range(256)]
-    has_all = bool(alphabet) and all(name in model["vocab"] for name in alphabet)
-    if not has_all and (model["unk_token"] is None or model["fuse_unk"]):
-        return None  # what is not in the vocabulary is dropped, or is one token together
-    names = [*model["vocab"], *(token["content"] for token in added)]
-    return factor * max(map(len, names))
+        alphabet = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
+    dropped = b"".join(byte for name, byte in alphabet.items() if name not in model["vocab"])
+    if model["unk_token"] is None and (not alphabet or (dropped and (steps or model["byte_fallback"]))):
+        return None
+    if model["unk_token"] is not None and model["fuse_unk"] and (not alphabet or dropped):
+        return None  # what is not in the vocabulary is one token together
+    longest = max(map(len, [*model["vocab"], *(token["content"].encode() for token in added)]))
+    return _Bound(longest * prod(filter(None, shrinks)), dropped if model["unk_token"] is None else b"")
+
+
+def _is_byte_level(splits: list[dict[str, Any]]) -> bool:
+    return any(step["type"] == "ByteLevel" for step in splits)
+
+
+def _keeps_characters(split: dict[str, Any]) -> bool:
+    if split["type"] == "Split":
+        return bool(split["behavior"] != "Removed")
+    return split["type"] in ("ByteLevel", "Metaspace", "Digits")
+
+
+def _shrinks(step: dict[str, Any]) -> int | None:
+    """How many characters a step of normalization makes one of, at most; None: any number."""
+    if step["type"] != "Replace":
+        return _SHRINKS.get(step["type"])
+    replaced = step["pattern"].get("String")
+    return 1 if replaced is not None and len(step["content"]) >= len(replaced) else None
 
 
 def _parts(tokenizer: Any) -> dict[str, Any]:

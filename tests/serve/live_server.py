@@ -40,15 +40,15 @@ class Live:
         return len(asyncio.all_tasks(self.loop))
 
 
-def served_by(engine: msrnn.Engine) -> Served:
+def served_by(engine: msrnn.Engine, **offered: Any) -> Served:
     """What a server with this engine offers."""
-    return Served("tiny", engine.tokenizer, 16, 2000, engine.sessions)
+    return Served("tiny", engine.tokenizer, 16, 2000, engine.sessions, **offered)
 
 
 @contextmanager
-def live(engine: msrnn.Engine, limits: Limits | None = None, port: int = 0) -> Iterator[Live]:
+def live(engine: msrnn.Engine, limits: Limits | None = None, port: int = 0, **offered: Any) -> Iterator[Live]:
     """A server that answers with this engine; at a free port, unless one is given."""
-    server = Server(engine, served_by(engine), limits or Limits(keys=[KEY]))
+    server = Server(engine, served_by(engine, **offered), limits or Limits(keys=[KEY]))
     config = uvicorn.Config(server.app(), "127.0.0.1", port, log_level="error", timeout_graceful_shutdown=2)
     listener, http = listening(config), DrainingServer(config, server, 30)
     found = Live(server, http, f"http://127.0.0.1:{listener.getsockname()[1]}")
