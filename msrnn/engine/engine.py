@@ -284,7 +284,7 @@ class Engine:
         return bool(found)
 
     def _join(self, reading: Reading) -> list[Event]:
-        """Give the answers of a prompt their rows; returns their ends, where there is nothing to generate or that fails."""
+        """Give the answers of a prompt their rows; returns their ends, if none is generated."""
         request, logits = reading.request, reading.logits
         assert logits is not None
         if ends := request.ends_unanswered():

@@ -1,7 +1,8 @@
 """Choose the next token of every row, each by its own parameters.
 
 Noise is a function of the answer's seed and of the token's number, and a row's parameters alone decide which operations
-its logits go through, so an answer does not depend on who else is in the batch.
+its logits go through, so an answer does not depend on who else is in the batch, up to the rounding of the model's own
+matrix products, which depends on the size of the batch.
 """
 
 from __future__ import annotations

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from command import Run
 
-from msrnn.cli.serve import _is_local
+from msrnn.cli.model_options import ModelOptions
+from msrnn.cli.serve import Setup, _is_local
+from msrnn.engine.engine import Engine
+from msrnn.serve.limits import Limits
 
 
 @pytest.mark.parametrize(
@@ -25,6 +30,7 @@ from msrnn.cli.serve import _is_local
         (("--api-key", " "), "--api-key: must not be empty"),
         (("--policy", "tofu"), "tofu"),
         (("--policy", "full"), "fixed size in every layer"),
+        (("--generation-config", "vllm"), "--generation-config vllm: must be auto or none"),
         (("--rows", -3), "--rows -3: must be a whole number, 1 or more"),
     ],
 )
@@ -50,9 +56,12 @@ def ending(process: subprocess.Popen[str]) -> Iterator[None]:
         process.kill()
 
 
-def test_a_server(folder: Path, tmp_path: Path) -> None:
+def test_a_server(folder: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Without a key on all addresses it warns; a finished turn of a session is a file; SIGTERM ends it with 0."""
-    command = [sys.executable, "-c", "from msrnn.cli import main; main()", "serve", "--model", str(folder)]
+    model = tmp_path_factory.mktemp("own") / "model"
+    shutil.copytree(folder, model)
+    (model / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6, "top_k": 20}')
+    command = [sys.executable, "-c", "from msrnn.cli import main; main()", "serve", "--model", str(model)]
     command += ["--size", "16", "--rows", "2", "--host", "0.0.0.0", "--port", "0", "--sessions", str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server, ending(server):
         assert server.stderr is not None
@@ -64,10 +73,13 @@ def test_a_server(folder: Path, tmp_path: Path) -> None:
         assert found is not None, said
         assert re.search(r"a conversation takes [\d,]+ bytes, at any length; 2 are answered at once", said)
         assert "--api-key guards it" in said
+        assert "the model's own sampling defaults: temperature 0.6, top_k 20;" in said
         assert f"to chat in a browser, open http://0.0.0.0:{found[1]}\n" in said
         assert "<!doctype html>" in httpx.get(f"http://127.0.0.1:{found[1]}/", timeout=60).text
         address = f"http://127.0.0.1:{found[1]}/v1"
         body = {"prompt": "hello", "max_tokens": 3, "session_id": "talk"}
+        (described,) = httpx.get(f"{address}/models", timeout=60).json()["data"]
+        assert described["defaults"]["temperature"] == 0.6
         answer = httpx.post(f"{address}/completions", json=body, timeout=60).json()
         assert answer["usage"]["completion_tokens"] <= 3
         (session,) = httpx.get(f"{address}/sessions", timeout=60).json()["data"]
@@ -76,3 +88,23 @@ def test_a_server(folder: Path, tmp_path: Path) -> None:
         assert server.wait(60) == 0
         assert "hello" not in said + server.stderr.read()
     assert (tmp_path / "talk.safetensors").exists()
+
+
+def test_neutral_sampling_and_special_tokens(folder: Path) -> None:
+    """The two options reach the server."""
+    rnn, tokenizer = ModelOptions(model=str(folder), size=16).load()
+    rnn.model.generation_config.temperature = 0.3
+    for generation_config, allows, defaults in (("auto", False, {"temperature": 0.3}), ("none", True, {})):
+        values: Any = {
+            "rows": 1,
+            "max_tokens": 9,
+            "max_total_tokens": 99,
+            "limits": Limits(),
+            "options": ModelOptions(),
+        }
+        missing = dict.fromkeys(("name", "sessions", "prefix_states", "prompt_tokens"))
+        setup = Setup(
+            **missing, **values, prefix_disk_bytes=9, generation_config=generation_config, allow_special_tokens=allows
+        )
+        served = setup.server(rnn, tokenizer, Engine).served
+        assert (served.defaults, served.allow_special) == (defaults, allows)

@@ -60,7 +60,10 @@ def test_log_likelihoods(folder: str, settings: dict[str, Any]) -> None:
         expected = ours.loglikelihood(asked("loglikelihood", *pairs))
         found = theirs.loglikelihood(asked("loglikelihood", *pairs))
     torch.testing.assert_close(
-        torch.tensor([score for score, _ in found]), torch.tensor([score for score, _ in expected]), atol=1e-4, rtol=1e-5
+        torch.tensor([score for score, _ in found]),
+        torch.tensor([score for score, _ in expected]),
+        atol=1e-4,
+        rtol=1e-5,
     )
     assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
     assert {greedy for _, greedy in found} == {True, False}
