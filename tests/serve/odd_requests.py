@@ -17,7 +17,7 @@ IDS = st.lists(st.integers(0, 49_151), min_size=1, max_size=30)
 
 
 def _numbers(*values: float, least: float, most: float) -> st.SearchStrategy[float]:
-    return st.one_of(st.sampled_from([least, most, *values]), st.floats(least, most, allow_subnormal=True))
+    return st.one_of(st.sampled_from([least, most, *values]), st.floats(least, most))
 
 
 COMMON: dict[str, st.SearchStrategy[Any]] = {
@@ -39,10 +39,6 @@ COMMON: dict[str, st.SearchStrategy[Any]] = {
     "stream": st.booleans(),
     "user": TEXTS,
     "session_id": st.sampled_from(["a", "B", "b", "A_1"]),
-    "tools": st.just([]),
-    "tool_choice": st.just("none"),
-    "store": st.just(False),
-    "metadata": st.just({}),
 }
 COMPLETION = {
     **COMMON,
@@ -54,6 +50,10 @@ CHAT = {
     **COMMON,
     "logprobs": st.booleans(),
     "response_format": st.just({"type": "text"}),
+    "tools": st.just([]),
+    "tool_choice": st.just("none"),
+    "store": st.just(False),
+    "metadata": st.just({}),
 }
 
 
