@@ -102,7 +102,8 @@ def leaving(clients: int, most_chunks: int, seed: int) -> list[int | None]:
 @contextmanager
 def serving(*options: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`msrnn serve` with these options, as a process of its own, and its address; killed at the end."""
-    command = [sys.executable, "-c", "from msrnn.cli import main; main()", "serve", "--port", "0", *map(str, options)]
+    program = [sys.executable, "-c", "from msrnn.cli import main; main()"]
+    command = [*program, "serve", "--port", "0", "--quiet", *map(str, options)]  # no one reads the lines of requests
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **GIVE_BACK})
     try:
         assert process.stderr is not None

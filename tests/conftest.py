@@ -63,6 +63,7 @@ def chromium() -> Iterator[Any]:
     options.binary_location = browser
     for argument in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "hide-scrollbars"):
         options.add_argument(f"--{argument}")
+    options.add_argument("--host-resolver-rules=MAP rebound.example 127.0.0.1")  # as an attacker's DNS server could
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     started = selenium.Chrome(options=options, service=selenium.ChromeService(driver))
     started.set_script_timeout(60)

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-import ipaddress
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -30,9 +31,9 @@ from msrnn.cli.options import (
     PolicyName,
     Ray,
     Size,
-    check_cpus,
 )
 from msrnn.cli.processes import is_first, started_by_torchrun
+from msrnn.cli.serve_options import check, check_folders, check_origins, check_replicas, check_tokens, is_local
 from msrnn.cli.terminal import loading, note
 from msrnn.core.atomic import make_private_folder
 from msrnn.errors import UsageError
@@ -132,6 +133,19 @@ def serve(
         list[str] | None,
         Option(help="A key that requests to /v1 must have; repeat for more.", show_default=f"${KEY_VARIABLE}, or none"),
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        Option(
+            help="Without a key: a name by which the server may be asked, too; repeat for more.", show_default="none"
+        ),
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        Option(
+            help="Origin of web pages that may use the server, as http://localhost:3000; repeat for more.",
+            show_default="none",
+        ),
+    ] = None,
     sessions: Annotated[
         Path | None, Option(help="Folder where sessions are kept over restarts.", show_default="memory only")
     ] = None,
@@ -155,6 +169,7 @@ def serve(
     queue: Annotated[int, Option(help="Prompts that may wait; more are answered with 429.")] = 256,
     max_body_bytes: Annotated[int, Option(help="Most bytes of a request.")] = 8 * 2**20,
     shutdown_timeout: Annotated[int, Option(help="Seconds that running answers have after Ctrl-C or SIGTERM.")] = 30,
+    quiet: Annotated[bool, Option("--quiet", help="Do not print a line for each request.")] = False,
     replicas: Annotated[int | None, Option(help="With --ray: servers behind this address.", show_default="1")] = None,
     ray: Ray = None,
     cpus: Cpus = None,
@@ -165,7 +180,8 @@ def serve(
     The page at / is a chat in the browser that shows what the model still remembers. /v1/chat/completions,
     /v1/completions and /v1/models are those that OpenAI's clients use; /v1/sessions, /health, /metrics and /version
     come with them. With "session_id" in a request, its messages are only what is new, and the
-    server remembers the conversation. Prompts and keys are never logged. To ask it from a shell:
+    server remembers the conversation. Each request is one line on standard error,
+    without texts and keys. To ask it from a shell:
     curl localhost:8000/v1/completions -d '{"prompt": "Once upon a time", "max_tokens": 32}'
 
     Examples:
@@ -178,16 +194,30 @@ def serve(
     """
     options = given.completed()
     keys = api_key or [key for key in [os.environ.get(KEY_VARIABLE, "")] if key]
-    counts = {"--queue": queue, "--max-tokens": max_tokens, "--max-body-bytes": max_body_bytes}
-    _check(port, {**counts, "--prefix-disk-bytes": prefix_disk_bytes}, keys)
+    counts = {
+        "--rows": rows,
+        "--prompt-tokens": prompt_tokens,
+        "--max-tokens": max_tokens,
+        "--max-total-tokens": max_total_tokens,
+        "--queue": queue,
+        "--max-body-bytes": max_body_bytes,
+        "--prefix-disk-bytes": prefix_disk_bytes,
+    }
+    check(port, counts, shutdown_timeout, name, keys)
+    check_tokens(max_tokens, max_total_tokens)
+    check_origins(cors_origin or (), keys)
     if generation_config not in (AUTO, NONE):
         raise UsageError(f"--generation-config {generation_config}: must be {AUTO} or {NONE}")
-    _check_folders(sessions, prefix_states)
-    _check_replicas(replicas, ray, cpus)
+    check_folders(sessions, prefix_states)
+    check_replicas(replicas, ray, cpus)
     if missing := [package for package in _PACKAGES if find_spec(package) is None]:
         raise UsageError(f"the package {missing[0]} is not installed: pip install 'msrnn[serve]'")
+    from msrnn.serve.http_server import bind
     from msrnn.serve.limits import Limits
+    from msrnn.serve.origins import Origins
 
+    listener = bind(host, port) if is_first() else None  # before a model is loaded, which takes long
+    bound = (host,) if listener is None else (host, listener.getsockname()[0])
     setup = Setup(
         options,
         name,
@@ -198,16 +228,18 @@ def serve(
         prompt_tokens,
         max_tokens,
         max_total_tokens,
-        Limits(queue, max_body_bytes, keys=keys),
+        Limits(queue, max_body_bytes, keys=keys, origins=Origins(bound, allowed_host or (), cors_origin or ())),
         generation_config,
         allow_special_tokens,
     )
-    if not keys and not _is_local(host):
+    if not keys and not is_local(host):
         note(f"--host {host}: anyone who can reach this machine can use the model; --api-key guards it")
-    listen = partial(_listen, host=host, port=port, seconds=shutdown_timeout, name=name or given.model or SMALL)
-    if ray is not None:
-        return _serve_replicas(setup, listen, replicas or 1, ray, cpus)
-    return _serve_here(setup, listen)
+    shown = name or given.model or SMALL
+    listen = partial(_listen, listener=listener, host=host, seconds=shutdown_timeout, name=shown, quiet=quiet)
+    with listener or nullcontext():
+        if ray is not None:
+            return _serve_replicas(setup, listen, replicas or 1, ray, cpus)
+        return _serve_here(setup, listen)
 
 
 def _serve_here(setup: Setup, listen: Callable[[Server], None]) -> None:
@@ -256,7 +288,7 @@ def _serve_replicas(setup: Setup, listen: Callable[[Front], None], count: int, r
         sessions=setup.sessions and setup.sessions.resolve(),
         prefix_states=setup.prefix_states and setup.prefix_states.resolve(),
         name=setup.name or options.model,
-        limits=replace(setup.limits, keys=(), body_bytes=sys.maxsize),  # the front checks them
+        limits=replace(setup.limits, keys=(), body_bytes=sys.maxsize, origins=None),  # the front checks them
         marker=marker,
     )
     try:
@@ -272,52 +304,27 @@ def _serve_replicas(setup: Setup, listen: Callable[[Front], None], count: int, r
             marker.unlink(missing_ok=True)
 
 
-def _listen(server: Server | Front, host: str, port: int, seconds: int, name: str) -> None:
+def _listen(
+    server: Server | Front, listener: socket.socket | None, host: str, seconds: int, name: str, quiet: bool
+) -> None:
     """Answer requests until a signal says otherwise."""
     import uvicorn
 
-    from msrnn.serve.http_server import DrainingServer, listening
+    from msrnn.serve.http_server import DrainingServer, listen
+    from msrnn.serve.request_log import RequestLog
 
+    assert listener is not None
     # Clients use idle connections again for longer than uvicorn's 5 seconds, and fail if they are closed just then.
-    quiet: Any = {"log_level": "warning", "access_log": False, "timeout_keep_alive": 75}
-    config = uvicorn.Config(server.app(), host, port, **quiet)
-    listener = listening(config)  # before it is announced
+    settings: Any = {"log_level": "warning", "access_log": False, "timeout_keep_alive": 75}
+    app = server.app()
+    config = uvicorn.Config(app if quiet else RequestLog(app, note), **settings)
+    listen(listener, host)  # before it is announced
     address = f"http://{_address(host)}:{listener.getsockname()[1]}"
     note(f"{name} at {address}/v1; to chat in a browser, open {address}")
     # uvicorn raises the signal again when it has shut down, but a server that was told to end has not failed.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     DrainingServer(config, server, seconds).run(sockets=[listener])
-
-
-def _check_replicas(replicas: int | None, ray: str | None, cpus: int | None) -> None:
-    check_cpus(ray, cpus)
-    if replicas is not None and replicas < 1:
-        raise UsageError(f"--replicas {replicas}: must be 1 or more")
-    if replicas is not None and ray is None:
-        raise UsageError(f"--replicas {replicas}: they are processes of a Ray cluster; add --ray")
-
-
-def _check(port: int, counts: dict[str, int], keys: list[str]) -> None:
-    if not 0 <= port <= 65535:
-        raise UsageError(f"--port {port}: must be from 0 to 65535")
-    for option, count in counts.items():
-        if count < 1:
-            raise UsageError(f"{option} {count}: must be 1 or more")
-    if not all(key.strip() and key.isascii() for key in keys):
-        raise UsageError("--api-key: must not be empty, and must be plain ASCII")
-
-
-def _check_folders(sessions: Path | None, prefix_states: Path | None) -> None:
-    if sessions is not None and prefix_states is not None and sessions.resolve() == prefix_states.resolve():
-        raise UsageError(f"--prefix-states {prefix_states}: is the folder of --sessions; name another one")
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _address(host: str) -> str:

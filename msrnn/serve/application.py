@@ -1,4 +1,4 @@
-"""What all our HTTP applications have: keys, errors in OpenAI's shape, and no redirects."""
+"""What all our HTTP applications have: checks of origins and keys, errors in OpenAI's shape, and no redirects."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from starlette.routing import Route
 from msrnn.serve.errors import ApiError
 from msrnn.serve.keys import KeyCheck
 from msrnn.serve.limits import Limits
+from msrnn.serve.origins import OriginCheck
 
 
 def application(routes: Sequence[Route], limits: Limits, lifespan: Callable[[Starlette], Any]) -> Starlette:
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(KeyCheck, keys=limits.keys)],
+        middleware=[
+            Middleware(OriginCheck, origins=limits.origins, keyed=bool(limits.keys)),
+            Middleware(KeyCheck, keys=limits.keys),
+        ],
         exception_handlers={HTTPException: _http_error},
         lifespan=lifespan,
     )

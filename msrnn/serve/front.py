@@ -76,6 +76,7 @@ class Front:
         self.beginnings = Beginnings()
         self.active = 0  # requests under way
         self.draining = False  # no more are taken
+        self.ending = asyncio.Event()  # what is under way ends with an error
 
     def app(self) -> Starlette:
         routes = [
@@ -94,6 +95,9 @@ class Front:
                 task.cancel()
 
         return application(routes, self.limits, lifespan)
+
+    def end_answers(self) -> None:
+        self.ending.set()
 
     async def health(self, _: Request) -> Response:
         counts = {"replicas": len(self.replicas), "replicas_up": sum(self.up)}
@@ -268,14 +272,18 @@ class _Forward:
             body = await read_body(http, self._front.limits)
             work = asyncio.ensure_future(self._answer(http, body, send))
             gone = asyncio.ensure_future(_disconnected(receive))
+            ending = asyncio.ensure_future(self._front.ending.wait())
             try:
-                await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({work, gone, ending}, return_when=asyncio.FIRST_COMPLETED)
+                if ending.done():
+                    work.cancel()
+                    await asyncio.wait({work})
                 if work.done():
                     work.result()
             finally:
-                for task in (work, gone):
+                for task in (work, gone, ending):
                     task.cancel()
-                await asyncio.gather(work, gone, return_exceptions=True)
+                await asyncio.gather(work, gone, ending, return_exceptions=True)
         except ClientDisconnect:
             pass
         except ApiError as error:
@@ -284,23 +292,34 @@ class _Forward:
             self._front.active -= 1
 
     async def _answer(self, http: Request, body: bytes, send: Send) -> None:
-        begun = False
+        begun = more = False
         try:
             job = await self._front.job(http, body)
             if isinstance(job, Response):
                 return await job(http.scope, http.receive, send)
             async with aclosing(self._front.answered(job)) as messages:
                 async for message in messages:
-                    begun = True
+                    begun, more = True, message.get("more_body", True)
                     await send(message)
         except ApiError:
             raise
+        except asyncio.CancelledError:
+            if not self._front.ending.is_set():
+                raise
+            if not begun:
+                raise shutting_down() from None
+            if more:
+                await _send_last(send, shutting_down())
         except Exception as error:  # its text is not shown, since it may hold a prompt
             if not begun:
                 raise failed(f"internal error ({type(error).__name__})") from error
-            lost = failed("the replica that answered has ended: ask again")
-            await send({"type": "http.response.body", "body": sent_error(lost.body), "more_body": False})
+            await _send_last(send, failed("the replica that answered has ended: ask again"))
         return None
+
+
+async def _send_last(send: Send, error: ApiError) -> None:
+    """End a stream with an error."""
+    await send({"type": "http.response.body", "body": sent_error(error.body), "more_body": False})
 
 
 def _plain(scope: Scope) -> dict[str, Any]:

@@ -1,25 +1,65 @@
-"""How a server begins and ends: it listens before it is announced, and lets running answers finish."""
+"""How a server begins and ends: it has its address before it loads, and lets running answers finish."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import logging
 import math
 import socket
+from shlex import quote
 from time import monotonic
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
 
+from msrnn.errors import UsageError
 
-def listening(config: uvicorn.Config) -> socket.socket:
-    """A socket that already takes connections. Small packets, such as a token, are sent at once.
+BACKLOG = 2048  # connections that wait to be accepted
+_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_WARN_SECONDS = 10.0
+_log = logging.getLogger(__name__)
 
-    asyncio would see to the latter, but not for a socket that uvicorn has bound. Connections inherit it.
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that has its address, and takes no connections yet. Small packets, such as a token, are sent at once.
+
+    asyncio would see to the latter, but not for a socket that it has not made itself. Connections inherit it.
     """
-    listener = config.bind_socket()
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    listener.listen(config.backlog)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:  # the latter for names that are too long
+        reason = getattr(error, "strerror", None) or "not a name"
+        raise UsageError(f"--host {quote(host)}: unknown ({reason}); give an address of this machine") from error
+    family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)  # as uvicorn does for names
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise _address_error(error, host, port) from error
     return listener
+
+
+def listen(listener: socket.socket, host: str) -> None:
+    """Take connections from now on. Fails if another program that had bound the same address was faster."""
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        raise _address_error(error, host, listener.getsockname()[1]) from error
+
+
+def _address_error(error: OSError, host: str, port: int) -> UsageError:
+    if error.errno == errno.EADDRINUSE:
+        return UsageError(f"--port {port}: in use by another program on {host}; choose another, or 0 for a free one")
+    if error.errno == errno.EACCES:
+        return UsageError(f"--port {port}: this user may not listen on it; choose one from 1024 to 65535")
+    if error.errno == errno.EADDRNOTAVAIL:
+        return UsageError(f"--host {host}: not an address of this machine; 0.0.0.0 is every address that it has")
+    return UsageError(f"--host {host} --port {port}: cannot be used ({error.strerror}); choose others")
 
 
 class Drained(Protocol):
@@ -28,16 +68,23 @@ class Drained(Protocol):
     active: int  # requests that are not finished
     draining: bool  # no more are taken
 
+    def end_answers(self) -> None:
+        """End what is not finished with an error."""
+
 
 class DrainingServer(uvicorn.Server):
     """uvicorn, which goes on to answer while running answers finish: with 503, so that others are asked instead.
 
-    The first signal begins this; a second one ends it at once.
+    The first signal begins this; a second one, or the end of the given seconds, ends it with errors.
     """
 
     def __init__(self, config: uvicorn.Config, server: Drained, seconds: float) -> None:
         super().__init__(config)
         self._server, self._seconds, self._until = server, seconds, math.inf
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(LoopErrors())
+        await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._server.draining:
@@ -48,7 +95,28 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         left = self._until - monotonic()
-        if self._server.draining and (self._server.active == 0 or left <= 0):
-            self.config.timeout_graceful_shutdown = max(1, math.ceil(left))  # for clients to receive the rest
+        if self._server.draining and (self._server.active == 0 or left <= 0 or self.should_exit):
+            self._server.end_answers()
+            seconds = 1 if self.should_exit else max(1, math.ceil(left))
+            self.config.timeout_graceful_shutdown = seconds  # for clients to receive the rest
             return True
         return await super().on_tick(counter)
+
+
+class LoopErrors:
+    """asyncio's errors that no one awaits, on the log; one line in ten seconds for connections that cannot be accepted.
+
+    Without file descriptors, asyncio reports each of thousands of attempts with a traceback. It tries again by itself.
+    """
+
+    def __init__(self) -> None:
+        self._warned = -math.inf
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in _FULL and "socket" in context):
+            return loop.default_exception_handler(context)
+        if monotonic() - self._warned >= _WARN_SECONDS:
+            self._warned = monotonic()
+            _log.warning("new connections wait (%s): raise the limit of open files, ulimit -n", error.strerror)
+        return None

@@ -7,9 +7,11 @@ from collections.abc import AsyncGenerator
 
 from starlette.types import ASGIApp, Message, Scope
 
+from msrnn.serve.request_log import USAGE
+
 
 async def answered(app: ASGIApp, scope: Scope, body: bytes) -> AsyncGenerator[Message, None]:
-    """The messages of the answer. Whoever stops early is a client that has left."""
+    """The messages of the answer, with its tokens so far. Whoever stops early is a client that has left."""
     sent: asyncio.Queue[Message | None] = asyncio.Queue()
     left = asyncio.Event()
     requests: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -20,9 +22,12 @@ async def answered(app: ASGIApp, scope: Scope, body: bytes) -> AsyncGenerator[Me
         await left.wait()
         return {"type": "http.disconnect"}
 
+    async def send(message: Message) -> None:
+        await sent.put({**message, USAGE: scope[USAGE]()} if USAGE in scope else message)
+
     async def run() -> None:
         try:
-            await app(scope, receive, sent.put)
+            await app(scope, receive, send)
         finally:
             sent.put_nowait(None)
 

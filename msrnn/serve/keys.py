@@ -23,7 +23,7 @@ class KeyCheck:
         self._owners = {_digest(key.encode()): _owner(key.encode()) for key in keys}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._owners and _is_guarded(scope["path"]):
+        if scope["type"] == "http" and self._owners and is_guarded(scope["path"]):
             owner = self._find_owner(scope)
             if owner is None:
                 message = "wrong or missing API key: send 'Authorization: Bearer KEY'"
@@ -51,7 +51,7 @@ def _owner(key: bytes) -> str:
     return _digest(b"owner of sessions " + key).hex()[:16]
 
 
-def _is_guarded(path: str) -> bool:
+def is_guarded(path: str) -> bool:
     return path == GUARDED or path.startswith(GUARDED + "/")
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from msrnn.serve.errors import ApiError, overloaded
+from msrnn.serve.origins import LOOPBACK, Origins, check_content_type
 
 RETRY_SECONDS = 1
 SMALL_BODY = 2**16  # bytes that take little time to check
@@ -27,6 +28,7 @@ class Limits:
     body_seconds: float = 30.0  # for a client to send its request
     keys: Sequence[str] = ()
     behind: int = 4096  # events that a client may be behind its stream; then it is cancelled
+    origins: Origins | None = LOOPBACK  # who may ask from a browser; None: another process has checked it
 
 
 class Parsing:
@@ -53,6 +55,8 @@ class Parsing:
 
 
 async def read_body(http: Request, limits: Limits) -> bytes:
+    if http.method == "POST":
+        check_content_type(http.headers)
     most = limits.body_bytes
     too_large = ApiError(413, f"the body is larger than {most:,} bytes", code="body_too_large")
     length = http.headers.get("content-length", "0")

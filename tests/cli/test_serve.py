@@ -17,7 +17,8 @@ import pytest
 from command import Run
 
 from msrnn.cli.model_options import ModelOptions
-from msrnn.cli.serve import Setup, _is_local
+from msrnn.cli.serve import Setup
+from msrnn.cli.serve_options import is_local
 from msrnn.engine.engine import Engine
 from msrnn.serve.limits import Limits
 
@@ -41,7 +42,7 @@ def test_bad_options(run: Run, options: tuple[object, ...], message: str) -> Non
 
 
 def test_addresses_beyond_this_machine() -> None:
-    assert [_is_local(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "example.org")] == [
+    assert [is_local(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "example.org")] == [
         *[True] * 3,
         *[False] * 3,
     ]

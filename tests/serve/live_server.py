@@ -18,7 +18,7 @@ import uvicorn
 
 import msrnn
 from msrnn.serve.app import Server
-from msrnn.serve.http_server import DrainingServer, listening
+from msrnn.serve.http_server import DrainingServer, bind, listen
 from msrnn.serve.limits import Limits
 from msrnn.serve.protocol import Served
 
@@ -49,8 +49,9 @@ def served_by(engine: msrnn.Engine, **offered: Any) -> Served:
 def live(engine: msrnn.Engine, limits: Limits | None = None, port: int = 0, **offered: Any) -> Iterator[Live]:
     """A server that answers with this engine; at a free port, unless one is given."""
     server = Server(engine, served_by(engine, **offered), limits or Limits(keys=[KEY]))
-    config = uvicorn.Config(server.app(), "127.0.0.1", port, log_level="error", timeout_graceful_shutdown=2)
-    listener, http = listening(config), DrainingServer(config, server, 30)
+    config = uvicorn.Config(server.app(), log_level="error", timeout_graceful_shutdown=2)
+    listener, http = bind("127.0.0.1", port), DrainingServer(config, server, 30)
+    listen(listener, "127.0.0.1")
     found = Live(server, http, f"http://127.0.0.1:{listener.getsockname()[1]}")
 
     async def serve() -> None:

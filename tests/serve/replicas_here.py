@@ -38,7 +38,8 @@ class Local:
 
         rnn, tokenizer = msrnn.MultiStateRNN(character_model(), "tova", 16), character_tokenizer()
         self.engine = msrnn.Engine(rnn, 4, tokenizer=tokenizer, sessions=self.folder, owns_session=owns)
-        self.app = Server(self.engine, Served("tiny", tokenizer, 16, 2000, self.engine.sessions), Limits()).app()
+        served = Served("tiny", tokenizer, 16, 2000, self.engine.sessions)
+        self.app = Server(self.engine, served, Limits(origins=None)).app()
 
     async def answer(self, scope: Scope, body: bytes) -> AsyncGenerator[Message, None]:
         self.asked.append(scope["path"])
@@ -65,7 +66,7 @@ def with_front(test: Test, folder: Path | None = None, **limits: Any) -> None:
         replicas = [Local(number, folder) for number in range(COUNT)]
         front = Front(replicas, Limits(**limits), sessions=folder is not None)
         transport = httpx.ASGITransport(front.app(), raise_app_exceptions=True)
-        async with httpx.AsyncClient(transport=transport, base_url="http://front", timeout=60) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
             await test(front, replicas, client)
         assert (front.active, front.loads) == (0, [0] * COUNT)
         for replica in replicas:

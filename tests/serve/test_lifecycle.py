@@ -8,13 +8,12 @@ import time
 
 import httpx
 import pytest
-import uvicorn
 from live_server import live, post, slow_down, wait_until
 
 import msrnn
 from benchmarks.serving_load import metrics
 from msrnn.hf.loading import Loaded
-from msrnn.serve.http_server import listening
+from msrnn.serve.http_server import bind, listen
 from msrnn.serve.limits import Limits
 
 HOLD = 0.5  # seconds of a step; what runs goes on for longer than a test needs, until it is told to be fast
@@ -29,14 +28,14 @@ def engine(rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPa
     return engine
 
 
-def test_a_socket_listens_at_once_and_does_not_collect_small_packets() -> None:
+def test_a_socket_takes_connections_when_told_and_does_not_collect_small_packets() -> None:
     """Or a client waits 40 ms for each reply on a connection that it has used before, and for tokens of a stream."""
-    with (
-        listening(uvicorn.Config("", "127.0.0.1", 0, log_level="error")) as listener,
-        socket.create_connection(listener.getsockname()),
-        listener.accept()[0] as connection,
-    ):
-        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    with bind("127.0.0.1", 0) as listener:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(listener.getsockname())
+        listen(listener, "127.0.0.1")
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_draining(engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
