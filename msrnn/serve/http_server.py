@@ -18,11 +18,27 @@ from msrnn.errors import UsageError
 
 BACKLOG = 2048  # connections that wait to be accepted
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_WARN_SECONDS = 10.0
+_WARN_SECONDS, _RETRY_SECONDS = 10.0, 0.5  # asyncio tries again after a second
 _log = logging.getLogger(__name__)
 
 
-def bind(host: str, port: int) -> socket.socket:
+class Listener(socket.socket):
+    """A socket whose failures asyncio notices once: it calls accept thousands of times, also after an error."""
+
+    _failed = -math.inf
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if monotonic() - self._failed < _RETRY_SECONDS:
+            raise BlockingIOError
+        try:
+            return super().accept()
+        except OSError as error:
+            if error.errno in _FULL:
+                self._failed = monotonic()
+            raise
+
+
+def bind(host: str, port: int) -> Listener:
     """A socket that has its address, and takes no connections yet. Small packets, such as a token, are sent at once.
 
     asyncio would see to the latter, but not for a socket that it has not made itself. Connections inherit it.
@@ -33,7 +49,7 @@ def bind(host: str, port: int) -> socket.socket:
         reason = getattr(error, "strerror", None) or "not a name"
         raise UsageError(f"--host {quote(host)}: unknown ({reason}); give an address of this machine") from error
     family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)  # as uvicorn does for names
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = Listener(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -104,10 +120,7 @@ class DrainingServer(uvicorn.Server):
 
 
 class LoopErrors:
-    """asyncio's errors that no one awaits, on the log; one line in ten seconds for connections that cannot be accepted.
-
-    Without file descriptors, asyncio reports each of thousands of attempts with a traceback. It tries again by itself.
-    """
+    """Logs asyncio's errors that no one awaits; connections that cannot be accepted are one line in ten seconds."""
 
     def __init__(self) -> None:
         self._warned = -math.inf

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,8 +28,21 @@ from msrnn.serve.limits import Limits
     ("options", "message"),
     [
         (("--port", 70000), "--port 70000: must be from 0 to 65535"),
-        (("--queue", 0), "--queue 0: must be 1 or more"),
+        (("--queue", 0), "--queue 0: must be a whole number, 1 or more"),
+        (("--prompt-tokens", 0), "--prompt-tokens 0: must be a whole number, 1 or more"),
+        (("--max-total-tokens", -1), "--max-total-tokens -1: must be a whole number, 1 or more"),
+        (("--max-total-tokens", 512), "--max-tokens 512: must be less than --max-total-tokens, which is 512"),
+        (("--shutdown-timeout", -5), "--shutdown-timeout -5: must be from 0 to 86400 seconds"),
+        (("--shutdown-timeout", 10**400), "0: must be from 0 to 86400 seconds"),
+        (("--name", ""), "--name '': must be a word or more"),
+        (("--name", " "), "--name ' ': must be a word or more"),
+        (("--name", "a\nb"), "--name 'a\\nb': must be a word or more, without line breaks"),
         (("--api-key", " "), "--api-key: must not be empty"),
+        (("--api-key", "secret\n"), "--api-key: must not be empty, must not begin or end with a space"),
+        (("--allowed-host", "*"), "--allowed-host *: must be a name or an address"),
+        (("--cors-origin", "null"), "--cors-origin null: must be like https://example.org"),
+        (("--cors-origin", "*"), "--cors-origin *: any web page could use the model; add --api-key"),
+        (("--host", "a..b"), "--host a..b: unknown"),
         (("--policy", "tofu"), "tofu"),
         (("--policy", "full"), "fixed size in every layer"),
         (("--generation-config", "vllm"), "--generation-config vllm: must be auto or none"),
@@ -36,9 +50,19 @@ from msrnn.serve.limits import Limits
     ],
 )
 def test_bad_options(run: Run, options: tuple[object, ...], message: str) -> None:
-    ran = run("serve", *options)
+    ran = run("serve", *(() if "--port" in options else ("--port", 0)), *options)
     assert ran.code == 2
     assert message in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_a_port_in_use_is_found_before_a_model_is_loaded(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        ran = run("serve", "--port", port, "--model", "there-is-no-such-model", small=True)
+    assert ran.code == 2
+    said = "in use by another program on 127.0.0.1; choose another, or 0 for a free one"
+    assert ran.err == f"msrnn: --port {port}: {said}\n"
 
 
 def test_addresses_beyond_this_machine() -> None:
@@ -82,12 +106,17 @@ def test_a_server(folder: Path, tmp_path: Path, tmp_path_factory: pytest.TempPat
         (described,) = httpx.get(f"{address}/models", timeout=60).json()["data"]
         assert described["defaults"]["temperature"] == 0.6
         answer = httpx.post(f"{address}/completions", json=body, timeout=60).json()
+        rebound = httpx.get(f"{address}/models", headers={"Host": "evil.example"}, timeout=60)
+        assert (rebound.status_code, rebound.json()["error"]["code"]) == (403, "host_not_allowed")
         assert answer["usage"]["completion_tokens"] <= 3
         (session,) = httpx.get(f"{address}/sessions", timeout=60).json()["data"]
         assert session["tokens"] >= 5
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0
-        assert "hello" not in said + server.stderr.read()
+        rest = server.stderr.read()
+        assert "hello" not in said + rest
+        assert re.search(r"POST /v1/completions 200, \d+ prompt \+ \d completion tokens, \d+ ms\n", rest)
+        assert rest.count("\n") == 4, rest
     assert (tmp_path / "talk.safetensors").exists()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from characters import character_model, character_tokenizer
 from live_server import running
 from page_browser import Visit, until
 from step_orders import use_order
@@ -67,3 +69,11 @@ def visit(chromium: Any) -> Iterator[Visit]:
     chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     complaints = [entry["message"] for entry in chromium.get_log("browser")]
     assert [message for message in complaints if not any(error in message for error in expected)] == []
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """The folder of a tiny model, for a server in a process of its own."""
+    character_model().save_pretrained(tmp_path / "model")
+    character_tokenizer().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"

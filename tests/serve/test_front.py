@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 
 import httpx
@@ -16,6 +17,10 @@ import msrnn
 from msrnn.serve import front as front_file
 from msrnn.serve.affinity import BLOCK
 from msrnn.serve.front import Front
+from msrnn.serve.in_process import answered
+
+SCOPE = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b""}
+SCOPE |= {"headers": [(b"host", b"localhost")]}
 
 
 def test_a_replica_that_is_lost_before_it_answers() -> None:
@@ -44,6 +49,29 @@ def test_a_replica_that_is_lost_in_the_middle_of_a_stream() -> None:
         assert len(chunks) == 2
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "internal_error"
         assert front.up.count(False) == 1
+
+    with_front(test)
+
+
+def test_answers_that_the_end_of_the_front_cuts() -> None:
+    """A stream ends with an error, and what has not begun with 503."""
+
+    async def test(front: Front, replicas: list[Local], client: httpx.AsyncClient) -> None:
+        app, content = front.app(), json.dumps(body(stream=True, max_tokens=1900, ignore_eos=True)).encode()
+        async with aclosing(answered(app, {**SCOPE}, content)) as messages:
+            while not (await anext(messages)).get("body"):
+                pass
+            front.up = [False] * COUNT  # the next request waits
+            waiting = asyncio.ensure_future(client.post("/v1/completions", json=body()))
+            while front.active < 2:
+                await asyncio.sleep(0.01)
+            front.draining = True
+            front.end_answers()
+            *_, last = [message async for message in messages]
+        assert json.loads(last["body"].removeprefix(b"data: "))["error"]["code"] == "shutting_down"
+        assert not last["more_body"]
+        refused = await waiting
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
 
     with_front(test)
 
@@ -125,7 +153,7 @@ def test_a_client_that_leaves() -> None:
         async def send(message: Message) -> None:
             raise AssertionError(f"{message} for nobody")
 
-        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": []}
+        scope = {**SCOPE}
         app = asyncio.ensure_future(front.app()(scope, receive, send))
         while not any(replica.engine.counts["rows"] for replica in replicas):
             await asyncio.sleep(0.01)

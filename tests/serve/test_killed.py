@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from characters import END, character_model, character_tokenizer
 from live_server import greedy
 
@@ -61,13 +60,6 @@ def replayed(rnn: msrnn.MultiStateRNN, tokenizer: Any, session: int, turns: int)
         texts.append(tokenizer.decode(answer[:-1] if answer[-1] == END else answer, skip_special_tokens=True))
         history += answer
     return texts
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    character_model().save_pretrained(tmp_path / "model")
-    character_tokenizer().save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
 
 
 def test_sessions_of_a_server_that_is_killed(model: Path, tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""From the socket that takes the first client to the end, where running answers finish and new requests get 503."""
+"""The end of a server: running answers finish, or end with an error, and new requests get 503."""
 
 from __future__ import annotations
 
+import json
 import signal
-import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -13,7 +14,6 @@ from live_server import live, post, slow_down, wait_until
 import msrnn
 from benchmarks.serving_load import metrics
 from msrnn.hf.loading import Loaded
-from msrnn.serve.http_server import bind, listen
 from msrnn.serve.limits import Limits
 
 HOLD = 0.5  # seconds of a step; what runs goes on for longer than a test needs, until it is told to be fast
@@ -26,16 +26,6 @@ def engine(rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPa
     engine = msrnn.Engine(rnn, rows=1, tokenizer=small.tokenizer)
     slow_down(engine, monkeypatch)
     return engine
-
-
-def test_a_socket_takes_connections_when_told_and_does_not_collect_small_packets() -> None:
-    """Or a client waits 40 ms for each reply on a connection that it has used before, and for tokens of a stream."""
-    with bind("127.0.0.1", 0) as listener:
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(listener.getsockname())
-        listen(listener, "127.0.0.1")
-        with socket.create_connection(listener.getsockname()), listener.accept()[0] as connection:
-            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_draining(engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,19 +63,32 @@ def test_draining(engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch) -> None
         pytest.fail("the server has not ended")
 
 
-def test_draining_ends(engine: msrnn.Engine) -> None:
-    """At its limit of time, or with a second signal, running answers are cut."""
-    with live(engine, Limits()) as found:
-        found.http._seconds = 0.1
-        with httpx.stream("POST", f"{found.address}/v1/completions", json={**LONG, **FOREVER}) as cut:
-            began = time.monotonic()
+def turns_of(engine: msrnn.Engine) -> dict[str, int]:
+    return {info.name: info.turns for info in engine.sessions.infos()}
+
+
+@pytest.mark.parametrize("by", ["timeout", "signal"])
+def test_draining_ends_with_an_error(engine: msrnn.Engine, by: str) -> None:
+    """At its limit of time, or with a second signal: streams end with an error, and whole answers with 503."""
+    with live(engine, Limits()) as found, ThreadPoolExecutor(1) as pool:
+        url = f"{found.address}/v1/completions"
+        assert post(found.address, {**LONG, "max_tokens": 2, "session_id": "talk"}).status_code == 200
+        with httpx.stream("POST", url, json={**LONG, **FOREVER, "session_id": "talk"}, timeout=60) as cut:
+            lines = cut.iter_lines()
+            next(lines)
+            whole = pool.submit(post, found.address, {**LONG, "max_tokens": 1900, "session_id": "new"})
+            while found.server.active < 2:
+                time.sleep(0.01)
+            found.http._seconds = 0.1 if by == "timeout" else 1000
             found.http.handle_exit(signal.SIGTERM, None)
-            with pytest.raises(httpx.TransportError):
-                cut.read()
-            assert time.monotonic() - began < 10
-        assert not found.http.should_exit
-        found.http.handle_exit(signal.SIGTERM, None)
-        assert found.http.should_exit
+            if by == "signal":
+                found.http.handle_exit(signal.SIGTERM, None)
+            *_, last = [line for line in lines if line]
+            assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
+            refused = whole.result()
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+        assert found.http.should_exit == (by == "signal")
+    assert (found.server.active, turns_of(engine)) == (0, {"talk": 1})
 
 
 def test_the_time_in_the_queue(engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
