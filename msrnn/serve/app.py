@@ -147,7 +147,7 @@ class Server:
         if self.active + len(requests) > self._most:
             raise overloaded(RETRY_SECONDS)
         reply = kind(job, requests, self.served.name, self.served.tokenizer)
-        http.scope[USAGE] = reply.usage
+        http.scope.get(USAGE, []).append(reply.usage)
         feed = self._start(requests)
         if job.stream:
             return StreamingResponse(_streamed(http, feed, reply), media_type="text/event-stream")

@@ -15,22 +15,22 @@ from time import monotonic
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message, Scope
 
 import msrnn
 from msrnn.engine.session_files import SessionId
 from msrnn.errors import UsageError
 from msrnn.serve.affinity import Beginnings, blocks_of, chosen, owner, text_of
 from msrnn.serve.application import application
-from msrnn.serve.errors import ApiError, failed, shutting_down
+from msrnn.serve.errors import ApiError, failed
+from msrnn.serve.forward import Forward
 from msrnn.serve.keys import OWNER, owner_of
-from msrnn.serve.limits import Limits, parsed, read_body
+from msrnn.serve.limits import Limits, parsed
 from msrnn.serve.metrics import merged
 from msrnn.serve.page import page_routes
-from msrnn.serve.replies import sent_error
 from msrnn.serve.sessions import MOST, page_of
 from msrnn.serve.sessions import PATH as SESSIONS
 
@@ -80,7 +80,7 @@ class Front:
 
     def app(self) -> Starlette:
         routes = [
-            Route("/v1/{rest:path}", _Forward(self)),
+            Route("/v1/{rest:path}", Forward(self)),
             Route("/health", self.health, methods=["GET"]),
             Route("/metrics", self.metrics, methods=["GET"]),
             Route("/version", self.version, methods=["GET"]),
@@ -257,71 +257,6 @@ class Front:
         raise _unavailable()
 
 
-class _Forward:
-    """The ASGI application of everything below /v1."""
-
-    def __init__(self, front: Front) -> None:
-        self._front = front
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._front.active += 1
-        try:
-            http = Request(scope, receive)
-            if self._front.draining:
-                raise shutting_down()
-            body = await read_body(http, self._front.limits)
-            work = asyncio.ensure_future(self._answer(http, body, send))
-            gone = asyncio.ensure_future(_disconnected(receive))
-            ending = asyncio.ensure_future(self._front.ending.wait())
-            try:
-                await asyncio.wait({work, gone, ending}, return_when=asyncio.FIRST_COMPLETED)
-                if ending.done():
-                    work.cancel()
-                    await asyncio.wait({work})
-                if work.done():
-                    work.result()
-            finally:
-                for task in (work, gone, ending):
-                    task.cancel()
-                await asyncio.gather(work, gone, ending, return_exceptions=True)
-        except ClientDisconnect:
-            pass
-        except ApiError as error:
-            await JSONResponse(error.body, error.status, error.headers)(scope, receive, send)
-        finally:
-            self._front.active -= 1
-
-    async def _answer(self, http: Request, body: bytes, send: Send) -> None:
-        begun = more = False
-        try:
-            job = await self._front.job(http, body)
-            if isinstance(job, Response):
-                return await job(http.scope, http.receive, send)
-            async with aclosing(self._front.answered(job)) as messages:
-                async for message in messages:
-                    begun, more = True, message.get("more_body", True)
-                    await send(message)
-        except ApiError:
-            raise
-        except asyncio.CancelledError:
-            if not self._front.ending.is_set():
-                raise
-            if not begun:
-                raise shutting_down() from None
-            if more:
-                await _send_last(send, shutting_down())
-        except Exception as error:  # its text is not shown, since it may hold a prompt
-            if not begun:
-                raise failed(f"internal error ({type(error).__name__})") from error
-            await _send_last(send, failed("the replica that answered has ended: ask again"))
-        return None
-
-
-async def _send_last(send: Send, error: ApiError) -> None:
-    """End a stream with an error."""
-    await send({"type": "http.response.body", "body": sent_error(error.body), "more_body": False})
-
-
 def _plain(scope: Scope) -> dict[str, Any]:
     """The fields of a request that another process needs."""
     names = ("type", "method", "path", "query_string", "headers")
@@ -347,8 +282,3 @@ def _target(body: bytes) -> str | None:
         if isinstance(fields, dict) and isinstance(fields.get("to"), str):
             return str(fields["to"])
     return None
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

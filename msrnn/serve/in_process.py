@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Scope
 
@@ -14,6 +15,7 @@ async def answered(app: ASGIApp, scope: Scope, body: bytes) -> AsyncGenerator[Me
     """The messages of the answer, with its tokens so far. Whoever stops early is a client that has left."""
     sent: asyncio.Queue[Message | None] = asyncio.Queue()
     left = asyncio.Event()
+    counted: list[Callable[[], dict[str, Any]]] = []
     requests: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:
@@ -23,11 +25,11 @@ async def answered(app: ASGIApp, scope: Scope, body: bytes) -> AsyncGenerator[Me
         return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
-        await sent.put({**message, USAGE: scope[USAGE]()} if USAGE in scope else message)
+        await sent.put({**message, USAGE: counted[-1]()} if counted else message)
 
     async def run() -> None:
         try:
-            await app(scope, receive, send)
+            await app({**scope, USAGE: counted}, receive, send)
         finally:
             sent.put_nowait(None)
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-USAGE = "msrnn.usage"  # in a scope: returns the tokens so far; in a message from another process: these tokens
+USAGE = "msrnn.usage"  # in a scope: a list for what returns the tokens so far; in a message of a replica: these tokens
 POLLED = ("/health", "/metrics")  # not logged while they are fine
 CLOSED = 499  # the client left before its answer began
 _SESSIONS, _ACTIONS = "/v1/sessions/", ("fork", "memory")
@@ -28,6 +28,7 @@ class RequestLog:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         began, status, usage = monotonic(), CLOSED, dict[str, Any]()
+        counted: list[Callable[[], dict[str, Any]]] = []
 
         async def noted(message: Message) -> None:
             nonlocal status, usage
@@ -36,9 +37,9 @@ class RequestLog:
             await send(message)
 
         try:
-            await self._app(scope, receive, noted)
+            await self._app({**scope, USAGE: counted}, receive, noted)
         finally:
-            usage = scope[USAGE]() if USAGE in scope else usage
+            usage = counted[-1]() if counted else usage
             if scope["path"] not in POLLED or status >= 400:
                 with suppress(OSError, ValueError):  # a log that cannot be written does not stop the server
                     self._write(_line(scope, status, usage, monotonic() - began))
