@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 USAGE = "msrnn.usage"  # in a scope: a list for what returns the tokens so far; in a message of a replica: these tokens
 POLLED = ("/health", "/metrics")  # not logged while they are fine
 CLOSED = 499  # the client left before its answer began
-_SESSIONS, _ACTIONS = "/v1/sessions/", ("fork", "memory")
+_SESSIONS, _ACTIONS = "/v1/sessions/", ("fork", "memory", "stop")
 _LONGEST = 100  # characters of a path
 
 

@@ -87,6 +87,7 @@ def attack(browser: Any, page: str, address: str) -> list[Any]:
         found.append(ask(browser, address, "/v1/completions", "POST", TURN, **options))
         found.append(ask(browser, address, "/v1/completions", "POST", {**TURN, "stream": True}, **options))
         found.append(ask(browser, address, "/v1/sessions/talk/fork", "POST", {"to": "stolen"}, **options))
+    found.append(ask(browser, address, "/v1/sessions/talk/stop", "POST", mode="no-cors"))
     found.append(ask(browser, address, "/v1/sessions/talk", "DELETE"))
     browser.execute_script(FORM, f"{address}/v1/completions", '{"prompt": "=", "session_id": "talk"}')
     until(browser, f"location.href === '{address}/v1/completions' && document.readyState === 'complete'")
