@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -73,6 +74,8 @@ class Setup:
     name: str | None
     rows: int | None
     sessions: Path | None
+    session_bytes: int | None
+    session_days: float | None
     prefix_states: Path | None
     prefix_disk_bytes: int
     prompt_tokens: int | None
@@ -103,6 +106,8 @@ class Setup:
             prefix_folder=prefixes,
             prefix_disk_bytes=self.prefix_disk_bytes // count,
             sessions=self.sessions,
+            session_bytes=self.session_bytes and max(1, self.session_bytes // count),
+            session_days=self.session_days,
             owns_session=lambda name: owner(name, count) == number,
         )
         name = self.name or self.options.model or SMALL
@@ -149,6 +154,16 @@ def serve(
     sessions: Annotated[
         Path | None, Option(help="Folder where sessions are kept over restarts.", show_default="memory only")
     ] = None,
+    session_bytes: Annotated[
+        int | None,
+        Option(
+            help="Most bytes of all sessions; the least recently used one is deleted first.",
+            show_default="1 GiB in memory, 64 GiB in a folder",
+        ),
+    ] = None,
+    session_days: Annotated[
+        float | None, Option(help="Delete sessions without a turn for this many days.", show_default="never")
+    ] = None,
     prefix_states: Annotated[
         Path | None, Option(help="Folder for kept states of prompts that no longer fit in memory.", show_default="none")
     ] = None,
@@ -187,7 +202,7 @@ def serve(
     Examples:
         msrnn serve
         msrnn serve --model my-model --size 1024 --rows 64
-        msrnn serve --sessions sessions/ --prefix-states prefixes/
+        msrnn serve --sessions sessions/ --session-days 30 --prefix-states prefixes/
         msrnn serve --host 0.0.0.0 --port 80 --api-key secret
         msrnn serve --replicas 4 --ray --sessions sessions/
         torchrun --no-python --nproc-per-node 8 msrnn serve --model a-large-model
@@ -202,7 +217,10 @@ def serve(
         "--queue": queue,
         "--max-body-bytes": max_body_bytes,
         "--prefix-disk-bytes": prefix_disk_bytes,
+        "--session-bytes": session_bytes,
     }
+    if session_days is not None and not 0 < session_days < math.inf:
+        raise UsageError(f"--session-days {session_days}: must be above 0; leave it out to delete none")
     check(port, counts, shutdown_timeout, name, keys)
     check_tokens(max_tokens, max_total_tokens)
     check_origins(cors_origin or (), keys)
@@ -223,6 +241,8 @@ def serve(
         name,
         rows,
         sessions,
+        session_bytes,
+        session_days,
         prefix_states,
         prefix_disk_bytes,
         prompt_tokens,
@@ -256,6 +276,8 @@ def _serve_here(setup: Setup, listen: Callable[[Server], None]) -> None:
     rows = server.engine.rows
     one = rows.nbytes // rows.capacity
     note(f"a conversation takes {one:,} bytes, at any length; {rows.capacity} are answered at once")
+    if setup.limits.keys and (without := len(server.engine.sessions.infos())):
+        note(f"--sessions {setup.sessions}: {without} of them were made without a key, and no key can use them")
     if defaults := server.served.defaults:
         said = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
         note(f"the model's own sampling defaults: {said}; --generation-config {NONE} ignores them")

@@ -1,4 +1,7 @@
-"""Bad requests by the hundred: for every field all values that are wrong for it, and bytes that are no JSON at all."""
+"""Requests by the hundred: for every field all values that are wrong for it, and those that are right.
+
+Also bytes that are no JSON at all.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 LONG = 10**400
 VALUES: list[Any] = [True, -3, 0, 1, 3.5, -0.5, 2**70, LONG, -LONG, "x", "", "\ud800", [], [1], [-1], ["a"], [[1]], {}]
 VALUES += [{"a": 1}, {"1": "a"}, {"1": LONG}, {"99999999": 1}, [LONG], [None], [3.5], [True], "x" * 3000, "../x"]
+VALUES += [5e-324, 1e-300, 1e-46, 1e300]
 Valid = Callable[[Any], bool]
 
 
@@ -17,8 +21,8 @@ def _is(kind: type, valid: Valid = lambda _: True) -> Valid:
     return lambda value: type(value) is kind and valid(value)
 
 
-def _number(least: float, most: float, above: bool = False) -> Valid:
-    return lambda value: type(value) in (int, float) and least <= value <= most and not (above and value == least)
+def _number(least: float, most: float) -> Valid:
+    return lambda value: type(value) in (int, float) and least <= value <= most
 
 
 def _never(_: Any) -> bool:
@@ -30,8 +34,8 @@ COMMON: dict[str, Valid] = {
     "model": _never,
     "max_tokens": _is(int, lambda value: 1 <= value < 1900),
     "temperature": _number(0, 100),
-    "top_p": _number(0, 1, above=True),
-    "top_k": _is(int, lambda value: value >= 0),
+    "top_p": _number(1e-6, 1),
+    "top_k": _is(int, lambda value: 0 <= value < 2**31),
     "min_p": _number(0, 1),
     "seed": _is(int, lambda value: -(2**63) <= value < 2**64),
     "stop": lambda value: value in ([], ["a"]) or (isinstance(value, str) and 0 < len(value) <= 1000),
@@ -40,7 +44,7 @@ COMMON: dict[str, Valid] = {
     "logit_bias": lambda value: value == {},
     "presence_penalty": _number(-2, 2),
     "frequency_penalty": _number(-2, 2),
-    "repetition_penalty": _number(0, 100, above=True),
+    "repetition_penalty": _number(0.01, 100),
     "ignore_eos": _is(bool),
     "stream": _is(bool),
     "stream_options": _never,  # without `stream`
@@ -69,6 +73,13 @@ ENDPOINTS: dict[str, tuple[dict[str, Any], dict[str, Valid]]] = {
     "/v1/completions": ({"prompt": "a", "max_tokens": 1}, COMPLETION),
     "/v1/chat/completions": ({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}, CHAT),
 }
+
+
+def right_fields() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Path and body, one for each value that is not wrong for a field."""
+    for path, (body, fields) in ENDPOINTS.items():
+        for name, valid in fields.items():
+            yield from ((path, {**body, name: value}) for value in VALUES if valid(value))
 
 
 def wrong_fields() -> Iterator[tuple[str, str, bytes]]:

@@ -10,8 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from bad_bodies import not_json, wrong_fields
+from bad_bodies import not_json, right_fields, wrong_fields
 from live_server import KEY, post, running
+from streams import streaming
 
 import msrnn
 from msrnn.hf.loading import Loaded
@@ -117,6 +118,25 @@ def test_every_field_with_every_wrong_value(address: str, engine: msrnn.Engine) 
     assert post(address, {"prompt": "The sea", "max_tokens": 5, "temperature": 0}).json()["choices"] == before
     assert engine.counts == {"waiting": 0, "reading": 0, "rows": 0}
     assert len(engine.sessions) == 0
+
+
+def test_every_field_with_every_right_value(
+    address: str, engine: msrnn.Engine, rnn: msrnn.MultiStateRNN, small: Loaded
+) -> None:
+    """They are answered, and nobody beside them is harmed."""
+    count = 0
+    with (
+        streaming(address, rnn, small.tokenizer, clients=2),
+        httpx.Client(base_url=address, headers=HEADERS, timeout=60) as client,
+    ):
+        for path, body in right_fields():
+            found = client.post(path, json=body)
+            assert found.status_code == 200, f"{body}: {found.text}"
+            assert '"error"' not in found.text
+            count += 1
+        assert client.get("/health").status_code == 200
+        assert client.delete("/v1/sessions/x").status_code == 200
+    assert count > 100
 
 
 def test_paths_methods_and_keys(address: str) -> None:
