@@ -66,6 +66,7 @@ INSIDE = {
         "download",
         "loading",
         "messages",
+        "extension",
         "chat_template",
         "long_read",
     ],
@@ -88,6 +89,7 @@ INSIDE = {
         "loop",
         "offline",
         "engine",
+        "lanes",
     ],
 }
 ROOT = Path(msrnn.__file__).parent

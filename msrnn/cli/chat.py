@@ -4,15 +4,15 @@ import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from msrnn.cli.files import as_utf8, check_target, same_file, save_state, user_state_folder
-from msrnn.cli.model_options import GivenOptions, ModelOptions, check_chat_template, load_or_empty
-from msrnn.cli.options import ORIGINAL, POSITIONS, Force, MaxNewTokens, SamplingOptions, SaveTo
+from msrnn.cli.model_options import GivenOptions, check_chat_template, load_or_empty
+from msrnn.cli.options import ORIGINAL, Force, MaxNewTokens, SamplingOptions, SaveTo
+from msrnn.cli.past_training import extended_rnn
 from msrnn.cli.terminal import note, summary
 from msrnn.core.atomic import PRIVATE, make_private_folder, write_atomically
 from msrnn.errors import UsageError
@@ -22,18 +22,10 @@ if TYPE_CHECKING:
     from msrnn.hf.rnn import MultiStateRNN
 
 
-AUTO, MOST_LINES = "auto", 1000  # lines of earlier conversations that are kept
+MOST_LINES = 1000  # lines of earlier conversations that are kept
 COMMANDS = "/state, /save FILE and /quit"
 System = Annotated[str | None, Option(help="System message that opens the conversation.", show_default="none")]
 Load = Annotated[Path | None, Option(help="Continue this saved conversation.", show_default="a new one")]
-Positions = Annotated[
-    str | None, Option(help=f"{POSITIONS}; auto: original, and compressed once the training length may be passed.")
-]
-
-
-@dataclass(frozen=True)
-class ChatOptions(GivenOptions):
-    positions: Positions = AUTO
 
 
 def chat(
@@ -44,15 +36,15 @@ def chat(
     force: Force = False,
     max_new_tokens: MaxNewTokens = 512,
     sampling: SamplingOptions,
-    given: ChatOptions,
+    given: GivenOptions,
 ) -> None:
     """Chat without end: the conversation is one state of constant size, and each turn reads only the new message.
 
     Ctrl-C stops an answer. The commands are /state, /save FILE and /quit. With --load, options that are not given are
     those of the saved conversation.
 
-    With --positions auto, a conversation that may pass the training length continues with compressed positions, and
-    tokens farther back than the training length are evicted, except the first. Any other --positions stays as it is.
+    With --positions auto, a conversation that may pass the training length continues with a horizon and compressed
+    positions. Any other --positions stays as it is.
 
     Examples:
         msrnn chat --system "Answer briefly." --save talk.safetensors
@@ -60,8 +52,7 @@ def chat(
         printf 'Hello!\\n/state\\n' | msrnn chat --size 256
     """
     settings = sampling.settings(max_new_tokens)
-    auto = given.positions == AUTO
-    options = (replace(given, positions=None) if auto else given).completed(load, extendable=auto)
+    options = given.completed(load)
     check_target(save, force or same_file(save, load), [given.model])
     if system and load:
         raise UsageError(f"--system {system!r}: {load} is a conversation that has begun; leave out --system or --load")
@@ -70,7 +61,7 @@ def chat(
     from msrnn.hf.chat_template import Conversation
 
     def extend(length: int) -> MultiStateRNN:
-        return extended(rnn, options, length)
+        return extended_rnn(rnn, options, length)
 
     conversation = Conversation(
         rnn,
@@ -78,7 +69,7 @@ def chat(
         load_or_empty(rnn, load),
         settings,
         as_utf8(system) if system else None,
-        extend if auto and options.positions == ORIGINAL else None,
+        extend if given.auto and options.positions == ORIGINAL else None,
     )
     try:
         with line_history():
@@ -89,22 +80,6 @@ def chat(
             note(f"{save}: {summary(conversation.state)}")
         elif sys.stdin.isatty():
             note("the conversation is not saved; --save FILE saves it")
-
-
-def extended(rnn: MultiStateRNN, options: ModelOptions, length: int) -> MultiStateRNN:
-    """The model to continue with past its training length: compressed positions and a horizon, if it can have them."""
-    from msrnn.core.rope import COMPRESSED
-    from msrnn.hf.chat_template import policy_with_horizon
-
-    past = f"past the {length:,} tokens that this model was trained on"
-    policy = policy_with_horizon(options.policy, max(rnn.spec.sizes[i] or 0 for i in rnn.spec.divided), length)
-    try:
-        other = replace(options, policy=policy, positions=COMPRESSED).rnn(rnn.model)
-    except UsageError as reason:
-        note(f"{past}, answers may get worse ({reason})")
-        return rnn
-    note(f"{past}, positions are compressed, and tokens farther back are evicted")
-    return other
 
 
 def _converse(conversation: Conversation, own_files: set[Path], model: str | None) -> None:

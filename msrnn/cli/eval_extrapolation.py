@@ -19,11 +19,10 @@ from msrnn.cli.options import Size
 from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
 from msrnn.evaluation.data.texts import check_source
+from msrnn.hf.extension import REACH
 
 NAME = "extrapolation"
 ROWS = ("tova@compressed", "window+4@compact", "tova@original", "echo+1~{horizon}@compressed")
-REACH = 4  # the horizon of the last row, in multiples of the size
-
 DEFAULT = ", ".join(ROWS).format(horizon=f"({REACH} times the size)")
 Rows = Annotated[
     list[str] | None,

@@ -6,13 +6,9 @@ from typing import Annotated
 from typer import Argument, Option
 
 from msrnn.cli.files import as_utf8, check_target, read_text, same_file, save_state
-from msrnn.cli.model_options import (
-    GivenOptions,
-    check_chat_template,
-    load_or_empty,
-    warn_past_training,
-)
+from msrnn.cli.model_options import GivenOptions, check_chat_template, load_or_empty
 from msrnn.cli.options import Force, MaxNewTokens, SamplingOptions, SaveTo
+from msrnn.cli.past_training import rnn_for
 from msrnn.cli.processes import started_by_torchrun
 from msrnn.cli.terminal import Stopped, note, speed_of, summary
 from msrnn.errors import UsageError
@@ -35,6 +31,9 @@ def generate(
 
     With --state, only the prompt is read: the model continues from the saved state, and options that are not given are
     those of the saved state. Ctrl-C stops; with --save the state after the text so far is written.
+
+    With --positions auto, a text that may pass the training length is read with a horizon and compressed positions; a
+    saved state is converted. Any other --positions stays as it is.
 
     Examples:
         msrnn generate "Once upon a time" --max-new-tokens 64
@@ -67,8 +66,9 @@ def generate(
         ids = torch.tensor([tokens])
     else:
         ids = encode(tokenizer, text, add_special_tokens=not state)
-    prompt_end = int(current.seen[0]) + ids.shape[1]
-    warn_past_training(rnn.model, options, prompt_end)
+    extended = rnn_for(rnn, options, given.auto, int(current.seen[0]) + ids.shape[1] + max_new_tokens)
+    if extended is not rnn:
+        rnn, current = extended, extended.convert_state(current) if state else extended.state()
     answer = AnswerStreamer(tokenizer)
     before = current.fork(1) if save else None  # an interruption inside a forward pass makes a state unusable
     try:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msrnn.cli.options import (
+    AUTO,
     DEFAULT_POLICY,
     DEFAULT_SIZE,
     ORIGINAL,
@@ -14,15 +15,15 @@ from msrnn.cli.options import (
     Backend,
     Device,
     Model,
+    Positions,
     SavedDtype,
     SavedPolicy,
-    SavedPositions,
     SavedSize,
     SavedStateDtype,
     Seed,
 )
 from msrnn.cli.processes import share_seed, started_by_torchrun
-from msrnn.cli.terminal import loading, note
+from msrnn.cli.terminal import loading
 from msrnn.errors import UsageError
 from msrnn.policy import FULL, Policy, Size, is_full, resolve, same_ranking
 
@@ -109,19 +110,29 @@ class GivenOptions:
     model: Model = None
     policy: SavedPolicy = None
     size: SavedSize = None
-    positions: SavedPositions = None
+    positions: Positions = AUTO
     state_dtype: SavedStateDtype = None
     dtype: SavedDtype = None
     device: Device = "auto"
     backend: Backend = "auto"
     seed: Seed = None
 
-    def completed(self, state: Path | None, extendable: bool = False) -> ModelOptions:
+    @property
+    def auto(self) -> bool:
+        """Whether positions and horizon may change past the training length."""
+        return self.positions == AUTO
+
+    def completed(self, state: Path | None) -> ModelOptions:
         """Fill in what was not given: from the state file, or with the defaults. Refuse what contradicts the file.
 
-        With `extendable`, the policy may be given without the horizon and the protected first tokens that a
-        conversation past the training length was saved under.
+        With positions `auto`, the policy may be given without the horizon and the protected first tokens that a text
+        past the training length was saved under.
         """
+        if self.auto:
+            return replace(self, positions=None)._completed(state, extendable=True)
+        return self._completed(state, extendable=False)
+
+    def _completed(self, state: Path | None, extendable: bool) -> ModelOptions:
         own = ModelOptions(self.model, device=self.device, dtype=self.dtype, seed=self.seed, backend=self.backend)
         if state is None:
             rest = {name: getattr(self, name) for name in ("policy", "size", "state_dtype", "positions")}
@@ -225,17 +236,3 @@ def check_chat_template(tokenizer: PreTrainedTokenizerBase, instead: str) -> Non
         check_template(tokenizer)
     except UsageError as error:
         raise UsageError(f"{error}, or {instead}") from error
-
-
-def warn_past_training(model: PreTrainedModel, options: ModelOptions, tokens: int) -> None:
-    """Warn, before the work, that the text ends at positions that the model did not see in training."""
-    from msrnn.hf.chat_template import training_length
-
-    length = training_length(model)
-    if length is None or tokens <= length or options.positions != ORIGINAL:
-        return
-    bounded = " and a bounded --policy" if options.policy == FULL else ""
-    note(
-        f"--positions original: the text reaches token {tokens:,}, past the {length:,} that this model was trained on, "
-        f"and answers may get worse; read it from its beginning with --positions compressed{bounded}"
-    )

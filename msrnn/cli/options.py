@@ -16,7 +16,7 @@ from typer import Option
 from msrnn.distributed.ray_cluster import ANY
 from msrnn.errors import UsageError
 
-ORIGINAL = "original"
+ORIGINAL, AUTO = "original", "auto"
 SMALL = "SmolLM2-135M-Instruct"
 DEFAULT_POLICY, DEFAULT_SIZE = "tova", 512
 LEAST_TEMPERATURE = 1e-6  # below, logits divided by it overflow
@@ -55,8 +55,13 @@ SavedSize = Annotated[int | None, Option("--size", help=_SIZE, show_default="the
 SavedDtype = Annotated[
     str | None, Option("--dtype", help=_DTYPE, show_default=f"the saved state's, or {_DTYPE_DEFAULT}")
 ]
-SavedPositions = Annotated[
-    str | None, Option("--positions", help=f"{POSITIONS}.", show_default="the saved state's, or original")
+Positions = Annotated[
+    str | None,
+    Option(
+        help=f"{POSITIONS}; auto: the saved state's, or original, and where the text may pass the training length "
+        "compressed, with the first token protected and a horizon of 4 times the size.",
+        show_default=AUTO,
+    ),
 ]
 SavedStateDtype = Annotated[
     str | None, Option("--state-dtype", help=STATE_DTYPE, show_default="the saved state's, or not quantized")

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from msrnn.cli.files import check_target, checkpoint_path, read_text, same_file, save_state
-from msrnn.cli.model_options import GivenOptions, load_or_empty, warn_past_training
+from msrnn.cli.model_options import GivenOptions, load_or_empty
 from msrnn.cli.options import Force
+from msrnn.cli.past_training import rnn_for
 from msrnn.cli.processes import started_by_torchrun
 from msrnn.cli.terminal import Stopped, note, progress, summary
 from msrnn.errors import UsageError
@@ -37,11 +38,14 @@ def read(
     Ctrl-C stops, and the same command continues: a checkpoint is saved every 30 seconds as FILE.partial, next to the
     file to save to, and removed at the end. With --load, options that are not given are those of the saved state.
 
+    With --positions auto, a text that passes the training length is read with a horizon and compressed positions from
+    its beginning; a saved state is converted. Any other --positions stays as it is.
+
     Examples:
         msrnn read book.txt --save book.safetensors
         msrnn generate "The moral of the story is" --state book.safetensors
         msrnn read sequel.txt --load book.safetensors --save both.safetensors
-        msrnn read ten_books.txt --positions compressed --save books.safetensors
+        msrnn read ten_books.txt --policy echo --save books.safetensors
     """
     if tokens is not None and tokens < 1:
         raise UsageError(f"--tokens {tokens}: must be 1 or more")
@@ -56,10 +60,11 @@ def read(
 
     whole = encode(tokenizer, text, add_special_tokens=load is None)
     reading = LongRead(whole[:, :tokens], checkpoint, load)
-    state = _resumed(reading, rnn, force)
-    if state is None:
-        state = load_or_empty(rnn, load)
-    warn_past_training(rnn.model, options, int(state.seen[0]) + reading.total - reading.done)
+    begun = load_or_empty(rnn, load)
+    extended = rnn_for(rnn, options, given.auto, int(begun.seen[0]) + reading.total)
+    if extended is not rnn:
+        rnn, begun = extended, extended.convert_state(begun) if load else extended.state()
+    state = _resumed(reading, rnn, force) or begun
     speed = _run(reading, rnn, state)
     save_state(state, save)
     checkpoint.unlink(missing_ok=True)

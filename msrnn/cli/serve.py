@@ -18,6 +18,7 @@ from typer import Option
 
 from msrnn.cli.model_options import ModelOptions
 from msrnn.cli.options import (
+    AUTO,
     DEFAULT_POLICY,
     DEFAULT_SIZE,
     ORIGINAL,
@@ -33,6 +34,7 @@ from msrnn.cli.options import (
     Ray,
     Size,
 )
+from msrnn.cli.past_training import engine_maker
 from msrnn.cli.processes import is_first, started_by_torchrun
 from msrnn.cli.serve_options import check, check_folders, check_origins, check_replicas, check_tokens, is_local
 from msrnn.cli.terminal import loading, note
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "MSRNN_API_KEY"
 _PACKAGES = ("starlette", "uvicorn", "prometheus_client")  # those of the extra `serve`
-AUTO, NONE = "auto", "none"  # whose sampling defaults: the model's, or neutral ones
+NONE = "none"  # of --generation-config: neutral sampling defaults
 
 
 @dataclass(frozen=True)
@@ -56,14 +58,24 @@ class ServeOptions:
     model: Model = None
     policy: PolicyName = DEFAULT_POLICY
     size: Size = DEFAULT_SIZE
-    positions: Annotated[str, Option(help=f"{POSITIONS}.")] = ORIGINAL
+    positions: Annotated[
+        str,
+        Option(
+            help=f"{POSITIONS}; auto: original, and for requests that may pass the training length compressed, with "
+            "the first token protected and a horizon of 4 times the size."
+        ),
+    ] = AUTO
     state_dtype: Annotated[str | None, Option(help=STATE_DTYPE, show_default="not quantized")] = None
     device: Device = "auto"
     dtype: Dtype = None
     backend: Backend = "auto"
 
+    @property
+    def auto(self) -> bool:
+        return self.positions == AUTO
+
     def completed(self) -> ModelOptions:
-        return ModelOptions(**vars(self))
+        return ModelOptions(**{**vars(self), "positions": ORIGINAL if self.auto else self.positions})
 
 
 @dataclass(frozen=True)
@@ -85,6 +97,7 @@ class Setup:
     generation_config: str = AUTO
     allow_special_tokens: bool = False
     marker: Path | None = None  # a file in the folder of sessions, which all replicas must see
+    auto: bool = False  # whether requests that may pass the training length have other positions
 
     def server(self, rnn: MultiStateRNN, tokenizer: Any, kind: type[Engine], number: int = 0, count: int = 1) -> Server:
         """Make the server from a loaded model. `number` is that of this replica, `count` how many there are."""
@@ -98,9 +111,9 @@ class Setup:
         prefixes = self.prefix_states
         if prefixes is not None and count > 1:
             prefixes = prefixes / f"replica-{number}"
-        engine = kind(
-            rnn,
-            self.rows,
+        make = engine_maker(rnn, self.options, kind) if self.auto else partial(kind, rnn)
+        engine = make(
+            rows=self.rows,
             tokenizer=tokenizer,
             prompt_tokens=self.prompt_tokens,
             prefix_folder=prefixes,
@@ -251,6 +264,7 @@ def serve(
         Limits(queue, max_body_bytes, keys=keys, origins=Origins(bound, allowed_host or (), cors_origin or ())),
         generation_config,
         allow_special_tokens,
+        auto=given.auto,
     )
     if not keys and not is_local(host):
         note(f"--host {host}: anyone who can reach this machine can use the model; --api-key guards it")
@@ -275,7 +289,9 @@ def _serve_here(setup: Setup, listen: Callable[[Server], None]) -> None:
     server = setup.server(rnn, tokenizer, LeadingEngine if started_by_torchrun() else Engine)
     rows = server.engine.rows
     one = rows.nbytes // rows.capacity
-    note(f"a conversation takes {one:,} bytes, at any length; {rows.capacity} are answered at once")
+    long = server.engine.lanes[1:]
+    more = "".join(f", and {lane.rows.capacity} past the training length" for lane in long)
+    note(f"a conversation takes {one:,} bytes, at any length; {rows.capacity} are answered at once{more}")
     if setup.limits.keys and (without := len(server.engine.sessions.infos())):
         note(f"--sessions {setup.sessions}: {without} of them were made without a key, and no key can use them")
     if defaults := server.served.defaults:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from msrnn.core.state import MultiState
 from msrnn.engine.batch import Batch
 from msrnn.engine.loop import Loop
 from msrnn.engine.offline import OnTokens, finished
@@ -31,9 +32,7 @@ from msrnn.hf.rnn import MultiStateRNN
 ALONE = {"cpu": 2048, "cuda": 16_384}  # tokens of a prompt that are read at once while no answer is generated
 OFFLINE = 16_384  # tokens of a list of prompts that are read at once
 KEPT_ROWS, KEPT_ON_HOST, KEPT_ON_DISK = 8, 2**30, 2**34  # for kept states by default: rows' worth on the device; bytes
-KEPT_OFFLINE = (
-    4  # rows' worth for a list of prompts: a document that is shared, and what some of its prompts share more
-)
+KEPT_OFFLINE = 4  # rows' worth for a list of prompts: a shared document, and what some of its prompts share more
 
 
 class Engine:
@@ -49,7 +48,7 @@ class Engine:
                        it, only where prompts part
     prefix_folder      a folder for kept states that no longer fit on the host either; without it they are forgotten
     prefix_disk_bytes  bytes of the files in it
-    sessions           a folder for the states of sessions, which then survive a restart; without it they are in memory
+    sessions           a folder where sessions survive a restart, or another engine's, to share them; None: in memory
     session_bytes      bytes of all sessions, in memory or in the folder; the least recently used one is deleted first.
                        By default 1 GiB in memory and 64 GiB in a folder
     session_days       sessions without a turn for this many days are deleted; by default none
@@ -71,7 +70,7 @@ class Engine:
         keep_ends: bool = True,
         prefix_folder: str | os.PathLike[str] | None = None,
         prefix_disk_bytes: int = KEPT_ON_DISK,
-        sessions: str | os.PathLike[str] | None = None,
+        sessions: str | os.PathLike[str] | Sessions | None = None,
         session_bytes: int | None = None,
         session_days: float | None = None,
         owns_session: Callable[[str], bool] = lambda _: True,
@@ -79,7 +78,8 @@ class Engine:
         for name, value in (("rows", rows), ("prompt_tokens", prompt_tokens)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise UsageError(f"{name}={value!r}: must be a whole number, 1 or more")
-        self.rnn, self.tokenizer, self.writer = rnn, tokenizer, Writer()
+        self.rnn, self.tokenizer = rnn, tokenizer
+        self.writer = sessions.writer if isinstance(sessions, Sessions) else Writer()
         self.prompt_tokens = prompt_tokens or (2048 if rnn.device.type == "cuda" else 512)
         self.rows = self._make_rows(rows)
         kept = KEPT_ROWS * self.rows.nbytes // self.rows.capacity if prefix_bytes is None else prefix_bytes
@@ -87,15 +87,21 @@ class Engine:
         if prefix_folder is not None:
             files = PrefixFiles(rnn.load_state, Path(prefix_folder), prefix_disk_bytes, self.writer)
         self.prefixes = PrefixStates(rnn.device, kept, prefix_host_bytes, files, keep_ends)
-        folder = None if sessions is None else Path(sessions)
-        limits: Any = {"most": session_bytes, "days": session_days}
-        self.sessions = Sessions(rnn.load_state, folder, **limits, writer=self.writer, owns=owns_session)
+        if not isinstance(sessions, Sessions):
+            folder = None if sessions is None else Path(sessions)
+            limits: Any = {"most": session_bytes, "days": session_days}
+            sessions = Sessions(self._load_session, folder, **limits, writer=self.writer, owns=owns_session)
+        self.sessions = sessions
         self.prompts = Prompts(rnn, self.prefixes, self.sessions)
         self._own_stops = frozenset(stop_tokens_of(rnn.model, tokenizer))
         self._under_way: dict[Request, None] = {}  # taken from those that wait, and not finished
         self._alone = max(self.prompt_tokens, ALONE.get(rnn.device.type, ALONE["cpu"]))
         self._batch = Batch(self.rows, self._keep)
         self._loop: Loop | None = None
+        self.lanes: list[Engine] = [self]  # engines that share one thread and the sessions, and take turns
+
+    def _load_session(self, path: Path) -> MultiState:
+        return self.rnn.load_state(path)
 
     def __repr__(self) -> str:
         return f"Engine({self.rnn!r}, rows={self.rows.capacity})"
@@ -163,7 +169,20 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        return not (self.prompts.waiting or self.prompts.readings or self._batch.running or self._batch.saving)
+        return not any(lane._has_work for lane in self.lanes)
+
+    @property
+    def _computes(self) -> bool:
+        return bool(self.prompts.readings or self._batch.running)
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self.prompts.waiting or self._computes or self._batch.saving)
+
+    @property
+    def capacity(self) -> int:
+        """Answers that can be generated at once."""
+        return sum(lane.rows.capacity for lane in self.lanes)
 
     @property
     def healthy(self) -> bool:
@@ -191,7 +210,7 @@ class Engine:
             self._batch.step()
             events += self._read_prompts()
             events += self._batch.results()
-            events += self._batch.saved(busy=bool(self.prompts.readings))
+            events += self._batch.saved(busy=any(lane._computes for lane in self.lanes))
         except BaseException:
             self._fail()
             raise
@@ -231,16 +250,17 @@ class Engine:
     def _read_prompts(self) -> list[Event]:
         """Read prompts, as many tokens as a step may: few while answers are generated, so that these go on."""
         events: list[Event] = []
-        left = self.prompt_tokens
+        left, others = self.prompt_tokens, any(lane._has_work for lane in self.lanes if lane is not self)
         while left > 0:
             events += self._begin_prompts()
             reading = self.prompts.next_reading()
             if reading is None:
                 break
             if not reading.finished:
-                if self._batch.running and reading.left > left < self.prompt_tokens:
+                alone = not (self._batch.running or others)
+                if not alone and reading.left > left < self.prompt_tokens:
                     break  # it goes on with the next step: pieces of few widths fit few graphs
-                left -= self.prompts.read(reading, left if self._batch.running else max(left, self._alone))
+                left -= self.prompts.read(reading, max(left, self._alone) if alone else left)
             if reading.finished:
                 self.prompts.readings.remove(reading)
                 events += self._join(reading)
@@ -273,12 +293,14 @@ class Engine:
 
     def uses_session(self, session: str | SessionId) -> bool:
         """Whether a request of this conversation is under way."""
-        return any(request.session == SessionId.of(session) for request in [*self._under_way])
+        under_way = (request for lane in self.lanes for request in [*lane._under_way])
+        return any(request.session == SessionId.of(session) for request in under_way)
 
     def stop_session(self, session: str | SessionId) -> bool:
         """End the answer of a conversation as it is, so that the turn is kept; returns whether there is one."""
         session = SessionId.of(session)
-        found = [request for request in [*self._under_way, *self.prompts.waiting] if request.session == session]
+        requests = (request for lane in self.lanes for request in [*lane._under_way, *lane.prompts.waiting])
+        found = [request for request in requests if request.session == session]
         for request in found[:1]:
             request.stop()
         return bool(found)

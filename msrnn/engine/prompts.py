@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -67,6 +67,8 @@ class Prompts:
         self.waiting: deque[Request] = deque()
         self.readings: list[Reading] = []  # the one that began first comes first
         self._turn = 0
+        # Makes a state of this RNN of a session's; without it, a session of another RNN of the model is refused.
+        self.convert: Callable[[MultiState], MultiState] = lambda state: state
         embeddings: Any = rnn.model.get_input_embeddings()
         self.vocabulary: int = embeddings.num_embeddings
 
@@ -138,10 +140,13 @@ class Prompts:
             return Reading(request, request.prompt, self.rnn.state(), 0, [len(request.prompt)])
         if any(token >= self.vocabulary for token in session.unread):
             raise SessionError(f"{session_id!r}: has a token that this model does not have; delete the session")
-        request.kept_tokens = int(session.state.seen[0])
+        state = self.convert(session.state)
+        if state.fingerprint != self.rnn.spec.fingerprint:  # another one has taken its place while the prompt waited
+            raise SessionError(f"{session_id!r}: has changed since this prompt was made for it; make the prompt again")
+        request.kept_tokens = int(state.seen[0])
         tokens = [*session.unread, *request.prompt]
         self.check_length(request.kept_tokens + len(tokens) + request.params.max_tokens)
-        return Reading(request, tokens, session.state.to(self.rnn.device), 0, [len(tokens)])
+        return Reading(request, tokens, state.to(self.rnn.device), 0, [len(tokens)])
 
     def check_length(self, tokens: int) -> None:
         """Refuse what is too long for learned positions, or for a function of gaps."""

@@ -18,11 +18,14 @@ from msrnn.hf.rnn import MultiStateRNN
 MOST_ROWS = {"cpu": 8, "cuda": 512}  # by default: more rows cost a CPU as much time as they gain
 
 
-def fitting_rows(rnn: MultiStateRNN) -> int:
-    """As many rows as fit into four fifths of the free memory; on a CPU few, which cost as much time as they gain."""
+def fitting_rows(rnn: MultiStateRNN, beside: float = 0) -> int:
+    """As many rows as fit into four fifths of the free memory; on a CPU few, which cost as much time as they gain.
+
+    beside  rows that another engine will have for each of these
+    """
     most = MOST_ROWS.get(rnn.device.type, MOST_ROWS["cpu"])
     free, one = available_bytes(rnn.device), max(1, rnn.spec.nbytes(1))
-    fitting = max(1, most if free is None else min(most, free * 4 // 5 // one))
+    fitting = max(1, most if free is None else min(most, int(free * 4 // 5 // one / (1 + beside))))
     return least(fitting, rnn.spec.model.shards, rnn.device)
 
 

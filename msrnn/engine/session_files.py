@@ -70,6 +70,7 @@ class SessionInfo(NamedTuple):
     created: float
     updated: float
     nbytes: int
+    positions: str  # of the tokens in its state
 
     @property
     def name(self) -> str:
@@ -128,7 +129,7 @@ class SessionFiles:
             raise UsageError(f"{path}: not a session that the engine saved; move it out of this folder")
         tokens = max(columns) + len(fields["unread"])
         times = fields["turns"], fields["created"], fields["updated"]
-        return SessionInfo(session, tokens, *times, path.stat().st_size)
+        return SessionInfo(session, tokens, *times, path.stat().st_size, str(description.get("positions")))
 
     def read(self, session: SessionId) -> Session:
         """Errors do not name the file: clients read them. The log has it."""
@@ -155,7 +156,8 @@ class SessionFiles:
 
 
 def info_of(session_id: SessionId, session: Session, nbytes: int) -> SessionInfo:
-    return SessionInfo(session_id, session.tokens, session.turns, session.created, session.updated, nbytes)
+    positions = str(session.state.fingerprint["positions"])
+    return SessionInfo(session_id, session.tokens, session.turns, session.created, session.updated, nbytes, positions)
 
 
 def _encoded(name: str) -> str:

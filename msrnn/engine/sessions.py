@@ -59,7 +59,7 @@ class Sessions:
     ) -> None:
         self._files = None if folder is None else SessionFiles(load, folder, owns)
         self._most = most or (IN_MEMORY if folder is None else ON_DISK)
-        self._days, self._memory, self._writer, self._owns = days, memory, writer or Writer(), owns
+        self._days, self._memory, self.writer, self._owns = days, memory, writer or Writer(), owns
         self._lock = threading.RLock()  # the threads of an engine, its writer and a server; never held over disk work
         self._held: OrderedDict[SessionId, Session] = OrderedDict()
         self._writing: dict[SessionId, int] = {}  # bytes of turns that are finished but not in their files yet
@@ -200,7 +200,7 @@ class Sessions:
             self._show(session_id, session, info_of(session_id, session, nbytes))
             return written()
         self._writing[session_id] = nbytes
-        return self._writer.submit(lambda: self._write(session_id, session))
+        return self.writer.submit(lambda: self._write(session_id, session))
 
     def _write(self, session_id: SessionId, session: Session) -> None:
         assert self._files is not None

@@ -7,7 +7,6 @@ history is kept.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -17,9 +16,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
+from msrnn.hf.extension import training_length
 from msrnn.hf.messages import Messages, encode_messages
 from msrnn.hf.rnn import MultiStateRNN
-from msrnn.policy import FULL, Policy
 
 _ANSWER = "(an earlier answer)"
 _EARLIER = [{"role": "user", "content": "(an earlier question)"}, {"role": "assistant", "content": _ANSWER}]
@@ -133,26 +132,6 @@ def state_after_interruption(
     if ids[read:]:
         rnn.read(torch.tensor([ids[read:]]), state, last_only=True)
     return state
-
-
-def training_length(model: PreTrainedModel) -> int | None:
-    """The longest text that the model was trained on, in tokens; None if its config does not state it."""
-    config: Any = model.config.get_text_config(decoder=True)
-    length = getattr(config, "max_position_embeddings", None)
-    return length if isinstance(length, int) else None
-
-
-def policy_with_horizon(name: str, size: int, length: int) -> str:
-    """The policy with a horizon of `length` tokens and its first token protected; unchanged if it has a horizon.
-
-    Past the training length a horizon evicts tokens that are too old; without one they accumulate in the state.
-    """
-    if name == FULL:
-        return name
-    policy = Policy.parse(name)
-    if policy.horizon is not None:
-        return name
-    return replace(policy, first=max(1, policy.first), horizon=max(length, 2 * size)).name
 
 
 class Turn(NamedTuple):

@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 import msrnn
 from msrnn.engine.engine import Engine
+from msrnn.engine.lanes import LongEngine
 from msrnn.engine.requests import Event, Request
 from msrnn.errors import SessionError, UsageError
 from msrnn.serve.application import application
@@ -139,7 +140,7 @@ class Server:
     @property
     def _most(self) -> int:
         """Prompts that run and wait, at most."""
-        return self.engine.rows.capacity + self.limits.queue
+        return self.engine.capacity + self.limits.queue
 
     async def _answer(self, http: HttpRequest, job: Job, requests: list[Request], kind: type[Reply]) -> Response:
         if self.draining:  # by now
@@ -205,6 +206,9 @@ class Server:
         if not isinstance(made["size"], int):
             made |= {"size": spec.mean_size, "sizes": spec.sizes}
         made["bytes"] = self.engine.rows.nbytes // self.engine.rows.capacity
+        if isinstance(self.engine, LongEngine):
+            long = self.engine.longer.spec.fingerprint
+            made["long"] = {"above": self.engine.length, "policy": long["policy"], "positions": long["positions"]}
         return JSONResponse({"object": "list", "data": [{**model, **made, **self.served.shown}]})
 
     async def health(self, _: HttpRequest) -> Response:

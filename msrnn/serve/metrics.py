@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from msrnn.engine.engine import Engine
+from msrnn.engine.lanes import LongEngine
 from msrnn.engine.requests import Event, Request
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -27,7 +28,7 @@ class Metrics:
         self.running.set_function(lambda: engine.counts["rows"])
         waiting = Gauge("num_requests_waiting", "Requests that wait, or whose prompt is being read", **kinds)
         waiting.set_function(lambda: engine.counts["waiting"] + engine.counts["reading"])
-        Gauge("num_rows", "Rows of the decode batch", **kinds).set(engine.rows.capacity)
+        Gauge("num_rows", "Rows of the decode batch", **kinds).set(engine.capacity)
         self.registry.register(_Counts(engine))
         sessions = Gauge("num_sessions", "Sessions that can be continued", **kinds)
         sessions.set_function(lambda: len(engine.sessions))
@@ -47,18 +48,19 @@ class Metrics:
 
 
 class _Counts(Collector):
-    """What the kept states and the sessions count themselves."""
+    """What the engine, its kept states and the sessions count themselves."""
 
     def __init__(self, engine: Engine) -> None:
-        self._prefixes, self._sessions = engine.prefixes, engine.sessions
+        self._engine, self._sessions = engine, engine.sessions
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        kept, files = self._prefixes, self._prefixes.files
+        kept = [lane.prefixes for lane in self._engine.lanes]
+        files = [states.files for states in kept if states.files is not None]
         counts = {
-            "hits": ("Prompts that began with a kept state", kept.hits),
-            "misses": ("Prompts that did not", kept.misses),
-            "disk_hits": ("Prompts whose kept state was in a file", files.hits if files is not None else 0),
-            "disk_errors": ("Kept states that could not be written", files.errors if files is not None else 0),
+            "hits": ("Prompts that began with a kept state", sum(states.hits for states in kept)),
+            "misses": ("Prompts that did not", sum(states.misses for states in kept)),
+            "disk_hits": ("Prompts whose kept state was in a file", sum(folder.hits for folder in files)),
+            "disk_errors": ("Kept states that could not be written", sum(folder.errors for folder in files)),
         }
         for name, (text, count) in counts.items():
             yield CounterMetricFamily(f"msrnn_prefix_state_{name}", text, count)
@@ -66,6 +68,9 @@ class _Counts(Collector):
         for limit, count in self._sessions.evicted.items():
             evicted.add_metric([limit], count)
         yield evicted
+        if isinstance(self._engine, LongEngine):
+            text = "Requests that might pass the training length, and so had other positions"
+            yield CounterMetricFamily("msrnn_long_requests", text, self._engine.long_requests)
 
 
 class Timer:

@@ -115,7 +115,7 @@ def _session(http: HttpRequest) -> SessionId:
 def _shown(info: SessionInfo) -> dict[str, Any]:
     times = {"created": info.created, "updated": info.updated}
     counts = {"tokens": info.tokens, "turns": info.turns, **times, "bytes": info.nbytes}
-    return {"id": info.name, "object": "session", "name": info.name, **counts}
+    return {"id": info.name, "object": "session", "name": info.name, **counts, "positions": info.positions}
 
 
 def _no_session(session: SessionId) -> ApiError:

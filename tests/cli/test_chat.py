@@ -85,11 +85,12 @@ def test_past_the_length_positions_are_compressed_and_a_horizon_ends_memory(
     words = ("chat", *SIZE, *SHORT, "--model", short, "--save", tmp_path / "talk")
     code, _, err = run(*words, stdin="\n".join(messages), small=True)
     assert code == 0
-    assert err.count("past the 200 tokens that this model was trained on, positions are compressed, and tokens") == 1
+    rule = "--policy tova+1~64 --positions compressed"
+    assert err.count(f"past the 200 tokens that this model was trained on, its state continues with {rule}") == 1
 
     rnn, extended = (
         MultiStateRNN(AutoModelForCausalLM.from_pretrained(short), policy, 16, positions=where)
-        for policy, where in (("tova", "original"), ("tova+1~200", "compressed"))
+        for policy, where in (("tova", "original"), ("tova+1~64", "compressed"))
     )
     settings = {"max_new_tokens": 12, "do_sample": False}
     tokenizer = AutoTokenizer.from_pretrained(short)
@@ -108,6 +109,6 @@ def test_past_the_length_of_a_model_that_cannot(run: Run, short: Path) -> None:
     words = ("chat", *SIZE, *SHORT, "--model", short, "--policy", "full")
     code, _, err = run(*words, stdin="a\n" * 16, small=True)
     assert code == 0
-    assert err.count("answers may get worse (positions='compressed:lnln': policy 'full'") == 1
+    assert err.count("answers may get worse (policy 'full' keeps every token") == 1
     fixed = run("chat", *SIZE, *SHORT, "--model", short, "--positions", "original", stdin="a\n" * 16, small=True)
     assert (fixed.code, fixed.err.count("past")) == (0, 0)

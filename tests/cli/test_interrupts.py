@@ -216,25 +216,6 @@ def test_tokens(run: Run, book: Path, tmp_path: Path) -> None:
     assert (code, "unread" in out) == (0, False)
 
 
-def test_past_the_training_length(run: Run, short: Path, tmp_path: Path) -> None:
-    """One remark that says what to do; none if the text fits, or positions are compressed."""
-    words = ("read", "-", *SIZE, "--model", short)
-    warned = "reaches token 274, past the 200 that this model was trained on"
-    code, _, err = run(*words, "--save", tmp_path / "one", stdin=TEXT, small=True)
-    assert (code, err.count("\n"), err.count(warned)) == (0, 1, 1)
-    assert "--positions compressed" in err
-    for how in (("--positions", "compressed"), ("--tokens", 200)):
-        assert run(*words, *how, "--save", tmp_path / how[0], stdin=TEXT, small=True).err == ""
-    on = run(
-        "read", "-", "--load", tmp_path / "--tokens", "--save", tmp_path / "x", "--model", short, stdin="a", small=True
-    )
-    assert (on.code, "reaches token 201" in on.err) == (0, True)
-    full = run(*words, "--policy", "full", "--save", tmp_path / "full", stdin=TEXT, small=True)
-    assert "--positions compressed and a bounded --policy" in full.err
-    asked = run("generate", "a", "--state", tmp_path / "one", "--model", short, "--max-new-tokens", 2, small=True)
-    assert (asked.code, asked.err.count("past the 200")) == (0, 1)
-
-
 @pytest.fixture
 def three_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C after the third token of an answer."""

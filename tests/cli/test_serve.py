@@ -81,12 +81,14 @@ def ending(process: subprocess.Popen[str]) -> Iterator[None]:
         process.kill()
 
 
-def test_a_server(folder: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Without a key on all addresses it warns; a finished turn of a session is a file; SIGTERM ends it with 0."""
-    model = tmp_path_factory.mktemp("own") / "model"
-    shutil.copytree(folder, model)
-    (model / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6, "top_k": 20}')
-    command = [sys.executable, "-c", "from msrnn.cli import main; main()", "serve", "--model", str(model)]
+def test_a_server(short: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Without a key on all addresses it warns; a finished turn of a session is a file; SIGTERM ends it with 0.
+
+    The first turn that may pass the training length is told, once.
+    """
+    tmp_path = tmp_path_factory.mktemp("sessions")
+    (short / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6, "top_k": 20}')
+    command = [sys.executable, "-c", "from msrnn.cli import main; main()", "serve", "--model", str(short)]
     command += ["--size", "16", "--rows", "2", "--host", "0.0.0.0", "--port", "0", "--sessions", str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server, ending(server):
         assert server.stderr is not None
@@ -96,7 +98,10 @@ def test_a_server(folder: Path, tmp_path: Path, tmp_path_factory: pytest.TempPat
             if found := re.search(r"http://0\.0\.0\.0:(\d+)/v1", line):
                 break
         assert found is not None, said
-        assert re.search(r"a conversation takes [\d,]+ bytes, at any length; 2 are answered at once", said)
+        assert re.search(
+            r"a conversation takes [\d,]+ bytes, at any length; 2 are answered at once, and 1 past the training length",
+            said,
+        )
         assert "--api-key guards it" in said
         assert "the model's own sampling defaults: temperature 0.6, top_k 20;" in said
         assert f"to chat in a browser, open http://0.0.0.0:{found[1]}\n" in said
@@ -110,13 +115,18 @@ def test_a_server(folder: Path, tmp_path: Path, tmp_path_factory: pytest.TempPat
         assert (rebound.status_code, rebound.json()["error"]["code"]) == (403, "host_not_allowed")
         assert answer["usage"]["completion_tokens"] <= 3
         (session,) = httpx.get(f"{address}/sessions", timeout=60).json()["data"]
-        assert session["tokens"] >= 5
+        assert (session["tokens"] >= 5, session["positions"]) == (True, "original")
+        for _ in range(2):
+            httpx.post(f"{address}/completions", json={**body, "prompt": "hello" * 40}, timeout=60)
+        (session,) = httpx.get(f"{address}/sessions", timeout=60).json()["data"]
+        assert (session["turns"], session["positions"]) == (3, "compressed:lnln")
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0
         rest = server.stderr.read()
         assert "hello" not in said + rest
         assert re.search(r"POST /v1/completions 200, \d+ prompt \+ \d completion tokens, \d+ ms\n", rest)
-        assert rest.count("\n") == 4, rest
+        assert rest.count("\n") == 8, rest
+        assert rest.count("are answered with --policy tova+1~64 --positions compressed") == 1
     assert (tmp_path / "talk.safetensors").exists()
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from msrnn import MultiState, MultiStateRNN
 from msrnn.errors import UsageError
 from msrnn.hf import chat_template
-from msrnn.hf.chat_template import AnswerStreamer, Conversation, Turn, policy_with_horizon
+from msrnn.hf.chat_template import AnswerStreamer, Conversation, Turn
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 STOPPING = {**GREEDY, "forced_eos_token_id": END}  # answers that end with the stop token, not at the limit
@@ -138,20 +138,6 @@ def test_extend_is_called_once_before_the_turn_that_may_pass_the_training_length
     assert (calls, seen) == ([200], [switched])
     assert switched > 100
     assert_same(talk.state, plain.state)
-
-
-@pytest.mark.parametrize(
-    ("policy", "size", "expected"),
-    [
-        ("full", 16, "full"),
-        ("tova", 16, "tova+1~200"),
-        ("window+4", 16, "window+4~200"),
-        ("tova", 150, "tova+1~300"),
-        ("echo+1~64", 16, "echo+1~64"),
-    ],
-)
-def test_policy_with_horizon(policy: str, size: int, expected: str) -> None:
-    assert policy_with_horizon(policy, size, 200) == expected
 
 
 @pytest.mark.parametrize(

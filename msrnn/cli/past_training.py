@@ -1,0 +1,103 @@
+"""What verbs do past a model's training length: with --positions auto they follow the rule of `msrnn.hf.extension`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from msrnn.cli.options import ORIGINAL
+from msrnn.cli.terminal import note
+from msrnn.errors import UsageError
+
+if TYPE_CHECKING:
+    from msrnn.cli.model_options import ModelOptions
+    from msrnn.engine.engine import Engine
+    from msrnn.hf.rnn import MultiStateRNN
+
+
+def extended_options(rnn: MultiStateRNN, options: ModelOptions, length: int) -> ModelOptions:
+    """The options of a state that reads past the training length. Raises a UsageError where the rule cannot hold."""
+    from msrnn.hf.extension import extension, largest_size
+
+    policy, positions = extension(options.policy, largest_size(rnn.spec), length)
+    return replace(options, policy=policy, positions=positions)
+
+
+def as_words(options: ModelOptions) -> str:
+    """The options of a state, as the command line takes them."""
+    return f"--policy {options.policy} --positions {options.positions}"
+
+
+def extended_rnn(rnn: MultiStateRNN, options: ModelOptions, length: int) -> MultiStateRNN:
+    """The model to continue with past its training length, with a remark; `rnn` itself where the rule cannot hold."""
+    past = f"past the {length:,} tokens that this model was trained on"
+    try:
+        found = extended_options(rnn, options, length)
+        other = found.rnn(rnn.model)
+    except UsageError as reason:
+        note(f"{past}, answers may get worse ({reason})")
+        return rnn
+    note(f"{past}, its state continues with {as_words(found)}")
+    return other
+
+
+def rnn_for(rnn: MultiStateRNN, options: ModelOptions, auto: bool, tokens: int) -> MultiStateRNN:
+    """The model to read a text with that ends at token `tokens` or before.
+
+    Within the training length, and with positions that are not original, it is `rnn`. Farther, the rule decides if
+    positions are `auto`; original positions that were asked for stay, with a warning before the work.
+    """
+    from msrnn.hf.extension import training_length
+
+    length = training_length(rnn.model)
+    if length is None or tokens <= length or options.positions != ORIGINAL:
+        return rnn
+    if auto:
+        return extended_rnn(rnn, options, length)
+    try:
+        advice = f"; read it from its beginning with {as_words(extended_options(rnn, options, length))}"
+    except UsageError as reason:
+        advice = f" ({reason})"
+    note(
+        f"--positions original: the text may reach token {tokens:,}, past the {length:,} that this model was trained "
+        f"on, and answers may get worse{advice}"
+    )
+    return rnn
+
+
+def engine_maker(rnn: MultiStateRNN, options: ModelOptions, kind: type[Engine]) -> Callable[..., Engine]:
+    """What makes a server's engine: requests that may pass the training length follow the rule.
+
+    Where that cannot be, it is an engine of this kind with original positions alone, and a note says why.
+    """
+    from msrnn.engine.engine import Engine
+    from msrnn.engine.lanes import LongEngine
+    from msrnn.hf.extension import training_length
+
+    plain, length = partial(kind, rnn), training_length(rnn.model)
+    if length is None:
+        note("--positions auto: the config of this model states no training length, so positions are original")
+        return plain
+    try:
+        found = extended_options(rnn, options, length)
+        if kind is not Engine:
+            raise UsageError(
+                f"processes that share a model have one kind of positions; start it with {as_words(found)}"
+            )
+        return partial(LongEngine, rnn, found.rnn(rnn.model), length, on_long=partial(_tell, length, found))
+    except UsageError as reason:
+        learned = rnn.spec.model.last_position is not None
+        then = "requests are refused" if learned else "positions are original, and answers may get worse"
+        note(f"--positions auto: past the {length:,} tokens that this model was trained on, {then} ({reason})")
+        return plain
+
+
+def _tell(length: int, options: ModelOptions) -> None:
+    with suppress(OSError, ValueError):  # a closed standard error must not end the engine's thread
+        note(
+            f"a request may pass the {length:,} tokens that this model was trained on: such requests are answered with "
+            f"{as_words(options)}"
+        )

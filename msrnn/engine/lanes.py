@@ -1,0 +1,139 @@
+"""An engine that reads past the training length: long requests have rows, a policy and positions of their own.
+
+A decode batch has one RNN, whose positions all of its states have. So requests that may pass the training length are
+answered by a second engine with few rows, the long lane. Both lanes share the sessions and one thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from msrnn.core.state import MultiState
+from msrnn.core.state_file import load_description
+from msrnn.engine.engine import KEPT_ON_DISK, KEPT_ON_HOST, KEPT_ROWS, Engine
+from msrnn.engine.requests import Event, Request
+from msrnn.engine.rows import Rows, fitting_rows
+from msrnn.errors import UsageError
+from msrnn.hf.rnn import MultiStateRNN
+
+SHARE = 4  # rows, and bytes of kept states, for each one of the long lane
+
+
+class LongEngine(Engine):
+    """An `Engine` whose requests use `longer`, another RNN of the same model, where they may pass `length` tokens.
+
+    A request may pass them if its session, its prompt and `max_tokens` together do. A session that may pass them is
+    converted to `longer`, and stays there. All other requests are answered as by an `Engine` with `rnn`.
+
+    length   tokens that `rnn` reads, usually the training length
+    rows     answers of `rnn` at once; `longer` has a quarter as many, at least one
+    on_long  called once, when the first request is added that uses `longer`
+    """
+
+    def __init__(
+        self,
+        rnn: MultiStateRNN,
+        longer: MultiStateRNN,
+        length: int,
+        rows: int | None = None,
+        *,
+        on_long: Callable[[], object] = lambda: None,
+        prefix_bytes: int | None = None,
+        prefix_host_bytes: int = KEPT_ON_HOST,
+        prefix_folder: str | os.PathLike[str] | None = None,
+        prefix_disk_bytes: int = KEPT_ON_DISK,
+        **options: Any,
+    ) -> None:
+        if longer.model is not rnn.model:
+            raise UsageError("longer: is of another model; make it from the model of rnn")
+        if longer.spec.fingerprint["positions"] == rnn.spec.fingerprint["positions"]:
+            raise UsageError(f"longer: has the positions of rnn, {rnn.spec.fingerprint['positions']!r}; give it others")
+        self.longer, self.length, self.on_long = longer, length, on_long
+        self.long_requests = 0
+        self._long_is_next = False
+        device, host, disk = (_long_share(n) for n in (prefix_bytes or 0, prefix_host_bytes, prefix_disk_bytes))
+        super().__init__(
+            rnn,
+            rows,
+            prefix_bytes=None if prefix_bytes is None else prefix_bytes - device,
+            prefix_host_bytes=prefix_host_bytes - host,
+            prefix_folder=prefix_folder,
+            prefix_disk_bytes=prefix_disk_bytes - disk,
+            **options,
+        )
+        self.long = Engine(
+            longer,
+            max(1, self.rows.capacity // SHARE),
+            prefix_bytes=KEPT_ROWS // SHARE * longer.spec.nbytes(1) if prefix_bytes is None else device,
+            prefix_host_bytes=host,
+            prefix_folder=None if prefix_folder is None else Path(prefix_folder) / "long",
+            prefix_disk_bytes=disk,
+            **{**options, "sessions": self.sessions},
+        )
+        self.long.prompts.convert = self._converted
+        self.lanes = self.long.lanes = [self, self.long]
+
+    def _make_rows(self, rows: int | None) -> Rows:
+        return Rows(self.rnn, rows or fitting_rows(self.rnn, beside=1 / SHARE))
+
+    def _load_session(self, path: Path) -> MultiState:
+        """A session's file says which RNN it belongs to."""
+        found, long = load_description(path), self.longer.spec.fingerprint
+        is_long = all(found.get(name) == long[name] for name in ("policy", "positions"))
+        return (self.longer if is_long else self.rnn).load_state(path)
+
+    def _converted(self, state: MultiState) -> MultiState:
+        """The state of a session for the long lane."""
+        return state if state.fingerprint == self.longer.spec.fingerprint else self.longer.convert_state(state)
+
+    def request(self, *args: Any, **kwargs: Any) -> Request:
+        request = super().request(*args, **kwargs)
+        if self._is_long(request):
+            n, most = request.params.n, self.long.rows.capacity
+            if n > most:
+                raise UsageError(
+                    f"n={n}: the engine has {most} rows for texts that may pass {self.length:,} tokens; ask for fewer "
+                    "answers"
+                )
+            self.long.prompts.check_length(len(request.prompt) + request.params.max_tokens)
+        return request
+
+    def add(self, request: Request) -> None:
+        if not self._is_long(request):
+            return super().add(request)
+        self.long_requests += 1
+        if self.long_requests == 1:
+            self.on_long()
+        return self.long.add(request)
+
+    def _is_long(self, request: Request) -> bool:
+        info = None if request.session is None else self.sessions.info(request.session)
+        if info is not None and info.positions == self.longer.spec.fingerprint["positions"]:
+            return True
+        before = 0 if info is None else info.tokens
+        return before + len(request.prompt) + request.params.max_tokens > self.length
+
+    @property
+    def counts(self) -> dict[str, int]:
+        long = self.long.counts
+        return {name: count + long[name] for name, count in super().counts.items()}
+
+    def step(self) -> list[Event]:
+        """A step of one lane; lanes that have work take turns. So a step that fails ends the answers of one lane."""
+        long = self.long._has_work and (self._long_is_next or not self._has_work)
+        self._long_is_next = not long
+        return self.long.step() if long else super().step()
+
+    def _drop_cancelled(self) -> list[Event]:
+        return [*super()._drop_cancelled(), *self.long._drop_cancelled()]
+
+    def warm_up(self) -> None:
+        super().warm_up()
+        self.long.warm_up()
+
+
+def _long_share(count: int) -> int:
+    return count // (SHARE + 1)

@@ -1,0 +1,57 @@
+"""Past the training length: the one rule for the policy and the positions of a state that reads farther than that.
+
+The rule is what docs/results/extrapolation.md found best. This module does not load torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msrnn.errors import UsageError
+from msrnn.policy import FULL, Policy, is_full
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from msrnn.hf.state_spec import StateSpec
+
+REACH = 4  # the horizon, in multiples of the size: measured at size 512, with training lengths of 8,192 and 32,768
+COMPRESSED = "compressed"
+
+
+class Extension(NamedTuple):
+    """What a state continues with past the training length."""
+
+    policy: str
+    positions: str = COMPRESSED
+
+
+def training_length(model: PreTrainedModel) -> int | None:
+    """The longest text that the model was trained on, in tokens; None if its config does not state it."""
+    config: Any = model.config.get_text_config(decoder=True)
+    length = getattr(config, "max_position_embeddings", None)
+    return length if isinstance(length, int) and not isinstance(length, bool) and length > 0 else None
+
+
+def largest_size(spec: StateSpec) -> int:
+    """The rows of the largest layer among those that a budget is divided among; 0 with policy full."""
+    return max((spec.sizes[i] or 0 for i in spec.divided), default=0)
+
+
+def extension(policy: str | Policy, size: int, length: int) -> Extension:
+    """The policy with its first token protected and a horizon, and compressed positions.
+
+    The horizon is four times the size, or the training length where that is less: then all positions are among those
+    that the model was trained on. A horizon that the policy has already stays. Raises a UsageError where the rule
+    cannot hold: policy full evicts nothing, and a size as large as the training length leaves no room for a horizon.
+    """
+    if is_full(policy):
+        raise UsageError(f"policy {FULL!r} keeps every token; use a bounded policy, such as echo")
+    if size >= length:
+        raise UsageError(
+            f"size={size} is not below the {length:,} tokens that this model was trained on; use a smaller size"
+        )
+    given = policy if isinstance(policy, Policy) else Policy.parse(policy)
+    horizon = min(REACH * size, length) if given.horizon is None else given.horizon
+    return Extension(replace(given, first=max(1, given.first), horizon=horizon).name)

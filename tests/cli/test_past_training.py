@@ -1,0 +1,147 @@
+"""--positions auto: past the training length, read, generate and serve follow one rule, and say so once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import TEXT, Run, same
+from tiny import FAMILIES, build, llama
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from msrnn import Engine, MultiStateRNN, SamplingParams
+from msrnn.cli.model_options import ModelOptions
+from msrnn.cli.past_training import engine_maker
+from msrnn.core.state_file import load_description
+from msrnn.engine.lanes import LongEngine
+from msrnn.hf.chat_template import encode
+from msrnn.hf.long_read import LongRead
+
+SIZE = ("--size", 16)
+RULE = "--policy tova+1~64 --positions compressed"
+TOLD = f"past the 200 tokens that this model was trained on, its state continues with {RULE}"
+
+
+def made(path: Path) -> tuple[Any, Any]:
+    description = load_description(path)
+    return description["policy"], description["positions"]
+
+
+def test_a_text_that_passes_the_length(run: Run, short: Path, tmp_path: Path) -> None:
+    """From its beginning, as with the options that the remark names; what is saved goes on without a remark."""
+    words = ("read", "-", *SIZE, "--model", short)
+    code, _, err = run(*words, "--save", tmp_path / "auto", stdin=TEXT, small=True)
+    assert (code, err.count("\n"), err.count(TOLD)) == (0, 1, 1)
+    explicit = run(*words, *RULE.split(), "--save", tmp_path / "explicit", stdin=TEXT, small=True)
+    assert (explicit.code, explicit.err) == (0, "")
+    assert same(tmp_path / "auto", tmp_path / "explicit")
+    assert made(tmp_path / "auto") == ("tova+1~64", "compressed:lnln")
+    question = ("generate", "a", "--state", tmp_path / "auto", "--model", short, "--max-new-tokens", 4)
+    for more in ((), SIZE, ("--policy", "tova")):
+        asked = run(*question, *more, small=True)
+        assert (asked.code, "past the" in asked.err) == (0, False)
+    fits = run(*words, "--tokens", 200, "--save", tmp_path / "fits", stdin=TEXT, small=True)
+    assert (fits.code, fits.err, made(tmp_path / "fits")) == (0, "", ("tova", "original"))
+
+
+def test_a_saved_state_is_converted(run: Run, short: Path, tmp_path: Path) -> None:
+    """By read and by generate, where the text that they add passes the length."""
+    begun = tmp_path / "begun"
+    assert run("read", "-", "--save", begun, *SIZE, "--model", short, stdin=TEXT[:150], small=True).code == 0
+    read = run("read", "-", "--load", begun, "--save", tmp_path / "on", "--model", short, stdin="b" * 60, small=True)
+    assert (read.code, read.err.count(TOLD)) == (0, 1)
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(short), AutoTokenizer.from_pretrained(short)
+    rnn = MultiStateRNN(model, "tova", 16)
+    longer = MultiStateRNN(model, "tova+1~64", 16, positions="compressed")
+    state = longer.convert_state(rnn.load_state(begun))
+    ids = tokenizer("b" * 60, add_special_tokens=False, return_tensors="pt").input_ids
+    longer.read(ids, state)
+    state.save(tmp_path / "by hand")
+    assert same(tmp_path / "on", tmp_path / "by hand")
+
+    words = ("generate", "b" * 20, "--state", begun, "--model", short, "--save")
+    fits = run(*words, tmp_path / "fits", "--max-new-tokens", 4, small=True)
+    assert (fits.code, "past the" in fits.err, made(tmp_path / "fits")) == (0, False, ("tova", "original"))
+    long = run(*words, tmp_path / "long", "--max-new-tokens", 60, small=True)
+    assert (long.code, long.err.count(TOLD)) == (0, 1)
+    assert made(tmp_path / "long") == ("tova+1~64", "compressed:lnln")
+    state = longer.convert_state(rnn.load_state(begun))
+    ids = tokenizer("b" * 20, add_special_tokens=False, return_tensors="pt").input_ids
+    out = longer.generate(ids, state=state, max_new_tokens=60, do_sample=False)[0, 20:]
+    assert long.out.strip() == tokenizer.decode(out, skip_special_tokens=True).strip()
+
+
+def test_an_interrupted_read_goes_on_in_the_same_way(run: Run, short: Path, tmp_path: Path) -> None:
+    """The checkpoint has the positions that the whole text needs."""
+    longer = MultiStateRNN(AutoModelForCausalLM.from_pretrained(short), "tova+1~64", 16, positions="compressed")
+    ids = encode(AutoTokenizer.from_pretrained(short), TEXT, add_special_tokens=True)
+    state = longer.state()
+    longer.read(ids[:, :100], state)
+    state.save(tmp_path / "state.partial", LongRead(ids, tmp_path / "none").notes(100))
+    words = ("read", "-", *SIZE, "--model", short, "--save")
+    code, _, err = run(*words, tmp_path / "state", stdin=TEXT, small=True)
+    assert (code, err.count("continuing after 100 of")) == (0, 1)
+    assert run(*words, tmp_path / "whole", stdin=TEXT, small=True).code == 0
+    assert same(tmp_path / "state", tmp_path / "whole")
+
+
+def test_original_positions_that_were_asked_for(run: Run, short: Path, tmp_path: Path) -> None:
+    """They stay, and the warning's advice is the rule."""
+    words = ("read", "-", *SIZE, "--model", short, "--positions", "original")
+    code, _, err = run(*words, "--save", tmp_path / "one", stdin=TEXT, small=True)
+    warned = "--positions original: the text may reach token 274, past the 200 that this model was trained on"
+    assert (code, err.count("\n"), err.count(warned)) == (0, 1, 1)
+    assert f"read it from its beginning with {RULE}" in err
+    assert made(tmp_path / "one") == ("tova", "original")
+    full = run(*words, "--policy", "full", "--save", tmp_path / "full", stdin=TEXT, small=True)
+    assert "answers may get worse (policy 'full' keeps every token; use a bounded policy" in full.err
+
+
+def test_a_text_that_cannot_follow_the_rule(run: Run, short: Path, tmp_path: Path) -> None:
+    words = ("read", "-", "--model", short, "--size", 200, "--save", tmp_path / "state")
+    code, _, err = run(*words, stdin=TEXT, small=True)
+    assert (code, err.count("\n")) == (0, 1)
+    assert "past the 200 tokens that this model was trained on, answers may get worse (size=200 is not below" in err
+    assert made(tmp_path / "state") == ("tova", "original")
+
+
+def test_the_engine_of_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ModelOptions(policy="tova", size=9)
+    rnn = options.rnn(build(llama(max_position_embeddings=64, eos_token_id=None)))
+    engine = engine_maker(rnn, options, Engine)(rows=2)
+    assert isinstance(engine, LongEngine)
+    assert (engine.length, engine.longer.spec.fingerprint["policy"]) == (64, "tova+1~36")
+    assert capsys.readouterr().err == ""
+    for _ in range(2):
+        engine.generate([[*range(3, 80)]], SamplingParams(max_tokens=2), progress=False)
+    told = "such requests are answered with --policy tova+1~36 --positions compressed"
+    assert capsys.readouterr().err.count(told) == 1
+
+
+class OtherEngine(Engine):
+    """As one that processes share."""
+
+
+@pytest.mark.parametrize(
+    ("family", "length", "size", "kind", "message"),
+    [
+        ("llama", 0, 9, Engine, "states no training length, so positions are original"),
+        ("llama", 64, 70, Engine, "positions are original, and answers may get worse (size=70 is not below the 64"),
+        ("llama", 64, 9, OtherEngine, "one kind of positions; start it with --policy tova+1~36 --positions compressed"),
+        ("gpt2", 512, 9, Engine, "past the 512 tokens that this model was trained on, requests are refused ("),
+    ],
+)
+def test_servers_that_cannot_follow_the_rule(
+    family: str, length: int, size: int, kind: type[Engine], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They say at their start what happens past the training length."""
+    model = build(FAMILIES[family]())
+    if family == "llama":
+        model.config.max_position_embeddings = length
+    options = ModelOptions(policy="tova", size=size)
+    engine = engine_maker(options.rnn(model), options, kind)(rows=1)
+    assert type(engine) is kind
+    err = capsys.readouterr().err
+    assert (err.count("\n"), err.count(message)) == (1, 1), err
