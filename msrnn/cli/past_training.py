@@ -31,20 +31,24 @@ def as_words(options: ModelOptions) -> str:
     return f"--policy {options.policy} --positions {options.positions}"
 
 
-def extended_rnn(rnn: MultiStateRNN, options: ModelOptions, length: int) -> MultiStateRNN:
+def extended_rnn(
+    rnn: MultiStateRNN, options: ModelOptions, length: int, tell: Callable[[str], object] = note
+) -> MultiStateRNN:
     """The model to continue with past its training length, with a remark; `rnn` itself where the rule cannot hold."""
     past = f"past the {length:,} tokens that this model was trained on"
     try:
         found = extended_options(rnn, options, length)
         other = found.rnn(rnn.model)
     except UsageError as reason:
-        note(f"{past}, answers may get worse ({reason})")
+        tell(f"{past}, answers may get worse ({reason})")
         return rnn
-    note(f"{past}, its state continues with {as_words(found)}")
+    tell(f"{past}, its state continues with {as_words(found)}")
     return other
 
 
-def rnn_for(rnn: MultiStateRNN, options: ModelOptions, auto: bool, tokens: int) -> MultiStateRNN:
+def rnn_for(
+    rnn: MultiStateRNN, options: ModelOptions, auto: bool, tokens: int, tell: Callable[[str], object] = note
+) -> MultiStateRNN:
     """The model to read a text with that ends at token `tokens` or before.
 
     Within the training length, and with positions that are not original, it is `rnn`. Farther, the rule decides if
@@ -56,12 +60,12 @@ def rnn_for(rnn: MultiStateRNN, options: ModelOptions, auto: bool, tokens: int) 
     if length is None or tokens <= length or options.positions != ORIGINAL:
         return rnn
     if auto:
-        return extended_rnn(rnn, options, length)
+        return extended_rnn(rnn, options, length, tell)
     try:
         advice = f"; read it from its beginning with {as_words(extended_options(rnn, options, length))}"
     except UsageError as reason:
         advice = f" ({reason})"
-    note(
+    tell(
         f"--positions original: the text may reach token {tokens:,}, past the {length:,} that this model was trained "
         f"on, and answers may get worse{advice}"
     )

@@ -60,11 +60,14 @@ def read(
 
     whole = encode(tokenizer, text, add_special_tokens=load is None)
     reading = LongRead(whole[:, :tokens], checkpoint, load)
-    begun = load_or_empty(rnn, load)
-    extended = rnn_for(rnn, options, given.auto, int(begun.seen[0]) + reading.total)
-    if extended is not rnn:
-        rnn, begun = extended, extended.convert_state(begun) if load else extended.state()
-    state = _resumed(reading, rnn, force) or begun
+    begun, remarks = load_or_empty(rnn, load), list[str]()
+    extended = rnn_for(rnn, options, given.auto, int(begun.seen[0]) + reading.total, remarks.append)
+    state = _resumed(reading, rnn, extended, force)
+    if state is None:
+        state = begun if extended is rnn else extended.convert_state(begun) if load else extended.state()
+    rnn = extended
+    for remark in remarks:  # now that nothing is refused any more
+        note(remark)
     speed = _run(reading, rnn, state)
     save_state(state, save)
     checkpoint.unlink(missing_ok=True)
@@ -73,10 +76,17 @@ def read(
     print(f"{save}: {summary(state)} ({speed:,.0f} tokens/s){rest}")
 
 
-def _resumed(reading: LongRead, rnn: MultiStateRNN, force: bool) -> MultiState | None:
-    """The state of an interrupted read; None: start from the beginning."""
+def _resumed(reading: LongRead, rnn: MultiStateRNN, extended: MultiStateRNN, force: bool) -> MultiState | None:
+    """The state of an interrupted read, for the `extended` model; None: start from the beginning.
+
+    A checkpoint of a part of the text that did not pass the training length is converted.
+    """
     try:
-        state = reading.resume(rnn)
+        if extended is not rnn and reading.checkpoint.exists() and _has_positions_of(rnn, reading.checkpoint):
+            found = reading.resume(rnn)
+            state = found and extended.convert_state(found)
+        else:
+            state = reading.resume(extended)
     except UsageError as reason:
         if force:
             note(f"{reading.checkpoint}: {reason}; reading starts from the beginning")
@@ -88,6 +98,12 @@ def _resumed(reading: LongRead, rnn: MultiStateRNN, force: bool) -> MultiState |
     if state is not None:
         note(f"continuing after {reading.done:,} of {reading.total:,} tokens")
     return state
+
+
+def _has_positions_of(rnn: MultiStateRNN, path: Path) -> bool:
+    from msrnn.core.state_file import load_description
+
+    return load_description(path).get("positions") == rnn.spec.fingerprint["positions"]
 
 
 def _run(reading: LongRead, rnn: MultiStateRNN, state: MultiState) -> float:

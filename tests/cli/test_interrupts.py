@@ -140,7 +140,7 @@ OTHER = {
 @pytest.mark.parametrize("name", OTHER)
 def test_a_checkpoint_of_something_else(name: str, run: Run, book: Path, tmp_path: Path, stop: Stop) -> None:
     how, text, reason = OTHER[name]
-    words = ("read", book, "--save", tmp_path / "state", *SIZE)
+    words = ("read", book, "--save", tmp_path / "state", *SIZE, "--positions", "original")
     stopped_at(words, run, stop)
     book.write_text(text)
     before = (tmp_path / "state.partial").read_bytes()

@@ -232,6 +232,20 @@ def test_cancelled_requests_of_both_lanes_end(pair: Pair) -> None:
     assert [request.answers[0].finish_reason for request in requests] == ["cancelled", "cancelled"]
 
 
+def test_a_long_answer_can_be_stopped(pair: Pair) -> None:
+    """By its session, whichever lane it is in; its turn is kept."""
+    engine = make(pair)
+    request = engine.request([5, 6], params(max_tokens=90), "talk")
+    engine.add(request)
+    while len(request.answers[0].tokens) < 3:
+        engine.step()
+    assert engine.stop_session("talk")
+    while not engine.idle:
+        engine.step()
+    assert len(tokens(request)) < 10
+    assert (engine.sessions.turns("talk"), engine.sessions.infos()[0].positions) == (1, "compressed:lnln")
+
+
 def test_bad_pairs(pair: Pair) -> None:
     other = msrnn.MultiStateRNN(build(llama(), "cpu"), "tova+1~36", 9, positions="compressed")
     with pytest.raises(UsageError, match="longer: is of another model"):
