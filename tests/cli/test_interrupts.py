@@ -140,7 +140,8 @@ OTHER = {
 @pytest.mark.parametrize("name", OTHER)
 def test_a_checkpoint_of_something_else(name: str, run: Run, book: Path, tmp_path: Path, stop: Stop) -> None:
     how, text, reason = OTHER[name]
-    words = ("read", book, "--save", tmp_path / "state", *SIZE, "--positions", "original")
+    options = (*SIZE, "--positions", "original")
+    words = ("read", book, "--save", tmp_path / "state", *options)
     stopped_at(words, run, stop)
     book.write_text(text)
     before = (tmp_path / "state.partial").read_bytes()
@@ -152,7 +153,7 @@ def test_a_checkpoint_of_something_else(name: str, run: Run, book: Path, tmp_pat
     assert (tmp_path / "state.partial").read_bytes() == before
     code, out, err = run(*words, *how, "--force")
     assert (code, "starts from the beginning" in err) == (0, True)
-    assert run("read", book, "--save", tmp_path / "fresh", *SIZE, *how).code == 0
+    assert run("read", book, "--save", tmp_path / "fresh", *options, *how).code == 0
     assert same(tmp_path / "state", tmp_path / "fresh")
     assert not (tmp_path / "state.partial").exists()
 
