@@ -103,7 +103,7 @@ def _resumed(reading: LongRead, rnn: MultiStateRNN, extended: MultiStateRNN, for
 def _has_positions_of(rnn: MultiStateRNN, path: Path) -> bool:
     from msrnn.core.state_file import load_description
 
-    return load_description(path).get("positions") == rnn.spec.fingerprint["positions"]
+    return bool(load_description(path).get("positions") == rnn.spec.fingerprint["positions"])
 
 
 def _run(reading: LongRead, rnn: MultiStateRNN, state: MultiState) -> float:
