@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from msrnn.engine import engine
+from msrnn.engine import scheduler
 from msrnn.engine.batch import Batch
 
 
@@ -16,4 +16,4 @@ def use_order(monkeypatch: pytest.MonkeyPatch, overlaps: bool) -> None:
             super().__init__(*args)  # type: ignore[arg-type]
             self.overlaps = overlaps
 
-    monkeypatch.setattr(engine, "Batch", Chosen)
+    monkeypatch.setattr(scheduler, "Batch", Chosen)

@@ -88,6 +88,7 @@ INSIDE = {
         "prompts",
         "loop",
         "offline",
+        "scheduler",
         "engine",
         "lanes",
     ],

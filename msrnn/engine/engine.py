@@ -1,41 +1,36 @@
-"""The engine: one loop that owns the device. Prompts are read in blocks between decode steps, then join the batch."""
+"""The engine: requests in, answers out, for lists of prompts and for streams."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import Future
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from msrnn.core.state import MultiState
-from msrnn.engine.batch import Batch
 from msrnn.engine.loop import Loop
 from msrnn.engine.offline import OnTokens, finished
 from msrnn.engine.prefix_files import PrefixFiles
 from msrnn.engine.prefix_states import PrefixStates
-from msrnn.engine.prompts import Prompts, Reading
-from msrnn.engine.requests import Event, Request, SamplingParams, explain
+from msrnn.engine.prompts import Prompts
+from msrnn.engine.requests import Event, Request, SamplingParams
 from msrnn.engine.rows import Rows, fitting_rows
-from msrnn.engine.running import Running
+from msrnn.engine.scheduler import Scheduler
 from msrnn.engine.session_files import SessionId
 from msrnn.engine.sessions import Sessions
-from msrnn.engine.writer import Writer, written
-from msrnn.errors import SessionError, UsageError
-from msrnn.hf.generation import stop_tokens_of
+from msrnn.engine.writer import Writer
+from msrnn.errors import UsageError
 from msrnn.hf.rnn import MultiStateRNN
 
-ALONE = {"cpu": 2048, "cuda": 16_384}  # tokens of a prompt that are read at once while no answer is generated
 OFFLINE = 16_384  # tokens of a list of prompts that are read at once
 KEPT_ROWS, KEPT_ON_HOST, KEPT_ON_DISK = 8, 2**30, 2**34  # for kept states by default: rows' worth on the device; bytes
 KEPT_OFFLINE = 4  # rows' worth for a list of prompts: a shared document, and what some of its prompts share more
 
 
-class Engine:
+class Engine(Scheduler):
     """Answers many requests at once, over `rows` rows of bounded states.
 
     rows               answers that are generated at once; by default as many as fit, 8 on a CPU
@@ -78,27 +73,21 @@ class Engine:
         for name, value in (("rows", rows), ("prompt_tokens", prompt_tokens)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise UsageError(f"{name}={value!r}: must be a whole number, 1 or more")
-        self.rnn, self.tokenizer = rnn, tokenizer
+        self.rnn = rnn
         self.writer = sessions.writer if isinstance(sessions, Sessions) else Writer()
-        self.prompt_tokens = prompt_tokens or (2048 if rnn.device.type == "cuda" else 512)
-        self.rows = self._make_rows(rows)
-        kept = KEPT_ROWS * self.rows.nbytes // self.rows.capacity if prefix_bytes is None else prefix_bytes
+        made = self._make_rows(rows)
+        kept = KEPT_ROWS * made.nbytes // made.capacity if prefix_bytes is None else prefix_bytes
         files: PrefixFiles | None = None
         if prefix_folder is not None:
             files = PrefixFiles(rnn.load_state, Path(prefix_folder), prefix_disk_bytes, self.writer)
-        self.prefixes = PrefixStates(rnn.device, kept, prefix_host_bytes, files, keep_ends)
+        prefixes = PrefixStates(rnn.device, kept, prefix_host_bytes, files, keep_ends)
         if not isinstance(sessions, Sessions):
             folder = None if sessions is None else Path(sessions)
             limits: Any = {"most": session_bytes, "days": session_days}
             sessions = Sessions(self._load_session, folder, **limits, writer=self.writer, owns=owns_session)
-        self.sessions = sessions
-        self.prompts = Prompts(rnn, self.prefixes, self.sessions)
-        self._own_stops = frozenset(stop_tokens_of(rnn.model, tokenizer))
-        self._under_way: dict[Request, None] = {}  # taken from those that wait, and not finished
-        self._alone = max(self.prompt_tokens, ALONE.get(rnn.device.type, ALONE["cpu"]))
-        self._batch = Batch(self.rows, self._keep)
+        super().__init__(made, Prompts(rnn, prefixes, sessions), tokenizer, prompt_tokens)
+        self.prefixes, self.sessions = prefixes, sessions
         self._loop: Loop | None = None
-        self.lanes: list[Engine] = [self]  # engines that share one thread and the sessions, and take turns
 
     def _load_session(self, path: Path) -> MultiState:
         return self.rnn.load_state(path)
@@ -164,36 +153,10 @@ class Engine:
             raise UsageError(f"retention={retention!r}: must be a whole number of tokens, 0 or more")
         return Request(ids, params, session=session_id, turns=turns, retention=retention, owner=owner)
 
-    def add(self, request: Request) -> None:
-        self.prompts.waiting.append(request)
-
-    @property
-    def idle(self) -> bool:
-        return not any(lane._has_work for lane in self.lanes)
-
-    @property
-    def _computes(self) -> bool:
-        return bool(self.prompts.readings or self._batch.running)
-
-    @property
-    def _has_work(self) -> bool:
-        return bool(self.prompts.waiting or self._computes or self._batch.saving)
-
-    @property
-    def capacity(self) -> int:
-        """Answers that can be generated at once."""
-        return sum(lane.rows.capacity for lane in self.lanes)
-
     @property
     def healthy(self) -> bool:
         """Whether streams can be answered: False after several steps in a row have failed."""
         return self._loop is None or self._loop.healthy
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many requests wait, how many are being read, and how many rows are in use."""
-        waiting, reading = len(self.prompts.waiting), len(self.prompts.readings)
-        return {"waiting": waiting, "reading": reading, "rows": len(self._batch.running)}
 
     def _encoded(self, text: str, begins: bool) -> list[int]:
         """Special tokens belong at the beginning of a text, not where a session goes on."""
@@ -201,141 +164,6 @@ class Engine:
             raise UsageError("a prompt of text needs a tokenizer: give the engine one, or give token ids")
         ids: list[int] = self.tokenizer(text, add_special_tokens=begins)["input_ids"]
         return ids
-
-    @torch.no_grad()
-    def step(self) -> list[Event]:
-        """Read some of the waiting prompts, and let every running answer have one more token."""
-        try:
-            events = self._drop_cancelled()
-            self._batch.step()
-            events += self._read_prompts()
-            events += self._batch.results()
-            events += self._batch.saved(busy=any(lane._computes for lane in self.lanes))
-        except BaseException:
-            self._fail()
-            raise
-        self._forget_finished(events)
-        return events
-
-    def _forget_finished(self, events: list[Event]) -> None:
-        for event in events:
-            if event.request.finished:
-                self._forget(event.request)
-
-    def _forget(self, request: Request) -> None:
-        """A request that is no longer under way does not use its session."""
-        if request in self._under_way:
-            del self._under_way[request]
-            if request.session is not None:
-                self.sessions.end(request.session)
-
-    def _fail(self) -> None:
-        """End everything that is under way: a step that was interrupted leaves states that cannot be used."""
-        saving = self._batch.saving.requests  # these have given their rows back
-        for request in self._under_way.keys() - saving:
-            request.fail("the engine was interrupted; ask again")
-            self._forget(request)
-        self._batch.clear()
-        self.prompts.readings.clear()
-
-    def _drop_cancelled(self) -> list[Event]:
-        events = self._batch.drop_cancelled()
-        for request in self.prompts.drop_cancelled():
-            for number, answer in enumerate(request.answers):
-                answer.finish_reason = "cancelled"
-                events.append(Event(request, number, None, "", None, "cancelled"))
-        self._forget_finished(events)
-        return events
-
-    def _read_prompts(self) -> list[Event]:
-        """Read prompts, as many tokens as a step may: few while answers are generated, so that these go on."""
-        events: list[Event] = []
-        left, others = self.prompt_tokens, any(lane._has_work for lane in self.lanes if lane is not self)
-        while left > 0:
-            events += self._begin_prompts()
-            reading = self.prompts.next_reading()
-            if reading is None:
-                break
-            if not reading.finished:
-                alone = not (self._batch.running or others)
-                if not alone and reading.left > left < self.prompt_tokens:
-                    break  # it goes on with the next step: pieces of few widths fit few graphs
-                left -= self.prompts.read(reading, max(left, self._alone) if alone else left)
-            if reading.finished:
-                self.prompts.readings.remove(reading)
-                events += self._join(reading)
-        return events
-
-    def _begin_prompts(self) -> list[Event]:
-        """Begin to read waiting prompts, if there are rows for their answers."""
-        events: list[Event] = []
-        while (request := self.prompts.take(self._free_rows)) is not None:
-            request.begun = monotonic()
-            try:
-                if request.session is not None:
-                    self._use_session(request.session)
-                self._under_way[request] = None
-                self.prompts.begin(request)
-            except (UsageError, OSError) as error:  # its session cannot go on, which is not the others' fault
-                events += request.fail(*explain(error))
-                self._forget(request)
-        return events
-
-    @property
-    def _free_rows(self) -> int:
-        reserved = sum(reading.request.params.n for reading in self.prompts.readings)
-        return self.rows.capacity - len(self._batch.running) - reserved
-
-    def _use_session(self, session: SessionId) -> None:
-        if self.uses_session(session):
-            raise SessionError(f"{session!r}: is answering another request; wait for its end")
-        self.sessions.begin(session, self.rows.nbytes // self.rows.capacity)
-
-    def uses_session(self, session: str | SessionId) -> bool:
-        """Whether a request of this conversation is under way."""
-        under_way = (request for lane in self.lanes for request in [*lane._under_way])
-        return any(request.session == SessionId.of(session) for request in under_way)
-
-    def stop_session(self, session: str | SessionId) -> bool:
-        """End the answer of a conversation as it is, so that the turn is kept; returns whether there is one."""
-        session = SessionId.of(session)
-        requests = (request for lane in self.lanes for request in [*lane._under_way, *lane.prompts.waiting])
-        found = [request for request in requests if request.session == session]
-        for request in found[:1]:
-            request.stop()
-        return bool(found)
-
-    def _join(self, reading: Reading) -> list[Event]:
-        """Give the answers of a prompt their rows; returns their ends, if none is generated."""
-        request, logits = reading.request, reading.logits
-        assert logits is not None
-        if ends := request.ends_unanswered():
-            return ends
-        own = frozenset() if request.params.ignore_eos else self._own_stops
-        seen = 0 if request.session is None else request.kept_tokens
-        answers = range(request.params.n)
-        try:
-            joined = [Running(request, i, reading.tokens, seen, self.tokenizer, own, logits) for i in answers]
-        except Exception as error:  # its parameters', which is not the others' fault
-            return request.fail(*explain(error))
-        self._batch.join(joined, reading.state, logits)
-        return []
-
-    def _keep(self, running: Running, row: int) -> Future[None] | None:
-        """Keep the state of a row whose answer has ended, for its session or for requests that begin alike.
-
-        Returns when the session is saved, or why it is not.
-        """
-        request, read = running.request, running.read
-        if request.session is not None:
-            try:
-                state = self.rows.take(row, running.seen + len(read))
-                return self.sessions.put(request.session, state, running.unread, running.last, request.turns)
-            except (UsageError, OSError) as error:
-                return written(error)
-        if running.reads and self.prefixes.keeps_ends:
-            self.prefixes.put(read, self.rows.take(row, len(read)), owner=request.owner)
-        return None
 
     def generate(
         self,

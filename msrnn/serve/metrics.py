@@ -54,7 +54,7 @@ class _Counts(Collector):
         self._engine, self._sessions = engine, engine.sessions
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        kept = [lane.prefixes for lane in self._engine.lanes]
+        kept = [lane.prompts.prefixes for lane in self._engine.lanes]
         files = [states.files for states in kept if states.files is not None]
         counts = {
             "hits": ("Prompts that began with a kept state", sum(states.hits for states in kept)),

@@ -17,8 +17,8 @@ import pytest
 from command import Run
 
 from msrnn.cli.model_options import ModelOptions
-from msrnn.cli.serve import Setup
 from msrnn.cli.serve_options import is_local
+from msrnn.cli.serving import Setup
 from msrnn.engine.engine import Engine
 from msrnn.serve.limits import Limits
 

@@ -26,7 +26,7 @@ def rnn() -> msrnn.MultiStateRNN:
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "LONG", 20)
-    monkeypatch.setattr("msrnn.engine.engine.ALONE", {"cpu": 8})
+    monkeypatch.setattr("msrnn.engine.scheduler.ALONE", {"cpu": 8})
 
 
 def engine_of(rnn: msrnn.MultiStateRNN, rows: int = 8) -> msrnn.Engine:
