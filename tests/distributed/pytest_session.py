@@ -13,6 +13,7 @@ from contextlib import suppress
 
 
 def main(words: list[str]) -> int:
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     tests = subprocess.Popen([sys.executable, "-m", "pytest", *words], start_new_session=True)
     try:
         return tests.wait()
@@ -21,7 +22,6 @@ def main(words: list[str]) -> int:
         for number in left.stdout.split():
             with suppress(ProcessLookupError):
                 os.kill(int(number), signal.SIGKILL)
-        tests.wait()
 
 
 if __name__ == "__main__":
