@@ -212,7 +212,7 @@ def test_replicas(cluster: str, model: Path, tmp_path: Path) -> None:
     options = ("--model", model, "--size", 16, "--rows", 8, "--device", "cpu", "--sessions", tmp_path / "sessions")
     with serving(*options, "--replicas", 2, "--ray", cluster) as (server, address):
         answers = asyncio.run(talk(address, turns=2))
-        listed = httpx.get(f"{address}/v1/sessions", timeout=60).json()["data"]
+        listed = httpx.get(f"{address}/v1/sessions?limit={SESSIONS}", timeout=60).json()["data"]
         assert Counter(found["turns"] for found in listed) == {2: SESSIONS}
         assert httpx.get(f"{address}/health").json()["replicas_up"] == 2
         server.send_signal(signal.SIGTERM)
