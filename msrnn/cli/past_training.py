@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from msrnn.cli.options import ORIGINAL
 from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
+from msrnn.policy import FULL
 
 if TYPE_CHECKING:
     from msrnn.cli.model_options import ModelOptions
@@ -82,6 +83,8 @@ def engine_maker(rnn: MultiStateRNN, options: ModelOptions, kind: type[Engine]) 
     from msrnn.hf.extension import training_length
 
     plain, length = partial(kind, rnn), training_length(rnn.model)
+    if options.policy == FULL:
+        return plain  # which refuses it
     if length is None:
         note("--positions auto: the config of this model states no training length, so positions are original")
         return plain

@@ -124,7 +124,7 @@ def test_a_server(short: Path, tmp_path_factory: pytest.TempPathFactory) -> None
         rest = server.stderr.read()
         assert "hello" not in said + rest
         assert re.search(r"POST /v1/completions 200, \d+ prompt \+ \d completion tokens, \d+ ms\n", rest)
-        assert rest.count("\n") == 8, rest
+        assert rest.count("\n") == 9, rest
         assert rest.count("are answered with --policy tova+1~64 --positions compressed") == 1
     assert (tmp_path / "talk.safetensors").exists()
 
