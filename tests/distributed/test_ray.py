@@ -144,7 +144,7 @@ def test_other_evaluations(cluster: str, model: Path, texts: Path, tmp_path: Pat
 
 def test_bad_clusters(cluster: str, model: Path, capsys: Any) -> None:
     for words, message in (
-        (["eval", "perplexity", "--cpus", "2"], "--cpus 2: is for workers of a Ray cluster; add --ray"),
+        (["eval", "story", "--cpus", "2"], "--cpus 2: is for workers of a Ray cluster; add --ray"),
         (["eval", "story", "--ray", "--cpus", "64"], "--cpus 64: no machine of this Ray cluster has more than 2"),
         (["eval", "story", "--ray", "--device", "cuda"], "--device cuda: this Ray cluster has no GPU"),
         (["serve", "--replicas", "2"], "--replicas 2: they are processes of a Ray cluster; add --ray"),
