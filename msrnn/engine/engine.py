@@ -132,7 +132,9 @@ class Engine(Scheduler):
         session_id = None if session is None else SessionId.of(SessionId(session, owner))
         params = params or SamplingParams()
         vocabulary = self.prompts.vocabulary
-        turns = self.sessions.turns(session_id) if session_id is not None and turns is None else turns or 0
+        info = None if session_id is None else self.sessions.info(session_id)
+        if turns is None:
+            turns = info.turns if info else 0
         ids = self._encoded(prompt, begins=turns == 0) if isinstance(prompt, str) else [*prompt]
         if not ids:
             raise UsageError("the prompt is empty: give one token or more")
@@ -151,7 +153,8 @@ class Engine(Scheduler):
             params.check_session()
         if not isinstance(retention, int) or isinstance(retention, bool) or retention < 0:
             raise UsageError(f"retention={retention!r}: must be a whole number of tokens, 0 or more")
-        return Request(ids, params, session=session_id, turns=turns, retention=retention, owner=owner)
+        about: Any = {"turns": turns, "created": info.created if info else None, "retention": retention}
+        return Request(ids, params, session=session_id, owner=owner, **about)
 
     @property
     def healthy(self) -> bool:
@@ -216,6 +219,9 @@ class Engine(Scheduler):
                 unfinished -= event.finish_reason is not None
         finally:
             request.cancel()
+
+    def _arrived(self) -> list[Request]:
+        return [] if self._loop is None else self._loop.arrived
 
     def close(self) -> None:
         """Stop the thread that `stream` has started; what is under way is cancelled, and files are written."""

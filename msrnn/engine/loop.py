@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass
 from typing import Protocol
 
-from msrnn.engine.requests import Event, Request
+from msrnn.engine.requests import Event, Request, explain
 from msrnn.errors import UsageError
 
 FAILED_STEPS = 3
@@ -59,7 +59,7 @@ class Loop:
     @property
     def healthy(self) -> bool:
         """False after several steps have failed since the last answer: the device then has to be started again."""
-        return self._failed < FAILED_STEPS
+        return self._failed < FAILED_STEPS and (self._closed or self._thread.is_alive())
 
     def close(self) -> None:
         """Cancel what is under way, and wait for the thread to end."""
@@ -78,19 +78,34 @@ class Loop:
                     self._failed = 0
             except Exception as error:  # what was under way has failed; the engine goes on with what waits
                 self._failed += 1
-                self._hand_over([(request, error) for request in self._consumers if request.finished])
+                with self._changed:
+                    ended = [request for request in self._consumers if request.finished]
+                self._hand_over([(request, error) for request in ended])
                 continue
             self._hand_over([(event.request, event) for event in events])
 
     def _take_arrived(self) -> bool:
         """Wait for work, and give the engine what has arrived; False when there is none and the loop is closed."""
         with self._changed:
-            while not self._arrived and self._engine.idle and not self._closed:
+            while True:
+                for request in self._arrived:
+                    self._add(request)
+                self._arrived.clear()
+                if self._closed or not self._engine.idle:
+                    return not self._engine.idle
                 self._changed.wait()
-            for request in self._arrived:
-                self._engine.add(request)
-            self._arrived.clear()
-            return not self._engine.idle
+
+    def _add(self, request: Request) -> None:
+        try:
+            self._engine.add(request)
+        except Exception as error:  # of this request alone
+            request.fail(*explain(error))
+            self._hand_over([(request, error)])
+
+    @property
+    def arrived(self) -> list[Request]:
+        """Requests that the engine does not have yet."""
+        return [*self._arrived]
 
     def _hand_over(self, events: list[tuple[Request, Event | Exception]]) -> None:
         """Wake each asyncio loop once for all events of a step: with many streams, each call would delay the device."""

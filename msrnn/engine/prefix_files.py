@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import threading
 from array import array
@@ -94,12 +95,13 @@ class PrefixFiles:
                 or int(state.seen[0]) != key.length
             ):
                 raise UsageError(f"{path}: not what its name says")
-            path.touch()
+            os.utime(path)
         except (UsageError, OSError, KeyError, TypeError):
             self._remove(key)
             return None
         with self._lock:
-            self._sizes.move_to_end(key)
+            if key in self._sizes:  # or else it was deleted meanwhile, for others that were written
+                self._sizes.move_to_end(key)
         return state
 
     def _write(self, key: Key, tokens: Sequence[int], state: MultiState, copied: torch.cuda.Event | None) -> None:

@@ -83,17 +83,19 @@ class Prompts:
 
     def take(self, free: int) -> Request | None:
         """The next request whose prompt may be read, if its answers have so many `free` rows; it no longer waits."""
-        for request in islice(self.waiting, COMPARED if self.readings else 1):
+        for request in islice(self.waiting, COMPARED):
+            if request.session and self.sessions.behind:
+                continue  # it waits for the disk, and nobody else need wait for that
             if self._may_begin(request, free):
                 self.waiting.remove(request)
                 return request
+            if not self.readings:
+                break  # in the order of their arrival
         return None
 
     def _may_begin(self, request: Request, free: int) -> bool:
-        if request.params.n > free or (request.session and self.sessions.behind):
-            return False
-        if not self.readings:
-            return True
+        if request.params.n > free or not self.readings:
+            return request.params.n <= free
         shortest = min(reading.left for reading in self.readings)
         if len(self.readings) == MOST_READINGS or shortest < max(LONG, 2 * len(request.prompt)):
             return False
@@ -105,8 +107,7 @@ class Prompts:
         """The prompt that is read next: the one with fewest tokens left, and at times the one that began first."""
         if not self.readings:
             return None
-        self._turn += 1
-        if self._turn % FAIR == 0:
+        if self._turn % FAIR == FAIR - 1:
             return self.readings[0]
         return min(self.readings, key=lambda reading: reading.left)
 
@@ -134,7 +135,7 @@ class Prompts:
     def _go_on(self, request: Request, session_id: SessionId) -> Reading:
         """From the state after the session's last turn, or from an empty one."""
         session = self.sessions.get(session_id)
-        if request.turns != (session.turns if session else 0):
+        if (request.turns, request.created) != ((session.turns, session.created) if session else (0, None)):
             raise SessionError(f"{session_id!r}: has changed since this prompt was made for it; make the prompt again")
         if session is None:
             return Reading(request, request.prompt, self.rnn.state(), 0, [len(request.prompt)])
@@ -164,6 +165,7 @@ class Prompts:
 
     def read(self, reading: Reading, most: int) -> int:
         """Read up to `most` tokens, and not past the next stop; returns how many."""
+        self._turn += 1  # here, since a prompt that is due may have to wait for the next step
         stop = next(stop for stop in reading.stops if stop > reading.done)
         scores = reading.request.params.prompt_logprobs
         most = most if scores is None else min(most, READ)

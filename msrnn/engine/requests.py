@@ -162,6 +162,7 @@ class Request:
     answers: list[Answer] = field(default_factory=list)
     session: SessionId | None = None  # the conversation that the prompt goes on with
     turns: int = 0  # finished turns of the session that the prompt follows
+    created: float | None = None  # when that session was; another one may have its name by now
     kept_tokens: int = 0  # tokens before the answer that were read earlier, for a request that began alike or a session
     owner: str = ""  # prompts of different owners share no states
     cancelled: bool = False

@@ -151,7 +151,7 @@ def _logprobs(logits: Tensor, tokens: Tensor, wanted: Sequence[tuple[int, int]])
     index = on_device([row for row, _ in wanted], logits.device)
     every = logits[index].log_softmax(-1)
     chosen = every.gather(-1, tokens[index].clamp(min=0)[:, None])[:, 0]
-    return (chosen, *every.topk(max(most for _, most in wanted)))
+    return (chosen, *every.topk(min(max(most for _, most in wanted), every.shape[-1])))
 
 
 def _is_limited(params: SamplingParams) -> bool:

@@ -20,6 +20,7 @@ from msrnn.errors import SessionError, UsageError
 from msrnn.hf.generation import stop_tokens_of
 
 PROMPT_TOKENS = {"cpu": 512, "cuda": 2048}  # of prompts that are read between two decode steps
+INTERRUPTED = "the engine was interrupted; ask again"
 ALONE = {"cpu": 2048, "cuda": 16_384}  # of a prompt that are read at once while no answer is generated
 
 
@@ -96,7 +97,7 @@ class Scheduler:
         """End everything that is under way: a step that was interrupted leaves states that cannot be used."""
         saving = self._batch.saving.requests  # these have given their rows back
         for request in self._under_way.keys() - saving:
-            request.fail("the engine was interrupted; ask again")
+            request.fail(INTERRUPTED)
             self._forget(request)
         self._batch.clear()
         self.prompts.readings.clear()
@@ -142,6 +143,10 @@ class Scheduler:
             except (UsageError, OSError) as error:  # its session cannot go on, which is not the others' fault
                 events += request.fail(*explain(error))
                 self._forget(request)
+            except BaseException:
+                request.fail(INTERRUPTED)  # it no longer waits, and may not be under way yet
+                self._forget(request)
+                raise
         return events
 
     @property
@@ -162,11 +167,16 @@ class Scheduler:
     def stop_session(self, session: str | SessionId) -> bool:
         """End the answer of a conversation as it is, so that the turn is kept; returns whether there is one."""
         session = SessionId.of(session)
-        requests = (request for lane in self.lanes for request in [*lane._under_way, *lane.prompts.waiting])
-        found = [request for request in requests if request.session == session]
+        under_way = [request for lane in self.lanes for request in [*lane._under_way]]
+        waiting = [request for lane in self.lanes for request in [*lane.prompts.waiting]]
+        found = [request for request in [*under_way, *waiting, *self._arrived()] if request.session == session]
         for request in found[:1]:
             request.stop()
         return bool(found)
+
+    def _arrived(self) -> list[Request]:
+        """Requests that are to be added before the next step."""
+        return []
 
     def _join(self, reading: Reading) -> list[Event]:
         """Give the answers of a prompt their rows; returns their ends, if none is generated."""
@@ -193,7 +203,8 @@ class Scheduler:
         if request.session is not None:
             try:
                 state = self.rows.take(row, running.seen + len(read))
-                return self.prompts.sessions.put(request.session, state, running.unread, running.last, request.turns)
+                turn, follows = (state, running.unread, running.last), (request.turns, request.created)
+                return self.prompts.sessions.put(request.session, *turn, follows)
             except (UsageError, OSError) as error:
                 return written(error)
         if running.reads and self.prompts.prefixes.keeps_ends:

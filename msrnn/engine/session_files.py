@@ -110,12 +110,18 @@ class SessionFiles:
                     raise UsageError(f"{self.path(found)} is the same session; keep one of the two")
                 path = path.rename(self.path(found))
             return self.info(found)
-        except (UsageError, OSError) as error:
-            _log.warning("%s is not a session, and is put aside as *%s: %s", path, DAMAGED, error)
-            try:
-                path.rename(path.with_name(path.name + DAMAGED))
-            except OSError as cause:
-                _log.warning("%s stays where it is: %s", path, cause)
+        except UsageError as error:
+            _put_aside(path, error)
+        except OSError as error:  # which may pass: the file is not at fault
+            _log.warning("%s cannot be read, and its session is not there: %s", path, error)
+        return None
+
+    def find(self, session: SessionId) -> SessionInfo | None:
+        """What a session's file says now; None if it is damaged, and put aside."""
+        try:
+            return self.info(session)
+        except UsageError as error:
+            _put_aside(self.path(session), error)
             return None
 
     def path(self, session: SessionId) -> Path:
@@ -153,6 +159,14 @@ class SessionFiles:
 
     def delete(self, session: SessionId) -> None:
         self.path(session).unlink(missing_ok=True)
+
+
+def _put_aside(path: Path, error: UsageError) -> None:
+    _log.warning("%s is not a session, and is put aside as *%s: %s", path, DAMAGED, error)
+    try:
+        path.rename(path.with_name(path.name + DAMAGED))
+    except OSError as cause:
+        _log.warning("%s stays where it is: %s", path, cause)
 
 
 def info_of(session_id: SessionId, session: Session, nbytes: int) -> SessionInfo:

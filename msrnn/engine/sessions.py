@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -14,11 +15,12 @@ from typing import Any, ParamSpec, TypeVar
 from msrnn.core.state import MultiState
 from msrnn.engine.session_files import Session, SessionFiles, SessionId, SessionInfo, info_of
 from msrnn.engine.writer import Writer, written
-from msrnn.errors import SessionError
+from msrnn.errors import SessionError, UsageError
 
 IN_MEMORY, ON_DISK = 2**30, 2**36  # bytes of all sessions by default
-DAY = 86_400.0
+DAY, EXPIRY_SECONDS = 86_400.0, 60.0  # expired sessions are looked for once in so many
 FULL = "session_storage_full"
+_log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,13 +62,18 @@ class Sessions:
         self._files = None if folder is None else SessionFiles(load, folder, owns)
         self._most = most or (IN_MEMORY if folder is None else ON_DISK)
         self._days, self._memory, self.writer, self._owns = days, memory, writer or Writer(), owns
-        self._lock = threading.RLock()  # the threads of an engine, its writer and a server; never held over disk work
+        # The threads of an engine, its writer and a server; never held while a state is read or written.
+        self._lock = threading.RLock()
         self._held: OrderedDict[SessionId, Session] = OrderedDict()
         self._writing: dict[SessionId, int] = {}  # bytes of turns that are finished but not in their files yet
         self._in_use: dict[SessionId, int] = {}  # bytes of sessions with a turn under way
         self.evicted = Counter(bytes=0, days=0)  # sessions that were deleted, by the limit
-        found = [] if self._files is None else [*self._files.infos()]
-        self._infos = {info.id: info for info in found}
+        self._stuck: set[SessionId] = set()  # those whose files cannot be deleted
+        self._infos: dict[SessionId, SessionInfo] = {}  # the least recently used one first
+        self._owners = Counter[str]()  # bytes of each
+        self._expired = 0.0  # when sessions were last looked through for it
+        for info in sorted([] if self._files is None else self._files.infos(), key=lambda info: info.updated):
+            self._set(info)
         self._expire()
         self._make_room()
 
@@ -91,9 +98,8 @@ class Sessions:
         return sum([*self._writing.values()]) > self._memory
 
     @property
-    @_locked
     def nbytes(self) -> int:
-        return sum(info.nbytes for info in self._infos.values())
+        return self._owners.total()
 
     def __len__(self) -> int:
         return len(self._infos)
@@ -117,7 +123,12 @@ class Sessions:
             if held is not None:
                 self._hold(session, held)
                 return held
-        found = self._read(session)
+        try:
+            found = self._read(session)
+        except SessionError:
+            if session not in self._infos:  # it was deleted meanwhile
+                return None
+            raise
         with self._lock:
             if self._infos.get(session) is info and found.turns == info.turns:  # and not a turn further, or deleted
                 self._hold(session, found)
@@ -147,20 +158,20 @@ class Sessions:
         state: MultiState,
         unread: list[int],
         last: int | None = None,
-        turns: int | None = None,
+        follows: tuple[int, float | None] | None = None,
     ) -> Future[None]:
         """A finished turn: written to the folder first, then shown. The result tells when that is done, or its error.
 
-        `turns` are those that the conversation must have had before; by default those that it has. Until the turn is
-        written nothing but `get`, which still has the turn before, may use the session.
+        `follows`: turns that the conversation must have had before, and when it was created; by default those that it
+        has. Until the turn is written nothing but `get`, which still has the turn before, may use the session.
         """
         session, state = SessionId.of(session), state.cpu()
         with self._lock:
             before, now = self._infos.get(session), time.time()
-            had, created = (before.turns, before.created) if before else (0, now)
-            if turns is not None and turns != had:
-                raise SessionError(f"{session!r}: has {had} finished turns by now, and not the {turns} before this one")
-            return self._store(session, Session(state, unread, last, had + 1, created, now))
+            had = (before.turns, before.created) if before else (0, None)
+            if follows not in (None, had):
+                raise SessionError(f"{session!r}: another turn has taken the place of this one; ask again")
+            return self._store(session, Session(state, unread, last, had[0] + 1, had[1] or now, now))
 
     def fork(self, session: str | SessionId, other: str | SessionId) -> None:
         """A second session that goes on from the same turn."""
@@ -169,7 +180,7 @@ class Sessions:
         if found is None:
             raise SessionError(f"{session!r}: there is none of this name")
         now = time.time()
-        self._store(other, found._replace(created=now, updated=now), new=True).result()
+        self._store(other, found._replace(created=now, updated=now), new=True, source=session).result()
 
     @_locked
     def delete(self, session: str | SessionId) -> None:
@@ -178,16 +189,27 @@ class Sessions:
         if session not in self._infos:
             raise SessionError(f"{session!r}: there is none of this name")
         self._check_written(session)
+        if session in self._in_use:
+            raise SessionError(f"{session!r}: is answering a request; wait for its end", "session_in_use")
         self._forget(session)
+
+    def _set(self, info: SessionInfo) -> None:
+        """Add or replace a session, now the most recently used one."""
+        if (before := self._infos.pop(info.id, None)) is not None:
+            self._owners[info.id.owner] -= before.nbytes
+        self._infos[info.id] = info
+        self._owners[info.id.owner] += info.nbytes
 
     def _forget(self, session: SessionId) -> None:
         if self._files is not None:
             self._files.delete(session)
         self._held.pop(session, None)
-        del self._infos[session]
+        self._owners[session.owner] -= self._infos.pop(session).nbytes
 
     @_locked
-    def _store(self, session_id: SessionId, session: Session, new: bool = False) -> Future[None]:
+    def _store(
+        self, session_id: SessionId, session: Session, new: bool = False, source: SessionId | None = None
+    ) -> Future[None]:
         self._check_owned(session_id)
         if new and session_id in self._infos:
             raise SessionError(f"{session_id!r}: exists already; delete it, or choose another name")
@@ -195,7 +217,7 @@ class Sessions:
             raise SessionError(f"{session_id!r}: is answering its first request; choose another name")
         self._check_written(session_id)
         nbytes = session.state.nbytes
-        self._make_room(session_id, nbytes)
+        self._make_room(session_id, nbytes, source)
         if self._files is None:
             self._show(session_id, session, info_of(session_id, session, nbytes))
             return written()
@@ -207,6 +229,11 @@ class Sessions:
         try:
             self._check_alone(session_id)
             self._show(session_id, session, self._files.write(session_id, session))
+        except SessionError:
+            raise
+        except UsageError as error:  # which names the file
+            _log.warning("%r cannot be written: %s", session_id, error)
+            raise SessionError(f"{session_id!r}: its file cannot be written", "session_unwritable") from error
         finally:
             del self._writing[session_id]
 
@@ -215,17 +242,17 @@ class Sessions:
         assert self._files is not None
         if not self._files.path(session).exists():
             return
-        info, known = self._files.info(session), self._infos.get(session)
-        if known is not None and info.turns == known.turns:
+        info, known = self._files.find(session), self._infos.get(session)
+        if info is None or (known is not None and info.turns == known.turns):
             return
         with self._lock:
-            self._infos[session] = info
+            self._set(info)
             self._held.pop(session, None)
         raise SessionError(f"{session!r}: another process has gone on with it; ask again")
 
     @_locked
     def _show(self, session_id: SessionId, session: Session, info: SessionInfo) -> None:
-        self._infos[session_id] = info
+        self._set(info)
         self._hold(session_id, session)
 
     def _check_owned(self, session: SessionId) -> None:
@@ -238,37 +265,56 @@ class Sessions:
 
     def _expire(self) -> None:
         """Delete sessions that were idle for too long."""
-        if self._days is None:
+        now = time.time()
+        if self._days is None or abs(now - self._expired) < EXPIRY_SECONDS:
             return
-        oldest = time.time() - self._days * DAY
-        for info in [info for info in self._infos.values() if info.updated < oldest]:
+        self._expired = now
+        for info in [info for info in self._infos.values() if info.updated < now - self._days * DAY]:
             if not self._is_busy(info.id):
                 self._evict(info.id, "days")
 
-    def _make_room(self, session: SessionId | None = None, nbytes: int = 0) -> None:
-        """Delete sessions until all fit, with this one: of the owner that has most, the least recently used one."""
-        while True:
-            sizes = {} if session is None else {session: nbytes}
-            sizes |= self._in_use | {info.id: info.nbytes for info in self._infos.values()}
-            if sum(sizes.values()) <= self._most:
-                return
-            idle = [info for info in self._infos.values() if info.id != session and not self._is_busy(info.id)]
-            if not idle and (session is None or session in self._infos or session in self._in_use):
-                return  # nothing is added
-            if not idle:
-                room = f"its {nbytes:,} bytes do not fit beside {len(sizes) - 1} sessions that are in use"
-                raise SessionError(f"{session!r}: {room}, with {self._most:,} for all of them; try again later", FULL)
-            owners = Counter[str]()
-            for info in self._infos.values():
-                owners[info.id.owner] += info.nbytes
-            self._evict(min(idle, key=lambda info: (-owners[info.id.owner], info.updated)).id, "bytes")
+    def _make_room(self, session: SessionId | None = None, nbytes: int = 0, source: SessionId | None = None) -> None:
+        """Delete sessions until all fit, with this one: of the owner that has most, the least recently used one.
+
+        Sessions in use stay, and so does the `source` of a fork. If it does not fit beside these, nothing is deleted.
+        """
+        coming = self._writing | self._in_use | ({} if session is None else {session: nbytes})
+        coming = {each: size for each, size in coming.items() if each not in self._infos}
+        excess = self.nbytes + sum(coming.values()) - self._most
+        if excess <= 0:
+            return
+        idle = [info for info in self._infos.values() if not (info.id in (session, source) or self._is_busy(info.id))]
+        if session in coming and session not in self._in_use and sum(info.nbytes for info in idle) < excess:
+            room = f"its {nbytes:,} bytes do not fit beside the sessions that are in use"
+            raise SessionError(f"{session!r}: {room}, with {self._most:,} for all of them; try again later", FULL)
+        owners = self._owners.copy()
+        for each, size in coming.items():
+            owners[each.owner] += size
+        queues: dict[str, list[SessionInfo]] = {}
+        for info in reversed(idle):
+            queues.setdefault(info.id.owner, []).append(info)
+        while excess > 0 and queues:
+            owner = max(queues, key=lambda owner: owners[owner])
+            info = queues[owner].pop()
+            if not queues[owner]:
+                del queues[owner]
+            if self._evict(info.id, "bytes"):
+                owners[owner] -= info.nbytes
+                excess -= info.nbytes
 
     def _is_busy(self, session: SessionId) -> bool:
-        return session in self._in_use or session in self._writing
+        return session in self._in_use or session in self._writing or session in self._stuck
 
-    def _evict(self, session: SessionId, limit: str) -> None:
-        self._forget(session)
+    def _evict(self, session: SessionId, limit: str) -> bool:
+        """Delete a session; returns whether that was possible. If not, it is not tried again."""
+        try:
+            self._forget(session)
+        except OSError as error:
+            _log.warning("%r cannot be deleted: %s", session, error)
+            self._stuck.add(session)
+            return False
         self.evicted[limit] += 1
+        return True
 
     def _hold(self, session_id: SessionId, session: Session) -> None:
         """Keep a session in memory, and let go of idle ones that their files have as well."""

@@ -59,11 +59,34 @@ class Pieces:
         return text
 
 
+class StopString:
+    """Finds a string in text that comes character by character, in constant time each (Knuth, Morris and Pratt)."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.matched = text, 0  # characters of it that the text so far ends with
+        self._shorter = [0] * (len(text) + 1)  # the next shorter beginning that the text then ends with as well
+        for end in range(1, len(text)):
+            self._shorter[end + 1] = self._next(self._shorter[end], text[end])
+
+    def _next(self, matched: int, character: str) -> int:
+        while matched and self.text[matched] != character:
+            matched = self._shorter[matched]
+        return matched + (self.text[matched] == character)
+
+    def put(self, character: str) -> bool:
+        """Whether the text ends with the string now; nothing may follow then."""
+        self.matched = self._next(self.matched, character)
+        return self.matched == len(self.text)
+
+
 class TextStream:
-    """Text of tokens as they come. `stopped` is the stop string that was found, if any; nothing follows it."""
+    """Text of tokens as they come. `stopped` is the stop string that was found, if any; nothing follows it.
+
+    The stop string that ends first is found; of several that end there, the longest.
+    """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
-        self._pieces, self._stops = Pieces(tokenizer, skip_special=True), stops
+        self._pieces, self._stops = Pieces(tokenizer, skip_special=True), [StopString(stop) for stop in stops]
         self._held = ""  # decoded, but may be the beginning of a stop string
         self.stopped: str | None = None
 
@@ -77,18 +100,14 @@ class TextStream:
         piece = self._pieces.end()
         return "" if self.stopped else self._released(piece, last=True)
 
-    def _released(self, text: str, last: bool) -> str:
-        text = self._held + text
-        found = [(text.find(stop), stop) for stop in self._stops if stop in text]
-        if found:
-            start, self.stopped = min(found)
-            self._held = ""
-            return text[:start]
-        held = 0 if last else max((_overlap(text, stop) for stop in self._stops), default=0)
+    def _released(self, piece: str, last: bool) -> str:
+        text = self._held + piece
+        if self._stops:
+            for place, character in enumerate(piece, len(self._held) + 1):
+                found = [stop.text for stop in self._stops if stop.put(character)]
+                if found:
+                    self.stopped, self._held = max(found, key=len), ""
+                    return text[: place - len(self.stopped)]
+        held = 0 if last else max((stop.matched for stop in self._stops), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
-
-
-def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of the text are the beginning of a stop string, but not all of it."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -15,7 +15,7 @@ SLACK = 4  # requests that the replica with the beginning may be behind the idle
 
 def owner(session: str, replicas: int) -> int:
     """The number of the replica that a conversation belongs to; a restart does not change it."""
-    return zlib.crc32(session.encode()) % replicas
+    return zlib.crc32(session.encode(errors="surrogateescape")) % replicas  # a file may have any name
 
 
 class Beginnings:

@@ -20,11 +20,12 @@ from msrnn.engine.lanes import LongEngine
 from msrnn.engine.requests import Event, Request
 from msrnn.errors import SessionError, UsageError
 from msrnn.serve.application import application
-from msrnn.serve.errors import ApiError, bad, failed, overloaded, session_error, shutting_down, too_slow
+from msrnn.serve.errors import ApiError, failed, overloaded, session_error, shutting_down, too_slow
 from msrnn.serve.keys import owner_of
 from msrnn.serve.limits import RETRY_SECONDS, Limits, Parsing, read_body
 from msrnn.serve.metrics import Metrics, Timer
 from msrnn.serve.page import page_routes
+from msrnn.serve.prompts import check_count
 from msrnn.serve.protocol import Job, Served, chat_job, completion_job
 from msrnn.serve.replies import ChatReply, Reply, sent_error
 from msrnn.serve.request_log import USAGE
@@ -129,9 +130,8 @@ class Server:
         owner = owner_of(http.scope)
 
         def checked(fields: Any) -> tuple[Job, list[Request]]:
+            check_count(fields, self._most)
             job = parse(fields, self.served, owner)
-            if (answers := len(job.prompts) * job.params.n) > self._most:
-                raise bad("prompt", f"{answers} answers to {len(job.prompts)} prompts: at most {self._most} here")
             about = (job.params, job.session, job.turns, job.retention, owner)
             return job, [self.engine.request(prompt, *about) for prompt in job.prompts]
 
@@ -236,8 +236,8 @@ async def _streamed(http: HttpRequest, feed: _Feed, reply: Reply) -> AsyncIterat
     try:
         async with aclosing(feed.read()) as events:
             async for event in events:
-                # A prompt that is sent back may be long.
-                new = await asyncio.to_thread(reply.chunks, event) if reply.job.echo else reply.chunks(event)
+                echoes = reply.echoes_now(event)  # a prompt that is sent back may be long
+                new = await asyncio.to_thread(reply.chunks, event) if echoes else reply.chunks(event)
                 for chunk in [*first, *new]:
                     yield chunk
                 first = []

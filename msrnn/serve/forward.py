@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from msrnn.serve.backlog import with_backlog
 from msrnn.serve.errors import ApiError, failed, shutting_down
 from msrnn.serve.limits import read_body
 from msrnn.serve.replies import sent_error
@@ -60,12 +61,15 @@ class Forward:
             job = await self._front.job(http, body)
             if isinstance(job, Response):
                 return await job(http.scope, http.receive, send)
-            async with aclosing(self._front.answered(job)) as messages:
+            answer = with_backlog(self._front.answered(job), self._front.limits.behind)
+            async with aclosing(answer) as messages:
                 async for message in messages:
                     begun, more = True, message.get("more_body", message["type"] == "http.response.start")
                     await send(message)
-        except ApiError:
-            raise
+        except ApiError as error:
+            if not begun:
+                raise
+            await _send_last(send, error)
         except asyncio.CancelledError:
             if not self._front.ending.is_set():
                 raise

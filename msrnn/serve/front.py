@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import Any, Protocol
 
@@ -28,7 +30,7 @@ from msrnn.serve.application import application
 from msrnn.serve.errors import ApiError, failed
 from msrnn.serve.forward import Forward
 from msrnn.serve.keys import OWNER, owner_of
-from msrnn.serve.limits import Limits, parsed
+from msrnn.serve.limits import Limits, Parsing, parsed_small
 from msrnn.serve.metrics import merged
 from msrnn.serve.page import page_routes
 from msrnn.serve.sessions import MOST, page_of
@@ -74,6 +76,7 @@ class Front:
         self._down = [asyncio.Event() for _ in replicas]
         self.loads = [0] * len(replicas)
         self.beginnings = Beginnings()
+        self.parsing = Parsing()
         self.active = 0  # requests under way
         self.draining = False  # no more are taken
         self.ending = asyncio.Event()  # what is under way ends with an error
@@ -142,7 +145,8 @@ class Front:
             return _Job(scope, body, number, repeats=http.method == "GET")
         if path not in PROMPTS or http.method != "POST":
             return _Job(scope, body)
-        fields, blocks = await asyncio.to_thread(_understood, body, owner_of(scope))
+        known_by = partial(_understood, key_owner=owner_of(scope))
+        fields, blocks = await self.parsing.run(body, known_by, sys.maxsize)  # replicas count the requests
         session = fields.get("session_id") if isinstance(fields, dict) else None
         if not isinstance(session, str):
             return _Job(scope, body, blocks=blocks)
@@ -181,6 +185,9 @@ class Front:
         query, more = f"limit={MOST}", True
         while more:
             status, body = await self._asked(number, SESSIONS, key_owner, query)
+            if status == 400 and found:  # the last one was deleted meanwhile
+                found, query = [], f"limit={MOST}"
+                continue
             if status != 200:
                 raise _unavailable()
             page = json.loads(body)
@@ -264,9 +271,8 @@ def _plain(scope: Scope) -> dict[str, Any]:
     return {**about, **{name: scope[name] for name in names}}
 
 
-def _understood(body: bytes, key_owner: str) -> tuple[Any, list[bytes]]:
-    """The fields of a request, and the blocks of its prompt; in another thread, since prompts may be long."""
-    fields = parsed(body)
+def _understood(fields: Any, key_owner: str) -> tuple[Any, list[bytes]]:
+    """The fields of a request, and the blocks of its prompt."""
     return fields, blocks_of(text_of(fields), key_owner)
 
 
@@ -278,7 +284,7 @@ def _unavailable() -> ApiError:
 def _target(body: bytes) -> str | None:
     """The session that a fork makes; its replica makes it, from the other one's file."""
     with suppress(ApiError):
-        fields = parsed(body)
+        fields = parsed_small(body)
         if isinstance(fields, dict) and isinstance(fields.get("to"), str):
             return str(fields["to"])
     return None

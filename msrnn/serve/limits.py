@@ -17,7 +17,7 @@ from msrnn.serve.origins import LOOPBACK, Origins, check_content_type
 RETRY_SECONDS = 1
 SMALL_BODY = 2**16  # bytes that take little time to check
 LARGE_AT_ONCE = 1
-PARSED_BYTES = 2**25  # of bodies that are checked or wait for it; one alone may be larger
+PARSED_BYTES = 2**25  # of large bodies that are checked or wait for it; one alone may be larger
 Checked = TypeVar("Checked")
 
 
@@ -44,14 +44,15 @@ class Parsing:
 
     async def run(self, body: bytes, check: Callable[[Any], Checked], room: int) -> Checked:
         """Check the JSON of a body; `room` are the requests that may be checked at once."""
-        if self.count >= room or (self.count and self.bytes + len(body) > PARSED_BYTES):
+        size = len(body) if len(body) > SMALL_BODY else 0  # small ones are bounded by their number
+        if self.count >= room or (size and self.bytes and self.bytes + size > PARSED_BYTES):
             raise overloaded(RETRY_SECONDS)
-        self.count, self.bytes = self.count + 1, self.bytes + len(body)
+        self.count, self.bytes = self.count + 1, self.bytes + size
         try:
-            async with self._large if len(body) > SMALL_BODY else nullcontext():
+            async with self._large if size else nullcontext():
                 return await asyncio.to_thread(lambda: check(parsed(body)))
         finally:
-            self.count, self.bytes = self.count - 1, self.bytes - len(body)
+            self.count, self.bytes = self.count - 1, self.bytes - size
 
 
 async def read_body(http: Request, limits: Limits) -> bytes:
@@ -79,6 +80,13 @@ def parsed(body: bytes) -> Any:
         return json.loads(body, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {str(error)[:200]}", code="invalid_json") from None
+
+
+def parsed_small(body: bytes) -> Any:
+    """The JSON of a body that has little to say, at once."""
+    if len(body) > SMALL_BODY:
+        raise ApiError(413, f"the body is larger than {SMALL_BODY:,} bytes", code="body_too_large")
+    return parsed(body)
 
 
 def _no_number(name: str) -> Any:

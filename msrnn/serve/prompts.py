@@ -30,6 +30,16 @@ class Echo(NamedTuple):
     offsets: list[int]  # where each token begins in it
 
 
+def check_count(fields: Any, most: int) -> None:
+    """Refuse more answers than `most`, before any prompt is tokenized."""
+    prompts, n = (fields.get("prompt"), fields.get("n")) if isinstance(fields, dict) else (None, None)
+    many = len(prompts) if isinstance(prompts, list) and prompts and type(prompts[0]) is not int else 1
+    answers = many * (n if type(n) is int else 1)
+    if answers > most:
+        param = "prompt" if many > 1 else "n"
+        raise bad(param, f"{answers:,} answers to {many:,} prompts: this server takes {most:,} at most")
+
+
 def read_prompts(value: Any, tokenizer: Any, begins: bool, most_tokens: int) -> list[Prompt]:
     """Text, token ids, or a list of either. A text that begins gets the tokenizer's special tokens."""
     if isinstance(value, str):

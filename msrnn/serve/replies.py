@@ -42,10 +42,14 @@ class Reply:
         """What a stream begins with."""
         return []
 
+    def echoes_now(self, event: Event) -> bool:
+        """Whether the chunks of this event begin with the prompt."""
+        return bool(self.job.echo) and self.index(event.request, event.number) not in self._echoed
+
     def chunks(self, event: Event) -> list[bytes]:
         """What an event adds to a stream. The first one of an answer has the prompt before it, if it is sent back."""
         index = self.index(event.request, event.number)
-        if self.job.echo and index not in self._echoed:
+        if self.echoes_now(event):
             self._echoed.add(index)
             return [self._chunk(self._echo(event.request, index)), *self._new(event)]
         return self._new(event)

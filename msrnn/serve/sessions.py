@@ -16,7 +16,7 @@ from msrnn.engine.retention import retention_of
 from msrnn.engine.session_files import SessionId, SessionInfo
 from msrnn.serve.errors import ApiError, bad
 from msrnn.serve.keys import owner_of
-from msrnn.serve.limits import Limits, parsed, read_body
+from msrnn.serve.limits import Limits, parsed_small, read_body
 from msrnn.serve.retention import holding
 
 PATH = "/v1/sessions"
@@ -55,7 +55,7 @@ class SessionEndpoints:
         return JSONResponse({"id": session.name, "object": "session", "deleted": True})
 
     async def fork(self, http: HttpRequest) -> Response:
-        session, body = self._existing(http), parsed(await read_body(http, self.limits))
+        session, body = self._existing(http), parsed_small(await read_body(http, self.limits))
         other = body.get("to") if isinstance(body, dict) and body.keys() == {"to"} else None
         if not isinstance(other, str):
             raise ApiError(400, 'the body must be {"to": "the name of the new session"}', param="to")

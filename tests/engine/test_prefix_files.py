@@ -183,3 +183,20 @@ def test_a_full_disk_is_counted(rnn: msrnn.MultiStateRNN, tmp_path: Path, monkey
     assert [answer for answer, _ in answered(engine, prompts)] == plain(rnn, prompts)
     assert engine.prefixes.files is not None
     assert engine.prefixes.files.errors > 2
+
+
+def test_a_file_that_is_deleted_while_it_is_read(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> None:
+    """Another thread writes, and makes room; nothing is left of the file then."""
+    state, writer = rnn.state(), Writer()
+    rnn.read(torch.tensor([[5, 6]]), state)
+
+    def load(path: Path) -> msrnn.MultiState:
+        found = rnn.load_state(path)
+        files._sizes.clear()
+        return found
+
+    files = PrefixFiles(load, tmp_path, 2**30, writer)
+    files.put("", [5, 6], state)
+    writer.close()
+    assert files.longest("", [5, 6, 7], 0) is not None
+    assert len(files) == 0

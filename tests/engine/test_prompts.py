@@ -59,18 +59,22 @@ def test_short_prompts_come_first(rnn: msrnn.MultiStateRNN) -> None:
     assert [request.answers[0].tokens for request in requests] == expected(rnn, requests)
 
 
-def test_a_long_prompt_is_not_held_up_for_ever(rnn: msrnn.MultiStateRNN) -> None:
-    """Short prompts that never end still leave it every fourth turn."""
+@pytest.mark.parametrize("parity", range(4))
+@pytest.mark.parametrize("length", [3, 6, 10])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_long_prompt_is_not_held_up_for_ever(rnn: msrnn.MultiStateRNN, count: int, length: int, parity: int) -> None:
+    """Short prompts that never end still leave it every fourth turn, however many of them are read in a step."""
     engine = engine_of(rnn)
-    long = engine.request(text(200, 1), PARAMS)
+    long = engine.request(text(120, 1), PARAMS)
     engine.add(long)
+    engine.prompts._turn = parity
     steps = 0
     while not long.finished:
-        if len(engine.prompts.waiting) < 2:
-            engine.add(engine.request(text(10, steps), PARAMS))
+        for number in range(count - len(engine.prompts.waiting)):
+            engine.add(engine.request(text(length, 100 * steps + number), PARAMS))
         engine.step()
         steps += 1
-        assert steps < 400
+        assert steps < 150
     assert [long.answers[0].tokens] == expected(rnn, [long])
 
 
@@ -119,3 +123,19 @@ def test_rows_are_reserved_for_prompts_that_are_read(rnn: msrnn.MultiStateRNN) -
         engine.add(request)
     finishing_order(engine, requests)
     assert [request.answers[0].tokens for request in requests] == expected(rnn, requests)
+
+
+def test_a_session_that_waits_for_the_disk_holds_nobody_up(
+    rnn: msrnn.MultiStateRNN, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(rnn)
+    session, plain = engine.request([5, 6], PARAMS, "talk"), engine.request([7, 8], PARAMS)
+    for request in (session, plain):
+        engine.add(request)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(engine.sessions), "behind", True)
+        while not plain.finished:
+            engine.step()
+        assert not session.answers[0].tokens
+    finishing_order(engine, [session])
+    assert session.answers[0].finish_reason == "length"

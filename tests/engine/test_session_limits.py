@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from msrnn.engine.requests import Request
 from msrnn.engine.session_files import SessionId
 from msrnn.engine.sessions import DAY, Sessions
 from msrnn.errors import SessionError
+from msrnn.serve.affinity import owner
 
 GREEDY = msrnn.SamplingParams(temperature=0, max_tokens=4)
 ANN, BOB = "a" * 16, "b" * 16
@@ -153,6 +155,93 @@ def test_the_owner_with_most_sessions_loses_one(rnn: msrnn.MultiStateRNN) -> Non
     assert [info.name for info in sessions.infos(BOB)] == ["s19", "s18", "s17"]
 
 
+def test_turns_under_way_count_for_their_owner(rnn: msrnn.MultiStateRNN) -> None:
+    """Or first turns that are cancelled later would push out what others have."""
+    state = rnn.state()
+    sessions = Sessions(rnn.load_state, most=5 * state.nbytes)
+    for name in ("one", "two"):
+        sessions.put(SessionId(name, ANN), state, [])
+    sessions.put(SessionId("mine", BOB), state, [])
+    for number in range(3):
+        sessions.begin(SessionId(f"s{number}", BOB), state.nbytes)
+    assert len(sessions.infos(ANN)) == 2
+    assert sessions.infos(BOB) == []
+
+
+def test_a_session_that_is_refused_deletes_nothing(rnn: msrnn.MultiStateRNN) -> None:
+    state = rnn.state()
+    sessions = Sessions(rnn.load_state, most=3 * state.nbytes)
+    for name in ("one", "two"):
+        sessions.put(SessionId(name, ANN), state, [])
+    sessions.begin(SessionId("one", ANN), state.nbytes)
+    with pytest.raises(SessionError, match="do not fit") as error:
+        sessions.begin(SessionId("large", BOB), 3 * state.nbytes)
+    assert error.value.code == "session_storage_full"
+    assert len(sessions.infos(ANN)) == 2
+
+
+def test_a_fork_does_not_delete_what_it_is_made_from(rnn: msrnn.MultiStateRNN) -> None:
+    state = rnn.state()
+    sessions = Sessions(rnn.load_state, most=2 * state.nbytes)
+    for name in ("old", "new"):
+        sessions.put(name, state, [])
+    sessions.fork("old", "copy")
+    assert {info.name for info in sessions.infos()} == {"old", "copy"}
+
+
+def test_a_session_that_cannot_be_deleted_stops_nobody(
+    rnn: msrnn.MultiStateRNN, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    state, now = rnn.state(), time.time()
+    sessions = Sessions(rnn.load_state, tmp_path, days=1)
+    sessions.put("old", state, []).result()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("msrnn.engine.session_files.SessionFiles.delete", refuse)
+    monkeypatch.setattr("msrnn.engine.sessions.time.time", lambda: now + 3 * DAY)
+    sessions.put("new", state, []).result()
+    assert {info.name for info in sessions.infos()} == {"old", "new"}
+    assert "session 'old' cannot be deleted" in caplog.text
+
+
+def test_a_file_that_is_damaged_while_its_session_is_in_memory(
+    rnn: msrnn.MultiStateRNN, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next turn takes its place."""
+    engine = msrnn.Engine(rnn, rows=2, sessions=tmp_path)
+    expected = [ask(msrnn.Engine(rnn, rows=2), prompt, "talk") for prompt in ([5, 6],)]
+    assert ask(engine, [5, 6], "talk").answers[0].tokens == expected[0].answers[0].tokens
+    (tmp_path / "talk.safetensors").write_bytes(b"damaged")
+    assert ask(engine, [7], "talk").answers[0].finish_reason in ("stop", "length")
+    assert msrnn.Engine(rnn, rows=2, sessions=tmp_path).sessions.turns("talk") == 2
+    assert (tmp_path / "talk.safetensors.damaged").read_bytes() == b"damaged"
+    assert "talk.safetensors" in caplog.text
+
+
+def test_a_file_with_any_name(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"\xff.safetensors")).write_bytes(b"")
+    for number in range(2):  # of two replicas, one puts it aside
+        Sessions(rnn.load_state, tmp_path, owns=lambda name, number=number: owner(name, 2) == number)
+    assert [path.name for path in tmp_path.iterdir()] == [os.fsdecode(b"\xff.safetensors.damaged")]
+
+
+def test_a_file_that_cannot_be_read_now_stays(
+    rnn: msrnn.MultiStateRNN, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error may pass: too many open files, for example."""
+    ask(msrnn.Engine(rnn, rows=2, sessions=tmp_path), [5, 6], "talk")
+
+    def fail(_: Path) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("msrnn.engine.session_files.load_description", fail)
+        assert len(Sessions(rnn.load_state, tmp_path)) == 0
+    assert Sessions(rnn.load_state, tmp_path).turns("talk") == 1
+
+
 def test_a_session_that_does_not_fit_is_refused_before_its_prompt_is_read(rnn: msrnn.MultiStateRNN) -> None:
     engine = msrnn.Engine(rnn, rows=3, session_bytes=2 * rnn.state().nbytes)
     for name in ("a", "b"):
@@ -181,6 +270,7 @@ def test_idle_sessions_expire(rnn: msrnn.MultiStateRNN, tmp_path: Path, monkeypa
     monkeypatch.setattr("msrnn.engine.sessions.time.time", lambda: now + 3.5 * DAY)
     assert [info.name for info in sessions.infos()] == ["third", "second"]  # one is in use
     sessions.end(SessionId("second"))
+    monkeypatch.setattr("msrnn.engine.sessions.time.time", lambda: now + 3.6 * DAY)
     assert [info.name for info in sessions.infos()] == ["third"]
     assert dict(sessions.evicted) == {"bytes": 0, "days": 2}
     assert [path.stem for path in tmp_path.iterdir()] == ["third"]
@@ -188,10 +278,40 @@ def test_idle_sessions_expire(rnn: msrnn.MultiStateRNN, tmp_path: Path, monkeypa
 
 def test_a_turn_that_follows_another_one_than_expected_is_not_stored(rnn: msrnn.MultiStateRNN) -> None:
     sessions = Sessions(rnn.load_state)
-    sessions.put("talk", rnn.state(), [], turns=0)
-    with pytest.raises(SessionError, match="has 1 finished turns by now, and not the 0"):
-        sessions.put("talk", rnn.state(), [], turns=0)
-    assert sessions.turns("talk") == 1
+    sessions.put("talk", rnn.state(), [], follows=(0, None))
+    created = sessions.infos()[0].created
+    for other in ((0, None), (1, created - 1), (2, created)):
+        with pytest.raises(SessionError, match="another turn has taken the place"):
+            sessions.put("talk", rnn.state(), [], follows=other)
+    sessions.put("talk", rnn.state(), [], follows=(1, created))
+    assert sessions.turns("talk") == 2
+
+
+def test_a_prompt_does_not_go_on_with_another_session_of_the_same_name(rnn: msrnn.MultiStateRNN) -> None:
+    engine = msrnn.Engine(rnn, rows=2)
+    for name in ("a", "b"):
+        ask(engine, [5, 6, 7], name)
+    waiting = engine.request([8], GREEDY, "a")
+    engine.sessions.delete("a")
+    engine.sessions.fork("b", "a")  # with as many turns
+    engine.add(waiting)
+    while not engine.idle:
+        engine.step()
+    assert "has changed since" in str(waiting.answers[0].error)
+    assert engine.sessions.turns("a") == 1
+
+
+def test_a_session_in_use_is_not_deleted(rnn: msrnn.MultiStateRNN) -> None:
+    engine = msrnn.Engine(rnn, rows=2)
+    ask(engine, [5, 6, 7], "talk")
+    request = engine.request([8], GREEDY, "talk")
+    engine.add(request)
+    engine.step()
+    with pytest.raises(SessionError, match="'talk': is answering a request"):
+        engine.sessions.delete("talk")
+    while not engine.idle:
+        engine.step()
+    assert engine.sessions.turns("talk") == 2
 
 
 def test_a_fork_does_not_take_the_name_of_a_first_turn(rnn: msrnn.MultiStateRNN) -> None:

@@ -6,6 +6,7 @@ import pytest
 from tiny import build, llama
 
 import msrnn
+from msrnn.engine.lanes import LongEngine
 from msrnn.engine.requests import Request
 from msrnn.engine.session_files import SessionId
 
@@ -63,3 +64,17 @@ def test_before_the_first_token_nothing_is_kept(rnn: msrnn.MultiStateRNN, steps:
     assert "talk" not in engine.sessions
     run(engine)
     assert len(running.answers[0].tokens) == 60
+
+
+def test_the_answer_that_runs_is_stopped_and_not_one_that_waits(rnn: msrnn.MultiStateRNN) -> None:
+    longer = msrnn.MultiStateRNN(rnn.model, "tova+1~40", 9, positions="compressed")
+    engine = LongEngine(rnn, longer, 64, rows=4)
+    running = begin(engine, [*range(3, 20)])  # passes 64 tokens with its answer
+    for _ in range(6):
+        engine.step()
+    waiting = engine.request([5], msrnn.SamplingParams(max_tokens=2), "talk")
+    engine.add(waiting)
+    assert engine.stop_session("talk")
+    assert (running.stopped, waiting.stopped) == (True, False)
+    run(engine)
+    assert running.answers[0].finish_reason == "stop"

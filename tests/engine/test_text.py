@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrnn.engine.text import CONTEXT, Pieces, TextStream
+from msrnn.engine.text import CONTEXT, Pieces, StopString, TextStream
 
 
 class Bytes:
@@ -103,3 +103,39 @@ def test_any_tokens_make_what_they_are_decoded_to(small: Any, ids: list[int]) ->
         pieces = Pieces(small.tokenizer, skip)
         parts = "".join(pieces.put(token) for token in ids) + pieces.end()
         assert parts == small.tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+def test_stop_strings_cost_no_more_for_text_that_is_almost_theirs() -> None:
+    """Each character is looked at a few times, and not once for each beginning of each string."""
+    looks = 0
+
+    class Counted(str):
+        def __getitem__(self, place: Any) -> str:
+            nonlocal looks
+            looks += 1
+            return str.__getitem__(self, place)
+
+    stop = StopString(Counted("a" * 500 + "b"))
+    looks, count = 0, 3000
+    assert not any(stop.put("a") for _ in range(count))
+    assert looks < 5 * count
+    assert stop.put("b")
+    assert stop.matched == 501
+
+
+@given(st.text(alphabet="ab", max_size=40), st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=4))
+def test_stop_strings_do_not_depend_on_how_a_text_is_split(text: str, stops: list[str]) -> None:
+    class Words:
+        """A tokenizer whose tokens are parts of the text, as long as their numbers say."""
+
+        def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+            return "".join(parts[token] for token in ids)
+
+    alone, _ = streamed(text, stops)
+    parts = [text[start : start + 3] for start in range(0, len(text), 3)]
+    stream, found = TextStream(Words(), stops), ""
+    for token in range(len(parts)):
+        found += stream.put(token)
+        if stream.stopped:
+            break
+    assert found + stream.end() == "".join(alone)

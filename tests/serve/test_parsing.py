@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import Any
@@ -42,13 +43,13 @@ def test_small_requests_do_not_wait_for_large_ones(
     rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(monkeypatch)
-    monkeypatch.setattr(limits, "PARSED_BYTES", 10 * len(LARGE))
+    monkeypatch.setattr(limits, "PARSED_BYTES", 9 * len(json.dumps({"prompt": LARGE})))
     engine = msrnn.Engine(rnn, rows=2, tokenizer=small.tokenizer)
     with live(engine, Limits()) as server, ThreadPoolExecutor(32) as threads:
         large = [threads.submit(post, server.address, {"prompt": LARGE}) for _ in range(14)]
         assert held.begun.wait(60)
         refused = [found.result() for found in first_done(large, 5)]
-        assert [found.status_code for found in refused] == [429] * 5  # nine of them are less than ten times the bytes
+        assert [found.status_code for found in refused] == [429] * 5  # nine of them take all the bytes
         assert all(found.headers["Retry-After"] for found in refused)
         for _ in range(3):
             assert post(server.address, {"prompt": "small", "max_tokens": 1}).status_code == 200
@@ -90,4 +91,14 @@ def test_one_large_request_alone_is_checked(
     monkeypatch.setattr(limits, "PARSED_BYTES", 10)
     engine = msrnn.Engine(rnn, rows=1, tokenizer=small.tokenizer)
     with live(engine, Limits()) as server:
-        assert post(server.address, {"prompt": "larger than that", "max_tokens": 1}).status_code == 200
+        assert post(server.address, {"prompt": LARGE, "max_tokens": 1}).status_code == 400  # too long, and not 429
+
+
+def test_many_prompts_are_refused_before_one_is_tokenized(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode(*_: object) -> None:
+        raise AssertionError("a prompt was tokenized")
+
+    monkeypatch.setattr(prompts, "encode", encode)
+    for body in ({"prompt": ["a"] * 40_000}, {"prompt": ["a"] * 200, "n": 4}, {"prompt": [[1]] * 1000}):
+        found = post(address, body)
+        assert (found.status_code, found.json()["error"]["param"]) == (400, "prompt"), found.text
