@@ -113,7 +113,7 @@ class SessionFiles:
         except UsageError as error:
             _put_aside(path, error)
         except OSError as error:  # which may pass: the file is not at fault
-            _log.warning("%s cannot be read, and its session is not there: %s", path, error)
+            _log.warning("%s cannot be read, and its session is not there: %s", _shown(path), _shown(error))
         return None
 
     def find(self, session: SessionId) -> SessionInfo | None:
@@ -162,11 +162,16 @@ class SessionFiles:
 
 
 def _put_aside(path: Path, error: UsageError) -> None:
-    _log.warning("%s is not a session, and is put aside as *%s: %s", path, DAMAGED, error)
+    _log.warning("%s is not a session, and is put aside as *%s: %s", _shown(path), DAMAGED, _shown(error))
     try:
         path.rename(path.with_name(path.name + DAMAGED))
     except OSError as cause:
-        _log.warning("%s stays where it is: %s", path, cause)
+        _log.warning("%s stays where it is: %s", _shown(path), _shown(cause))
+
+
+def _shown(value: object) -> str:
+    """For the log: a file's name may have bytes that are no text."""
+    return str(value).encode(errors="backslashreplace").decode()
 
 
 def info_of(session_id: SessionId, session: Session, nbytes: int) -> SessionInfo:
