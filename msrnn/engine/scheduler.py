@@ -21,7 +21,7 @@ from msrnn.hf.generation import stop_tokens_of
 
 PROMPT_TOKENS = {"cpu": 512, "cuda": 2048}  # of prompts that are read between two decode steps
 INTERRUPTED = "the engine was interrupted; ask again"
-ALONE = {"cpu": 2048, "cuda": 16_384}  # of a prompt that are read at once while no answer is generated
+ALONE = {"cpu": 2048, "cuda": 8192}  # of a prompt that are read at once while no answer is generated
 
 
 class Scheduler:
