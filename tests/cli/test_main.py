@@ -217,6 +217,6 @@ def test_ctrl_c_ends_with_130_and_without_a_traceback(folder: Path, tmp_path: Pa
         finally:
             process.kill()
     assert process.returncode == 130
-    assert re.fullmatch(
-        r"msrnn: stopped after \d+ tokens?.*; the state is not saved, --save FILE saves it", err.strip()
-    )
+    assert "Traceback" not in err
+    said = r"msrnn: stopped after \d+ tokens?.*; the state is not saved, --save FILE saves it"
+    assert re.fullmatch(said, err.splitlines()[-1])  # libraries may have warned before

@@ -142,7 +142,7 @@ def test_logits_that_are_no_numbers_are_marked() -> None:
         ({"top_p": True}, "top_p=True"),
         ({"top_k": -1}, "top_k=-1: must be a whole number, 0 or more"),
         ({"min_p": 1.5}, "min_p=1.5"),
-        ({"max_tokens": 0}, "max_tokens=0: must be a whole number, 1 or more"),
+        ({"max_tokens": -1}, "max_tokens=-1: must be a whole number, 0 or more"),
         ({"max_tokens": 2.0}, "max_tokens=2.0"),
         ({"n": 0}, "n=0"),
         ({"repetition_penalty": 0}, "repetition_penalty=0: must be from 0.01 to 100"),

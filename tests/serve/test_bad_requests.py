@@ -130,7 +130,7 @@ def test_every_field_with_every_right_value(
         httpx.Client(base_url=address, headers=HEADERS, timeout=60) as client,
     ):
         for path, body in right_fields():
-            found = client.post(path, json=body)
+            found = client.post(path, content=json.dumps(body))  # a lone surrogate is escaped
             assert found.status_code == 200, f"{body}: {found.text}"
             assert '"error"' not in found.text
             count += 1
@@ -182,7 +182,7 @@ async def sent(address: str, *parts: bytes, pause: float = 0.0) -> httpx.Respons
         for part in parts:
             writer.write(part)
             await asyncio.sleep(pause)
-        with suppress(ConnectionResetError):
+        with suppress(ConnectionResetError, BrokenPipeError):
             reply = await asyncio.wait_for(reader.read(), 30)
             break
     else:
@@ -195,7 +195,7 @@ async def sent(address: str, *parts: bytes, pause: float = 0.0) -> httpx.Respons
 def test_large_bodies_and_slow_senders(rnn: msrnn.MultiStateRNN, small: Loaded) -> None:
     """Many at once, while others are answered."""
     engine = msrnn.Engine(rnn, rows=2, tokenizer=small.tokenizer)
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     slow = (head + b"Content-Length: 50\r\n\r\n", b"{", b'"', b"p")
     chunks = [b"%x\r\n%s\r\n" % (4000, b"x" * 4000)] * 3
     large = [

@@ -44,7 +44,7 @@ def test_sessions(tmp_path: Path) -> None:
         made = await client.post("/v1/sessions/s0/fork", json={"to": fork})
         assert made.status_code == 201
         again = await client.post("/v1/sessions/s1/fork", json={"to": fork})
-        assert again.status_code == 400
+        assert again.status_code == 409
         assert "exists already" in again.text
         assert await texts(client, body("more", session_id=fork)) == await texts(client, body("more", session_id="s0"))
         assert (await client.get(f"/v1/sessions/{fork}")).json()["turns"] == 3
@@ -131,12 +131,12 @@ def test_a_session_with_two_writers(tmp_path: Path) -> None:
         other = Local(home.number, tmp_path)
         await texts(client, body(session_id="talk"))
         front.replicas = [other] * COUNT
-        for turns, code in ((0, 500), (1, 200)):  # it has not seen the first turn, and then has
+        for turns, code in ((0, 409), (1, 200)):  # it has not seen the first turn, and then has
             found = await client.post("/v1/completions", json=body(" more", session_id="talk", session_turns=turns))
             assert found.status_code == code, found.text
         front.replicas = replicas
         found = await client.post("/v1/completions", json=body(" more", session_id="talk"))
-        assert found.status_code == 500
+        assert found.status_code == 409
         assert "another process has gone on with it" in found.text
         await texts(client, body(" more", session_id="talk", session_turns=2))
         other.engine.close()

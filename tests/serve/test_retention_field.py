@@ -46,9 +46,7 @@ def told(address: str, **body: Any) -> list[dict[str, Any]]:
     return [chunk["choices"][0]["retention"] for chunk in chunks if "retention" in chunk["choices"][0]]
 
 
-def test_a_conversation(
-    address: str, rnn: msrnn.MultiStateRNN, small: Loaded, requests: list[Request], engine: msrnn.Engine
-) -> None:
+def test_a_conversation(address: str, rnn: msrnn.MultiStateRNN, small: Loaded, requests: list[Request]) -> None:
     """A system message, characters of several tokens, an answer that is cut, one that stops, and a turn after each."""
     tokenizer, end = small.tokenizer, small.tokenizer.eos_token_id
     asked = ["I am Ann from Tromsø, 東京 🌊!", "user", "assistant\nAnd naïve?", "  "]
@@ -87,8 +85,6 @@ def test_a_conversation(
     whole = [at for at, text in enumerate(alone) if "\N{REPLACEMENT CHARACTER}" not in text]
     assert len(whole) > 60
     assert all(pieces[at].lstrip("\N{REPLACEMENT CHARACTER}") == alone[at] for at in whole)
-    session = engine.sessions.get("talk")
-    assert session is not None
     state = rnn.state()
     rnn.read(torch.tensor([ids[:-1]]), state)  # the last token of an answer that is cut has not been read
     memory = httpx.get(f"{address}/v1/sessions/talk/memory", headers=HEADERS).json()
@@ -123,7 +119,7 @@ def test_completions_have_it_for_every_choice(address: str) -> None:
 
 
 def test_a_character_of_several_tokens(small: Loaded) -> None:
-    """Its text comes with the last of its tokens, in prompts and in answers."""
+    """Its text comes with the last of its tokens, in prompts and in answers; a space that they begin with, at once."""
     ids = small.tokenizer("a 🌊 ø")["input_ids"]
     request = Request([1], SamplingParams())
     field = RetentionField(small.tokenizer, PromptTexts(4, ["x"], None))
@@ -131,8 +127,7 @@ def test_a_character_of_several_tokens(small: Loaded) -> None:
     assert [one["start"] for one in found] == [4, *range(6, 5 + len(ids))]
     pieces = ["x", *prompt_texts(small.tokenizer, ids, 0).pieces]
     assert [piece for one in found for piece in one["pieces"]] == pieces
-    assert "".join(pieces) == "xa 🌊 ø"
-    assert pieces.count("") >= 2
+    assert pieces == ["x", "a", " ", "", "🌊", " ", "ø"]
 
 
 @given(st.lists(st.sampled_from(["\N{REPLACEMENT CHARACTER}", "a", "🌊", "\n"]), max_size=60).map("".join))

@@ -215,7 +215,7 @@ def test_limits(rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.Mon
 
         async def slow() -> bytes:
             reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{")
             reply = await reader.readline()
             writer.close()
             return reply
