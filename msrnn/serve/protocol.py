@@ -136,12 +136,23 @@ def _job(
     name, session = conversation
     turns = session.turns if session else 0
     every = retention_interval(fields, stream)
-    unread, start = (session.unread, int(session.state.seen[0])) if session else ([], 0)
-    found = [texts([*unread, *prompt.tokens], start) for prompt in prompts] if every else []
+    before, start = _told_before(session)
+    found = [texts([*before, *prompt.tokens], start) for prompt in prompts] if every else []
     usage = [boolean(options or {}, option) for option in ("include_usage", "continuous_usage_stats")]
     echoes = [echo_of(prompt, served.tokenizer) for prompt in prompts] if echo else []
     ids = [prompt.tokens for prompt in prompts]
     return Job(ids, params, stream, usage[0], all(usage), echoes, name, turns, every, found)
+
+
+def _told_before(session: Session | None) -> tuple[list[int], int]:
+    """Tokens of the last answer that `retention` tells before the prompt, and the position of the first one.
+
+    A stop token is not told with its answer, and the state may have read it by now.
+    """
+    if session is None:
+        return [], 0
+    before = session.unread or ([] if session.last is None else [session.last])
+    return before, session.tokens - len(before)
 
 
 def _session(fields: Mapping[str, Any], served: Served, owner: str) -> tuple[str | None, Session | None]:

@@ -46,7 +46,9 @@ def told(address: str, **body: Any) -> list[dict[str, Any]]:
     return [chunk["choices"][0]["retention"] for chunk in chunks if "retention" in chunk["choices"][0]]
 
 
-def test_a_conversation(address: str, rnn: msrnn.MultiStateRNN, small: Loaded, requests: list[Request]) -> None:
+def test_a_conversation(
+    address: str, rnn: msrnn.MultiStateRNN, small: Loaded, requests: list[Request], overlaps: bool
+) -> None:
     """A system message, characters of several tokens, an answer that is cut, one that stops, and a turn after each."""
     tokenizer, end = small.tokenizer, small.tokenizer.eos_token_id
     asked = ["I am Ann from Tromsø, 東京 🌊!", "user", "assistant\nAnd naïve?", "  "]
@@ -86,7 +88,8 @@ def test_a_conversation(address: str, rnn: msrnn.MultiStateRNN, small: Loaded, r
     assert len(whole) > 60
     assert all(pieces[at].lstrip("\N{REPLACEMENT CHARACTER}") == alone[at] for at in whole)
     state = rnn.state()
-    rnn.read(torch.tensor([ids[:-1]]), state)  # the last token of an answer that is cut has not been read
+    read = ids if overlaps else ids[:-1]  # the last token of an answer that is cut is read by a step that overlaps it
+    rnn.read(torch.tensor([read]), state)
     memory = httpx.get(f"{address}/v1/sessions/talk/memory", headers=HEADERS).json()
     now = retention_of(state)
     assert {position: share for position, share in shares.items() if share} == dict(now.held())
