@@ -12,6 +12,7 @@ import httpx
 import pytest
 from bad_bodies import not_json, right_fields, wrong_fields
 from live_server import KEY, post, running
+from step_orders import one_order
 from streams import streaming
 
 import msrnn
@@ -84,6 +85,7 @@ def test_bad_completions(address: str, body: Any, status: int, param: str | None
         ({"messages": [{"role": "user", "content": "a"}], "prompt": "a"}, "prompt"),
     ],
 )
+@one_order
 def test_bad_chats(address: str, body: Any, param: str) -> None:
     found = post(address, body, "/v1/chat/completions")
     assert found.status_code == 400
@@ -99,6 +101,7 @@ def check_shape(found: httpx.Response) -> None:
     assert error["type"] == "invalid_request_error"
 
 
+@one_order
 def test_every_field_with_every_wrong_value(address: str, engine: msrnn.Engine) -> None:
     before = post(address, {"prompt": "The sea", "max_tokens": 5, "temperature": 0}).json()["choices"]
     counts: Counter[str] = Counter()
@@ -139,6 +142,7 @@ def test_every_field_with_every_right_value(
     assert count > 100
 
 
+@one_order
 def test_paths_methods_and_keys(address: str) -> None:
     """A path that is not there is a 404, not a redirect."""
     paths = ["/v1", "/v1/", "/v1/models/", "//v1/models", "/v1/embeddings", "/v1/sessions/%2e%2e%2fx", "/v1/%ff"]
@@ -192,6 +196,7 @@ async def sent(address: str, *parts: bytes, pause: float = 0.0) -> httpx.Respons
     return httpx.Response(int(head.split()[1]), content=body)
 
 
+@one_order
 def test_large_bodies_and_slow_senders(rnn: msrnn.MultiStateRNN, small: Loaded) -> None:
     """Many at once, while others are answered."""
     engine = msrnn.Engine(rnn, rows=2, tokenizer=small.tokenizer)

@@ -21,6 +21,7 @@ from page_browser import (
     until,
     wait_idle,
 )
+from step_orders import one_order
 
 import msrnn
 from msrnn.hf.loading import Loaded
@@ -47,6 +48,7 @@ def test_an_answer_streams_and_tokens_fade(
         faded.add(browser.execute_script("return document.querySelectorAll('.conversation .s0').length"))
         gauges.add(text(browser, "#seen"))
         time.sleep(0.01)  # the browser and the server need the processor, too
+    fast.set()
     assert min(len(lengths), len(faded), len(gauges)) > 5  # all of it while the answer was generated
     idle(browser)
     tokens = check_tokens(open_address, browser)
@@ -83,6 +85,7 @@ def test_settings_reach_the_server(
     assert first.session.name == browser.execute_script("return location.hash.slice(1)")
 
 
+@one_order
 def test_hostile_text_stays_text(visit: Visit, open_address: str) -> None:
     browser = visit(open_address)
     set_settings(browser, max_tokens=3, system=HOSTILE)
@@ -138,6 +141,7 @@ def test_conversations(visit: Visit, open_address: str) -> None:
     assert httpx.get(f"{open_address}/v1/sessions/elsewhere/memory").status_code == 404
 
 
+@one_order
 def test_a_key(visit: Visit, address: str) -> None:
     browser = visit(address, errors=("401",))
     until(browser, "document.querySelector('dialog[open]')")
@@ -257,6 +261,7 @@ def test_a_keyboard_and_a_screen_reader(visit: Visit, open_address: str) -> None
     )
 
 
+@one_order
 def test_nothing_else_may_be_loaded(open_address: str) -> None:
     answer = httpx.get(open_address)
     policy = answer.headers["Content-Security-Policy"]

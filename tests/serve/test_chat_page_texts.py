@@ -20,6 +20,7 @@ from page_browser import (
     type_message,
     until,
 )
+from step_orders import one_order
 
 import msrnn
 from msrnn.hf.loading import Loaded
@@ -29,10 +30,7 @@ READY = "document.documentElement.dataset.ready"
 MARK = "no longer on the server"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def overlaps() -> bool:
-    """One order of steps is enough: what is generated does not matter here."""
-    return False
+pytestmark = one_order
 
 
 def kept_texts(browser: Any) -> int:

@@ -10,8 +10,11 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from step_orders import one_order
 
 from msrnn.cli.serve import ServeOptions, serve
+
+pytestmark = one_order
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OPTIONS = {f"--{name.replace('_', '-')}" for name in [*inspect.signature(serve).parameters]}

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from live_server import KEY, live, post
+from step_orders import one_order
 from transformers import GenerationConfig
 
 import msrnn
@@ -15,6 +16,8 @@ from msrnn.hf.loading import Loaded
 from msrnn.serve.defaults import sampling_defaults
 from msrnn.serve.fields import USUAL_IN_CHATS, USUAL_IN_COMPLETIONS, USUAL_IN_MESSAGES
 from msrnn.serve.protocol import Served, completion_job
+
+pytestmark = one_order
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "temperature": 0}
 COMPLETION: dict[str, Any] = {"prompt": "a", "max_tokens": 1, "temperature": 0}

@@ -12,10 +12,13 @@ import pytest
 from characters import character_model, character_tokenizer
 from live_server import running
 from page_browser import recorded, until
+from step_orders import one_order
 
 import msrnn
 from msrnn.serve.limits import Limits
 from msrnn.serve.origins import Origins
+
+pytestmark = one_order
 
 TURN = {"prompt": "hello", "max_tokens": 2, "session_id": "talk"}
 

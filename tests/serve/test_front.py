@@ -12,12 +12,15 @@ import httpx
 import pytest
 from replicas_here import AT_ONCE, COUNT, Local, body, texts, with_front
 from starlette.types import Message, Scope
+from step_orders import one_order
 
 import msrnn
 from msrnn.serve import front as front_file
 from msrnn.serve.affinity import BLOCK
 from msrnn.serve.front import Front
 from msrnn.serve.in_process import answered
+
+pytestmark = one_order
 
 SCOPE = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b""}
 SCOPE |= {"headers": [(b"host", b"localhost")]}

@@ -15,9 +15,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from step_orders import one_order
 
 from msrnn.errors import UsageError
 from msrnn.serve.http_server import _address_error, bind, listen
+
+pytestmark = one_order
 
 
 def test_a_socket_takes_connections_when_told_and_does_not_collect_small_packets() -> None:

@@ -12,9 +12,12 @@ from typing import Any
 import httpx
 from characters import END, character_model, character_tokenizer
 from live_server import greedy
+from step_orders import one_order
 
 import msrnn
 from benchmarks.serving_load import Reply, ask, serving
+
+pytestmark = one_order
 
 SESSIONS, TOKENS, KILLED_AFTER = 50, 3, 60
 

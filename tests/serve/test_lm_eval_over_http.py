@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from live_server import running
+from step_orders import one_order
 from tiny import build, llama
 
 pytest.importorskip("lm_eval", reason="the harness is not installed: pip install 'msrnn[lm-eval]'")
@@ -20,6 +21,8 @@ import msrnn
 from msrnn.hf.loading import Loaded
 from msrnn.integrations.lm_eval import BoundedLM
 from msrnn.serve.limits import Limits
+
+pytestmark = one_order
 
 CONTEXT = "The quick brown fox jumps over the lazy dog, and then it"
 PAIRS = [

@@ -11,6 +11,7 @@ import random
 import httpx
 import pytest
 from live_server import Live, greedy, live, post, wait_until
+from step_orders import one_order
 
 import msrnn
 from benchmarks.serving_load import ask_at_once, leaving, usage_of
@@ -30,6 +31,7 @@ def more_than(before: dict[str, int], found: Live) -> dict[str, int]:
     return {name: count for name, count in in_use(found).items() if count > before[name]}
 
 
+@one_order
 def test_many_clients_of_which_some_leave(rnn: msrnn.MultiStateRNN, small: Loaded) -> None:
     rnn = msrnn.MultiStateRNN(rnn.model, "tova", 48)  # states that are large enough for a leak to be seen
     draw = random.Random(0)

@@ -13,12 +13,15 @@ import pytest
 from characters import character_model, character_tokenizer
 from live_server import KEY, running
 from replicas_here import Local, body, with_front
+from step_orders import one_order
 
 import msrnn
 from msrnn.errors import UsageError
 from msrnn.serve.front import Front
 from msrnn.serve.limits import Limits
 from msrnn.serve.origins import Origins
+
+pytestmark = one_order
 
 FOREIGN, FRIEND = "https://evil.example", "http://localhost:3000"
 PATHS = ("/", "/health", "/metrics", "/version", "/v1/models", "/v1/sessions")

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from live_server import running
+from live_server import running, slow_down
 
 import msrnn
 from msrnn.hf.loading import Loaded
@@ -18,8 +18,12 @@ SECRET = "The password of the vault is a rose is a rose, and the guard sleeps fr
 
 
 @pytest.fixture
-def address(rnn: msrnn.MultiStateRNN, small: Loaded) -> Iterator[str]:
-    engine = msrnn.Engine(rnn, rows=4, tokenizer=small.tokenizer)
+def engine(rnn: msrnn.MultiStateRNN, small: Loaded) -> msrnn.Engine:
+    return msrnn.Engine(rnn, rows=4, tokenizer=small.tokenizer)
+
+
+@pytest.fixture
+def address(engine: msrnn.Engine) -> Iterator[str]:
     with running(engine, Limits(keys=["sk-ann", "sk-bob"])) as found:
         yield found
 
@@ -48,7 +52,8 @@ def test_sessions(address: str) -> None:
     assert httpx.get(f"{sessions}/diary", headers=ANN).status_code == 200
 
 
-def test_an_answer_of_another_key_goes_on(address: str) -> None:
+def test_an_answer_of_another_key_goes_on(address: str, engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_down(engine, monkeypatch)
     body = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "session_id": "busy", "stream": True}
     with httpx.stream("POST", f"{address}/v1/completions", json=body, headers=ANN, timeout=60) as stream:
         lines = stream.iter_lines()

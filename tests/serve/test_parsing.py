@@ -8,12 +8,15 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
-from live_server import live, post
+from live_server import live, post, wait_until
+from step_orders import one_order
 
 import msrnn
 from msrnn.hf.loading import Loaded
 from msrnn.serve import limits, prompts
 from msrnn.serve.limits import Limits
+
+pytestmark = one_order
 
 LARGE = "large " * 20_000
 
@@ -77,8 +80,7 @@ def test_a_full_queue_is_told_before_a_text_is_tokenized(
     engine = msrnn.Engine(rnn, rows=1, tokenizer=small.tokenizer)
     with live(engine, Limits(queue=1)) as server, ThreadPoolExecutor(2) as threads:
         large = [threads.submit(post, server.address, {"prompt": LARGE}) for _ in range(2)]
-        while server.server.parsing.count < 2:
-            threading.Event().wait(0.01)
+        wait_until(lambda: server.server.parsing.count == 2)
         assert post(server.address, {"prompt": "small", "max_tokens": 1}).status_code == 429
         held.let_go.set()
         assert [found.result().status_code for found in large] == [400, 400]

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from characters import character_model, character_tokenizer
 from replicas_here import Local, body, with_front
+from step_orders import one_order
 
 import msrnn
 from msrnn.serve.app import Server
@@ -19,6 +20,8 @@ from msrnn.serve.in_process import answered
 from msrnn.serve.limits import Limits
 from msrnn.serve.protocol import Served
 from msrnn.serve.request_log import RequestLog
+
+pytestmark = one_order
 
 TIMES = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d |, \d+ ms$")
 KEY, SECRET = "sk-very-secret", "a secret word"

@@ -121,7 +121,8 @@ def test_sessions(client: openai.OpenAI, address: str) -> None:
     httpx.delete(f"{address}/v1/sessions/two", headers=headers)
 
 
-def test_a_session_that_is_in_use(address: str) -> None:
+def test_a_session_that_is_in_use(address: str, engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_down(engine, monkeypatch)
     headers = {"Authorization": f"Bearer {KEY}"}
     body = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "session_id": "busy", "stream": True}
     with httpx.stream("POST", f"{address}/v1/completions", json=body, headers=headers) as stream:

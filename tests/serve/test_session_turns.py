@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from live_server import KEY, post, running
+from live_server import KEY, post, running, slow_down
 
 import msrnn
 from msrnn.hf.loading import Loaded
@@ -32,8 +32,11 @@ def test_a_stop_token_is_read_once(address: str, rnn: msrnn.MultiStateRNN, small
     assert found == tokenizer.decode(expected, skip_special_tokens=True)
 
 
-def test_a_fork_to_a_session_whose_first_turn_is_under_way(address: str) -> None:
+def test_a_fork_to_a_session_whose_first_turn_is_under_way(
+    address: str, engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert post(address, {"prompt": "a", "session_id": "one", "max_tokens": 2}).status_code == 200
+    slow_down(engine, monkeypatch)
     body = {"prompt": "b", "max_tokens": 1500, "ignore_eos": True, "session_id": "two", "stream": True}
     with httpx.stream("POST", f"{address}/v1/completions", json=body, headers=HEADERS, timeout=60) as stream:
         lines = stream.iter_lines()
@@ -64,9 +67,10 @@ def test_the_list_has_pages(address: str) -> None:
         assert (found.status_code, found.json()["error"]["param"]) == (400, next(iter(wrong)))
 
 
-def test_no_room_for_a_session(rnn: msrnn.MultiStateRNN, small: Loaded) -> None:
+def test_no_room_for_a_session(rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused before its prompt is read, and with a code of its own."""
     engine = msrnn.Engine(rnn, rows=2, tokenizer=small.tokenizer, session_bytes=rnn.state().nbytes)
+    slow_down(engine, monkeypatch)
     with running(engine) as address:
         body = {"prompt": "b", "max_tokens": 1500, "ignore_eos": True, "session_id": "one", "stream": True}
         with httpx.stream("POST", f"{address}/v1/completions", json=body, headers=HEADERS, timeout=60) as stream:

@@ -9,11 +9,14 @@ from characters import character_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from live_server import post
+from step_orders import one_order
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from msrnn.hf.loading import Loaded
 from msrnn.serve.token_texts import TokenTexts, _bound, fewest_tokens
+
+pytestmark = one_order
 
 
 def falling_back(**options: Any) -> Tokenizer:
