@@ -93,8 +93,8 @@ def completion_job(body: Any, served: Served, owner: str = "") -> Job:
     echo, logprobs = boolean(fields, "echo"), fields.get("logprobs")
     scored = {"logprobs": logprobs, "prompt_logprobs": logprobs if echo else None}
     params = sampling_params(fields, "max_tokens", served.default_tokens, served.defaults, **scored)
-    if params.max_tokens == 0 and not echo:
-        raise bad("max_tokens", "max_tokens=0: must be 1 or more, or 0 with echo: true")
+    if params.max_tokens == 0 and (name is not None or not echo):
+        raise bad("max_tokens", "max_tokens=0: must be 1 or more, or 0 with echo: true and without session_id")
     if params.prompt_logprobs is not None and name is not None:
         raise bad("logprobs", "logprobs with echo: those of a session's prompt are not known; leave one of them out")
     prompts = read_prompts(fields.get("prompt"), served.tokenizer, session is None, served.most_tokens)

@@ -76,7 +76,7 @@ def requests(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         before = [] if "session_id" in body else draw(st.sampled_from([[], [{"role": "system", "content": "<s>"}]]))
         return "/v1/chat/completions", {**body, "messages": [*before, user]}
     if body.get("echo"):
-        body["max_tokens"] = draw(st.integers(0, 2))
+        body["max_tokens"] = draw(st.integers(1 if "session_id" in body else 0, 2))
         if "session_id" in body:
             body.pop("logprobs", None)
     many = st.lists(st.one_of(TEXTS, IDS), min_size=1, max_size=2)
