@@ -35,7 +35,7 @@ def demo(
     """Read one text under three policies, and compare perplexity, memory and time: a minute or two on two CPU cores.
 
     The policies are full (keeps every token), window+4 (keeps the newest tokens and the first four) and tova. Times are
-    medians of repeated runs at the end of the text. Then tova continues the text.
+    medians of runs at the end of the text, which the policies do in turns. Then tova continues the text.
 
     Examples:
         msrnn demo
@@ -56,20 +56,18 @@ def demo(
         raise UsageError(f"{text}: {ids.shape[1]} token; give a longer text")
     check_size(size, ids.shape[1])
     note(announcement(ids.shape[1], len(choices) * estimate_seconds(rnn, ids)))
-    rows = []
+    rnns = [choice.rnn(rnn.model) for choice in choices]
     with progress() as bar:
-        for choice in choices:
-            rnn = choice.rnn(rnn.model)
-            task = bar.add_task(choice.policy.ljust(8), total=tokens_of(ids.shape[1]))
-            row, state = measure(rnn, ids, partial(bar.advance, task))
+        tasks = [bar.add_task(choice.policy.ljust(8), total=tokens_of(ids.shape[1])) for choice in choices]
+        rows, states = measure(rnns, ids, [partial(bar.advance, task) for task in tasks])
+        for task in tasks:
             bar.update(task, total=bar.tasks[task].completed)  # times that disagree are measured again
-            rows.append(row)
     show_table(f"{ids.shape[1]:,} tokens", COLUMNS, [cells(row) for row in rows])
     show_text(remark(rows))
     show_text(f"{rows[-1].policy} continues the text:")
     Console().print(Text(str(tokenizer.decode(ids[0, -LAST_TOKENS:])), style="dim"), end="", soft_wrap=True)
     answer = AnswerStreamer(tokenizer)
-    rnn.generate(ids[:, -1:], state=state, streamer=answer, do_sample=False, max_new_tokens=NEW_TOKENS)
+    rnns[-1].generate(ids[:, -1:], state=states[-1], streamer=answer, do_sample=False, max_new_tokens=NEW_TOKENS)
     print()
     show_text(verdict(rows))
 

@@ -85,7 +85,18 @@ def test_times_that_disagree_are_told() -> None:
     assert cells(ROWS[0])[-2:] == ["4.0", "70.0"]
     assert remark(ROWS[:1]) == "Times are medians of repeated runs."
     assert "Runs of window+4, tova still differ by more than a tenth" in remark(ROWS)
-    assert remark(ROWS).endswith("the machine is busy.")
+    assert remark(ROWS).endswith("or other processes used the processors meanwhile: the machine is busy.")
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_busy_machine_is_told(busy: bool, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the runs of each policy agree."""
+    monkeypatch.setattr("msrnn.evaluation.benchmark.timing._once", lambda *_: 3.0)
+    monkeypatch.setattr("msrnn.evaluation.benchmark.timing.OtherProcesses.disturb", lambda *_: busy)
+    (tmp_path / "text").write_text(TEXT)
+    code, out, _ = run("demo", "--text", tmp_path / "text", "--tokens", 100, "--size", 16)
+    told = "Runs of full, window+4, tova still differ by more than a tenth after three rounds, or other processes used"
+    assert (code, told in " ".join(out.split())) == (0, busy)
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(0.1, "2 seconds"), (89, "89 seconds"), (200, "3 minutes")])

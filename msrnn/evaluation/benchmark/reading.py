@@ -1,9 +1,10 @@
-"""What reading one text costs under a policy: perplexity, memory, and the times of prefill and of a decode step."""
+"""What reading one text costs under policies: perplexity, memory, and the times of prefill and of a decode step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from msrnn.core.state import MultiState
-from msrnn.evaluation.benchmark.timing import Times, milliseconds
+from msrnn.evaluation.benchmark.timing import Times, milliseconds_in_turns
 from msrnn.evaluation.loss import losses, states_held
 from msrnn.hf.rnn import MultiStateRNN
 
@@ -34,39 +35,66 @@ class Measured(NamedTuple):
         return self.reading.steady and self.decoding.steady
 
 
-def measure(rnn: MultiStateRNN, ids: Tensor, advance: Callable[[int], None]) -> tuple[Measured, MultiState]:
-    """Read ids [1, T] except the last one; the state that is returned continues with it.
+@dataclass
+class _Reading:
+    """A text that was read under one policy; its end is read again, and continued, to time both."""
 
-    advance  called with the number of tokens that were read since, those of repeated readings too
+    rnn: MultiStateRNN
+    perplexity: float
+    state: MultiState  # after all tokens but the last one
+    before: MultiState  # before `piece`
+    piece: Tensor
+    last: Tensor
+    advance: Callable[[int], None]
+
+    def __post_init__(self) -> None:
+        self._decoded = self.state.fork(1)
+
+    def read(self) -> None:
+        self.rnn.read(self.piece, self.before.fork(1), last_only=True)
+        self.advance(self.piece.shape[1])
+
+    def step(self) -> None:
+        self.rnn.step(self.last, self._decoded)
+
+    def measured(self, reading: Times, decoding: Times) -> Measured:
+        count, name = self.piece.shape[1], str(self.rnn.spec.fingerprint["policy"])
+        per_token = Times(reading.median / count, reading.low / count, reading.high / count, reading.steady)
+        return Measured(name, self.perplexity, states_held(self.state), self.state.nbytes, per_token, decoding)
+
+
+def measure(
+    rnns: Sequence[MultiStateRNN], ids: Tensor, advances: Sequence[Callable[[int], None]]
+) -> tuple[list[Measured], list[MultiState]]:
+    """Read ids [1, T] except the last one under each policy; the states that are returned continue with it.
+
+    advances  called with the number of tokens that were read since, those of repeated readings too; one of each policy
     """
-    ids, device = ids.to(rnn.model.device), rnn.model.device
+    readings = [_read(rnn, ids.to(rnn.model.device), advance) for rnn, advance in zip(rnns, advances, strict=True)]
+    device = rnns[0].model.device
+    prefills = milliseconds_in_turns([each.read for each in readings], device, READINGS, warm_ups=1)
+    steps = milliseconds_in_turns([each.step for each in readings], device, DECODED, warm_ups=UNTIMED)
+    rows = [each.measured(*times) for each, *times in zip(readings, prefills, steps, strict=True)]
+    return rows, [each.state for each in readings]
+
+
+def _read(rnn: MultiStateRNN, ids: Tensor, advance: Callable[[int], None]) -> _Reading:
     state = rnn.state()
     cut = max(0, ids.shape[1] - 1 - PIECE)
     parts = [losses(rnn, ids[:, : cut + 1], state, advance)] if cut else []
-    before, piece = state.fork(1), ids[:, cut:-1]
+    before = state.fork(1)
     parts.append(losses(rnn, ids[:, cut:], state, advance))
     perplexity = math.exp(torch.cat(parts, dim=1).double().mean().item())
-
-    def read() -> None:
-        rnn.read(piece, before.fork(1), last_only=True)
-        advance(piece.shape[1])
-
-    reading = milliseconds(read, device, READINGS, warm_ups=1)
-    count = piece.shape[1]
-    per_token = Times(reading.median / count, reading.low / count, reading.high / count, reading.steady)
-    decoded = state.fork(1)
-    decoding = milliseconds(lambda: rnn.step(ids[:, -1:], decoded), device, DECODED, warm_ups=UNTIMED)
-    name = str(rnn.spec.fingerprint["policy"])
-    return Measured(name, perplexity, states_held(state), state.nbytes, per_token, decoding), state
+    return _Reading(rnn, perplexity, state, before, ids[:, cut:-1], ids[:, -1:], advance)
 
 
 def tokens_of(length: int) -> int:
-    """Tokens that `measure` reads of a text of this length, if its times agree at once."""
+    """Tokens that `measure` reads under each policy, of a text of this length, if its times agree at once."""
     return length - 1 + (1 + READINGS) * min(PIECE, length - 1)
 
 
 def estimate_seconds(rnn: MultiStateRNN, ids: Tensor) -> float:
-    """About how long `measure` takes on this machine, from a short prefill. Also compiles the loops of numba."""
+    """About how long `measure` takes for a policy on this machine, from a short prefill. Also compiles the loops of numba."""
     losses(rnn, ids[:, :3], rnn.state())
     piece = ids[:, :PIECE].to(rnn.model.device)
     started = perf_counter()

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from msrnn.evaluation.benchmark.other_processes import OtherProcesses
 from msrnn.hf.cuda_graphs import capturing
 
 BUFFER_BYTES = {"cuda": 2**33, "cpu": 2**29}  # far more than a hardware cache holds
@@ -24,7 +25,22 @@ class Times(NamedTuple):
     median: float
     low: float  # the fastest run
     high: float  # the slowest
-    steady: bool = True  # the middle half of the runs lies within a tenth of the median
+    steady: bool = True  # the middle half of the runs lies within a tenth of the median, and no process disturbed them
+
+
+class _Round(NamedTuple):
+    """Milliseconds of runs [work][repeat], and whether other processes took processors meanwhile."""
+
+    times: list[list[float]]
+    disturbed: bool
+
+    @property
+    def spread(self) -> float:
+        return max(map(_spread, self.times))
+
+    @property
+    def steady(self) -> bool:
+        return not self.disturbed and self.spread <= DISAGREE
 
 
 def milliseconds(
@@ -37,31 +53,58 @@ def milliseconds(
 ) -> Times:
     """Time `repeats` runs after `warm_ups`; after `patience` seconds, only `least` of them.
 
-    Where the runs differ much, as on a busy machine, they are repeated, in three rounds at most. The median is that of
-    the steadiest round, the range is that of all rounds.
+    Where the runs differ much, or other processes take the processors, they are repeated, in three rounds at most. The
+    median is that of the steadiest round, the range is that of all rounds.
     """
-    for _ in range(warm_ups):
-        _once(work, device)
-    rounds: list[list[float]] = []
-    while len(rounds) < ROUNDS and not any(map(_steady, rounds)):
-        rounds.append(_round(work, device, repeats, least, patience))
-    best, every = min(rounds, key=_spread), [ms for some in rounds for ms in some]
-    return Times(float(median(best)), min(every), max(every), _steady(best))
+    return milliseconds_in_turns([work], device, repeats, warm_ups, least, patience)[0]
+
+
+def milliseconds_in_turns(
+    works: Sequence[Callable[[], object]],
+    device: torch.device,
+    repeats: int = 20,
+    warm_ups: int = 3,
+    least: int = 5,
+    patience: float = 3.0,
+) -> list[Times]:
+    """Time several works, which are run in turns (A B C A B C), so that a busy minute slows all of them.
+
+    All medians are those of one round.
+    """
+    for work in works:
+        for _ in range(warm_ups):
+            _once(work, device)
+    rounds: list[_Round] = []
+    while len(rounds) < ROUNDS and not any(some.steady for some in rounds):
+        rounds.append(_round(works, device, repeats, least, patience * len(works)))
+    best = min(rounds, key=lambda some: (some.disturbed, some.spread))
+    found = []
+    for number, times in enumerate(best.times):
+        every = [ms for some in rounds for ms in some.times[number]]
+        steady = not best.disturbed and _spread(times) <= DISAGREE
+        found.append(Times(float(median(times)), min(every), max(every), steady))
+    return found
 
 
 def busy_remark(unsteady: Sequence[str]) -> str:
     """What to tell about times that are not steady, by the names of what was timed."""
-    return f"Runs of {', '.join(unsteady)} still differ by more than a tenth after three rounds: the machine is busy."
+    return (
+        f"Runs of {', '.join(unsteady)} still differ by more than a tenth after three rounds, or other processes used "
+        "the processors meanwhile: the machine is busy."
+    )
 
 
-def _round(work: Callable[[], object], device: torch.device, repeats: int, least: int, patience: float) -> list[float]:
-    began = time.perf_counter()
-    times: list[float] = []
-    for _ in range(repeats):
-        times.append(_once(work, device))
-        if len(times) >= least and time.perf_counter() - began > patience:
+def _round(
+    works: Sequence[Callable[[], object]], device: torch.device, repeats: int, least: int, patience: float
+) -> _Round:
+    others, began = OtherProcesses(), time.perf_counter()
+    times: list[list[float]] = [[] for _ in works]
+    for count in range(1, repeats + 1):
+        for work, some in zip(works, times, strict=True):
+            some.append(_once(work, device))
+        if count >= least and time.perf_counter() - began > patience:
             break
-    return times
+    return _Round(times, others.disturb(1 if device.type == "cuda" else torch.get_num_threads()))
 
 
 def _spread(times: list[float]) -> float:
@@ -70,10 +113,6 @@ def _spread(times: list[float]) -> float:
         return 0.0
     low, middle, high = quantiles(times, n=4, method="inclusive")
     return (high - low) / middle if middle else 0.0
-
-
-def _steady(times: list[float]) -> bool:
-    return _spread(times) <= DISAGREE
 
 
 def _once(work: Callable[[], object], device: torch.device) -> float:

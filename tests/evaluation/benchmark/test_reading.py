@@ -26,7 +26,7 @@ def test_a_measurement(piece: int, model: PreTrainedModel, monkeypatch: pytest.M
     monkeypatch.setattr("msrnn.evaluation.benchmark.timing.ROUNDS", 1)
     ids, read = tokens(1, 20), list[int]()
     rnn = MultiStateRNN(model, "tova", 8)
-    found, state = measure(rnn, ids, read.append)
+    (found,), (state,) = measure([rnn], ids, [read.append])
     whole = rnn.state()
     assert found.perplexity == pytest.approx(math.exp(losses(rnn, ids, whole).mean().item()), rel=1e-5)
     assert (found.policy, found.states, found.nbytes) == ("tova", 8, state.nbytes)
@@ -35,13 +35,16 @@ def test_a_measurement(piece: int, model: PreTrainedModel, monkeypatch: pytest.M
 
 
 def test_times_are_medians_of_several_runs(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 19 tokens each, and of single steps."""
-    times = iter([500.0, 19.0, 38.0, 38.0, 38.0, 190.0, *[500.0] * 3, *[7.0] * 15])
+    """Of 19 tokens each, and of single steps; the policies are timed in turns."""
+    prefills, steps = [(19.0, 190.0), (38.0, 380.0), (38.0, 380.0), (38.0, 380.0), (190.0, 1900.0)], [(7.0, 9.0)] * 15
+    times = iter([*[500.0] * 2, *sum(prefills, ()), *[500.0] * 6, *sum(steps, ())])
     monkeypatch.setattr("msrnn.evaluation.benchmark.timing._once", lambda *_: next(times))
-    found, _ = measure(MultiStateRNN(model, "tova", 8), tokens(1, 20), lambda _: None)
-    assert (found.reading, found.decoding) == (Times(2.0, 1.0, 10.0), Times(7.0, 7.0, 7.0))
-    assert found.steady
-    assert not found._replace(decoding=Times(7.0, 1.0, 9.0, steady=False)).steady
+    rnns = [MultiStateRNN(model, policy, 8) for policy in ("tova", "window")]
+    (one, two), _ = measure(rnns, tokens(1, 20), [lambda _: None] * 2)
+    assert (one.policy, one.reading, one.decoding) == ("tova", Times(2.0, 1.0, 10.0), Times(7.0, 7.0, 7.0))
+    assert (two.policy, two.reading, two.decoding) == ("window", Times(20.0, 10.0, 100.0), Times(9.0, 9.0, 9.0))
+    assert one.steady
+    assert not one._replace(decoding=Times(7.0, 1.0, 9.0, steady=False)).steady
 
 
 def test_an_estimate_is_the_time_of_a_token_times_the_tokens(

@@ -1,10 +1,20 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from tiny import build, llama
 
-from msrnn.evaluation.benchmark.timing import Floor, bandwidth, milliseconds, products, weight_bytes
+from msrnn.evaluation.benchmark.other_processes import OtherProcesses
+from msrnn.evaluation.benchmark.timing import (
+    Floor,
+    bandwidth,
+    milliseconds,
+    milliseconds_in_turns,
+    products,
+    weight_bytes,
+)
 
 CPU = torch.device("cpu")
 
@@ -47,6 +57,35 @@ def test_runs_that_never_agree_are_unsteady(monkeypatch: pytest.MonkeyPatch) -> 
     left = taking(monkeypatch, *rounds[0], *rounds[1], *rounds[2])
     assert milliseconds(lambda: None, CPU, repeats=4, warm_ups=0) == (2.5, 1.0, 80.0, False)
     assert left == []
+
+
+def test_works_are_run_in_turns_and_have_the_times_of_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the first round B is unsteady, and A runs in a slow minute: its times there do not count either."""
+    order = ""
+
+    def work(name: str) -> Callable[[], None]:
+        def run() -> None:
+            nonlocal order
+            order += name
+
+        return run
+
+    times = iter([0.0, 0.0, 9.0, 2.0, 9.0, 30.0, 9.0, 80.0, 4.0, 2.0, 4.0, 2.0, 4.0, 2.0])
+    monkeypatch.setattr("msrnn.evaluation.benchmark.timing._once", lambda run, _: (run(), next(times))[1])
+    found = milliseconds_in_turns([work("A"), work("B")], CPU, repeats=3, warm_ups=1)
+    assert found == [(4.0, 4.0, 9.0, True), (2.0, 2.0, 80.0, True)]
+    assert order == "AB" + "ABABAB" * 2
+
+
+def test_runs_beside_other_processes_are_repeated_and_never_steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though they agree: they are as slow as what others leave to them."""
+    disturbed = [True, True, False, True, True, True]
+    monkeypatch.setattr(OtherProcesses, "disturb", lambda *_: disturbed.pop(0))
+    left = taking(monkeypatch, 35.0, 35.0, 26.0, 26.0, 17.0, 17.0, *[20.0] * 6)
+    assert milliseconds(lambda: None, CPU, repeats=2, warm_ups=0) == (17.0, 17.0, 35.0, True)
+    assert len(left) == 6
+    assert milliseconds(lambda: None, CPU, repeats=2, warm_ups=0) == (20.0, 20.0, 20.0, False)
+    assert left == disturbed == []
 
 
 def test_the_floor_of_products_is_the_fastest_run(monkeypatch: pytest.MonkeyPatch) -> None:
