@@ -30,7 +30,15 @@ from msrnn.cli.options import (
     Size,
 )
 from msrnn.cli.processes import is_first
-from msrnn.cli.serve_options import check, check_folders, check_origins, check_replicas, check_tokens, is_local
+from msrnn.cli.serve_options import (
+    check,
+    check_folders,
+    check_origins,
+    check_replicas,
+    check_tokens,
+    is_local,
+    remarks_on_folders,
+)
 from msrnn.cli.serving import NONE, Setup, listen_until_stopped, serve_here, serve_replicas
 from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
@@ -133,7 +141,7 @@ def serve(
     come with them. With "session_id" in a request, its messages are only what is new, and the
     server remembers the conversation. Each request is one line on standard error,
     without texts and keys. To ask it from a shell:
-    curl localhost:8000/v1/completions -d '{"prompt": "Once upon a time", "max_tokens": 32}'
+    curl localhost:8000/v1/completions -d '{"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0}'
 
     Examples:
         msrnn serve
@@ -191,6 +199,9 @@ def serve(
     )
     if not keys and not is_local(host):
         note(f"--host {host}: anyone who can reach this machine can use the model; --api-key guards it")
+    if is_first():
+        for remark in remarks_on_folders({"--sessions": sessions, "--prefix-states": prefix_states}):
+            note(remark)
     shown = name or given.model or SMALL
     listen = partial(
         listen_until_stopped, listener=listener, host=host, seconds=shutdown_timeout, name=shown, quiet=quiet

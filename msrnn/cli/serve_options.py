@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import shlex
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -43,6 +45,16 @@ def check_origins(origins: Sequence[str], keys: Sequence[str]) -> None:
 def check_folders(sessions: Path | None, prefix_states: Path | None) -> None:
     if sessions is not None and prefix_states is not None and sessions.resolve() == prefix_states.resolve():
         raise UsageError(f"--prefix-states {prefix_states}: is the folder of --sessions; name another one")
+
+
+def remarks_on_folders(folders: Mapping[str, Path | None]) -> list[str]:
+    """What to say of folders, by their options, that exist and that other users may enter, list or change."""
+    found = []
+    for option, folder in folders.items():
+        if folder is not None and folder.is_dir() and (mode := stat.S_IMODE(folder.stat().st_mode)) & 0o077:
+            reason = f"other users have access to this folder (mode {mode:04o}), which holds tokens of conversations"
+            found.append(f"{option} {folder}: {reason}; run chmod 700 {shlex.quote(str(folder))}")
+    return found
 
 
 def check_replicas(replicas: int | None, ray: str | None, cpus: int | None) -> None:

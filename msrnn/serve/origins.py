@@ -108,7 +108,8 @@ class OriginCheck:
         allowed = origin != "" and origins.allows(origin)
         if allowed or not _is_foreign(headers) or _opens_a_page(scope, headers):
             return None
-        return _foreign_origin(origin)
+        sites = ", ".join(headers.getlist("sec-fetch-site"))
+        return _foreign_origin(f"Origin {origin!r:.80}" if "origin" in headers else f"Sec-Fetch-Site: {sites:.80}")
 
 
 def check_content_type(headers: Headers) -> None:
@@ -154,8 +155,8 @@ def _unknown_host(host: str) -> ApiError:
     return ApiError(403, message, kind="permission_error", code="host_not_allowed")
 
 
-def _foreign_origin(origin: str) -> ApiError:
-    message = f"Origin {origin!r:.80}: pages of other sites may not use this server; start it with --cors-origin ORIGIN"
+def _foreign_origin(header: str) -> ApiError:
+    message = f"{header}: pages of other sites may not use this server; start it with --cors-origin ORIGIN"
     return ApiError(403, message, kind="permission_error", code="origin_not_allowed")
 
 

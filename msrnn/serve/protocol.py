@@ -44,7 +44,8 @@ class Served:
     @property
     def shown(self) -> dict[str, Any]:
         """What requests have that do not say otherwise."""
-        return {"max_tokens": self.default_tokens, "defaults": {**NEUTRAL, **self.defaults}}
+        defaults = {**NEUTRAL, **self.defaults}
+        return {"max_tokens": self.default_tokens, "defaults": defaults, "stated_defaults": [*self.defaults]}
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import pytest
 from command import Run
 
 from msrnn.cli.model_options import ModelOptions
-from msrnn.cli.serve_options import is_local
+from msrnn.cli.serve_options import is_local, remarks_on_folders
 from msrnn.cli.serving import Setup
 from msrnn.engine.engine import Engine
 from msrnn.serve.limits import Limits
@@ -71,6 +71,19 @@ def test_addresses_beyond_this_machine() -> None:
     ]
 
 
+def test_folders_that_others_can_read(tmp_path: Path) -> None:
+    """One that the server makes is private; of one that exists, the mode stays, and a note says so."""
+    shared, private = tmp_path / "my sessions", tmp_path / "private"
+    for folder, mode in ((shared, 0o750), (private, 0o700)):
+        folder.mkdir()
+        folder.chmod(mode)
+    assert remarks_on_folders({"--sessions": shared, "--prefix-states": private}) == [
+        f"--sessions {shared}: other users have access to this folder (mode 0750), which holds tokens of "
+        f"conversations; run chmod 700 '{shared}'"
+    ]
+    assert remarks_on_folders({"--sessions": None, "--prefix-states": tmp_path / "new"}) == []
+
+
 @contextmanager
 def ending(process: subprocess.Popen[str]) -> Iterator[None]:
     """A test that fails does not wait for its server."""
@@ -86,6 +99,7 @@ def test_a_server(short: Path, tmp_path_factory: pytest.TempPathFactory) -> None
     The first turn that may pass the training length is told, once.
     """
     tmp_path = tmp_path_factory.mktemp("sessions")
+    tmp_path.chmod(0o755)
     (short / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6, "top_k": 20}')
     command = [sys.executable, "-c", "from msrnn.cli import main; main()", "serve", "--model", str(short)]
     command += ["--size", "16", "--rows", "2", "--host", "0.0.0.0", "--port", "0", "--sessions", str(tmp_path)]
@@ -102,6 +116,7 @@ def test_a_server(short: Path, tmp_path_factory: pytest.TempPathFactory) -> None
             said,
         )
         assert "--api-key guards it" in said
+        assert f"--sessions {tmp_path}: other users have access to this folder (mode 0755)" in said
         assert "the model's own sampling defaults: temperature 0.6, top_k 20;" in said
         assert f"to chat in a browser, open http://0.0.0.0:{found[1]}\n" in said
         assert "<!doctype html>" in httpx.get(f"http://127.0.0.1:{found[1]}/", timeout=60).text

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 
 def main(words: list[str]) -> int:
@@ -18,10 +19,21 @@ def main(words: list[str]) -> int:
     try:
         return tests.wait()
     finally:
-        left = subprocess.run(["pgrep", "-s", str(tests.pid)], capture_output=True, text=True, check=False)
-        for number in left.stdout.split():
+        for number in processes_of(tests.pid):
             with suppress(ProcessLookupError):
-                os.kill(int(number), signal.SIGKILL)
+                os.kill(number, signal.SIGKILL)
+
+
+def processes_of(session: int) -> list[int]:
+    """Their numbers. Those that end meanwhile are left out."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            # After the name, which may contain anything: state, parent, process group, session.
+            fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                found.append(int(folder.name))
+    return found
 
 
 if __name__ == "__main__":

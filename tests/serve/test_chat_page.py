@@ -7,7 +7,7 @@ import time
 
 import httpx
 import pytest
-from live_server import KEY, running, slow_down
+from live_server import KEY, live, running, slow_down
 from page_browser import (
     Visit,
     check_tokens,
@@ -63,6 +63,42 @@ def test_an_answer_streams_and_tokens_fade(
     assert text(browser, ".turn:last-child .user .body") == "Who am I?"
 
 
+@pytest.mark.parametrize(
+    ("stated", "used", "shown", "whose"),
+    [
+        ({"temperature": 0.3, "top_p": 0.8}, (0.3, 0.8), ("0.3", "0.8"), "0.3 (from the model), top-p 0.8"),
+        ({"temperature": 1.0}, (1.0, 1.0), ("1", "1"), "1 (from the model), top-p 1"),
+        ({"top_p": 0.8}, (0.7, 0.8), ("0.7", "0.8"), "0.7 (of this page, since the model states none), top-p 0.8"),
+    ],
+    ids=["both", "neutral", "no-temperature"],
+)
+def test_empty_fields_have_the_defaults_of_the_server(
+    stated: dict[str, float],
+    used: tuple[float, float],
+    shown: tuple[str, str],
+    whose: str,
+    visit: Visit,
+    engine: msrnn.Engine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The page has a temperature of its own only where the model states none."""
+    requests = recorded(engine, monkeypatch)
+    with live(engine, Limits(), defaults=stated) as found:
+        browser = visit(found.address)
+        fields = "['temperature', 'top_p', 'max_tokens'].map((name) => document.querySelector(`[name=${name}]`))"
+        assert browser.execute_script(f"return {fields}.map(({{ value }}) => value)") == ["", "", ""]
+        placeholders = browser.execute_script(f"return {fields}.map(({{ placeholder }}) => placeholder)")
+        assert placeholders == [*shown, "16"]
+        assert f"temperature {whose}, 16 tokens" in text(browser, "#server")
+        set_settings(browser, max_tokens=2)
+        say(browser, "One")
+        set_settings(browser, temperature=0.5, top_p=0.4)
+        say(browser, "Two")
+    first, second = (request.params for request in requests)
+    assert (first.temperature, first.top_p) == used
+    assert (second.temperature, second.top_p) == (0.5, 0.4)
+
+
 @pytest.mark.slow
 def test_settings_reach_the_server(
     visit: Visit, open_address: str, engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch
@@ -77,7 +113,7 @@ def test_settings_reach_the_server(
     say(browser, "Two")
     first, second = requests
     assert (first.params.temperature, first.params.top_p, first.params.max_tokens) == (0.25, 0.5, 3)
-    assert (first.params.seed, second.params.seed, second.params.temperature) == (11, None, 1.0)
+    assert (first.params.seed, second.params.seed, second.params.temperature) == (11, None, 0.7)
     assert "Be brief." in engine.tokenizer.decode(first.prompt)
     assert "Be brief." not in engine.tokenizer.decode(second.prompt)
     assert first.session is not None

@@ -12,7 +12,7 @@ from step_orders import one_order
 from tiny import build, llama
 
 pytest.importorskip("lm_eval", reason="the harness is not installed: pip install 'msrnn[lm-eval]'")
-pytest.importorskip("tenacity", reason="the harness has no API models: pip install 'lm-eval[api]'")
+pytest.importorskip("tenacity", reason="the harness has no API models: pip install 'msrnn[lm-eval]'")
 
 from lm_eval.api.instance import Instance
 from lm_eval.models.openai_completions import LocalCompletionsAPI

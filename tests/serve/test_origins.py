@@ -134,7 +134,10 @@ def test_foreign_pages_are_refused(open_address: str, headers: dict[str, str]) -
     for kind in ("application/json", "text/plain", "application/x-www-form-urlencoded"):
         found = sent(open_address, kind, **headers)
         assert code(found) == (403, "origin_not_allowed")
-        assert "--cors-origin ORIGIN" in found.json()["error"]["message"]
+        name = next(iter(headers))
+        shown = f"Origin {headers[name]!r}" if name == "Origin" else f"Sec-Fetch-Site: {headers[name]}"
+        message = f"{shown}: pages of other sites may not use this server; start it with --cors-origin ORIGIN"
+        assert found.json()["error"]["message"] == message
         assert "access-control-allow-origin" not in found.headers
     spelled = {name.replace("_", "-"): value for name, value in headers.items()}
     for method, path in (("DELETE", "/v1/sessions/a"), ("GET", "/v1/sessions"), ("OPTIONS", "/v1/completions")):

@@ -94,7 +94,7 @@ def tokens_of(length: int) -> int:
 
 
 def estimate_seconds(rnn: MultiStateRNN, ids: Tensor) -> float:
-    """About how long `measure` takes for a policy on this machine, from a short prefill. Also compiles the loops of numba."""
+    """About how long `measure` takes for a policy, from a short prefill. Also compiles the loops of numba."""
     losses(rnn, ids[:, :3], rnn.state())
     piece = ids[:, :PIECE].to(rnn.model.device)
     started = perf_counter()

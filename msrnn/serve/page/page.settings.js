@@ -1,5 +1,7 @@
 // Settings: kept in this browser, except for the key.
 
+// Where the model states no temperature, the server's is 1, at which small models talk nonsense.
+const OWN_TEMPERATURE = 0.7;
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
 
 class Settings {
@@ -8,9 +10,9 @@ class Settings {
     this.dialog = find("settings");
     this.form = this.dialog.querySelector("form");
     const fields = this.form.elements, kept = this.parsed();
-    const start = { system: "", temperature: "0.7", top_p: "0.95", max_tokens: "", seed: "", keep: true, ...kept };
-    for (const name of ["system", ...NUMBERS]) fields[name].value = start[name];
-    fields.keep.checked = start.keep;
+    for (const name of ["system", ...NUMBERS]) fields[name].value = kept[name] ?? "";
+    fields.keep.checked = kept.keep ?? true;
+    this.own = {}; // values of this page for fields that are empty
     fields.key.value = key.value;
     this.form.addEventListener("change", () => this.save());
     this.form.addEventListener("submit", (event) => {
@@ -51,9 +53,9 @@ class Settings {
 
   get keep() { return this.form.elements.keep.checked; }
 
-  /** Fields of a request; an empty one is left to the server. */
+  /** Fields of a request; an empty one is left to the server, unless this page has a value of its own. */
   get sampling() {
-    const found = {};
+    const found = { ...this.own };
     for (const name of NUMBERS) {
       const field = this.form.elements[name];
       if (field.value !== "" && field.checkValidity()) found[name] = Number(field.value);
@@ -63,13 +65,20 @@ class Settings {
 
   /** What the server has decided. */
   describe(model) {
+    const stated = model.stated_defaults.includes("temperature");
+    this.own = stated ? {} : { temperature: OWN_TEMPERATURE };
+    const start = { ...model.defaults, ...this.own }, { temperature, top_p, max_tokens } = this.form.elements;
+    temperature.placeholder = start.temperature;
+    top_p.placeholder = start.top_p;
+    max_tokens.placeholder = model.max_tokens;
+    const whose = stated ? "from the model" : "of this page, since the model states none";
     const rows = { Model: model.id, Policy: model.policy, Size: `${number(model.size)} states in each layer`,
-      Positions: model.positions, "A conversation": `${number(model.bytes)} bytes, at any length` };
+      Positions: model.positions, "A conversation": `${number(model.bytes)} bytes, at any length`,
+      "Empty fields": `temperature ${start.temperature} (${whose}), top-p ${start.top_p}, ${number(model.max_tokens)} tokens` };
     find("server").replaceChildren(...Object.entries(rows).map(([name, value]) => {
       const row = element("div");
       row.append(element("dt", "", name), element("dd", "", value));
       return row;
     }));
-    this.form.elements.max_tokens.placeholder = model.max_tokens;
   }
 }
