@@ -54,7 +54,7 @@ def test_every_import_is_declared_as_a_dependency_or_an_extra() -> None:
 def test_what_is_declared_has_a_pinned_version() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {line.partition("==")[0] for line in lines if not line.startswith("#")}
-    unpinned = declared() - pinned - {"msrnn", "ray"}  # ray is installed apart
+    unpinned = declared() - pinned - {"msrnn"}
     assert not unpinned
 
 
