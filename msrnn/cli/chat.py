@@ -43,8 +43,8 @@ def chat(
     Ctrl-C stops an answer. The commands are /state, /save FILE and /quit. With --load, options that are not given are
     those of the saved conversation.
 
-    With --positions auto, a conversation that may pass the training length continues with a horizon and compressed
-    positions. Any other --positions stays as it is.
+    With --positions auto, a conversation continues with a horizon and compressed positions before it may pass the
+    training length; a saved one that has passed it stays as it is. So does any other --positions.
 
     Examples:
         msrnn chat --system "Answer briefly." --save talk.safetensors
@@ -61,7 +61,7 @@ def chat(
     from msrnn.hf.chat_template import Conversation
 
     def extend(length: int) -> MultiStateRNN:
-        return extended_rnn(rnn, options, length)
+        return extended_rnn(rnn, options, length, int(conversation.state.seen[0]))
 
     conversation = Conversation(
         rnn,

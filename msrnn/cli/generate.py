@@ -33,7 +33,7 @@ def generate(
     those of the saved state. Ctrl-C stops; with --save the state after the text so far is written.
 
     With --positions auto, a text that may pass the training length is read with a horizon and compressed positions; a
-    saved state is converted. Any other --positions stays as it is.
+    saved state that has not passed it is converted. Any other --positions stays as it is.
 
     Examples:
         msrnn generate "Once upon a time" --max-new-tokens 64
@@ -66,7 +66,7 @@ def generate(
         ids = torch.tensor([tokens])
     else:
         ids = encode(tokenizer, text, add_special_tokens=not state)
-    extended = rnn_for(rnn, options, given.auto, int(current.seen[0]) + ids.shape[1] + max_new_tokens)
+    extended = rnn_for(rnn, options, given.auto, int(current.seen[0]), ids.shape[1] + max_new_tokens)
     if extended is not rnn:
         rnn, current = extended, extended.convert_state(current) if state else extended.state()
     answer = AnswerStreamer(tokenizer)

@@ -30,6 +30,10 @@ POSITIONS = (
     "Position ids of the kept tokens: original; or, for texts past the training length, compressed (also "
     "compressed:ln, compressed:sqrt, compressed:16), fitted or compact"
 )
+EXTENDED = (
+    "compressed, with the first token protected and a horizon of 4 times the size (under a budget, that of the "
+    "largest layer)"
+)
 
 Model = Annotated[
     str | None, Option(help="Model: a folder, a .gguf file, or a name on the Hugging Face hub.", show_default=SMALL)
@@ -59,7 +63,7 @@ Positions = Annotated[
     str | None,
     Option(
         help=f"{POSITIONS}; auto: the saved state's, or original, and where the text may pass the training length "
-        "compressed, with the first token protected and a horizon of 4 times the size.",
+        f"{EXTENDED}.",
         show_default=AUTO,
     ),
 ]
@@ -102,6 +106,11 @@ SaveTo = Annotated[Path | None, Option("--save", help="Write the state to this f
 Force = Annotated[bool, Option("--force", help="Replace the output file if it exists.")]
 
 
+def as_typed(number: float) -> str:
+    """A number as a user writes it: 0 and not 0.0."""
+    return str(number).removesuffix(".0")
+
+
 @dataclass(frozen=True)
 class SamplingOptions:
     """The group of options that decides how tokens are chosen."""
@@ -112,16 +121,16 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         if self.temperature is not None and not math.isfinite(self.temperature):
-            raise UsageError(f"--temperature {self.temperature}: must be a finite number")
+            raise UsageError(f"--temperature {as_typed(self.temperature)}: must be a finite number")
         if self.temperature is not None and self.temperature < LEAST_TEMPERATURE:
             raise UsageError(
-                f"--temperature {self.temperature}: must be at least {LEAST_TEMPERATURE}; "
+                f"--temperature {as_typed(self.temperature)}: must be at least {LEAST_TEMPERATURE}; "
                 "use --greedy for the most likely token"
             )
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UsageError(f"--top-p {self.top_p}: must be above 0 and at most 1")
+            raise UsageError(f"--top-p {as_typed(self.top_p)}: must be above 0 and at most 1")
         if self.sample is False and self._given:
-            flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self._given.items())
+            flags = " ".join(f"--{name.replace('_', '-')} {as_typed(value)}" for name, value in self._given.items())
             raise UsageError(f"--greedy: takes the most likely token, and {flags} is for sampling; leave one out")
 
     def settings(self, max_new_tokens: int) -> dict[str, Any]:

@@ -33,9 +33,19 @@ def as_words(options: ModelOptions) -> str:
 
 
 def extended_rnn(
-    rnn: MultiStateRNN, options: ModelOptions, length: int, tell: Callable[[str], object] = note
+    rnn: MultiStateRNN, options: ModelOptions, length: int, seen: int, tell: Callable[[str], object] = note
 ) -> MultiStateRNN:
-    """The model to continue with past its training length, with a remark; `rnn` itself where the rule cannot hold."""
+    """The model to continue with past its training length, from a state that has read `seen` tokens, with a remark.
+
+    It is `rnn` itself where the rule cannot hold, and for a state that has passed the length with original positions:
+    converting that one would evict what its owner chose to keep.
+    """
+    if seen > length:
+        tell(
+            f"the state has read {seen:,} tokens with --positions original, past the {length:,} that this model was "
+            f"trained on: it stays as it is, and answers may get worse{_advice(rnn, options, length)}"
+        )
+        return rnn
     past = f"past the {length:,} tokens that this model was trained on"
     try:
         found = extended_options(rnn, options, length)
@@ -48,29 +58,33 @@ def extended_rnn(
 
 
 def rnn_for(
-    rnn: MultiStateRNN, options: ModelOptions, auto: bool, tokens: int, tell: Callable[[str], object] = note
+    rnn: MultiStateRNN, options: ModelOptions, auto: bool, seen: int, new: int, tell: Callable[[str], object] = note
 ) -> MultiStateRNN:
-    """The model to read a text with that ends at token `tokens` or before.
+    """The model to read at most `new` tokens with, from a state that has read `seen`.
 
-    Within the training length, and with positions that are not original, it is `rnn`. Farther, the rule decides if
-    positions are `auto`; original positions that were asked for stay, with a warning before the work.
+    Within the training length, and with positions that are not original, it is `rnn`. Farther, `extended_rnn` decides
+    if positions are `auto`; original positions that were asked for stay, with a warning before the work.
     """
     from msrnn.hf.extension import training_length
 
     length = training_length(rnn.model)
-    if length is None or tokens <= length or options.positions != ORIGINAL:
+    if length is None or seen + new <= length or options.positions != ORIGINAL:
         return rnn
     if auto:
-        return extended_rnn(rnn, options, length, tell)
-    try:
-        advice = f"; read it from its beginning with {as_words(extended_options(rnn, options, length))}"
-    except UsageError as reason:
-        advice = f" ({reason})"
+        return extended_rnn(rnn, options, length, seen, tell)
     tell(
-        f"--positions original: the text may reach token {tokens:,}, past the {length:,} that this model was trained "
-        f"on, and answers may get worse{advice}"
+        f"--positions original: the text may reach token {seen + new:,}, past the {length:,} that this model was "
+        f"trained on, and answers may get worse{_advice(rnn, options, length)}"
     )
     return rnn
+
+
+def _advice(rnn: MultiStateRNN, options: ModelOptions, length: int) -> str:
+    """How to read a text that passes the training length, or why that cannot be."""
+    try:
+        return f"; read the text from its beginning with {as_words(extended_options(rnn, options, length))}"
+    except UsageError as reason:
+        return f" ({reason})"
 
 
 def engine_maker(rnn: MultiStateRNN, options: ModelOptions, kind: type[Engine]) -> Callable[..., Engine]:

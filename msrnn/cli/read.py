@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
@@ -39,7 +40,7 @@ def read(
     file to save to, and removed at the end. With --load, options that are not given are those of the saved state.
 
     With --positions auto, a text that passes the training length is read with a horizon and compressed positions from
-    its beginning; a saved state is converted. Any other --positions stays as it is.
+    its beginning; a saved state that has not passed it is converted. Any other --positions stays as it is.
 
     Examples:
         msrnn read book.txt --save book.safetensors
@@ -61,8 +62,13 @@ def read(
     whole = encode(tokenizer, text, add_special_tokens=load is None)
     reading = LongRead(whole[:, :tokens], checkpoint, load)
     begun, remarks = load_or_empty(rnn, load), list[str]()
-    extended = rnn_for(rnn, options, given.auto, int(begun.seen[0]) + reading.total, remarks.append)
-    state = _resumed(reading, rnn, extended, force)
+    before = int(begun.seen[0])
+
+    def extend(done: int) -> MultiStateRNN:
+        remarks.clear()
+        return rnn_for(rnn, options, given.auto, before + done, reading.total - done, remarks.append)
+
+    extended, state = _resumed(reading, rnn, extend, force)
     if state is None:
         state = begun if extended is rnn else extended.convert_state(begun) if load else extended.state()
     rnn = extended
@@ -76,28 +82,34 @@ def read(
     print(f"{save}: {summary(state)} ({speed:,.0f} tokens/s){rest}")
 
 
-def _resumed(reading: LongRead, rnn: MultiStateRNN, extended: MultiStateRNN, force: bool) -> MultiState | None:
-    """The state of an interrupted read, for the `extended` model; None: start from the beginning.
+def _resumed(
+    reading: LongRead, rnn: MultiStateRNN, extend: Callable[[int], MultiStateRNN], force: bool
+) -> tuple[MultiStateRNN, MultiState | None]:
+    """The model to continue with, and the state of an interrupted read; None: start from the beginning.
 
-    A checkpoint of a part of the text that did not pass the training length is converted.
+    `extend(done)` is the model for the tokens after the first `done`. A checkpoint with original positions is converted
+    to it, unless it has passed the training length.
     """
+    extended = extend(0)
     try:
         if extended is not rnn and reading.checkpoint.exists() and _has_positions_of(rnn, reading.checkpoint):
-            found = reading.resume(rnn)
-            state = found and extended.convert_state(found)
+            state = reading.resume(rnn)
+            extended = extend(reading.done)
+            if state is not None and extended is not rnn:
+                state = extended.convert_state(state)
         else:
             state = reading.resume(extended)
     except UsageError as reason:
         if force:
             note(f"{reading.checkpoint}: {reason}; reading starts from the beginning")
-            return None
+            return extended, None
         raise UsageError(
             f"{reading.checkpoint}: a checkpoint that does not fit this command ({reason}); "
             "add --force to start from the beginning, or name another file to save to"
         ) from reason
     if state is not None:
         note(f"continuing after {reading.done:,} of {reading.total:,} tokens")
-    return state
+    return extended, state
 
 
 def _has_positions_of(rnn: MultiStateRNN, path: Path) -> bool:

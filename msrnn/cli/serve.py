@@ -16,6 +16,7 @@ from msrnn.cli.options import (
     AUTO,
     DEFAULT_POLICY,
     DEFAULT_SIZE,
+    EXTENDED,
     ORIGINAL,
     POSITIONS,
     SMALL,
@@ -28,6 +29,7 @@ from msrnn.cli.options import (
     PolicyName,
     Ray,
     Size,
+    as_typed,
 )
 from msrnn.cli.processes import is_first
 from msrnn.cli.serve_options import (
@@ -54,10 +56,7 @@ class ServeOptions:
     size: Size = DEFAULT_SIZE
     positions: Annotated[
         str,
-        Option(
-            help=f"{POSITIONS}; auto: original, and for requests that may pass the training length compressed, with "
-            "the first token protected and a horizon of 4 times the size."
-        ),
+        Option(help=f"{POSITIONS}; auto: original, and for requests that may pass the training length {EXTENDED}."),
     ] = AUTO
     state_dtype: Annotated[str | None, Option(help=STATE_DTYPE, show_default="not quantized")] = None
     device: Device = "auto"
@@ -164,7 +163,7 @@ def serve(
         "--session-bytes": session_bytes,
     }
     if session_days is not None and not 0 < session_days < math.inf:
-        raise UsageError(f"--session-days {session_days}: must be above 0; leave it out to delete none")
+        raise UsageError(f"--session-days {as_typed(session_days)}: must be above 0; leave it out to delete none")
     check(port, counts, shutdown_timeout, name, keys)
     check_tokens(max_tokens, max_total_tokens)
     check_origins(cors_origin or (), keys)

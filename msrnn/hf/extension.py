@@ -43,8 +43,9 @@ def extension(policy: str | Policy, size: int, length: int) -> Extension:
     """The policy with its first token protected and a horizon, and compressed positions.
 
     The horizon is four times the size, or the training length where that is less: then all positions are among those
-    that the model was trained on. A horizon that the policy has already stays. Raises a UsageError where the rule
-    cannot hold: policy full evicts nothing, and a size as large as the training length leaves no room for a horizon.
+    that the model was trained on. A horizon that the policy has already stays. Under a budget, `size` is that of the
+    largest layer: a horizon must be larger than the size of every layer. Raises a UsageError where the rule cannot
+    hold: policy full evicts nothing, and a size as large as the training length leaves no room for a horizon.
     """
     if is_full(policy):
         raise UsageError(f"policy {FULL!r} keeps every token; use a bounded policy, such as echo")

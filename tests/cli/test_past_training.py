@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from msrnn import Engine, MultiStateRNN, SamplingParams
 from msrnn.cli.model_options import ModelOptions
-from msrnn.cli.past_training import engine_maker
+from msrnn.cli.past_training import engine_maker, extended_options
 from msrnn.core.state_file import load_description
 from msrnn.engine.lanes import LongEngine
 from msrnn.hf.chat_template import encode
@@ -87,13 +87,55 @@ def test_an_interrupted_read_goes_on_in_the_same_way(run: Run, short: Path, tmp_
     assert same(tmp_path / "state", tmp_path / "whole")
 
 
+def test_a_state_that_has_passed_the_length_is_not_converted(run: Run, short: Path, tmp_path: Path) -> None:
+    """By no verb: original positions were asked for, and a horizon would evict what they keep."""
+    words = ("read", "-", *SIZE, "--model", short)
+    read = run(*words, "--positions", "original", "--save", tmp_path / "long", stdin=TEXT, small=True)
+    assert (read.code, made(tmp_path / "long")) == (0, ("tova", "original"))
+    warned = (
+        "the state has read 274 tokens with --positions original, past the 200 that this model was trained on: it "
+        f"stays as it is, and answers may get worse; read the text from its beginning with {RULE}\n"
+    )
+    on, saved = ("--model", short, "--save", tmp_path / "on", "--force"), tmp_path / "long"
+    short_answer = ("--max-new-tokens", 2)
+    for more, stdin in (
+        (("read", "-", "--load", saved), "b" * 20),
+        (("generate", "b", "--state", saved, *short_answer), ""),
+        (("chat", "--load", saved, *short_answer), "a\nb\nc\n"),
+    ):
+        ran = run(*more, *on, stdin=stdin, small=True)
+        assert (ran.code, ran.err.count(warned), ran.err.count("past the")) == (0, 1, 1), ran.err
+        assert made(tmp_path / "on") == ("tova", "original")
+
+    rnn = MultiStateRNN(AutoModelForCausalLM.from_pretrained(short), "tova", 16)
+    state = rnn.load_state(saved)
+    run("read", "-", "--load", saved, *on, stdin="b" * 20, small=True)
+    rnn.read(encode(AutoTokenizer.from_pretrained(short), "b" * 20, add_special_tokens=False), state)
+    state.save(tmp_path / "by hand")
+    assert same(tmp_path / "on", tmp_path / "by hand")
+
+
+@pytest.mark.parametrize(("done", "kept"), [(200, False), (201, True)])
+def test_a_checkpoint_with_original_positions(done: int, kept: bool, run: Run, short: Path, tmp_path: Path) -> None:
+    """It is converted, unless it has passed the length."""
+    rnn = MultiStateRNN(AutoModelForCausalLM.from_pretrained(short), "tova", 16)
+    ids = encode(AutoTokenizer.from_pretrained(short), TEXT, add_special_tokens=True)
+    state = rnn.state()
+    rnn.read(ids[:, :done], state)
+    state.save(tmp_path / "state.partial", LongRead(ids, tmp_path / "none").notes(done))
+    code, _, err = run("read", "-", *SIZE, "--model", short, "--save", tmp_path / "state", stdin=TEXT, small=True)
+    assert (code, err.count(f"continuing after {done} of")) == (0, 1)
+    assert (err.count(f"the state has read {done} tokens with"), err.count(TOLD)) == (int(kept), int(not kept))
+    assert made(tmp_path / "state") == (("tova", "original") if kept else ("tova+1~64", "compressed:lnln"))
+
+
 def test_original_positions_that_were_asked_for(run: Run, short: Path, tmp_path: Path) -> None:
     """They stay, and the warning's advice is the rule."""
     words = ("read", "-", *SIZE, "--model", short, "--positions", "original")
     code, _, err = run(*words, "--save", tmp_path / "one", stdin=TEXT, small=True)
     warned = "--positions original: the text may reach token 274, past the 200 that this model was trained on"
     assert (code, err.count("\n"), err.count(warned)) == (0, 1, 1)
-    assert f"read it from its beginning with {RULE}" in err
+    assert f"read the text from its beginning with {RULE}" in err
     assert made(tmp_path / "one") == ("tova", "original")
     full = run(*words, "--policy", "full", "--save", tmp_path / "full", stdin=TEXT, small=True)
     assert "answers may get worse (policy 'full' keeps every token; use a bounded policy" in full.err
@@ -105,6 +147,20 @@ def test_a_text_that_cannot_follow_the_rule(run: Run, short: Path, tmp_path: Pat
     assert (code, err.count("\n")) == (0, 1)
     assert "past the 200 tokens that this model was trained on, answers may get worse (size=200 is not below" in err
     assert made(tmp_path / "state") == ("tova", "original")
+
+
+def test_under_a_budget_the_size_is_that_of_the_largest_layer(run: Run) -> None:
+    """A horizon must be larger than the size of every layer."""
+    options = ModelOptions(policy="echo:pyramid", size=60)
+    rnn = options.rnn(build(llama()))
+    largest = max(rnn.spec.fingerprint["size"])
+    found = extended_options(rnn, options, 800)
+    assert largest > 60
+    assert found.policy == f"echo+1~{4 * largest}:pyramid"
+    assert found.rnn(rnn.model).spec.fingerprint["size"] == rnn.spec.fingerprint["size"]
+    for verb in ("read", "serve"):
+        shown = " ".join(run(verb, "--help", small=True).out.replace("│", " ").split())
+        assert "4 times the size (under a budget, that of the largest layer)" in shown
 
 
 def test_the_engine_of_a_server(capsys: pytest.CaptureFixture[str]) -> None:
