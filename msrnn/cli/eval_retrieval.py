@@ -17,7 +17,7 @@ from msrnn.cli.evaluation import (
     write_report,
 )
 from msrnn.cli.files import manual
-from msrnn.cli.options import ORIGINAL
+from msrnn.cli.options import ORIGINAL, as_typed
 from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
 from msrnn.evaluation.data.texts import check_source
@@ -118,7 +118,7 @@ def retrieval(
     check_counts(min(lengths), limit=limit, batch=batch)
     for value in depths:
         if not 0 <= value <= 1:
-            raise UsageError(f"--depth {value}: must be from 0 to 1")
+            raise UsageError(f"--depth {as_typed(value)}: must be from 0 to 1")
     from msrnn.core.rope import COMPRESSED, name_of, spacing
     from msrnn.evaluation.data.needles import PLACES, TASKS, Haystack, Sample
     from msrnn.evaluation.data.texts import documents

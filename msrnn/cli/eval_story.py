@@ -14,7 +14,7 @@ from msrnn.cli.evaluation import (
     show_tables,
     write_report,
 )
-from msrnn.cli.options import MaxNewTokens
+from msrnn.cli.options import MaxNewTokens, as_typed
 from msrnn.errors import UsageError
 from msrnn.policy import refuse_budget, resolve
 
@@ -71,7 +71,9 @@ def story(
             resolve(name, states)
     check_counts(2, stories=stories, max_new_tokens=max_new_tokens, batch=batch)
     if not 0 < temperature <= 100:
-        raise UsageError(f"--temperature {temperature}: must be above 0, and at most 100; 0.01 is nearly greedy")
+        raise UsageError(
+            f"--temperature {as_typed(temperature)}: must be above 0, and at most 100; 0.01 is nearly greedy"
+        )
     from msrnn.evaluation.cells import FULL_MODEL, grid
     from msrnn.evaluation.data.prompts import STORY, prompt_ids
     from msrnn.evaluation.environment import environment

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from msrnn.cli.evaluation import SkipDamaged, open_store, read_store, resumed, show_tables, stoppable, write_report
-from msrnn.cli.options import Device, Dtype
+from msrnn.cli.options import Device, Dtype, as_typed
 from msrnn.cli.terminal import note, progress
 from msrnn.errors import UsageError
 
@@ -108,13 +108,13 @@ def check(name: str | None, base_url: str | None, model: str | None, max_request
     if max_requests is not None and max_requests < 1:
         raise UsageError(f"--max-requests {max_requests}: must be 1 or more; --estimate asks nothing")
     if not 0 < timeout < float("inf"):
-        raise UsageError(f"--timeout {timeout}: must be above 0 seconds")
+        raise UsageError(f"--timeout {as_typed(timeout)}: must be above 0 seconds")
 
 
 def check_price(price: tuple[float, float] | None) -> None:
     for value in price or ():
         if not 0 <= value < float("inf"):
-            raise UsageError(f"--price {value}: must be a number, 0 or more")
+            raise UsageError(f"--price {as_typed(value)}: must be a number, 0 or more")
 
 
 def stories(folder: Path, skip_damaged: bool) -> Store:

@@ -145,10 +145,10 @@ BAD = {
     "both": (["--judge", "a", "--model", "b"], "give either --judge"),
     "address": (["--model", "b", "--base-url", "http://x"], "--base-url http://x"),
     "requests": (["--judge", "a", "--max-requests", "0"], "--max-requests 0"),
-    "timeout": (["--judge", "a", "--timeout", "0"], "--timeout 0"),
+    "timeout": (["--judge", "a", "--timeout", "0"], "--timeout 0: must be above 0 seconds"),
     "key": (["--judge", "a"], "OPENAI_API_KEY"),
     "price": (["--judge", "a", "--price", "nan", "1"], "--price nan: must be a number, 0 or more"),
-    "negative price": (["--judge", "a", "--price", "1", "-2"], "--price -2"),
+    "negative price": (["--judge", "a", "--price", "1", "-2"], "--price -2: must be"),
     "no address": (["--judge", "a", "--base-url", "localhost:8000"], "must begin with http://"),
 }
 

@@ -50,7 +50,7 @@ BAD = {
     "empty standard input": (["generate", "-"], "empty"),
     "temperature": (
         ["generate", "hi", "--temperature", "0"],
-        "--temperature 0.0: must be at least 1e-06; use --greedy",
+        "--temperature 0: must be at least 1e-06; use --greedy",
     ),
     "temperature below": (["chat", "--temperature", "1e-300"], "--temperature 1e-300: must be at least"),
     "temperature inf": (["generate", "hi", "--temperature", "inf"], "--temperature inf: must be a finite number"),
@@ -71,7 +71,7 @@ BAD = {
         "odd: not a state that msrnn saved, its policy is ['tova']",
     ),
     "top-p": (["generate", "hi", "--top-p", "1.5"], "--top-p 1.5"),
-    "greedy at a temperature": (["generate", "hi", "--greedy", "--temperature", "3.0"], "and --temperature 3.0 is"),
+    "greedy at a temperature": (["generate", "hi", "--greedy", "--temperature", "3.0"], "and --temperature 3 is"),
     "greedy with top-p": (["chat", "--greedy", "--top-p", "0.9"], "and --top-p 0.9 is"),
     "max new tokens": (["chat", "--max-new-tokens", "0"], "--max-new-tokens 0"),
     "dtype": (["generate", "hi", "--dtype", "int3"], "--dtype int3: must be one of"),

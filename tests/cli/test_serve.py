@@ -45,6 +45,8 @@ from msrnn.serve.limits import Limits
         (("--policy", "tofu"), "tofu"),
         (("--policy", "full"), "fixed size in every layer"),
         (("--generation-config", "vllm"), "--generation-config vllm: must be auto or none"),
+        (("--session-days", 0), "--session-days 0: must be above 0; leave it out to delete none"),
+        (("--session-days", "inf"), "--session-days inf: must be above 0"),
         (("--rows", -3), "--rows -3: must be a whole number, 1 or more"),
     ],
 )
