@@ -3,14 +3,20 @@
 A template writes contents and special tokens into one text. To tell them apart, the contents are located in it, the
 template's own special tokens are marked with a random prefix, and a copy of the tokenizer knows the marked ones only.
 Everything else about the text and the tokenizer stays, so a content without special tokens gets the same ids as ever.
+
+Some tokenizers do not flag the tokens that open a turn as special. So an added token that the template writes counts as
+special here, too.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property, lru_cache
+from string import whitespace
 from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
@@ -20,6 +26,11 @@ from msrnn.errors import UsageError
 
 Messages = list[dict[str, str]]
 Render = Callable[[Messages], str]
+_CONVERSATIONS = (  # what a template writes for each role; those that it refuses show nothing
+    ("system", "user", "assistant", "user"),
+    ("user", "assistant", "user"),
+    ("user", "assistant", "tool"),
+)
 _NOT_AS_TEXT = "a message has the text of a special token, which this tokenizer cannot read as text: leave it out"
 
 
@@ -51,14 +62,26 @@ def locate_contents(messages: Messages, render: Render) -> Located | None:
 
     The template is rendered with other contents, which show what it puts around them: a content may also occur there.
     """
-    marks = [f"\ue000{number}\ue001" for number in range(len(messages))]
-    rest, around = render([{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)]), []
-    for mark in marks:
+    return _locate(messages, _render_marks(messages, render), render(messages))
+
+
+def _marks(messages: Messages) -> list[str]:
+    return [f"\ue000{number}\ue001" for number in range(len(messages))]
+
+
+def _render_marks(messages: Messages, render: Render) -> str:
+    """The rendered messages with marks for contents: everything else in it is the template's."""
+    pairs = zip(messages, _marks(messages), strict=True)
+    return render([{**message, "content": mark} for message, mark in pairs])
+
+
+def _locate(messages: Messages, rest: str, actual: str) -> Located | None:
+    around = []
+    for mark in _marks(messages):
         before, found, rest = rest.partition(mark)
         if not found:
             return None
         around.append(before)
-    actual = render(messages)
     for contents in ([m["content"] for m in messages], [m["content"].strip() for m in messages]):
         located = Located(around, contents, rest)
         if located.text() == actual:
@@ -69,16 +92,17 @@ def locate_contents(messages: Messages, render: Render) -> Located | None:
 def encode_messages(tokenizer: PreTrainedTokenizerBase, messages: Messages, render: Render) -> list[int]:
     """The token ids of rendered messages, whose contents are text: none of them becomes a special token.
 
-    Raises a UsageError for a content with the text of a special token, if the template changes contents.
+    Raises a UsageError if the template changes contents, and writes the text of a special token of one.
     """
-    specials, located = _Specials.of(tokenizer), locate_contents(messages, render)
+    marked, actual = _render_marks(messages, render), render(messages)
+    specials, located = _Specials.of(tokenizer, marked), _locate(messages, marked, actual)
     if located is None:
-        if any(specials.occur_in(message["content"]) for message in messages):
+        if specials.found_in(actual) != specials.found_in(marked):
             raise UsageError(
                 "a message has the text of a special token, and this model's chat template changes messages, so that "
                 "the two cannot be told apart: leave that text out"
             )
-        return _plain(tokenizer, render(messages))
+        return _plain(tokenizer, actual)
     if specials.all_of_template(located):
         return _plain(tokenizer, located.text())
     return specials.encode(located)
@@ -90,11 +114,11 @@ def _plain(tokenizer: Any, text: str) -> list[int]:
 
 
 class _Specials:
-    """The special tokens of a tokenizer."""
+    """The special tokens of a tokenizer; `written` are added tokens that count as such."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        added = tokenizer.added_tokens_decoder
-        self._tokens = {token.content: (number, token) for number, token in added.items() if token.special}
+    def __init__(self, tokenizer: Any, written: frozenset[str]) -> None:
+        added = ((token.content, (number, token)) for number, token in tokenizer.added_tokens_decoder.items())
+        self._tokens = {text: found for text, found in added if found[1].special or text in written}
         self.names = sorted(self._tokens, key=len, reverse=True)  # as tokenizers do: the longest that fits
         self._pattern = re.compile("|".join(map(re.escape, self.names)) or r"(?!)")
         backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -105,11 +129,14 @@ class _Specials:
     def _copy(self) -> tuple[Tokenizer, dict[int, int]]:
         """A tokenizer that knows special tokens only where they are marked, and the ids that it should have for them.
 
-        It takes special tokens for text, so the marked ones are not special for it.
+        It takes special tokens for text, so the marked ones are not special for it, and the others all are.
         """
         if not isinstance(self._backend, Tokenizer):
             raise UsageError(_NOT_AS_TEXT)
-        copy = Tokenizer.from_str(self._backend.to_str())
+        description = json.loads(self._backend.to_str())
+        for token in description["added_tokens"]:
+            token["special"] |= token["content"] in self._tokens
+        copy = Tokenizer.from_str(json.dumps(description))
         copy.no_truncation()
         copy.no_padding()
         copy.encode_special_tokens = True
@@ -118,8 +145,12 @@ class _Specials:
         return copy, {marked[self._mark + name]: number for name, (number, _) in self._tokens.items()}
 
     @staticmethod
-    def of(tokenizer: Any) -> _Specials:
-        return _specials_of(tokenizer, len(tokenizer))
+    def of(tokenizer: Any, template_text: str) -> _Specials:
+        """Those of a tokenizer whose chat template has written this text."""
+        size = len(tokenizer)
+        written = _written_for_roles(tokenizer, size, str(tokenizer.chat_template))
+        here = {marker for marker in _markers(tokenizer, size) if marker in template_text}
+        return _specials_of(tokenizer, size, written | here)
 
     def _marked(self, token: AddedToken) -> AddedToken:
         flags = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
@@ -130,6 +161,11 @@ class _Specials:
         if self._pattern.search(content):
             return True
         return self._normalizer is not None and bool(self._pattern.search(self._normalizer.normalize_str(content)))
+
+    def found_in(self, text: str) -> list[list[str]]:
+        """The special tokens that a text has, as it is and after the tokenizer has normalized it."""
+        texts = [text] if self._normalizer is None else [text, self._normalizer.normalize_str(text)]
+        return [self._pattern.findall(one) for one in texts]
 
     def all_of_template(self, located: Located) -> bool:
         """Whether all special tokens of a text are the template's: none is in a content, or begins or ends in one."""
@@ -152,6 +188,26 @@ class _Specials:
 
 
 @lru_cache(maxsize=8)
-def _specials_of(tokenizer: Any, size: int) -> _Specials:
+def _specials_of(tokenizer: Any, size: int, written: frozenset[str]) -> _Specials:
     """`size`: tokens may have been added since."""
-    return _Specials(tokenizer)
+    return _Specials(tokenizer, written)
+
+
+@lru_cache(maxsize=8)
+def _written_for_roles(tokenizer: Any, size: int, template: str) -> frozenset[str]:
+    """The added tokens that the chat template writes around messages of any role."""
+    written: set[str] = set()
+    for roles in _CONVERSATIONS:
+        messages = [{"role": role, "content": "a"} for role in roles]
+        with suppress(Exception):  # a template is a program, whose errors have no common kind
+            text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+            written |= {marker for marker in _markers(tokenizer, size) if marker in text}
+    return frozenset(written)
+
+
+@lru_cache(maxsize=8)
+def _markers(tokenizer: Any, size: int) -> list[str]:
+    """The added tokens that are not flagged as special, and not ordinary text: spaces, a word or a single sign."""
+    added = [token.content for token in tokenizer.added_tokens_decoder.values() if not token.special]
+    bare = [token.strip("▁" + whitespace) for token in added]
+    return [token for token, sign in zip(added, bare, strict=True) if len(sign) > 1 and not sign.isalnum()]
