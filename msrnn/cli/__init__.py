@@ -32,7 +32,7 @@ from msrnn.cli.policies import policies
 from msrnn.cli.processes import SHARED_VERBS, is_first, print_error, speaking_once, started_by_torchrun
 from msrnn.cli.read import read
 from msrnn.cli.serve import serve
-from msrnn.cli.terminal import Stopped
+from msrnn.cli.terminal import Stopped, quiet_torchao
 from msrnn.errors import UsageError
 
 BAD_INPUT, INTERRUPTED = 2, 130
@@ -79,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if started_by_torchrun() and words[:1] and words[0] not in SHARED_VERBS:
         known = f"{', '.join(SHARED_VERBS[:-1])} and {SHARED_VERBS[-1]}"
         return _print_error(f"torchrun: {words[0]} works in one process; {known} in several")
+    quiet_torchao()
     try:
         with speaking_once():
             code = app(with_cluster(words), prog_name="msrnn", standalone_mode=False)

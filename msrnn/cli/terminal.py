@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,15 @@ _COLUMN_FRAME = 3  # padding of a table's column and the line beside it; one mor
 
 class Stopped(Exception):  # noqa: N818, it is not an error
     """Ctrl-C, with what was saved and how to continue. The command line prints it and exits with code 130."""
+
+
+def quiet_torchao() -> None:
+    """Drop what torch remarks about torchao, which transformers imports with every model where it is installed."""
+    logging.getLogger("torch.utils._pytree").addFilter(_is_not_about_enums)
+
+
+def _is_not_about_enums(record: logging.LogRecord) -> bool:
+    return "is an Enum subclass" not in str(record.msg)
 
 
 def note(text: str) -> None:
