@@ -51,6 +51,13 @@ def test_every_import_is_declared_as_a_dependency_or_an_extra() -> None:
     assert not missing
 
 
+def test_the_extra_of_the_harness_has_what_the_guides_use() -> None:
+    """RULER, and models over HTTP (`--model local-completions`)."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (harness,) = (name for name in project["optional-dependencies"]["lm-eval"] if name.startswith("lm-eval"))
+    assert harness.startswith("lm-eval[api,ruler]")
+
+
 def test_what_is_declared_has_a_pinned_version() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {line.partition("==")[0] for line in lines if not line.startswith("#")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator
@@ -65,6 +66,14 @@ def test_the_command_line_page_shows_every_verb() -> None:
 def test_examples_that_would_not_parse(words: str) -> None:
     with pytest.raises(typer.TyperException):
         parsed(f"msrnn {words}")
+
+
+def test_requests_that_are_shown_say_their_temperature() -> None:
+    """The small default model states none, and writes nonsense at temperature 1."""
+    helped = VERBS["serve",].help
+    bodies = re.findall(r"curl \S+/completions -d '(.*?)'", "\n".join([*PAGES.values(), helped]), re.DOTALL)
+    assert len(bodies) == 3
+    assert all("temperature" in json.loads(body) for body in bodies)
 
 
 def test_no_example_asks_a_bounded_state_for_a_detail() -> None:
