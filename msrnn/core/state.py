@@ -107,7 +107,7 @@ class MultiState:
 
     def check_fits(self, fingerprint: dict[str, Any]) -> None:
         """Refuse a state of another model, policy, size, dtype or positions than the fingerprint's."""
-        _compare("a state", self.fingerprint, fingerprint)
+        _compare("the state was made", self.fingerprint, fingerprint)
         self.check_whole()
 
     def check_whole(self) -> None:
@@ -265,7 +265,7 @@ class MultiState:
         Everything that kernels rely on is checked, so that no file can make one write outside of its buffers.
         """
         tensors, description = load_tensors(Path(path))
-        _compare(f"{path}: saved", description, fingerprint)
+        _compare(f"{path}: was saved", description, fingerprint)
         own = empty(1)  # the file's batch size is not trusted until its tensors agree
         state = own.gathered()
         try:
@@ -307,9 +307,9 @@ def _compare(what: str, actual: dict[str, Any], expected: dict[str, Any]) -> Non
     theirs, mine = actual.get(ARCHITECTURE), expected.get(ARCHITECTURE, "the model")
     for name, value in expected.items():
         if name != ARCHITECTURE and actual.get(name, value if name in LATER else None) != value:
-            difference = f"{name} {actual.get(name)!r} does not fit a model with {name} {value!r}"
+            difference = f"{name} {actual.get(name)!r}, and this model has {name} {value!r}"
             if name in _NAMED and theirs not in (None, mine):
-                difference = f"the {_NAMED[name]} of {theirs} does not fit {mine}"
+                difference = f"the {_NAMED[name]} of {theirs}, and this model is {mine}"
             elif name in _NAMED:
-                difference = f"other {_NAMED[name]} than those of this {mine} does not fit it"
+                difference = f"other {_NAMED[name]} than those of this model, {mine}"
             raise UsageError(f"{what} with {difference}: use the model and options that it was made with")

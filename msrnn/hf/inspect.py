@@ -6,6 +6,7 @@ import json
 import weakref
 from dataclasses import replace
 from functools import cached_property
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -56,10 +57,11 @@ class ModelSpec:
 
     @property
     def architecture(self) -> str:
-        """The model's class and sizes, for messages."""
+        """The model's name, class and sizes, for messages."""
         sizes = {"layers": "num_hidden_layers", "hidden size": "hidden_size", "vocabulary": "vocab_size"}
         known = [f"{what} {value}" for what, name in sizes.items() if (value := getattr(self.config, name, None))]
-        return f"{type(self.model).__name__}({', '.join(known)})"
+        name = PurePath(str(self.model.config.name_or_path or "")).name  # of a folder, or without its owner on the hub
+        return f"{name} {type(self.model).__name__}({', '.join(known)})".lstrip()
 
     @property
     def dtype(self) -> str:

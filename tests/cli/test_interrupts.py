@@ -130,7 +130,7 @@ def stopped_at(words: tuple[object, ...], run: Run, stop: Stop) -> None:
 
 OTHER = {
     "another text": ((), TEXT[::-1] * 8, "it is of another text"),
-    "another size": (("--size", 12), BOOK, "with size 16 does not fit a model with size 12"),
+    "another size": (("--size", 12), BOOK, "was saved with size 16, and this model has size 12: use"),
     "another policy": (("--policy", "window"), BOOK, "with policy 'tova'"),
     "other positions": (("--positions", "compact"), BOOK, "with positions 'original'"),
     "fewer tokens": (("--tokens", 100), BOOK, "it has read 1,024 tokens, more than the 100 to read"),

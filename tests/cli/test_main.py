@@ -164,7 +164,9 @@ def test_state_of_another_model_is_refused(run: Run, tmp_path: Path, folder: Pat
     assert run(*arguments, small=True).code == 0
     code, _, err = run("generate", "hi", "--state", tmp_path / "state")
     assert (code, err.count("\n")) == (2, 1)
-    assert "saved with other weights than those of this LlamaForCausalLM(layers 2" in err
+    named = "was saved with the weights of other LlamaForCausalLM(layers 2"
+    assert f"{tmp_path / 'state'}: {named}" in err
+    assert f", and this model is {folder.name} LlamaForCausalLM(layers 2" in err
 
 
 @pytest.mark.parametrize("verb", VERBS)

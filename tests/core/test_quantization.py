@@ -68,7 +68,7 @@ def test_rounded_states_are_saved_and_forked_and_told_apart(name: str, tmp_path:
     assert torch.equal(rnn.step(tokens(2, 1), loaded), expected)
     again = rnn.step(tokens(2, 1).repeat_interleave(2, 0), forked)[::2]
     torch.testing.assert_close(again, expected, atol=1e-5, rtol=1e-5)  # a batch of another size may round otherwise
-    with pytest.raises(ValueError, match=f"dtype '{name}' does not fit a model with dtype 'float32'"):
+    with pytest.raises(ValueError, match=f"dtype '{name}', and this model has dtype 'float32'"):
         msrnn.MultiStateRNN(model, "h2o", 10).load_state(tmp_path / "state")
 
 

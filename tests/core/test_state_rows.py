@@ -43,7 +43,7 @@ def test_joining_leaves_the_parts_untouched(model: PreTrainedModel) -> None:
 
 def test_states_of_two_kinds_do_not_join(model: PreTrainedModel) -> None:
     states = [msrnn.MultiStateRNN(model, "tova", size).state() for size in (8, 9)]
-    with pytest.raises(UsageError, match="size 9 does not fit a model with size 8"):
+    with pytest.raises(UsageError, match="size 9, and this model has size 8"):
         msrnn.MultiState.cat(states)
     with pytest.raises(UsageError, match="list of states"):
         msrnn.MultiState.cat([])

@@ -81,7 +81,7 @@ def test_a_checkpoint_of_another_read_is_refused(rnn: MultiStateRNN, checkpoint:
     for reason, reading in others.items():
         with pytest.raises(UsageError, match=reason):
             reading.resume(rnn)
-    with pytest.raises(UsageError, match="size 8 does not fit a model with size 9"):
+    with pytest.raises(UsageError, match="was saved with size 8, and this model has size 9"):
         LongRead(IDS, checkpoint).resume(MultiStateRNN(build(llama()), "tova", 9))
 
 
