@@ -108,9 +108,9 @@ def serve(
         float | None, Option(help="Delete sessions without a turn for this many days.", show_default="never")
     ] = None,
     prefix_states: Annotated[
-        Path | None, Option(help="Folder for kept states of prompts that no longer fit in memory.", show_default="none")
+        Path | None, Option(help="Folder for cached prefixes that no longer fit in memory.", show_default="none")
     ] = None,
-    prefix_disk_bytes: Annotated[int, Option(help="Most bytes of kept states in that folder.")] = 2**34,
+    prefix_disk_bytes: Annotated[int, Option(help="Most bytes of cached prefixes in that folder.")] = 2**34,
     prompt_tokens: Annotated[
         int | None,
         Option(help="Tokens of new prompts that are read between two decode steps.", show_default="512; 2048 on a GPU"),

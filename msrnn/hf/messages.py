@@ -1,8 +1,8 @@
-"""Messages as text: special tokens come from the chat template alone, never from what a message says.
+"""Messages as text: special tokens come from the chat template alone, never from the content of a message.
 
 A template writes contents and special tokens into one text. To tell them apart, the contents are located in it, the
 template's own special tokens are marked with a random prefix, and a copy of the tokenizer knows the marked ones only.
-Everything else about the text and the tokenizer stays, so a content without special tokens gets the same ids as ever.
+Everything else about the text and the tokenizer stays, so a content without special tokens gets the same ids as before.
 
 Some tokenizers do not flag the tokens that open a turn as special. So an added token that the template writes counts as
 special here, too.
