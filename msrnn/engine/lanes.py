@@ -114,6 +114,8 @@ class LongEngine(Engine):
         if info is not None and info.positions == self.longer.spec.fingerprint["positions"]:
             return True
         before = 0 if info is None else info.tokens
+        if before > self.length:  # an engine without lanes has read it with original positions, and it stays so
+            return False
         return before + len(request.prompt) + request.params.max_tokens > self.length
 
     @property

@@ -261,3 +261,13 @@ def test_rows_of_both_lanes_fit_the_memory(pair: Pair, monkeypatch: pytest.Monke
     assert fitting_rows(pair[0], beside=1 / 4) == 4
     engine = LongEngine(*pair, LENGTH)
     assert [lane.rows.capacity for lane in engine.lanes] == [4, 1]
+
+
+def test_a_session_that_has_passed_the_length_with_original_positions_stays_so(pair: Pair, tmp_path: Path) -> None:
+    plain = msrnn.Engine(pair[0], 4, sessions=tmp_path)
+    ask(plain, [*range(5, 75)], "talk")
+    plain.sessions.fork("talk", "twin")
+    expected = tokens(ask(plain, [7, 8], "twin"))
+    engine = make(pair, sessions=tmp_path)
+    assert tokens(ask(engine, [7, 8], "talk")) == expected
+    assert (engine.long_requests, engine.sessions.info("talk").positions) == (0, "original")  # type: ignore[union-attr]
