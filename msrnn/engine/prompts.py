@@ -26,7 +26,7 @@ WORTH_KEEPING = 32  # tokens that a kept state saves, beside those that a shorte
 COMPARED = 64  # waiting prompts that a new one is compared with
 MOST_READINGS = 4  # prompts that are read in turns: each has a state on the device
 LONG = 1024  # tokens that are left of a prompt, for shorter ones to come first
-FAIR = 4  # every so many turns, the prompt that began first has one, so that short prompts cannot hold it up for ever
+FAIR = 4  # the oldest prompt has every fourth turn, so that short prompts cannot starve it
 
 
 @dataclass(eq=False)
@@ -82,7 +82,7 @@ class Prompts:
         return dropped
 
     def take(self, free: int) -> Request | None:
-        """The next request whose prompt may be read, if its answers have so many `free` rows; it no longer waits."""
+        """Take the next request whose prompt may be read from those that wait; `free` rows are left for answers."""
         for request in islice(self.waiting, COMPARED):
             if request.session and self.sessions.behind:
                 continue  # it waits for the disk, and nobody else need wait for that

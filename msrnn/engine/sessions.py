@@ -18,7 +18,8 @@ from msrnn.engine.writer import Writer, written
 from msrnn.errors import SessionError, UsageError
 
 IN_MEMORY, ON_DISK = 2**30, 2**36  # bytes of all sessions by default
-DAY, EXPIRY_SECONDS = 86_400.0, 60.0  # expired sessions are looked for once in so many
+DAY = 86_400.0  # seconds
+EXPIRY_SECONDS = 60.0  # between two looks for expired sessions
 FULL = "session_storage_full"
 _log = logging.getLogger(__name__)
 

@@ -97,7 +97,7 @@ def wait_until(true: Callable[[], object], seconds: float = 60) -> None:
 
 
 def slow_down(engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> threading.Event:
-    """Let every decode step take longer by so many seconds, until the event is set."""
+    """Delay every decode step by this many seconds, until the event is set."""
     step, fast = engine.rows.step, threading.Event()
 
     def slowed(count: int) -> torch.Tensor:
