@@ -59,9 +59,9 @@ def test_short_prompts_come_first(rnn: msrnn.MultiStateRNN) -> None:
     assert [request.answers[0].tokens for request in requests] == expected(rnn, requests)
 
 
-@pytest.mark.parametrize("parity", range(4))
-@pytest.mark.parametrize("length", [3, 6, 10])
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("parity", [0, 1])
+@pytest.mark.parametrize("length", [3, 10])
+@pytest.mark.parametrize("count", [1, 3])
 def test_a_long_prompt_is_not_held_up_for_ever(rnn: msrnn.MultiStateRNN, count: int, length: int, parity: int) -> None:
     """Short prompts that never end still leave it every fourth turn, however many of them are read in a step."""
     engine = engine_of(rnn)

@@ -140,7 +140,7 @@ def test_states_of_other_quantized_weights_are_refused(kind: str, tmp_path: Path
     rnn.read(tokens(1, 12), state)
     state.save(tmp_path / "state")
     for other in (plain(), differing_in_one_weight(quantize)):
-        with pytest.raises(UsageError, match="other weights than those of this LlamaForCausalLM"):
+        with pytest.raises(UsageError, match="other weights than those of this model, LlamaForCausalLM"):
             msrnn.MultiStateRNN(other, "tova", 8).load_state(tmp_path / "state")
 
 

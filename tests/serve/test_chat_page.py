@@ -29,6 +29,8 @@ from msrnn.serve.limits import Limits
 
 HOSTILE = "<img src=x onerror='hacked=1'></script><script>hacked=1</script>&lt;b&gt; {{script}} a\u202eb"
 
+pytestmark = one_order  # the page's turns are tested in both
+
 
 def test_an_answer_streams_and_tokens_fade(
     visit: Visit, open_address: str, engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch
@@ -117,7 +119,6 @@ def test_settings_reach_the_server(
     assert first.session.name == browser.execute_script("return location.hash.slice(1)")
 
 
-@one_order
 def test_hostile_text_stays_text(visit: Visit, open_address: str) -> None:
     browser = visit(open_address)
     set_settings(browser, max_tokens=3, system=HOSTILE)
@@ -173,7 +174,6 @@ def test_conversations(visit: Visit, open_address: str) -> None:
     assert httpx.get(f"{open_address}/v1/sessions/elsewhere/memory").status_code == 404
 
 
-@one_order
 def test_a_key(visit: Visit, address: str) -> None:
     browser = visit(address, errors=("401",))
     until(browser, "document.querySelector('dialog[open]')")
@@ -293,7 +293,6 @@ def test_a_keyboard_and_a_screen_reader(visit: Visit, open_address: str) -> None
     )
 
 
-@one_order
 def test_nothing_else_may_be_loaded(open_address: str) -> None:
     answer = httpx.get(open_address)
     policy = answer.headers["Content-Security-Policy"]

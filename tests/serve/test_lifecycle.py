@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from live_server import live, post, slow_down, wait_until
+from step_orders import one_order
 
 import msrnn
 from benchmarks.serving_load import metrics
@@ -19,6 +20,7 @@ from msrnn.serve.limits import Limits
 HOLD = 0.5  # seconds of a step; what runs goes on for longer than a test needs, until it is told to be fast
 LONG = {"prompt": "a", "max_tokens": 30, "ignore_eos": True, "temperature": 0}
 FOREVER = {"max_tokens": 1900, "stream": True}
+pytestmark = one_order
 
 
 @pytest.fixture

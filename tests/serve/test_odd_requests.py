@@ -37,7 +37,7 @@ def check(client: httpx.Client, path: str, body: dict[str, Any]) -> None:
         assert len(found.json()["choices"]) == body.get("n", 1) * (len(prompts) if many else 1)
 
 
-@pytest.mark.parametrize("count", [80, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.slow)])
 def test_odd_requests_beside_streams(
     address: str, rnn: msrnn.MultiStateRNN, small: Loaded, count: int, overlaps: bool
 ) -> None:
