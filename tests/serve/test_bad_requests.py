@@ -123,6 +123,7 @@ def test_every_field_with_every_wrong_value(address: str, engine: msrnn.Engine) 
     assert len(engine.sessions) == 0
 
 
+@one_order  # odd requests are sent in both
 def test_every_field_with_every_right_value(
     address: str, engine: msrnn.Engine, rnn: msrnn.MultiStateRNN, small: Loaded
 ) -> None:
