@@ -37,6 +37,7 @@ INSIDE = {
     "core": [
         "atomic",
         "device_memory",
+        "ray_cluster",
         "rope",
         "scores",
         "quantization",

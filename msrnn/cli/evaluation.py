@@ -19,8 +19,8 @@ from msrnn.errors import UsageError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from msrnn.distributed.ray_cells import RayWorkers
     from msrnn.evaluation.data.texts import Choice, Data
+    from msrnn.evaluation.ray_workers import RayWorkers
     from msrnn.evaluation.report import Table
     from msrnn.evaluation.runner import Evaluation, ModelRunner, Progress
     from msrnn.evaluation.store import Check, Store
@@ -94,8 +94,8 @@ class EvaluationOptions:
         """The cluster that computes; None: this process does."""
         if self.ray is None:
             return None
-        from msrnn.distributed.ray_cells import RayWorkers
-        from msrnn.distributed.ray_cluster import Cluster
+        from msrnn.core.ray_cluster import Cluster
+        from msrnn.evaluation.ray_workers import RayWorkers
 
         cluster = Cluster(self.ray, self.device, self.cpus)
         note(cluster.summary())

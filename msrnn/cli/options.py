@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer import Option
 
-from msrnn.distributed.ray_cluster import ANY
+from msrnn.core.ray_cluster import ANY
 from msrnn.errors import UsageError
 
 ORIGINAL, AUTO = "original", "auto"

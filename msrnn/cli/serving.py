@@ -121,9 +121,9 @@ def serve_here(setup: Setup, listen: Callable[[Server], None]) -> None:
 
 
 def serve_replicas(setup: Setup, listen: Callable[[Front], None], count: int, ray: str, cpus: int | None) -> None:
-    from msrnn.distributed.ray_cluster import Cluster, reachable
-    from msrnn.distributed.ray_replicas import RayReplicas
+    from msrnn.core.ray_cluster import Cluster, reachable
     from msrnn.serve.front import Front
+    from msrnn.serve.ray_replicas import RayReplicas
 
     if started_by_torchrun():
         raise UsageError("--ray: a model that torchrun's processes share has one server; leave one of them out")

@@ -20,9 +20,9 @@ from characters import character_model, character_tokenizer
 import msrnn
 from benchmarks.serving_load import serving
 from msrnn.cli import main
-from msrnn.distributed import ray_cells
-from msrnn.distributed.ray_cluster import Cluster
+from msrnn.core.ray_cluster import Cluster
 from msrnn.errors import UsageError
+from msrnn.evaluation import ray_workers
 from msrnn.evaluation.runner import Computed
 from msrnn.evaluation.store import Row, read_rows
 
@@ -83,7 +83,7 @@ def test_a_sweep(
 
     # A worker dies after its first row.
     killed: list[int] = []
-    begun = ray_cells._Tasks.next
+    begun = ray_workers._Tasks.next
 
     def kills(tasks: Any) -> Iterator[Computed]:
         for computed in begun(tasks):
@@ -94,7 +94,7 @@ def test_a_sweep(
                     os.kill(number, signal.SIGKILL)
 
     with monkeypatch.context() as patched:
-        patched.setattr(ray_cells._Tasks, "next", kills)
+        patched.setattr(ray_workers._Tasks, "next", kills)
         assert run("killed", "--ray", "--device", "cpu") == 0
     assert killed
     rows = read_rows(tmp_path / "killed" / "perplexity.jsonl")
@@ -109,7 +109,7 @@ def test_a_sweep(
                 raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(ray_cells._Tasks, "next", interrupts)
+        patched.setattr(ray_workers._Tasks, "next", interrupts)
         assert run("stopped", "--ray", cluster, "--cpus", "1") == 130
     kept = len(read_rows(tmp_path / "stopped" / "perplexity.jsonl"))
     assert 0 < kept < len(rows)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from msrnn.cli import main
-from msrnn.distributed import ray_cluster
-from msrnn.distributed.ray_cluster import Cluster, check_answer, same_address
+from msrnn.core import ray_cluster
+from msrnn.core.ray_cluster import Cluster, check_answer, same_address
 from msrnn.errors import UsageError
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'msrnn[ray]'")

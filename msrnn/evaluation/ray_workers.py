@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from msrnn.distributed.ray_cluster import Cluster, reachable
+from msrnn.core.ray_cluster import Cluster, reachable
 from msrnn.errors import UsageError
 from msrnn.evaluation.runner import Computed, ModelRunner
 from msrnn.evaluation.store import Row

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from starlette.types import Message, Scope
 
-from msrnn.distributed.ray_cluster import Cluster
+from msrnn.core.ray_cluster import Cluster
 from msrnn.errors import UsageError
 from msrnn.serve.app import Server
 from msrnn.serve.front import LostReplicaError
