@@ -18,7 +18,7 @@ from msrnn.core.atomic import PRIVATE, make_private_folder, write_atomically
 from msrnn.errors import UsageError
 
 if TYPE_CHECKING:
-    from msrnn.hf.chat_template import Conversation
+    from msrnn.cli.conversation import Conversation
     from msrnn.hf.rnn import MultiStateRNN
 
 
@@ -58,7 +58,7 @@ def chat(
         raise UsageError(f"--system {system!r}: {load} is a conversation that has begun; leave out --system or --load")
     rnn, tokenizer = options.load()
     check_chat_template(tokenizer, "use `msrnn generate` without --chat")
-    from msrnn.hf.chat_template import Conversation
+    from msrnn.cli.conversation import Conversation
 
     def extend(length: int) -> MultiStateRNN:
         return extended_rnn(rnn, options, length, int(conversation.state.seen[0]))

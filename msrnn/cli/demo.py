@@ -48,8 +48,9 @@ def demo(
     check_size(size, tokens)
     prose = read_text(str(text)) if text else manual()
     rnn, tokenizer = choices[0].load()
+    from msrnn.cli.answer_streamer import AnswerStreamer
     from msrnn.evaluation.benchmark.reading import estimate_seconds, measure, tokens_of
-    from msrnn.hf.chat_template import AnswerStreamer, encode
+    from msrnn.hf.chat_template import encode
 
     ids = encode(tokenizer, prose, add_special_tokens=True)[:, :tokens]
     if ids.shape[1] < 2:

@@ -50,14 +50,9 @@ def generate(
     rnn, tokenizer = options.load()
     import torch
 
-    from msrnn.hf.chat_template import (
-        AnswerStreamer,
-        encode,
-        encode_first,
-        encode_following,
-        first_messages,
-        state_after_interruption,
-    )
+    from msrnn.cli.answer_streamer import AnswerStreamer
+    from msrnn.cli.conversation import recover_state
+    from msrnn.hf.chat_template import encode, encode_first, encode_following, first_messages
 
     current = load_or_empty(rnn, state)
     if chat:
@@ -82,7 +77,7 @@ def generate(
             raise Stopped(f"{stopped}; the state is not saved, --save FILE saves it") from None
         if not answer.ids or before is None:
             raise Stopped("stopped before the prompt was read; nothing is saved") from None
-        current = state_after_interruption(rnn, current, before, ids, answer.ids)
+        current = recover_state(rnn, current, before, ids, answer.ids)
         save_state(current, save)
         raise Stopped(f"{stopped}; {save}: {summary(current)}") from None
     cut = f"; cut at --max-new-tokens {max_new_tokens}" if answer.is_cut(max_new_tokens, rnn.model) else ""

@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from msrnn.cli.answer_streamer import AnswerStreamer
     from msrnn.core.state import MultiState
-    from msrnn.hf.chat_template import AnswerStreamer
 
 _COLUMN_FRAME = 3  # padding of a table's column and the line beside it; one more line ends the table
 

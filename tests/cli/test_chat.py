@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from msrnn import MultiStateRNN
 from msrnn.cli import main
-from msrnn.hf.chat_template import Conversation
+from msrnn.cli.conversation import Conversation
 
 SIZE = ("--size", 16)
 SHORT = ("--max-new-tokens", 12)
