@@ -57,7 +57,7 @@ def layer(case: Case, batch: int, size: int) -> tuple[Slots, Scoring]:
     device = torch.device("cuda")
     shape = LayerShape(case.heads, case.kv_heads, case.dim, case.dim, torch.bfloat16, device, case.state_dtype)
     slots = Slots(batch, shape, Bound(Policy.parse(case.policy), size))
-    fill(MultiState([slots], {}))
+    fill(MultiState([slots], {}, columns=0))
     apart, pairs = spacing(case.positions), case.dim // 2
     frequency = 10_000.0 ** -(torch.arange(pairs, dtype=torch.float32, device=device) / pairs)
     return slots, Scoring(case.dim**-0.5, repositioning=Repositioning(apart, Rope(frequency)) if apart else None)

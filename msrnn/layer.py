@@ -64,13 +64,16 @@ def _attend_one(
 
 
 def attend_unbounded(
-    growing: Growing, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scoring: Scoring
+    growing: Growing, start: int, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scoring: Scoring
 ) -> Tensor:
-    """Append and attend for T tokens of a layer that evicts nothing; shapes as for `attend`."""
+    """Append and attend for T tokens of a layer that evicts nothing; shapes as for `attend`.
+
+    `start` is the number of columns that were read before, padding included.
+    """
     growing.padded |= real is not None
     position = growing.advance(query.shape[2], real)
-    growing.append(key, value, position)
-    n, T = growing.columns, query.shape[2]
+    growing.append(start, key, value, position)
+    n, T = start + query.shape[2], query.shape[2]
     keys, values = growing.keys[:, :, :n], growing.values[:, :, :n]
     mask = None
     if growing.padded or 1 < T < n:

@@ -58,6 +58,7 @@ INSIDE = {
         "inspect",
         "state_spec",
         "inputs",
+        "cache_state",
         "cache",
         "wavefront",
         "cuda_graphs",

@@ -47,7 +47,6 @@ class _Buffers:
     @ordinary_tensors
     def __init__(self, batch_size: int, shape: LayerShape, rows: int, groups: int) -> None:
         B, K, device = batch_size, shape.kv_heads, shape.device
-        self.columns = 0  # appended so far, padding included; layers differ after an interrupted forward pass
         self.dtype = shape.dtype  # the dtype that the model computes in
         self.shards = shape.shards
         self.keys = torch.zeros(B, K, rows, shape.key_dim, dtype=shape.state_dtype or shape.dtype, device=device)
@@ -57,7 +56,6 @@ class _Buffers:
 
     def reset(self) -> None:
         """Make the layer empty, in place: the buffers then equal those of a new layer."""
-        self.columns = 0
         for tensor in self.tensors().values():
             tensor.zero_()
         self.position.fill_(-1)
@@ -107,17 +105,24 @@ class _Buffers:
         vars(other).update({name: change(tensor) for name, tensor in self.tensors().items()})
         return other
 
+    def view(self, rows: slice) -> Any:
+        """The same buffers, of these rows only."""
+        return self._with(lambda tensor: tensor[rows])
+
+    def copy(self, rows: slice) -> Any:
+        """A copy of these rows."""
+        return self._with(lambda tensor: tensor[rows].clone())
+
     def to(self, device: torch.device, non_blocking: bool = False) -> Any:
         """A copy on another device."""
         return self._with(lambda tensor: tensor.to(device, copy=True, non_blocking=non_blocking))
 
     @ordinary_tensors
-    def cat(self, layers: Sequence[Any]) -> Any:
-        """A new layer with the rows of several of this kind, this one's first."""
+    def cat(self, layers: Sequence[Any], columns: int) -> Any:
+        """The the rows of several of this kind, this one's first; `columns` is the most that one has read."""
         other = self._with(lambda tensor: tensor)
         for name in self.tensors():
             setattr(other, name, torch.cat([getattr(layer, name).to(self.seen.device) for layer in layers]))
-        other.columns = max(layer.columns for layer in layers)
         return other
 
     def reorder(self, rows: Tensor) -> None:
@@ -135,22 +140,12 @@ class _Buffers:
         for name, mine in self.tensors().items():
             # A copy: a loaded tensor may lie in a mapped file, at an address that kernels do not expect.
             setattr(self, name, tensors[name].to(mine.device, copy=True))
-        self.columns = columns
 
     def _saved_shape(self, mine: Tensor, tensors: dict[str, Tensor], batch_size: int) -> list[int]:
         return [batch_size, *mine.shape[1:]]
 
-    def count(self, columns: int) -> None:
-        """Count columns that are read, and refuse those whose positions do not fit into 32 bits."""
-        if self.columns + columns > MOST_COLUMNS:
-            raise UsageError(
-                f"{self.columns + columns:,} columns: a state reads at most {MOST_COLUMNS:,}; start from an empty one"
-            )
-        self.columns += columns
-
     def advance(self, columns: int, real: Tensor | None) -> Tensor:
         """The positions [B, columns] int32 of the next columns, -1 where padding; counts their tokens."""
-        self.count(columns)
         start = self.seen[:, None].to(torch.int32)
         if real is None:
             self.seen += columns
@@ -302,10 +297,10 @@ class Growing(_Buffers):
         self.padded = False
 
     @ordinary_tensors
-    def cat(self, layers: Sequence[Any]) -> Any:
+    def cat(self, layers: Sequence[Any], columns: int) -> Any:
         rows = max(layer.keys.shape[2] for layer in layers)
-        other = super().cat([layer._grown(rows) for layer in layers])
-        other.padded = bool((other.seen != other.columns).any())
+        other = super().cat([layer._grown(rows) for layer in layers], columns)
+        other.padded = bool((other.seen != columns).any())
         return other
 
     def _grown(self, rows: int) -> Any:
@@ -326,9 +321,9 @@ class Growing(_Buffers):
         return [batch_size, *mine.shape[1:2], *rows, *mine.shape[3:]] if mine.ndim > 1 else [batch_size]
 
     @ordinary_tensors
-    def append(self, key: Tensor, value: Tensor, position: Tensor) -> None:
-        """key, value [B, K, T, D], position [B, T], already counted by `advance`."""
-        start, stop = self.columns - key.shape[2], self.columns
+    def append(self, start: int, key: Tensor, value: Tensor, position: Tensor) -> None:
+        """Write key, value [B, K, T, D] and position [B, T] from `start` on, the number of columns read before."""
+        stop = start + key.shape[2]
         capacity = self.keys.shape[2]
         if stop > capacity:
             grown = self._grown(max(2 * capacity, stop))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from msrnn.core.device_memory import check_fits
 from msrnn.core.shards import Shards, least
-from msrnn.core.slots import Memory, ordinary_tensors
+from msrnn.core.slots import MOST_COLUMNS, Memory, ordinary_tensors
 from msrnn.core.state_file import load_tensors, save_tensors
 from msrnn.core.validation import check_counts, check_layers, clear_free, is_incomplete
 from msrnn.errors import UsageError
@@ -30,6 +30,7 @@ class MultiState:
 
     layers: list[Any]
     fingerprint: dict[str, Any]
+    columns: int  # read so far, padding included: the same number for all layers and sequences
     whole: bool = True  # False after a forward pass that was interrupted: the state is then unusable
 
     def __repr__(self) -> str:
@@ -47,11 +48,6 @@ class MultiState:
     def seen(self) -> Tensor:
         """Tokens read so far, per row: [B], a copy. Padding does not count."""
         return next(layer for _, layer in self._own()).seen.clone()
-
-    @property
-    def columns(self) -> int:
-        """Columns read so far, padding included."""
-        return next(layer for _, layer in self._own()).columns
 
     @property
     def nbytes(self) -> int:
@@ -72,31 +68,43 @@ class MultiState:
         """Make the state empty; the buffers stay where they are."""
         for layer in self.layers:
             layer.reset()
-        self.whole = True
+        self.columns, self.whole = 0, True
 
-    def _count(self, columns: int) -> None:
-        """Count columns that a captured graph reads: its replay runs no Python."""
-        for _, layer in self._own():
-            layer.count(columns)
+    def check_room(self, columns: int) -> None:
+        """Refuse columns whose positions do not fit into 32 bits."""
+        if self.columns + columns > MOST_COLUMNS:
+            raise UsageError(
+                f"{self.columns + columns:,} columns: a state reads {MOST_COLUMNS:,} at most; "
+                "continue from an empty one"
+            )
 
-    def _advance(self, real: Tensor) -> Tensor:
-        """The positions [B, T] int32 of the next columns, -1 where `real` is False; counts them in every layer.
+    def begin_read(self, columns: int) -> None:
+        """Begin a forward pass over new columns. Until it ends, the state is unusable."""
+        self.check_room(columns)
+        self.whole = False
 
-        `Memory.advance` for all layers at once, where all are on one device: as few kernels as possible.
+    def end_read(self, columns: int) -> None:
+        """End the forward pass over these columns. All layers have read them, and only now they count."""
+        self.columns, self.whole = self.columns + columns, True
+
+    @contextmanager
+    def reading(self, columns: int) -> Iterator[None]:
+        """A forward pass over new columns. If it does not end normally, the state stays unusable."""
+        self.begin_read(columns)
+        yield
+        self.end_read(columns)
+
+    def advance(self, real: Tensor) -> Tensor:
+        """The positions [B, T] int32 of the next columns, -1 where `real` is False; counts their tokens in every layer.
+
+        `Memory.advance` for all layers at once, where all are on one device: as few kernels as possible. Launches
+        kernels only, so that a captured graph repeats it; `reading` counts the columns.
         """
         memories = [layer for _, layer in self._own()]
         counted = memories[0].seen[:, None] + real.cumsum(-1)
-        self._count(real.shape[1])
         position = (counted - 1).to(torch.int32).masked_fill(~real, -1)
         torch._foreach_copy_([memory.seen for memory in memories], [counted[:, -1].contiguous()] * len(memories))
         return position
-
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Mark the state as unusable if the forward pass inside this context does not end normally."""
-        self.whole = False
-        yield
-        self.whole = True
 
     def positions(self, layer: int) -> Tensor:
         """Positions of the tokens that a layer holds: [B, G, size + 1], -1 where a slot is empty; a copy."""
@@ -112,19 +120,23 @@ class MultiState:
 
     def check_whole(self) -> None:
         """Refuse a state whose forward pass was interrupted: some layers have read more than others."""
-        if not self.whole or len({layer.columns for _, layer in self._own()}) > 1:
+        if not self.whole:
             raise UsageError(
                 "this state was interrupted inside a forward pass and is unusable: continue from a saved or forked one"
             )
 
     def select(self, rows: Sequence[int] | Tensor) -> MultiState:
         """A new state with these rows of the batch; the old one is untouched."""
-        index = self._row_index(rows)
+        index = self.row_index(rows)
         self._check_memory(len(index))
-        return MultiState([layer.select(index) for layer in self.layers], self.fingerprint, self.whole)
+        return self._with([layer.select(index) for layer in self.layers])
 
-    def _row_index(self, numbers: Sequence[int] | Tensor) -> Tensor:
-        """Row numbers as an index [N]."""
+    def _with(self, layers: list[Any]) -> MultiState:
+        """A state that has read the same columns, with other layers."""
+        return replace(self, layers=layers)
+
+    def row_index(self, numbers: Sequence[int] | Tensor) -> Tensor:
+        """Row numbers as an index [N]; refuses those that this state does not have."""
         index = torch.as_tensor(numbers)
         if index.ndim != 1 or index.numel() == 0 or index.is_floating_point() or index.dtype == torch.bool:
             raise UsageError(f"rows={numbers!r}: must be a non-empty list of row numbers")
@@ -155,9 +167,9 @@ class MultiState:
         rows, one = sum(state.batch_size for state in states), first.nbytes // first.batch_size
         check_fits(one * rows, first.device, f"a state of {rows:,} rows", lambda free: f"{free // one:,} rows fit")
         groups = [first._savable(), *(state._savable() for state in states[1:])]
-        return cls(
-            [layer.cat([group[i][1] for group in groups]) for i, (_, layer) in enumerate(groups[0])], first.fingerprint
-        )
+        columns = max(state.columns for state in states)
+        layers = [layer.cat([group[i][1] for group in groups], columns) for i, (_, layer) in enumerate(groups[0])]
+        return cls(layers, first.fingerprint, columns)
 
     @property
     def device(self) -> torch.device:
@@ -170,8 +182,7 @@ class MultiState:
         With `non_blocking`, a copy between a GPU and the host is only begun, as in torch: it is there when the GPU has
         done what it was given before.
         """
-        layers = [layer.to(torch.device(device), non_blocking) for _, layer in self._savable()]
-        return MultiState(layers, self.fingerprint, self.whole)
+        return self._with([layer.to(torch.device(device), non_blocking) for _, layer in self._savable()])
 
     def cpu(self) -> MultiState:
         """A copy on the CPU, to keep a conversation that is not needed now."""
@@ -181,27 +192,28 @@ class MultiState:
         one = self.nbytes // self.batch_size
         check_fits(one * rows, self.device, f"a state of {rows:,} rows", lambda free: f"{free // one:,} rows fit")
 
-    def _become(self, other: MultiState, rows: Tensor) -> None:
+    def become(self, other: MultiState, rows: Tensor) -> None:
         """Take over the values of `other.select(rows)`, in the buffers that are here already."""
-        self.whole = other.whole
+        self.columns, self.whole = other.columns, other.whole
         for mine, theirs in zip(self.layers, other.layers, strict=True):
-            mine.columns = theirs.columns
             for name, buffer in mine.tensors().items():
                 buffer.copy_(getattr(theirs, name)[rows.to(buffer.device)])
 
-    def _first(self, rows: int) -> MultiState:
-        """A view of the first rows: what changes in one changes in the other."""
-        return MultiState([layer._with(lambda tensor: tensor[:rows]) for layer in self.layers], self.fingerprint)
+    def first_rows(self, rows: int) -> MultiState:
+        """A view of the first rows: the buffers are the same."""
+        return self._with([layer.view(slice(rows)) for layer in self.layers])
 
-    def _row(self, row: int) -> MultiState:
-        """A copy of one row; `select` without a check, which would wait for the device."""
-        return MultiState(
-            [layer._with(lambda tensor: tensor[row : row + 1].clone()) for layer in self.layers], self.fingerprint
-        )
+    def copy_row(self, row: int, columns: int) -> MultiState:
+        """A copy of one row that has read `columns` columns; `select` without a check, which would wait for the device.
+
+        Rows of a decode batch are written one by one, so the columns of the batch are not those of a row.
+        """
+        layers = [layer.copy(slice(row, row + 1)) for layer in self.layers]
+        return MultiState(layers, self.fingerprint, columns)
 
     @ordinary_tensors
-    def _set_row(self, row: int, other: MultiState, source: int = 0) -> None:
-        """Copy a row of another state, or of this one, into a row, in place."""
+    def set_row(self, row: int, other: MultiState, source: int = 0) -> None:
+        """Copy a row of another state, or of this one, into a row, in place. Columns are not counted by row."""
 
         def tensors(state: MultiState, number: int) -> list[Tensor]:
             return [tensor[number] for layer in state.layers for tensor in layer.tensors().values()]
@@ -229,27 +241,25 @@ class MultiState:
 
     def gathered(self) -> MultiState:
         """The state as one process alone would have it, with the heads of all: every process must ask for it."""
-        return MultiState([layer.gathered() for _, layer in self._savable()], self.fingerprint, self.whole)
+        return self._with([layer.gathered() for _, layer in self._savable()])
 
     def _divided_like(self, other: MultiState) -> MultiState:
         """The heads of this process, of a state that has all of them."""
         pairs = zip(self._savable(), other._savable(), strict=True)
-        return MultiState(
-            [mine.divide(theirs.shards) for (_, mine), (_, theirs) in pairs], self.fingerprint, self.whole
-        )
+        return self._with([mine.divide(theirs.shards) for (_, mine), (_, theirs) in pairs])
 
     def _save(self, path: Path, notes: dict[str, Any] | None) -> None:
         self.check_whole()
         layers = self._savable()
         incomplete = is_incomplete(layers)
         try:
-            check_layers(layers, incomplete)
+            check_layers(layers, self.columns, incomplete)
         except ValueError as error:
             raise UsageError(f"{path}: not saved, {error}; save the other rows of the batch with select()") from error
         description = {
             **self.fingerprint,
             "batch_size": self.batch_size,
-            "columns": [layer.columns for _, layer in layers],
+            "columns": [self.columns] * len(layers),
             "model_dtype": "/".join(sorted({str(layer.dtype).removeprefix("torch.") for _, layer in layers})),
             "notes": notes or {},
         }
@@ -257,7 +267,7 @@ class MultiState:
         save_tensors(path, tensors, {**description, "incomplete": True} if incomplete else description)
 
     @classmethod
-    def _load(
+    def load_fitting(
         cls, path: str | os.PathLike[str], fingerprint: dict[str, Any], empty: Callable[[int], MultiState]
     ) -> MultiState:
         """Read a state that was saved with the same fingerprint; `empty` makes one of a given batch size.
@@ -284,7 +294,8 @@ class MultiState:
             raise UsageError(f"tensor {mismatched[0]} {problem}")
         for i, layer in layers:
             layer.restore({name: tensors[f"{i}.{name}"] for name in layer.tensors()}, columns, batch_size)
-        check_layers(layers, incomplete=description.get("incomplete") is True)
+        check_layers(layers, columns, incomplete=description.get("incomplete") is True)
+        self.columns = columns
         for _, layer in layers:
             clear_free(layer)
 

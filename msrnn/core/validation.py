@@ -33,9 +33,10 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def check_layers(layers: list[tuple[int, Memory]], incomplete: bool) -> None:
-    """Refuse layers that no forward pass can produce. `incomplete`: a layer may hold fewer tokens than fit, for example
-    after a horizon was removed.
+def check_layers(layers: list[tuple[int, Memory]], columns: int, incomplete: bool) -> None:
+    """Refuse layers that no forward pass over `columns` columns can produce.
+
+    `incomplete`: a layer may hold fewer tokens than fit, for example after a horizon was removed.
     """
     seen = layers[0][1].seen
     for index, layer in layers:
@@ -44,7 +45,7 @@ def check_layers(layers: list[tuple[int, Memory]], incomplete: bool) -> None:
                 f"layer {index}: has read {layer.seen.tolist()} tokens, but the first layer {seen.tolist()}"
             )
         try:
-            _check_layer(layer, incomplete)
+            _check_layer(layer, columns, incomplete)
         except ValueError as error:
             raise UsageError(f"layer {index}, {error}") from error
 
@@ -60,19 +61,19 @@ def _short(slots: Slots) -> Tensor:
     return held < slots.seen.clamp(max=slots.bound.size)[:, None]
 
 
-def _check_layer(layer: Memory, incomplete: bool) -> None:
+def _check_layer(layer: Memory, columns: int, incomplete: bool) -> None:
     seen, position = layer.seen, layer.position
     _refuse(
-        (seen < 0) | (seen > min(layer.columns, MOST_COLUMNS)),
+        (seen < 0) | (seen > min(columns, MOST_COLUMNS)),
         seen,
-        f"tokens of {layer.columns} columns: must be between 0 and the number of columns",
+        f"tokens of {columns} columns: must be between 0 and the number of columns",
     )
     beyond = (position < -1) | (position >= seen[:, None, None])
     _refuse(beyond.flatten(1), position.flatten(1), "is not the position of a token that was read")
     if isinstance(layer, Slots):
         _check_slots(layer, incomplete)
     else:
-        _check_growing(layer)
+        _check_growing(layer, columns)
     _check_numbers(layer)
 
 
@@ -88,9 +89,9 @@ def _check_slots(slots: Slots, incomplete: bool) -> None:
         _refuse(_short(slots), held, f"tokens are held, too few for size {size} and the tokens that were read")
 
 
-def _check_growing(layer: Growing) -> None:
+def _check_growing(layer: Growing, columns: int) -> None:
     """Every token that was read has its column, in order; the other columns are padding or empty."""
-    columns, position = layer.columns, layer.position[:, 0]
+    position = layer.position[:, 0]
     if columns > position.shape[1]:
         raise UsageError(f"row 0: {columns} columns were read, and there are {position.shape[1]}")
     real = position >= 0

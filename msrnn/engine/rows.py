@@ -61,8 +61,6 @@ class Rows:
         """Let the first `count` rows read their next token -> logits [count, V], which the next step overwrites."""
         bucket = self._buckets[bisect_left(self._buckets, count)]
         view = self._view(bucket)
-        for layer in view.layers:
-            layer.columns = 0  # every row has columns of its own
         ids, mask = self.next[:bucket], self._mask(bucket, count)
         graph = self._graphs.of(view)
         if graph is None:
@@ -76,7 +74,7 @@ class Rows:
 
     def _view(self, count: int) -> MultiState:
         if count not in self._views:
-            self._views[count] = self.state._first(count)
+            self._views[count] = self.state.first_rows(count)
         return self._views[count]
 
     def _mask(self, bucket: int, count: int) -> Tensor | None:
@@ -89,16 +87,13 @@ class Rows:
 
     def put(self, row: int, state: MultiState) -> None:
         """Copy a state of one row into this row."""
-        self.state._set_row(row, state)
+        self.state.set_row(row, state)
 
     def move(self, source: int, target: int) -> None:
         """Copy one row over another."""
-        self.state._set_row(target, self.state, source)
+        self.state.set_row(target, self.state, source)
         self.next[target] = self.next[source]
 
     def take(self, row: int, seen: int) -> MultiState:
         """A copy of a row that has read `seen` tokens."""
-        state = self.state._row(row)
-        for layer in state.layers:
-            layer.columns = seen
-        return state
+        return self.state.copy_row(row, columns=seen)

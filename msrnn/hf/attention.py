@@ -62,17 +62,13 @@ def attention(
         )
         return output.contiguous(), weights
     owner.waiting = False
-    try:
-        _check_inference(query.requires_grad or key.requires_grad, dropout, output_attentions)
-        owner.check_call(module, use_cache)
-        real = owner.real if owner.real is not None else real_columns(attention_mask, query.shape[2], owner.window)
-        if 1 < query.shape[2] < owner.columns and position_ids is not None:
-            owner.check_goes_on(position_ids, real)
-        if real is not None and owner.real is None:
-            owner.check_ends(real, attention_mask)
-    except ValueError:
-        owner.columns -= query.shape[2]  # nothing was read
-        raise
+    _check_inference(query.requires_grad or key.requires_grad, dropout, output_attentions)
+    owner.check_call(module, use_cache)
+    real = owner.real if owner.real is not None else real_columns(attention_mask, query.shape[2], owner.window)
+    if query.shape[2] > 1 and owner.get_seq_length() > 0 and position_ids is not None:
+        owner.check_goes_on(position_ids, real)
+    if real is not None and owner.real is None:
+        owner.check_ends(real, attention_mask)
     return owner.attend(query, key, value, real, scoring).contiguous(), None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,10 +10,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from msrnn.core.rope import ORIGINAL, Gap
-from msrnn.core.slots import Memory
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
-from msrnn.hf.cache_layers import LinearLayer, OwnedCache, StateLayer
+from msrnn.hf.cache_layers import OwnedCache
+from msrnn.hf.cache_state import OwnState
 from msrnn.hf.handover import begin_block, end_block, give_back, hand_over
 from msrnn.hf.inspect_layers import host_layers
 from msrnn.hf.state_spec import StateSpec, state_spec
@@ -96,11 +95,9 @@ class MultiStateCache(OwnedCache):
                 )
         self.spec = spec
         host = host_layers(spec.model.config)
+        self._cached = OwnState(spec, host)
         super().__init__(
-            layers=[
-                host[i] if shape is None else self.spec.layer(i, partial(self._memory, i))
-                for i, shape in enumerate(self.spec.shapes)
-            ]
+            layers=[host[i] if shape is None else spec.layer(i, self._cached) for i, shape in enumerate(spec.shapes)]
         )
 
     def __repr__(self) -> str:
@@ -118,16 +115,16 @@ class MultiStateCache(OwnedCache):
     def __exit__(self, *_: object) -> None:
         end_block(self.spec.model.reference(), self)
 
-    def _memory(self, layer: int, batch_size: int) -> Memory:
-        if not any(isinstance(other, StateLayer) and isinstance(other.memory, Memory) for other in self.layers):
-            self.spec.check_memory(batch_size)
-        return self.spec.memory(layer, batch_size)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> MultiStateCache:
         """A copy of the states, for the same model."""
         other = copy.copy(self)
-        other.layers = copy.deepcopy(self.layers, memo)
+        other.layers, other._cached = copy.deepcopy((self.layers, self._cached), memo)
         return other
+
+    def reset(self) -> None:
+        """Make the state empty."""
+        self._last = None
+        self._cached.reset()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """The columns read. Added to a model's position ids, it refuses those beyond the learned positions."""
@@ -152,8 +149,4 @@ class MultiStateCache(OwnedCache):
     @property
     def state(self) -> MultiState:
         """The state that the cache holds, to save, fork or continue from."""
-        layers = [layer.memory if isinstance(layer, StateLayer) else LinearLayer(layer) for layer in self.layers]
-        if not all(isinstance(layer, Memory | LinearLayer) for layer in layers):
-            raise UsageError("this cache has read nothing yet, and so holds no state: read a token first")
-        whole = not any(isinstance(layer, StateLayer) and layer.unfinished for layer in self.layers)
-        return MultiState(layers, self.spec.fingerprint, whole)
+        return self._cached.state

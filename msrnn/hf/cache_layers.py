@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -16,7 +16,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from msrnn.backends.base import Backend
 from msrnn.core.rope import Repositioning
 from msrnn.core.scores import Scoring
-from msrnn.core.slots import Growing, Memory
+from msrnn.core.slots import Growing, Memory, Slots
+from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
 from msrnn.layer import Record, attend, attend_unbounded
 
@@ -28,7 +29,10 @@ READS_AGAIN = (
 
 
 class OwnedLayer(CacheLayerMixin):
-    """A cache layer that the attention function finds on its keys. Columns are counted from the start of the cache."""
+    """A cache layer that the attention function finds on its keys.
+
+    It reports the columns that were read before the forward pass in flight, to every layer the same number.
+    """
 
     is_compileable = False
     is_sliding = False
@@ -39,9 +43,7 @@ class OwnedLayer(CacheLayerMixin):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.config = config
-        self.columns = 0
         self.waiting = False  # `update` returned keys, and the attention function has not taken them yet
-        self.unfinished = False  # an exception or an interruption stopped this layer inside a forward pass
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         active = self.config._attn_implementation
@@ -50,7 +52,6 @@ class OwnedLayer(CacheLayerMixin):
                 f"the model's attention is now {active!r}, which cannot read bounded states: wrap the model again"
             )
         self.lazy_initialization(key_states, value_states)
-        self.columns += key_states.shape[2]
         self.waiting = True
         key_states.owner = self  # type: ignore[attr-defined]
         return key_states, value_states
@@ -71,11 +72,8 @@ class OwnedLayer(CacheLayerMixin):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scoring: Scoring) -> Tensor:
         """Append, attend, observe, evict: [B, T, H, Dv]; real [B, T] is False where padding."""
 
-    def get_seq_length(self) -> int:
-        return self.columns
-
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return query_length, self.columns
+        return query_length, self.get_seq_length()
 
     def get_max_length(self) -> int:
         return -1
@@ -89,8 +87,6 @@ class OwnedCache(Cache):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         before = self.layers[self._last] if self._last is not None else None
-        if isinstance(before, OwnedLayer) and before.unfinished:
-            raise UsageError("this cache was interrupted inside a forward pass and is unusable: make a new one")
         # If our attention function did not take the keys, another one did, and saw the new tokens only.
         if isinstance(before, OwnedLayer) and before.waiting:
             raise UsageError(
@@ -121,34 +117,84 @@ class Place(NamedTuple):
     turn: AbstractContextManager[None]  # around the layer's work on its slots
 
 
+class CachedState:
+    """A state that a cache reads into, shared by the cache's layers, and the columns that the cache reports.
+
+    The caller counts the columns of the state (`MultiState.reading`). The cache may report any number to transformers.
+    """
+
+    def __init__(self, state: MultiState | None, columns: int = 0) -> None:
+        self._state, self._columns = state, columns
+
+    @property
+    def exists(self) -> bool:
+        return self._state is not None
+
+    @property
+    def state(self) -> MultiState:
+        if self._state is None:
+            raise UsageError("this cache has read nothing yet, and so holds no state: read a token first")
+        return self._state
+
+    @property
+    def columns(self) -> int:
+        """The columns before those that are read next, as the cache reports them."""
+        return self._columns
+
+    def report(self, columns: int) -> None:
+        """Report this many columns more."""
+        self._columns += columns
+
+    def prepare(self, batch_size: int) -> None:
+        """Make the state, if the batch size decides it."""
+
+    @contextmanager
+    def reading(self, layer: int, columns: int) -> Iterator[None]:
+        """A layer reads the columns of a forward pass."""
+        yield
+
+    def reset(self) -> None:
+        """Make the state empty."""
+        self._columns = 0
+        if self._state is not None:
+            self._state.reset()
+
+
 class StateLayer(OwnedLayer):
-    """The slots of a layer as a transformers cache layer; `memory` may be a function of the batch size."""
+    """One layer of a state as a transformers cache layer."""
 
     def __init__(
         self,
         setup: LayerSetup,
-        memory: Memory | Callable[[int], Memory],
-        columns: int = 0,
+        index: int,
+        cached: CachedState,
         record: Record | None = None,
         real: Tensor | None = None,
         place: Place | None = None,
     ) -> None:
         super().__init__(setup.config)
-        self.setup, self.memory, self.columns, self.record, self.real = setup, memory, columns, record, real
+        self.setup, self.index, self.cached, self.record, self.real = setup, index, cached, record, real
         self.place = place
         self.window = setup.window
 
+    @property
+    def memory(self) -> Memory:
+        memory: Memory = self.cached.state.layers[self.index]
+        return memory
+
     def __deepcopy__(self, memo: dict[int, Any]) -> StateLayer:
         """A copy of the states, for the same model."""
-        memory = copy.deepcopy(self.memory, memo) if isinstance(self.memory, Memory) else self.memory
-        other = StateLayer(self.setup, memory, self.columns, self.record, self.real, self.place)
-        other.waiting, other.unfinished, other.is_initialized = self.waiting, self.unfinished, self.is_initialized
+        cached = copy.deepcopy(self.cached, memo)
+        other = StateLayer(self.setup, self.index, cached, self.record, self.real, self.place)
+        other.waiting, other.is_initialized = self.waiting, self.is_initialized
         return other
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        if not isinstance(self.memory, Memory):
-            self.memory = self.memory(key_states.shape[0])
+        self.cached.prepare(key_states.shape[0])
         super().lazy_initialization(key_states, value_states)
+
+    def get_seq_length(self) -> int:
+        return self.cached.columns
 
     def check_call(self, module: nn.Module, use_cache: bool | None) -> None:
         if self.setup.passes_use_cache and use_cache is False:
@@ -164,7 +210,6 @@ class StateLayer(OwnedLayer):
 
         With `use_cache=False`, generate reads the whole text at every step, and not every model passes `use_cache` on.
         """
-        assert isinstance(self.memory, Memory)
         first, follows = position_ids[..., 0], self.memory.seen > 0
         if real is not None:
             position_ids = position_ids.expand(*position_ids.shape[:-2], *real.shape)
@@ -178,20 +223,18 @@ class StateLayer(OwnedLayer):
 
         One mask serves all layers, and is checked by the first.
         """
-        if getattr(mask, "ends_checked", None) == self.columns:
+        if getattr(mask, "ends_checked", None) == self.cached.columns:
             return
-        assert isinstance(self.memory, Memory)
         wrong = ~real[:, -1] & (real.any(-1) | (self.memory.seen > 0))
         if bool(wrong.any()):
             raise UsageError(
                 f"attention_mask: row {int(wrong.nonzero()[0])} ends with padding, and the model continues from the "
                 "last column; pad on the left (tokenizer.padding_side = 'left'), or use MultiStateRNN.read"
             )
-        mask.ends_checked = self.columns
+        mask.ends_checked = self.cached.columns
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scoring: Scoring) -> Tensor:
-        memory, setup = self.memory, self.setup
-        assert isinstance(memory, Memory)
+        memory = self.memory
         if query.shape[0] != memory.batch_size:
             raise UsageError(
                 f"a batch of {query.shape[0]} does not fit a state of {memory.batch_size}: use the same batch size"
@@ -206,35 +249,39 @@ class StateLayer(OwnedLayer):
                 f"{scoring.sinks.shape[0]} attention sinks for the {query.shape[1]} heads of this process: msrnn does "
                 "not support a model with sinks that processes share; load it in one process"
             )
-        self.unfinished = True
-        if isinstance(memory, Growing):
-            output = attend_unbounded(memory, query, key, value, real, scoring)
-        else:
-            if setup.repositioning is not None:
-                scoring = replace(scoring, repositioning=setup.repositioning)
-            with torch.cuda.device_of(query):  # kernels are launched on the current device
-                place = self.place or Place(memory.advance(query.shape[2], real), nullcontext())
-                inputs = query, key, value, place.position
-                with place.turn:
-                    output = attend(memory, *inputs, scoring, setup.chunk, setup.backend, self.record)
-        self.unfinished = False
-        return output
+        with self.cached.reading(self.index, query.shape[2]):
+            if isinstance(memory, Growing):
+                return attend_unbounded(memory, self.cached.state.columns, query, key, value, real, scoring)
+            return self._attend_bounded(memory, query, key, value, real, scoring)
+
+    def _attend_bounded(
+        self, slots: Slots, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scoring: Scoring
+    ) -> Tensor:
+        setup = self.setup
+        if setup.repositioning is not None:
+            scoring = replace(scoring, repositioning=setup.repositioning)
+        with torch.cuda.device_of(query):  # kernels are launched on the current device
+            place = self.place or Place(slots.advance(query.shape[2], real), nullcontext())
+            with place.turn:
+                return attend(
+                    slots, query, key, value, place.position, scoring, setup.chunk, setup.backend, self.record
+                )
 
     def reset(self) -> None:
-        self.columns, self.waiting, self.unfinished = 0, False, False
-        if isinstance(self.memory, Memory):
-            self.memory.reset()
+        """Make the whole state empty: layers have read the same columns."""
+        self.waiting = False
+        self.cached.reset()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        if isinstance(self.memory, Memory):
+        if self.cached.exists:
             self.memory.reorder(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        if isinstance(self.memory, Memory):
-            self.memory = self.memory.select(indices)
+        if self.cached.exists:
+            self.cached.state.layers[self.index] = self.memory.select(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        if isinstance(self.memory, Memory):
+        if self.cached.exists:
             self.batch_select_indices(torch.arange(self.memory.batch_size).repeat_interleave(repeats))
 
     def crop(self, _: int) -> None:

@@ -162,7 +162,7 @@ class _GraphBuffers:
 
     def empty_state(self, fingerprint: dict[str, Any]) -> MultiState:
         """An empty state in buffers that no state uses any more."""
-        state = MultiState([copy.copy(layer) for layer in self.layers], fingerprint)
+        state = MultiState([copy.copy(layer) for layer in self.layers], fingerprint, columns=0)
         state.reset()
         self.owner = weakref.ref(state)
         return state
@@ -251,9 +251,8 @@ class Graphs:
             masks = [None] * width if mask is None else mask.split(block, 1)
             blocks = zip(input_ids.split(block, 1), masks, strict=False)
             return [self.read(ids, state, part, wave, last_only)[0].clone() for ids, part in blocks]
-        with state._changing():
+        with state.reading(width):
             if graph is not None:
-                state._count(width)
                 return graph(input_ids, mask)
             real = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
             while width % (2 * block) == 0 and 2 * block <= wave.alone:
@@ -270,13 +269,11 @@ class Graphs:
         real = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
         ids, real = (pad(columns, (padded - width, 0)) for columns in (input_ids, real))
         graph = self.of(state, Shape(padded, padded), last_only, WORTH_CAPTURING, rest=padded < wave.block)
-        with state._changing():
+        with state.reading(width):
             if graph is not None:
-                state._count(width)
                 blocks = graph(ids, real)
             else:
                 blocks = read_blocks(self.model, self.spec, state, ids, real, padded, last_only)
-                state._count(width - padded)
         return [logits[:, -width:] for logits in blocks]
 
     def state(self, batch_size: int) -> MultiState:
@@ -311,7 +308,6 @@ class Graphs:
         self._buffers = {size: buffers for size, buffers in self._buffers.items() if buffers.owner() is not None}
 
     def _capture(self, state: MultiState, shape: Shape, last_only: bool, compiles: bool) -> Graph | None:
-        columns = [layer.columns for layer in state.layers]
         try:
             return Graph(self.model, self.spec, state, shape, last_only, compiles, self._pool())
         except RuntimeError as error:
@@ -324,6 +320,3 @@ class Graphs:
                 stacklevel=4,
             )
             return None
-        finally:
-            for layer, count in zip(state.layers, columns, strict=True):
-                layer.columns = count  # the warm-up has read no token

@@ -19,7 +19,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from msrnn.core.state import MultiState, each
 from msrnn.errors import UsageError
-from msrnn.hf.cache_layers import OwnedCache, OwnedLayer
+from msrnn.hf.cache_layers import CachedState, OwnedCache, OwnedLayer
 from msrnn.hf.state_spec import StateSpec
 
 _ROLLBACK = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
@@ -156,8 +156,7 @@ class Continuation:
     ) -> None:
         self.model, self.rnn, self.state, self.copies, self.ends = model, rnn, state, copies, ends
         self.cache = OwnedCache(layers=[])
-        self.decoding: MultiState | None = None  # the state that decodes, once the prompt is read
-        self.columns = 0  # read so far in this call, those of the prompt included
+        self.cached: CachedState | None = None  # the state that decodes, once the prompt is read
         self.fed: list[Tensor] = []  # generated tokens that were read, [B · copies, T] each
 
     def __call__(self, ids: Tensor, kwargs: dict[str, Any]) -> Any:
@@ -167,7 +166,7 @@ class Continuation:
             raise UsageError(
                 f"{', '.join(other)}: a state reads token ids only, no images or other inputs; pass input_ids"
             )
-        if self.decoding is None:
+        if self.cached is None:
             return self._prompt(ids, kwargs)
         self.fed.append(ids)
         return self._decode(ids, kwargs) if ids.shape[1] == 1 else self._output(self._read(ids))
@@ -182,49 +181,43 @@ class Continuation:
         if before:
             part = None if mask is None else mask[:, :before]
             logits = self.rnn.read(ids[:, :before], self.state, part, last_only=True)
-        self.decoding = self.state
+        decoding = self.state
         if self.copies > 1:
-            self.decoding = self.rnn._select(self.state, each(self.state.batch_size, self.copies))
-        self.columns = before
-        self.cache.layers = self.rnn.spec.cache(self.decoding, columns=before).layers
+            decoding = self.rnn._select(self.state, each(self.state.batch_size, self.copies))
+        self.cached = CachedState(decoding, columns=before)  # transformers counts the columns of this call
+        self.cache.layers = self.rnn.spec.cache(self.cached).layers
         if stepping:
             return self._decode(ids[:, -1:].repeat_interleave(self.copies, 0), kwargs)
         assert logits is not None
         return self._output(logits)
 
     def _decode(self, ids: Tensor, kwargs: dict[str, Any]) -> Any:
-        assert self.decoding is not None
-        mask = self._unfinished()
+        assert self.cached is not None
+        mask, state = self._unfinished(), self.cached.state
         if not kwargs.get("output_hidden_states"):
-            logits = self.rnn.step(ids, self.decoding, mask)
-            self._count(1)
+            logits = self.rnn.step(ids, state, mask)
+            self.cached.report(1)
             return self._output(logits)
         for layer in self.cache.layers:
             if isinstance(layer, OwnedLayer):
                 layer.real = None if mask is None else mask.bool()
-        kwargs = {**kwargs, "attention_mask": None, "position_ids": self.decoding.seen[:, None]}
-        with self.decoding._changing():
+        kwargs = {**kwargs, "attention_mask": None, "position_ids": state.seen[:, None]}
+        with state.reading(1):
             out = self.model(ids, **kwargs)
-        self.columns += 1
+        self.cached.report(1)
         return out
 
     def _unfinished(self) -> Tensor | None:
         """[B, 1], 0 for rows that ended before the column that is read next; None: there is only one row."""
-        if self.ends is None or self.ends.columns is None or self.state.batch_size == 1:
+        if self.cached is None or self.ends is None or self.ends.columns is None or self.state.batch_size == 1:
             return None
-        return (self.columns < self.ends.columns)[:, None].long()
+        return (self.cached.columns < self.ends.columns)[:, None].long()
 
     def _read(self, ids: Tensor) -> Tensor:
-        assert self.decoding is not None
-        logits = self.rnn.read(ids, self.decoding, last_only=True)
-        self._count(ids.shape[1])
+        assert self.cached is not None
+        logits = self.rnn.read(ids, self.cached.state, last_only=True)
+        self.cached.report(ids.shape[1])
         return logits
-
-    def _count(self, columns: int) -> None:
-        self.columns += columns
-        for layer in self.cache.layers:
-            if isinstance(layer, OwnedLayer):
-                layer.columns += columns
 
     def _output(self, logits: Any) -> CausalLMOutputWithPast:
         return CausalLMOutputWithPast(logits=logits, past_key_values=self.cache)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from msrnn.core.slots import MOST_COLUMNS
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
 from msrnn.hf.state_spec import StateSpec
@@ -34,11 +33,7 @@ def checked_input(
             f"input_ids of {input_ids.shape[0]} rows do not fit a state of {state.batch_size}: "
             "use a state of the same batch size"
         )
-    if state.columns + input_ids.shape[1] > MOST_COLUMNS:
-        raise UsageError(
-            f"{state.columns + input_ids.shape[1]:,} columns: a state reads {MOST_COLUMNS:,} at most; "
-            "continue from an empty one"
-        )
+    state.check_room(input_ids.shape[1])
     spec.check_gaps(state.columns + input_ids.shape[1])
     spec.check_autocast()
     vocabulary: Any = model.get_input_embeddings().num_embeddings

@@ -62,6 +62,13 @@ class _RecordingLayer(OwnedLayer):
     module: nn.Module
     passes_use_cache = False
 
+    def __init__(self, config: Any, columns: int) -> None:
+        super().__init__(config)
+        self.columns = columns
+
+    def get_seq_length(self) -> int:
+        return self.columns
+
     def check_call(self, module: nn.Module, use_cache: bool | None) -> None:
         self.module, self.passes_use_cache = module, use_cache is True
 
@@ -80,11 +87,9 @@ def record_layers(
     All tokens get this `position`, if one is given, and the cache reports `columns` columns before them.
     """
     layers: list[Any] = [
-        layer if isinstance(layer, LinearAttentionLayer) else _RecordingLayer(config) for layer in host_layers(config)
+        layer if isinstance(layer, LinearAttentionLayer) else _RecordingLayer(config, columns)
+        for layer in host_layers(config)
     ]
-    for layer in layers:
-        if isinstance(layer, _RecordingLayer):
-            layer.columns = columns
     unreached = f"{type(model).__name__}: its attention does not use transformers' AttentionInterface"
     if config._attn_implementation != NAME:
         raise UsageError(f"{unreached}, so msrnn cannot bound it")

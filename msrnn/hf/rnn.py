@@ -15,6 +15,7 @@ from msrnn.core.slots import Slots
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
 from msrnn.hf.cache import MultiStateCache
+from msrnn.hf.cache_layers import CachedState
 from msrnn.hf.cuda_graphs import Graphs
 from msrnn.hf.generation import Continuation, RowEnds, Settings, redirected_copy
 from msrnn.hf.handover import begin_block, end_block, give_back, hand_over
@@ -128,7 +129,7 @@ class MultiStateRNN:
 
     def load_state(self, path: str | os.PathLike[str]) -> MultiState:
         """Load a state that `state.save` wrote for this model, policy, size, dtype and positions."""
-        return MultiState._load(path, self.spec.fingerprint, self.spec.state)
+        return MultiState.load_fitting(path, self.spec.fingerprint, self.spec.state)
 
     def convert_state(self, state: MultiState) -> MultiState:
         """Copy a state of other `positions`, or of another `horizon` or `first` of this policy, for use with this RNN.
@@ -145,15 +146,15 @@ class MultiStateRNN:
         for layer, bound in zip(layers, self.spec.bounds, strict=True):
             if isinstance(layer, Slots) and bound is not None:
                 layer.bound = bound
-        return MultiState(layers, self.spec.fingerprint)
+        return MultiState(layers, self.spec.fingerprint, state.columns)
 
     def _select(self, state: MultiState, rows: Sequence[int] | Tensor) -> MultiState:
         """`state.select`, into buffers that already have a captured graph, if there are any."""
-        index = state._row_index(rows)
+        index = state.row_index(rows)
         if not self._graphs.possible:
             return state.select(index)
         chosen = self.state(len(index))
-        chosen._become(state, index)
+        chosen.become(state, index)
         return chosen
 
     @torch.no_grad()
@@ -167,10 +168,9 @@ class MultiStateRNN:
             raise UsageError(f"input_ids of {input_ids.shape[1]} columns: step reads one token per row; use read")
         ids, mask = checked_input(self.model, self.spec, input_ids, state, attention_mask)
         graph = self._graphs.of(state)
-        with state._changing():
+        with state.reading(1):
             if graph is None:
                 return self._forward(ids, state, mask, last_only=True)
-            state._count(1)
             return graph(ids, mask)[0].clone()
 
     @torch.no_grad()
@@ -223,9 +223,11 @@ class MultiStateRNN:
         if record is None and self._graphs.possible:
             return self._graphs.read(ids, state, mask, wave, last_only)
         masks = [None] * ids.shape[1] if mask is None else mask.split(wave.alone, 1)
-        with state._changing():
-            pieces = zip(ids.split(wave.alone, 1), masks, strict=False)
-            return [self._forward(piece, state, part, last_only, record) for piece, part in pieces]
+        blocks = []
+        for piece, part in zip(ids.split(wave.alone, 1), masks, strict=False):
+            with state.reading(piece.shape[1]):
+                blocks.append(self._forward(piece, state, part, last_only, record))
+        return blocks
 
     def _forward(
         self,
@@ -235,12 +237,13 @@ class MultiStateRNN:
         last_only: bool,
         record: Callable[[int], Record] | None = None,
     ) -> Tensor:
+        """One forward pass of the model itself. The caller counts the columns."""
         with naming_lost_ranks(self.spec.model.shards):
             logits: Tensor = self.model(
                 input_ids=ids,
                 attention_mask=mask,
                 position_ids=positions_of(state.seen, ids, mask),
-                past_key_values=self.spec.cache(state, record=record, real=None if mask is None else mask.bool()),
+                past_key_values=self.spec.cache(CachedState(state), record, None if mask is None else mask.bool()),
                 use_cache=True,
                 logits_to_keep=1 if last_only else 0,
             ).logits

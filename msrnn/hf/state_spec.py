@@ -19,7 +19,7 @@ from msrnn.core.rope import FITTED, ORIGINAL, Gap, Repositioning, name_of, spaci
 from msrnn.core.slots import Growing, LayerShape, Memory, Slots
 from msrnn.core.state import ARCHITECTURE, MultiState
 from msrnn.errors import UsageError
-from msrnn.hf.cache_layers import LayerSetup, LinearLayer, OwnedCache, Place, StateLayer
+from msrnn.hf.cache_layers import CachedState, LayerSetup, LinearLayer, OwnedCache, Place, StateLayer
 from msrnn.hf.inspect import ModelSpec, inspect_model
 from msrnn.hf.inspect_layers import host_layers
 from msrnn.layer import Record
@@ -136,24 +136,23 @@ class StateSpec:
             if setup and bound and setup.repositioning:
                 setup.backend.check_gaps(setup.repositioning.spacing, bound, columns)
 
-    def state(self, batch_size: int) -> MultiState:
+    def state(self, batch_size: int, host: Sequence[Any] | None = None) -> MultiState:
+        """An empty state; `host` has at their indices the cache layers that linear attention shall use."""
         self.check_memory(batch_size)
-        linear = host_layers(self.model.config)
+        host = host or host_layers(self.model.config)
         layers = [
-            LinearLayer(linear[i]) if shape is None else self.memory(i, batch_size)
-            for i, shape in enumerate(self.shapes)
+            LinearLayer(host[i]) if shape is None else self.memory(i, batch_size) for i, shape in enumerate(self.shapes)
         ]
-        return MultiState(layers, self.fingerprint)
+        return MultiState(layers, self.fingerprint, columns=0)
 
     def cache(
         self,
-        state: MultiState,
-        columns: int = 0,
+        cached: CachedState,
         record: Callable[[int], Record] | None = None,
         real: Tensor | None = None,
         places: Sequence[Place] | None = None,
     ) -> Cache:
-        """A cache over a state. It reports `columns` columns to transformers, whatever the state has read.
+        """A cache over a state. The caller counts the columns of the state.
 
         real [B, T] is False where the next columns are padding; without it, layers take that from the model's mask.
         `places` holds for each layer what the caller has computed for all of them.
@@ -162,23 +161,22 @@ class StateSpec:
             layers=[
                 memory.layer
                 if isinstance(memory, LinearLayer)
-                else self.layer(i, memory, columns, record(i) if record else None, real, places[i] if places else None)
-                for i, memory in enumerate(state.layers)
+                else self.layer(i, cached, record(i) if record else None, real, places[i] if places else None)
+                for i, memory in enumerate(cached.state.layers)
             ]
         )
 
     def layer(
         self,
         i: int,
-        memory: Memory | Callable[[int], Memory],
-        columns: int = 0,
+        cached: CachedState,
         record: Record | None = None,
         real: Tensor | None = None,
         place: Place | None = None,
     ) -> StateLayer:
         setup = self.setups[i]
         assert setup is not None
-        return StateLayer(setup, memory, columns, record, real, place)
+        return StateLayer(setup, i, cached, record, real, place)
 
 
 def state_spec(

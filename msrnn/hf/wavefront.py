@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from msrnn.core.device_memory import available_bytes
 from msrnn.core.state import MultiState
-from msrnn.hf.cache_layers import Place
+from msrnn.hf.cache_layers import CachedState, Place
 from msrnn.hf.state_spec import StateSpec
 
 PRIORITIES = 4  # levels that CUDA streams have in torch
@@ -153,9 +153,9 @@ def read_blocks(
     """Read ids [B, T], `block` columns at a time, all blocks in flight at once -> the logits of each block.
 
     `real` [B, T] is False where padding. T is a multiple of `block`, or less. Only kernels are launched: this can be
-    captured as a CUDA graph.
+    captured as a CUDA graph. The caller counts the columns.
     """
-    position = state._advance(real)
+    position = state.advance(real)
     parts = [_blocks(columns, block) for columns in (input_ids, position, position.clamp(min=0).long(), real)]
     blocks = [*zip(*parts, strict=True)]
 
@@ -168,7 +168,7 @@ def read_blocks(
             # A mask of four dimensions is not inspected: reading it back would break the capture.
             attention_mask=real[:, None, None].expand(-1, 1, ids.shape[1], -1),
             position_ids=position_ids,
-            past_key_values=spec.cache(state, real=real, places=places),
+            past_key_values=spec.cache(CachedState(state), real=real, places=places),
             use_cache=True,
             logits_to_keep=1 if last_only else 0,
         ).logits

@@ -88,7 +88,7 @@ def check_sound(slots: Slots, other: Slots) -> None:
     position = slots.position.sort(-1).values
     assert ((position >= 0).sum(-1) == (other.position >= 0).sum(-1)[:1]).all()
     assert ((position[..., 1:] > position[..., :-1]) | (position[..., 1:] == -1)).all()
-    assert position.max() < slots.columns
+    assert position.max() < slots.seen.max()
 
 
 def layer(device: str = "cpu", state_dtype: str | None = None, heads: int = HEADS) -> LayerShape:

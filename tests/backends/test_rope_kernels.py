@@ -73,14 +73,12 @@ def test_gaps_beyond_the_table_are_not_made_up(at: int, device: str) -> None:
 
 
 def test_a_function_out_of_reach_is_refused(device: str) -> None:
-    slots, position, repositioning = far_away(device, lambda gap: 1.0, 7)
-    slots.columns = GAPS
-    rotations_of(slots, position, repositioning)
-    slots.columns = GAPS + 1
+    slots, _, repositioning = far_away(device, lambda gap: 1.0, 7)
+    check_reach(repositioning.spacing, slots.bound, GAPS)
     with pytest.raises(
         ValueError, match="limited to gaps of 1,048,575 on a GPU, and this state is at column 1,048,577"
     ):
-        rotations_of(slots, position, repositioning)
+        check_reach(repositioning.spacing, slots.bound, GAPS + 1)
     near = Bound(Policy.parse("tova~4096"), 2, window=4096)
     check_reach(repositioning.spacing, near, 10**9)
     with pytest.raises(ValueError, match="limited to gaps"):

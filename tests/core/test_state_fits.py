@@ -148,7 +148,7 @@ def test_files_without_a_name_of_their_model_fit(tmp_path: Path) -> None:
     state = rnn.state()
     rnn.read(tokens(1, 12), state)
     before = {name: value for name, value in state.fingerprint.items() if name != "architecture"}
-    older = msrnn.MultiState(state.layers, before)
+    older = msrnn.MultiState(state.layers, before, state.columns)
     older.save(tmp_path / "state")
     assert rnn.load_state(tmp_path / "state").seen.tolist() == [12]
     rnn.read(tokens(1, 4), older)

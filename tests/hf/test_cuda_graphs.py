@@ -214,10 +214,9 @@ def test_columns_that_a_graph_reads_are_counted() -> None:
     rnn.read(tokens(1, 100), state)
     for token in tokens(1, 5).split(1, dim=1):
         rnn.step(token, state)
-    assert [layer.columns for layer in state.layers] == [105, 105]
+    assert state.columns == 105
     assert state.seen.tolist() == [105]
-    for layer in state.layers:
-        layer.columns = MOST_COLUMNS
+    state.columns = MOST_COLUMNS
     with pytest.raises(ValueError, match="at most"):
         rnn.step(tokens(1, 1), state)
 
@@ -256,8 +255,7 @@ def test_a_function_of_gaps_is_refused_beyond_its_reach() -> None:
     model = build(llama(), "cuda" if torch.cuda.is_available() else "cpu")
     rnn = msrnn.MultiStateRNN(model, "tova", 9, backend="triton", positions=lambda gap: min(gap, 7))
     state = rnn.state()
-    for layer in state.layers:
-        layer.columns = 2**20
+    state.columns = 2**20
     with pytest.raises(ValueError, match="positions: your own function is limited to gaps of 1,048,575"):
         rnn.step(tokens(1, 1), state)
     assert state.seen.tolist() == [0]

@@ -228,8 +228,8 @@ def test_tokens_whose_position_does_not_fit_are_refused(model: PreTrainedModel) 
     rnn = msrnn.MultiStateRNN(model, "tova", 9)
     state = rnn.state()
     rnn.read(tokens(1, 12), state)
+    state.columns = MOST_COLUMNS - 2
     for layer in state.layers:
-        layer.columns = MOST_COLUMNS - 2
         layer.seen.fill_(MOST_COLUMNS - 2)
     rnn.step(tokens(1, 1), state)
     before = state.positions(0)
@@ -246,10 +246,11 @@ def test_a_cache_ends_where_positions_end(model: PreTrainedModel) -> None:
     cache = msrnn.MultiStateCache(model, "tova", 9)
     with torch.no_grad():
         model(tokens(1, 12), past_key_values=cache)
-        for layer in cache.layers:
-            layer.memory.columns = MOST_COLUMNS - 2
+        cache.state.columns = MOST_COLUMNS - 2
         with pytest.raises(ValueError, match="at most"):
             model(tokens(1, 3), past_key_values=cache)
+        model(tokens(1, 2), past_key_values=cache)
+    assert cache.get_seq_length() == MOST_COLUMNS
 
 
 def test_a_state_made_in_inference_mode_is_a_state(model: PreTrainedModel, tmp_path: Path) -> None:

@@ -167,7 +167,6 @@ def rotations_of(slots: Slots, query_position: Tensor, repositioning: Reposition
     """[B, G, S + 1, 2, F] for every slot and, at the end, the new token; float16 where states have 16 bits or fewer."""
     (B, G, S), F = slots.position.shape, len(repositioning.rope.frequency)
     device, window = slots.position.device, slots.bound.window
-    check_reach(repositioning.spacing, slots.bound, slots.columns)
     kind, table = _coded(repositioning.spacing, device)
     ordered = torch.empty(B, G, S, dtype=torch.int32, device=device)
     ordered_new, new_position = (torch.empty(B, G, n, dtype=torch.float64, device=device) for n in (S, S + 1))
