@@ -61,6 +61,7 @@ INSIDE = {
         "cache_state",
         "cache",
         "wavefront",
+        "read_plan",
         "cuda_graphs",
         "generation",
         "rnn",

@@ -13,7 +13,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from msrnn.core.shards import CHECKS, least
 from msrnn.core.slots import ordinary_tensors
 from msrnn.core.state import MultiState
 from msrnn.hf.fingerprint import addresses_of
+from msrnn.hf.read_plan import STEP, ReadStep, Shape, plan_read
 from msrnn.hf.state_spec import StateSpec
 from msrnn.hf.wavefront import (
     MOST_BLOCKS,
@@ -36,18 +37,8 @@ from msrnn.hf.wavefront import (
     wave_of,
 )
 
-
-class Shape(NamedTuple):
-    """The columns of a captured read."""
-
-    width: int = 1
-    block: int = 1  # of them pass through the model at once
-
-
-STEP = Shape()
 WORTH_CAPTURING = 2  # reads of one shape before one is captured, which takes about as long as two
 WORTH_CAPTURING_STEPS = 64  # the same for several blocks that are read token by token: some hundred thousand kernels
-SHORTEST_REST = 16  # columns: shorter texts are padded to this many
 
 
 class Graph:
@@ -233,48 +224,43 @@ class Graphs:
     def read(
         self, input_ids: Tensor, state: MultiState, mask: Tensor | None, wave: Wave, last_only: bool
     ) -> list[Tensor]:
-        """Read ids [B, T] that are in flight together -> the logits of each block, which the next call overwrites.
+        """Read ids [B, T] that are in flight together -> the logits of each block, which the next call overwrites."""
+        graphs: dict[Shape, Graph | None] = {}
 
-        The first reads of a shape launch their kernels one by one, in fewer and larger blocks; then a graph is
-        captured. Where blocks are read token by token, launching takes much longer than replaying, so until then each
-        block is read alone.
-        """
-        width, block = input_ids.shape[1], wave.block
-        if width % block and not self.stepwise:
-            return self._read_rest(input_ids, state, mask, wave, last_only)
-        together = width > block and self.stepwise
-        graph = None
-        if width % block == 0 and width > 1:
+        def has_graph(shape: Shape) -> bool:
+            together = self.stepwise and shape.width > shape.block
             after = WORTH_CAPTURING_STEPS if together else WORTH_CAPTURING
-            graph = self.of(state, Shape(width, block), last_only, after)
-        if graph is None and together and width % block == 0:
-            masks = [None] * width if mask is None else mask.split(block, 1)
-            blocks = zip(input_ids.split(block, 1), masks, strict=False)
-            return [self.read(ids, state, part, wave, last_only)[0].clone() for ids, part in blocks]
-        with state.reading(width):
-            if graph is not None:
-                return graph(input_ids, mask)
-            real = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
-            while width % (2 * block) == 0 and 2 * block <= wave.alone:
-                block *= 2
-            block = block if width % block == 0 else width
-            return read_blocks(self.model, self.spec, state, input_ids, real, block, last_only)
+            graphs[shape] = self.of(state, shape, last_only, after, rest=shape.width < wave.block)
+            return graphs[shape] is not None
 
-    def _read_rest(
-        self, input_ids: Tensor, state: MultiState, mask: Tensor | None, wave: Wave, last_only: bool
+        steps = plan_read(input_ids.shape[1], wave, self.stepwise, has_graph)
+        logits, start = [], 0
+        for step in steps:
+            columns = slice(start, start + step.width)
+            part = None if mask is None else mask[:, columns]
+            graph = graphs[step.shape] if step.replays else None
+            blocks = self._take(step, graph, input_ids[:, columns], state, part, last_only)
+            logits += (
+                blocks if len(steps) == 1 else [block.clone() for block in blocks]
+            )  # the next step overwrites them
+            start += step.width
+        return logits
+
+    def _take(
+        self, step: ReadStep, graph: Graph | None, ids: Tensor, state: MultiState, mask: Tensor | None, last_only: bool
     ) -> list[Tensor]:
-        """Read the rest of a text, or a short one, padded on the left to a power of two: few graphs fit all lengths."""
-        width = input_ids.shape[1]
-        padded = min(wave.alone, max(SHORTEST_REST, 1 << (width - 1).bit_length()))
-        real = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
-        ids, real = (pad(columns, (padded - width, 0)) for columns in (input_ids, real))
-        graph = self.of(state, Shape(padded, padded), last_only, WORTH_CAPTURING, rest=padded < wave.block)
-        with state.reading(width):
+        """Read the columns of one step -> the logits of each block, without those of padding."""
+        with state.reading(step.width):
+            if graph is not None and not step.padding:
+                return graph(ids, mask)
+            real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+            if step.padding:
+                ids, real = (pad(columns, (step.padding, 0)) for columns in (ids, real))
             if graph is not None:
                 blocks = graph(ids, real)
             else:
-                blocks = read_blocks(self.model, self.spec, state, ids, real, padded, last_only)
-        return [logits[:, -width:] for logits in blocks]
+                blocks = read_blocks(self.model, self.spec, state, ids, real, step.shape.block, last_only)
+        return [logits[:, -step.width :] for logits in blocks]
 
     def state(self, batch_size: int) -> MultiState:
         """An empty state, in the buffers of an earlier one if they are free; other free buffers are released."""

@@ -287,3 +287,23 @@ def test_rows_that_ended_keep_their_states_in_a_captured_step(policy: str) -> No
         alone = plain.state()
         plain.read(out[row : row + 1, :length], alone)
         torch.testing.assert_close(plain.step(token, alone)[0], together[row], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("positions", ["original", "compressed"])
+def test_before_a_capture_the_steps_of_a_plan_are_launched(positions: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On any device: short texts are padded, and only their own columns count."""
+    monkeypatch.setattr("msrnn.hf.cuda_graphs.WORTH_CAPTURING", 10**9)
+    model = build(llama())
+    mine, theirs = (msrnn.MultiStateRNN(model, "h2o", 9, block=32, positions=positions) for _ in range(2))
+    mine._graphs.possible = True  # no graph is captured
+    mine._graphs.stepwise = positions == "compressed"
+    state, expected = mine.state(2), theirs.state(2)
+    for length, padding in ((5, 2), (32, 0), (20, 7), (1, 0)):
+        ids, mask = left_padded(tokens(2, length, seed=length), [0, padding])
+        for last_only in (True, False):
+            found, truth = (r.read(ids, s, mask, last_only) for r, s in ((mine, state), (theirs, expected)))
+            torch.testing.assert_close(found[:, -1], truth[:, -1], atol=1e-4, rtol=1e-4)
+    assert state.columns == expected.columns == 116
+    assert torch.equal(state.seen, expected.seen)
+    for layer in (0, 1):
+        assert torch.equal(state.positions(layer).sort(-1).values, expected.positions(layer).sort(-1).values)
