@@ -9,12 +9,12 @@ from msrnn.policy import Policy
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from msrnn.analysis.trace import Trace, trace
     from msrnn.core.state import MultiState
     from msrnn.engine.engine import Engine
     from msrnn.engine.requests import SamplingParams
     from msrnn.hf.cache import MultiStateCache
     from msrnn.hf.rnn import MultiStateRNN
+    from msrnn.hf.trace import Trace, trace
 
 __all__ = [
     "Engine",
@@ -36,8 +36,8 @@ _LAZY_MODULES = {
     "MultiStateCache": "hf.cache",
     "MultiStateRNN": "hf.rnn",
     "SamplingParams": "engine.requests",
-    "Trace": "analysis.trace",
-    "trace": "analysis.trace",
+    "Trace": "hf.trace",
+    "trace": "hf.trace",
 }
 
 

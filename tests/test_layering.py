@@ -65,6 +65,7 @@ INSIDE = {
         "cuda_graphs",
         "generation",
         "rnn",
+        "trace",
         "model_cache",
         "download",
         "loading",

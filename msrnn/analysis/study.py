@@ -13,8 +13,9 @@ import numpy
 from transformers import PreTrainedModel
 
 from msrnn.analysis.summary import Numbers, Summary, agreement, summarize
-from msrnn.analysis.trace import ChunkTrace, TraceStore, stored_cells
+from msrnn.analysis.trace import TraceStore, stored_cells
 from msrnn.evaluation.statistics import Estimate, mean
+from msrnn.hf.trace import ChunkTrace
 
 Cell = tuple[str, int]  # a policy and a size
 Load = Callable[[Cell], Iterable[ChunkTrace]]

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from msrnn.analysis.trace import ChunkTrace
 from msrnn.errors import UsageError
+from msrnn.hf.trace import ChunkTrace
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 

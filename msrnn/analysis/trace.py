@@ -1,7 +1,4 @@
-"""Eviction times: when each token is evicted from each layer. `trace` computes them, `TraceStore` keeps them on disk.
-
-Every mask, figure and table about which tokens are kept can be rebuilt from eviction times.
-"""
+"""Eviction times on disk: `TraceStore` keeps what `msrnn.hf.trace` computes."""
 
 from __future__ import annotations
 
@@ -10,120 +7,23 @@ import json
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
-import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from msrnn.core.atomic import write_atomically
-from msrnn.core.slots import HELD
 from msrnn.core.state import ARCHITECTURE
 from msrnn.errors import UsageError
 from msrnn.evaluation.batch_size import batch_that_fits
 from msrnn.hf.rnn import MultiStateRNN
-from msrnn.layer import Record
+from msrnn.hf.trace import ChunkTrace, trace_chunks
 from msrnn.policy import Policy
 
 FORMAT = 1  # of trace files
-
-
-@dataclass(frozen=True)
-class Trace:
-    """When each token is evicted from each bounded layer."""
-
-    evicted_at: Tensor  # [B, bounded layers, G, T]: the last input column that sees the token; T: held; -1: padding
-    layers: tuple[int, ...]  # the model's own indices of the bounded layers
-
-    def seen_at(self, column: int) -> Tensor:
-        """[B, layers, G, T]: which tokens the query at a column attends to."""
-        tokens = torch.arange(self.evicted_at.shape[-1], device=self.evicted_at.device)
-        return (tokens <= column) & (column <= self.evicted_at)
-
-
-def trace(
-    rnn: MultiStateRNN,
-    input_ids: Tensor,
-    attention_mask: Tensor | None = None,
-    on_block: Callable[[int], None] | None = None,
-) -> Trace:
-    """Read the tokens [B, T] from an empty state and record when each one is evicted from each layer.
-
-    If layers differ in their number of groups, a layer of one group repeats it. `on_block` gets the number of columns
-    of each block after it is read.
-    """
-    layers = tuple(i for i, bound in enumerate(rnn.spec.bounds) if bound and rnn.spec.shapes[i])
-    if not layers:
-        raise UsageError("policy 'full' evicts nothing, so there is nothing to trace: use a bounded policy and a size")
-    if input_ids.ndim != 2:
-        raise UsageError(f"input_ids of shape {list(input_ids.shape)}: must be [batch, tokens]")
-    batch_size, length = input_ids.shape
-    times = {i: torch.full((batch_size, _groups(rnn, i), length), HELD, dtype=torch.int32) for i in layers}
-
-    def record(layer: int) -> Record:
-        def store(position: Tensor, evicted_at: Tensor) -> None:
-            evicted = (position >= 0) & (evicted_at != HELD)
-            b, g, _ = (index.cpu() for index in evicted.nonzero(as_tuple=True))
-            times[layer][b, g, position[evicted].long().cpu()] = evicted_at[evicted].cpu()
-
-        return store
-
-    rnn.read(input_ids, rnn.state(batch_size), attention_mask, last_only=True, on_block=on_block, record=record)
-    for i in layers:
-        shape, bound = rnn.spec.shapes[i], rnn.spec.bounds[i]
-        if shape and shape.shards and bound and bound.policy.per == "head":  # each process has groups of its own
-            times[i] = shape.shards.gather(times[i].to(shape.device), 1).cpu()
-    groups = max(t.shape[1] for t in times.values())
-    by_position = torch.stack([times[i].expand(-1, groups, -1) for i in layers], dim=1)
-    return Trace(_by_column(by_position, attention_mask), layers)
-
-
-def _groups(rnn: MultiStateRNN, layer: int) -> int:
-    shape, bound = rnn.spec.shapes[layer], rnn.spec.bounds[layer]
-    assert shape is not None
-    assert bound is not None
-    return bound.groups(shape.kv_heads)
-
-
-def _by_column(by_position: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """From token positions, where a row's first token is 0, to the columns of the input."""
-    length = by_position.shape[-1]
-    result = torch.full_like(by_position, -1)
-    for b, row in enumerate(by_position):
-        columns = torch.arange(length) if attention_mask is None else attention_mask[b].cpu().nonzero()[:, 0]
-        column_of = torch.cat([columns, torch.tensor([length])]).to(torch.int32)
-        step = row[..., : len(columns)].long().clamp(max=len(columns))
-        result[b, ..., columns] = column_of[step]
-    return result
-
-
-class ChunkTrace(NamedTuple):
-    """The trace of one chunk of text without padding, as arrays."""
-
-    evicted_at: NDArray[numpy.int32]  # [L, G, T]: the last step that sees each token; T: never evicted
-    layers: tuple[int, ...]  # the model's own indices
-    sizes: tuple[int, ...]  # tokens that each of these layers may keep; sliding layers have their own
-
-
-def trace_chunks(
-    rnn: MultiStateRNN, chunks: ArrayLike, on_tokens: Callable[[int], object] | None = None
-) -> list[ChunkTrace]:
-    """Trace chunks of token ids [N, T] as one batch."""
-    rows = torch.from_numpy(numpy.asarray(chunks).astype(numpy.int64))
-
-    def on_block(columns: int) -> None:
-        if on_tokens:
-            on_tokens(columns * len(rows))
-
-    traced = trace(rnn, rows, on_block=on_block)
-    bounds = [rnn.spec.bounds[layer] for layer in traced.layers]
-    sizes = tuple(bound.size for bound in bounds if bound)
-    return [ChunkTrace(times.numpy(), traced.layers, sizes) for times in traced.evicted_at]
 
 
 def stored_cells(folder: Path) -> list[tuple[str, int]]:

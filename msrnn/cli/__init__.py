@@ -94,9 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         return _print_error(_with_flag(str(error), words))
     except (RuntimeError, MemoryError) as error:
-        from msrnn.evaluation.batch_size import out_of_memory
+        from msrnn.core.device_memory import is_out_of_memory
 
-        if not out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         return _print_error("out of memory; use a smaller --size, or a smaller --batch if the command has it")
     if code == INTERRUPTED and is_first():

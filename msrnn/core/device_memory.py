@@ -1,17 +1,27 @@
-"""The memory of a device: what is free, whether an allocation fits, and copies that do not wait."""
+"""The memory of a device: what is free, whether an allocation fits, out-of-memory errors, copies that do not wait."""
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from msrnn.errors import UsageError
 
+T = TypeVar("T")
 _CGROUP = Path("/sys/fs/cgroup")
+_SIGNS = (
+    "out of memory",
+    "alloc_failed",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "storage size calculation overflowed",
+)
 
 
 def available_bytes(device: torch.device) -> int | None:
@@ -70,6 +80,36 @@ def check_fits(needed: int, device: torch.device, what: str, advice: Callable[[i
     if free is not None and needed > free:
         message = f"{what} takes {gigabytes(needed)}, and {gigabytes(free)} is free on {device}"
         raise DoesNotFitError(f"{message}: {advice(free)}")
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error or one of its causes is about memory: a failed CUDA graph capture reports another first.
+
+    The one place that knows how torch, CUDA and the system word it, where they have no type for it.
+    """
+    if error is None:
+        return False
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return known or any(sign in str(error).lower() for sign in _SIGNS) or is_out_of_memory(error.__context__)
+
+
+def release() -> None:
+    """Return unused memory to the device."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def if_it_fits(work: Callable[[], T]) -> T | None:
+    """What the work returns; None where it ran out of memory. Its memory is free afterwards."""
+    try:
+        return work()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    finally:
+        release()
+    return None
 
 
 def gigabytes(count: int) -> str:

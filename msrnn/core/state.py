@@ -199,7 +199,7 @@ class MultiState:
             for name, buffer in mine.tensors().items():
                 buffer.copy_(getattr(theirs, name)[rows.to(buffer.device)])
 
-    def first_rows(self, rows: int) -> MultiState:
+    def view(self, rows: int) -> MultiState:
         """A view of the first rows: the buffers are the same."""
         return self._with([layer.view(slice(rows)) for layer in self.layers])
 

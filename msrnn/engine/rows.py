@@ -74,7 +74,7 @@ class Rows:
 
     def _view(self, count: int) -> MultiState:
         if count not in self._views:
-            self._views[count] = self.state.first_rows(count)
+            self._views[count] = self.state.view(count)
         return self._views[count]
 
     def _mask(self, bucket: int, count: int) -> Tensor | None:

@@ -1,26 +1,16 @@
-"""The batch that fits into memory: how much is free, out-of-memory errors, and the search for the largest batch."""
+"""The batch that fits into memory: how much is free, a lack of memory, and the search for the largest batch."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 import torch
 
-from msrnn.core.device_memory import available_bytes
+from msrnn.core.device_memory import available_bytes, is_out_of_memory
 from msrnn.errors import UsageError
 
-T = TypeVar("T")
 SHARE = {"cuda": 0.97, "cpu": 0.5}  # of the free memory; the rest is for activations and for other processes
-_SIGNS = (
-    "out of memory",
-    "alloc_failed",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "storage size calculation overflowed",
-)
 
 
 def unused_bytes(device: torch.device) -> int:
@@ -33,49 +23,18 @@ def free_bytes(device: torch.device) -> int:
     return int(SHARE["cuda" if device.type == "cuda" else "cpu"] * unused_bytes(device))
 
 
-def release() -> None:
-    """Return unused memory to the device."""
-    gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-
-
-def out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error or one of its causes is about memory: a failed CUDA graph capture reports another first."""
-    if error is None:
-        return False
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError) or says_out_of_memory(str(error))
-    return known or out_of_memory(error.__context__)
-
-
-def says_out_of_memory(text: str) -> bool:
-    return any(sign in text.lower() for sign in _SIGNS)
-
-
 @contextmanager
 def batch_that_fits(batch: int, what: str) -> Iterator[None]:
     """Turn an out-of-memory error of `what` into bad input that names the batch."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error) or isinstance(error, ValueError):  # its message already says what fits
+        if not is_out_of_memory(error) or isinstance(error, ValueError):  # its message already says what fits
             raise
         smaller = "a smaller batch" if batch > 1 else "a smaller size or model"
         raise UsageError(
             f"batch={batch}: {what} does not fit into memory; results so far are kept, run again with {smaller}"
         ) from error
-
-
-def if_it_fits(work: Callable[[], T]) -> T | None:
-    """What the work returns; None where it ran out of memory. Its memory is free afterwards."""
-    try:
-        return work()
-    except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error):
-            raise
-    finally:
-        release()
-    return None
 
 
 def largest(fits: Callable[[int], bool], estimate: int, cap: int, more: Callable[[int], int]) -> int:

@@ -13,8 +13,9 @@ from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
+from msrnn.core.device_memory import is_out_of_memory, release
 from msrnn.errors import UsageError
-from msrnn.evaluation.batch_size import batch_that_fits, out_of_memory, release
+from msrnn.evaluation.batch_size import batch_that_fits
 from msrnn.evaluation.cells import stored_cells
 from msrnn.evaluation.environment import environment, model_identity
 from msrnn.evaluation.store import Row, Store
@@ -149,7 +150,7 @@ class Runner(ABC, Generic[C, Item, Result]):
             yield from append()
             return []
         except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
         release()
         left = self.missing(cell)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
+from msrnn.core.device_memory import is_out_of_memory
 from msrnn.core.shards import CHECKS, least
 from msrnn.core.slots import ordinary_tensors
 from msrnn.core.state import MultiState
@@ -114,9 +115,9 @@ def capturing(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any = Non
             gc.enable()
 
 
-def _chain(error: BaseException) -> list[BaseException]:
-    """An error and its contexts, the original error last: an aborted capture raises a second error."""
-    return [error, *_chain(error.__context__)] if error.__context__ is not None else [error]
+def _first_error(error: BaseException) -> BaseException:
+    """The error that began it: an aborted capture raises a second one."""
+    return error if error.__context__ is None else _first_error(error.__context__)
 
 
 def compiled(model: PreTrainedModel, tokens: int) -> Any:
@@ -297,10 +298,10 @@ class Graphs:
         try:
             return Graph(self.model, self.spec, state, shape, last_only, compiles, self._pool())
         except RuntimeError as error:
-            errors = _chain(error)
-            if any(isinstance(e, torch.OutOfMemoryError) for e in errors):
+            if is_out_of_memory(error):
                 raise
-            reason = (str(errors[-1]) or type(errors[-1]).__name__).splitlines()[0]
+            first = _first_error(error)
+            reason = (str(first) or type(first).__name__).splitlines()[0]
             warnings.warn(
                 f"this model cannot be captured as a CUDA graph, so its kernels are launched one by one ({reason})",
                 stacklevel=4,

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from msrnn.core.device_memory import is_out_of_memory
 from msrnn.hf.tensor_parallel import own_weight, whole_weight
 
 _SAMPLES = 16  # of each weight
@@ -74,9 +75,9 @@ def _sampled(weight: Tensor) -> list[Tensor]:
     for sample in ways:
         try:
             found = [_ordinary(one) for one in sample(weight)]
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # each kind of tensor refuses in its own way
+        except Exception as error:  # each kind of tensor refuses in its own way
+            if is_out_of_memory(error):
+                raise
             continue
         if found:
             return found

@@ -11,7 +11,7 @@ import numpy
 from test_browser import settle
 
 from msrnn.analysis.explorer import PolicyTrace, page
-from msrnn.analysis.trace import ChunkTrace
+from msrnn.hf.trace import ChunkTrace
 
 LENGTH, SIZE, LAYERS = 900, 225, (3, 7, 11)
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}

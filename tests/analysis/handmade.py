@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from msrnn.analysis.trace import ChunkTrace
+from msrnn.hf.trace import ChunkTrace
 
 Visit = Callable[..., Any]  # opens a page in a browser, which it returns
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from test_page import HOSTILE
 
 from msrnn.analysis.explorer import PolicyTrace, page, visible
-from msrnn.analysis.trace import ChunkTrace
+from msrnn.hf.trace import ChunkTrace
 
 TOKENS = ["One", " two", "\n", " three", ",", " four", " fi", "ve"]
 TWO = [PolicyTrace("tova", SIZE, traced(WINDOW, SINK)), PolicyTrace("h2o", SIZE, traced([SINK, WINDOW], [SINK, SINK]))]

@@ -11,7 +11,7 @@ from handmade import Visit
 from test_browser import move, text
 
 from msrnn.analysis.explorer import PolicyTrace, page
-from msrnn.analysis.trace import ChunkTrace
+from msrnn.hf.trace import ChunkTrace
 
 SWATCHES = "return [...document.querySelectorAll('#legend .swatch')].map((i) => [i.textContent, i.className.slice(-2)])"
 

@@ -10,7 +10,8 @@ from tiny import FAMILIES, build, llama, tokens
 from transformers import PreTrainedModel
 
 import msrnn
-from msrnn.analysis.trace import TraceStore, trace_chunks
+from msrnn.analysis.trace import TraceStore
+from msrnn.hf.trace import trace_chunks
 from msrnn.policy import NAMES, Policy
 
 IDS = tokens(3, 30).numpy()
@@ -97,6 +98,6 @@ def test_a_batch_that_does_not_fit(model: PreTrainedModel, tmp_path: Path, monke
     def trace(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("msrnn.analysis.trace.trace", trace)
+    monkeypatch.setattr("msrnn.hf.trace.trace", trace)
     with pytest.raises(ValueError, match="batch=3: tova 6 does not fit"):
         TraceStore(tmp_path, model, "tova", 6).fill(IDS, batch=8)

@@ -10,7 +10,7 @@ import torch
 from tiny import FAMILIES, build, llama, tokens
 
 import msrnn
-from msrnn.core.device_memory import available_bytes
+from msrnn.core.device_memory import available_bytes, if_it_fits, is_out_of_memory
 from msrnn.core.slots import Slots
 
 
@@ -66,3 +66,21 @@ assert 2**27 < limited <= 2**28 < before, (before, limited)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits are read from /proc")
 def test_the_limit_of_the_process_counts() -> None:
     subprocess.run([sys.executable, "-c", LIMITED], check=True)
+
+
+def test_other_errors_are_no_lack_of_memory() -> None:
+    def broken() -> None:
+        raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        if_it_fits(broken)
+
+
+def test_a_failed_capture_names_memory_as_its_reason() -> None:
+    error = RuntimeError("the capture was invalidated")
+    error.__context__ = torch.cuda.OutOfMemoryError("CUDA out of memory")
+    assert is_out_of_memory(error)
+    assert is_out_of_memory(RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
+    assert is_out_of_memory(RuntimeError("unable to mmap 8 bytes from file <weights>: Cannot allocate memory (12)"))
+    assert is_out_of_memory(RuntimeError("Storage size calculation overflowed with sizes=[1, 2, 1000000000000000001]"))
+    assert not is_out_of_memory(RuntimeError("the capture was invalidated"))

@@ -5,14 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from msrnn.evaluation.batch_size import free_bytes, if_it_fits, largest, out_of_memory, unused_bytes
+from msrnn.core.device_memory import if_it_fits
+from msrnn.evaluation.batch_size import free_bytes, largest, unused_bytes
 
 MEMINFO = Path("/proc/meminfo")
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msrnn.evaluation.batch_size.release", lambda: None)
+    monkeypatch.setattr("msrnn.core.device_memory.release", lambda: None)
 
 
 def fits_up_to(limit: int, tried: list[int]) -> object:
@@ -53,24 +54,6 @@ def test_the_cap_holds_and_nothing_may_fit() -> None:
     tried: list[int] = []
     assert largest(fits_up_to(1000, tried), 900, 8, lambda batch: batch * 2) == 8
     assert largest(fits_up_to(0, tried), 3, 8, lambda batch: batch * 2) == 0
-
-
-def test_other_errors_are_no_lack_of_memory() -> None:
-    def broken() -> None:
-        raise RuntimeError("shapes do not match")
-
-    with pytest.raises(RuntimeError, match="shapes"):
-        if_it_fits(broken)
-
-
-def test_a_failed_capture_names_memory_as_its_reason() -> None:
-    error = RuntimeError("the capture was invalidated")
-    error.__context__ = torch.cuda.OutOfMemoryError("CUDA out of memory")
-    assert out_of_memory(error)
-    assert out_of_memory(RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
-    assert out_of_memory(RuntimeError("unable to mmap 8 bytes from file <weights>: Cannot allocate memory (12)"))
-    assert out_of_memory(RuntimeError("Storage size calculation overflowed with sizes=[1, 2, 1000000000000000001]"))
-    assert not out_of_memory(RuntimeError("the capture was invalidated"))
 
 
 @pytest.mark.skipif(not MEMINFO.exists(), reason="the system does not say what is free")

@@ -17,9 +17,9 @@ import numpy
 from transformers import PreTrainedModel
 
 from msrnn.analysis.tagging import Passage
-from msrnn.analysis.trace import ChunkTrace, trace_chunks
 from msrnn.errors import UsageError
 from msrnn.hf.rnn import MultiStateRNN
+from msrnn.hf.trace import ChunkTrace, trace_chunks
 from msrnn.web import page_parts
 
 SCRIPTS = ("data", "shades", "text", "axes", "maps", "card", "search", "address", "controls", "main")

@@ -18,11 +18,11 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
+from msrnn.core.device_memory import if_it_fits
 from msrnn.core.rope import ORIGINAL
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
-from msrnn.evaluation.batch_size import if_it_fits
 from msrnn.evaluation.benchmark import NATIVE
 from msrnn.evaluation.benchmark.timing import captured, milliseconds
 from msrnn.hf.cuda_graphs import compiled, layers_share_code

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from msrnn.evaluation.batch_size import free_bytes, if_it_fits, largest, unused_bytes
+from msrnn.core.device_memory import if_it_fits
+from msrnn.evaluation.batch_size import free_bytes, largest, unused_bytes
 from msrnn.evaluation.benchmark import PROMPT
 from msrnn.evaluation.benchmark.contenders import Contender, Setup, random_tokens
 from msrnn.evaluation.benchmark.table import Row

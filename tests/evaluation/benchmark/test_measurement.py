@@ -40,7 +40,7 @@ class Pretended:
 def measured(monkeypatch: pytest.MonkeyPatch) -> object:
     """A bench whose every step takes 2 ms, on a device that reads a byte in one."""
     monkeypatch.setattr("msrnn.evaluation.benchmark.measurement.milliseconds", lambda step, *_, **__: (step(), MS)[1])
-    monkeypatch.setattr("msrnn.evaluation.batch_size.release", lambda: None)
+    monkeypatch.setattr("msrnn.core.device_memory.release", lambda: None)
     monkeypatch.setattr("msrnn.evaluation.benchmark.measurement.bandwidth", lambda _: 1.0)
     monkeypatch.setattr("msrnn.evaluation.benchmark.measurement.products", lambda *_: 0.0)
     monkeypatch.setattr("msrnn.evaluation.benchmark.measurement.weight_bytes", lambda _: 3)
