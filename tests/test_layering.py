@@ -59,6 +59,7 @@ INSIDE = {
         "state_spec",
         "inputs",
         "cache_state",
+        "learned_positions",
         "cache",
         "wavefront",
         "read_plan",

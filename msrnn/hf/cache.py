@@ -6,7 +6,6 @@ import copy
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from msrnn.core.rope import ORIGINAL, Gap
@@ -16,40 +15,9 @@ from msrnn.hf.cache_layers import OwnedCache
 from msrnn.hf.cache_state import OwnState
 from msrnn.hf.handover import begin_block, end_block, give_back, hand_over
 from msrnn.hf.inspect_layers import host_layers
+from msrnn.hf.learned_positions import CheckedLength, NoPositionError, is_past_table
 from msrnn.hf.state_spec import StateSpec, state_spec
 from msrnn.policy import Policy, Size
-
-
-class _NoPositionError(UsageError, AttributeError):
-    """A step of `generate` past the learned positions.
-
-    Masks ask `getattr(cache, "is_compileable", False)`, and take an AttributeError for False. They must not refuse: a
-    caller of `model.forward` may pass position ids that the table has.
-    """
-
-
-class _Length(int):
-    """The columns that a cache has read. Models add it to `torch.arange(T)` to compute the position ids of T tokens.
-
-    torch asks its operands to compute that sum (`__torch_function__`), and this one refuses positions past the table.
-    """
-
-    spec: StateSpec
-
-    def __new__(cls, columns: int, spec: StateSpec) -> _Length:
-        length = super().__new__(cls, columns)
-        length.spec = spec
-        return length
-
-    @classmethod
-    def __torch_function__(cls, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*(int(arg) if isinstance(arg, cls) else arg for arg in args), **(kwargs or {}))
-        if function is Tensor.add:
-            length = next(arg for arg in args if isinstance(arg, cls))
-            last = length.spec.model.last_position
-            if last is not None and length + result.numel() - 1 > last:  # reading the values waits for the device
-                length.spec.check_position(int(result.max()))
-        return result
 
 
 class MultiStateCache(OwnedCache):
@@ -129,7 +97,7 @@ class MultiStateCache(OwnedCache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """The columns read. Added to a model's position ids, it refuses those beyond the learned positions."""
         columns: int = super().get_seq_length(layer_idx)
-        return columns if self.spec.model.last_position is None else _Length(columns, self.spec)
+        return columns if self.spec.model.last_position is None else CheckedLength(columns, self.spec)
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         """The columns read, as a plain number: a mask counts columns, which have no end."""
@@ -138,12 +106,11 @@ class MultiStateCache(OwnedCache):
     @property
     def is_compileable(self) -> bool:
         """False. Refuses to read past the learned positions: generate asks this, and no more, before each forward."""
-        last = self.spec.model.last_position
-        if last is not None and self.get_seq_length() > last:
+        if is_past_table(self.spec, self.get_seq_length()):
             try:
-                self.spec.check_position(int(self.state.seen.max()))  # fewer than the columns if there is padding
+                self.spec.check_position(int(self.state.seen.max()))
             except UsageError as error:
-                raise _NoPositionError(str(error)) from None
+                raise NoPositionError(str(error)) from None
         return False
 
     @property
