@@ -13,9 +13,10 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from msrnn.backends import resolve_backend
+from msrnn.backends.base import Backend
 from msrnn.core.device_memory import check_fits
 from msrnn.core.quantization import parse_state_dtype, state_dtype_name
-from msrnn.core.rope import FITTED, ORIGINAL, Gap, Repositioning, name_of, spacing
+from msrnn.core.rope import FITTED, ORIGINAL, Gap, Repositioning, Spacing, name_of, spacing
 from msrnn.core.slots import Growing, LayerShape, Memory, Slots
 from msrnn.core.state import ARCHITECTURE, MultiState
 from msrnn.errors import UsageError
@@ -193,57 +194,89 @@ def state_spec(
     """Check the options and the model, and combine them. `in_blocks`: msrnn splits texts and passes position ids."""
     policy_, size = resolve(policy, size)
     quantized = parse_state_dtype(state_dtype)
-    if quantized and policy_ is None:
+    if policy_ is None:
+        _check_unbounded(state_dtype, positions)
+    _check_chunk(chunk)
+    spec = inspect_model(model)
+    backends = [resolve_backend(backend, layer.shape.device if layer else model.device) for layer in spec.layers]
+    linear = [layer is None for layer in spec.layers]
+    sizes = layer_sizes(policy_, size, spec.windows, linear)
+    if policy_ and any(one is None and not skipped for one, skipped in zip(sizes, linear, strict=True)):
+        _check_partly_bounded(size, quantized, positions)
+    spaced = spacing(positions, _fitting(spec.config, sizes) if positions == FITTED else 1)
+    setups = _setups(spec, backends, spaced, chunk)
+    spec.check_readable(in_blocks)
+    return StateSpec(
+        model=spec,
+        shapes=[layer and replace(layer.shape, state_dtype=quantized) for layer in spec.layers],
+        bounds=[layer_bound(policy_, size, window) for size, window in zip(sizes, spec.windows, strict=True)],
+        setups=setups,
+        fingerprint=_fingerprint(spec, policy_, sizes, quantized, spaced),
+    )
+
+
+def _check_unbounded(state_dtype: str | torch.dtype | None, positions: str | Gap) -> None:
+    """Refuse options that policy 'full' does not have."""
+    if parse_state_dtype(state_dtype):
         raise UsageError(
             f"state_dtype={state_dtype!r}: policy 'full' does not quantize; use a bounded policy, or leave it out"
         )
-    if policy_ is None and (named := spacing(positions)):
+    if named := spacing(positions):
         raise UsageError(
             f"positions={named.name!r}: policy 'full' leaves no gaps; use a bounded policy, or leave it out"
         )
+
+
+def _check_partly_bounded(size: Size, quantized: torch.dtype | None, positions: str | Gap) -> None:
+    """Refuse options that need a size for every layer."""
+    for name, value in (("state_dtype", quantized), ("positions", spacing(positions))):
+        if value:
+            raise UsageError(f"{name}: needs a size for every layer, and one of size={size!r:.60} is None")
+
+
+def _check_chunk(chunk: int | None) -> None:
     if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
         raise UsageError(f"chunk={chunk!r}: must be a whole number of tokens, 1 or more")
-    model_spec = inspect_model(model)
-    backends = [resolve_backend(backend, layer.shape.device if layer else model.device) for layer in model_spec.layers]
-    linear = [layer is None for layer in model_spec.layers]
-    sizes = layer_sizes(policy_, size, model_spec.windows, linear)
-    if policy_ and any(one is None and not skipped for one, skipped in zip(sizes, linear, strict=True)):
-        for name, value in (("state_dtype", quantized), ("positions", spacing(positions))):
-            if value:
-                raise UsageError(f"{name}: needs a size for every layer, and one of size={size!r:.60} is None")
-    spaced = spacing(positions, _fitting(model_spec.config, sizes) if positions == FITTED else 1)
-    ropes = model_spec.ropes if spaced else [None] * len(model_spec.layers)
-    model_spec.check_readable(in_blocks)
-    fingerprint = {
-        "policy": replace(policy_, budget=None).name if policy_ else FULL,
-        "size": sizes[0] if len(set(sizes)) == 1 else sizes,
-        "dtype": state_dtype_name(quantized) if quantized else model_spec.dtype,
-        "positions": name_of(spaced),
-        ARCHITECTURE: model_spec.architecture,
-        "model": model_spec.fingerprint,
-        "rotary": model_spec.rope_digest,
-        "windows": sorted({window for window in model_spec.windows if window is not None}),
-    }
-    setups = [
+
+
+def _setups(
+    spec: ModelSpec, backends: Sequence[Backend], spaced: Spacing | None, chunk: int | None
+) -> list[LayerSetup | None]:
+    """What each layer needs to attend; None for linear attention."""
+    ropes = spec.ropes if spaced else [None] * len(spec.layers)
+    return [
         layer
         and LayerSetup(
-            config=model_spec.config,
+            config=spec.config,
             module=weakref.ref(layer.module),
-            chunk=chunk or backend_.default_chunk,
-            backend=backend_,
+            chunk=chunk or backend.default_chunk,
+            backend=backend,
             repositioning=Repositioning(spaced, rope) if spaced and rope else None,
             window=window,
             passes_use_cache=layer.passes_use_cache,
         )
-        for layer, backend_, rope, window in zip(model_spec.layers, backends, ropes, model_spec.windows, strict=True)
+        for layer, backend, rope, window in zip(spec.layers, backends, ropes, spec.windows, strict=True)
     ]
-    return StateSpec(
-        model=model_spec,
-        shapes=[layer and replace(layer.shape, state_dtype=quantized) for layer in model_spec.layers],
-        bounds=[layer_bound(policy_, size, window) for size, window in zip(sizes, model_spec.windows, strict=True)],
-        setups=setups,
-        fingerprint=fingerprint,
-    )
+
+
+def _fingerprint(
+    spec: ModelSpec,
+    policy: Policy | None,
+    sizes: list[int | None],
+    quantized: torch.dtype | None,
+    spaced: Spacing | None,
+) -> dict[str, Any]:
+    """What a state must have in common with this model and these options to fit."""
+    return {
+        "policy": replace(policy, budget=None).name if policy else FULL,
+        "size": sizes[0] if len(set(sizes)) == 1 else sizes,
+        "dtype": state_dtype_name(quantized) if quantized else spec.dtype,
+        "positions": name_of(spaced),
+        ARCHITECTURE: spec.architecture,
+        "model": spec.fingerprint,
+        "rotary": spec.rope_digest,
+        "windows": sorted({window for window in spec.windows if window is not None}),
+    }
 
 
 def _fitting(config: Any, sizes: Sequence[int | None]) -> int:
