@@ -49,6 +49,7 @@ INSIDE = {
     ],
     "backends": ["base", "torch", "numba", "triton", "__init__"],
     "hf": [
+        "cache_state",
         "cache_layers",
         "attention",
         "tensor_parallel",
@@ -58,7 +59,6 @@ INSIDE = {
         "inspect",
         "state_spec",
         "inputs",
-        "cache_state",
         "learned_positions",
         "cache",
         "wavefront",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -17,8 +17,8 @@ from msrnn.backends.base import Backend
 from msrnn.core.rope import Repositioning
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import Growing, Memory, Slots
-from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
+from msrnn.hf.cache_state import CachedState
 from msrnn.layer import Record, attend, attend_unbounded
 
 NAME = "msrnn"  # of the attention implementation
@@ -115,49 +115,6 @@ class Place(NamedTuple):
 
     position: Tensor  # [B, T] int32, -1 where padding; counted already
     turn: AbstractContextManager[None]  # around the layer's work on its slots
-
-
-class CachedState:
-    """A state that a cache reads into, shared by the cache's layers, and the columns that the cache reports.
-
-    The caller counts the columns of the state (`MultiState.reading`). The cache may report any number to transformers.
-    """
-
-    def __init__(self, state: MultiState | None, columns: int = 0) -> None:
-        self._state, self._columns = state, columns
-
-    @property
-    def exists(self) -> bool:
-        return self._state is not None
-
-    @property
-    def state(self) -> MultiState:
-        if self._state is None:
-            raise UsageError("this cache has read nothing yet, and so holds no state: read a token first")
-        return self._state
-
-    @property
-    def columns(self) -> int:
-        """The columns before those that are read next, as the cache reports them."""
-        return self._columns
-
-    def report(self, columns: int) -> None:
-        """Report this many columns more."""
-        self._columns += columns
-
-    def prepare(self, batch_size: int) -> None:
-        """Make the state, if the batch size decides it."""
-
-    @contextmanager
-    def reading(self, layer: int, columns: int) -> Iterator[None]:
-        """A layer reads the columns of a forward pass."""
-        yield
-
-    def reset(self) -> None:
-        """Make the state empty."""
-        self._columns = 0
-        if self._state is not None:
-            self._state.reset()
 
 
 class StateLayer(OwnedLayer):

@@ -1,22 +1,68 @@
-"""The state of a `MultiStateCache`, whose layers transformers calls one by one."""
+"""The state behind a transformers cache: who makes it, and who counts its columns."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
-from msrnn.hf.cache_layers import CachedState
-from msrnn.hf.state_spec import StateSpec
+
+if TYPE_CHECKING:
+    from msrnn.hf.state_spec import StateSpec
+
+
+class CachedState:
+    """A state that a cache reads into, shared by the cache's layers, and the columns that the cache reports.
+
+    The caller counts the columns of the state (`MultiState.reading`). The cache may report any number to transformers.
+    """
+
+    def __init__(self, state: MultiState | None, columns: int = 0) -> None:
+        self._state, self._columns = state, columns
+
+    @property
+    def exists(self) -> bool:
+        return self._state is not None
+
+    @property
+    def state(self) -> MultiState:
+        if self._state is None:
+            raise UsageError("this cache has read nothing yet, and so holds no state: read a token first")
+        return self._state
+
+    @property
+    def columns(self) -> int:
+        """The columns before those that are read next, as the cache reports them."""
+        return self._columns
+
+    def report(self, columns: int) -> None:
+        """Report this many columns more."""
+        self._columns += columns
+
+    def prepare(self, batch_size: int) -> None:
+        """Make the state, if the batch size decides it."""
+
+    @contextmanager
+    def reading(self, layer: int, columns: int) -> Iterator[None]:
+        """A layer reads the columns of a forward pass."""
+        yield
+
+    def reset(self) -> None:
+        """Make the state empty."""
+        self._columns = 0
+        if self._state is not None:
+            self._state.reset()
 
 
 class OwnState(CachedState):
-    """A state that is made for the first batch, and counts a forward pass when all layers have read its columns.
+    """The state of a `MultiStateCache`: made for the first batch; counts a pass when all layers have read its columns.
 
-    So `columns` is the same number for every layer of a pass, in whatever order and on whatever device they run. A
-    pass that ends early leaves some layers unread: the next one begins with a layer that has read already.
+    transformers calls the layers one by one, and does not say where a forward pass begins or ends. `columns` is the
+    same number for every layer of a pass, in whatever order and on whatever devices they run. After a pass that ended
+    early, the next one begins with a layer that has read already, and is refused.
     """
 
     def __init__(self, spec: StateSpec, host: list[Any]) -> None:

@@ -19,7 +19,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from msrnn.core.state import MultiState, each
 from msrnn.errors import UsageError
-from msrnn.hf.cache_layers import CachedState, OwnedCache, OwnedLayer
+from msrnn.hf.cache_layers import OwnedCache, OwnedLayer
+from msrnn.hf.cache_state import CachedState
 from msrnn.hf.state_spec import StateSpec
 
 _ROLLBACK = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")

@@ -15,7 +15,7 @@ from msrnn.core.slots import Slots
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
 from msrnn.hf.cache import MultiStateCache
-from msrnn.hf.cache_layers import CachedState
+from msrnn.hf.cache_state import CachedState
 from msrnn.hf.cuda_graphs import Graphs
 from msrnn.hf.generation import Continuation, RowEnds, Settings, redirected_copy
 from msrnn.hf.handover import begin_block, end_block, give_back, hand_over

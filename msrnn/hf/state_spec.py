@@ -20,7 +20,8 @@ from msrnn.core.rope import FITTED, ORIGINAL, Gap, Repositioning, Spacing, name_
 from msrnn.core.slots import Growing, LayerShape, Memory, Slots
 from msrnn.core.state import ARCHITECTURE, MultiState
 from msrnn.errors import UsageError
-from msrnn.hf.cache_layers import CachedState, LayerSetup, LinearLayer, OwnedCache, Place, StateLayer
+from msrnn.hf.cache_layers import LayerSetup, LinearLayer, OwnedCache, Place, StateLayer
+from msrnn.hf.cache_state import CachedState
 from msrnn.hf.inspect import ModelSpec, inspect_model
 from msrnn.hf.inspect_layers import host_layers
 from msrnn.layer import Record

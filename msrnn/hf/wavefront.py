@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 
 from msrnn.core.device_memory import available_bytes
 from msrnn.core.state import MultiState
-from msrnn.hf.cache_layers import CachedState, Place
+from msrnn.hf.cache_layers import Place
+from msrnn.hf.cache_state import CachedState
 from msrnn.hf.state_spec import StateSpec
 
 PRIORITIES = 4  # levels that CUDA streams have in torch
