@@ -241,9 +241,9 @@ class Graphs:
             part = None if mask is None else mask[:, columns]
             graph = graphs[step.shape] if step.replays else None
             blocks = self._take(step, graph, input_ids[:, columns], state, part, last_only)
-            logits += (
-                blocks if len(steps) == 1 else [block.clone() for block in blocks]
-            )  # the next step overwrites them
+            if len(steps) > 1:
+                blocks = [block.clone() for block in blocks]  # the next step overwrites them
+            logits += blocks
             start += step.width
         return logits
 
