@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 import msrnn
+from msrnn.engine.local_executor import LocalExecutor
 from msrnn.engine.requests import Request
 from msrnn.evaluation.benchmark.contenders import StaticFull, setup
 from msrnn.evaluation.benchmark.measurement import steps_in_buckets
@@ -52,7 +53,7 @@ class Client:
 
     def add(self, prompt: int | None = None, answer: int | None = None) -> None:
         params = msrnn.SamplingParams(temperature=0, max_tokens=answer or self.answer, ignore_eos=True)
-        ids = [self.draw.randrange(self.engine.prompts.vocabulary) for _ in range(prompt or self.prompt)]
+        ids = [self.draw.randrange(self.engine.executor.facts.vocabulary) for _ in range(prompt or self.prompt)]
         request = self.engine.request(ids, params)
         self.arrived[request] = time.perf_counter()
         self.engine.add(request)
@@ -75,7 +76,7 @@ class Client:
 
     def fill(self, share: float = 1.0) -> None:
         """Rows in use, with answers at any point between their beginning and their end."""
-        for _ in range(int(share * self.engine.rows.capacity)):
+        for _ in range(int(share * self.engine.executor.facts.slots)):
             self.add(answer=self.draw.randint(1, self.answer))
         while self.engine.counts["waiting"]:
             self.step()
@@ -144,8 +145,10 @@ def steady(engine: msrnn.Engine, client: Client, args: argparse.Namespace) -> li
     client.fill()
     filled = time.perf_counter() - began
     found = client.run(args.seconds, client.saturated)
-    rows = engine.rows.capacity
-    step = milliseconds(lambda: engine.rows.step(rows), engine.rnn.device).median
+    executor = engine.executor
+    assert isinstance(executor, LocalExecutor)
+    rows = executor.facts.slots
+    step = milliseconds(lambda: executor.batch.step(rows), executor.rnn.device).median
     alone = 1000 * rows / step
     share = found["tokens_per_second"] / alone
     return [{"case": "engine", **found, "step_alone_ms": step, "of_step_alone": share, "filled_s": filled}]

@@ -87,16 +87,26 @@ def _advice(rnn: MultiStateRNN, options: ModelOptions, length: int) -> str:
         return f" ({reason})"
 
 
-def engine_maker(rnn: MultiStateRNN, options: ModelOptions, kind: type[Engine]) -> Callable[..., Engine]:
+def engine_of(rnn: MultiStateRNN, shared: bool) -> Callable[..., Engine]:
+    """What makes an engine for one kind of positions; `shared`: other processes of the job have parts of the model."""
+    from msrnn.engine.engine import Engine
+
+    if not shared:
+        return partial(Engine, rnn)
+    from msrnn.engine.tensor_parallel_executor import TensorParallelExecutor
+
+    return lambda rows, **options: Engine(TensorParallelExecutor(rnn, rows), **options)
+
+
+def engine_maker(rnn: MultiStateRNN, options: ModelOptions, shared: bool) -> Callable[..., Engine]:
     """What makes a server's engine: requests that may pass the training length follow the rule.
 
-    Where that cannot be, it is an engine of this kind with original positions alone, and a note says why.
+    Where that cannot be, positions are original alone, and a note says why.
     """
-    from msrnn.engine.engine import Engine
     from msrnn.engine.lanes import LongEngine
     from msrnn.hf.extension import training_length
 
-    plain, length = partial(kind, rnn), training_length(rnn.model)
+    plain, length = engine_of(rnn, shared), training_length(rnn.model)
     if options.policy == FULL:
         return plain  # which refuses it
     if length is None:
@@ -104,7 +114,7 @@ def engine_maker(rnn: MultiStateRNN, options: ModelOptions, kind: type[Engine]) 
         return plain
     try:
         found = extended_options(rnn, options, length)
-        if kind is not Engine:
+        if shared:
             raise UsageError(
                 f"processes that share a model have one kind of positions; start it with {as_words(found)}"
             )

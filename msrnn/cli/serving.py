@@ -14,14 +14,13 @@ from uuid import uuid4
 
 from msrnn.cli.model_options import ModelOptions
 from msrnn.cli.options import AUTO, SMALL
-from msrnn.cli.past_training import engine_maker
+from msrnn.cli.past_training import engine_maker, engine_of
 from msrnn.cli.processes import is_first, started_by_torchrun
 from msrnn.cli.terminal import loading, note
 from msrnn.core.atomic import make_private_folder
 from msrnn.errors import UsageError
 
 if TYPE_CHECKING:
-    from msrnn.engine.engine import Engine
     from msrnn.hf.rnn import MultiStateRNN
     from msrnn.serve.app import Server
     from msrnn.serve.front import Front
@@ -51,8 +50,13 @@ class Setup:
     marker: Path | None = None  # a file in the folder of sessions, which all replicas must see
     auto: bool = False  # whether requests that may pass the training length have other positions
 
-    def server(self, rnn: MultiStateRNN, tokenizer: Any, kind: type[Engine], number: int = 0, count: int = 1) -> Server:
-        """Make the server from a loaded model. `number` is that of this replica, `count` how many there are."""
+    def server(
+        self, rnn: MultiStateRNN, tokenizer: Any, shared: bool = False, number: int = 0, count: int = 1
+    ) -> Server:
+        """Make the server from a loaded model, which other processes of the job may share.
+
+        `number` is that of this replica, `count` how many there are.
+        """
         from msrnn.serve.affinity import owner
         from msrnn.serve.app import Server
         from msrnn.serve.defaults import sampling_defaults
@@ -63,7 +67,7 @@ class Setup:
         prefixes = self.prefix_states
         if prefixes is not None and count > 1:
             prefixes = prefixes / f"replica-{number}"
-        make = engine_maker(rnn, self.options, kind) if self.auto else partial(kind, rnn)
+        make = engine_maker(rnn, self.options, shared) if self.auto else engine_of(rnn, shared)
         engine = make(
             rows=self.rows,
             tokenizer=tokenizer,
@@ -82,13 +86,11 @@ class Setup:
 
     def replica(self, count: int, number: int) -> Server:
         """The server of a replica, in a process of its own."""
-        from msrnn.engine.engine import Engine
-
         if self.marker is not None and not self.marker.exists():
             raise UsageError(
                 f"--sessions {self.sessions}: not the same folder on every machine; name one that all share"
             )
-        server = self.server(*self.options.load(), Engine, number, count)
+        server = self.server(*self.options.load(), number=number, count=count)
         server.engine.warm_up()
         return server
 
@@ -96,19 +98,17 @@ class Setup:
 def serve_here(setup: Setup, listen: Callable[[Server], None]) -> None:
     """In this process, or in those that torchrun has started."""
     rnn, tokenizer = setup.options.load()
-    from msrnn.distributed.leading import LeadingEngine, follow
-    from msrnn.engine.engine import Engine
 
     if not is_first():
+        from msrnn.engine.rank import follow
+
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)  # the first process ends, and then says so
         return follow(rnn)
-    server = setup.server(rnn, tokenizer, LeadingEngine if started_by_torchrun() else Engine)
-    rows = server.engine.rows
-    one = rows.nbytes // rows.capacity
-    long = server.engine.lanes[1:]
-    more = "".join(f", and {lane.rows.capacity} past the training length" for lane in long)
-    note(f"a conversation takes {one:,} bytes, at any length; {rows.capacity} are answered at once{more}")
+    server = setup.server(rnn, tokenizer, shared=started_by_torchrun())
+    facts, long = server.engine.executor.facts, server.engine.lanes[1:]
+    more = "".join(f", and {lane.executor.facts.slots} past the training length" for lane in long)
+    note(f"a conversation takes {facts.slot_nbytes:,} bytes, at any length; {facts.slots} are answered at once{more}")
     if setup.limits.keys and (without := len(server.engine.sessions.infos())):
         note(f"--sessions {setup.sessions}: {without} of them were made without a key, and no key can use them")
     if defaults := server.served.defaults:

@@ -119,7 +119,7 @@ class _Buffers:
 
     @ordinary_tensors
     def cat(self, layers: Sequence[Any], columns: int) -> Any:
-        """The the rows of several of this kind, this one's first; `columns` is the most that one has read."""
+        """The rows of several layers of this kind, this one's first; `columns` is the most that one has read."""
         other = self._with(lambda tensor: tensor)
         for name in self.tensors():
             setattr(other, name, torch.cat([getattr(layer, name).to(self.seen.device) for layer in layers]))

@@ -5,34 +5,52 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from tqdm import tqdm
 
-from msrnn.core.state import MultiState
+from msrnn.engine.executor import Executor, StateHandle
 from msrnn.engine.loop import Loop
 from msrnn.engine.offline import OnTokens, finished
 from msrnn.engine.prefix_files import PrefixFiles
 from msrnn.engine.prefix_states import PrefixStates
 from msrnn.engine.prompts import Prompts
 from msrnn.engine.requests import Event, Request, SamplingParams
-from msrnn.engine.rows import Rows, fitting_rows
 from msrnn.engine.scheduler import Scheduler
-from msrnn.engine.session_files import SessionId
+from msrnn.engine.session_id import SessionId
 from msrnn.engine.sessions import Sessions
 from msrnn.engine.writer import Writer
 from msrnn.errors import UsageError
-from msrnn.hf.rnn import MultiStateRNN
+
+if TYPE_CHECKING:
+    from msrnn.hf.rnn import MultiStateRNN
 
 OFFLINE = 16_384  # tokens of a list of prompts that are read at once
 KEPT_ROWS, KEPT_ON_HOST, KEPT_ON_DISK = 8, 2**30, 2**34  # for kept states by default: rows' worth on the device; bytes
 KEPT_OFFLINE = 4  # rows' worth for a list of prompts: a shared document, and what some of its prompts share more
 
 
-class Engine(Scheduler):
-    """Answers many requests at once, over `rows` rows of bounded states.
+def executor_of(rnn: MultiStateRNN | Executor, rows: int | None, beside: float = 0) -> Executor:
+    """The executor of an engine: the one that is given, or one for an RNN in this process."""
+    _check_count("rows", rows)
+    if isinstance(rnn, Executor):
+        if rows is not None:
+            raise UsageError(f"rows={rows!r}: the executor has {rnn.facts.slots} batch slots already; leave rows out")
+        return rnn
+    from msrnn.engine.local_executor import LocalExecutor  # which loads torch
 
+    return LocalExecutor(rnn, rows, beside)
+
+
+def _check_count(name: str, value: int | None) -> None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise UsageError(f"{name}={value!r}: must be a whole number, 1 or more")
+
+
+class Engine(Scheduler):
+    """Answers many requests at once, each from a bounded state.
+
+    rnn                the model, in this process; or an executor, which computes in several, for example
     rows               answers that are generated at once; by default as many as fit, 8 on a CPU
     tokenizer          for the text of answers and for stop strings; without it, answers are tokens only
     prompt_tokens      tokens of prompts that are read between two decode steps while answers are generated; by default
@@ -55,7 +73,7 @@ class Engine(Scheduler):
 
     def __init__(
         self,
-        rnn: MultiStateRNN,
+        rnn: MultiStateRNN | Executor,
         rows: int | None = None,
         *,
         tokenizer: Any = None,
@@ -70,47 +88,40 @@ class Engine(Scheduler):
         session_days: float | None = None,
         owns_session: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        for name, value in (("rows", rows), ("prompt_tokens", prompt_tokens)):
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise UsageError(f"{name}={value!r}: must be a whole number, 1 or more")
-        self.rnn = rnn
+        _check_count("prompt_tokens", prompt_tokens)
+        executor = executor_of(rnn, rows)
         self.writer = sessions.writer if isinstance(sessions, Sessions) else Writer()
-        made = self._make_rows(rows)
-        kept = KEPT_ROWS * made.nbytes // made.capacity if prefix_bytes is None else prefix_bytes
+        kept = KEPT_ROWS * executor.facts.slot_nbytes if prefix_bytes is None else prefix_bytes
         files: PrefixFiles | None = None
         if prefix_folder is not None:
-            files = PrefixFiles(rnn.load_state, Path(prefix_folder), prefix_disk_bytes, self.writer)
-        prefixes = PrefixStates(rnn.device, kept, prefix_host_bytes, files, keep_ends)
+            files = PrefixFiles(executor, Path(prefix_folder), prefix_disk_bytes, self.writer)
+        prefixes = PrefixStates(executor, kept, prefix_host_bytes, files, keep_ends)
         if not isinstance(sessions, Sessions):
             folder = None if sessions is None else Path(sessions)
-            limits: Any = {"most": session_bytes, "days": session_days}
-            sessions = Sessions(self._load_session, folder, **limits, writer=self.writer, owns=owns_session)
-        super().__init__(made, Prompts(rnn, prefixes, sessions), tokenizer, prompt_tokens)
+            limits: Any = {"most": session_bytes, "days": session_days, "owns": owns_session}
+            sessions = Sessions(executor, folder, **limits, writer=self.writer, load=self._load_session)
+        super().__init__(executor, Prompts(executor, prefixes, sessions), tokenizer, prompt_tokens)
         self.prefixes, self.sessions = prefixes, sessions
         self._loop: Loop | None = None
 
-    def _load_session(self, path: Path) -> MultiState:
-        return self.rnn.load_state(path)
+    def _load_session(self, path: Path) -> StateHandle:
+        return self.executor.load(path)
 
     def __repr__(self) -> str:
-        return f"Engine({self.rnn!r}, rows={self.rows.capacity})"
+        return f"Engine({self.executor!r})"
 
-    def _make_rows(self, rows: int | None) -> Rows:
-        return Rows(self.rnn, rows or fitting_rows(self.rnn))
-
-    @torch.no_grad()
     def warm_up(self) -> None:
         """Compile and capture what requests will need, so that the first ones do not wait for it."""
         if not self.idle:
             raise UsageError("this engine is answering requests: warm it up before")
-        self.prompts.warm_up(self.prompt_tokens)
-        self.rows.warm_up()
+        self.executor.warm_up(self.prompt_tokens)
 
     @classmethod
-    def offline(cls, rnn: MultiStateRNN, rows: int | None = None, tokenizer: Any = None) -> Engine:
+    def offline(cls, rnn: MultiStateRNN | Executor, rows: int | None = None, tokenizer: Any = None) -> Engine:
         """An engine for lists of prompts: each is read at once, and only the states of shared prefixes are kept."""
-        kept: Any = {"prefix_bytes": KEPT_OFFLINE * rnn.spec.nbytes(1), "prefix_host_bytes": 0, "keep_ends": False}
-        return cls(rnn, rows, tokenizer=tokenizer, prompt_tokens=OFFLINE, **kept)
+        executor = executor_of(rnn, rows)
+        kept: Any = {"prefix_bytes": KEPT_OFFLINE * executor.facts.slot_nbytes, "prefix_host_bytes": 0}
+        return cls(executor, tokenizer=tokenizer, prompt_tokens=OFFLINE, keep_ends=False, **kept)
 
     def request(
         self,
@@ -131,7 +142,7 @@ class Engine(Scheduler):
         """
         session_id = None if session is None else SessionId.of(SessionId(session, owner))
         params = params or SamplingParams()
-        vocabulary = self.prompts.vocabulary
+        vocabulary = self.executor.facts.vocabulary
         info = None if session_id is None else self.sessions.info(session_id)
         if turns is None:
             turns = info.turns if info else 0
@@ -141,14 +152,15 @@ class Engine(Scheduler):
         for token in ids:
             if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary:
                 raise UsageError(f"prompt with token {token!r}: this model has ids 0 to {vocabulary - 1}")
-        if params.n > self.rows.capacity:
-            raise UsageError(f"n={params.n}: the engine has {self.rows.capacity} rows; ask for fewer answers")
+        slots = self.executor.facts.slots
+        if params.n > slots:
+            raise UsageError(f"n={params.n}: the engine has {slots} rows; ask for fewer answers")
         if params.stop and self.tokenizer is None:
             raise UsageError(f"stop={list(params.stop)!r}: needs the text; give the engine a tokenizer")
         params.check_tokens(vocabulary)
         if params.continued >= len(ids):
             raise UsageError(f"continued={params.continued}: must be less than the {len(ids)} tokens of the prompt")
-        self.prompts.check_length(len(ids) + params.max_tokens)
+        self.executor.check_length(len(ids) + params.max_tokens)
         if session is not None:
             params.check_session()
         if not isinstance(retention, int) or isinstance(retention, bool) or retention < 0:
@@ -229,3 +241,4 @@ class Engine(Scheduler):
             self._loop.close()
             self._loop = None
         self.writer.close()
+        self.executor.close()

@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from msrnn.core.state import MultiState
-from msrnn.core.state_file import load_description
-from msrnn.engine.engine import KEPT_ON_DISK, KEPT_ON_HOST, KEPT_ROWS, Engine
+from msrnn.engine.engine import KEPT_ON_DISK, KEPT_ON_HOST, KEPT_ROWS, Engine, executor_of
+from msrnn.engine.executor import Executor, StateHandle
 from msrnn.engine.requests import Event, Request
-from msrnn.engine.rows import Rows, fitting_rows
 from msrnn.errors import UsageError
-from msrnn.hf.rnn import MultiStateRNN
+
+if TYPE_CHECKING:
+    from msrnn.hf.rnn import MultiStateRNN
 
 SHARE = 4  # rows, and bytes of kept states, for each one of the long lane
 
@@ -35,8 +35,8 @@ class LongEngine(Engine):
 
     def __init__(
         self,
-        rnn: MultiStateRNN,
-        longer: MultiStateRNN,
+        rnn: MultiStateRNN | Executor,
+        longer: MultiStateRNN | Executor,
         length: int,
         rows: int | None = None,
         *,
@@ -47,17 +47,16 @@ class LongEngine(Engine):
         prefix_disk_bytes: int = KEPT_ON_DISK,
         **options: Any,
     ) -> None:
-        if longer.model is not rnn.model:
-            raise UsageError("longer: is of another model; make it from the model of rnn")
-        if longer.spec.fingerprint["positions"] == rnn.spec.fingerprint["positions"]:
-            raise UsageError(f"longer: has the positions of rnn, {rnn.spec.fingerprint['positions']!r}; give it others")
-        self.longer, self.length, self.on_long = longer, length, on_long
+        self.length, self.on_long = length, on_long
         self.long_requests = 0
         self._long_is_next = False
         device, host, disk = (_long_share(n) for n in (prefix_bytes or 0, prefix_host_bytes, prefix_disk_bytes))
+        short = executor_of(rnn, rows, beside=1 / SHARE)
+        share = None if isinstance(longer, Executor) else max(1, short.facts.slots // SHARE)
+        self.long_executor = executor_of(longer, share)
+        _check_pair(short, self.long_executor)
         super().__init__(
-            rnn,
-            rows,
+            short,
             prefix_bytes=None if prefix_bytes is None else prefix_bytes - device,
             prefix_host_bytes=prefix_host_bytes - host,
             prefix_folder=prefix_folder,
@@ -65,40 +64,32 @@ class LongEngine(Engine):
             **options,
         )
         self.long = Engine(
-            longer,
-            max(1, self.rows.capacity // SHARE),
-            prefix_bytes=KEPT_ROWS // SHARE * longer.spec.nbytes(1) if prefix_bytes is None else device,
+            self.long_executor,
+            prefix_bytes=KEPT_ROWS // SHARE * self.long_executor.facts.slot_nbytes if prefix_bytes is None else device,
             prefix_host_bytes=host,
             prefix_folder=None if prefix_folder is None else Path(prefix_folder) / "long",
             prefix_disk_bytes=disk,
             **{**options, "sessions": self.sessions},
         )
-        self.long.prompts.convert = self._converted
+        self.long.prompts.convert = self.long_executor.convert
         self.lanes = self.long.lanes = [self, self.long]
 
-    def _make_rows(self, rows: int | None) -> Rows:
-        return Rows(self.rnn, rows or fitting_rows(self.rnn, beside=1 / SHARE))
-
-    def _load_session(self, path: Path) -> MultiState:
+    def _load_session(self, path: Path) -> StateHandle:
         """A session's file says which RNN it belongs to."""
-        found, long = load_description(path), self.longer.spec.fingerprint
+        found, long = self.executor.describe(path), self.long_executor.facts.fingerprint
         is_long = all(found.get(name) == long[name] for name in ("policy", "positions"))
-        return (self.longer if is_long else self.rnn).load_state(path)
-
-    def _converted(self, state: MultiState) -> MultiState:
-        """The state of a session for the long lane."""
-        return state if state.fingerprint == self.longer.spec.fingerprint else self.longer.convert_state(state)
+        return (self.long_executor if is_long else self.executor).load(path)
 
     def request(self, *args: Any, **kwargs: Any) -> Request:
         request = super().request(*args, **kwargs)
         if self._is_long(request):
-            n, most = request.params.n, self.long.rows.capacity
+            n, most = request.params.n, self.long_executor.facts.slots
             if n > most:
                 raise UsageError(
                     f"n={n}: the engine has {most} rows for texts that may pass {self.length:,} tokens; ask for fewer "
                     "answers"
                 )
-            self.long.prompts.check_length(len(request.prompt) + request.params.max_tokens)
+            self.long_executor.check_length(len(request.prompt) + request.params.max_tokens)
         return request
 
     def add(self, request: Request) -> None:
@@ -111,7 +102,7 @@ class LongEngine(Engine):
 
     def _is_long(self, request: Request) -> bool:
         info = None if request.session is None else self.sessions.info(request.session)
-        if info is not None and info.positions == self.longer.spec.fingerprint["positions"]:
+        if info is not None and info.positions == self.long_executor.facts.fingerprint["positions"]:
             return True
         before = 0 if info is None else info.tokens
         if before > self.length:  # an engine without lanes has read it with original positions, and it stays so
@@ -125,16 +116,28 @@ class LongEngine(Engine):
 
     def step(self) -> list[Event]:
         """A step of one lane; lanes that have work take turns. So a step that fails ends the answers of one lane."""
-        long = self.long._has_work and (self._long_is_next or not self._has_work)
+        long = self.long.has_work and (self._long_is_next or not self.has_work)
         self._long_is_next = not long
         return self.long.step() if long else super().step()
 
-    def _drop_cancelled(self) -> list[Event]:
-        return [*super()._drop_cancelled(), *self.long._drop_cancelled()]
+    def drop_cancelled(self) -> list[Event]:
+        return [*super().drop_cancelled(), *self.long.drop_cancelled()]
 
     def warm_up(self) -> None:
         super().warm_up()
         self.long.warm_up()
+
+    def close(self) -> None:
+        super().close()
+        self.long_executor.close()
+
+
+def _check_pair(short: Executor, long: Executor) -> None:
+    if long.facts.model is not short.facts.model:
+        raise UsageError("longer: is of another model; make it from the model of rnn")
+    positions = short.facts.fingerprint["positions"]
+    if long.facts.fingerprint["positions"] == positions:
+        raise UsageError(f"longer: has the positions of rnn, {positions!r}; give it others")
 
 
 def _long_share(count: int) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Protocol
 
 from msrnn.engine.requests import Event, Request
-from msrnn.hf.rnn import MultiStateRNN
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from msrnn.hf.rnn import MultiStateRNN
 
 OnTokens = Callable[[int], object]
 
@@ -18,6 +20,8 @@ def full_model_rnn(model: PreTrainedModel, tokens: int) -> MultiStateRNN:
 
     All slots are allocated, also for a shorter text.
     """
+    from msrnn.hf.rnn import MultiStateRNN  # which loads torch
+
     return MultiStateRNN(model, "window", tokens)
 
 
@@ -28,7 +32,7 @@ class Steps(Protocol):
     def idle(self) -> bool: ...
     def add(self, request: Request) -> None: ...
     def step(self) -> list[Event]: ...
-    def _drop_cancelled(self) -> list[Event]: ...
+    def drop_cancelled(self) -> list[Event]: ...
 
 
 def finished(engine: Steps, requests: Sequence[Request], on_tokens: OnTokens) -> Iterator[tuple[int, Request]]:
@@ -53,4 +57,4 @@ def finished(engine: Steps, requests: Sequence[Request], on_tokens: OnTokens) ->
         for request in requests:
             if not request.finished:
                 request.cancel()
-        engine._drop_cancelled()
+        engine.drop_cancelled()

@@ -8,15 +8,12 @@ import re
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from msrnn.core.atomic import make_private_folder, remove_unfinished
-from msrnn.core.state import MultiState
-from msrnn.core.state_file import load_description
+from msrnn.engine.executor import Executor, StateHandle
 from msrnn.engine.writer import Writer
 from msrnn.errors import UsageError
 
@@ -41,12 +38,12 @@ class PrefixFiles:
     A file that is damaged, or that another model has written, is removed when it is to be read. Other files in the
     folder are left alone.
 
-    load  reads a state from a file, and refuses that of another model
-    most  bytes of all files; one more is there while it is written
+    executor  saves and loads states, and refuses those of another model
+    most      bytes of all files; one more is there while it is written
     """
 
-    def __init__(self, load: Callable[[Path], MultiState], folder: Path, most: int, writer: Writer) -> None:
-        self._load, self._folder, self._most, self._writer = load, folder, most, writer
+    def __init__(self, executor: Executor, folder: Path, most: int, writer: Writer) -> None:
+        self._executor, self._folder, self._most, self._writer = executor, folder, most, writer
         self._lock = threading.Lock()
         self._waiting = self.hits = self.errors = 0
         make_private_folder(folder)
@@ -63,11 +60,8 @@ class PrefixFiles:
     def nbytes(self) -> int:
         return sum([*self._sizes.values()])
 
-    def put(self, owner: str, tokens: Sequence[int], state: MultiState, copied: torch.cuda.Event | None = None) -> None:
-        """Have a state on the host written, which nobody may change, unless its file is there already.
-
-        `copied`: when it is there, if a GPU is still copying it.
-        """
+    def put(self, owner: str, tokens: Sequence[int], state: StateHandle) -> None:
+        """Have a state on the host written, which nobody may change, unless its file is there already."""
         key = _keys(owner, tokens, {len(tokens)})[0]
         if key in self._sizes or state.nbytes > self._most:
             return
@@ -75,9 +69,9 @@ class PrefixFiles:
             if self._waiting >= WAITING:
                 return
             self._waiting += 1
-        self._writer.submit(lambda: self._write(key, tokens, state, copied))
+        self._writer.submit(lambda: self._write(key, tokens, state))
 
-    def longest(self, owner: str, prompt: Sequence[int], longer_than: int) -> tuple[Sequence[int], MultiState] | None:
+    def longest(self, owner: str, prompt: Sequence[int], longer_than: int) -> tuple[Sequence[int], StateHandle] | None:
         """The owner's state of the longest prefix with more tokens than this, but not of the whole prompt."""
         lengths = {key.length for key in [*self._sizes] if longer_than < key.length < len(prompt)}
         for key in _keys(owner, prompt, lengths)[::-1]:
@@ -86,14 +80,12 @@ class PrefixFiles:
                 return prompt[: key.length], state
         return None
 
-    def _read(self, key: Key, prompt: Sequence[int]) -> MultiState | None:
+    def _read(self, key: Key, prompt: Sequence[int]) -> StateHandle | None:
         path = self._folder / key.name
         try:
-            state = self._load(path)
-            if (
-                load_description(path)["notes"] != {"tokens": [*prompt[: key.length]]}
-                or int(state.seen[0]) != key.length
-            ):
+            state = self._executor.load(path)
+            notes = self._executor.describe(path)["notes"]
+            if notes != {"tokens": [*prompt[: key.length]]} or state.seen != key.length:
                 raise UsageError(f"{path}: not what its name says")
             os.utime(path)
         except (UsageError, OSError, KeyError, TypeError):
@@ -104,12 +96,10 @@ class PrefixFiles:
                 self._sizes.move_to_end(key)
         return state
 
-    def _write(self, key: Key, tokens: Sequence[int], state: MultiState, copied: torch.cuda.Event | None) -> None:
+    def _write(self, key: Key, tokens: Sequence[int], state: StateHandle) -> None:
         path = self._folder / key.name
         try:
-            if copied is not None:
-                copied.synchronize()
-            state.save(path, {"tokens": [*tokens]})
+            self._executor.save(state, path, {"tokens": [*tokens]})
             with self._lock:
                 self._sizes[key] = path.stat().st_size
             self._make_room()

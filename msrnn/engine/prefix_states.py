@@ -8,10 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from msrnn.core.state import MultiState
+from msrnn.engine.executor import Executor, Place, StateHandle
 from msrnn.engine.prefix_files import PrefixFiles
 
 
@@ -26,35 +23,18 @@ class Tokens(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """A state of one row after exactly these tokens, and the logits [V] after the last, where they are known."""
+    """The state of one sequence after exactly these tokens."""
 
     tokens: Tokens
-    state: MultiState
-    logits: Tensor | None
-    copied: torch.cuda.Event | None = None  # of a copy that a GPU makes: when it is there, for the host to read
+    state: StateHandle
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory; torch takes a power of two for each tensor of a copy that a GPU makes."""
-        tensors = [tensor for layer in self.state.layers for tensor in layer.tensors().values()]
-        sizes = [tensor.nbytes for tensor in [*tensors, *([] if self.logits is None else [self.logits])]]
-        if self.copied is not None:
-            sizes = [1 << max(0, size - 1).bit_length() for size in sizes]
-        return int(sum(sizes)) + self.length * self.tokens.ids.itemsize
+        return self.state.nbytes + self.length * self.tokens.ids.itemsize
 
     @property
     def length(self) -> int:
         return len(self.tokens.ids)
-
-    def to(self, device: torch.device) -> Kept:
-        """A copy on another device, which a GPU makes among its other work: nobody waits for it."""
-        logits = None if self.logits is None else self.logits.to(device, non_blocking=True)
-        copied = None
-        state = self.state.to(device, non_blocking=True)
-        if self.state.device.type == "cuda" and device.type == "cpu":
-            copied = torch.cuda.Event()
-            copied.record(torch.cuda.current_stream(self.state.device))
-        return Kept(self.tokens, state, logits, copied)
 
 
 class PrefixStates:
@@ -67,18 +47,19 @@ class PrefixStates:
 
     def __init__(
         self,
-        device: torch.device,
+        executor: Executor,
         device_bytes: int,
         host_bytes: int,
         files: PrefixFiles | None = None,
         ends: bool = True,
     ) -> None:
-        self._device, self.files, self._ends = device, files, ends
-        if device.type == "cpu":
+        self._executor, self.files, self._ends = executor, files, ends
+        self._is_host = executor.facts.device == "cpu"
+        if self._is_host:
             device_bytes, host_bytes = device_bytes + host_bytes, 0
-        self._most = {"device": device_bytes, "host": host_bytes}
-        self._tiers: dict[str, OrderedDict[tuple[int, int], Kept]] = {"device": OrderedDict(), "host": OrderedDict()}
-        self._bytes = {"device": 0, "host": 0}
+        self._most: dict[Place, int] = {"device": device_bytes, "host": host_bytes}
+        self._tiers: dict[Place, OrderedDict[tuple[int, int], Kept]] = {"device": OrderedDict(), "host": OrderedDict()}
+        self._bytes: dict[Place, int] = {"device": 0, "host": 0}
         self._sorted: list[Tokens] = []  # of all of them
         self.hits = self.misses = 0
 
@@ -97,14 +78,14 @@ class PrefixStates:
     def nbytes(self) -> int:
         return sum(self._bytes.values())
 
-    def put(self, ids: Sequence[int], state: MultiState, logits: Tensor | None = None, owner: str = "") -> None:
-        """Keep a state of one row, which nobody may change from now on."""
+    def put(self, ids: Sequence[int], state: StateHandle, owner: str = "") -> None:
+        """Keep the state of one sequence, which nobody may change from now on."""
         tokens = _tokens(owner, ids)
-        key, kept = (len(ids), _hashes(tokens)[-1]), Kept(tokens, state, logits)
+        key, kept = (len(ids), _hashes(tokens)[-1]), Kept(tokens, state)
         self._pop("host", key)
         before = self._pop("device", key)
-        if before is not None and logits is None and before.tokens == tokens:
-            kept = kept._replace(logits=before.logits)
+        if before is not None and before.tokens == tokens and before.state.has_logits and not state.has_logits:
+            kept = before  # the same state, which serves a whole prompt as well
         if kept.nbytes <= self._most["device"]:
             self._add("device", key, kept)
         else:
@@ -116,7 +97,7 @@ class PrefixStates:
         kept = self._longest_in_memory(_tokens(owner, prompt))
         if self.files is not None and (found := self.files.longest(owner, prompt, kept.length if kept else 0)):
             ids, state = found
-            kept = Kept(_tokens(owner, ids), state, None)
+            kept = Kept(_tokens(owner, ids), state)
             self.put(ids, state, owner=owner)
         if kept is None:
             self.misses += 1
@@ -128,14 +109,14 @@ class PrefixStates:
         """The state that is kept; those of shorter prefixes count as used, too: later prompts may share only these."""
         hashes = _hashes(prompt)
         lengths = {length for tier in self._tiers.values() for length, _ in tier if length <= len(prompt.ids)}
-        found: list[tuple[str, tuple[int, int]]] = []
+        found: list[tuple[Place, tuple[int, int]]] = []
         for length in sorted(lengths, reverse=True):
             key = length, hashes[length - 1]
             for name, tier in self._tiers.items():
                 kept = tier.get(key)
                 if kept is None or kept.tokens != prompt.first(length):
                     continue
-                if length == len(prompt.ids) and kept.logits is None:
+                if length == len(prompt.ids) and not kept.state.has_logits:
                     continue
                 found.append((name, key))
         if not found:
@@ -157,11 +138,11 @@ class PrefixStates:
         known = [other.ids for other in near if other.owner == owner]
         return sorted({_shared(tokens.ids, array("i", other)) for other in [*known, *others]})
 
-    def _used(self, name: str, key: tuple[int, int]) -> Kept:
+    def _used(self, name: Place, key: tuple[int, int]) -> Kept:
         """The entry, now the most recently used; one on the host comes back to the device, if it fits there."""
         kept = self._pop(name, key)
         assert kept is not None
-        on_device = kept.to(self._device) if name == "host" else kept
+        on_device = self._copy(kept, "device") if name == "host" else kept
         if kept.nbytes <= self._most["device"]:
             self._add("device", key, on_device)
         else:
@@ -181,17 +162,21 @@ class PrefixStates:
     def _push_out(self, key: tuple[int, int], kept: Kept, full: bool = False) -> None:
         """A state for which the device has no room goes to the host, or to a file if that is full or too small."""
         if not full and kept.nbytes <= self._most["host"]:
-            self._add("host", key, kept.to(torch.device("cpu")))
+            self._add("host", key, self._copy(kept, "host"))
         elif self.files is not None:
-            on_host = kept if self._device.type == "cpu" or full else kept.to(torch.device("cpu"))
-            self.files.put(*kept.tokens, on_host.state, on_host.copied)
+            on_host = kept if self._is_host or full else self._copy(kept, "host")
+            self.files.put(*kept.tokens, on_host.state)
 
-    def _add(self, name: str, key: tuple[int, int], kept: Kept) -> None:
+    def _copy(self, kept: Kept, place: Place) -> Kept:
+        """A copy in the other memory, which a GPU makes among its other work: nobody waits for it."""
+        return kept._replace(state=self._executor.copy(kept.state, place, wait=False))
+
+    def _add(self, name: Place, key: tuple[int, int], kept: Kept) -> None:
         self._tiers[name][key] = kept
         self._bytes[name] += kept.nbytes
         insort(self._sorted, kept.tokens)
 
-    def _pop(self, name: str, key: tuple[int, int]) -> Kept | None:
+    def _pop(self, name: Place, key: tuple[int, int]) -> Kept | None:
         kept = self._tiers[name].pop(key, None)
         if kept is not None:
             self._bytes[name] -= kept.nbytes

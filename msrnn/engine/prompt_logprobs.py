@@ -9,7 +9,6 @@ from torch import Tensor
 from msrnn.core.device_memory import on_device
 from msrnn.engine.requests import Logprobs
 
-READ = 512  # tokens of a prompt that are read at once: their logits are held meanwhile
 SCORED = 64  # tokens whose log-softmax is held at once, in float32
 
 

@@ -6,26 +6,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
-import torch
-from torch import Tensor
-
-from msrnn.core.device_memory import on_device
-from msrnn.core.state import MultiState
+from msrnn.engine.executor import Executor, StateHandle
 from msrnn.engine.prefix_states import PrefixStates
-from msrnn.engine.prompt_logprobs import READ, score_block
 from msrnn.engine.requests import Request
-from msrnn.engine.session_files import SessionId
+from msrnn.engine.session_id import SessionId
 from msrnn.engine.sessions import Sessions
 from msrnn.errors import SessionError
-from msrnn.hf.cuda_graphs import WORTH_CAPTURING
-from msrnn.hf.rnn import MultiStateRNN
 
 WORTH_KEEPING = 32  # tokens that a kept state saves, beside those that a shorter one does
 COMPARED = 64  # waiting prompts that a new one is compared with
 MOST_READINGS = 4  # prompts that are read in turns: each has a state on the device
 LONG = 1024  # tokens that are left of a prompt, for shorter ones to come first
+SCORED = 512  # tokens that are read at once where their log probabilities are wanted: their logits are held meanwhile
 FAIR = 4  # the oldest prompt has every fourth turn, so that short prompts cannot starve it
 
 
@@ -35,10 +28,9 @@ class Reading:
 
     request: Request
     tokens: Sequence[int]  # the prompt; in a session, what the state has not read of the turn before comes first
-    state: MultiState
+    state: StateHandle
     done: int  # tokens
     stops: list[int]  # where the state is kept, in order; the last is the end
-    logits: Tensor | None = None  # after the last token that was read
 
     @property
     def left(self) -> int:
@@ -62,15 +54,13 @@ class Prompts:
     One prompt is read at a time, unless it is long: prompts that are much shorter then come first.
     """
 
-    def __init__(self, rnn: MultiStateRNN, prefixes: PrefixStates, sessions: Sessions) -> None:
-        self.rnn, self.prefixes, self.sessions = rnn, prefixes, sessions
+    def __init__(self, executor: Executor, prefixes: PrefixStates, sessions: Sessions) -> None:
+        self.executor, self.prefixes, self.sessions = executor, prefixes, sessions
         self.waiting: deque[Request] = deque()
         self.readings: list[Reading] = []  # the one that began first comes first
         self._turn = 0
-        # Makes a state of this RNN of a session's; without it, a session of another RNN of the model is refused.
-        self.convert: Callable[[MultiState], MultiState] = lambda state: state
-        embeddings: Any = rnn.model.get_input_embeddings()
-        self.vocabulary: int = embeddings.num_embeddings
+        # Makes a state of this executor of a session's; without it, a session of another executor is refused.
+        self.convert: Callable[[StateHandle], StateHandle] = lambda state: state
 
     def drop_cancelled(self) -> list[Request]:
         """The requests that nobody waits for any more, and that have no answer yet."""
@@ -122,7 +112,7 @@ class Prompts:
         scores = request.params.prompt_logprobs is not None  # a kept state has the logits of its last token only
         kept = None if scores else self.prefixes.longest(request.prompt, request.owner)
         done = kept.length if kept else 0
-        state = kept.state.to(self.rnn.device) if kept else self.rnn.state()
+        state = self.executor.copy(kept.state, "device") if kept else self.executor.new_state()
         stops: list[int] = []
         shared_lengths = self.prefixes.shared_lengths(request.prompt, others, request.owner)
         for shared in shared_lengths:  # a shorter one serves more prompts
@@ -130,7 +120,7 @@ class Prompts:
                 stops.append(shared)
         request.kept_tokens = done
         stops.append(len(request.prompt))
-        return Reading(request, request.prompt, state, done, stops, kept.logits if kept else None)
+        return Reading(request, request.prompt, state, done, stops)
 
     def _go_on(self, request: Request, session_id: SessionId) -> Reading:
         """From the state after the session's last turn, or from an empty one."""
@@ -138,46 +128,28 @@ class Prompts:
         if (request.turns, request.created) != ((session.turns, session.created) if session else (0, None)):
             raise SessionError(f"{session_id!r}: has changed since this prompt was made for it; make the prompt again")
         if session is None:
-            return Reading(request, request.prompt, self.rnn.state(), 0, [len(request.prompt)])
-        if any(token >= self.vocabulary for token in session.unread):
+            return Reading(request, request.prompt, self.executor.new_state(), 0, [len(request.prompt)])
+        if any(token >= self.executor.facts.vocabulary for token in session.unread):
             raise SessionError(f"{session_id!r}: has a token that this model does not have; delete the session")
         state = self.convert(session.state)
-        if state.fingerprint != self.rnn.spec.fingerprint:  # another one has taken its place while the prompt waited
+        if state.fingerprint != self.executor.facts.fingerprint:  # another one took its place while the prompt waited
             raise SessionError(f"{session_id!r}: has changed since this prompt was made for it; make the prompt again")
-        request.kept_tokens = int(state.seen[0])
+        request.kept_tokens = state.seen
         tokens = [*session.unread, *request.prompt]
-        self.check_length(request.kept_tokens + len(tokens) + request.params.max_tokens)
-        return Reading(request, tokens, state.to(self.rnn.device), 0, [len(tokens)])
-
-    def check_length(self, tokens: int) -> None:
-        """Refuse what is too long for learned positions, or for a function of gaps."""
-        self.rnn.spec.check_gaps(tokens)
-        if self.rnn.spec.model.last_position is not None:
-            self.rnn.spec.check_position(tokens - 1)
-
-    def warm_up(self, most: int) -> None:
-        """Read texts of the lengths that have a graph, up to `most` tokens, as often as it takes to capture one."""
-        widths = [1 << power for power in range(4, most.bit_length())] or [1]
-        for width in widths if self.rnn._graphs.possible else widths[:1]:
-            ids = torch.zeros(1, width, dtype=torch.long, device=self.rnn.device)
-            for _ in range(WORTH_CAPTURING + 1):
-                self.rnn.read(ids, self.rnn.state(), last_only=True)
+        self.executor.check_length(request.kept_tokens + len(tokens) + request.params.max_tokens)
+        return Reading(request, tokens, self.executor.copy(state, "device"), 0, [len(tokens)])
 
     def read(self, reading: Reading, most: int) -> int:
         """Read up to `most` tokens, and not past the next stop; returns how many."""
         self._turn += 1  # here, since a prompt that is due may have to wait for the next step
         stop = next(stop for stop in reading.stops if stop > reading.done)
         scores = reading.request.params.prompt_logprobs
-        most = most if scores is None else min(most, READ)
+        most = most if scores is None else min(most, SCORED)
         tokens = reading.tokens[reading.done : min(stop, reading.done + most)]
-        ids = on_device(tokens, self.rnn.device)[None]
-        logits = self.rnn.read(ids, reading.state, last_only=scores is None)[0]
-        if scores is not None:
-            reading.request.prompt_logprobs += score_block(logits, reading.logits, tokens, scores)
-        reading.logits = logits[-1].clone()
+        reading.request.prompt_logprobs += self.executor.read(reading.state, tokens, scores)
         reading.done += len(tokens)
         keeps = self.prefixes.active if reading.done < len(reading.tokens) else self.prefixes.keeps_ends
         if reading.done == stop and keeps and reading.request.session is None:
-            state = reading.state.to(self.rnn.device)
-            self.prefixes.put(reading.tokens[:stop], state, reading.logits, reading.request.owner)
+            state = self.executor.copy(reading.state, "device")
+            self.prefixes.put(reading.tokens[:stop], state, reading.request.owner)
         return len(tokens)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from msrnn.engine.retention import Retention
-from msrnn.engine.session_files import SessionId
+from msrnn.engine.session_id import SessionId
 from msrnn.errors import SessionError, UsageError
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]

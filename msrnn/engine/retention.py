@@ -5,13 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy
-import torch
 from numpy.typing import NDArray
-
-from msrnn.core.slots import Slots
-from msrnn.core.state import MultiState
-
-DIGITS = 4  # of a share
 
 
 class Retention(NamedTuple):
@@ -39,32 +33,3 @@ class Retention(NamedTuple):
         new[numpy.searchsorted(both, self.positions)] = self.shares
         changed = old != new
         return list(zip(both[changed].tolist(), new[changed].tolist(), strict=True))
-
-
-def retention_of(state: MultiState, row: int = 0) -> Retention:
-    """What a row of a state holds now. All layers must have slots."""
-    layers = state.layers
-    device = layers[0].position.device
-    places = [layer.position[row].flatten().to(device) for layer in layers]
-    held_at = torch.cat([*places, layers[0].seen[row : row + 1].to(device, torch.int32)]).cpu().numpy()
-    seen, position = int(held_at[-1]), held_at[:-1]
-    groups = [layer.position.shape[1] for layer in layers]
-    weights = numpy.repeat([1 / (len(layers) * each) for each in groups], [len(place) for place in places])
-    held = position >= 0
-    positions, where = numpy.unique(position[held], return_inverse=True)
-    shares = numpy.zeros(len(positions))
-    numpy.add.at(shares, where, weights[held])
-    return Retention(
-        seen,
-        sum(layer.bound.size * each for layer, each in zip(layers, groups, strict=True)),
-        int(held.sum()),
-        state.nbytes // state.batch_size,
-        seen * sum(_row_nbytes(layer) for layer in layers),
-        positions,
-        shares.round(DIGITS),
-    )
-
-
-def _row_nbytes(layer: Slots) -> int:
-    """Bytes of one token's keys and values, not quantized."""
-    return int(layer.keys.shape[1] * (layer.keys.shape[3] + layer.values.shape[3]) * layer.dtype.itemsize)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
+from msrnn.engine.executor import NO_TOKEN, Sampler
+from msrnn.engine.noise import mixed
 from msrnn.engine.requests import Answer, Event, FinishReason, Logprobs, Request
-from msrnn.engine.sampling import NO_TOKEN, RowSampler, mixed
 from msrnn.engine.text import TextStream
 
 
@@ -21,13 +20,18 @@ class Added(NamedTuple):
     finish_reason: FinishReason | None
 
 
-class Running:
-    """An answer that has a row.
+def seed_of(request: Request, number: int) -> int:
+    """The seed of one of a request's answers."""
+    return request.seed if number == 0 else mixed(request.seed ^ mixed(number))
 
-    tokens  what was read before the answer
-    seen    tokens that the state had read before these, in a session
-    reads   tokens of the answer that its row has read
-    logits  [V] of the model, whose vocabulary and device the sampler needs
+
+class Running:
+    """An answer that has a batch slot.
+
+    tokens   what was read before the answer
+    seen     tokens that the state had read before these, in a session
+    reads    tokens of the answer that its slot has read
+    sampler  chooses its tokens
     """
 
     def __init__(
@@ -38,13 +42,11 @@ class Running:
         seen: int,
         tokenizer: Any,
         own_stops: frozenset[int],
-        logits: Tensor,
+        sampler: Sampler,
     ) -> None:
-        self.request, self.number, self.tokens, self.seen = request, number, tokens, seen
+        self.request, self.number, self.tokens, self.seen, self.sampler = request, number, tokens, seen, sampler
         self.reads = 0
         self._generated: list[int] = []  # the answer, and the stop token that ended it
-        seed = request.seed if number == 0 else mixed(request.seed ^ mixed(number))
-        self.sampler = RowSampler(request.params, seed, request.prompt, logits.shape[-1], logits.device)
         self._text = None if tokenizer is None else TextStream(tokenizer, request.params.stop)
         self._stops = own_stops | frozenset(request.params.stop_token_ids)
 
@@ -54,7 +56,7 @@ class Running:
 
     @property
     def read(self) -> list[int]:
-        """All tokens that the row has read, without those that its state had read before, in a session."""
+        """All tokens that the slot has read, without those that its state had read before, in a session."""
         return [*self.tokens, *self._generated[: self.reads]]
 
     @property
@@ -63,7 +65,7 @@ class Running:
 
     @property
     def last(self) -> int:
-        """The last token, whether or not the row has read it."""
+        """The last token, whether or not the slot has read it."""
         return [*self.tokens[-1:], *self._generated[-1:]][-1]
 
     @property

@@ -14,29 +14,12 @@ import torch
 from torch import Tensor
 
 from msrnn.core.device_memory import on_device
-from msrnn.engine.requests import NOT_FINITE_ERROR, Logprobs, SamplingParams
+from msrnn.engine.executor import FAILED, NOT_FINITE
+from msrnn.engine.noise import uniform
+from msrnn.engine.requests import Logprobs, SamplingParams
 
-_MASK = 2**64 - 1
-NOT_FINITE, FAILED = -1, -2
-NO_TOKEN = {  # numbers that stand for a token where there is none, and why
-    NOT_FINITE: NOT_FINITE_ERROR,
-    FAILED: "internal error while this token was sampled",
-}
 _log = logging.getLogger(__name__)
 COLDEST = 1e-6  # lower temperatures would overflow, and choose the most likely token as this one does
-
-
-def mixed(number: int) -> int:
-    """A 64-bit number that looks random (the finalizer of SplitMix64)."""
-    number = (number + 0x9E3779B97F4A7C15) & _MASK
-    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK
-    return number ^ (number >> 31)
-
-
-def uniform(seed: int, number: int) -> float:
-    """A number in [0, 1) for the token of this number."""
-    return (mixed(mixed(seed & _MASK) ^ number) >> 40) / 2**24  # as many bits as a float32 holds
 
 
 class RowSampler:

@@ -10,46 +10,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from msrnn.core.atomic import make_private_folder, remove_unfinished
-from msrnn.core.state import MultiState
-from msrnn.core.state_file import load_description
+from msrnn.engine.executor import Executor, StateHandle
+from msrnn.engine.session_id import SessionId, is_owner
 from msrnn.errors import SessionError, UsageError
 
 SUFFIX, DAMAGED = ".safetensors", ".damaged"
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_OWNER = re.compile(r"[0-9a-f]{16}")
 _LATEST = 2**40  # seconds since 1970: a time stamp beyond this year 36,812 is damage
 _log = logging.getLogger(__name__)
-
-
-class SessionId(NamedTuple):
-    """A session belongs to an owner, such as an API key; owners do not see each other's names."""
-
-    name: str
-    owner: str = ""
-
-    @classmethod
-    def of(cls, session: str | SessionId) -> SessionId:
-        """Checked; a plain name is a session without an owner."""
-        found = session if isinstance(session, SessionId) else cls(session)
-        found.check()
-        return found
-
-    def __repr__(self) -> str:
-        """As in error messages, which clients read."""
-        return f"session {self.name!r}"
-
-    def check(self) -> None:
-        """Names are parts of file names, so they are plain."""
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise UsageError(f"session {self.name!r:.80}: must be 1 to 64 letters, digits, hyphens and underscores")
-        if self.owner and not _OWNER.fullmatch(self.owner):
-            raise UsageError(f"owner {self.owner!r:.80} of a session: must be 16 hexadecimal digits")
 
 
 class Session(NamedTuple):
     """A conversation after its last finished turn."""
 
-    state: MultiState  # of one sequence, on the host; nobody may change it
+    state: StateHandle  # of one sequence, on the host; nobody may change it
     unread: list[int]  # tokens that belong to the conversation, but that the state has not read yet
     last: int | None  # the last token of the conversation, read or not; None: not known
     turns: int
@@ -58,7 +31,7 @@ class Session(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        return int(self.state.seen[0]) + len(self.unread)
+        return self.state.seen + len(self.unread)
 
 
 class SessionInfo(NamedTuple):
@@ -80,17 +53,23 @@ class SessionInfo(NamedTuple):
 class SessionFiles:
     """A folder with one file per session, and a folder in it for each owner.
 
-    load  reads a state from a file
+    load  reads a state from a file; by default, the executor does
     owns  whether a session is this engine's, by its name, where several engines share the folder
     """
 
-    def __init__(self, load: Callable[[Path], MultiState], folder: Path, owns: Callable[[str], bool]) -> None:
-        self._load, self._folder, self._owns = load, folder, owns
+    def __init__(
+        self,
+        executor: Executor,
+        folder: Path,
+        owns: Callable[[str], bool],
+        load: Callable[[Path], StateHandle] | None = None,
+    ) -> None:
+        self._executor, self._folder, self._owns, self._load = executor, folder, owns, load or executor.load
         make_private_folder(folder)
 
     def infos(self) -> Iterator[SessionInfo]:
         """All sessions of this engine. A damaged file is put aside, and what a killed process has left is removed."""
-        owners = [path for path in self._folder.iterdir() if path.is_dir() and _OWNER.fullmatch(path.name)]
+        owners = [path for path in self._folder.iterdir() if path.is_dir() and is_owner(path.name)]
         for folder in [self._folder, *owners]:
             owner = "" if folder == self._folder else folder.name
             remove_unfinished(folder, lambda name: name.endswith(SUFFIX) and self._is_ours(name.removesuffix(SUFFIX)))
@@ -129,7 +108,7 @@ class SessionFiles:
 
     def info(self, session: SessionId) -> SessionInfo:
         path = self.path(session)
-        description = load_description(path)
+        description = self._executor.describe(path)
         fields, columns = _fields(description.get("notes"), path), description.get("columns")
         if not isinstance(columns, list) or not columns or not all(type(n) is int and n >= 0 for n in columns):
             raise UsageError(f"{path}: not a session that the engine saved; move it out of this folder")
@@ -142,9 +121,9 @@ class SessionFiles:
         path = self.path(session)
         try:
             while True:
-                description, state = load_description(path), self._load(path)
-                if load_description(path) == description:  # or else a new turn has taken its place in between
-                    return Session(state.cpu(), **_fields(description.get("notes"), path))
+                description, state = self._executor.describe(path), self._load(path)
+                if self._executor.describe(path) == description:  # or else a new turn has taken its place in between
+                    return Session(self._executor.copy(state, "host"), **_fields(description.get("notes"), path))
         except UsageError as error:
             _log.warning("%r cannot be read: %s", session, error)
             message = f"{session!r}: its file is damaged, or of another model or setting; delete it, or begin another"
@@ -153,8 +132,9 @@ class SessionFiles:
     def write(self, session_id: SessionId, session: Session) -> SessionInfo:
         path = self.path(session_id)
         make_private_folder(path.parent)
-        notes = {"unread": session.unread, "last": session.last, "turns": session.turns}
-        session.state.save(path, {**notes, "created": session.created, "updated": session.updated})
+        notes: dict[str, Any] = {"unread": session.unread, "last": session.last, "turns": session.turns}
+        notes |= {"created": session.created, "updated": session.updated}
+        self._executor.save(session.state, path, notes)
         return info_of(session_id, session, path.stat().st_size)
 
     def delete(self, session: SessionId) -> None:

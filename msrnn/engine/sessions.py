@@ -10,10 +10,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from msrnn.core.state import MultiState
-from msrnn.engine.session_files import Session, SessionFiles, SessionId, SessionInfo, info_of
+from msrnn.engine.executor import Executor, StateHandle
+from msrnn.engine.session_files import Session, SessionFiles, SessionInfo, info_of
+from msrnn.engine.session_id import SessionId
 from msrnn.engine.writer import Writer, written
 from msrnn.errors import SessionError, UsageError
 
@@ -27,12 +28,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _locked(method: Callable[P, R]) -> Callable[P, R]:
+def _locked(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
     @wraps(method)
-    def locked(*args: P.args, **kwargs: P.kwargs) -> R:
-        sessions: Any = args[0]
-        with sessions._lock:
-            return method(*args, **kwargs)
+    def locked(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._lock:
+            return method(self, *args, **kwargs)
 
     return locked
 
@@ -40,27 +40,30 @@ def _locked(method: Callable[P, R]) -> Callable[P, R]:
 class Sessions:
     """Sessions by id. A turn replaces a session when it is finished; until then the old one stays.
 
-    load    reads a state from a file
-    folder  where every finished turn is written, whole or not at all; None: sessions are in memory only
-    most    bytes of all sessions. For more, the least recently used one is deleted, of the owner that has most
-    days    sessions without a turn for this many days are deleted; None: never
-    memory  bytes of states that are held in memory beside their files
-    writer  the thread that writes files
-    owns    whether a session is this engine's, by its name, where several share the folder; others are only read, to
-            fork them
+    executor  copies states to the host, saves and loads them
+    folder    where every finished turn is written, whole or not at all; None: sessions are in memory only
+    most      bytes of all sessions. For more, the least recently used one is deleted, of the owner that has most
+    days      sessions without a turn for this many days are deleted; None: never
+    memory    bytes of states that are held in memory beside their files
+    writer    the thread that writes files
+    owns      whether a session is this engine's, by its name, where several share the folder; others are only read, to
+              fork them
+    load      reads a state from a file; by default, the executor does
     """
 
     def __init__(
         self,
-        load: Callable[[Path], MultiState],
+        executor: Executor,
         folder: Path | None = None,
         most: int | None = None,
         days: float | None = None,
         memory: int = IN_MEMORY,
         writer: Writer | None = None,
         owns: Callable[[str], bool] = lambda _: True,
+        load: Callable[[Path], StateHandle] | None = None,
     ) -> None:
-        self._files = None if folder is None else SessionFiles(load, folder, owns)
+        self._executor = executor
+        self._files = None if folder is None else SessionFiles(executor, folder, owns, load)
         self._most = most or (IN_MEMORY if folder is None else ON_DISK)
         self._days, self._memory, self.writer, self._owns = days, memory, writer or Writer(), owns
         # The threads of an engine, its writer and a server; never held while a state is read or written.
@@ -156,7 +159,7 @@ class Sessions:
     def put(
         self,
         session: str | SessionId,
-        state: MultiState,
+        state: StateHandle,
         unread: list[int],
         last: int | None = None,
         follows: tuple[int, float | None] | None = None,
@@ -166,7 +169,7 @@ class Sessions:
         `follows`: turns that the conversation must have had before, and when it was created; by default those that it
         has. Until the turn is written nothing but `get`, which still has the turn before, may use the session.
         """
-        session, state = SessionId.of(session), state.cpu()
+        session, state = SessionId.of(session), self._executor.copy(state, "host")
         with self._lock:
             before, now = self._infos.get(session), time.time()
             had = (before.turns, before.created) if before else (0, None)

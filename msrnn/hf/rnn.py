@@ -127,6 +127,15 @@ class MultiStateRNN:
         """Free the GPU memory that captured graphs keep for the next state of their batch size."""
         self._graphs.release()
 
+    @property
+    def captures(self) -> bool:
+        """Whether steps and blocks are captured as CUDA graphs."""
+        return self._graphs.possible
+
+    def new_graphs(self) -> Graphs:
+        """Graphs like those of this RNN, on buffers of their own."""
+        return Graphs(self.model, self.spec, self._graphs.compiles)
+
     def load_state(self, path: str | os.PathLike[str]) -> MultiState:
         """Load a state that `state.save` wrote for this model, policy, size, dtype and positions."""
         return MultiState.load_fitting(path, self.spec.fingerprint, self.spec.state)
@@ -170,7 +179,7 @@ class MultiStateRNN:
         graph = self._graphs.of(state)
         with state.reading(1):
             if graph is None:
-                return self._forward(ids, state, mask, last_only=True)
+                return self.forward(ids, state, mask, last_only=True)
             return graph(ids, mask)[0].clone()
 
     @torch.no_grad()
@@ -226,10 +235,10 @@ class MultiStateRNN:
         blocks = []
         for piece, part in zip(ids.split(wave.alone, 1), masks, strict=False):
             with state.reading(piece.shape[1]):
-                blocks.append(self._forward(piece, state, part, last_only, record))
+                blocks.append(self.forward(piece, state, part, last_only, record))
         return blocks
 
-    def _forward(
+    def forward(
         self,
         ids: Tensor,
         state: MultiState,
@@ -237,7 +246,7 @@ class MultiStateRNN:
         last_only: bool,
         record: Callable[[int], Record] | None = None,
     ) -> Tensor:
-        """One forward pass of the model itself. The caller counts the columns."""
+        """One forward pass over columns that fit into one block: no checks, no captured graph, and no count of columns."""
         with naming_lost_ranks(self.spec.model.shards):
             logits: Tensor = self.model(
                 input_ids=ids,

@@ -201,13 +201,13 @@ class Server:
 
     async def models(self, _: HttpRequest) -> Response:
         model = {"id": self.served.name, "object": "model", "created": 0, "owned_by": "msrnn"}
-        spec = self.engine.rnn.spec
-        made = {name: spec.fingerprint[name] for name in ("policy", "size", "positions")}
+        facts = self.engine.executor.facts
+        made = {name: facts.fingerprint[name] for name in ("policy", "size", "positions")}
         if not isinstance(made["size"], int):
-            made |= {"size": spec.mean_size, "sizes": spec.sizes}
-        made["bytes"] = self.engine.rows.nbytes // self.engine.rows.capacity
+            made |= {"size": facts.mean_size, "sizes": facts.sizes}
+        made["bytes"] = facts.slot_nbytes
         if isinstance(self.engine, LongEngine):
-            long = self.engine.longer.spec.fingerprint
+            long = self.engine.long_executor.facts.fingerprint
             made["long"] = {"above": self.engine.length, "policy": long["policy"], "positions": long["positions"]}
         return JSONResponse({"object": "list", "data": [{**model, **made, **self.served.shown}]})
 

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import Message, Scope
 
 import msrnn
-from msrnn.engine.session_files import SessionId
+from msrnn.engine.session_id import SessionId
 from msrnn.errors import UsageError
 from msrnn.serve.affinity import Beginnings, blocks_of, chosen, owner, text_of
 from msrnn.serve.application import application

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from msrnn.engine.requests import SamplingParams
-from msrnn.engine.session_files import Session, SessionId
+from msrnn.engine.session_files import Session
+from msrnn.engine.session_id import SessionId
 from msrnn.engine.sessions import Sessions
 from msrnn.errors import SessionError, UsageError
 from msrnn.serve.defaults import NEUTRAL

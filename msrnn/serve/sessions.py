@@ -12,8 +12,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from msrnn.engine.engine import Engine
-from msrnn.engine.retention import retention_of
-from msrnn.engine.session_files import SessionId, SessionInfo
+from msrnn.engine.session_files import SessionInfo
+from msrnn.engine.session_id import SessionId
 from msrnn.serve.errors import ApiError, bad
 from msrnn.serve.keys import owner_of
 from msrnn.serve.limits import Limits, parsed_small, read_body
@@ -78,7 +78,8 @@ class SessionEndpoints:
             session = self.engine.sessions.get(name)
             if session is None:  # deleted meanwhile
                 raise _no_session(name)
-            return {"tokens": session.tokens, "turns": session.turns, **holding(retention_of(session.state))}
+            held = self.engine.executor.retention(session.state)
+            return {"tokens": session.tokens, "turns": session.turns, **holding(held)}
 
         return JSONResponse({"id": name.name, "object": "session.memory", **await asyncio.to_thread(found)})
 

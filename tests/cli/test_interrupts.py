@@ -42,7 +42,7 @@ Stop = Callable[[int, Callable[[], Any]], None]
 @pytest.fixture
 def stop(monkeypatch: pytest.MonkeyPatch) -> Stop:
     """`stop(3, how)`: something happens while the third block passes through the model, once."""
-    forward = MultiStateRNN._forward
+    forward = MultiStateRNN.forward
 
     def stop(block: int, how: Callable[[], Any]) -> None:
         count = 0
@@ -54,7 +54,7 @@ def stop(monkeypatch: pytest.MonkeyPatch) -> Stop:
                 how()
             return forward(self, *args, **kwargs)
 
-        monkeypatch.setattr(MultiStateRNN, "_forward", stopped)
+        monkeypatch.setattr(MultiStateRNN, "forward", stopped)
 
     return stop
 

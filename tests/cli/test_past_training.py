@@ -15,6 +15,7 @@ from msrnn.cli.model_options import ModelOptions
 from msrnn.cli.past_training import engine_maker, extended_options
 from msrnn.core.state_file import load_description
 from msrnn.engine.lanes import LongEngine
+from msrnn.errors import UsageError
 from msrnn.hf.chat_template import encode
 from msrnn.hf.long_read import LongRead
 
@@ -166,9 +167,9 @@ def test_under_a_budget_the_size_is_that_of_the_largest_layer(run: Run) -> None:
 def test_the_engine_of_a_server(capsys: pytest.CaptureFixture[str]) -> None:
     options = ModelOptions(policy="tova", size=9)
     rnn = options.rnn(build(llama(max_position_embeddings=64, eos_token_id=None)))
-    engine = engine_maker(rnn, options, Engine)(rows=2)
+    engine = engine_maker(rnn, options, shared=False)(rows=2)
     assert isinstance(engine, LongEngine)
-    assert (engine.length, engine.longer.spec.fingerprint["policy"]) == (64, "tova+1~36")
+    assert (engine.length, engine.long_executor.facts.fingerprint["policy"]) == (64, "tova+1~36")
     assert capsys.readouterr().err == ""
     for _ in range(2):
         engine.generate([[*range(3, 80)]], SamplingParams(max_tokens=2), progress=False)
@@ -176,28 +177,28 @@ def test_the_engine_of_a_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.count(told) == 1
 
 
-class OtherEngine(Engine):
-    """As one that processes share."""
-
-
 @pytest.mark.parametrize(
-    ("family", "length", "size", "kind", "message"),
+    ("family", "length", "size", "shared", "message"),
     [
-        ("llama", 0, 9, Engine, "states no training length, so positions are original"),
-        ("llama", 64, 70, Engine, "positions are original, and answers may get worse (size=70 is not below the 64"),
-        ("llama", 64, 9, OtherEngine, "one kind of positions; start it with --policy tova+1~36 --positions compressed"),
-        ("gpt2", 512, 9, Engine, "past the 512 tokens that this model was trained on, requests are refused ("),
+        ("llama", 0, 9, False, "states no training length, so positions are original"),
+        ("llama", 64, 70, False, "positions are original, and answers may get worse (size=70 is not below the 64"),
+        ("llama", 64, 9, True, "one kind of positions; start it with --policy tova+1~36 --positions compressed"),
+        ("gpt2", 512, 9, False, "past the 512 tokens that this model was trained on, requests are refused ("),
     ],
 )
 def test_servers_that_cannot_follow_the_rule(
-    family: str, length: int, size: int, kind: type[Engine], message: str, capsys: pytest.CaptureFixture[str]
+    family: str, length: int, size: int, shared: bool, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They say at their start what happens past the training length."""
     model = build(FAMILIES[family]())
     if family == "llama":
         model.config.max_position_embeddings = length
     options = ModelOptions(policy="tova", size=size)
-    engine = engine_maker(options.rnn(model), options, kind)(rows=1)
-    assert type(engine) is kind
+    make = engine_maker(options.rnn(model), options, shared)
+    if shared:
+        with pytest.raises(UsageError, match="this model is in one process"):
+            make(rows=1)
+    else:
+        assert type(make(rows=1)) is Engine
     err = capsys.readouterr().err
     assert (err.count("\n"), err.count(message)) == (1, 1), err

@@ -19,7 +19,6 @@ from command import Run
 from msrnn.cli.model_options import ModelOptions
 from msrnn.cli.serve_options import is_local, remarks_on_folders
 from msrnn.cli.serving import Setup
-from msrnn.engine.engine import Engine
 from msrnn.serve.limits import Limits
 
 
@@ -162,5 +161,5 @@ def test_neutral_sampling_and_special_tokens(folder: Path) -> None:
         setup = Setup(
             **missing, **values, prefix_disk_bytes=9, generation_config=generation_config, allow_special_tokens=allows
         )
-        served = setup.server(rnn, tokenizer, Engine).served
+        served = setup.server(rnn, tokenizer).served
         assert (served.defaults, served.allow_special) == (defaults, allows)

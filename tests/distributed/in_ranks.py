@@ -30,7 +30,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 
 import msrnn
-from msrnn.distributed.leading import LeadingEngine, follow
+from msrnn.engine.rank import follow
+from msrnn.engine.tensor_parallel_executor import TensorParallelExecutor
 from msrnn.errors import UsageError
 from msrnn.policy import NAMES
 
@@ -187,7 +188,7 @@ def leads_and_follows(shared: PreTrainedModel, alone: PreTrainedModel, folder: P
         if dist.get_rank():
             follow(mine)
             continue
-        engines = {"mine": LeadingEngine(mine, rows=3, prompt_tokens=7, sessions=sessions)}
+        engines = {"mine": msrnn.Engine(TensorParallelExecutor(mine, 3), prompt_tokens=7, sessions=sessions)}
         engines["theirs"] = msrnn.Engine(theirs, rows=3, prompt_tokens=7, sessions=folder / f"alone-{sessions.name}")
         for name, engine in engines.items():
             requests = engine.generate(prompts + prompts[:2], params, progress=False)
@@ -215,7 +216,7 @@ CHECKS: dict[str, Check] = {
     "MultiStateCache": caches,
     "fork, select, cat": forks_selects_and_joins,
     "an engine": answers_prompts,
-    "a leading engine": leads_and_follows,
+    "an engine on the leader rank": leads_and_follows,
     **{f"{policy} is saved": saves(policy) for policy in ("full", "tova", "h2o", "echo")},
     "int8 is saved": saves("tova-head", state_dtype="int8"),
     "a broken state": refuses_a_broken_state,

@@ -44,7 +44,7 @@ CONFIGS = {
 }
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")  # with a port of its own for every job
 FOR_TWO = ("llama: *", "*: tova *", "*: h2o reads*")
-FOR_FOUR = ("llama: tova reads*", "llama: h2o reads*", "llama: a leading engine", "llama: echo is saved")
+FOR_FOUR = ("llama: tova reads*", "llama: h2o reads*", "llama: an engine on the leader rank", "llama: echo is saved")
 
 
 def torchrun(ranks: int, script: Path, *arguments: Any, timeout: float = 900) -> subprocess.CompletedProcess[str]:

@@ -230,16 +230,16 @@ def test_numbers_that_are_not_finite_end_the_answer_with_an_error() -> None:
 
 def test_an_interrupted_step_ends_what_is_under_way(rnn: msrnn.MultiStateRNN, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = msrnn.Engine(rnn, rows=2)
-    request, step = engine.request([5, 6], GREEDY), engine.rows.step
+    request, step = engine.request([5, 6], GREEDY), engine.executor.step
     engine.add(request)
     engine.step()
 
-    def interrupted(count: int) -> Any:
-        step(count)
+    def interrupted(samplers: Any) -> Any:
+        step(samplers)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.rows, "step", interrupted)
+        patch.setattr(engine.executor, "step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine.step()
     assert request.answers[0].finish_reason == "error"
@@ -280,14 +280,14 @@ def test_streams(rnn: msrnn.MultiStateRNN) -> None:
 def test_a_failed_step_reaches_those_who_wait(rnn: msrnn.MultiStateRNN, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = msrnn.Engine(rnn, rows=2)
 
-    def failing(count: int) -> Any:
+    def failing(_: object) -> Any:
         raise RuntimeError("out of memory")
 
     async def consume() -> list[Event]:
         return [event async for event in engine.stream([5, 6], GREEDY)]
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.rows, "step", failing)
+        patch.setattr(engine.executor, "step", failing)
         with pytest.raises(RuntimeError, match="out of memory"):
             asyncio.run(consume())
     events = asyncio.run(consume())

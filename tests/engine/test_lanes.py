@@ -13,9 +13,9 @@ from tiny import build, llama
 
 import msrnn
 from msrnn.core.state_file import load_description
+from msrnn.engine.decode_batch import fitting_slots
 from msrnn.engine.lanes import LongEngine
 from msrnn.engine.requests import Request
-from msrnn.engine.rows import fitting_rows
 from msrnn.errors import UsageError
 
 LENGTH, ANSWER = 64, 6
@@ -173,7 +173,7 @@ def test_a_session_that_was_replaced_while_its_prompt_waited(pair: Pair) -> None
 
 def test_more_answers_than_long_rows(pair: Pair) -> None:
     engine = make(pair, rows=8)
-    assert [lane.rows.capacity for lane in engine.lanes] == [8, 2]
+    assert [lane.executor.facts.slots for lane in engine.lanes] == [8, 2]
     with pytest.raises(UsageError, match="n=3: the engine has 2 rows for texts that may pass 64 tokens"):
         engine.request([*range(3, 90)], params(n=3))
     assert len(ask(engine, [*range(3, 90)], n=2).answers) == 2
@@ -189,11 +189,11 @@ def test_a_step_that_fails_ends_the_answers_of_its_lane(pair: Pair, monkeypatch:
     async def both() -> list[Any]:
         return await asyncio.gather(answered([*range(3, 90)]), answered([5, 6]), return_exceptions=True)
 
-    def broken(count: int) -> None:
+    def broken(_: object) -> None:
         raise RuntimeError("broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.long.rows, "step", broken)
+        patch.setattr(engine.long_executor, "step", broken)
         long, short = asyncio.run(asyncio.wait_for(both(), 60))
     assert isinstance(long, RuntimeError)
     plain = msrnn.Engine(pair[0], rows=1)
@@ -256,11 +256,11 @@ def test_bad_pairs(pair: Pair) -> None:
 
 def test_rows_of_both_lanes_fit_the_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     one = pair[0].spec.nbytes(1)
-    monkeypatch.setattr("msrnn.engine.rows.available_bytes", lambda _: one * 5 * 5 // 4)
-    assert fitting_rows(pair[0]) == 5
-    assert fitting_rows(pair[0], beside=1 / 4) == 4
+    monkeypatch.setattr("msrnn.engine.decode_batch.available_bytes", lambda _: one * 5 * 5 // 4)
+    assert fitting_slots(pair[0]) == 5
+    assert fitting_slots(pair[0], beside=1 / 4) == 4
     engine = LongEngine(*pair, LENGTH)
-    assert [lane.rows.capacity for lane in engine.lanes] == [4, 1]
+    assert [lane.executor.facts.slots for lane in engine.lanes] == [4, 1]
 
 
 def test_a_session_that_has_passed_the_length_with_original_positions_stays_so(pair: Pair, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -60,15 +61,15 @@ def test_an_iterator_that_is_left_cancels_the_rest(engine: msrnn.Engine) -> None
 
 
 def test_a_step_that_fails_leaves_nothing_behind(engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    step, left = engine.rows.step, [4]
+    step, left = engine.executor.step, [4]
 
-    def failing(count: int) -> torch.Tensor:
+    def failing(samplers: Any) -> Any:
         left[0] -= 1
         if left[0] == 0:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return step(count)
+        return step(samplers)
 
-    monkeypatch.setattr(engine.rows, "step", failing)
+    monkeypatch.setattr(engine.executor, "step", failing)
     with pytest.raises(torch.OutOfMemoryError):
         engine.generate(prompts(6), greedy(8))
     assert engine.idle

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tiny import build, llama
 
 import msrnn
+from msrnn.engine.local_executor import LocalExecutor, LocalState
 from msrnn.engine.prefix_files import PrefixFiles, _keys
 from msrnn.engine.writer import Writer
 
@@ -76,19 +76,20 @@ def test_what_fits_into_memory_stays_there(rnn: msrnn.MultiStateRNN, tmp_path: P
 
 
 def test_the_disk_is_bounded_and_the_least_recently_used_goes_first(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> None:
-    state, writer = rnn.state(), Writer()
-    rnn.read(torch.tensor([[5, 6]]), state)
+    executor, writer = LocalExecutor(rnn, 1), Writer()
+    state = executor.new_state()
+    executor.read(state, [5, 6])
 
     def put(files: PrefixFiles, first: int) -> None:
         files.put("", (first, 6), state)
         writer.close()
 
-    files = PrefixFiles(rnn.load_state, tmp_path, 2**30, writer)
+    files = PrefixFiles(executor, tmp_path, 2**30, writer)
     for first in (10, 11, 12):
         put(files, first)
     one = files.nbytes // 3
     assert files.longest("", [10, 6, 7], 0)
-    files = PrefixFiles(rnn.load_state, tmp_path, 3 * one + 100, writer)  # after a restart
+    files = PrefixFiles(executor, tmp_path, 3 * one + 100, writer)  # after a restart
     put(files, 13)
     for first in (10, 12):
         assert files.longest("", [first, 6, 7], 0)
@@ -96,7 +97,7 @@ def test_the_disk_is_bounded_and_the_least_recently_used_goes_first(rnn: msrnn.M
     assert [first for first in range(9, 16) if files.longest("", [first, 6, 7], 0)] == [10, 12, 14]
     assert len([*tmp_path.iterdir()]) == len(files) == 3
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) == files.nbytes
-    smaller = PrefixFiles(rnn.load_state, tmp_path, one, writer)
+    smaller = PrefixFiles(executor, tmp_path, one, writer)
     assert (len(smaller), len([*tmp_path.iterdir()])) == (1, 1)
     assert smaller.longest("", [14, 6, 7], 0)
     assert smaller.longest("", [14, 6, 7], 2) is None
@@ -185,17 +186,22 @@ def test_a_full_disk_is_counted(rnn: msrnn.MultiStateRNN, tmp_path: Path, monkey
     assert engine.prefixes.files.errors > 2
 
 
-def test_a_file_that_is_deleted_while_it_is_read(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> None:
+def test_a_file_that_is_deleted_while_it_is_read(
+    rnn: msrnn.MultiStateRNN, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another thread writes, and makes room; nothing is left of the file then."""
-    state, writer = rnn.state(), Writer()
-    rnn.read(torch.tensor([[5, 6]]), state)
+    executor, writer = LocalExecutor(rnn, 1), Writer()
+    state = executor.new_state()
+    executor.read(state, [5, 6])
 
-    def load(path: Path) -> msrnn.MultiState:
-        found = rnn.load_state(path)
+    load = executor.load
+
+    def load_and_forget(path: Path) -> LocalState:
         files._sizes.clear()
-        return found
+        return load(path)
 
-    files = PrefixFiles(load, tmp_path, 2**30, writer)
+    monkeypatch.setattr(executor, "load", load_and_forget)
+    files = PrefixFiles(executor, tmp_path, 2**30, writer)
     files.put("", [5, 6], state)
     writer.close()
     assert files.longest("", [5, 6, 7], 0) is not None

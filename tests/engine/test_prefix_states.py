@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from tiny import build, llama
+from fake_executor import FakeExecutor, FakeState, fake
 
-import msrnn
 from msrnn.engine.prefix_states import PrefixStates
 
-CPU = torch.device("cpu")
+CPU = FakeExecutor()
 TOKEN = 4  # bytes
 
 
 @pytest.fixture
-def state() -> msrnn.MultiState:
-    return msrnn.MultiStateRNN(build(llama(), "cpu"), "tova", 9).state()
+def state() -> FakeState:
+    return FakeState()
 
 
-def test_the_longest_prefix_is_found(state: msrnn.MultiState) -> None:
+def test_the_longest_prefix_is_found(state: FakeState) -> None:
     kept = PrefixStates(CPU, 10**9, 0)
     for length in (2, 5, 7):
         kept.put(range(length), state)
@@ -39,25 +37,30 @@ def held(kept: PrefixStates) -> list[list[list[int]]]:
     return [[[*entry.tokens.ids] for entry in tier.values()] for tier in kept._tiers.values()]
 
 
-def test_a_whole_prompt_needs_its_logits(state: msrnn.MultiState) -> None:
+def places(kept: PrefixStates) -> list[list[str]]:
+    return [[fake(entry.state).place for entry in tier.values()] for tier in kept._tiers.values()]
+
+
+def test_a_whole_prompt_needs_its_logits(state: FakeState) -> None:
     kept = PrefixStates(CPU, 10**9, 0)
     kept.put([1, 2, 3], state)
     assert kept.longest([1, 2, 3]) is None
-    kept.put([1, 2, 3], state, torch.ones(4))
+    known = FakeState(has_logits=True)
+    kept.put([1, 2, 3], known)
     kept.put([1, 2, 3], state)  # does not lose them
     entry = kept.longest([1, 2, 3])
     assert entry is not None
-    assert torch.equal(entry.logits, torch.ones(4))  # type: ignore[arg-type]
+    assert entry.state is known
 
 
-def test_prefixes_with_one_hash_are_told_apart(state: msrnn.MultiState, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefixes_with_one_hash_are_told_apart(state: FakeState, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("msrnn.engine.prefix_states._hashes", lambda tokens: [0] * len(tokens.ids))
     kept = PrefixStates(CPU, 10**9, 0)
     kept.put([1, 2], state)
     assert kept.longest([3, 4, 5]) is None
 
 
-def test_the_least_recently_used_goes_first(state: msrnn.MultiState) -> None:
+def test_the_least_recently_used_goes_first(state: FakeState) -> None:
     kept = PrefixStates(CPU, 2 * (state.nbytes + TOKEN), 0)
     kept.put([1], state)
     kept.put([2], state)
@@ -68,26 +71,26 @@ def test_the_least_recently_used_goes_first(state: msrnn.MultiState) -> None:
     assert kept.nbytes == 2 * (state.nbytes + TOKEN)
 
 
-def test_what_no_longer_fits_on_the_device_is_kept_on_the_host(state: msrnn.MultiState) -> None:
-    """`meta` stands for a device that is not the host."""
-    kept = PrefixStates(torch.device("meta"), state.nbytes + TOKEN, state.nbytes + TOKEN)
+def test_what_no_longer_fits_on_the_device_is_kept_on_the_host(state: FakeState) -> None:
+    kept = PrefixStates(FakeExecutor(device="cuda"), state.nbytes + TOKEN, state.nbytes + TOKEN)
     for token in (1, 2, 3):
         kept.put([token], state)
     assert held(kept) == [[[3]], [[2]]]
+    assert places(kept) == [["device"], ["host"]]
     entry = kept.longest([2, 0])
     assert entry is not None
-    assert entry.state.device.type == "meta"
     assert held(kept) == [[[2]], [[3]]]
+    assert places(kept) == [["device"], ["host"]]
 
 
-def test_nothing_is_kept_without_memory(state: msrnn.MultiState) -> None:
+def test_nothing_is_kept_without_memory(state: FakeState) -> None:
     kept = PrefixStates(CPU, 0, 0)
     assert not kept.active
     kept.put([1], state)
     assert len(kept) == 0
 
 
-def test_what_prompts_share(state: msrnn.MultiState) -> None:
+def test_what_prompts_share(state: FakeState) -> None:
     kept = PrefixStates(CPU, 10**9, 0)
     kept.put([1, 2, 3, 4], state)
     assert kept.shared_lengths([1, 2, 3, 9, 9], []) == [3]
@@ -96,7 +99,7 @@ def test_what_prompts_share(state: msrnn.MultiState) -> None:
     assert kept.shared_lengths([7], []) == [0]
 
 
-def test_shorter_prefixes_outlive_longer_ones(state: msrnn.MultiState) -> None:
+def test_shorter_prefixes_outlive_longer_ones(state: FakeState) -> None:
     """The state of a document is used as long as the states of its questions are."""
     kept = PrefixStates(CPU, 2 * (state.nbytes + 3 * TOKEN), 0)
     kept.put([1, 2], state)
@@ -110,9 +113,9 @@ def test_shorter_prefixes_outlive_longer_ones(state: msrnn.MultiState) -> None:
     assert [*found.tokens.ids] == [1, 2]
 
 
-def test_owners_share_no_states(state: msrnn.MultiState) -> None:
+def test_owners_share_no_states(state: FakeState) -> None:
     kept = PrefixStates(CPU, 10**9, 0)
-    kept.put([1, 2, 3], state, torch.ones(4), owner="a")
+    kept.put([1, 2, 3], FakeState(has_logits=True), owner="a")
     for owner in ("", "b"):
         assert kept.longest([1, 2, 3, 4], owner) is None
         assert kept.shared_lengths([1, 2, 3, 9], [], owner) == []
@@ -122,7 +125,7 @@ def test_owners_share_no_states(state: msrnn.MultiState) -> None:
     assert kept.shared_lengths([1, 2, 9], [], "a") == [2]
 
 
-def test_long_prompts_take_memory_too(state: msrnn.MultiState) -> None:
+def test_long_prompts_take_memory_too(state: FakeState) -> None:
     """A state is small, and does not grow with what it has read; its tokens do."""
     kept = PrefixStates(CPU, 10 * state.nbytes, 0)
     long = 4 * state.nbytes // TOKEN

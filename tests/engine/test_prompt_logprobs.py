@@ -48,7 +48,7 @@ def check(rnn: msrnn.MultiStateRNN, request: Request, most: int) -> None:
 def test_they_are_those_of_one_read(
     rnn: msrnn.MultiStateRNN, read: int, scored: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompts, "READ", read)
+    monkeypatch.setattr(prompts, "SCORED", read)
     monkeypatch.setattr(prompt_logprobs, "SCORED", scored)
     plain = msrnn.Engine(rnn, rows=3, prompt_tokens=32).generate(PROMPTS, params())
     found = msrnn.Engine(rnn, rows=3, prompt_tokens=32).generate(PROMPTS, params(prompt_logprobs=most, n=2))
@@ -79,7 +79,7 @@ def test_nothing_is_generated_for_no_tokens(rnn: msrnn.MultiStateRNN) -> None:
         check(rnn, request, 2)
         assert [(answer.tokens, answer.finish_reason) for answer in request.answers] == [([], "length")] * 2
     assert engine.counts == {"waiting": 0, "reading": 0, "rows": 0}
-    assert not engine._under_way
+    assert not engine.under_way
 
 
 def test_numbers_that_are_not_finite_fail_the_request_alone(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tiny import build, llama
+from fake_executor import FakeExecutor, answer_to
 
 import msrnn
 from msrnn.engine import prompts
@@ -18,19 +18,14 @@ def text(length: int, seed: int) -> list[int]:
     return [3 + (seed * 31 + place * 7 + place // 5) % 80 for place in range(length)]
 
 
-@pytest.fixture
-def rnn() -> msrnn.MultiStateRNN:
-    return msrnn.MultiStateRNN(build(llama(), "cpu"), "tova", 9)
-
-
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "LONG", 20)
     monkeypatch.setattr("msrnn.engine.scheduler.ALONE", {"cpu": 8})
 
 
-def engine_of(rnn: msrnn.MultiStateRNN, rows: int = 8) -> msrnn.Engine:
-    return msrnn.Engine(rnn, rows=rows, prompt_tokens=8)
+def new_engine(slots: int = 8) -> msrnn.Engine:
+    return msrnn.Engine(FakeExecutor(slots), prompt_tokens=8)
 
 
 def finishing_order(engine: msrnn.Engine, requests: list[Request]) -> list[int]:
@@ -42,13 +37,12 @@ def finishing_order(engine: msrnn.Engine, requests: list[Request]) -> list[int]:
     return order
 
 
-def expected(rnn: msrnn.MultiStateRNN, requests: list[Request]) -> list[list[int]]:
-    plain = msrnn.Engine(rnn, rows=1, prefix_bytes=0, prefix_host_bytes=0)
-    return [request.answers[0].tokens for request in plain.generate([r.prompt for r in requests], PARAMS)]
+def expected(requests: list[Request]) -> list[list[int]]:
+    return [answer_to(request.prompt, PARAMS.max_tokens) for request in requests]
 
 
-def test_short_prompts_come_first(rnn: msrnn.MultiStateRNN) -> None:
-    engine = engine_of(rnn)
+def test_short_prompts_come_first() -> None:
+    engine = new_engine()
     requests = [engine.request(text(length, length), PARAMS) for length in (400, 390, 12, 30, 11)]
     engine.add(requests[0])
     engine.step()
@@ -56,15 +50,15 @@ def test_short_prompts_come_first(rnn: msrnn.MultiStateRNN) -> None:
         engine.add(request)
     order = finishing_order(engine, requests)
     assert set(order[:3]) == {2, 3, 4}
-    assert [request.answers[0].tokens for request in requests] == expected(rnn, requests)
+    assert [request.answers[0].tokens for request in requests] == expected(requests)
 
 
 @pytest.mark.parametrize("parity", [0, 1])
 @pytest.mark.parametrize("length", [3, 10])
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_long_prompt_is_not_held_up_for_ever(rnn: msrnn.MultiStateRNN, count: int, length: int, parity: int) -> None:
+def test_a_long_prompt_is_not_held_up_for_ever(count: int, length: int, parity: int) -> None:
     """Short prompts that never end still leave it every fourth turn, however many of them are read in a step."""
-    engine = engine_of(rnn)
+    engine = new_engine()
     long = engine.request(text(120, 1), PARAMS)
     engine.add(long)
     engine.prompts._turn = parity
@@ -75,11 +69,11 @@ def test_a_long_prompt_is_not_held_up_for_ever(rnn: msrnn.MultiStateRNN, count: 
         engine.step()
         steps += 1
         assert steps < 150
-    assert [long.answers[0].tokens] == expected(rnn, [long])
+    assert [long.answers[0].tokens] == expected([long])
 
 
-def test_a_cancel_waits_for_one_block(rnn: msrnn.MultiStateRNN) -> None:
-    engine = engine_of(rnn)
+def test_a_cancel_waits_for_one_block() -> None:
+    engine = new_engine()
     long = engine.request(text(4000, 1), PARAMS)
     engine.add(long)
     engine.step()
@@ -91,20 +85,20 @@ def test_a_cancel_waits_for_one_block(rnn: msrnn.MultiStateRNN) -> None:
     assert engine.idle
 
 
-def test_a_prompt_waits_for_the_state_that_serves_it(rnn: msrnn.MultiStateRNN) -> None:
+def test_a_prompt_waits_for_the_state_that_serves_it() -> None:
     """What prompts share is read once, also if the first of them is long."""
-    engine = engine_of(rnn)
+    engine = new_engine()
     shared = text(200, 1)
     requests = [engine.request([*shared, *text(300, 2)], PARAMS), engine.request([*shared, 5, 6], PARAMS)]
     for request in requests:
         engine.add(request)
     finishing_order(engine, requests)
     assert requests[1].kept_tokens == 200
-    assert [request.answers[0].tokens for request in requests] == expected(rnn, requests)
+    assert [request.answers[0].tokens for request in requests] == expected(requests)
 
 
-def test_turns_of_a_session_stay_in_order(rnn: msrnn.MultiStateRNN) -> None:
-    engine = engine_of(rnn)
+def test_turns_of_a_session_stay_in_order() -> None:
+    engine = new_engine()
     long = engine.request(text(400, 1), PARAMS)
     first, second = engine.request(text(390, 2), PARAMS, "talk"), engine.request([5], PARAMS, "talk")
     for request in (long, first, second):
@@ -114,21 +108,19 @@ def test_turns_of_a_session_stay_in_order(rnn: msrnn.MultiStateRNN) -> None:
     assert second.answers[0].finish_reason == "error"  # it was made for the first turn
 
 
-def test_rows_are_reserved_for_prompts_that_are_read(rnn: msrnn.MultiStateRNN) -> None:
-    engine = engine_of(rnn, rows=2)
+def test_rows_are_reserved_for_prompts_that_are_read() -> None:
+    engine = new_engine(slots=2)
     requests = [engine.request(text(length, length), PARAMS) for length in (400, 12, 11, 10, 30)]
     engine.add(requests[0])
     engine.step()
     for request in requests[1:]:
         engine.add(request)
     finishing_order(engine, requests)
-    assert [request.answers[0].tokens for request in requests] == expected(rnn, requests)
+    assert [request.answers[0].tokens for request in requests] == expected(requests)
 
 
-def test_a_session_that_waits_for_the_disk_holds_nobody_up(
-    rnn: msrnn.MultiStateRNN, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = engine_of(rnn)
+def test_a_session_that_waits_for_the_disk_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = new_engine()
     session, plain = engine.request([5, 6], PARAMS, "talk"), engine.request([7, 8], PARAMS)
     for request in (session, plain):
         engine.add(request)

@@ -11,7 +11,7 @@ from tiny import FAMILIES, build, llama
 import msrnn
 from msrnn.core.state import MultiState
 from msrnn.engine.requests import Event
-from msrnn.engine.retention import retention_of
+from msrnn.engine.state_retention import retention_of
 from msrnn.errors import UsageError
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 20, 21, 33]
@@ -91,7 +91,7 @@ def test_events_tell_what_reading_the_tokens_leaves(family: str, options: dict[s
         session = engine.sessions.get("talk")
         assert session is not None
         assert session.turns == turn + 1
-        assert retention_of(session.state).held() == events[-1].retention.held()  # type: ignore[union-attr]
+        assert engine.executor.retention(session.state).held() == events[-1].retention.held()  # type: ignore[union-attr]
 
 
 def test_nobody_is_told_who_does_not_ask() -> None:

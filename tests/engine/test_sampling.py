@@ -10,8 +10,10 @@ import torch
 import transformers as tf
 from torch import Tensor
 
+from msrnn.engine.executor import FAILED, NOT_FINITE
+from msrnn.engine.noise import uniform
 from msrnn.engine.requests import SamplingParams
-from msrnn.engine.sampling import FAILED, NOT_FINITE, RowSampler, choose, uniform
+from msrnn.engine.sampling import RowSampler, choose
 from msrnn.errors import UsageError
 
 VOCABULARY = 50

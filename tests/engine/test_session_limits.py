@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 from tiny import build, llama
 
 import msrnn
+from msrnn.engine.local_executor import LocalExecutor
 from msrnn.engine.requests import Request
-from msrnn.engine.session_files import SessionId
+from msrnn.engine.session_id import SessionId
 from msrnn.engine.sessions import DAY, Sessions
 from msrnn.errors import SessionError
 from msrnn.serve.affinity import owner
@@ -28,6 +29,11 @@ ANN, BOB = "a" * 16, "b" * 16
 @pytest.fixture(scope="module")
 def rnn() -> msrnn.MultiStateRNN:
     return msrnn.MultiStateRNN(build(llama(), "cpu"), "tova", 9)
+
+
+@pytest.fixture
+def executor(rnn: msrnn.MultiStateRNN) -> LocalExecutor:
+    return LocalExecutor(rnn, 1)
 
 
 def ask(engine: msrnn.Engine, prompt: list[int], session: str, owner: str = "") -> Request:
@@ -125,15 +131,15 @@ def test_a_damaged_file_is_put_aside(
 
 @pytest.mark.parametrize("folder", [False, True])
 def test_the_least_recently_used_session_is_deleted_first(
-    rnn: msrnn.MultiStateRNN, tmp_path: Path, folder: bool
+    executor: LocalExecutor, tmp_path: Path, folder: bool
 ) -> None:
-    state = rnn.state()
+    state = executor.new_state()
     where = tmp_path if folder else None
-    size = Sessions(rnn.load_state, where)
+    size = Sessions(executor, where)
     size.put("probe", state, []).result()
     one = size.nbytes
     size.delete("probe")
-    sessions = Sessions(rnn.load_state, where, most=2 * one + 100)
+    sessions = Sessions(executor, where, most=2 * one + 100)
     for name in ("a", "b", "a", "c"):
         sessions.put(name, state, []).result()
     assert [info.name for info in sessions.infos()] == ["c", "a"]
@@ -141,13 +147,13 @@ def test_the_least_recently_used_session_is_deleted_first(
     assert sessions.nbytes <= 2 * one + 100
     if folder:
         assert {path.stem for path in tmp_path.iterdir()} == {"a", "c"}
-        assert [info.name for info in Sessions(rnn.load_state, where, most=one + 50).infos()] == ["c"]
+        assert [info.name for info in Sessions(executor, where, most=one + 50).infos()] == ["c"]
 
 
-def test_the_owner_with_most_sessions_loses_one(rnn: msrnn.MultiStateRNN) -> None:
+def test_the_owner_with_most_sessions_loses_one(executor: LocalExecutor) -> None:
     """So that nobody deletes the sessions of others by making many."""
-    state = rnn.state()
-    sessions = Sessions(rnn.load_state, most=4 * state.nbytes)
+    state = executor.new_state()
+    sessions = Sessions(executor, most=4 * state.nbytes)
     sessions.put(SessionId("old", ANN), state, [])
     for number in range(20):
         sessions.put(SessionId(f"s{number}", BOB), state, [])
@@ -155,10 +161,10 @@ def test_the_owner_with_most_sessions_loses_one(rnn: msrnn.MultiStateRNN) -> Non
     assert [info.name for info in sessions.infos(BOB)] == ["s19", "s18", "s17"]
 
 
-def test_turns_under_way_count_for_their_owner(rnn: msrnn.MultiStateRNN) -> None:
+def test_turns_under_way_count_for_their_owner(executor: LocalExecutor) -> None:
     """Or first turns that are cancelled later would push out what others have."""
-    state = rnn.state()
-    sessions = Sessions(rnn.load_state, most=5 * state.nbytes)
+    state = executor.new_state()
+    sessions = Sessions(executor, most=5 * state.nbytes)
     for name in ("one", "two"):
         sessions.put(SessionId(name, ANN), state, [])
     sessions.put(SessionId("mine", BOB), state, [])
@@ -168,9 +174,9 @@ def test_turns_under_way_count_for_their_owner(rnn: msrnn.MultiStateRNN) -> None
     assert sessions.infos(BOB) == []
 
 
-def test_a_session_that_is_refused_deletes_nothing(rnn: msrnn.MultiStateRNN) -> None:
-    state = rnn.state()
-    sessions = Sessions(rnn.load_state, most=3 * state.nbytes)
+def test_a_session_that_is_refused_deletes_nothing(executor: LocalExecutor) -> None:
+    state = executor.new_state()
+    sessions = Sessions(executor, most=3 * state.nbytes)
     for name in ("one", "two"):
         sessions.put(SessionId(name, ANN), state, [])
     sessions.begin(SessionId("one", ANN), state.nbytes)
@@ -180,9 +186,9 @@ def test_a_session_that_is_refused_deletes_nothing(rnn: msrnn.MultiStateRNN) -> 
     assert len(sessions.infos(ANN)) == 2
 
 
-def test_a_fork_does_not_delete_what_it_is_made_from(rnn: msrnn.MultiStateRNN) -> None:
-    state = rnn.state()
-    sessions = Sessions(rnn.load_state, most=2 * state.nbytes)
+def test_a_fork_does_not_delete_what_it_is_made_from(executor: LocalExecutor) -> None:
+    state = executor.new_state()
+    sessions = Sessions(executor, most=2 * state.nbytes)
     for name in ("old", "new"):
         sessions.put(name, state, [])
     sessions.fork("old", "copy")
@@ -190,10 +196,10 @@ def test_a_fork_does_not_delete_what_it_is_made_from(rnn: msrnn.MultiStateRNN) -
 
 
 def test_a_session_that_cannot_be_deleted_stops_nobody(
-    rnn: msrnn.MultiStateRNN, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    executor: LocalExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    state, now = rnn.state(), time.time()
-    sessions = Sessions(rnn.load_state, tmp_path, days=1)
+    state, now = executor.new_state(), time.time()
+    sessions = Sessions(executor, tmp_path, days=1)
     sessions.put("old", state, []).result()
 
     def refuse(*_: object) -> None:
@@ -220,15 +226,15 @@ def test_a_file_that_is_damaged_while_its_session_is_in_memory(
     assert "talk.safetensors" in caplog.text
 
 
-def test_a_file_with_any_name(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> None:
+def test_a_file_with_any_name(executor: LocalExecutor, tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"\xff.safetensors")).write_bytes(b"")
     for number in range(2):  # of two replicas, one puts it aside
-        Sessions(rnn.load_state, tmp_path, owns=lambda name, number=number: owner(name, 2) == number)
+        Sessions(executor, tmp_path, owns=lambda name, number=number: owner(name, 2) == number)
     assert [path.name for path in tmp_path.iterdir()] == [os.fsdecode(b"\xff.safetensors.damaged")]
 
 
 def test_a_file_that_cannot_be_read_now_stays(
-    rnn: msrnn.MultiStateRNN, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rnn: msrnn.MultiStateRNN, executor: LocalExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error may pass: too many open files, for example."""
     ask(msrnn.Engine(rnn, rows=2, sessions=tmp_path), [5, 6], "talk")
@@ -237,9 +243,9 @@ def test_a_file_that_cannot_be_read_now_stays(
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr("msrnn.engine.session_files.load_description", fail)
-        assert len(Sessions(rnn.load_state, tmp_path)) == 0
-    assert Sessions(rnn.load_state, tmp_path).turns("talk") == 1
+        patch.setattr(executor, "describe", fail)
+        assert len(Sessions(executor, tmp_path)) == 0
+    assert Sessions(executor, tmp_path).turns("talk") == 1
 
 
 def test_a_session_that_does_not_fit_is_refused_before_its_prompt_is_read(rnn: msrnn.MultiStateRNN) -> None:
@@ -260,9 +266,9 @@ def test_a_session_that_does_not_fit_is_refused_before_its_prompt_is_read(rnn: m
     assert "c" in engine.sessions
 
 
-def test_idle_sessions_expire(rnn: msrnn.MultiStateRNN, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state, now = rnn.state(), time.time()
-    sessions = Sessions(rnn.load_state, tmp_path, days=2)
+def test_idle_sessions_expire(executor: LocalExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, now = executor.new_state(), time.time()
+    sessions = Sessions(executor, tmp_path, days=2)
     for day, name in enumerate(("first", "second", "third")):
         monkeypatch.setattr("msrnn.engine.sessions.time.time", lambda day=day: now + day * DAY)
         sessions.put(name, state, []).result()
@@ -276,14 +282,14 @@ def test_idle_sessions_expire(rnn: msrnn.MultiStateRNN, tmp_path: Path, monkeypa
     assert [path.stem for path in tmp_path.iterdir()] == ["third"]
 
 
-def test_a_turn_that_follows_another_one_than_expected_is_not_stored(rnn: msrnn.MultiStateRNN) -> None:
-    sessions = Sessions(rnn.load_state)
-    sessions.put("talk", rnn.state(), [], follows=(0, None))
+def test_a_turn_that_follows_another_one_than_expected_is_not_stored(executor: LocalExecutor) -> None:
+    sessions = Sessions(executor)
+    sessions.put("talk", executor.new_state(), [], follows=(0, None))
     created = sessions.infos()[0].created
     for other in ((0, None), (1, created - 1), (2, created)):
         with pytest.raises(SessionError, match="another turn has taken the place"):
-            sessions.put("talk", rnn.state(), [], follows=other)
-    sessions.put("talk", rnn.state(), [], follows=(1, created))
+            sessions.put("talk", executor.new_state(), [], follows=other)
+    sessions.put("talk", executor.new_state(), [], follows=(1, created))
     assert sessions.turns("talk") == 2
 
 

@@ -11,6 +11,7 @@ import pytest
 from tiny import build, llama
 
 import msrnn
+from msrnn.engine.executor import StateHandle
 from msrnn.engine.requests import Event, Request
 from msrnn.engine.sessions import Sessions
 from msrnn.errors import UsageError
@@ -109,7 +110,7 @@ def test_a_step_that_fails_does_not_end_a_write(
     for _ in range(4):
         engine.step()
     with monkeypatch.context() as patch:
-        patch.setattr(engine.rows, "step", lambda _: 1 / 0)
+        patch.setattr(engine.executor, "step", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             engine.step()
     assert (long.answers[0].finish_reason, short.finished) == ("error", False)
@@ -178,9 +179,7 @@ def test_what_a_killed_process_has_left_is_removed(rnn: msrnn.MultiStateRNN, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_a_session_that_is_replaced_while_it_is_read(
-    rnn: msrnn.MultiStateRNN, engine: msrnn.Engine, tmp_path: Path
-) -> None:
+def test_a_session_that_is_replaced_while_it_is_read(engine: msrnn.Engine, tmp_path: Path) -> None:
     path, turns = tmp_path / "talk.safetensors", []
     for prompt in ([5, 6], [7]):
         begin(engine, prompt, SHORT, "talk")
@@ -188,11 +187,11 @@ def test_a_session_that_is_replaced_while_it_is_read(
         turns.append(path.read_bytes())
     path.write_bytes(turns[0])
 
-    def load(where: Path) -> msrnn.MultiState:
-        state = rnn.load_state(where)
+    def load(where: Path) -> StateHandle:
+        state = engine.executor.load(where)
         path.write_bytes(turns[1])
         return state
 
-    session = Sessions(load, tmp_path).get("talk")
+    session = Sessions(engine.executor, tmp_path, load=load).get("talk")
     assert session is not None
     assert (session.turns, session.tokens) == (2, 7)

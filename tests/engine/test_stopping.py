@@ -8,7 +8,7 @@ from tiny import build, llama
 import msrnn
 from msrnn.engine.lanes import LongEngine
 from msrnn.engine.requests import Request
-from msrnn.engine.session_files import SessionId
+from msrnn.engine.session_id import SessionId
 
 pytestmark = pytest.mark.usefixtures("overlaps")
 

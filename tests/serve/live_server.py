@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 import uvicorn
 
 import msrnn
+from msrnn.engine.executor import SampledTokens, Sampler
 from msrnn.serve.app import Server
 from msrnn.serve.http_server import DrainingServer, bind, listen
 from msrnn.serve.limits import Limits
@@ -98,11 +99,11 @@ def wait_until(true: Callable[[], object], seconds: float = 60) -> None:
 
 def slow_down(engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> threading.Event:
     """Delay every decode step by this many seconds, until the event is set."""
-    step, fast = engine.rows.step, threading.Event()
+    step, fast = engine.executor.step, threading.Event()
 
-    def slowed(count: int) -> torch.Tensor:
+    def slowed(samplers: Sequence[Sampler]) -> SampledTokens:
         fast.wait(seconds)
-        return step(count)
+        return step(samplers)
 
-    monkeypatch.setattr(engine.rows, "step", slowed)
+    monkeypatch.setattr(engine.executor, "step", slowed)
     return fast

@@ -50,15 +50,15 @@ def turns(address: str, browser: Any) -> int:
 
 def break_after(engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """Let a decode step fail, once, after some that do not."""
-    step, left = engine.rows.step, iter(range(steps))
+    step, left = engine.executor.step, iter(range(steps))
 
-    def breaking(count: int) -> Any:
+    def breaking(samplers: Any) -> Any:
         if next(left, None) is None:
-            monkeypatch.setattr(engine.rows, "step", step)
+            monkeypatch.setattr(engine.executor, "step", step)
             raise RuntimeError("broken for a test")
-        return step(count)
+        return step(samplers)
 
-    monkeypatch.setattr(engine.rows, "step", breaking)
+    monkeypatch.setattr(engine.executor, "step", breaking)
 
 
 @pytest.fixture

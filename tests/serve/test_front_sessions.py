@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from characters import character_tokenizer
+from characters import character_model, character_tokenizer
 from replicas_here import AT_ONCE, COUNT, Local, body, texts, with_front
 
 import msrnn
@@ -23,7 +23,7 @@ def test_sessions(tmp_path: Path) -> None:
     assert len(homes) == COUNT
 
     async def test(front: Front, replicas: list[Local], client: httpx.AsyncClient) -> None:
-        alone = msrnn.Engine(replicas[0].engine.rnn, 2, tokenizer=character_tokenizer())
+        alone = msrnn.Engine(msrnn.MultiStateRNN(character_model(), "tova", 16), 2, tokenizer=character_tokenizer())
         expected = []
         for words in ("hello", " and more"):
             request = alone.request(words, msrnn.SamplingParams(max_tokens=4, temperature=0), session="talk")

@@ -56,7 +56,7 @@ def test_many_clients_of_which_some_leave(rnn: msrnn.MultiStateRNN, small: Loade
             ctypes.CDLL(None).malloc_trim(0)  # or what is free but not given back hides a leak
             memory.append(usage_of(os.getpid())["rss_mb"])
             objects.append(len(gc.get_objects()))
-        assert not engine._under_way
+        assert not engine.under_way
         assert engine._loop is not None
         assert not engine._loop._consumers
     assert memory[2] - memory[1] < 30  # a kept state for each client would be 60
@@ -66,13 +66,13 @@ def test_many_clients_of_which_some_leave(rnn: msrnn.MultiStateRNN, small: Loade
 def test_a_failing_device_is_seen_from_outside(
     rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_: int) -> None:
+    def broken(_: object) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     engine = msrnn.Engine(rnn, rows=2, tokenizer=small.tokenizer)
     with live(engine, Limits()) as found:
         with monkeypatch.context() as patch:
-            patch.setattr(engine.rows, "step", broken)
+            patch.setattr(engine.executor, "step", broken)
             codes = []
             for _ in range(3):
                 codes.append(httpx.get(f"{found.address}/health").status_code)

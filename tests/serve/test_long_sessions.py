@@ -21,12 +21,20 @@ HEADERS = {"Authorization": f"Bearer {KEY}"}
 LONG = [*range(100, 190)]
 
 
+Pair = tuple[msrnn.MultiStateRNN, msrnn.MultiStateRNN]
+
+
 @pytest.fixture(scope="module")
-def long_engine(small: Loaded, overlaps: bool) -> LongEngine:
+def pair(small: Loaded) -> Pair:
     config = llama(vocab_size=len(small.tokenizer), eos_token_id=None, max_position_embeddings=LENGTH)
     model = build(config, "cpu")
     longer = msrnn.MultiStateRNN(model, "tova+1~64", 16, positions="compressed")
-    return LongEngine(msrnn.MultiStateRNN(model, "tova", 16), longer, LENGTH, rows=4, tokenizer=small.tokenizer)
+    return msrnn.MultiStateRNN(model, "tova", 16), longer
+
+
+@pytest.fixture(scope="module")
+def long_engine(pair: Pair, small: Loaded, overlaps: bool) -> LongEngine:
+    return LongEngine(*pair, LENGTH, rows=4, tokenizer=small.tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +53,9 @@ def said(address: str, prompt: list[int], **more: Any) -> str:
     return str(reply.json()["choices"][0]["text"])
 
 
-def test_prompts_on_both_sides_of_the_length(long_engine: LongEngine, long_address: str, small: Loaded) -> None:
+def test_prompts_on_both_sides_of_the_length(pair: Pair, long_address: str, small: Loaded) -> None:
     before = metrics(long_address)["long_requests_total"]
-    for prompt, rnn in ((LONG[:9], long_engine.rnn), (LONG, long_engine.longer), (LONG[:9], long_engine.rnn)):
+    for prompt, rnn in ((LONG[:9], pair[0]), (LONG, pair[1]), (LONG[:9], pair[0])):
         assert said(long_address, prompt) == small.tokenizer.decode(greedy(rnn, prompt, 6))
     counts = metrics(long_address)
     assert counts["long_requests_total"] == before + 1
@@ -55,7 +63,7 @@ def test_prompts_on_both_sides_of_the_length(long_engine: LongEngine, long_addre
     assert counts["prefix_state_misses_total"] >= 2
 
 
-def test_a_session_that_crosses(long_engine: LongEngine, long_address: str, small: Loaded, overlaps: bool) -> None:
+def test_a_session_that_crosses(pair: Pair, long_address: str, small: Loaded, overlaps: bool) -> None:
     """Its answer is that of a state that was read with original positions, and then converted."""
     first, second = LONG[:40], LONG[40:60]
     said(long_address, first, session_id="one", max_tokens=1)
@@ -63,7 +71,7 @@ def test_a_session_that_crosses(long_engine: LongEngine, long_address: str, smal
     answer = said(long_address, second, session_id="one")
     assert get(long_address, "sessions/one")["positions"] == "compressed:lnln"
 
-    rnn, longer = long_engine.rnn, long_engine.longer
+    rnn, longer = pair
     state = rnn.state()
     (token,) = rnn.read(torch.tensor([first]), state, last_only=True)[0].argmax(-1).tolist()
     if overlaps:  # a step that overlaps the last one has read its token

@@ -15,7 +15,7 @@ from live_server import KEY, post
 
 import msrnn
 from msrnn.engine.requests import Event, Request, SamplingParams
-from msrnn.engine.retention import retention_of
+from msrnn.engine.state_retention import retention_of
 from msrnn.hf.chat_template import render
 from msrnn.hf.loading import Loaded
 from msrnn.hf.messages import locate_contents

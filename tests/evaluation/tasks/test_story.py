@@ -9,8 +9,8 @@ from characters import character_tokenizer
 from tiny import build, llama
 from transformers import PreTrainedModel
 
-from msrnn.engine.rows import Rows
-from msrnn.engine.sampling import uniform
+from msrnn.engine.decode_batch import DecodeBatch
+from msrnn.engine.noise import uniform
 from msrnn.errors import UsageError
 from msrnn.evaluation.cells import Cell
 from msrnn.evaluation.runner import Progress
@@ -119,9 +119,9 @@ def test_a_story_is_the_same_in_any_batch(model: PreTrainedModel) -> None:
 
 def failing(monkeypatch: pytest.MonkeyPatch, steps: int, error: BaseException) -> list[int]:
     """Let one step of all decode batches fail, after some; returns the rows that each engine has."""
-    original, capacities, done = Rows.step, list[int](), list[int]()
+    original, capacities, done = DecodeBatch.step, list[int](), list[int]()
 
-    def step(self: Rows, count: int) -> object:
+    def step(self: DecodeBatch, count: int) -> object:
         if not capacities or capacities[-1] != self.capacity:
             capacities.append(self.capacity)
         done.append(count)
@@ -129,7 +129,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, steps: int, error: BaseException) -
             raise error
         return original(self, count)
 
-    monkeypatch.setattr(Rows, "step", step)
+    monkeypatch.setattr(DecodeBatch, "step", step)
     return capacities
 
 

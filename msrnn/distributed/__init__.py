@@ -1,1 +1,0 @@
-"""One engine over several processes that share a model."""

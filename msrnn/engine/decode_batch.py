@@ -1,0 +1,94 @@
+"""The decode batch: the slots of one state. Those in use are the first ones, so that few answers cost little."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import torch
+from torch import Tensor
+
+from msrnn.core.device_memory import available_bytes
+from msrnn.core.shards import least
+from msrnn.core.slots import Slots
+from msrnn.core.state import MultiState
+from msrnn.errors import UsageError
+from msrnn.hf.rnn import MultiStateRNN
+
+MOST_SLOTS = {"cpu": 8, "cuda": 512}  # by default: more of them cost a CPU as much time as they gain
+
+
+def fitting_slots(rnn: MultiStateRNN, beside: float = 0) -> int:
+    """As many slots as fit into four fifths of the free memory; on a CPU few, which cost as much time as they gain.
+
+    beside  slots that another engine will have for each of these
+    """
+    most = MOST_SLOTS.get(rnn.device.type, MOST_SLOTS["cpu"])
+    free, one = available_bytes(rnn.device), max(1, rnn.spec.nbytes(1))
+    fitting = max(1, most if free is None else min(most, int(free * 4 // 5 // one / (1 + beside))))
+    return least(fitting, rnn.spec.model.shards, rnn.device)
+
+
+def bucket_sizes(slots: int) -> list[int]:
+    """Batch sizes that a graph is captured for: 1, 2, 3, 4, 6, 8, 12, …, and all slots."""
+    sizes = {size for power in range(slots.bit_length()) for size in (1 << power, 3 << power >> 1)}
+    return sorted(size for size in sizes | {slots} if 0 < size <= slots)
+
+
+class DecodeBatch:
+    """A state of `slots` sequences that decodes its first ones. It has graphs of its own, captured on views of it."""
+
+    def __init__(self, rnn: MultiStateRNN, slots: int) -> None:
+        self.rnn, self.slots = rnn, slots
+        self.state = rnn.spec.state(slots)
+        if not all(isinstance(layer, Slots) for layer in self.state.layers):
+            raise UsageError(
+                "the engine needs states of a fixed size in every layer: give a policy and a size, and a model without "
+                "linear-attention layers; as many slots as a text has tokens are the full model"
+            )
+        self._graphs = rnn.new_graphs()
+        self._buckets = bucket_sizes(slots) if self._graphs.possible else range(1, slots + 1)
+        self._views: dict[int, MultiState] = {}
+        self._masks: dict[tuple[int, int], Tensor] = {}
+        self.next = torch.zeros(slots, 1, dtype=torch.long, device=rnn.model.device)  # what each slot reads next
+
+    @torch.no_grad()
+    def step(self, count: int) -> Tensor:
+        """Let the first `count` slots read their next token -> logits [count, V], which the next step overwrites."""
+        bucket = self._buckets[bisect_left(self._buckets, count)]
+        view = self._view(bucket)
+        ids, mask = self.next[:bucket], self._mask(bucket, count)
+        graph = self._graphs.of(view)
+        if graph is None:
+            return self.rnn.forward(ids, view, mask, last_only=True)[:count, -1]
+        return graph(ids, mask)[0][:count, -1]
+
+    def warm_up(self) -> None:
+        """Take a step with every number of slots that has a graph, while none is in use."""
+        for bucket in self._buckets if self._graphs.possible else [1]:
+            self.step(bucket)
+
+    def _view(self, count: int) -> MultiState:
+        if count not in self._views:
+            self._views[count] = self.state.view(count)
+        return self._views[count]
+
+    def _mask(self, bucket: int, count: int) -> Tensor | None:
+        """Slots that are not in use read padding."""
+        if count == bucket:
+            return None
+        if (bucket, count) not in self._masks:
+            self._masks[bucket, count] = (torch.arange(bucket, device=self.next.device) < count).long()[:, None]
+        return self._masks[bucket, count]
+
+    def put(self, slot: int, state: MultiState) -> None:
+        """Copy a state of one sequence into a slot."""
+        self.state.set_row(slot, state)
+
+    def move(self, source: int, target: int) -> None:
+        """Copy one slot over another, and its next token."""
+        self.state.set_row(target, self.state, source)
+        self.next[target] = self.next[source]
+
+    def take(self, slot: int, seen: int) -> MultiState:
+        """A copy of the state in a slot, which has read `seen` tokens."""
+        return self.state.copy_row(slot, columns=seen)

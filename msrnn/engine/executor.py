@@ -1,0 +1,164 @@
+"""The contract between an engine and what computes for it: states by handles, a decode batch of slots, sampling.
+
+The engine decides what is computed, and in which order; an executor computes it. Tensors stay inside the executor, and
+this module does not load torch, so a test can give an engine an executor without a model.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from msrnn.engine.requests import NOT_FINITE_ERROR, Logprobs, SamplingParams
+from msrnn.engine.retention import Retention
+
+NOT_FINITE, FAILED = -1, -2
+NO_TOKEN = {  # numbers that stand for a token where there is none, and why
+    NOT_FINITE: NOT_FINITE_ERROR,
+    FAILED: "internal error while this token was sampled",
+}
+Place = Literal["device", "host"]  # where a state is: beside the model, or in the host's memory
+Sampler = object  # of one answer: its parameters, and the tokens that its penalties count
+
+
+class StateHandle(Protocol):
+    """The state of one sequence, and the logits after its last token where they are known.
+
+    Only an executor of the model it belongs to looks inside.
+    """
+
+    @property
+    def seen(self) -> int:
+        """Tokens read so far."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        ...
+
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        """The model, policy, size, dtype and positions that the state is of."""
+        ...
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether an answer can begin with this state."""
+        ...
+
+
+class SampledTokens(Protocol):
+    """The tokens of one step, maybe still on their way from the device."""
+
+    def on_host(self) -> tuple[list[int], dict[int, Logprobs]]:
+        """The token of each answer, or a key of `NO_TOKEN`, and log probabilities by answer, where wanted.
+
+        Waits for this step, and not for what was launched after it.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the engine knows of its executor."""
+
+    slots: int  # of the decode batch: answers that are generated at once
+    slot_nbytes: int
+    device: str  # its type, "cpu" or "cuda"
+    overlaps: bool  # whether a step returns before its tokens are known
+    vocabulary: int  # token ids are from 0 to this, exclusive
+    model: object  # executors with the same one can convert each other's states
+    fingerprint: Mapping[str, Any]  # of new states
+    sizes: Sequence[int | None]  # KV cache rows of each layer
+    mean_size: int  # of the layers that a budget is divided among
+
+
+class Executor(ABC):
+    """Computes for an engine.
+
+    One thread at a time may call `read`, `put`, `step`, `move`, `take`, `slot_retention` and `warm_up`. Any thread may
+    copy, save, load, describe and inspect states meanwhile. A `UsageError` or an `OSError` concerns one call; after any
+    other error of `read`, `put` or `step`, the states of that call and the slots cannot be used.
+    """
+
+    facts: Facts
+
+    @abstractmethod
+    def check_length(self, tokens: int) -> None:
+        """Refuse a text of so many tokens with a `UsageError`, if the model or its positions cannot take it."""
+
+    @abstractmethod
+    def stop_tokens(self, tokenizer: Any) -> frozenset[int]:
+        """The stop tokens of the model, and of a tokenizer or None."""
+
+    @abstractmethod
+    def warm_up(self, prompt_tokens: int) -> None:
+        """Compile and capture what decode steps and prompts of up to so many tokens need, while no slot is in use."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let other processes end that work for this executor. Of one in a single process nothing changes."""
+
+    @abstractmethod
+    def new_state(self) -> StateHandle:
+        """An empty state on the device."""
+
+    @abstractmethod
+    def read(self, state: StateHandle, tokens: Sequence[int], logprobs: int | None = None) -> list[Logprobs | None]:
+        """Read tokens, one or more, into a state on the device, which changes; its logits are known afterwards.
+
+        With `logprobs`, returns the log probability of each of the tokens, and that many of the most likely ones: None
+        for a token before which no logits are known. Without, returns nothing.
+        """
+
+    @abstractmethod
+    def copy(self, state: StateHandle, place: Place, wait: bool = True) -> StateHandle:
+        """A copy in a place, with the logits. Without `wait`, it may be under way: the executor waits where it must."""
+
+    @abstractmethod
+    def convert(self, state: StateHandle) -> StateHandle:
+        """A state of another executor of the same model, as a state of this one; its own are returned as they are."""
+
+    @abstractmethod
+    def save(self, state: StateHandle, path: Path, notes: Mapping[str, Any]) -> None:
+        """Write a state to a file, whole or not at all, without its logits."""
+
+    @abstractmethod
+    def load(self, path: Path) -> StateHandle:
+        """Read a state that was saved. Raises a `UsageError` if it is damaged, or of another fingerprint."""
+
+    @abstractmethod
+    def describe(self, path: Path) -> dict[str, Any]:
+        """What a file of a state says of it, unchecked: its fingerprint, `columns` (tokens read) and `notes`."""
+
+    @abstractmethod
+    def retention(self, state: StateHandle) -> Retention:
+        """Which tokens a state holds."""
+
+    @abstractmethod
+    def slot_retention(self, slot: int) -> Retention:
+        """Which tokens a batch slot holds."""
+
+    @abstractmethod
+    def new_sampler(self, state: StateHandle, params: SamplingParams, seed: int, prompt: Sequence[int]) -> Sampler:
+        """The sampler of an answer that begins with a state, after a prompt."""
+
+    @abstractmethod
+    def put(self, slot: int, state: StateHandle, samplers: Sequence[Sampler]) -> SampledTokens:
+        """Begin answers with a state: copy it into a slot for each sampler, from `slot` on, and sample their tokens."""
+
+    @abstractmethod
+    def step(self, samplers: Sequence[Sampler]) -> SampledTokens:
+        """Let the first slots, one for each sampler, read the tokens that were sampled for them; sample the next."""
+
+    @abstractmethod
+    def move(self, source: int, target: int) -> None:
+        """Copy a slot over another one, and its next token."""
+
+    @abstractmethod
+    def take(self, slot: int, seen: int) -> StateHandle:
+        """A copy of the state in a slot, which has read `seen` tokens, on the device; its logits are not known."""

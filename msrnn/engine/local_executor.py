@@ -1,0 +1,194 @@
+"""The executor of one process: a `MultiStateRNN`, its decode batch, and sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from msrnn.core.device_memory import on_device
+from msrnn.core.state import MultiState
+from msrnn.core.state_file import load_description
+from msrnn.engine.decode_batch import DecodeBatch, fitting_slots
+from msrnn.engine.executor import Executor, Facts, Place, SampledTokens, Sampler, StateHandle
+from msrnn.engine.prompt_logprobs import score_block
+from msrnn.engine.requests import Logprobs, SamplingParams
+from msrnn.engine.retention import Retention
+from msrnn.engine.sampling import RowSampler, choose
+from msrnn.engine.state_retention import retention_of
+from msrnn.hf.cuda_graphs import WORTH_CAPTURING
+from msrnn.hf.generation import stop_tokens_of
+from msrnn.hf.rnn import MultiStateRNN
+
+
+@dataclass(eq=False)
+class LocalState:
+    """A state of one sequence, and the logits [V] after its last token, which are replaced and never changed."""
+
+    state: MultiState
+    logits: Tensor | None = None
+    copied: torch.cuda.Event | None = None  # of a copy that a GPU makes: when it is there, for the host to read
+
+    @property
+    def seen(self) -> int:
+        self.wait()
+        return int(self.state.seen[0])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory; torch takes a power of two for each tensor of a copy that a GPU makes."""
+        tensors = [tensor for layer in self.state.layers for tensor in layer.tensors().values()]
+        sizes = [tensor.nbytes for tensor in [*tensors, *([] if self.logits is None else [self.logits])]]
+        if self.copied is not None:
+            sizes = [1 << max(0, size - 1).bit_length() for size in sizes]
+        return int(sum(sizes))
+
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        return self.state.fingerprint
+
+    @property
+    def has_logits(self) -> bool:
+        return self.logits is not None
+
+    def wait(self) -> None:
+        if self.copied is not None:
+            self.copied.synchronize()
+
+
+class LocalExecutor(Executor):
+    """Computes with an RNN in this process.
+
+    slots   of the decode batch; by default as many as fit, 8 on a CPU
+    beside  slots that another executor will have for each of these, where they are as many as fit
+    """
+
+    def __init__(self, rnn: MultiStateRNN, slots: int | None = None, beside: float = 0) -> None:
+        self.rnn, self.batch = rnn, DecodeBatch(rnn, slots or fitting_slots(rnn, beside))
+        embeddings: Any = rnn.model.get_input_embeddings()
+        self.facts = Facts(
+            slots=self.batch.slots,
+            slot_nbytes=self.batch.state.nbytes // self.batch.slots,
+            device=rnn.device.type,
+            overlaps=self.batch.next.is_cuda,
+            vocabulary=embeddings.num_embeddings,
+            model=rnn.model,
+            fingerprint=rnn.spec.fingerprint,
+            sizes=rnn.spec.sizes,
+            mean_size=rnn.spec.mean_size,
+        )
+
+    def __repr__(self) -> str:
+        return f"LocalExecutor({self.rnn!r}, slots={self.facts.slots})"
+
+    def check_length(self, tokens: int) -> None:
+        self.rnn.spec.check_gaps(tokens)
+        if self.rnn.spec.model.last_position is not None:
+            self.rnn.spec.check_position(tokens - 1)
+
+    def stop_tokens(self, tokenizer: Any) -> frozenset[int]:
+        return frozenset(stop_tokens_of(self.rnn.model, tokenizer))
+
+    @torch.no_grad()
+    def warm_up(self, prompt_tokens: int) -> None:
+        """Read texts of the lengths that have a graph as often as it takes to capture one, then take steps."""
+        widths = [1 << power for power in range(4, prompt_tokens.bit_length())] or [1]
+        for width in widths if self.rnn.captures else widths[:1]:
+            ids = torch.zeros(1, width, dtype=torch.long, device=self.rnn.device)
+            for _ in range(WORTH_CAPTURING + 1):
+                self.rnn.read(ids, self.rnn.state(), last_only=True)
+        self.batch.warm_up()
+
+    def close(self) -> None:
+        pass
+
+    def new_state(self) -> LocalState:
+        return LocalState(self.rnn.state())
+
+    def read(self, state: StateHandle, tokens: Sequence[int], logprobs: int | None = None) -> list[Logprobs | None]:
+        mine = local(state)
+        ids = on_device(tokens, self.rnn.device)[None]
+        logits = self.rnn.read(ids, mine.state, last_only=logprobs is None)[0]
+        scores = [] if logprobs is None else score_block(logits, mine.logits, tokens, logprobs)
+        mine.logits = logits[-1].clone()
+        return scores
+
+    def copy(self, state: StateHandle, place: Place, wait: bool = True) -> LocalState:
+        mine = local(state)
+        device = self.rnn.device if place == "device" else torch.device("cpu")
+        logits = None if mine.logits is None else mine.logits.to(device, non_blocking=not wait)
+        copy = LocalState(mine.state.to(device, non_blocking=not wait), logits)
+        if not wait and mine.state.device.type == "cuda" and device.type == "cpu":
+            copy.copied = torch.cuda.Event()
+            copy.copied.record(torch.cuda.current_stream(mine.state.device))
+        return copy
+
+    def convert(self, state: StateHandle) -> LocalState:
+        mine = local(state)
+        if mine.fingerprint == self.facts.fingerprint:
+            return mine
+        return LocalState(self.rnn.convert_state(mine.state))
+
+    def save(self, state: StateHandle, path: Path, notes: Mapping[str, Any]) -> None:
+        mine = local(state)
+        mine.wait()
+        mine.state.save(path, dict(notes))
+
+    def load(self, path: Path) -> LocalState:
+        return LocalState(self.rnn.load_state(path))
+
+    def describe(self, path: Path) -> dict[str, Any]:
+        return load_description(path)
+
+    def retention(self, state: StateHandle) -> Retention:
+        mine = local(state)
+        mine.wait()
+        return retention_of(mine.state)
+
+    def slot_retention(self, slot: int) -> Retention:
+        return retention_of(self.batch.state, slot)
+
+    @torch.no_grad()
+    def new_sampler(self, state: StateHandle, params: SamplingParams, seed: int, prompt: Sequence[int]) -> RowSampler:
+        logits = known_logits(state)
+        return RowSampler(params, seed, prompt, logits.shape[-1], logits.device)
+
+    def put(self, slot: int, state: StateHandle, samplers: Sequence[Sampler]) -> SampledTokens:
+        for i in range(len(samplers)):
+            self.batch.put(slot + i, local(state).state)
+        return self.sample(known_logits(state).expand(len(samplers), -1), samplers, slot)
+
+    def step(self, samplers: Sequence[Sampler]) -> SampledTokens:
+        return self.sample(self.batch.step(len(samplers)), samplers, 0)
+
+    @torch.no_grad()
+    def sample(self, logits: Tensor, samplers: Sequence[Sampler], slot: int) -> SampledTokens:
+        """Sample from logits [B, V], which slots from `slot` on will read next."""
+        chosen = choose(logits, cast(Sequence[RowSampler], samplers))
+        self.batch.next[slot : slot + len(samplers), 0] = chosen.tokens.clamp(min=0)
+        return chosen
+
+    def move(self, source: int, target: int) -> None:
+        self.batch.move(source, target)
+
+    def take(self, slot: int, seen: int) -> LocalState:
+        return LocalState(self.batch.take(slot, seen))
+
+
+def local(state: StateHandle) -> LocalState:
+    """The state behind a handle."""
+    if not isinstance(state, LocalState):
+        raise TypeError(f"{state!r}: not a state of a LocalExecutor")
+    return state
+
+
+def known_logits(state: StateHandle) -> Tensor:
+    """The logits that an answer begins with."""
+    logits = local(state).logits
+    if logits is None:
+        raise ValueError("a state without logits: read a token first")
+    return logits

@@ -1,0 +1,103 @@
+"""One of the processes that share a model: what each of them does when the leader rank says so.
+
+A message from the leader has the name of a method of `Rank`, and its arguments. States are named by numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from msrnn.core.state import MultiState
+from msrnn.engine.executor import Place
+from msrnn.engine.local_executor import LocalExecutor, LocalState
+from msrnn.engine.requests import Logprobs
+from msrnn.errors import UsageError
+from msrnn.hf.rnn import MultiStateRNN
+from msrnn.hf.tensor_parallel import ProcessShards, naming_lost_ranks
+
+PATIENCE = timedelta(minutes=2)  # a rank that does not answer for so long is lost
+STOP = "stop"
+ALIKE = UsageError, OSError  # what fails in every rank in the same way, and harms nothing else
+
+
+class Rank:
+    """The part of one process: its model, its states by number, its decode batch."""
+
+    def __init__(self, rnn: MultiStateRNN) -> None:
+        shards = rnn.spec.model.shards
+        if not isinstance(shards, ProcessShards):
+            raise UsageError("this model is in one process: use msrnn.Engine, or load it with a tp_plan under torchrun")
+        self.rnn, self.shards = rnn, shards
+        self.states: dict[int, LocalState] = {}
+        self.local: LocalExecutor
+        # Messages are Python objects, which NCCL cannot carry. All ranks must make this group together.
+        self.messages = dist.new_group(dist.get_process_group_ranks(shards.group), PATIENCE, backend="gloo")
+        self.leader = dist.get_process_group_ranks(shards.group)[0]
+
+    def start(self, slots: int | None) -> None:
+        self.local = LocalExecutor(self.rnn, slots)
+
+    def warm_up(self, prompt_tokens: int) -> None:
+        self.local.warm_up(prompt_tokens)
+
+    def new_state(self, number: int) -> None:
+        self.states[number] = self.local.new_state()
+
+    def load(self, number: int, path: str) -> None:
+        self.states[number] = self.local.load(Path(path))
+
+    def copy(self, number: int, source: int, place: Place) -> None:
+        self.states[number] = self.local.copy(self.states[source], place)
+
+    def gather(self, number: int) -> MultiState:
+        state = self.states[number].state
+        if state.device != self.rnn.device:  # the backend of the model's device carries it
+            state = state.to(self.rnn.device)
+        return state.gathered()
+
+    def read(self, number: int, tokens: Sequence[int], logprobs: int | None) -> list[Logprobs | None]:
+        return self.local.read(self.states[number], tokens, logprobs)
+
+    def put(self, slot: int, number: int) -> None:
+        self.local.batch.put(slot, self.states[number].state)
+
+    def step(self, slots: int) -> Tensor:
+        """A step with the leader's tokens -> logits [slots, V]."""
+        batch = self.local.batch
+        tokens = batch.next[:slots].contiguous()
+        dist.broadcast(tokens, self.leader, group=self.shards.group)
+        batch.next[:slots] = tokens
+        return batch.step(slots)
+
+    def move(self, source: int, target: int) -> None:
+        self.local.move(source, target)
+
+    def take(self, number: int, slot: int, seen: int) -> None:
+        self.states[number] = self.local.take(slot, seen)
+
+    def keep_alive(self) -> None:
+        """A sign of life."""
+
+
+def follow(rnn: MultiStateRNN) -> None:
+    """Do what the leader rank says, until it stops. Raises a `LostRankError` when it has ended or is silent."""
+    rank = Rank(rnn)
+    while True:
+        message: list[Any] = [None]
+        with naming_lost_ranks(rank.shards):
+            dist.broadcast_object_list(message, rank.leader, group=rank.messages)
+        dropped, name, arguments = message[0]
+        for number in dropped:
+            rank.states.pop(number, None)
+        if name == STOP:
+            return
+        try:
+            getattr(rank, name)(*arguments)
+        except ALIKE:
+            continue

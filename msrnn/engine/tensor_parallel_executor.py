@@ -1,0 +1,191 @@
+"""The executor of processes that share a model: the leader rank sends each call to all ranks.
+
+Only the leader rank has an engine: it samples tokens and speaks with clients. Before it computes with the model or with
+a state, it tells the other ranks what, and all of them do the same with their own heads. So nothing depends on what
+ranks would decide by themselves: the clock, free memory, files that are being written.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from msrnn.core.state import MultiState
+from msrnn.engine.executor import Executor, Place, SampledTokens, Sampler, StateHandle
+from msrnn.engine.local_executor import LocalState, known_logits
+from msrnn.engine.rank import ALIKE, PATIENCE, STOP, Rank
+from msrnn.engine.requests import Logprobs, SamplingParams
+from msrnn.engine.retention import Retention
+from msrnn.hf.rnn import MultiStateRNN
+from msrnn.hf.tensor_parallel import LostRankError, naming_lost_ranks
+
+
+class SharedState:
+    """A state of all ranks: its number, and the leader's own part."""
+
+    def __init__(self, executor: TensorParallelExecutor, number: int, own: LocalState) -> None:
+        self.executor, self.number, self.own = executor, number, own
+
+    @property
+    def seen(self) -> int:
+        return self.own.seen
+
+    @property
+    def nbytes(self) -> int:
+        return self.own.nbytes
+
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        return self.own.fingerprint
+
+    @property
+    def has_logits(self) -> bool:
+        return self.own.has_logits
+
+
+class TensorParallelExecutor(Executor):
+    """Computes in all processes that share a model. The leader rank makes it; the others call `follow`.
+
+    slots  of the decode batch; by default as many as fit in every rank, 8 on a CPU
+    """
+
+    def __init__(self, rnn: MultiStateRNN, slots: int | None = None) -> None:
+        self._rank = Rank(rnn)
+        self._lock = threading.RLock()  # every rank works in the one order of the messages
+        self._numbers = count()
+        self._dropped: list[int] = []
+        self._lost: BaseException | None = None
+        self._ended = threading.Event()
+        threading.Thread(target=self._stay_in_touch, name="msrnn leader", daemon=True).start()
+        self._do("start", slots)
+        self.facts = self._rank.local.facts
+
+    def __repr__(self) -> str:
+        return f"TensorParallelExecutor({self._rank.rnn!r}, slots={self.facts.slots})"
+
+    def _do(self, name: str, *arguments: Any) -> Any:
+        """Tell the other ranks what to do, and do the same here."""
+        with self._lock:
+            if self._lost is not None:
+                raise LostRankError("the processes of this job no longer work together: start it again") from self._lost
+            try:
+                self._tell(name, *arguments)
+                return getattr(self._rank, name)(*arguments)
+            except ALIKE:
+                raise
+            except BaseException as error:
+                self._lost = error
+                raise
+
+    def _tell(self, name: str, *arguments: Any) -> None:
+        dropped = [self._dropped.pop() for _ in range(len(self._dropped))]  # others may drop more meanwhile
+        with naming_lost_ranks(self._rank.shards):
+            dist.broadcast_object_list([(dropped, name, arguments)], self._rank.leader, group=self._rank.messages)
+
+    def _make(self, name: str, *arguments: Any) -> SharedState:
+        """Do what makes a state. The other ranks forget theirs when nobody here has it any more."""
+        number = next(self._numbers)
+        self._do(name, number, *arguments)
+        state = SharedState(self, number, self._rank.states.pop(number))  # the leader's own is held by those who use it
+        weakref.finalize(state, self._dropped.append, number)
+        return state
+
+    def _shared(self, state: StateHandle) -> SharedState:
+        """The state behind a handle. Numbers of another executor name other states."""
+        if not isinstance(state, SharedState) or state.executor is not self:
+            raise TypeError(f"{state!r}: not a state of this executor")
+        return state
+
+    @contextmanager
+    def _numbered(self, state: StateHandle) -> Iterator[int]:
+        """The number of a state, which all ranks know meanwhile."""
+        mine = self._shared(state)
+        with self._lock:
+            self._rank.states[mine.number] = mine.own
+            try:
+                yield mine.number
+            finally:
+                del self._rank.states[mine.number]
+
+    def _stay_in_touch(self) -> None:
+        while not self._ended.wait(PATIENCE.total_seconds() / 4):
+            try:
+                self._do("keep_alive")
+            except Exception:  # whoever works next is told
+                return
+
+    def close(self) -> None:
+        self._ended.set()
+        with self._lock:
+            if self._lost is None:
+                self._tell(STOP)
+                self._lost = RuntimeError("this engine was closed")
+
+    def check_length(self, tokens: int) -> None:
+        self._rank.local.check_length(tokens)
+
+    def stop_tokens(self, tokenizer: Any) -> frozenset[int]:
+        return self._rank.local.stop_tokens(tokenizer)
+
+    def warm_up(self, prompt_tokens: int) -> None:
+        self._do("warm_up", prompt_tokens)
+
+    def new_state(self) -> SharedState:
+        return self._make("new_state")
+
+    def read(self, state: StateHandle, tokens: Sequence[int], logprobs: int | None = None) -> list[Logprobs | None]:
+        with self._numbered(state) as number:
+            scores: list[Logprobs | None] = self._do("read", number, [*tokens], logprobs)
+            return scores
+
+    def copy(self, state: StateHandle, place: Place, wait: bool = True) -> SharedState:
+        with self._numbered(state) as source:
+            return self._make("copy", source, place)
+
+    def convert(self, state: StateHandle) -> SharedState:
+        """Ranks know states by their numbers with one executor, so those of another cannot be converted."""
+        return self._shared(state)
+
+    def save(self, state: StateHandle, path: Path, notes: Mapping[str, Any]) -> None:
+        """The leader writes the heads of all ranks."""
+        with self._numbered(state) as number:
+            whole: MultiState = self._do("gather", number)
+        whole.save(path, dict(notes))
+
+    def load(self, path: Path) -> SharedState:
+        return self._make("load", str(path))
+
+    def describe(self, path: Path) -> dict[str, Any]:
+        return self._rank.local.describe(path)
+
+    def retention(self, state: StateHandle) -> Retention:
+        return self._rank.local.retention(self._shared(state).own)
+
+    def slot_retention(self, slot: int) -> Retention:
+        return self._rank.local.slot_retention(slot)
+
+    def new_sampler(self, state: StateHandle, params: SamplingParams, seed: int, prompt: Sequence[int]) -> Sampler:
+        return self._rank.local.new_sampler(self._shared(state).own, params, seed, prompt)
+
+    def put(self, slot: int, state: StateHandle, samplers: Sequence[Sampler]) -> SampledTokens:
+        with self._numbered(state) as number:
+            for i in range(len(samplers)):
+                self._do("put", slot + i, number)
+        logits = known_logits(self._shared(state).own)
+        return self._rank.local.sample(logits.expand(len(samplers), -1), samplers, slot)
+
+    def step(self, samplers: Sequence[Sampler]) -> SampledTokens:
+        return self._rank.local.sample(self._do("step", len(samplers)), samplers, 0)
+
+    def move(self, source: int, target: int) -> None:
+        self._do("move", source, target)
+
+    def take(self, slot: int, seen: int) -> SharedState:
+        return self._make("take", slot, seen)

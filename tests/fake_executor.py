@@ -1,0 +1,204 @@
+"""An executor without torch and without a model: the next token is a function of all tokens that a state has read.
+
+So an answer is right only if its slot has read exactly its own tokens, once each and in order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from msrnn.engine.executor import FAILED, Executor, Facts, Place, Sampler, StateHandle
+from msrnn.engine.requests import Logprobs, SamplingParams
+from msrnn.engine.retention import Retention
+from msrnn.errors import UsageError
+
+VOCABULARY, STOP = 97, 1
+BYTES = 1000  # of a state
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    """From 2 on: no stop token follows by itself."""
+    return 2 + sum(place * token for place, token in enumerate(tokens, 3)) % (VOCABULARY - 2)
+
+
+def answer_to(tokens: Sequence[int], length: int) -> list[int]:
+    """The answer to everything that was read before it."""
+    found: list[int] = []
+    for _ in range(length):
+        found.append(next_token([*tokens, *found]))
+    return found
+
+
+@dataclass(eq=False)
+class FakeState:
+    tokens: list[int] = field(default_factory=list)
+    place: Place = "device"
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    has_logits: bool = False
+
+    @property
+    def seen(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        return BYTES
+
+    def copy(self, **changes: Any) -> FakeState:
+        return replace(self, tokens=[*self.tokens], **changes)
+
+
+@dataclass
+class FakeSampler:
+    params: SamplingParams
+    broken: bool
+
+    def choose(self, tokens: Sequence[int]) -> int:
+        return FAILED if self.broken else next_token(tokens)
+
+
+@dataclass
+class FakeTokens:
+    tokens: list[int]
+    wanted: list[int | None]
+
+    def on_host(self) -> tuple[list[int], dict[int, Logprobs]]:
+        pairs = enumerate(zip(self.tokens, self.wanted, strict=True))
+        return self.tokens, {i: Logprobs(0.0, [(token, 0.0)][:most]) for i, (token, most) in pairs if most is not None}
+
+
+class FakeExecutor(Executor):
+    """Refuses what the contract of an executor does not allow.
+
+    calls   what was asked for, in order: ("read", tokens), ("put", slots) and ("step", slots)
+    broken  first tokens of prompts whose answers cannot be sampled
+    """
+
+    def __init__(self, slots: int = 4, overlaps: bool = False, device: str = "cpu", **fingerprint: Any) -> None:
+        made = {"policy": "all", "positions": "original", **fingerprint}
+        self.facts = Facts(slots, BYTES, device, overlaps, VOCABULARY, "a model", made, [None], 0)
+        self.slots: list[FakeState | None] = [None] * slots
+        self.next = [0] * slots
+        self.calls: list[tuple[str, int]] = []
+        self.broken: set[int] = set()
+        self.longest = 2**31
+        self.closed = False
+
+    def check_length(self, tokens: int) -> None:
+        if tokens > self.longest:
+            raise UsageError(f"{tokens} tokens: at most {self.longest}")
+
+    def stop_tokens(self, tokenizer: Any) -> frozenset[int]:
+        return frozenset({STOP})
+
+    def warm_up(self, prompt_tokens: int) -> None:
+        self.calls.append(("warm up", prompt_tokens))
+
+    def close(self) -> None:
+        self.closed = True
+
+    def new_state(self) -> FakeState:
+        return FakeState(fingerprint=self.facts.fingerprint)
+
+    def read(self, state: StateHandle, tokens: Sequence[int], logprobs: int | None = None) -> list[Logprobs | None]:
+        mine = self._own(state)
+        assert tokens
+        self.calls.append(("read", len(tokens)))
+        known = [mine.has_logits or place > 0 for place in range(len(tokens))]
+        mine.tokens += tokens
+        mine.has_logits = True
+        if logprobs is None:
+            return []
+        return [Logprobs(-1.0, []) if before else None for before in known]
+
+    def copy(self, state: StateHandle, place: Place, wait: bool = True) -> FakeState:
+        return fake(state).copy(place=place)
+
+    def convert(self, state: StateHandle) -> FakeState:
+        return fake(state).copy(fingerprint=self.facts.fingerprint, has_logits=False)
+
+    def save(self, state: StateHandle, path: Path, notes: Mapping[str, Any]) -> None:
+        mine = fake(state)
+        about = {**mine.fingerprint, "columns": [mine.seen], "notes": notes, "tokens": mine.tokens}
+        path.write_text(json.dumps(about))
+
+    def load(self, path: Path) -> FakeState:
+        found = self.describe(path)
+        if any(found.get(name) != value for name, value in self.facts.fingerprint.items()):
+            raise UsageError(f"{path}: of another model")
+        return FakeState(found["tokens"], "device", self.facts.fingerprint)
+
+    def describe(self, path: Path) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads(path.read_text())
+        except ValueError as error:
+            raise UsageError(f"{path}: damaged") from error
+        return found
+
+    def retention(self, state: StateHandle) -> Retention:
+        seen = state.seen
+        return Retention(seen, seen, seen, BYTES, BYTES, numpy.arange(seen, dtype=numpy.int32), numpy.ones(seen))
+
+    def slot_retention(self, slot: int) -> Retention:
+        return self.retention(self._in(slot))
+
+    def new_sampler(self, state: StateHandle, params: SamplingParams, seed: int, prompt: Sequence[int]) -> Sampler:
+        assert state.has_logits
+        return FakeSampler(params, prompt[0] in self.broken)
+
+    def put(self, slot: int, state: StateHandle, samplers: Sequence[Sampler]) -> FakeTokens:
+        mine = self._own(state)
+        assert mine.has_logits
+        assert samplers
+        self.calls.append(("put", len(samplers)))
+        places = range(slot, slot + len(samplers))
+        for place in places:
+            self.slots[place] = mine.copy()
+        return self._sample(places, samplers)
+
+    def step(self, samplers: Sequence[Sampler]) -> FakeTokens:
+        assert samplers
+        self.calls.append(("step", len(samplers)))
+        for place in range(len(samplers)):
+            self._in(place).tokens.append(self.next[place])
+        return self._sample(range(len(samplers)), samplers)
+
+    def _sample(self, places: range, samplers: Sequence[Sampler]) -> FakeTokens:
+        found, wanted = [], []
+        for place, sampler in zip(places, samplers, strict=True):
+            assert isinstance(sampler, FakeSampler)
+            found.append(sampler.choose(self._in(place).tokens))
+            wanted.append(sampler.params.logprobs)
+            self.next[place] = max(0, found[-1])
+        return FakeTokens(found, wanted)
+
+    def move(self, source: int, target: int) -> None:
+        self.slots[target], self.slots[source] = self._in(source), None
+        self.next[target] = self.next[source]
+
+    def take(self, slot: int, seen: int) -> FakeState:
+        state = self._in(slot)
+        assert state.seen == seen
+        return state.copy(has_logits=False)
+
+    def _in(self, slot: int) -> FakeState:
+        state = self.slots[slot]
+        assert state is not None
+        return state
+
+    def _own(self, state: StateHandle) -> FakeState:
+        """A state that this executor can compute with."""
+        mine = fake(state)
+        assert (mine.place, mine.fingerprint) == ("device", self.facts.fingerprint)
+        return mine
+
+
+def fake(state: StateHandle) -> FakeState:
+    assert isinstance(state, FakeState)
+    return state
