@@ -46,7 +46,7 @@ class Reader(Protocol):
 
     def step(self, input_ids: Tensor, state: MultiState, attention_mask: Tensor | None = None) -> Tensor: ...
 
-    def _select(self, state: MultiState, rows: Tensor) -> MultiState: ...
+    def select(self, state: MultiState, rows: Tensor) -> MultiState: ...
 
 
 class Settings:
@@ -184,7 +184,7 @@ class Continuation:
             logits = self.rnn.read(ids[:, :before], self.state, part, last_only=True)
         decoding = self.state
         if self.copies > 1:
-            decoding = self.rnn._select(self.state, each(self.state.batch_size, self.copies))
+            decoding = self.rnn.select(self.state, each(self.state.batch_size, self.copies))
         self.cached = CachedState(decoding, columns=before)  # transformers counts the columns of this call
         self.cache.layers = self.rnn.spec.cache(self.cached).layers
         if stepping:

@@ -157,7 +157,7 @@ class MultiStateRNN:
                 layer.bound = bound
         return MultiState(layers, self.spec.fingerprint, state.columns)
 
-    def _select(self, state: MultiState, rows: Sequence[int] | Tensor) -> MultiState:
+    def select(self, state: MultiState, rows: Sequence[int] | Tensor) -> MultiState:
         """`state.select`, into buffers that already have a captured graph, if there are any."""
         index = state.row_index(rows)
         if not self._graphs.possible:
