@@ -110,12 +110,17 @@ class LocalExecutor(Executor):
         return LocalState(self.rnn.state())
 
     def read(self, state: StateHandle, tokens: Sequence[int], logprobs: int | None = None) -> list[Logprobs | None]:
+        before = local(state).logits
+        logits = self.read_logits(state, tokens, last_only=logprobs is None)
+        return [] if logprobs is None else score_block(logits, before, tokens, logprobs)
+
+    def read_logits(self, state: StateHandle, tokens: Sequence[int], last_only: bool) -> Tensor:
+        """Read tokens into a state -> logits [T, V], or the last [1, V]."""
         mine = local(state)
         ids = on_device(tokens, self.rnn.device)[None]
-        logits = self.rnn.read(ids, mine.state, last_only=logprobs is None)[0]
-        scores = [] if logprobs is None else score_block(logits, mine.logits, tokens, logprobs)
+        logits = self.rnn.read(ids, mine.state, last_only=last_only)[0]
         mine.logits = logits[-1].clone()
-        return scores
+        return logits
 
     def copy(self, state: StateHandle, place: Place, wait: bool = True) -> LocalState:
         mine = local(state)

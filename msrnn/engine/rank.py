@@ -16,7 +16,6 @@ from torch import Tensor
 from msrnn.core.state import MultiState
 from msrnn.engine.executor import Place
 from msrnn.engine.local_executor import LocalExecutor, LocalState
-from msrnn.engine.requests import Logprobs
 from msrnn.errors import UsageError
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.hf.tensor_parallel import ProcessShards, naming_lost_ranks
@@ -61,8 +60,8 @@ class Rank:
             state = state.to(self.rnn.device)
         return state.gathered()
 
-    def read(self, number: int, tokens: Sequence[int], logprobs: int | None) -> list[Logprobs | None]:
-        return self.local.read(self.states[number], tokens, logprobs)
+    def read(self, number: int, tokens: Sequence[int], last_only: bool) -> Tensor:
+        return self.local.read_logits(self.states[number], tokens, last_only)
 
     def put(self, slot: int, number: int) -> None:
         self.local.batch.put(slot, self.states[number].state)

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
 from msrnn.core.state import MultiState
 from msrnn.engine.executor import Executor, Place, SampledTokens, Sampler, StateHandle
 from msrnn.engine.local_executor import LocalState, known_logits
+from msrnn.engine.prompt_logprobs import score_block
 from msrnn.engine.rank import ALIKE, PATIENCE, STOP, Rank
 from msrnn.engine.requests import Logprobs, SamplingParams
 from msrnn.engine.retention import Retention
@@ -141,9 +143,10 @@ class TensorParallelExecutor(Executor):
         return self._make("new_state")
 
     def read(self, state: StateHandle, tokens: Sequence[int], logprobs: int | None = None) -> list[Logprobs | None]:
+        before = self._shared(state).own.logits
         with self._numbered(state) as number:
-            scores: list[Logprobs | None] = self._do("read", number, [*tokens], logprobs)
-            return scores
+            logits: Tensor = self._do("read", number, [*tokens], logprobs is None)
+        return [] if logprobs is None else score_block(logits, before, tokens, logprobs)
 
     def copy(self, state: StateHandle, place: Place, wait: bool = True) -> SharedState:
         with self._numbered(state) as source:

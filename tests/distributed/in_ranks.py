@@ -30,6 +30,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 
 import msrnn
+from msrnn.engine.local_executor import LocalState
 from msrnn.engine.rank import follow
 from msrnn.engine.tensor_parallel_executor import TensorParallelExecutor
 from msrnn.errors import UsageError
@@ -188,7 +189,10 @@ def leads_and_follows(shared: PreTrainedModel, alone: PreTrainedModel, folder: P
         if dist.get_rank():
             follow(mine)
             continue
-        engines = {"mine": msrnn.Engine(TensorParallelExecutor(mine, 3), prompt_tokens=7, sessions=sessions)}
+        executor = TensorParallelExecutor(mine, 3)
+        with pytest.raises(TypeError, match="not a state of this executor"):  # the other ranks would take one of theirs
+            executor.copy(LocalState(theirs.state()), "host")
+        engines = {"mine": msrnn.Engine(executor, prompt_tokens=7, sessions=sessions)}
         engines["theirs"] = msrnn.Engine(theirs, rows=3, prompt_tokens=7, sessions=folder / f"alone-{sessions.name}")
         for name, engine in engines.items():
             requests = engine.generate(prompts + prompts[:2], params, progress=False)
