@@ -1,4 +1,4 @@
-"""Code that the kernels share: exponentials for ranking, and the sizes of blocks."""
+"""Code that the kernels share: exponentials for ranking, the soft cap, and the sizes of blocks."""
 
 from __future__ import annotations
 
@@ -24,6 +24,16 @@ def lifted_exp(b_x):
     return b_root * b_root
 
 
+@triton.jit
+def cap_scores(b_s, softcap):
+    """softcap * tanh(b_s / softcap); the scores themselves where softcap is None."""
+    if softcap is not None:
+        softcap = tl.cast(softcap, tl.float32)
+        b_s = softcap * (1.0 - 2.0 / (tl.exp(2.0 * b_s / softcap) + 1.0))
+    return b_s
+
+
+@triton.constexpr_function
 def width(n: int) -> int:
     """The width of a block that holds n."""
     return max(LEAST, int(triton.next_power_of_2(n)))
@@ -31,4 +41,4 @@ def width(n: int) -> int:
 
 def at_once(most: int, dim: int, dtype: torch.dtype) -> int:
     """Rows of `dim` dimensions in a block, at most `most`."""
-    return min(most, max(LEAST, BYTES // (width(dim) * dtype.itemsize)))
+    return int(min(most, max(LEAST, BYTES // (width(dim) * dtype.itemsize))))

@@ -13,15 +13,21 @@ EVICT_WARPS = 8
 TILE = 2**15  # scores at once, heads by slots: more do not fit into registers
 
 
+@triton.constexpr_function
+def heads_at_once(heads: int, slots: int) -> int:
+    return int(max(1, min(triton.next_power_of_2(heads), TILE // slots)))
+
+
 @triton.jit
-def _attention_sum(scores, log_sums, i_group, o_s, m_s, S: tl.constexpr, M: tl.constexpr, BM: tl.constexpr):
+def _attention_sum(scores, log_sums, i_group, o_s, S: tl.constexpr, M: tl.constexpr):
     """The attention [BS] of a group's M heads, summed and scaled up; arbitrary for empty slots."""
+    BM: tl.constexpr = heads_at_once(M, o_s.shape[0])
     b_sum = tl.zeros([o_s.shape[0]], tl.float32)
     for start in range(0, M, BM):
         o_m = start + tl.arange(0, BM)
         i_h = i_group * M + o_m
         # [BM, BS]; scores of empty slots are arbitrary: a mask for them would delay the loads
-        m_tile = (o_m < M)[:, None] & m_s[None, :]
+        m_tile = (o_m < M)[:, None] & (o_s < S)[None, :]
         b_s = tl.load(scores + i_h[:, None] * S + o_s[None, :], mask=m_tile, other=float("-inf"))
         b_log_sum = tl.load(log_sums + i_h, mask=o_m < M, other=0.0)
         b_sum += tl.sum(lifted_exp(b_s - b_log_sum[:, None]), axis=0)
@@ -29,96 +35,72 @@ def _attention_sum(scores, log_sums, i_group, o_s, m_s, S: tl.constexpr, M: tl.c
 
 
 @triton.jit
-def _square(squares, i_group, MEMBERS: tl.constexpr, BK: tl.constexpr):
+def _square(squares, i_group, MEMBERS: tl.constexpr):
     """The squared norm of the new token's values in all KV heads of a group."""
-    o_k = tl.arange(0, BK)
+    o_k = tl.arange(0, triton.next_power_of_2(MEMBERS))
     return tl.sum(tl.load(squares + i_group * MEMBERS + o_k, mask=o_k < MEMBERS, other=0.0))
 
 
 @triton.jit
-def observe_kernel(
-    scores, log_sums, squares, observed,
-    S: tl.constexpr, M: tl.constexpr, BM: tl.constexpr, MEMBERS: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr,
-    OBSERVES: tl.constexpr, WEIGHS: tl.constexpr,
-):  # fmt: skip
-    """What the processes that share a group add up before the eviction: [B, G, S] attention, and one squared norm."""
+def observe_kernel(scores, log_sums, squares, observed, S: tl.constexpr, M: tl.constexpr, MEMBERS: tl.constexpr):
+    """What the processes that share a group add up before the eviction: [B, G, S] attention, and one squared norm.
+
+    `scores` and `squares` are None where they are not needed.
+    """
     i_group = tl.program_id(0).to(tl.int64)
-    o_s = tl.arange(0, BS)
-    m_s = o_s < S
-    if OBSERVES:
-        b_sum = _attention_sum(scores, log_sums, i_group, o_s, m_s, S, M, BM)
-        tl.store(observed + i_group * (S + 1) + o_s, b_sum, mask=m_s)
-    if WEIGHS:
-        tl.store(observed + i_group * (S + 1) + S, _square(squares, i_group, MEMBERS, BK))
+    o_s = tl.arange(0, triton.next_power_of_2(S))
+    if scores is not None:
+        b_sum = _attention_sum(scores, log_sums, i_group, o_s, S, M)
+        tl.store(observed + i_group * (S + 1) + o_s, b_sum, mask=o_s < S)
+    if squares is not None:
+        tl.store(observed + i_group * (S + 1) + S, _square(squares, i_group, MEMBERS))
 
 
 @triton.jit
 def evict_kernel(
-    fresh,
-    scores,
-    log_sums,
-    position,
-    importance,
-    norm,
-    squares,
-    query_position,
-    observed,
-    decay,
-    size,
-    first,
-    recent,
-    window,
-    spared,
-    S: tl.constexpr,
-    G: tl.constexpr,
-    K: tl.constexpr,
-    M: tl.constexpr,
-    BM: tl.constexpr,
-    BK: tl.constexpr,
-    BS: tl.constexpr,
-    OBSERVES: tl.constexpr,
-    REMEMBERS: tl.constexpr,
-    WEIGHS: tl.constexpr,
-    SLIDES: tl.constexpr,
-    JOINT: tl.constexpr,
-):
+    fresh, scores, log_sums, position, importance, norm, squares, query_position, observed,
+    decay, size, first, recent, window, spared,
+    S: tl.constexpr, G: tl.constexpr, M: tl.constexpr, MEMBERS: tl.constexpr,
+):  # fmt: skip
     """Write the new token's position, add the group's mean attention to the importances, and evict the least important
     state that is not protected. `squares` [B, K] are the squared norms of the new token's values. Where a group is
-    joint, `observed` has the sums over its processes, and M counts the heads of all of them.
+    joint, `observed` has the sums over its processes, and M counts the heads of all of them. What a policy does not
+    have is None: importance, norm, squares, observed, decay, window.
 
     Without observation every importance is 0, and the oldest state is evicted, as in every tie. NaN counts as infinity.
     """
     i_b, i_g = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i_group = i_b * G + i_g
     t = tl.load(query_position + i_b)
     if t >= 0:
-        o_s = tl.arange(0, BS)
+        o_s = tl.arange(0, triton.next_power_of_2(S))
         m_s = o_s < S
-        p_position = position + (i_b * G + i_g) * S + o_s
-        p_importance = importance + (i_b * G + i_g) * S + o_s
+        p_position = position + i_group * S + o_s
         b_position = tl.load(p_position, mask=m_s, other=-1)
-        m_new = o_s == tl.load(fresh + i_b * G + i_g)
-        if SLIDES:
+        m_new = o_s == tl.load(fresh + i_group)
+        if window is not None:
             b_position = tl.where((b_position >= spared) & (b_position <= t - window), -1, b_position)
         b_position = tl.where(m_new, t, b_position)
         m_held = b_position >= 0
-        b_importance = tl.zeros([BS], tl.float32)
-        if OBSERVES:
-            if JOINT:
-                b_importance = tl.load(observed + (i_b * G + i_g) * (S + 1) + o_s, mask=m_s, other=0.0)
+        b_importance = tl.zeros(o_s.shape, tl.float32)
+        if decay is not None:
+            if observed is not None:
+                b_importance = tl.load(observed + i_group * (S + 1) + o_s, mask=m_s, other=0.0)
             else:
-                b_importance = _attention_sum(scores, log_sums, i_b * G + i_g, o_s, m_s, S, M, BM)
+                b_importance = _attention_sum(scores, log_sums, i_group, o_s, S, M)
             b_importance = tl.where(m_held, b_importance / M, 0.0)
-        if REMEMBERS:
+        if importance is not None:
+            p_importance = importance + i_group * S + o_s
             b_importance *= PER_UNIT
             b_before = tl.load(p_importance, mask=m_held & (m_new == 0), other=0.0)
             b_importance += tl.cast(decay, tl.float32) * b_before
             tl.store(p_importance, b_importance, mask=m_held)
-        if WEIGHS:
-            if JOINT:
-                square = tl.load(observed + (i_b * G + i_g) * (S + 1) + S)
+        if norm is not None:
+            if observed is not None:
+                square = tl.load(observed + i_group * (S + 1) + S)
             else:
-                square = _square(squares, i_b * G + i_g, K // G, BK)
-            p_norm = norm + (i_b * G + i_g) * S + o_s
+                square = _square(squares, i_group, MEMBERS)
+            p_norm = norm + i_group * S + o_s
             b_norm = tl.where(m_new, tl.sqrt(square), tl.load(p_norm, mask=m_s, other=0.0))
             tl.store(p_norm, b_norm, mask=m_new)
             b_importance *= b_norm
@@ -128,7 +110,3 @@ def evict_kernel(
         oldest = tl.min(tl.where(m_least, b_position, FAR))
         m_evicted = m_least & (b_position == oldest) & (tl.sum(m_held.to(tl.int32)) > size)
         tl.store(p_position, tl.where(m_evicted, -1, b_position), mask=m_s)
-
-
-def heads_at_once(heads: int, slots: int) -> int:
-    return int(max(1, min(triton.next_power_of_2(heads), TILE // slots)))

@@ -1,7 +1,7 @@
 """Prefill of one chunk of a layer on a GPU: weights for the scan, the scan, masked attention, and filling free slots.
 
 `TorchBackend.prefill` is the reference. Keys and values are read from the slots and from the new tokens without
-copying; masks come from positions and eviction times. Index names as in `decode.py`.
+copying; masks come from positions and eviction times. Index names as in `attend.py`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -10,6 +12,16 @@ from msrnn.core.quantization import LEAST_SCALE
 LEAST = tl.constexpr(LEAST_SCALE)
 TO_WHOLE = tl.constexpr(1.5 * 2**23)  # adding and subtracting it rounds a small float32 to an integer, ties to even
 BIAS, BIAS_BITS, UNIT = tl.constexpr(384.0), tl.constexpr(0x43C00000), tl.constexpr(2**15)  # of floats from 256 to 511
+
+
+class Buffer(NamedTuple):
+    """Keys or values in the slots of a layer, and where those of a program's first KV head are."""
+
+    p_rows: Any  # [B, K, S, W]
+    p_scale: Any  # [B, K, S], or None where rows are not quantized
+    i_row: Any  # the first of S rows
+    o_w: Any  # [BW]
+    W: Any
 
 
 @triton.jit
@@ -31,23 +43,22 @@ def quantize(b_rows, largest, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def numbers(b_codes, WHOLE: tl.constexpr):
+def numbers(b_codes):
     """Codes in float32; those of int8 have BIAS added, since that is faster than a conversion."""
-    if WHOLE:
+    if b_codes.dtype == tl.int8:
         return (b_codes.to(tl.int32) * UNIT + BIAS_BITS).to(tl.float32, bitcast=True)
     return b_codes.to(tl.float32)
 
 
 @triton.jit
-def write(
-    b_rows, p_rows, p_scales, i_row, m_row, W: tl.constexpr, o_w, m_w, largest,
-    QUANTIZED: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
-    """Write new rows [n, W] to rows i_row [n, 1] where m_row is true; returns the dequantized rows, float32."""
+def write(b_rows, buffer, slot, largest, S: tl.constexpr):
+    """Write new rows [n, W] of n KV heads to a slot, unless it is beyond S; returns the dequantized rows, float32."""
+    o_n, o_w = tl.arange(0, b_rows.shape[0])[:, None], buffer.o_w[None, :]
+    i_row, m_row = buffer.i_row + o_n * S + slot, (o_n >= 0) & (slot < S)
     scale = 1.0
-    if QUANTIZED:
-        b_rows, scale = quantize(b_rows, largest, WHOLE)
-        tl.store(p_scales + i_row, scale.to(tl.bfloat16), mask=m_row)
-    b_kept = b_rows.to(p_rows.dtype.element_ty)
-    tl.store(p_rows + i_row * W + o_w, b_kept, mask=m_row & m_w)
+    if buffer.p_scale is not None:
+        b_rows, scale = quantize(b_rows, largest, buffer.p_rows.dtype.element_ty == tl.int8)
+        tl.store(buffer.p_scale + i_row, scale.to(tl.bfloat16), mask=m_row)
+    b_kept = b_rows.to(buffer.p_rows.dtype.element_ty)
+    tl.store(buffer.p_rows + i_row * buffer.W + o_w, b_kept, mask=m_row & (o_w < buffer.W))
     return b_kept.to(tl.float32) * scale

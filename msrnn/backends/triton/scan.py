@@ -27,159 +27,182 @@ LEAST_WIDTH = 64  # whole blocks of the kernels that write and read weights
 SPARE = 34 * 2**10  # bytes of shared memory that are not used for loading ahead; reductions take up to 2**15 + 4
 
 
-@triton.jit
-def _rank(b_position, b_importance, m_seen, first, newest):
-    """A sort key: least importance first, then the oldest. The bits of a non-negative float sort like the float.
+class Tile(NamedTuple):
+    """A part of a group's candidates, [BN] each: indices and positions, and what the scan computes."""
 
-    NaN counts as infinity, whatever its sign.
-    """
-    b_importance = tl.where(b_importance != b_importance, float("inf"), b_importance)
-    b_bits = b_importance.to(tl.int32, bitcast=True).to(tl.int64)
-    m_free = m_seen & (b_position >= first) & (b_position <= newest)
-    return tl.where(m_free, (b_bits << 32) | b_position, LAST)
+    o_n: Any
+    b_position: Any
+    b_importance: Any
+    b_evicted: Any  # eviction times
+    m_present: Any  # not evicted yet
 
 
 @triton.jit
-def _observed(
-    weights, sinks, i_row, start, o_l, o_r, m_seen_l, m_seen_r,
-    M: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, SINKS: tl.constexpr, LIFTS: tl.constexpr,
+def _load_tile(p_position, p_importance, o_n, N, OBSERVES: tl.constexpr):
+    """Candidates before the first token."""
+    b_position = tl.load(p_position + o_n, mask=o_n < N, other=-1)
+    b_importance = tl.zeros(o_n.shape, tl.float32)  # where nothing is observed, all tie, and the oldest is evicted
+    if OBSERVES:
+        b_importance = tl.load(p_importance + o_n, mask=o_n < N, other=0.0)
+    return Tile(o_n, b_position, b_importance, tl.full(o_n.shape, FAR, tl.int32), b_position >= 0)
+
+
+@triton.jit
+def _store_tile(tile, p_evicted, p_importance, N, OBSERVES: tl.constexpr, LIFTS: tl.constexpr):
+    tl.store(p_evicted + tile.o_n, tile.b_evicted, mask=tile.o_n < N)
+    if OBSERVES:
+        b_importance = tile.b_importance
+        if LIFTS:
+            b_importance = b_importance * PER_UNIT
+        tl.store(p_importance + tile.o_n, b_importance, mask=tile.o_n < N)
+
+
+@triton.jit
+def _count(m_n):
+    return tl.sum(m_n.to(tl.int32))
+
+
+@triton.jit
+def _skip(p_t, held, size, C, BC: tl.constexpr):
+    """The number of tokens that come before the slots are full, and the number of rows held after them."""
+    o_i = tl.arange(0, triton.next_power_of_2(BC))
+    b_t = tl.load(p_t + o_i, mask=o_i < C, other=-1)
+    b_held = held + tl.cumsum((b_t >= 0).to(tl.int32), axis=0)
+    m_fits = (b_held <= size) & (o_i < BC)
+    return _count(m_fits), tl.max(tl.where(m_fits, b_held, held))
+
+
+@triton.jit
+def _find_seen(tile, t):
+    return tile.m_present & (tile.b_position <= t)
+
+
+@triton.jit
+def _find_expired(tile, t, window, spared):
+    """The candidates that have left the window."""
+    return tile.m_present & (tile.b_position >= spared) & (tile.b_position <= t - window)
+
+
+@triton.jit
+def _evict(tile, m_evicted, t):
+    """The tile without some candidates; step `t` is the last that saw them."""
+    b_evicted = tl.where(m_evicted, t, tile.b_evicted)
+    m_present = tile.m_present & (m_evicted == 0)
+    return Tile(tile.o_n, tile.b_position, tile.b_importance, b_evicted, m_present)
+
+
+@triton.jit
+def _load_weights(p_rows, tile, m_m, t, MASKED: tl.constexpr):
+    """Weights [BM, BN] of the candidates that are seen, others 0; unmasked loads are wider."""
+    if MASKED:
+        b_w = tl.load(p_rows + tile.o_n[None, :], mask=m_m[:, None], other=0.0)
+    else:
+        b_w = tl.load(p_rows + tile.o_n[None, :])
+    return tl.where(_find_seen(tile, t)[None, :], b_w, 0.0)
+
+
+@triton.jit
+def _add_attention(
+    b_l, b_r, left, right, weights, sinks, i_row, start, t,
+    M: tl.constexpr, BM: tl.constexpr, WIDTH: tl.constexpr, LIFTS: tl.constexpr,
 ):  # fmt: skip
-    """The part of BM heads in the group's mean attention, for both tiles; times UNIT where it LIFTS."""
+    """Add the part of BM heads in the group's mean attention, for both tiles; times UNIT where it LIFTS."""
     o_m = start + tl.arange(0, BM)
     m_m = o_m < M
-    p_row = weights + (i_row + o_m)[:, None] * (BN + BR)
-    # [BM, BN], [BM, BR]; without a mask where none is needed, since a mask would make the loads narrower
-    if M % BM == 0:
-        b_l, b_r = tl.load(p_row + o_l[None, :]), tl.load(p_row + o_r[None, :])
-    else:
-        b_l = tl.load(p_row + o_l[None, :], mask=m_m[:, None], other=0.0)
-        b_r = tl.load(p_row + o_r[None, :], mask=m_m[:, None], other=0.0)
-    b_l, b_r = tl.where(m_seen_l[None, :], b_l, 0.0), tl.where(m_seen_r[None, :], b_r, 0.0)
-    b_sum = tl.sum(b_l, axis=1) + tl.sum(b_r, axis=1)
-    if SINKS:
+    p_rows = weights + (i_row + o_m)[:, None] * WIDTH
+    b_wl, b_wr = _load_weights(p_rows, left, m_m, t, M % BM != 0), _load_weights(p_rows, right, m_m, t, M % BM != 0)
+    b_sum = tl.sum(b_wl, axis=1) + tl.sum(b_wr, axis=1)
+    if sinks is not None:
         b_sum += tl.load(sinks + i_row + o_m, mask=m_m, other=0.0)
     if LIFTS:
         # Weights are at most their sum: below 1 they can be scaled up, otherwise the sum is scaled down.
         m_small = b_sum < 1.0
         b_lift = tl.where(m_small, UNIT, 1.0)[:, None]
-        b_l, b_r = b_l * b_lift, b_r * b_lift
+        b_wl, b_wr = b_wl * b_lift, b_wr * b_lift
         b_sum = tl.where(m_small, tl.maximum(b_sum, LEAST_NORMAL), b_sum * PER_UNIT)
     b_share = (1.0 / (tl.where(b_sum == 0, 1.0, b_sum) * M))[:, None]
-    return tl.sum(b_l * b_share, axis=0), tl.sum(b_r * b_share, axis=0)
+    return b_l + tl.sum(b_wl * b_share, axis=0), b_r + tl.sum(b_wr * b_share, axis=0)
+
+
+@triton.jit
+def _remember(tile, b_attention, t, decay, LIFTS: tl.constexpr):
+    """The tile with new importances."""
+    if not LIFTS:  # with decay 0, only the newest query counts
+        b_attention += decay * tile.b_importance
+    b_importance = tl.where(_find_seen(tile, t), b_attention, tile.b_importance)
+    return Tile(tile.o_n, tile.b_position, b_importance, tile.b_evicted, tile.m_present)
+
+
+@triton.jit
+def _rank(tile, b_norm, t, first, recent):
+    """A sort key: least importance first, then the oldest. The bits of a non-negative float sort like the float.
+
+    NaN counts as infinity, whatever its sign.
+    """
+    b_importance = tile.b_importance
+    if b_norm is not None:
+        b_importance = b_importance * b_norm
+    b_importance = tl.where(b_importance != b_importance, float("inf"), b_importance)
+    b_bits = b_importance.to(tl.int32, bitcast=True).to(tl.int64)
+    m_free = _find_seen(tile, t) & (tile.b_position >= first) & (tile.b_position <= t - recent)
+    return tl.where(m_free, (b_bits << 32) | tile.b_position, LAST)
 
 
 @triton.jit(do_not_specialize=["C", "N", "size", "first", "recent", "window", "spared"])
 def scan_kernel(
-    weights,
-    position,
-    importance,
-    query_position,
-    sinks,
-    norm,
-    evicted_at,
-    decay,
-    size,
-    first,
-    recent,
-    window,
-    spared,
-    C,
-    N,
-    G: tl.constexpr,
-    M: tl.constexpr,
-    BC: tl.constexpr,
-    BP: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BR: tl.constexpr,
-    OBSERVES: tl.constexpr,
-    SLIDES: tl.constexpr,
-    SINKS: tl.constexpr,
-    WEIGHS: tl.constexpr,
-    LIFTS: tl.constexpr,
-    SKIPS: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    weights, position, importance, query_position, sinks, norm, evicted_at,
+    decay, size, first, recent, window, spared, C, N,
+    G: tl.constexpr, M: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
+    LIFTS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Without weights nothing is observed; sinks, norm and window may be None, too."""
+    OBSERVES: tl.constexpr = weights is not None
+    SKIPS: tl.constexpr = (LIFTS or not OBSERVES) and window is None
+    WIDTH: tl.constexpr = BN + BR
     i_b, i_g = tl.program_id(0).to(tl.int64), tl.program_id(1)
     decay = tl.cast(decay, tl.float32)
     i_group = i_b * G + i_g
-    o_l, o_r = tl.arange(0, BN), BN + tl.arange(0, BR)
-    m_l, m_r = o_l < N, o_r < N
-    p_group = i_group * N
-    b_position_l = tl.load(position + p_group + o_l, mask=m_l, other=-1)
-    b_position_r = tl.load(position + p_group + o_r, mask=m_r, other=-1)
-    b_importance_l = tl.zeros([BN], tl.float32)  # where nothing is observed, all tie, and the oldest is evicted
-    b_importance_r = tl.zeros([BR], tl.float32)
-    if OBSERVES:
-        b_importance_l = tl.load(importance + p_group + o_l, mask=m_l, other=0.0)
-        b_importance_r = tl.load(importance + p_group + o_r, mask=m_r, other=0.0)
-    if WEIGHS:
-        b_norm_l = tl.load(norm + p_group + o_l, mask=m_l, other=0.0)
-        b_norm_r = tl.load(norm + p_group + o_r, mask=m_r, other=0.0)
-    b_evicted_l = tl.full([BN], FAR, tl.int32)
-    b_evicted_r = tl.full([BR], FAR, tl.int32)
-    m_present_l, m_present_r = b_position_l >= 0, b_position_r >= 0
+    o_group, p_t = i_group * N, query_position + i_b * C
+    left = _load_tile(position + o_group, importance + o_group, tl.arange(0, BN), N, OBSERVES)
+    right = _load_tile(position + o_group, importance + o_group, BN + tl.arange(0, BR), N, OBSERVES)
+    b_norm_l, b_norm_r = None, None
+    if norm is not None:
+        b_norm_l = tl.load(norm + o_group + left.o_n, mask=left.o_n < N, other=0.0)
+        b_norm_r = tl.load(norm + o_group + right.o_n, mask=right.o_n < N, other=0.0)
     # Before the first row, what the slots hold: the last C candidates are new, one for each row.
-    held = tl.sum((m_present_l & (o_l < N - C)).to(tl.int32)) + tl.sum((m_present_r & (o_r < N - C)).to(tl.int32))
+    held = _count(left.m_present & (left.o_n < N - C)) + _count(right.m_present & (right.o_n < N - C))
     skipped = 0
     if SKIPS:
-        o_i = tl.arange(0, BP)
-        b_t = tl.load(query_position + i_b * C + o_i, mask=o_i < C, other=-1)
-        b_held = held + tl.cumsum((b_t >= 0).to(tl.int32), axis=0)
-        m_fits = (b_held <= size) & (o_i < BC)
-        skipped = tl.sum(m_fits.to(tl.int32))
-        held = tl.max(tl.where(m_fits, b_held, held))
+        skipped, held = _skip(p_t, held, size, C, BC)
     for i in tl.range(skipped, BC, num_stages=STAGES):
-        t = tl.load(query_position + i_b * C + i, mask=i < C, other=-1)
-        if SLIDES:
-            m_expired_l = m_present_l & (b_position_l >= spared) & (b_position_l <= t - window)
-            m_expired_r = m_present_r & (b_position_r >= spared) & (b_position_r <= t - window)
-            b_evicted_l = tl.where(m_expired_l, t - 1, b_evicted_l)
-            b_evicted_r = tl.where(m_expired_r, t - 1, b_evicted_r)
-            m_present_l, m_present_r = m_present_l & (m_expired_l == 0), m_present_r & (m_expired_r == 0)
-            held -= tl.sum(m_expired_l.to(tl.int32)) + tl.sum(m_expired_r.to(tl.int32))
+        t = tl.load(p_t + i, mask=i < C, other=-1)
+        if window is not None:
+            m_l, m_r = _find_expired(left, t, window, spared), _find_expired(right, t, window, spared)
+            left, right = _evict(left, m_l, t - 1), _evict(right, m_r, t - 1)
+            held -= _count(m_l) + _count(m_r)
         held += (t >= 0).to(tl.int32)
-        m_seen_l, m_seen_r = m_present_l & (b_position_l <= t), m_present_r & (b_position_r <= t)
         if OBSERVES:
-            b_observed_l = tl.zeros([BN], tl.float32)
-            b_observed_r = tl.zeros([BR], tl.float32)
+            b_l, b_r = tl.zeros([BN], tl.float32), tl.zeros([BR], tl.float32)
             i_row = (i_group * BC + i) * M
             if STAGES > 1:
                 for start in tl.static_range(0, M, BM):
-                    b_l, b_r = _observed(
-                        weights, sinks, i_row, start, o_l, o_r, m_seen_l, m_seen_r, M, BM, BN, BR, SINKS, LIFTS
+                    b_l, b_r = _add_attention(
+                        b_l, b_r, left, right, weights, sinks, i_row, start, t, M, BM, WIDTH, LIFTS
                     )
-                    b_observed_l, b_observed_r = b_observed_l + b_l, b_observed_r + b_r
             else:  # the weights of a token do not fit into shared memory, but a tile does
                 for start in tl.range(0, M, BM, num_stages=3):
-                    b_l, b_r = _observed(
-                        weights, sinks, i_row, start, o_l, o_r, m_seen_l, m_seen_r, M, BM, BN, BR, SINKS, LIFTS
+                    b_l, b_r = _add_attention(
+                        b_l, b_r, left, right, weights, sinks, i_row, start, t, M, BM, WIDTH, LIFTS
                     )
-                    b_observed_l, b_observed_r = b_observed_l + b_l, b_observed_r + b_r
-            if not LIFTS:  # with decay 0, only the newest query counts
-                b_observed_l += decay * b_importance_l
-                b_observed_r += decay * b_importance_r
-            b_importance_l = tl.where(m_seen_l, b_observed_l, b_importance_l)
-            b_importance_r = tl.where(m_seen_r, b_observed_r, b_importance_r)
-        b_weight_l, b_weight_r = b_importance_l, b_importance_r
-        if WEIGHS:
-            b_weight_l, b_weight_r = b_weight_l * b_norm_l, b_weight_r * b_norm_r
-        b_rank_l = _rank(b_position_l, b_weight_l, m_seen_l, first, t - recent)
-        b_rank_r = _rank(b_position_r, b_weight_r, m_seen_r, first, t - recent)
+            left, right = _remember(left, b_l, t, decay, LIFTS), _remember(right, b_r, t, decay, LIFTS)
+        b_rank_l, b_rank_r = _rank(left, b_norm_l, t, first, recent), _rank(right, b_norm_r, t, first, recent)
         least = tl.minimum(tl.min(b_rank_l, axis=0), tl.min(b_rank_r, axis=0))
         evicts = (held > size) & (t >= 0) & (least != LAST)
         held -= evicts.to(tl.int32)
         least = tl.where(evicts, least, -1)
-        m_evicted_l, m_evicted_r = b_rank_l == least, b_rank_r == least
-        b_evicted_l, b_evicted_r = tl.where(m_evicted_l, t, b_evicted_l), tl.where(m_evicted_r, t, b_evicted_r)
-        m_present_l, m_present_r = m_present_l & (m_evicted_l == 0), m_present_r & (m_evicted_r == 0)
-    tl.store(evicted_at + p_group + o_l, b_evicted_l, mask=m_l)
-    tl.store(evicted_at + p_group + o_r, b_evicted_r, mask=m_r)
-    if OBSERVES:
-        if LIFTS:
-            b_importance_l, b_importance_r = b_importance_l * PER_UNIT, b_importance_r * PER_UNIT
-        tl.store(importance + p_group + o_l, b_importance_l, mask=m_l)
-        tl.store(importance + p_group + o_r, b_importance_r, mask=m_r)
+        left, right = _evict(left, b_rank_l == least, t), _evict(right, b_rank_r == least, t)
+    _store_tile(left, evicted_at + o_group, importance + o_group, N, OBSERVES, LIFTS)
+    _store_tile(right, evicted_at + o_group, importance + o_group, N, OBSERVES, LIFTS)
 
 
 class Room(NamedTuple):
@@ -231,12 +254,9 @@ def scan_triton(
     observes = policy.decay is not None
     assert not observes or weights is not None
     scan_kernel[(B, G)](
-        weights if weights is not None else position, position, importance, query_position.contiguous(),
-        sinks if sinks is not None else position, norm if norm is not None else position, evicted_at,
-        policy.decay or 0.0, bound.size, policy.first, bound.recent, bound.window or 0, bound.spared, C, N,
-        G=G, M=M, BC=rows, BP=triton.next_power_of_2(rows), BM=heads, BN=left, BR=right,
-        OBSERVES=observes, SLIDES=bound.window is not None, SINKS=sinks is not None,
-        WEIGHS=norm is not None, LIFTS=policy.decay == 0, SKIPS=not policy.decay and bound.window is None,
-        STAGES=1 + min(2, ahead), num_warps=WARPS,
+        weights if observes else None, position, importance, query_position.contiguous(), sinks, norm, evicted_at,
+        policy.decay or 0.0, bound.size, policy.first, bound.recent, bound.window, bound.spared, C, N,
+        G=G, M=M, BC=rows, BM=heads, BN=left, BR=right, LIFTS=policy.decay == 0, STAGES=1 + min(2, ahead),
+        num_warps=WARPS,
     )  # fmt: skip
     return evicted_at
