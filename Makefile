@@ -2,19 +2,22 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: demo test test-all test-gpu test-ray check bench models docs install clean
+.PHONY: demo test test-all test-minimum test-gpu test-ray check bench models docs package install clean
 
 demo: install  ## the main job, on the small default model; a minute or two
 	$(BIN)/msrnn demo
 
 # Tests start dozens of processes, and all of them would compile the package and pytest its plugins.
-test test-all: export PYTHONDONTWRITEBYTECODE =
+test test-all test-minimum: export PYTHONDONTWRITEBYTECODE =
 
 test: install  ## CPU, offline; what needs a GPU is skipped without one
 	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "not slow"
 
 test-all: install  ## and the variants that `make test` leaves out since they take long
 	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal
+
+test-minimum: .venv-minimum/installed  ## with the oldest torch and transformers that are supported
+	.venv-minimum/bin/pytest -q -n $(WORKERS) --dist worksteal -m "not slow"
 
 test-gpu:  ## what needs a GPU, with the python that has torch for it; kernels compile long, so in many processes
 	$(PYTHON) -m pytest --collect-only -q -m gpu tests | grep :: | shuf | tr '\n' '\0' \
@@ -40,6 +43,9 @@ models: install  ## docs/models.md: what becomes of each model family of transfo
 docs: .venv/installed-docs  ## the documentation as a site in site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+package:  ## build wheel and sdist, and run the README with the wheel in a clean environment; some minutes
+	$(PYTHON) tests/clean_install.py
+
 install: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt
@@ -52,10 +58,18 @@ install: .venv/installed
 	$(BIN)/pip install -q -c constraints.txt -e '.[docs]'
 	touch $@
 
+.venv-minimum/installed: pyproject.toml constraints.txt constraints-minimum.txt
+	$(PYTHON) -m venv .venv-minimum
+	grep -o '^[^#=]*==' constraints-minimum.txt | sed 's/^/^/' | grep -v -f - constraints.txt \
+		| cat - constraints-minimum.txt > .venv-minimum/constraints.txt
+	.venv-minimum/bin/pip install -q -c .venv-minimum/constraints.txt -e '.[dev]'
+	.venv-minimum/bin/msrnn download
+	touch $@
+
 .venv-ray/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-ray
 	.venv-ray/bin/pip install -q -c constraints.txt -e '.[dev,ray]' pytest-timeout
 	touch $@
 
 clean:
-	rm -rf .venv .venv-ray .peers build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-minimum .venv-ray .peers build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

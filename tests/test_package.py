@@ -65,6 +65,15 @@ def test_what_is_declared_has_a_pinned_version() -> None:
     assert not unpinned
 
 
+def test_the_oldest_versions_are_those_that_are_tested() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    oldest = dict(re.findall(r"^(\w+)>=([\d.]+)$", "\n".join(project["dependencies"]), re.MULTILINE))
+    tested = dict(re.findall(r"^(\w+)==([\d.]+)\.\d+$", (ROOT / "constraints-minimum.txt").read_text(), re.MULTILINE))
+    assert {name: oldest[name] for name in ("torch", "transformers")} == {
+        name: tested[name] for name in ("torch", "transformers")
+    }
+
+
 def test_the_environment_variables_that_are_read_are_named_for_contributors() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     constant = re.compile(r"[A-Z]+(_[A-Z]+)+|RANK")

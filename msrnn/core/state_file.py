@@ -1,6 +1,7 @@
 """State files: safetensors with a JSON description, written completely or not at all.
 
 Only their owner can read them: a description may hold the tokens of a prompt in clear, and keys and values tell of it.
+The description has the number of the format. A file without one is older than the number, and of the first format.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from torch import Tensor
 from msrnn.core.atomic import PRIVATE, write_atomically
 from msrnn.errors import UsageError
 
-_KEY, _CHECKSUM = "msrnn", "checksum"
+FORMAT = 1  # raised by a change that makes a file unreadable, or misread, by the code before it
+_KEY, _CHECKSUM, _FORMAT = "msrnn", "checksum", "format"
 
 
 def checksum(tensors: dict[str, Tensor]) -> str:
@@ -37,7 +39,7 @@ def checksum(tensors: dict[str, Tensor]) -> str:
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], description: dict[str, Any]) -> None:
     saved = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = {_KEY: json.dumps({**description, _CHECKSUM: checksum(saved)})}
+    metadata = {_KEY: json.dumps({**description, _FORMAT: FORMAT, _CHECKSUM: checksum(saved)})}
 
     def write(to: Path) -> None:
         try:
@@ -83,6 +85,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
                 raise UsageError(
                     f"{path}: not a state that msrnn saved, its description is {description!r:.40}; use another"
                 )
+            _check_format(path, description.get(_FORMAT, 1))
             yield file, description
     except UsageError:
         raise
@@ -90,3 +93,13 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
         raise UsageError(
             f"{path}: truncated, or not a state that msrnn saved ({error}); use a copy, or another file"
         ) from error
+
+
+def _check_format(path: Path, found: object) -> None:
+    if type(found) is not int or found < 1:
+        raise UsageError(f"{path}: not a state that msrnn saved, its format is {found!r:.40}; use another")
+    if found > FORMAT:
+        raise UsageError(
+            f"{path}: its format is {found}, and this version of msrnn reads formats up to {FORMAT}; "
+            "install a newer msrnn, or make the state again with this one"
+        )

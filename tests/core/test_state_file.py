@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tiny import build, llama, tokens
 from torch import Tensor
 
 import msrnn
-from msrnn.core.state_file import load_description
+from msrnn.core.state_file import FORMAT, load_description
 
 
 def at(*index: int, value: float) -> Callable[[Tensor], Any]:
@@ -94,6 +95,28 @@ def test_descriptions_that_are_no_object(text: str, saved: Callable[[str], Saved
         with pytest.raises(ValueError, match="not a state that msrnn saved") as error:
             load(one.path)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("found", [0, -1, True, 1.0, "1", None, [1]])
+def test_formats_that_are_no_number(found: object, saved: Callable[[str], Saved]) -> None:
+    one = saved("head")
+    one.write(one.tensors, {**one.description, "format": found})
+    for load in (one.rnns[0].load_state, load_description):
+        with pytest.raises(ValueError, match=f"not a state that msrnn saved, its format is {re.escape(repr(found))}"):
+            load(one.path)
+
+
+def test_a_newer_format_is_refused_and_an_older_file_loads(saved: Callable[[str], Saved]) -> None:
+    """Files had no number at first: their layout is that of format 1."""
+    one = saved("head")
+    assert one.description["format"] == FORMAT
+    one.write(one.tensors, {**one.description, "format": FORMAT + 1})
+    for load in (one.rnns[0].load_state, load_description):
+        with pytest.raises(ValueError, match=f"format is {FORMAT + 1}, .* up to {FORMAT}; install a newer msrnn"):
+            load(one.path)
+    one.write(one.tensors, {name: value for name, value in one.description.items() if name != "format"})
+    more, loaded = tokens(2, 9, seed=4), one.rnns[0].load_state(one.path)
+    assert torch.equal(one.rnns[0].read(more, loaded), one.rnns[0].read(more, one.state.fork(1)))
 
 
 def test_tensors_that_are_missing_or_belong_to_nothing(saved: Callable[[str], Saved]) -> None:

@@ -109,6 +109,7 @@ DAMAGES: dict[str, Any] = {
     "columns": lambda path: rewrite(path, columns=["x"]),
     "no columns": lambda path: rewrite(path, columns=[]),
     "columns of another kind": lambda path: rewrite(path, columns=7),
+    "a newer format": lambda path: rewrite(path, format=99),
 }
 
 
