@@ -1,37 +1,40 @@
 """Chat in a state of fixed size: each turn reads the new message only, and the bytes never grow.
 
-msrnn download                                    # the small default model, once; not needed with --model
-python examples/endless_chat.py [--model NAME]    # a message per line; an empty line ends the chat
+    msrnn download                                    # the small default model, once; not needed with --model
+    python examples/endless_chat.py [--model NAME]    # a message per line; an empty line ends the chat
+
+`msrnn chat` does the same, streams its answers and saves the conversation.
 """
 
 from __future__ import annotations
 
 import argparse
 
-import msrnn
-from msrnn.hf.chat_template import Conversation
-from msrnn.hf.extension import extension, training_length
-from msrnn.hf.loading import load
+import torch
 
-POLICY, SIZE = "tova", 256
+import msrnn
+from msrnn.hf import chat_template
+from msrnn.hf.loading import load
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="a name on the hub, a folder or a .gguf file")
     model, tokenizer = load(parser.parse_args().model)
-    rnn = msrnn.MultiStateRNN(model, POLICY, SIZE)
-
-    def extend(length: int) -> msrnn.MultiStateRNN:
-        policy, positions = extension(POLICY, SIZE, length)  # before the training length is passed
-        return msrnn.MultiStateRNN(model, policy, SIZE, positions=positions)
-
-    settings = {"max_new_tokens": 64, "do_sample": False}
-    past_training = extend if training_length(model) else None
-    chat = Conversation(rnn, tokenizer, rnn.state(), settings, "Answer in one sentence.", past_training)
+    # First token, horizon and positions: what a conversation needs that may pass the model's training length.
+    rnn = msrnn.MultiStateRNN(model, policy="tova+1~1024", size=256, positions="compressed")
+    closing = tokenizer(chat_template.closing(tokenizer), add_special_tokens=False).input_ids  # after every answer
+    state = rnn.state()
     while message := input("you: "):
-        chat.turn(message)  # prints the answer
-        print(f"[{int(chat.state.seen[0]):,} tokens read, {chat.state.nbytes:,} bytes held]")
+        if state.seen.any():
+            turn = chat_template.encode_following(tokenizer, message)
+        else:
+            turn = chat_template.encode_first(tokenizer, chat_template.first_messages(message))
+        answer = rnn.generate(torch.tensor([turn]), state=state, max_new_tokens=64)[0, len(turn) :]
+        rest = closing[1:] if answer[-1] == closing[0] else closing  # an answer that was cut has no stop token
+        rnn.read(torch.tensor([rest]), state, last_only=True)
+        print(tokenizer.decode(answer, skip_special_tokens=True))
+        print(f"[{int(state.seen[0]):,} tokens read, {state.nbytes:,} bytes held]")
 
 
 if __name__ == "__main__":
