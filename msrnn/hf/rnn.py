@@ -246,7 +246,7 @@ class MultiStateRNN:
         last_only: bool,
         record: Callable[[int], Record] | None = None,
     ) -> Tensor:
-        """One forward pass over columns that fit into one block: no checks, no captured graph, columns are not counted."""
+        """One forward pass over columns that fit into one block: no checks, no captured graph, no count."""
         with naming_lost_ranks(self.spec.model.shards):
             logits: Tensor = self.model(
                 input_ids=ids,
