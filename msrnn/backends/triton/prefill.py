@@ -36,10 +36,8 @@ class Candidates(NamedTuple):
     p_slots: Any  # [S, W]
     p_new: Any  # [C, W], with a stride of its own
     stride: Any
-    p_scale: Any  # [B, K, S] and [B, K, C], and where those of the head begin; None where rows are not quantized
-    p_new_scale: Any
-    o_scale: Any
-    o_new_scale: Any
+    p_scale: Any  # [S], or None where rows are not quantized
+    p_new_scale: Any  # [C]
     o_w: Any  # [BW]
     W: Any
 
@@ -60,8 +58,8 @@ def _load(rows, o_n, m_n, S):
 @triton.jit
 def _load_scale(rows, o_n, m_n, S):
     """The scales [BN] of quantized candidates, float32."""
-    p_scale, p_new_scale = rows.p_scale + rows.o_scale, rows.p_new_scale + rows.o_new_scale
-    return tl.load(tl.where(o_n < S, p_scale + o_n, p_new_scale + (o_n - S)), mask=m_n, other=0.0).to(tl.float32)
+    p_scale = tl.where(o_n < S, rows.p_scale + o_n, rows.p_new_scale + (o_n - S))
+    return tl.load(p_scale, mask=m_n, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -135,7 +133,9 @@ def weigh_kernel(
     o_row = tl.where(m_c, o_head * WIDTH, -1)
     o_slots, o_new = (i_b * K + i_k) * S, (i_b * K + i_k) * C
     p_key = key + i_b * k_b + i_k * k_h
-    key_rows = Candidates(keys + o_slots * D, p_key, k_t, key_scale, new_key_scale, o_slots, o_new, o_d, D)
+    if key_scale is not None:
+        key_scale, new_key_scale = key_scale + o_slots, new_key_scale + o_new
+    key_rows = Candidates(keys + o_slots * D, p_key, k_t, key_scale, new_key_scale, o_d, D)
     p_position = position + (i_b * G + i_g) * N
     stop = tl.max(tl.where(m_c, S + o_c + 1, 0))
     b_none = tl.full([BC], float("-inf"), tl.float32)
@@ -154,7 +154,7 @@ def weigh_kernel(
         tl.store(sink_weights + o_head, lifted_exp(tl.load(sinks + i_h) - b_base), mask=m_c)
     if (i_c == 0) & (i_h % (H // K) == 0):
         o_v, p_value = tl.arange(0, width(DV)), value + i_b * v_b + i_k * v_h
-        value_rows = Candidates(values + o_slots * DV, p_value, v_t, None, None, o_slots, o_new, o_v, DV)
+        value_rows = Candidates(values + o_slots * DV, p_value, v_t, None, None, o_v, DV)
         _clear(value_rows, p_position, tl.max(N + o_v * 0), N, S, BN)
 
 
@@ -237,8 +237,11 @@ def attend_kernel(
     b_o = tl.zeros([BC, width(DV)], tl.float32)
     o_slots, o_new, o_group = (i_b * K + i_k) * S, (i_b * K + i_k) * C, (i_b * G + i_g) * N
     p_key, p_value = key + i_b * k_b + i_k * k_h, value + i_b * v_b + i_k * v_h
-    key_rows = Candidates(keys + o_slots * D, p_key, k_t, key_scale, new_key_scale, o_slots, o_new, o_d, D)
-    value_rows = Candidates(values + o_slots * DV, p_value, v_t, value_scale, new_value_scale, o_slots, o_new, o_v, DV)
+    if key_scale is not None:
+        key_scale, new_key_scale = key_scale + o_slots, new_key_scale + o_new
+        value_scale, new_value_scale = value_scale + o_slots, new_value_scale + o_new
+    key_rows = Candidates(keys + o_slots * D, p_key, k_t, key_scale, new_key_scale, o_d, D)
+    value_rows = Candidates(values + o_slots * DV, p_value, v_t, value_scale, new_value_scale, o_v, DV)
     p_position, p_evicted = position + o_group, evicted_at + o_group
     stop = tl.max(tl.where(m_c, S + o_c + 1, 0))
     computes = True
