@@ -25,15 +25,6 @@ class Query(NamedTuple):
     bias: Any  # what the bias of `numbers` adds to a score
 
 
-class Rotation(NamedTuple):
-    """The rotations of a group's slots, and the dimensions that they rotate; see `rope.py`."""
-
-    p_rotations: Any
-    F: Any
-    START: Any
-    NEIGHBOURS: Any
-
-
 class Softmax(NamedTuple):
     """The part of the slots seen so far: maxima and sums of exponentials [BR], outputs [BR, BV], all float32."""
 
@@ -71,31 +62,36 @@ def _locate_rows(rows, o_s, S: tl.constexpr, HEADS: tl.constexpr):
 
 
 @triton.jit
-def _score_rotated(q, p_keys, rotation, o_s, m_s, HEADS: tl.constexpr, PRECISION: tl.constexpr):
-    """What the rotated dimensions add to the scores [BR, BS]."""
-    F: tl.constexpr = rotation.F
+def _score_rotated(
+    q, p_keys, p_rotations, o_s, m_s,
+    F: tl.constexpr, START: tl.constexpr, NEIGHBOURS: tl.constexpr, HEADS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What F rotated pairs of dimensions add to the scores [BR, BS]; see `rope.py`."""
     o_f = tl.arange(0, width(F))
-    b_cos, b_sin = load_rotations(rotation.p_rotations + o_s[:, None] * (2 * F), m_s[:, None], o_f[None, :], F)
+    b_cos, b_sin = load_rotations(p_rotations + o_s[:, None] * (2 * F), m_s[:, None], o_f[None, :], F)
     b_x, b_y = load_rotated(
         p_keys, _lifted(b_cos, HEADS), _lifted(b_sin, HEADS), _lifted(m_s[:, None], HEADS),
-        _lifted(o_f[None, :], HEADS), F, rotation.START, rotation.NEIGHBOURS,
+        _lifted(o_f[None, :], HEADS), F, START, NEIGHBOURS,
     )  # fmt: skip
     return _products(q.b_x, b_x, HEADS, PRECISION) + _products(q.b_y, b_y, HEADS, PRECISION)
 
 
 @triton.jit
-def _score(q, keys, rotation, o_s, scale, softcap, S: tl.constexpr, HEADS: tl.constexpr, PRECISION: tl.constexpr):
+def _score(
+    q, keys, p_rotations, o_s, scale, softcap, S: tl.constexpr, D: tl.constexpr,
+    F: tl.constexpr, START: tl.constexpr, NEIGHBOURS: tl.constexpr, HEADS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Scores [BR, BS] of a block of slots; arbitrary for empty slots, so that loads need not wait for positions."""
     m_s, o_d = o_s < S, keys.o_w
-    m_d = o_d < keys.W
+    m_d = o_d < D
     p_keys = _locate_rows(keys, o_s, S, HEADS)
-    if rotation is not None:
-        b_s = _score_rotated(q, p_keys, rotation, o_s, m_s, HEADS, PRECISION)
-        m_d = m_d & ((o_d < rotation.START) | (o_d >= rotation.START + 2 * rotation.F))
-    if rotation is None or 2 * rotation.F < keys.W:
+    if F > 0:
+        b_s = _score_rotated(q, p_keys, p_rotations, o_s, m_s, F, START, NEIGHBOURS, HEADS, PRECISION)
+        m_d = m_d & ((o_d < START) | (o_d >= START + 2 * F))
+    if 2 * F < D:
         m_k = _lifted(m_s[:, None] & m_d[None, :], HEADS)
         b_k = tl.load(p_keys + _lifted(o_d[None, :], HEADS), mask=m_k, other=0.0)
-        if rotation is not None:
+        if F > 0:
             b_s += _products(q.b_q.to(tl.float32), b_k.to(tl.float32), HEADS, PRECISION)
         elif q.b_q.shape[0] == 1:
             b_s = (tl.sum(q.b_q.to(tl.float32) * numbers(b_k), axis=1) - q.bias)[None, :]
@@ -188,12 +184,11 @@ def attend_kernel(
     p_query, p_position, p_scores = query + (i_h + o_r[:, None]) * D, position + i_group * S, scores + (i_h + o_r) * S
     # [BR, BD]
     b_q = tl.load(p_query + o_d[None, :], mask=m_r[:, None] & m_d[None, :], other=0.0)
-    rotation, b_x, b_y = None, None, None
-    if rotations is not None:
+    p_rotations, b_x, b_y = None, None, None
+    if F > 0:
         p_rotations, o_f = rotations + i_group * (S + 1) * (2 * F), tl.arange(0, width(F))
         b_cos, b_sin = load_rotations(p_rotations + S * (2 * F), t >= 0, o_f[None, :], F)
         b_x, b_y = load_rotated(p_query, b_cos, b_sin, m_r[:, None], o_f[None, :], F, START, NEIGHBOURS)
-        rotation = Rotation(p_rotations, F, START, NEIGHBOURS)
     q = Query(b_q, b_x, b_y, tl.sum(b_q.to(tl.float32)) * BIAS if keys.dtype.element_ty == tl.int8 else 0.0)
     key_rows, value_rows = Buffer(keys, key_scale, i_kv * S, o_d, D), Buffer(values, value_scale, i_kv * S, o_v, DV)
     b_none = tl.zeros([BR], tl.float32)
@@ -219,7 +214,9 @@ def attend_kernel(
             m_held = b_position >= 0
             if window is not None:
                 m_held = m_held & ((b_position > t - window) | (b_position < spared))
-            b_s = _score(q, key_rows, rotation, o_s, scale, softcap, S, HEADS, PRECISION)
+            b_s = _score(
+                q, key_rows, p_rotations, o_s, scale, softcap, S, D, F, START, NEIGHBOURS, HEADS, PRECISION
+            )  # fmt: skip
             tl.store(p_scores[:, None] + o_s[None, :], b_s, mask=m_r[:, None] & m_held[None, :])
             seen = _attend(seen, b_s, value_rows, o_s, m_held, S, HEADS, b_q.dtype, PRECISION)
     b_o, m_o = seen.b_o, m_r[:, None] & m_v[None, :]
