@@ -12,7 +12,7 @@ from pathlib import Path
 import msrnn
 
 ROOT = Path(msrnn.__file__).parent
-PATHS = sorted(ROOT.rglob("*.py"))
+TREES = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
 TUPLES = {"_replace", "_asdict"}  # public methods of named tuples
 OTHERS = {  # of torch and transformers, which have no public name for it
     "_attn_implementation",
@@ -54,25 +54,23 @@ def defined(tree: ast.AST) -> set[str]:
 
 def test_no_module_uses_a_private_name_of_another() -> None:
     found: dict[str, set[str]] = {}
-    for path in PATHS:
-        tree = ast.parse(path.read_text())
-        own = set() if path.parent.name == "engine" else defined(tree)
-        if names := {name for name in used(tree) if name not in own}:
-            found[str(path.relative_to(ROOT))] = names
+    for path, tree in TREES.items():
+        own = set() if path.startswith("engine/") else defined(tree)
+        if names := {*used(tree)} - own:
+            found[path] = names
     assert found == {}
 
 
 def test_no_object_poses_as_another() -> None:
     """No class is assigned, and no class forwards what it does not have."""
     found = []
-    for path in PATHS:
-        tree = ast.parse(path.read_text())
+    for path, tree in TREES.items():
         methods = [part for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for part in node.body]
         names = {"__getattr__", "__getattribute__"}
         forwards = [part.lineno for part in methods if isinstance(part, ast.FunctionDef) and part.name in names]
         classes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "__class__"]
         assigned = [node.lineno for node in classes if isinstance(node.ctx, ast.Store)]
-        found += [f"{path.relative_to(ROOT)}:{line}" for line in forwards + assigned]
+        found += [f"{path}:{line}" for line in forwards + assigned]
     assert found == []
 
 
