@@ -122,8 +122,8 @@ def failing(monkeypatch: pytest.MonkeyPatch, steps: int, error: BaseException) -
     original, capacities, done = DecodeBatch.step, list[int](), list[int]()
 
     def step(self: DecodeBatch, count: int) -> object:
-        if not capacities or capacities[-1] != self.capacity:
-            capacities.append(self.capacity)
+        if not capacities or capacities[-1] != self.slots:
+            capacities.append(self.slots)
         done.append(count)
         if len(done) == steps:
             raise error
