@@ -11,7 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from msrnn.errors import UsageError
+from msrnn.checks import is_number
+from msrnn.errors import FileError, UsageError
 
 FORMAT = "msrnn budget 1"
 # The sizes that a measured budget gives, as shares of the mean: few, since a GPU compiles decode kernels for each.
@@ -43,7 +44,7 @@ def load_budget(name: str) -> Budget:
     except UsageError:
         raise
     except (OSError, ValueError, OverflowError, RecursionError) as error:
-        raise UsageError(f"{path}: not a budget that msrnn wrote ({error}); use another file") from error
+        raise FileError(f"not a budget that msrnn wrote ({error})", path, advice="use another file") from error
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,10 @@ class Curves:
         least, most = self.measured[0], self.measured[-1]
         if not least <= mean <= most:
             raise UsageError(
-                f"size={mean}: this budget was measured at sizes from {least} to {most}; use a size between them, or "
-                "measure more"
+                f"this budget was measured at sizes from {least} to {most}",
+                name="size",
+                value=mean,
+                advice="use a size between them, or measure more",
             )
         levels = sorted({min(max(math.floor(mean * share), least), most) for share in LEVELS} | {least, most})
         curves = [self._curve(layer) for layer in range(layers)]
@@ -162,6 +165,6 @@ class Curves:
 
 def _are_numbers(values: Any, kind: type[float]) -> bool:
     def fits(value: Any) -> bool:
-        return isinstance(value, int | kind) and not isinstance(value, bool) and math.isfinite(value)
+        return is_number(value) and isinstance(value, int | kind)
 
     return isinstance(values, list) and all(map(fits, values))

@@ -6,7 +6,6 @@ This module does not use torch: backends, slots, evaluations and the command lin
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
@@ -14,6 +13,7 @@ from functools import cache
 from typing import Any, Literal
 
 from msrnn.budget import load_budget
+from msrnn.checks import check_count, is_number, is_whole
 from msrnn.errors import UsageError
 
 Size = int | Sequence[int | None] | None  # rows of every layer, or of each; None: all rows stay
@@ -35,28 +35,32 @@ class Policy:
     budget: str | None = None  # how the size, then a mean, is divided among the layers: a name or a file; None: equally
 
     def __post_init__(self) -> None:
-        if self.decay is not None and not (_is_number(self.decay) and 0 <= self.decay <= 1):
-            raise UsageError(f"decay={self.decay!r}: must be None or a number from 0 to 1")
+        if self.decay is not None and not (is_number(self.decay) and 0 <= self.decay <= 1):
+            raise UsageError("must be None or a number from 0 to 1", name="decay", value=self.decay)
         if self.per not in ("layer", "head"):
-            raise UsageError(f"per={self.per!r}: must be 'layer' or 'head'")
-        if not _is_int(self.first) or self.first < 0:
-            raise UsageError(f"first={self.first!r}: must be a whole number of tokens, 0 or more")
-        if _is_int(self.recent):
+            raise UsageError("must be 'layer' or 'head'", name="per", value=self.per)
+        check_count("first", self.first, 0, of="tokens")
+        if is_whole(self.recent):
             if self.recent < 0:
-                raise UsageError(f"recent={self.recent!r}: must be 0 or more tokens")
-        elif not (_is_number(self.recent) and 0 <= self.recent < 1):
-            raise UsageError(f"recent={self.recent!r}: must be a number of tokens, or a share of the size in [0, 1)")
+                raise UsageError("must be 0 or more tokens", name="recent", value=self.recent)
+        elif not (is_number(self.recent) and 0 <= self.recent < 1):
+            raise UsageError(
+                "must be a number of tokens, or a share of the size in [0, 1)", name="recent", value=self.recent
+            )
         if not isinstance(self.value_norm, bool):
-            raise UsageError(f"value_norm={self.value_norm!r}: must be True or False")
-        if self.horizon is not None and (not _is_int(self.horizon) or self.horizon < 2):
-            raise UsageError(f"horizon={self.horizon!r}: must be None or a whole number of tokens, 2 or more")
+            raise UsageError("must be True or False", name="value_norm", value=self.value_norm)
+        if self.horizon is not None and (not is_whole(self.horizon) or self.horizon < 2):
+            raise UsageError("must be None or a whole number of tokens, 2 or more", name="horizon", value=self.horizon)
         if self.budget is not None:
             if not isinstance(self.budget, str):
-                raise UsageError(f"budget={self.budget!r}: must be None, a name or a file")
+                raise UsageError("must be None, a name or a file", name="budget", value=self.budget)
             load_budget(self.budget)
         if self.value_norm and self.decay is None:
             raise UsageError(
-                "value_norm=True with decay=None: no importance to multiply by the norm; give a decay from 0 to 1"
+                "with decay=None there is no importance to multiply by the norm",
+                name="value_norm",
+                value=True,
+                advice="give a decay from 0 to 1",
             )
         # Equal policies have equal names.
         if self.decay is not None:
@@ -138,14 +142,6 @@ def _ratio(share: float) -> tuple[int, int]:
     return Fraction(repr(share)).as_integer_ratio()
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 NAMES: dict[str, Policy] = {
     "window": Policy(decay=None),
     "h2o": Policy(decay=1.0, per="head", recent=0.5),
@@ -179,7 +175,7 @@ def same_ranking(one: str, other: str) -> bool:
 
 def _yes_or_no(text: str) -> bool:
     if text not in ("0", "1"):
-        raise UsageError(f"value_norm={text}: must be 0 or 1")
+        raise UsageError("must be 0 or 1", name="value_norm", value=text)
     return text == "1"
 
 
@@ -241,10 +237,15 @@ def resolve(policy_: str | Policy, size: Size) -> tuple[Policy | None, Size]:
         return value, size
     if value.budget is not None:
         raise UsageError(
-            f"size={size!r:.60}: budget {value.budget!r} divides a mean size; give one number, or no budget"
+            f"budget {value.budget!r} divides a mean size",
+            name="size",
+            value=size,
+            advice="give one number, or no budget",
         )
     if all(one is None for one in size):
-        raise UsageError(f"size={size!r:.60}: bounds no layer; give a number for one of them, or use policy 'full'")
+        raise UsageError(
+            "bounds no layer", name="size", value=size, advice="give a number for one of them, or use policy 'full'"
+        )
     for layer, one in enumerate(size):
         if one is not None:
             try:
@@ -256,11 +257,11 @@ def resolve(policy_: str | Policy, size: Size) -> tuple[Policy | None, Size]:
 
 def check_size(value: Policy, size: object) -> None:
     """Refuse a size that the policy cannot have."""
-    if not _is_int(size):
+    if not is_whole(size):
         raise TypeError(f"size={size!r}: must be a whole number of states; only policy 'full' has no size")
     assert isinstance(size, int)
     if size < 1:
-        raise UsageError(f"size={size}: must be at least 1 token")
+        raise UsageError("must be at least 1 token", name="size", value=size)
     recent = value.recent_at(size)
     if value.first + recent >= size:
         raise UsageError(

@@ -167,8 +167,8 @@ def test_numbers_that_mean_nothing_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("decay=0.5,value_norm=2", "value_norm=2: must be 0 or 1"),
-        ("value_norm=yes", "value_norm=yes: must be 0 or 1"),
+        ("decay=0.5,value_norm=2", "value_norm='2': must be 0 or 1"),
+        ("value_norm=yes", "value_norm='yes': must be 0 or 1"),
         ("decay=0.9,decay=0.8", "decay is given twice"),
         ("decay=0.9,per=head,PER=layer", "per is given twice"),
         ("rate=0.5", "unknown field 'rate', use one of decay, per, first, recent, value_norm, horizon"),

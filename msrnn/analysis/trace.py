@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from msrnn.core.atomic import write_atomically
 from msrnn.core.state import ARCHITECTURE
-from msrnn.errors import UsageError
+from msrnn.errors import FileError
 from msrnn.evaluation.batch_size import batch_that_fits
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.hf.trace import ChunkTrace, trace_chunks
@@ -94,7 +94,9 @@ class TraceStore:
         path = self.path(ids)
         trace, description = _read(path)
         if description.get("key") != self.key:
-            raise UsageError(f"{path}: a trace of another model, policy, size or dtype; delete it to compute it again")
+            raise FileError(
+                "a trace of another model, policy, size or dtype", path, advice="delete it to compute it again"
+            )
         return trace
 
 
@@ -114,4 +116,4 @@ def _read(path: Path) -> tuple[ChunkTrace, dict[str, Any]]:
         times = after + numpy.arange(after.shape[-1], dtype=numpy.int32)
         return ChunkTrace(times, tuple(about["layers"]), tuple(about["sizes"])), about
     except (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path}: truncated, or not a trace; delete it to compute it again") from error
+        raise FileError("truncated, or not a trace", path, advice="delete it to compute it again") from error

@@ -17,14 +17,17 @@ BACKENDS = ("auto", "torch", "numba", "triton")
 def resolve_backend(name: str, device: torch.device) -> Backend:
     """The backend for a device. "auto" is the fastest one that is available, with a warning if that is plain torch."""
     if name not in BACKENDS:
-        raise UsageError(f"backend={name!r}: must be one of {', '.join(BACKENDS)}")
+        raise UsageError(f"must be one of {', '.join(BACKENDS)}", name="backend", value=name)
     if name == "numba" and device.type != "cpu":
-        raise UsageError(f"backend='numba': its loops run on a CPU, not on {device}; use 'auto' or 'triton'")
+        raise UsageError(
+            f"its loops run on a CPU, not on {device}", name="backend", value=name, advice="use 'auto' or 'triton'"
+        )
     if name == "triton":
         if not _has_triton():
-            raise UsageError("backend='triton': the package triton is not installed: pip install 'msrnn[triton]'")
+            message = "the package triton is not installed: pip install 'msrnn[triton]'"
+            raise UsageError(message, name="backend", value=name)
         if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-            raise UsageError("backend='triton': its kernels need a GPU; on a CPU use 'auto'")
+            raise UsageError("its kernels need a GPU", name="backend", value=name, advice="on a CPU use 'auto'")
     if name == "auto":
         name = _fastest(device)
     if name == "numba":

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -33,7 +32,7 @@ from msrnn.cli.processes import SHARED_VERBS, is_first, print_error, speaking_on
 from msrnn.cli.read import read
 from msrnn.cli.serve import serve
 from msrnn.cli.terminal import Stopped, quiet_torchao
-from msrnn.errors import UsageError
+from msrnn.errors import ABSENT, UsageError, show
 
 BAD_INPUT, INTERRUPTED = 2, 130
 _EXPECTED = {"int_parsing": "must be a whole number", "float_parsing": "must be a number"}
@@ -92,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except UsageError as error:
-        return _print_error(_with_flag(str(error), words))
+        return _print_error(_with_flag(error, words))
     except (RuntimeError, MemoryError) as error:
         from msrnn.core.device_memory import is_out_of_memory
 
@@ -114,13 +113,13 @@ def _with_value(error: typer.TyperException) -> str:
     return f"{error.param.opts[0]} {value[:60] or repr(value)}: {expected}"  # type: ignore[attr-defined]
 
 
-def _with_flag(message: str, words: Sequence[str]) -> str:
+def _with_flag(error: UsageError, words: Sequence[str]) -> str:
     """The library names an argument (`size=0: …`); name the flag that the user gave instead (`--size 0: …`)."""
-    match = re.match(r"(\w+)=('?)([^'\s]*)\2: ", message)
-    flag = f"--{match[1].replace('_', '-')}" if match else ""
-    if not match or not any(word == flag or word.startswith(f"{flag}=") for word in words):
-        return message
-    return f"{flag} {match[3]}: {message[match.end() :]}"
+    flag = f"--{(error.name or '').replace('_', '-')}"
+    if error.value is ABSENT or not any(word == flag or word.startswith(f"{flag}=") for word in words):
+        return str(error)
+    value = error.value if isinstance(error.value, str) and error.value else show(error.value)
+    return f"{flag} {value}: {error.problem}"
 
 
 def _print_error(message: str) -> int:

@@ -15,7 +15,7 @@ from msrnn.cli.options import ORIGINAL, Force, MaxNewTokens, SamplingOptions, Sa
 from msrnn.cli.past_training import extended_rnn
 from msrnn.cli.terminal import note, summary
 from msrnn.core.atomic import PRIVATE, make_private_folder, write_atomically
-from msrnn.errors import UsageError
+from msrnn.errors import FileError, UsageError
 
 if TYPE_CHECKING:
     from msrnn.cli.conversation import Conversation
@@ -131,7 +131,7 @@ def _save(conversation: Conversation, path: Path, own_files: set[Path], model: s
     """Save the state. A file that cannot be written does not end the conversation."""
     try:
         if path.exists() and not any(same_file(path, other) for other in own_files):
-            raise UsageError(f"{path}: exists already; name another file")
+            raise FileError("exists already", path, advice="name another file")
         check_target(path, force=True, inputs=[model])
         conversation.state.save(path)
         own_files.add(path)

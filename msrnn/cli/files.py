@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msrnn.cli.processes import started_by_torchrun
 from msrnn.core.atomic import make_private_folder, target_of
-from msrnn.errors import UsageError
+from msrnn.errors import FileError, UsageError
 from msrnn.evaluation.data.texts import decoded
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def text_or_file(source: str) -> tuple[str, str]:
     if path := _existing(source):
         if path.is_dir():
             example = next((f", such as {file}" for file in sorted(path.glob("*.txt"))), "")
-            raise UsageError(f"{path}: a folder; name a text file in it{example}")
+            raise FileError("a folder", path, advice=f"name a text file in it{example}")
         return path.stem, read_text(source)
     text = as_utf8(source)
     if not text.strip():
@@ -82,14 +82,14 @@ def check_target(path: Path | None, force: bool = False, inputs: Iterable[str | 
         return
     target = target_of(path)
     if not os.access(target.parent, os.W_OK):
-        raise UsageError(f"{path}: the folder {target.parent} is not writable; name a file in another folder")
+        raise FileError(f"the folder {target.parent} is not writable", path, advice="name a file in another folder")
     if not target.exists():
         return
     for source in inputs:
         if source is not None and _reads(source, target):
-            raise UsageError(f"{path}: is read by this command, as {source}; name another file to save to")
+            raise FileError(f"is read by this command, as {source}", path, advice="name another file to save to")
     if not force:
-        raise UsageError(f"{path}: exists already; add --force to replace it, or name another file")
+        raise FileError("exists already", path, advice="add --force to replace it, or name another file")
 
 
 def checkpoint_path(target: Path) -> Path:
@@ -118,15 +118,16 @@ def save_state(state: MultiState, path: Path, notes: dict[str, Any] | None = Non
     try:
         state.save(path, notes)
     except (OSError, UsageError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        reason = reason.removeprefix(f"{path}: ")
+        reason = error.problem if isinstance(error, FileError) else getattr(error, "strerror", None) or str(error)
         for other in _other_places(path.name):
             try:
                 state.save(other, notes)
             except (OSError, UsageError):
                 continue
-            raise UsageError(f"{path}: {reason}; the state is saved as {other} instead, move it from there") from error
-        raise UsageError(f"{path}: {reason}") from error
+            raise FileError(
+                f"{reason}", path, advice=f"the state is saved as {other} instead, move it from there"
+            ) from error
+        raise FileError(reason, path) from error
 
 
 def _other_places(name: str) -> Iterator[Path]:

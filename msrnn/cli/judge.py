@@ -10,7 +10,7 @@ from typer import Argument, Option
 from msrnn.cli.evaluation import SkipDamaged, open_store, read_store, resumed, show_tables, stoppable, write_report
 from msrnn.cli.options import Device, Dtype, as_typed
 from msrnn.cli.terminal import note, progress
-from msrnn.errors import UsageError
+from msrnn.errors import FileError, UsageError
 
 if TYPE_CHECKING:
     from msrnn.evaluation.store import Store
@@ -122,7 +122,7 @@ def stories(folder: Path, skip_damaged: bool) -> Store:
 
     path = folder / "story.jsonl"
     if not path.is_file():
-        raise UsageError(f"{path}: no such file; generate stories first, with msrnn eval story --out {folder}")
+        raise FileError("no such file", path, advice=f"generate stories first, with msrnn eval story --out {folder}")
     return read_store(path, CHECK, skip_damaged=skip_damaged)
 
 

@@ -24,7 +24,7 @@ from msrnn.cli.options import (
 )
 from msrnn.cli.processes import share_seed, started_by_torchrun
 from msrnn.cli.terminal import loading
-from msrnn.errors import UsageError
+from msrnn.errors import FileError, UsageError
 from msrnn.policy import FULL, Policy, Size, is_full, resolve, same_ranking
 
 if TYPE_CHECKING:
@@ -185,7 +185,9 @@ class SavedOptions:
         for name, kinds in (("policy", str), ("size", int | list | None), ("dtype", str), ("positions", str)):
             value = description.get(name)
             if not isinstance(value, kinds) or isinstance(value, bool):
-                raise UsageError(f"{path}: not a state that msrnn saved, its {name} is {value!r:.40}; use another")
+                raise FileError(
+                    f"not a state that msrnn saved, its {name} is {value!r:.40}", path, advice="use another"
+                )
         stored = description["dtype"]
         computed = description.get("model_dtype", stored)
         return cls(

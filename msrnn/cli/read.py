@@ -17,7 +17,7 @@ from msrnn.cli.options import Force
 from msrnn.cli.past_training import rnn_for
 from msrnn.cli.processes import started_by_torchrun
 from msrnn.cli.terminal import Stopped, note, progress, summary
-from msrnn.errors import UsageError
+from msrnn.errors import FileError, UsageError
 
 if TYPE_CHECKING:
     from msrnn.core.state import MultiState
@@ -103,9 +103,10 @@ def _resumed(
         if force:
             note(f"{reading.checkpoint}: {reason}; reading starts from the beginning")
             return extended, None
-        raise UsageError(
-            f"{reading.checkpoint}: a checkpoint that does not fit this command ({reason}); "
-            "add --force to start from the beginning, or name another file to save to"
+        raise FileError(
+            f"a checkpoint that does not fit this command ({reason})",
+            reading.checkpoint,
+            advice="add --force to start from the beginning, or name another file to save to",
         ) from reason
     if state is not None:
         note(f"continuing after {reading.done:,} of {reading.total:,} tokens")

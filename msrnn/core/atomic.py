@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from msrnn.errors import UsageError
+from msrnn.errors import FileError
 
 PRIVATE = 0o600  # of files that hold a user's text: the owner alone
 _UNFINISHED = ".tmp"
@@ -30,13 +30,14 @@ def target_of(path: Path) -> Path:
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
         what = "is not a folder; name another file" if target.parent.exists() else "does not exist; create it first"
-        raise UsageError(f"{path}: the folder {target.parent} {what}")
+        raise FileError(f"the folder {target.parent} {what}", path)
     try:
         mode = target.stat().st_mode
     except FileNotFoundError:
         return target
     if not stat.S_ISREG(mode):
-        raise UsageError(f"{path}: {_KINDS.get(stat.S_IFMT(mode), 'not a regular file')}; name a file to save to")
+        kind = _KINDS.get(stat.S_IFMT(mode), "not a regular file")
+        raise FileError(kind, path, advice="name a file to save to")
     return target
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from msrnn.errors import UsageError
+from msrnn.errors import DoesNotFitError
 
 T = TypeVar("T")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -68,10 +68,6 @@ def _address_space() -> int | None:
         return limit - pages * os.sysconf("SC_PAGE_SIZE")
     except (ImportError, OSError, ValueError):
         return None
-
-
-class DoesNotFitError(UsageError, MemoryError):
-    """An allocation needs more bytes than a device has free."""
 
 
 def check_fits(needed: int, device: torch.device, what: str, advice: Callable[[int], str]) -> None:

@@ -26,7 +26,9 @@ def parse_state_dtype(state_dtype: str | torch.dtype | None) -> torch.dtype | No
     dtype = STATE_DTYPES.get(str(state_dtype).removeprefix("torch."))
     if dtype is None:
         names = ", ".join(map(repr, STATE_DTYPES))
-        raise UsageError(f"state_dtype={state_dtype!r}: must be None, one of {names}, or the torch dtype of one")
+        raise UsageError(
+            f"must be None, one of {names}, or the torch dtype of one", name="state_dtype", value=state_dtype
+        )
     return dtype
 
 

@@ -26,7 +26,9 @@ class Cluster:
 
     def __init__(self, address: str = ANY, device: str = "auto", cpus: int | None = None) -> None:
         if device not in ("auto", "cpu", "cuda"):
-            raise UsageError(f"device={device!r}: a worker has one GPU at most; use 'auto', 'cpu' or 'cuda'")
+            raise UsageError(
+                "a worker has one GPU at most", name="device", value=device, advice="use 'auto', 'cpu' or 'cuda'"
+            )
         self.ray, self._opened = _connected(address)
         try:
             self._divide(device, cpus)
@@ -39,13 +41,13 @@ class Cluster:
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         self.gpus, self.cpus = (int(sum(node.get(kind, 0) for node in nodes)) for kind in ("GPU", "CPU"))
         if device == "cuda" and not self.gpus:
-            raise UsageError(f"device={device!r}: this Ray cluster has no GPU; use 'cpu' or 'auto'")
+            raise UsageError("this Ray cluster has no GPU", name="device", value=device, advice="use 'cpu' or 'auto'")
         self.device = "cuda" if device == "cuda" or (device == "auto" and self.gpus and cpus is None) else "cpu"
         each, on_gpu = cpus or 1, self.device == "cuda"
         self.worker: dict[str, Any] = {"num_cpus": each, "num_gpus": int(on_gpu)}
         most = int(max((node.get("CPU", 0) for node in nodes), default=0))
         if each > most:
-            raise UsageError(f"cpus={each}: no machine of this Ray cluster has more than {most}")
+            raise UsageError(f"no machine of this Ray cluster has more than {most}", name="cpus", value=each)
         # How many there is room for, if nobody else uses the cluster.
         self.workers = sum(
             int(min(node.get("CPU", 0) // each, node.get("GPU", 0) if on_gpu else most)) for node in nodes

@@ -162,7 +162,7 @@ def spacing(positions: str | Gap, fitting: int = 1) -> Spacing | None:
         names = [*MEANINGS, COMPRESSED]
         near = difflib.get_close_matches(positions, names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(names)}"
-        raise UsageError(f"positions={positions!r}: {hint}")
+        raise UsageError(hint, name="positions", value=positions)
     return named
 
 

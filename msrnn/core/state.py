@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from msrnn.checks import check_count
 from msrnn.core.device_memory import check_fits
 from msrnn.core.shards import Shards, least
 from msrnn.core.slots import MOST_COLUMNS, Memory, ordinary_tensors
 from msrnn.core.state_file import load_tensors, save_tensors
 from msrnn.core.validation import check_counts, check_layers, clear_free, is_incomplete
-from msrnn.errors import UsageError
+from msrnn.errors import FileError, UsageError
 
 LATER = ("rotary", "windows")  # fields that older files do not have: states without them fit
 ARCHITECTURE = "architecture"  # a field that names a model in messages, and decides nothing
@@ -110,12 +111,13 @@ class MultiState:
         """Positions of the tokens that a layer holds: [B, G, size + 1], -1 where a slot is empty; a copy."""
         own = dict(self._own())
         if layer not in own:
-            raise UsageError(f"layer={layer!r}: must be one of {sorted(own)}, the layers that hold states")
+            raise UsageError(f"must be one of {sorted(own)}, the layers that hold states", name="layer", value=layer)
         return own[layer].position.clone()
 
     def check_fits(self, fingerprint: dict[str, Any]) -> None:
         """Refuse a state of another model, policy, size, dtype or positions than the fingerprint's."""
-        _compare("the state was made", self.fingerprint, fingerprint)
+        if difference := _difference(self.fingerprint, fingerprint):
+            raise UsageError(f"the state was made {difference}")
         self.check_whole()
 
     def check_whole(self) -> None:
@@ -139,15 +141,16 @@ class MultiState:
         """Row numbers as an index [N]; refuses those that this state does not have."""
         index = torch.as_tensor(numbers)
         if index.ndim != 1 or index.numel() == 0 or index.is_floating_point() or index.dtype == torch.bool:
-            raise UsageError(f"rows={numbers!r}: must be a non-empty list of row numbers")
+            raise UsageError("must be a non-empty list of row numbers", name="rows", value=numbers)
         if int(index.min()) < 0 or int(index.max()) >= self.batch_size:
-            raise UsageError(f"rows={index.tolist()}: must be from 0 to {self.batch_size - 1}, the rows of this state")
+            raise UsageError(
+                f"must be from 0 to {self.batch_size - 1}, the rows of this state", name="rows", value=index.tolist()
+            )
         return index
 
     def fork(self, copies: int) -> MultiState:
         """A new state with every row `copies` times, copies of a row side by side; the old one is untouched."""
-        if not isinstance(copies, int) or isinstance(copies, bool) or copies < 1:
-            raise UsageError(f"fork({copies!r}): must be a whole number of copies, 1 or more")
+        check_count("copies", copies)
         self._check_memory(self.batch_size * copies)
         return self.select(each(self.batch_size, copies))
 
@@ -237,7 +240,7 @@ class MultiState:
         if error is not None:
             raise error
         if not saved:
-            raise UsageError(f"{path}: not saved; the first process says why")
+            raise FileError("not saved", path, advice="the first process says why")
 
     def gathered(self) -> MultiState:
         """The state as one process alone would have it, with the heads of all: every process must ask for it."""
@@ -255,7 +258,9 @@ class MultiState:
         try:
             check_layers(layers, self.columns, incomplete)
         except ValueError as error:
-            raise UsageError(f"{path}: not saved, {error}; save the other rows of the batch with select()") from error
+            raise FileError(
+                f"not saved, {error}", path, advice="save the other rows of the batch with select()"
+            ) from error
         description = {
             **self.fingerprint,
             "batch_size": self.batch_size,
@@ -275,13 +280,14 @@ class MultiState:
         Everything that kernels rely on is checked, so that no file can make one write outside of its buffers.
         """
         tensors, description = load_tensors(Path(path))
-        _compare(f"{path}: was saved", description, fingerprint)
+        if difference := _difference(description, fingerprint):
+            raise FileError(f"was saved {difference}", path)
         own = empty(1)  # the file's batch size is not trusted until its tensors agree
         state = own.gathered()
         try:
             state._restore(tensors, description)
         except ValueError as error:
-            raise UsageError(f"{path}: not a usable state, {error}; use a copy, or make it again") from error
+            raise FileError(f"not a usable state, {error}", path, advice="use a copy, or make it again") from error
         return state if own._shards is None else state._divided_like(own)
 
     def _restore(self, tensors: dict[str, Tensor], description: dict[str, Any]) -> None:
@@ -314,7 +320,8 @@ def each(rows: int, copies: int) -> Tensor:
     return torch.arange(rows).repeat_interleave(copies)
 
 
-def _compare(what: str, actual: dict[str, Any], expected: dict[str, Any]) -> None:
+def _difference(actual: dict[str, Any], expected: dict[str, Any]) -> str | None:
+    """What makes a state of one fingerprint unusable under another; None: nothing."""
     theirs, mine = actual.get(ARCHITECTURE), expected.get(ARCHITECTURE, "the model")
     for name, value in expected.items():
         if name != ARCHITECTURE and actual.get(name, value if name in LATER else None) != value:
@@ -323,4 +330,5 @@ def _compare(what: str, actual: dict[str, Any], expected: dict[str, Any]) -> Non
                 difference = f"the {_NAMED[name]} of {theirs}, and this model is {mine}"
             elif name in _NAMED:
                 difference = f"other {_NAMED[name]} than those of this model, {mine}"
-            raise UsageError(f"{what} with {difference}: use the model and options that it was made with")
+            return f"with {difference}: use the model and options that it was made with"
+    return None

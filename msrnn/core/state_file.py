@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from msrnn.core.atomic import PRIVATE, write_atomically
-from msrnn.errors import UsageError
+from msrnn.errors import FileError, UsageError
 
 FORMAT = 1  # raised by a change that makes a file unreadable, or misread, by the code before it
 _KEY, _CHECKSUM, _FORMAT = "msrnn", "checksum", "format"
@@ -53,7 +53,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], description: dict[str, 
 def _system_error(error: SafetensorError, path: Path) -> Exception:
     """The operating system's error (a full disk, for example), which safetensors reports only as text."""
     match = re.search(r"\(os error (\d+)\)", str(error))
-    return OSError(int(match[1]), os.strerror(int(match[1])), str(path)) if match else UsageError(f"{path}: {error}")
+    return OSError(int(match[1]), os.strerror(int(match[1])), str(path)) if match else FileError(str(error), path)
 
 
 def load_description(path: Path) -> dict[str, Any]:
@@ -67,39 +67,43 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     with _opened(path) as (file, description):
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if description.get(_CHECKSUM, expected := checksum(tensors)) != expected:
-        raise UsageError(f"{path}: damaged, its values do not match its checksum; use a copy, or create it again")
+        raise FileError("damaged, its values do not match its checksum", path, advice="use a copy, or create it again")
     return tensors, description
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
     if not path.is_file():
-        raise UsageError(f"{path}: {'not a regular file' if path.exists() else 'no such file'}; name a saved state")
+        what = "not a regular file" if path.exists() else "no such file"
+        raise FileError(what, path, advice="name a saved state")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if _KEY not in metadata:
-                raise UsageError(f"{path}: not a state that msrnn saved; name a file written by state.save or --save")
+                raise FileError(
+                    "not a state that msrnn saved", path, advice="name a file written by state.save or --save"
+                )
             description = json.loads(metadata[_KEY])
             if not isinstance(description, dict):
-                raise UsageError(
-                    f"{path}: not a state that msrnn saved, its description is {description!r:.40}; use another"
+                raise FileError(
+                    f"not a state that msrnn saved, its description is {description!r:.40}", path, advice="use another"
                 )
             _check_format(path, description.get(_FORMAT, 1))
             yield file, description
     except UsageError:
         raise
     except (SafetensorError, ValueError, RecursionError) as error:
-        raise UsageError(
-            f"{path}: truncated, or not a state that msrnn saved ({error}); use a copy, or another file"
+        raise FileError(
+            f"truncated, or not a state that msrnn saved ({error})", path, advice="use a copy, or another file"
         ) from error
 
 
 def _check_format(path: Path, found: object) -> None:
     if type(found) is not int or found < 1:
-        raise UsageError(f"{path}: not a state that msrnn saved, its format is {found!r:.40}; use another")
+        raise FileError(f"not a state that msrnn saved, its format is {found!r:.40}", path, advice="use another")
     if found > FORMAT:
-        raise UsageError(
-            f"{path}: its format is {found}, and this version of msrnn reads formats up to {FORMAT}; "
-            "install a newer msrnn, or make the state again with this one"
+        raise FileError(
+            f"its format is {found}, and this version of msrnn reads formats up to {FORMAT}",
+            path,
+            advice="install a newer msrnn, or make the state again with this one",
         )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from msrnn.checks import check_count, is_whole
 from msrnn.core.slots import MOST_COLUMNS, Growing, Memory, Slots
 from msrnn.errors import UsageError
 
@@ -20,17 +21,12 @@ def check_counts(description: dict[str, Any], layers: int) -> tuple[int, int]:
     """Batch size and columns of a file's description, before anything of that size is allocated."""
     batch_size: Any = description.get("batch_size")
     columns: Any = description.get("columns")
-    if not _is_count(batch_size) or batch_size < 1:
-        raise UsageError(f"batch_size {batch_size!r:.40}: must be a whole number of rows, 1 or more")
-    if not isinstance(columns, list) or len(columns) != layers or not all(map(_is_count, columns)):
+    check_count("batch_size", batch_size, of="rows")
+    if not isinstance(columns, list) or len(columns) != layers or not all(map(is_whole, columns)):
         raise UsageError(f"columns {columns!r:.40}: must be a list of {layers} whole numbers, one for each layer")
     if len(set(columns)) != 1 or not 0 <= columns[0] < 2**62:
         raise UsageError(f"columns {columns!r:.40}: must be the same number in every layer, 0 or more")
     return batch_size, columns[0]
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def check_layers(layers: list[tuple[int, Memory]], columns: int, incomplete: bool) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from msrnn.checks import check_count, is_whole
 from msrnn.engine.executor import Executor, StateHandle
 from msrnn.engine.loop import Loop
 from msrnn.engine.offline import OnTokens, finished
@@ -32,19 +33,20 @@ KEPT_OFFLINE = 4  # rows' worth for a list of prompts: a shared document, and wh
 
 def executor_of(rnn: MultiStateRNN | Executor, rows: int | None, beside: float = 0) -> Executor:
     """The executor of an engine: the one that is given, or one for an RNN in this process."""
-    _check_count("rows", rows)
+    if rows is not None:
+        check_count("rows", rows)
     if isinstance(rnn, Executor):
         if rows is not None:
-            raise UsageError(f"rows={rows!r}: the executor has {rnn.facts.slots} batch slots already; leave rows out")
+            raise UsageError(
+                f"the executor has {rnn.facts.slots} batch slots already",
+                name="rows",
+                value=rows,
+                advice="leave rows out",
+            )
         return rnn
     from msrnn.engine.local_executor import LocalExecutor  # which loads torch
 
     return LocalExecutor(rnn, rows, beside)
-
-
-def _check_count(name: str, value: int | None) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise UsageError(f"{name}={value!r}: must be a whole number, 1 or more")
 
 
 class Engine(Scheduler):
@@ -88,7 +90,8 @@ class Engine(Scheduler):
         session_days: float | None = None,
         owns_session: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        _check_count("prompt_tokens", prompt_tokens)
+        if prompt_tokens is not None:
+            check_count("prompt_tokens", prompt_tokens)
         executor = executor_of(rnn, rows)
         self.writer = sessions.writer if isinstance(sessions, Sessions) else Writer()
         kept = KEPT_ROWS * executor.facts.slot_nbytes if prefix_bytes is None else prefix_bytes
@@ -150,21 +153,24 @@ class Engine(Scheduler):
         if not ids:
             raise UsageError("the prompt is empty: give one token or more")
         for token in ids:
-            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary:
-                raise UsageError(f"prompt with token {token!r}: this model has ids 0 to {vocabulary - 1}")
+            if not is_whole(token) or not 0 <= token < vocabulary:
+                raise UsageError(f"token {token!r}: this model has ids 0 to {vocabulary - 1}", name="prompt")
         slots = self.executor.facts.slots
         if params.n > slots:
-            raise UsageError(f"n={params.n}: the engine has {slots} rows; ask for fewer answers")
+            raise UsageError(f"the engine has {slots} rows", name="n", value=params.n, advice="ask for fewer answers")
         if params.stop and self.tokenizer is None:
-            raise UsageError(f"stop={list(params.stop)!r}: needs the text; give the engine a tokenizer")
+            raise UsageError(
+                "needs the text", name="stop", value=list(params.stop), advice="give the engine a tokenizer"
+            )
         params.check_tokens(vocabulary)
         if params.continued >= len(ids):
-            raise UsageError(f"continued={params.continued}: must be less than the {len(ids)} tokens of the prompt")
+            raise UsageError(
+                f"must be less than the {len(ids)} tokens of the prompt", name="continued", value=params.continued
+            )
         self.executor.check_length(len(ids) + params.max_tokens)
         if session is not None:
             params.check_session()
-        if not isinstance(retention, int) or isinstance(retention, bool) or retention < 0:
-            raise UsageError(f"retention={retention!r}: must be a whole number of tokens, 0 or more")
+        check_count("retention", retention, 0, of="tokens")
         about: Any = {"turns": turns, "created": info.created if info else None, "retention": retention}
         return Request(ids, params, session=session_id, owner=owner, **about)
 

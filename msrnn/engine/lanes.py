@@ -86,8 +86,10 @@ class LongEngine(Engine):
             n, most = request.params.n, self.long_executor.facts.slots
             if n > most:
                 raise UsageError(
-                    f"n={n}: the engine has {most} rows for texts that may pass {self.length:,} tokens; ask for fewer "
-                    "answers"
+                    f"the engine has {most} rows for texts that may pass {self.length:,} tokens",
+                    name="n",
+                    value=n,
+                    advice="ask for fewer answers",
                 )
             self.long_executor.check_length(len(request.prompt) + request.params.max_tokens)
         return request

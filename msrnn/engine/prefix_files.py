@@ -15,7 +15,7 @@ from typing import NamedTuple
 from msrnn.core.atomic import make_private_folder, remove_unfinished
 from msrnn.engine.executor import Executor, StateHandle
 from msrnn.engine.writer import Writer
-from msrnn.errors import UsageError
+from msrnn.errors import FileError, UsageError
 
 NAME = re.compile(r"(\d{1,12})-([0-9a-f]{64})\.safetensors")
 WAITING = 2  # states that wait to be written, at most; more are forgotten, so that sessions are not kept waiting
@@ -86,7 +86,7 @@ class PrefixFiles:
             state = self._executor.load(path)
             notes = self._executor.describe(path)["notes"]
             if notes != {"tokens": [*prompt[: key.length]]} or state.seen != key.length:
-                raise UsageError(f"{path}: not what its name says")
+                raise FileError("not what its name says", path)
             os.utime(path)
         except (UsageError, OSError, KeyError, TypeError):
             self._remove(key)

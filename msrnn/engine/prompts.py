@@ -126,14 +126,18 @@ class Prompts:
         """From the state after the session's last turn, or from an empty one."""
         session = self.sessions.get(session_id)
         if (request.turns, request.created) != ((session.turns, session.created) if session else (0, None)):
-            raise SessionError(f"{session_id!r}: has changed since this prompt was made for it; make the prompt again")
+            raise SessionError(
+                "has changed since this prompt was made for it", session_id, advice="make the prompt again"
+            )
         if session is None:
             return Reading(request, request.prompt, self.executor.new_state(), 0, [len(request.prompt)])
         if any(token >= self.executor.facts.vocabulary for token in session.unread):
-            raise SessionError(f"{session_id!r}: has a token that this model does not have; delete the session")
+            raise SessionError("has a token that this model does not have", session_id, advice="delete the session")
         state = self.convert(session.state)
         if state.fingerprint != self.executor.facts.fingerprint:  # another one took its place while the prompt waited
-            raise SessionError(f"{session_id!r}: has changed since this prompt was made for it; make the prompt again")
+            raise SessionError(
+                "has changed since this prompt was made for it", session_id, advice="make the prompt again"
+            )
         request.kept_tokens = state.seen
         tokens = [*session.unread, *request.prompt]
         self.executor.check_length(request.kept_tokens + len(tokens) + request.params.max_tokens)

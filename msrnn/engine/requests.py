@@ -6,17 +6,37 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from msrnn.checks import check_count, check_number, is_number, is_whole
 from msrnn.engine.retention import Retention
 from msrnn.engine.session_id import SessionId
-from msrnn.errors import SessionError, UsageError
+from msrnn.errors import FileError, SessionError, UsageError, show
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 MOST_LOGPROBS = 20
 MOST = 2**31 - 1  # of every whole number but the seed
 MOST_STOPS, LONGEST_STOP = 16, 1000  # strings, and characters of one: every answer is compared with them at every step
 MOST_TOKEN_IDS = 1000  # in logit_bias and stop_token_ids
+LEAST_BIAS, MOST_BIAS = -100, 100
+COUNTS: dict[str, tuple[int, int]] = {
+    "max_tokens": (0, MOST),
+    "n": (1, MOST),
+    "top_k": (0, MOST),
+    "continued": (0, MOST),
+    "seed": (-(2**63), 2**64 - 1),
+    "logprobs": (0, MOST_LOGPROBS),
+    "prompt_logprobs": (0, MOST_LOGPROBS),
+}
+OPTIONAL = ("seed", "logprobs", "prompt_logprobs")  # which may be None
+NUMBERS: dict[str, tuple[float, float]] = {
+    "temperature": (0, 100),
+    "top_p": (1e-6, 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (0.01, 100),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+}
 NOT_FINITE_ERROR = "the model computed numbers that are not finite"
 
 
@@ -64,72 +84,54 @@ class SamplingParams:
     n: int = 1
 
     def __post_init__(self) -> None:
-        self._whole("max_tokens", 0)
-        self._whole("n", 1)
-        self._whole("top_k", 0)
-        self._whole("continued", 0)
-        self._number("temperature", 0, 100)
-        self._number("top_p", 1e-6, 1)
-        self._number("min_p", 0, 1)
-        self._number("repetition_penalty", 0.01, 100)
-        self._number("presence_penalty", -2, 2)
-        self._number("frequency_penalty", -2, 2)
-        if self.seed is not None:
-            self._whole("seed", -(2**63), 2**64 - 1)
-        if self.logprobs is not None:
-            self._whole("logprobs", 0, MOST_LOGPROBS)
-        if self.prompt_logprobs is not None:
-            self._whole("prompt_logprobs", 0, MOST_LOGPROBS)
+        for name, (least, most) in COUNTS.items():
+            if getattr(self, name) is not None or name not in OPTIONAL:
+                check_count(name, getattr(self, name), least, most)
+        for name, within in NUMBERS.items():
+            check_number(name, getattr(self, name), *within)
         if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
-            raise UsageError(f"stop={self.stop!r:.100}: must be a list of strings, none of them empty")
+            raise UsageError("must be a list of strings, none of them empty", name="stop", value=self.stop)
         if len(self.stop) > MOST_STOPS or any(len(text) > LONGEST_STOP for text in self.stop):
             longest = max(map(len, self.stop))
             raise UsageError(
-                f"stop of {len(self.stop)} strings, the longest of {longest:,} characters: "
-                f"at most {MOST_STOPS} strings of {LONGEST_STOP:,} characters"
+                f"{len(self.stop)} strings, the longest of {longest:,} characters",
+                name="stop",
+                advice=f"at most {MOST_STOPS} strings of {LONGEST_STOP:,} characters",
             )
         for name in ("stop_token_ids", "logit_bias"):
-            if len(getattr(self, name)) > MOST_TOKEN_IDS:
-                raise UsageError(f"{name} of {len(getattr(self, name)):,} tokens: at most {MOST_TOKEN_IDS:,}")
+            if (count := len(getattr(self, name))) > MOST_TOKEN_IDS:
+                raise UsageError(f"{count:,} tokens", name=name, advice=f"at most {MOST_TOKEN_IDS:,}")
         for token, bias in self.logit_bias.items():
-            if not _is_number(bias) or not -100 <= bias <= 100:
-                raise UsageError(f"logit_bias of token {token}: {bias!r:.100}; must be from -100 to 100")
-
-    def _whole(self, name: str, least: int, most: int = MOST) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            limits = f"{least} or more" if most == MOST else f"from {least} to {most}"
-            raise UsageError(f"{name}={value!r:.100}: must be a whole number, {limits}")
-
-    def _number(self, name: str, least: float, most: float) -> None:
-        value = getattr(self, name)
-        if not _is_number(value) or not least <= value <= most:
-            raise UsageError(f"{name}={value!r:.100}: must be from {least} to {most}")
+            if not is_number(bias) or not LEAST_BIAS <= bias <= MOST_BIAS:
+                limits = f"must be from {LEAST_BIAS} to {MOST_BIAS}"
+                raise UsageError(f"token {token} has {show(bias)}; {limits}", name="logit_bias")
 
     def check_tokens(self, vocabulary: int) -> None:
         """Refuse ids that the model does not have."""
         for name, tokens in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
             for token in tokens:
-                if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary:
-                    raise UsageError(f"{name} with token {token!r}: this model has ids 0 to {vocabulary - 1}")
+                if not is_whole(token) or not 0 <= token < vocabulary:
+                    raise UsageError(f"token {token!r}: this model has ids 0 to {vocabulary - 1}", name=name)
 
     def check_session(self) -> None:
         """Refuse what a session cannot answer."""
         if self.n > 1:
-            raise UsageError(f"n={self.n}: a session goes on with one answer; fork it, or ask for one")
+            raise UsageError(
+                "a session goes on with one answer", name="n", value=self.n, advice="fork it, or ask for one"
+            )
         if self.max_tokens == 0:
-            raise UsageError("max_tokens=0: a session goes on with an answer; ask for one token or more")
+            raise UsageError(
+                "a session goes on with an answer", name="max_tokens", value=0, advice="ask for one token or more"
+            )
         if self.prompt_logprobs is not None:
-            raise UsageError(f"prompt_logprobs={self.prompt_logprobs}: not known in a session; ask without a session")
+            advice = "ask without a session"
+            raise UsageError(
+                "not known in a session", name="prompt_logprobs", value=self.prompt_logprobs, advice=advice
+            )
 
     @property
     def penalizes(self) -> bool:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
-
-
-def _is_number(value: Any) -> bool:
-    """Whether it is finite; a whole number may be too large for `math.isfinite`."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 class Logprobs(NamedTuple):
@@ -214,6 +216,8 @@ def explain(error: BaseException) -> tuple[str, str | None]:
     """What a client may read of an error, and its code: no path of this machine, and no text of other requests."""
     if isinstance(error, SessionError):
         return str(error), error.code
+    if isinstance(error, FileError):
+        return error.problem, None
     if isinstance(error, UsageError):
         return str(error), None
     if isinstance(error, OSError) and error.strerror:

@@ -152,7 +152,7 @@ class Scheduler:
 
     def _use_session(self, session: SessionId) -> None:
         if self.uses_session(session):
-            raise SessionError(f"{session!r}: is answering another request; wait for its end")
+            raise SessionError("is answering another request", session, advice="wait for its end")
         self.prompts.sessions.begin(session, self.executor.facts.slot_nbytes)
 
     def uses_session(self, session: str | SessionId) -> bool:

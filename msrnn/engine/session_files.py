@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from msrnn.core.atomic import make_private_folder, remove_unfinished
 from msrnn.engine.executor import Executor, StateHandle
 from msrnn.engine.session_id import SessionId, is_owner
-from msrnn.errors import SessionError, UsageError
+from msrnn.errors import FileError, SessionUnreadableError, UsageError
 
 SUFFIX, DAMAGED = ".safetensors", ".damaged"
 _LATEST = 2**40  # seconds since 1970: a time stamp beyond this year 36,812 is damage
@@ -111,7 +111,7 @@ class SessionFiles:
         description = self._executor.describe(path)
         fields, columns = _fields(description.get("notes"), path), description.get("columns")
         if not isinstance(columns, list) or not columns or not all(type(n) is int and n >= 0 for n in columns):
-            raise UsageError(f"{path}: not a session that the engine saved; move it out of this folder")
+            raise FileError("not a session that the engine saved", path, advice="move it out of this folder")
         tokens = max(columns) + len(fields["unread"])
         times = fields["turns"], fields["created"], fields["updated"]
         return SessionInfo(session, tokens, *times, path.stat().st_size, str(description.get("positions")))
@@ -126,8 +126,8 @@ class SessionFiles:
                     return Session(self._executor.copy(state, "host"), **_fields(description.get("notes"), path))
         except UsageError as error:
             _log.warning("%r cannot be read: %s", session, error)
-            message = f"{session!r}: its file is damaged, or of another model or setting; delete it, or begin another"
-            raise SessionError(message, "session_unreadable") from error
+            message = "its file is damaged, or of another model or setting"
+            raise SessionUnreadableError(message, session, advice="delete it, or begin another") from error
 
     def write(self, session_id: SessionId, session: Session) -> SessionInfo:
         path = self.path(session_id)
@@ -180,7 +180,7 @@ def _fields(notes: Any, path: Path) -> dict[str, Any]:
         if not sound:
             raise TypeError
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise UsageError(f"{path}: not a session that the engine saved; move it out of this folder") from error
+        raise FileError("not a session that the engine saved", path, advice="move it out of this folder") from error
     return {"unread": unread, "last": last, "turns": turns, "created": float(created), "updated": float(updated)}
 
 

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from msrnn.errors import UsageError
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+NAME_PATTERN = "^[A-Za-z0-9_-]{1,64}$"
+_NAME = re.compile(NAME_PATTERN)
 _OWNER = re.compile(r"[0-9a-f]{16}")
 
 

@@ -16,12 +16,11 @@ from msrnn.engine.executor import Executor, StateHandle
 from msrnn.engine.session_files import Session, SessionFiles, SessionInfo, info_of
 from msrnn.engine.session_id import SessionId
 from msrnn.engine.writer import Writer, written
-from msrnn.errors import SessionError, UsageError
+from msrnn.errors import SessionError, SessionInUseError, SessionStorageFullError, SessionUnwritableError, UsageError
 
 IN_MEMORY, ON_DISK = 2**30, 2**36  # bytes of all sessions by default
 DAY = 86_400.0  # seconds
 EXPIRY_SECONDS = 60.0  # between two looks for expired sessions
-FULL = "session_storage_full"
 _log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
@@ -174,7 +173,7 @@ class Sessions:
             before, now = self._infos.get(session), time.time()
             had = (before.turns, before.created) if before else (0, None)
             if follows not in (None, had):
-                raise SessionError(f"{session!r}: another turn has taken the place of this one; ask again")
+                raise SessionError("another turn has taken the place of this one", session, advice="ask again")
             return self._store(session, Session(state, unread, last, had[0] + 1, had[1] or now, now))
 
     def fork(self, session: str | SessionId, other: str | SessionId) -> None:
@@ -182,7 +181,7 @@ class Sessions:
         session, other = SessionId.of(session), SessionId.of(other)
         found = self.get(session)
         if found is None:
-            raise SessionError(f"{session!r}: there is none of this name")
+            raise SessionError("there is none of this name", session)
         now = time.time()
         self._store(other, found._replace(created=now, updated=now), new=True, source=session).result()
 
@@ -191,10 +190,10 @@ class Sessions:
         session = SessionId.of(session)
         self._check_owned(session)
         if session not in self._infos:
-            raise SessionError(f"{session!r}: there is none of this name")
+            raise SessionError("there is none of this name", session)
         self._check_written(session)
         if session in self._in_use:
-            raise SessionError(f"{session!r}: is answering a request; wait for its end", "session_in_use")
+            raise SessionInUseError("is answering a request", session, advice="wait for its end")
         self._forget(session)
 
     def _set(self, info: SessionInfo) -> None:
@@ -216,9 +215,9 @@ class Sessions:
     ) -> Future[None]:
         self._check_owned(session_id)
         if new and session_id in self._infos:
-            raise SessionError(f"{session_id!r}: exists already; delete it, or choose another name")
+            raise SessionError("exists already", session_id, advice="delete it, or choose another name")
         if new and session_id in self._in_use:
-            raise SessionError(f"{session_id!r}: is answering its first request; choose another name")
+            raise SessionError("is answering its first request", session_id, advice="choose another name")
         self._check_written(session_id)
         nbytes = session.state.nbytes
         self._make_room(session_id, nbytes, source)
@@ -237,7 +236,7 @@ class Sessions:
             raise
         except UsageError as error:  # which names the file
             _log.warning("%r cannot be written: %s", session_id, error)
-            raise SessionError(f"{session_id!r}: its file cannot be written", "session_unwritable") from error
+            raise SessionUnwritableError("its file cannot be written", session_id) from error
         finally:
             del self._writing[session_id]
 
@@ -252,7 +251,7 @@ class Sessions:
         with self._lock:
             self._set(info)
             self._held.pop(session, None)
-        raise SessionError(f"{session!r}: another process has gone on with it; ask again")
+        raise SessionError("another process has gone on with it", session, advice="ask again")
 
     @_locked
     def _show(self, session_id: SessionId, session: Session, info: SessionInfo) -> None:
@@ -261,11 +260,11 @@ class Sessions:
 
     def _check_owned(self, session: SessionId) -> None:
         if not self._owns(session.name):
-            raise SessionError(f"{session!r}: belongs to another engine of this folder; ask that one")
+            raise SessionError("belongs to another engine of this folder", session, advice="ask that one")
 
     def _check_written(self, session: SessionId) -> None:
         if session in self._writing:
-            raise SessionError(f"{session!r}: its last turn is being written; wait for its end")
+            raise SessionError("its last turn is being written", session, advice="wait for its end")
 
     def _expire(self) -> None:
         """Delete sessions that were idle for too long."""
@@ -290,7 +289,9 @@ class Sessions:
         idle = [info for info in self._infos.values() if not (info.id in (session, source) or self._is_busy(info.id))]
         if session in coming and session not in self._in_use and sum(info.nbytes for info in idle) < excess:
             room = f"its {nbytes:,} bytes do not fit beside the sessions that are in use"
-            raise SessionError(f"{session!r}: {room}, with {self._most:,} for all of them; try again later", FULL)
+            raise SessionStorageFullError(
+                f"{room}, with {self._most:,} for all of them", session, advice="try again later"
+            )
         owners = self._owners.copy()
         for each, size in coming.items():
             owners[each.owner] += size

@@ -25,8 +25,9 @@ from msrnn.engine.prompt_logprobs import score_block
 from msrnn.engine.rank import ALIKE, PATIENCE, STOP, Rank
 from msrnn.engine.requests import Logprobs, SamplingParams
 from msrnn.engine.retention import Retention
+from msrnn.errors import LostRankError
 from msrnn.hf.rnn import MultiStateRNN
-from msrnn.hf.tensor_parallel import LostRankError, naming_lost_ranks
+from msrnn.hf.tensor_parallel import naming_lost_ranks
 
 
 class SharedState:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from msrnn.core.device_memory import available_bytes, is_out_of_memory
-from msrnn.errors import UsageError
+from msrnn.errors import DoesNotFitError, UsageError
 
 SHARE = {"cuda": 0.97, "cpu": 0.5}  # of the free memory; the rest is for activations and for other processes
 
@@ -29,11 +29,14 @@ def batch_that_fits(batch: int, what: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error) or isinstance(error, ValueError):  # its message already says what fits
+        if not is_out_of_memory(error) or isinstance(error, DoesNotFitError):  # which says what fits
             raise
         smaller = "a smaller batch" if batch > 1 else "a smaller size or model"
         raise UsageError(
-            f"batch={batch}: {what} does not fit into memory; results so far are kept, run again with {smaller}"
+            f"{what} does not fit into memory",
+            name="batch",
+            value=batch,
+            advice=f"results so far are kept, run again with {smaller}",
         ) from error
 
 

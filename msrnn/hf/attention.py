@@ -88,6 +88,10 @@ def _check_inference(requires_grad: bool, dropout: float, output_attentions: boo
 _windows: ContextVar[list[int | None] | None] = ContextVar("windows", default=None)
 
 
+class MaskError(UsageError):
+    """An attention mask in a form that no state can follow."""
+
+
 class NotCausalError(UsageError):
     """A mask that contains more than causal order, a layer's own window and padding."""
 
@@ -134,9 +138,9 @@ def real_columns(mask: Tensor | None, columns: int, window: int | None) -> Tenso
     if mask is None:
         return None
     if mask.dtype != torch.bool:
-        raise UsageError(f"attention mask of {mask.dtype}: pass a 2-D mask of ones and zeros (1 for a token)")
+        raise MaskError(f"attention mask of {mask.dtype}: pass a 2-D mask of ones and zeros (1 for a token)")
     if mask.ndim != 4 or mask.shape[2:] != (columns, columns):
-        raise UsageError(
+        raise MaskError(
             f"attention mask of shape {list(mask.shape)}: must cover the {columns} new columns alone, as "
             f"[batch, 1, {columns}, {columns}]; pass a 2-D mask instead"
         )

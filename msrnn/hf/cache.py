@@ -110,7 +110,7 @@ class MultiStateCache(OwnedCache):
             try:
                 self.spec.check_position(int(self.state.seen.max()))
             except UsageError as error:
-                raise NoPositionError(str(error)) from None
+                raise NoPositionError(error.message, advice=error.advice) from None
         return False
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msrnn.checks import is_whole
 from msrnn.errors import UsageError
 from msrnn.policy import FULL, Policy, is_full
 
@@ -31,7 +32,7 @@ def training_length(model: PreTrainedModel) -> int | None:
     """The longest text that the model was trained on, in tokens; None if its config does not state it."""
     config: Any = model.config.get_text_config(decoder=True)
     length = getattr(config, "max_position_embeddings", None)
-    return length if isinstance(length, int) and not isinstance(length, bool) and length > 0 else None
+    return length if is_whole(length) and length > 0 else None
 
 
 def largest_size(spec: StateSpec) -> int:

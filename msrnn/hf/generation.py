@@ -81,7 +81,7 @@ class Settings:
             if self[name] is not None and self[name] is not False:
                 raise UsageError(f"{name}: {reason}")
         if self.kwargs.get("use_cache") is False:
-            raise UsageError("use_cache=False: a state is the cache of its model; leave it out")
+            raise UsageError("a state is the cache of its model", name="use_cache", value=False, advice="leave it out")
 
     def arguments(self, **forced: Any) -> dict[str, Any]:
         """The call's arguments with some of them forced, in its generation config if it has one."""

@@ -18,7 +18,7 @@ from msrnn.core.rope import Rope
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape
 from msrnn.errors import UsageError
-from msrnn.hf.attention import NAME, NotCausalError, watched_windows
+from msrnn.hf.attention import NAME, MaskError, NotCausalError, watched_windows
 from msrnn.hf.cache_layers import OwnedLayer
 from msrnn.hf.fingerprint import non_finite_weights
 from msrnn.layer import plain_attention
@@ -121,9 +121,7 @@ def inspect_layers(model: PreTrainedModel, config: Any) -> list[RecordedLayer | 
             f"{name} attends to later tokens (is_causal=False, use_bidirectional_attention=True or an encoder): "
             "msrnn bounds decoders, which read in causal order"
         ) from error
-    except ValueError as error:
-        if not str(error).startswith("attention mask of"):
-            raise
+    except MaskError as error:
         raise UsageError(f"{name} changes its attention mask in a way that msrnn does not support") from error
     windows = {getattr(layer, "sliding_window", None) for layer in host_layers(config)} - {None}
     if windows and not windows & set(masked):

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.distributed.configuration_utils import DistributedConfig
 
-from msrnn.errors import UsageError
+from msrnn.errors import FileError, UsageError
 from msrnn.hf import model_cache
 from msrnn.hf.fingerprint import non_finite_weights
 
@@ -111,25 +111,25 @@ def _weights(source: str | Path, **kwargs: Any) -> Any:
 
 def check_dtype(dtype: str | None) -> None:
     if dtype is not None and dtype not in DTYPES:
-        raise UsageError(f"dtype={dtype!r}: must be one of {', '.join(DTYPES)}")
+        raise UsageError(f"must be one of {', '.join(DTYPES)}", name="dtype", value=dtype)
 
 
 def device_named(device: str) -> torch.device:
     """Check a device's name; `auto` is CUDA if there is a CUDA device."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    unknown = f"device={device!r}: must be 'auto', 'cpu' or 'cuda'"
+    unknown = UsageError("must be 'auto', 'cpu' or 'cuda'", name="device", value=device)
     try:
         where = torch.device(device)
     except RuntimeError as error:
-        raise UsageError(unknown) from error
+        raise unknown from error
     if where.type not in ("cpu", "cuda"):
-        raise UsageError(unknown)
+        raise unknown
     if where.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device={device!r}: torch finds no CUDA device; use 'cpu' or 'auto'")
+        raise UsageError("torch finds no CUDA device", name="device", value=device, advice="use 'cpu' or 'auto'")
     if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
         raise UsageError(
-            f"device={device!r}: must be at most 'cuda:{torch.cuda.device_count() - 1}', the last CUDA device"
+            f"must be at most 'cuda:{torch.cuda.device_count() - 1}', the last CUDA device", name="device", value=device
         )
     return where
 
@@ -194,7 +194,7 @@ def _convert(file: Path, folder: Path) -> None:
             tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
             read = _weights(file.parent, gguf_file=file.name, dtype=torch.float32)
     except Exception as error:
-        raise UsageError(f"{file}: not a GGUF file that transformers can read ({_first_line(error)})") from error
+        raise FileError(f"not a GGUF file that transformers can read ({_first_line(error)})", file) from error
     auto: Any = AutoModelForCausalLM
     config = read.config
     del config.quantization_config  # with it, the model refuses to be saved

@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
+from msrnn.checks import is_whole
 from msrnn.core.shards import least
 from msrnn.core.state import MultiState
 from msrnn.core.state_file import load_description
-from msrnn.errors import UsageError
+from msrnn.errors import FileError, UsageError
 from msrnn.hf.rnn import MultiStateRNN
 
 SECONDS = 30.0  # between checkpoints
@@ -41,8 +42,8 @@ class LongRead:
             state, done = rnn.load_state(self.checkpoint), self._tokens_in_checkpoint()
             if self._start is None and int(state.seen[0]) != done:
                 raise UsageError(f"it records {done:,} tokens, but its state has read {int(state.seen[0]):,}")
-        except UsageError as error:
-            raise UsageError(str(error).removeprefix(f"{self.checkpoint}: ")) from error
+        except FileError as error:
+            raise UsageError(error.problem) from error  # the caller names the file
         self.done = done
         return state
 
@@ -50,7 +51,7 @@ class LongRead:
         """How many tokens the checkpoint has read, if this text begins with them."""
         notes = load_description(self.checkpoint).get("notes")
         done = notes.get("read") if isinstance(notes, dict) else None
-        if not isinstance(notes, dict) or not isinstance(done, int) or isinstance(done, bool) or done < 1:
+        if not isinstance(notes, dict) or not is_whole(done) or done < 1:
             raise UsageError("it does not record what was read")
         if done > self.total:
             raise UsageError(f"it has read {done:,} tokens, more than the {self.total:,} to read")

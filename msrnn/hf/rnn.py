@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from msrnn.checks import check_count
 from msrnn.core.rope import ORIGINAL, Gap
 from msrnn.core.slots import Slots
 from msrnn.core.state import MultiState
@@ -64,8 +65,8 @@ class MultiStateRNN:
         chunk: int | None = None,
         block: int | None = None,
     ) -> None:
-        if block is not None and (not isinstance(block, int) or isinstance(block, bool) or block < 1):
-            raise UsageError(f"block={block!r}: must be a whole number of tokens, 1 or more")
+        if block is not None:
+            check_count("block", block, of="tokens")
         options: Any = {"positions": positions, "state_dtype": state_dtype, "backend": backend, "chunk": chunk}
         self.spec = state_spec(model, policy, size, **options, in_blocks=True)
         hand_over(model, self)
@@ -112,8 +113,7 @@ class MultiStateRNN:
 
     def state(self, batch_size: int = 1) -> MultiState:
         """An empty state for `batch_size` sequences; a bounded one allocates all its memory now, and no more later."""
-        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-            raise UsageError(f"batch_size={batch_size!r}: must be a whole number of sequences, 1 or more")
+        check_count("batch_size", batch_size, of="sequences")
         return self._graphs.state(batch_size)
 
     def block_of(self, batch_size: int) -> int:
@@ -280,7 +280,10 @@ class MultiStateRNN:
         sequences, beams = settings["num_return_sequences"] or 1, settings["num_beams"] or 1
         if continues and sequences > 1:
             raise UsageError(
-                f"num_return_sequences={sequences}: a state holds one continuation; fork it, then generate"
+                "a state holds one continuation",
+                name="num_return_sequences",
+                value=sequences,
+                advice="fork it, then generate",
             )
         if continues and state.batch_size > 1 and self.spec.hybrid:
             raise UsageError(

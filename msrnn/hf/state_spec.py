@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache
 
 from msrnn.backends import resolve_backend
 from msrnn.backends.base import Backend
+from msrnn.checks import check_count
 from msrnn.core.device_memory import check_fits
 from msrnn.core.quantization import parse_state_dtype, state_dtype_name
 from msrnn.core.rope import FITTED, ORIGINAL, Gap, Repositioning, Spacing, name_of, spacing
@@ -111,9 +112,8 @@ class StateSpec:
         """Refuse a position beyond the model's table of learned positions."""
         last = self.model.last_position
         if last is not None and position > last:
-            raise UsageError(
-                f"position {position:,}: this model has learned positions 0 to {last:,} only; read a shorter text"
-            )
+            message = f"position {position:,}: this model has learned positions 0 to {last:,} only"
+            raise UsageError(message, advice="read a shorter text")
 
     def check_device(self, state: MultiState) -> None:
         """Refuse a state on another device than the layers that read it."""
@@ -220,11 +220,17 @@ def _check_unbounded(state_dtype: str | torch.dtype | None, positions: str | Gap
     """Refuse options that policy 'full' does not have."""
     if parse_state_dtype(state_dtype):
         raise UsageError(
-            f"state_dtype={state_dtype!r}: policy 'full' does not quantize; use a bounded policy, or leave it out"
+            "policy 'full' does not quantize",
+            name="state_dtype",
+            value=state_dtype,
+            advice="use a bounded policy, or leave it out",
         )
     if named := spacing(positions):
         raise UsageError(
-            f"positions={named.name!r}: policy 'full' leaves no gaps; use a bounded policy, or leave it out"
+            "policy 'full' leaves no gaps",
+            name="positions",
+            value=named.name,
+            advice="use a bounded policy, or leave it out",
         )
 
 
@@ -236,8 +242,8 @@ def _check_partly_bounded(size: Size, quantized: torch.dtype | None, positions: 
 
 
 def _check_chunk(chunk: int | None) -> None:
-    if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
-        raise UsageError(f"chunk={chunk!r}: must be a whole number of tokens, 1 or more")
+    if chunk is not None:
+        check_count("chunk", chunk, of="tokens")
 
 
 def _setups(
@@ -286,8 +292,8 @@ def _fitting(config: Any, sizes: Sequence[int | None]) -> int:
     size = max((size for size in sizes if size is not None), default=None)
     if not length or size is None:
         reason = "the config of this model has no max_position_embeddings; name a largest gap, as in 'compressed:16'"
-        raise UsageError(f"positions={FITTED!r}: {reason}")
+        raise UsageError(reason, name="positions", value=FITTED)
     if size >= length:
         reason = f"size={size} does not fit the {length:,} positions of this model; take a smaller size"
-        raise UsageError(f"positions={FITTED!r}: {reason}")
+        raise UsageError(reason, name="positions", value=FITTED)
     return (length - 1) // size

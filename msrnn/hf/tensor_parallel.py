@@ -14,13 +14,9 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from msrnn.core.shards import Shards, check_same
-from msrnn.errors import UsageError
+from msrnn.errors import LostRankError, UsageError
 
 _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
-
-
-class LostRankError(RuntimeError):
-    """Another process of the job has ended, or does not answer in time."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -84,7 +84,9 @@ class BoundedLM(TemplateLM):
         super().__init__()
         if not str(batch_size).isdecimal() or not 1 <= int(batch_size) <= MOST_SEQUENCES:
             raise UsageError(
-                f"batch_size={batch_size}: must be a whole number of sequences, from 1 to {MOST_SEQUENCES:,}"
+                f"must be a whole number of sequences, from 1 to {MOST_SEQUENCES:,}",
+                name="batch_size",
+                value=batch_size,
             )
         model, tokenizer = load(pretrained, device, dtype)
         self.tokenizer: Any = tokenizer
@@ -162,7 +164,9 @@ class BoundedLM(TemplateLM):
         room = self.max_length + 1 - len(continuation)
         if room < 1:
             raise UsageError(
-                f"max_length={self.max_length}: must be at least {len(continuation)}, the tokens of a continuation"
+                f"must be at least {len(continuation)}, the tokens of a continuation",
+                name="max_length",
+                value=self.max_length,
             )
         return tuple(context[-room:])
 
@@ -259,7 +263,10 @@ class BoundedLM(TemplateLM):
         """The last tokens of a context."""
         if room < 1:
             raise UsageError(
-                f"max_length={self.max_length}: leaves no room for a context; must be more than the tokens to generate"
+                "leaves no room for a context",
+                name="max_length",
+                value=self.max_length,
+                advice="must be more than the tokens to generate",
             )
         return self.tok_encode(context)[-room:] or [self.prefix_token_id]
 

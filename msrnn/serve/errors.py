@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
-from msrnn.engine.sessions import FULL
+from msrnn.errors import SessionStorageFullError, UsageError
 
 
 class ApiError(Exception):
@@ -33,6 +34,16 @@ def bad(param: str, message: str) -> ApiError:
     return ApiError(400, message, param=param, code="invalid_value")
 
 
+def escaped(name: str) -> str:
+    """A name that a client has sent, as `param`."""
+    return ascii(name)[1:-1][:100]
+
+
+def unusable(error: UsageError, fields: Container[object] = ()) -> ApiError:
+    """Bad input that was found behind the API; `param` is the field, if the request has one of this name."""
+    return ApiError(400, str(error), param=error.name if error.name in fields else None, code="invalid_value")
+
+
 def overloaded(seconds: int) -> ApiError:
     return ApiError(
         429,
@@ -49,7 +60,7 @@ def shutting_down() -> ApiError:
 
 def session_error(message: str, code: str) -> ApiError:
     """A session is in use, has gone on, or cannot be stored."""
-    return ApiError(507 if code == FULL else 409, message, param="session_id", code=code)
+    return ApiError(507 if code == SessionStorageFullError.code else 409, message, param="session_id", code=code)
 
 
 def too_slow(events: int) -> ApiError:

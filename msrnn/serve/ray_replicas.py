@@ -30,8 +30,10 @@ class RayReplicas:
     def __init__(self, cluster: Cluster, count: int, make: Callable[[int], Server]) -> None:
         if count > cluster.workers:
             raise UsageError(
-                f"replicas={count}: this Ray cluster has room for {cluster.workers} ({cluster.summary()}); use fewer, "
-                "or fewer cpus for each"
+                f"this Ray cluster has room for {cluster.workers} ({cluster.summary()})",
+                name="replicas",
+                value=count,
+                advice="use fewer, or fewer cpus for each",
             )
         from ray import serve
 

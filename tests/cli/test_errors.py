@@ -10,6 +10,7 @@ import torch
 from command import Run
 
 from msrnn.cli import _with_flag
+from msrnn.errors import FileError, UsageError
 
 
 @pytest.mark.parametrize(
@@ -52,16 +53,17 @@ def test_other_errors_keep_their_traceback(kind: type[Exception], run: Run, monk
 
 
 @pytest.mark.parametrize(
-    ("message", "words", "expected"),
+    ("error", "words", "expected"),
     [
-        ("size=0: too few", ["--size", "0"], "--size 0: too few"),
-        ("state_dtype='x': unknown", ["--state-dtype=x"], "--state-dtype x: unknown"),
-        ("size=0: too few", [], "size=0: too few"),
-        ("a file: size=0: too few", ["--size", "0"], "a file: size=0: too few"),
+        (UsageError("too few", name="size", value=0), ["--size", "0"], "--size 0: too few"),
+        (UsageError("unknown", name="state_dtype", value="x"), ["--state-dtype=x"], "--state-dtype x: unknown"),
+        (UsageError("no name", name="policy", value="a b"), ["--policy", "a b"], "--policy a b: no name"),
+        (UsageError("too few", name="size", value=0, advice="use more"), [], "size=0: too few; use more"),
+        (FileError("size=0: too few", "a file"), ["--size", "0"], "a file: size=0: too few"),
     ],
 )
-def test_an_argument_is_named_by_the_flag_that_was_given(message: str, words: list[str], expected: str) -> None:
-    assert _with_flag(message, words) == expected
+def test_an_argument_is_named_by_the_flag_that_was_given(error: UsageError, words: list[str], expected: str) -> None:
+    assert _with_flag(error, words) == expected
 
 
 def test_a_device_that_torch_knows_and_msrnn_does_not(run: Run) -> None:

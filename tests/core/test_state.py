@@ -134,7 +134,7 @@ def test_rows_that_are_not_there_are_refused(rows: list[object], rnn: msrnn.Mult
 
 @pytest.mark.parametrize("copies", [0, -1, 1.5, True])
 def test_a_bad_number_of_copies_is_refused(copies: object, rnn: msrnn.MultiStateRNN) -> None:
-    with pytest.raises(ValueError, match="fork"):
+    with pytest.raises(ValueError, match="copies="):
         rnn.state().fork(copies)  # type: ignore[arg-type]
 
 

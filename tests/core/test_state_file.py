@@ -62,12 +62,12 @@ def test_forged_tensors_are_refused(name: str, saved: Callable[[str], Saved]) ->
 
 
 DESCRIBED: dict[str, tuple[dict[str, Any], str]] = {
-    "no rows": ({"batch_size": 0}, "batch_size 0"),
-    "fewer than none": ({"batch_size": -1}, "batch_size -1"),
+    "no rows": ({"batch_size": 0}, "batch_size=0"),
+    "fewer than none": ({"batch_size": -1}, "batch_size=-1"),
     "more than fit": ({"batch_size": 10**12}, r"keys: .*, not .*\[1000000000000, "),
-    "true rows": ({"batch_size": True}, "batch_size True"),
-    "no number of rows": ({"batch_size": None}, "batch_size None"),
-    "rows by half": ({"batch_size": 2.0}, "batch_size 2.0"),
+    "true rows": ({"batch_size": True}, "batch_size=True"),
+    "no number of rows": ({"batch_size": None}, "batch_size=None"),
+    "rows by half": ({"batch_size": 2.0}, "batch_size=2.0"),
     "columns": ({"columns": 17}, "columns 17"),
     "true columns": ({"columns": [True, True]}, "columns .True, True."),
     "fewer columns": ({"columns": [17]}, "list of 2 whole numbers"),

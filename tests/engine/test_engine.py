@@ -209,7 +209,7 @@ def test_what_is_refused(rnn: msrnn.MultiStateRNN) -> None:
         engine.request("text")
     with pytest.raises(UsageError, match="give the engine a tokenizer"):
         engine.request([5], msrnn.SamplingParams(stop=["x"]))
-    with pytest.raises(UsageError, match="stop_token_ids with token -1"):
+    with pytest.raises(UsageError, match="stop_token_ids: token -1: this model has ids"):
         engine.request([5], msrnn.SamplingParams(stop_token_ids=[-1]))
     with pytest.raises(UsageError, match="fixed size"):
         msrnn.Engine(msrnn.MultiStateRNN(build(llama(), "cpu"), "full", None), rows=2)

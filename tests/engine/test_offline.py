@@ -89,7 +89,7 @@ def test_an_answer_is_continued(engine: msrnn.Engine, first: int) -> None:
 
 def test_what_cannot_be_continued(engine: msrnn.Engine) -> None:
     for continued in (-1, 1.0, True):
-        with pytest.raises(UsageError, match=f"continued={continued}: must be a whole number, 0 or more"):
+        with pytest.raises(UsageError, match=f"continued={continued}: must be a whole number, from 0 to"):
             msrnn.SamplingParams(continued=continued)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="continued=4: must be less than the 4 tokens of the prompt"):
         engine.request(PROMPT, msrnn.SamplingParams(continued=4))

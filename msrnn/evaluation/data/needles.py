@@ -188,7 +188,10 @@ class Haystack:
                 return Asked(sample, place, Prompt(ids, 0), hidden.answers)
             if not used:
                 raise UsageError(
-                    f"length={sample.length}: a question of task {sample.task} alone takes {len(ids)} tokens; use more"
+                    f"a question of task {sample.task} alone takes {len(ids)} tokens",
+                    name="length",
+                    value=sample.length,
+                    advice="use more",
                 )
             most -= max(1, len(ids) - sample.length)
             draw.setstate(state)

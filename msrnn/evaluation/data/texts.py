@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from msrnn.errors import UsageError
+from msrnn.errors import FileError, UsageError
 
 PG19 = "emozilla/pg19-test"  # the 100 books of the test set, in a format that loads without custom code
 
@@ -73,7 +73,7 @@ def check_datasets(what: str, instead: str) -> None:
 
 def _tokenized(path: Path) -> Document:
     def read() -> str:
-        raise UsageError(f"{path}: has token ids, but the text is needed; give a .txt file")
+        raise FileError("has token ids, but the text is needed", path, advice="give a .txt file")
 
     return Document(path.stem, read, partial(_ids, path))
 
@@ -83,10 +83,10 @@ def _ids(path: Path) -> list[int]:
         with path.open("rb") as file:
             ids = numpy.lib.format.read_array(file, allow_pickle=False)
     except ValueError as error:
-        raise UsageError(f"{path}: not a numpy array ({error}); save the token ids with numpy.save") from error
+        raise FileError(f"not a numpy array ({error})", path, advice="save the token ids with numpy.save") from error
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise UsageError(
-            f"{path}: {ids.dtype} of shape {list(ids.shape)}; must be a one-dimensional array of token ids"
+        raise FileError(
+            f"{ids.dtype} of shape {list(ids.shape)}", path, advice="must be a one-dimensional array of token ids"
         )
     tokens: list[int] = ids.tolist()
     return tokens
@@ -115,7 +115,7 @@ def _lines(path: Path) -> list[Document]:
         name = row.get("id", row.get("title"))
         texts.append(_of(str(number if name is None else name), row["text"]))
     if not texts:
-        raise UsageError(f"{path}: empty; give a text to read")
+        raise FileError("empty", path, advice="give a text to read")
     return texts
 
 

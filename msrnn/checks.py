@@ -1,0 +1,37 @@
+"""Checks of single values that come from outside. In Python `True` is a number; for a user it is not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeGuard
+
+from msrnn.errors import UsageError
+
+
+def is_whole(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether it is a finite number; a whole one may be too large for `math.isfinite`."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+
+
+def check_count(name: str, value: Any, least: int = 1, most: int | None = None, of: str = "") -> int:
+    """Refuse anything but a whole number within bounds; `of` names what is counted."""
+    if is_whole(value) and least <= value and (most is None or value <= most):
+        return int(value)
+    counted = f" of {of}" if of else ""
+    raise UsageError(f"must be a whole number{counted}, {bounds(least, most)}", name=name, value=value)
+
+
+def check_number(name: str, value: Any, least: float, most: float) -> float:
+    """Refuse anything but a finite number within bounds."""
+    if is_number(value) and least <= value <= most:
+        return float(value)
+    raise UsageError(f"must be a number {bounds(least, most)}", name=name, value=value)
+
+
+def bounds(least: float, most: float | None) -> str:
+    """Bounds in words."""
+    return f"{least:,} or more" if most is None else f"from {least:,} to {most:,}"
