@@ -1,10 +1,9 @@
-"""Results as rows of JSON in a file that is only appended to, and checks of the fields of a row."""
+"""Results as rows of JSON in a file that is only appended to."""
 
 from __future__ import annotations
 
 import json
 import os
-import reprlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -163,64 +162,3 @@ def _cut_partial_line(file: BinaryIO) -> None:
 def _sync(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-Kind = Callable[[Any], bool]
-
-
-def is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def is_bool(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def is_mapping(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def anything(_: Any) -> bool:
-    return True
-
-
-def optional(kind: Kind) -> Kind:
-    return lambda value: value is None or kind(value)
-
-
-def list_of(kind: Kind) -> Kind:
-    return lambda value: isinstance(value, list) and all(map(kind, value))
-
-
-def fields(**kinds: Kind) -> Check:
-    """A check that a row has these fields, each of its kind."""
-
-    def check(row: Row) -> str | None:
-        for name, kind in kinds.items():
-            if name not in row:
-                return f"without the field {name!r}"
-            if not kind(row[name]):
-                return f"its field {name!r} is {reprlib.repr(row[name])}"
-        return None
-
-    return check
-
-
-def paired(one: str, other: str, check: Check) -> Check:
-    """The same check, and that two lists have the same length."""
-
-    def both(row: Row) -> str | None:
-        wrong = check(row)
-        if wrong is None and len(row[one]) != len(row[other]):
-            return f"{len(row[one])} {one} with {len(row[other])} {other}"
-        return wrong
-
-    return both

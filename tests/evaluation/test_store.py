@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from msrnn.evaluation.benchmark.measurement import Ledger, check_row
-from msrnn.evaluation.store import Store, fields, is_int, is_number, is_text, list_of, optional, paired, read_rows
+from msrnn.evaluation.records import ChunkRecord, Record, check_of
+from msrnn.evaluation.store import Store, read_rows
+
+
+class Number(Record):
+    a: float
+
+
+class Losses(ChunkRecord):
+    nll: list[float]
+    size: int | None
 
 
 def test_rows_outlive_the_store(tmp_path: Path) -> None:
@@ -70,7 +80,7 @@ def test_damaged_lines_are_named_and_skipped_on_demand(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     lines = [b'{"a": 1}', b'{"a": ', b'{"a": 2}', b"\xff", b'{"b": 3}', b'{"a": "x"}', b'{"a": 4}']
     path.write_bytes(b"\n".join([*lines, b'{"a"']))
-    check = fields(a=is_number)
+    check = check_of(Number)
     with pytest.raises(ValueError, match=r"rows\.jsonl, line 2: damaged, not JSON.* \(and 3 more lines\)"):
         Store(path, check)
     assert [row["a"] for row in Store(path, check, skip_damaged=True).rows] == [1, 2, 4]
@@ -81,17 +91,22 @@ def test_damaged_lines_are_named_and_skipped_on_demand(tmp_path: Path) -> None:
 
 
 def test_the_reason_why_a_row_is_damaged(tmp_path: Path) -> None:
-    check = paired("keys", "values", fields(keys=list_of(is_text), values=list_of(is_number), size=optional(is_int)))
-    good = {"keys": ["a"], "values": [1.5], "size": None}
+    check = check_of(Losses)
+    good = {"chunks": ["a"], "nll": [1.5], "size": None}
     assert check(good) is None
+    assert check({**good, "nll": [1], "more": "\ud800", "chunks": ["\ud800"]}) is None
     for change, reason in (
-        ({"values": [1, 2]}, "1 keys with 2 values"),
-        ({"values": "12"}, "its field 'values' is '12'"),
+        ({"nll": [1, 2]}, "1 chunks with 2 nll"),
+        ({"nll": "12"}, "its field 'nll' is '12'"),
+        ({"nll": ["12"]}, "its field 'nll' is ['12']"),
+        ({"nll": [True]}, "its field 'nll' is [True]"),
         ({"size": True}, "its field 'size' is True"),
-        ({"keys": None}, "its field 'keys' is None"),
+        ({"size": 1.0}, "its field 'size' is 1.0"),
+        ({"chunks": None}, "its field 'chunks' is None"),
+        ({"chunks": [1]}, "its field 'chunks' is [1]"),
     ):
         assert check({**good, **change}) == reason
-    assert check({"keys": ["a"], "size": 3}) == "without the field 'values'"
+    assert check({"chunks": ["a"], "size": 3}) == "without the field 'nll'"
 
 
 def append(path: Path, who: str, rows: int | None) -> None:

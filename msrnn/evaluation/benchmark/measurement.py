@@ -14,8 +14,9 @@ from msrnn.evaluation.benchmark import PROMPT
 from msrnn.evaluation.benchmark.contenders import Contender, Setup, random_tokens
 from msrnn.evaluation.benchmark.table import Row
 from msrnn.evaluation.benchmark.timing import Floor, Times, bandwidth, milliseconds, products, weight_bytes
+from msrnn.evaluation.records import Record, Text, check_of
 from msrnn.evaluation.store import Row as StoredRow
-from msrnn.evaluation.store import Store, fields, is_mapping, is_number, is_text, optional
+from msrnn.evaluation.store import Store
 from msrnn.hf.cuda_graphs import WORTH_CAPTURING
 
 T = TypeVar("T")
@@ -23,12 +24,26 @@ UNLIMITED = 2**16
 REPEATS = 2  # of a step that is below its floor
 EQUAL = 128
 ROW = "row"  # the cell that holds a whole row of the table
-_CELL = fields(cell=is_text, value=optional(is_number))
-_ROW = fields(cell=is_text, value=optional(is_number), contender=is_text, asked=is_mapping, fields=is_mapping)
+
+
+class CellRecord(Record):
+    """One measurement; without a value, it did not fit into memory."""
+
+    cell: Text
+    value: float | None
+
+
+class RowRecord(CellRecord):
+    contender: Text
+    asked: dict[Text, Any]
+    fields: dict[Text, Any]
+
+
+_check_cell, _check_whole_row = check_of(CellRecord), check_of(RowRecord)
 
 
 def check_row(row: StoredRow) -> str | None:
-    return _ROW(row) if row.get("cell") == ROW else _CELL(row)
+    return _check_whole_row(row) if row.get("cell") == ROW else _check_cell(row)
 
 
 class Ledger:

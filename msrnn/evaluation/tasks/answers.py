@@ -2,58 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field, Strict
 
 from msrnn.core.rope import ORIGINAL
-from msrnn.errors import UsageError
+from msrnn.errors import FileError, UsageError
 from msrnn.evaluation.cells import FULL_MODEL, TRUNCATED, UNBOUNDED, Cell, cell_of, stored_cells
 from msrnn.evaluation.data.prompts import Prompt
 from msrnn.evaluation.data.questions import Question, Reference
-from msrnn.evaluation.store import Row, Store, anything, fields, is_bool, is_int, is_text, list_of, optional
+from msrnn.evaluation.records import Record, Text, check_of
+from msrnn.evaluation.store import Row, Store
 from msrnn.policy import FULL
 
-
-def _is_reference(value: Any) -> bool:
-    return isinstance(value, list) and 1 <= len(value) <= 2 and all(map(is_text, value))
-
-
-def _are_prompts(value: Any) -> bool:
-    """By length: the key of the prompt, its tokens, and the tokens that were cut."""
-    if not isinstance(value, dict):
-        return False
-    entries = (isinstance(entry, list) and len(entry) == 3 and is_text(entry[0]) for entry in value.values())
-    return all(name.isdecimal() for name in value) and all(entries)
-
-
 MARK = "settings_used"  # the field of a row that only records that settings were used again
-_SETTINGS = {
-    "task": is_text,
-    "fingerprint": is_text,
-    "dtype": is_text,
-    "chat": is_bool,
-    "length": is_int,
-    "positions": is_text,
-    "answer": is_int,
-}
+
+
+class SettingsRecord(Record):
+    task: Text
+    fingerprint: Text
+    dtype: Text
+    chat: bool
+    length: int
+    positions: Text
+    answer: int
+
+
+class PredictionRecord(Record):
+    policy: Text
+    numbers: Any
+    size: int | None
+    positions: Text
+    prompt: Text
+    prediction: Text
+    answer: int
+
+
+class QuestionRecord(SettingsRecord):
+    """A question; `prompts` has, by length, the key of the prompt, its tokens, and the tokens that were cut."""
+
+    question: Text
+    name: Text
+    document: Text
+    references: list[Annotated[list[Text], Field(min_length=1, max_length=2)]]
+    prompts: dict[Annotated[str, Field(pattern=r"^\d+$")], Annotated[tuple[Text, Any, Any], Strict(False)]]
+
+
 _CHECKS = {
-    "prediction": fields(
-        policy=is_text,
-        numbers=anything,
-        size=optional(is_int),
-        positions=is_text,
-        prompt=is_text,
-        prediction=is_text,
-        answer=is_int,
-    ),
-    "references": fields(
-        **_SETTINGS,
-        question=is_text,
-        name=is_text,
-        document=is_text,
-        references=list_of(_is_reference),
-        prompts=_are_prompts,
-    ),
-    MARK: fields(**_SETTINGS),
+    "prediction": check_of(PredictionRecord),
+    "references": check_of(QuestionRecord),
+    MARK: check_of(SettingsRecord),
 }
 
 
@@ -89,7 +87,7 @@ class Settings(NamedTuple):
         """The settings that were used last, of those that have these values."""
         used = cls.used(store, task)
         if not used:
-            raise UsageError(f"{store.path}: has no question of {task}; answer some first")
+            raise FileError(f"has no question of {task}", store.path, advice="answer some first")
         matching = [settings for settings in used if wanted.items() <= settings.key.items()]
         if not matching:
             known = "; or ".join(dict.fromkeys(_description(settings.key) for settings in used))

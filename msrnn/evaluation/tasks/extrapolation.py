@@ -29,30 +29,32 @@ from msrnn.evaluation.cells import Cell
 from msrnn.evaluation.data.texts import Data
 from msrnn.evaluation.environment import model_identity
 from msrnn.evaluation.loss import losses
+from msrnn.evaluation.records import ChunkRecord, Text, check_of
 from msrnn.evaluation.report import Table, document, plot_estimates, saved_figure
 from msrnn.evaluation.runner import Compute, Evaluation, OnTokens, Progress
 from msrnn.evaluation.statistics import Estimate
-from msrnn.evaluation.store import Row, Store, fields, is_int, is_number, is_text, list_of, optional, paired
+from msrnn.evaluation.store import Row, Store
 from msrnn.evaluation.tasks.perplexity import formatted
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import FULL, Policy, is_full, resolve
 
 NAME = "extrapolation"
-CHECK = paired(
-    "chunks",
-    "nll",
-    fields(
-        policy=is_text,
-        size=optional(is_int),
-        positions=is_text,
-        start=is_int,
-        chunks=list_of(is_text),
-        nll=list_of(list_of(is_number)),
-        fingerprint=is_text,
-        dtype=is_text,
-        window=is_int,
-    ),
-)
+
+
+class CourseRecord(ChunkRecord):
+    """The losses of several texts in one stretch of tokens."""
+
+    policy: Text
+    size: int | None
+    positions: Text
+    start: int
+    nll: list[list[float]]
+    fingerprint: Text
+    dtype: Text
+    window: int
+
+
+CHECK = check_of(CourseRecord)
 COLUMNS = (
     *("policy", "positions", "size", "tokens", "so_far", "so_far_low", "so_far_high"),
     *("window", "window_low", "window_high", "texts"),

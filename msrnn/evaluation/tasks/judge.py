@@ -9,19 +9,28 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from msrnn.errors import UsageError
+from msrnn.errors import FileError
 from msrnn.evaluation import statistics
 from msrnn.evaluation.cells import FULL_MODEL, Cell, cell_of
 from msrnn.evaluation.data.prompts import JUDGE, STORY, filled
+from msrnn.evaluation.records import Record, Text, check_of
 from msrnn.evaluation.report import Formatted, Table, document, saved_figure
 from msrnn.evaluation.runner import Compute, OnTokens, Progress, Runner
 from msrnn.evaluation.statistics import Estimate
-from msrnn.evaluation.store import Row, Store, fields, is_text
+from msrnn.evaluation.store import Row, Store
 from msrnn.evaluation.tasks.judge_models import ANSWER_TOKENS, FINGERPRINT, LIKELIHOODS, EndpointFailedError, Judge
 from msrnn.evaluation.tasks.story import SAMPLER, evicted
 
 NAME = "judge"
-CHECK = fields(judge=is_text, prompt=is_text, answer=is_text)
+
+
+class JudgementRecord(Record):
+    judge: Text
+    prompt: Text
+    answer: Text
+
+
+CHECK = check_of(JudgementRecord)
 STORY_KEY = ("fingerprint", "dtype", "prompt", "most", "temperature")  # what stories must share to be compared
 ATTEMPTS = 2  # an answer that cannot be parsed is requested once more
 CHARACTERS = 4  # of a token, about
@@ -65,7 +74,7 @@ class Pairs(NamedTuple):
 def pairs(store: Store) -> Pairs:
     """The newest stories of a store, and those that were generated with the same settings."""
     if not store.rows:
-        raise UsageError(f"{store.path}: has no stories; generate some first")
+        raise FileError("has no stories", store.path, advice="generate some first")
     last = store.rows[-1]
     newest = {name: last[name] for name in STORY_KEY}
     versions: dict[Cell, dict[int, Row]] = {}
@@ -74,8 +83,10 @@ def pairs(store: Store) -> Pairs:
     full = versions.pop(FULL_MODEL, {})
     shared = {cell: [seed for seed in sorted(stories) if seed in full] for cell, stories in versions.items()}
     if not any(shared.values()):
-        raise UsageError(
-            f"{store.path}: has no story of a bounded model and of the full one by the same seed; generate both first"
+        raise FileError(
+            "has no story of a bounded model and of the full one by the same seed",
+            store.path,
+            advice="generate both first",
         )
     kept = {cell: [seed for seed in seeds if evicted(versions[cell][seed])] for cell, seeds in shared.items()}
     matched = [

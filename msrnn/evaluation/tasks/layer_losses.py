@@ -12,14 +12,21 @@ from typing import Any, NamedTuple
 from msrnn.budget import FORMAT, Curves
 from msrnn.core.atomic import write_atomically
 from msrnn.evaluation import statistics
+from msrnn.evaluation.records import check_of
 from msrnn.evaluation.report import Formatted, Table, Value, document, saved_figure
-from msrnn.evaluation.store import Row, is_int, optional
-from msrnn.evaluation.tasks.perplexity import ChunkLosses, Reader, chunk_rows
+from msrnn.evaluation.store import Row
+from msrnn.evaluation.tasks.perplexity import ChunkLosses, LossRecord, Reader
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import FULL, Policy
 
 NAME = "budget"
-CHECK = chunk_rows(layer=optional(is_int))
+
+
+class LayerLossRecord(LossRecord):
+    layer: int | None
+
+
+CHECK = check_of(LayerLossRecord)
 LEAST_SHOWN = 1e-5  # nats; less is noise, or nothing
 
 

@@ -22,10 +22,11 @@ from msrnn.evaluation.cells import grid as cells_grid
 from msrnn.evaluation.data.texts import Data
 from msrnn.evaluation.environment import model_identity
 from msrnn.evaluation.loss import losses
+from msrnn.evaluation.records import ChunkRecord, Text, check_of
 from msrnn.evaluation.report import Formatted, Table, document, plot_estimates, saved_figure
 from msrnn.evaluation.runner import C, Compute, Evaluation, OnTokens
 from msrnn.evaluation.statistics import Estimate
-from msrnn.evaluation.store import Check, Row, Store, fields, is_int, is_number, is_text, list_of, optional, paired
+from msrnn.evaluation.store import Row, Store
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import FULL, resolve
 
@@ -35,26 +36,23 @@ PAPER_ROWS = (
     *("tova-head", "tova", "tova+1", "tova+4"),
 )
 PAPER_SIZES = tuple(2**i for i in range(6, 13))
-_FIELDS: dict[str, Any] = {
-    "policy": is_text,
-    "size": optional(is_int),
-    "chunks": list_of(is_text),
-    "nll": list_of(is_number),
-    "fingerprint": is_text,
-    "dtype": is_text,
-}
 COLUMNS = (
     *("policy", "size", "perplexity", "low", "high", "nll", "nll_low", "nll_high", "chunks", "tokens"),
     *("against", "difference", "difference_low", "difference_high", "ratio", "ratio_low", "ratio_high"),
 )
 
 
-def chunk_rows(**more: Any) -> Check:
-    """The check of rows with the loss of each chunk, and `more` fields."""
-    return paired("chunks", "nll", fields(**_FIELDS, **more))
+class LossRecord(ChunkRecord):
+    """The mean loss of each chunk."""
+
+    policy: Text
+    size: int | None
+    nll: list[float]
+    fingerprint: Text
+    dtype: Text
 
 
-CHECK = chunk_rows()
+CHECK = check_of(LossRecord)
 
 
 def grid(policies: Sequence[str], sizes: Sequence[int], length: int) -> Grid:
@@ -64,7 +62,9 @@ def grid(policies: Sequence[str], sizes: Sequence[int], length: int) -> Grid:
             if name != BASELINE:
                 resolve(name, size)
             elif size < 2:
-                raise UsageError(f"size={size}: a piece of the baseline must have 2 tokens or more, to predict one")
+                raise UsageError(
+                    "a piece of the baseline must have 2 tokens or more, to predict one", name="size", value=size
+                )
     return cells_grid(policies, sizes, length)
 
 
@@ -104,7 +104,9 @@ def pieces(input_ids: Tensor, size: int, opening: int) -> list[Tensor]:
     """
     given = max(1, opening)
     if size <= given:
-        raise UsageError(f"size={size}: a piece of the baseline has {given} given tokens and must predict one more")
+        raise UsageError(
+            f"a piece of the baseline has {given} given tokens and must predict one more", name="size", value=size
+        )
     cut = []
     for start in range(given, input_ids.shape[1], size - given):
         front = input_ids[:, :opening] if opening else input_ids[:, start - 1 : start]

@@ -17,28 +17,33 @@ from msrnn.evaluation.cells import Cell
 from msrnn.evaluation.data.needles import FIRST, LAST, TASKS, Asked, score
 from msrnn.evaluation.environment import backend_names, model_key
 from msrnn.evaluation.generation import answered, in_batches
+from msrnn.evaluation.records import Record, Text, check_of
 from msrnn.evaluation.report import Formatted, Share, Table, document, saved_figure
 from msrnn.evaluation.runner import Compute, Evaluation, OnTokens
-from msrnn.evaluation.store import Row, Store, fields, is_int, is_number, is_text, list_of, optional
+from msrnn.evaluation.store import Row, Store
 from msrnn.hf.generation import stop_tokens_of
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import FULL
 
 NAME = "retrieval"
-CHECK = fields(
-    policy=is_text,
-    size=optional(is_int),
-    question=is_text,
-    item=is_text,
-    task=is_text,
-    length=is_int,
-    depth=is_number,
-    answer=is_text,
-    expected=list_of(is_text),
-    fingerprint=is_text,
-    dtype=is_text,
-    positions=is_text,
-)
+
+
+class AnswerRecord(Record):
+    policy: Text
+    size: int | None
+    question: Text
+    item: Text
+    task: Text
+    length: int
+    depth: float
+    answer: Text
+    expected: list[Text]
+    fingerprint: Text
+    dtype: Text
+    positions: Text
+
+
+CHECK = check_of(AnswerRecord)
 FULL_BLOCK = 4096  # tokens: the full model reads a long prompt in few and large steps
 PLACE = {FIRST: "question first", LAST: "question last"}
 

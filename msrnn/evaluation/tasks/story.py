@@ -16,27 +16,32 @@ from msrnn.evaluation import statistics
 from msrnn.evaluation.cells import FULL_MODEL, Cell, cell_of
 from msrnn.evaluation.environment import backend_names, model_key
 from msrnn.evaluation.generation import answered
+from msrnn.evaluation.records import Record, Text, check_of
 from msrnn.evaluation.report import Formatted, Table, document
 from msrnn.evaluation.runner import Compute, Evaluation, OnTokens, Progress
 from msrnn.evaluation.statistics import Estimate
-from msrnn.evaluation.store import Row, Store, fields, is_bool, is_int, is_number, is_text, list_of, optional
+from msrnn.evaluation.store import Row, Store
 from msrnn.hf.rnn import MultiStateRNN
 
 NAME = "story"
-CHECK = fields(
-    policy=is_text,
-    size=optional(is_int),
-    seed=is_int,
-    ids=list_of(is_int),
-    story=is_text,
-    ended=is_bool,
-    prompt_tokens=is_int,
-    fingerprint=is_text,
-    dtype=is_text,
-    prompt=is_text,
-    most=is_int,
-    temperature=is_number,
-)
+
+
+class StoryRecord(Record):
+    policy: Text
+    size: int | None
+    seed: int
+    ids: list[int]
+    story: Text
+    ended: bool
+    prompt_tokens: int
+    fingerprint: Text
+    dtype: Text
+    prompt: Text
+    most: int
+    temperature: float
+
+
+CHECK = check_of(StoryRecord)
 HEADER = ("version", "tokens", "words", "repeated", "ended", "evicted", "as full")
 NGRAM = 4  # words
 SAMPLER = "sampler"  # rows of earlier versions, whose stories were sampled in another way, do not have it

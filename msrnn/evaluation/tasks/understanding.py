@@ -14,7 +14,7 @@ from msrnn.core.rope import COMPRESSED, ORIGINAL, name_of, spacing
 from msrnn.engine.engine import Engine
 from msrnn.engine.offline import full_model_rnn
 from msrnn.engine.requests import SamplingParams
-from msrnn.errors import UsageError
+from msrnn.errors import FileError
 from msrnn.evaluation import statistics
 from msrnn.evaluation.cells import TRUNCATED, UNBOUNDED, Cell, Grid
 from msrnn.evaluation.data import prompts
@@ -89,8 +89,10 @@ def stored_answers(task: Task, store: Store, cells: list[Cell], **wanted: Any) -
     keys = answers.answered_by(cells)
     if not keys:
         missing = ", ".join(cell.label for cell in cells if not answers.answered_by([cell]))
-        raise UsageError(
-            f"{store.path}: no question that all rows have answered ({missing} none); answer more, or use fewer rows"
+        raise FileError(
+            f"no question that all rows have answered ({missing} none)",
+            store.path,
+            advice="answer more, or use fewer rows",
         )
     return answers, keys
 

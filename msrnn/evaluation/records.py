@@ -1,0 +1,51 @@
+"""The fields of a stored record. A file may be old, edited or damaged, so each record is checked when it is read."""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, InstanceOf, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from msrnn.evaluation.store import Check, Row
+
+Text = InstanceOf[str]  # a plain `str` field would refuse half of a surrogate pair, which JSON can hold
+
+
+class Record(BaseModel):
+    """What a record must have; it may have more. A number is not taken from a string, nor from true."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class ChunkRecord(Record):
+    """A record with one loss for each chunk of text."""
+
+    chunks: list[Text]
+    nll: list[Any]
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> ChunkRecord:
+        if len(self.chunks) != len(self.nll):
+            raise PydanticCustomError("unequal", f"{len(self.chunks)} chunks with {len(self.nll)} nll")
+        return self
+
+
+def check_of(kind: type[Record]) -> Check:
+    """A check that tells what is wrong with a record of this kind."""
+
+    def check(row: Row) -> str | None:
+        try:
+            kind.model_validate(row)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            if not first["loc"]:
+                return str(first["msg"])
+            name = str(first["loc"][0])
+            if name not in row:
+                return f"without the field {name!r}"
+            return f"its field {name!r} is {reprlib.repr(row[name])}"
+        return None
+
+    return check
