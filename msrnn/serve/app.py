@@ -20,12 +20,15 @@ from msrnn.engine.lanes import LongEngine
 from msrnn.engine.requests import Event, Request
 from msrnn.errors import SessionError, UsageError
 from msrnn.serve.application import application
-from msrnn.serve.errors import ApiError, failed, overloaded, session_error, shutting_down, too_slow
+from msrnn.serve.docs_page import docs_routes
+from msrnn.serve.errors import ApiError, failed, overloaded, session_error, shutting_down, too_slow, unusable
 from msrnn.serve.keys import owner_of
 from msrnn.serve.limits import RETRY_SECONDS, Limits, Parsing, read_body
 from msrnn.serve.metrics import Metrics, Timer
+from msrnn.serve.openapi import PATH as OPENAPI
+from msrnn.serve.openapi import openapi
 from msrnn.serve.page import page_routes
-from msrnn.serve.prompts import check_count
+from msrnn.serve.prompts import check_answers
 from msrnn.serve.protocol import Job, Served, chat_job, completion_job
 from msrnn.serve.replies import ChatReply, Reply, sent_error
 from msrnn.serve.request_log import USAGE
@@ -86,7 +89,9 @@ class Server:
             Route("/health", self.health, methods=["GET"]),
             Route("/metrics", self.read_metrics, methods=["GET"]),
             Route("/version", self.version, methods=["GET"]),
+            Route(OPENAPI, self.read_openapi, methods=["GET"]),
             *page_routes(),
+            *docs_routes(),
         ]
 
         @asynccontextmanager
@@ -111,7 +116,7 @@ class Server:
                 conflict = session_error(str(error), error.code)
                 return JSONResponse(conflict.body, conflict.status)
             except UsageError as error:
-                return JSONResponse(ApiError(400, str(error), code="invalid_value").body, 400)
+                return JSONResponse(unusable(error).body, 400)
             except ClientDisconnect:
                 return Response(status_code=499)
             except Exception as error:
@@ -130,10 +135,15 @@ class Server:
         owner = owner_of(http.scope)
 
         def checked(fields: Any) -> tuple[Job, list[Request]]:
-            check_count(fields, self._most)
+            check_answers(fields, self._most)
             job = parse(fields, self.served, owner)
             about = (job.params, job.session, job.turns, job.retention, owner)
-            return job, [self.engine.request(prompt, *about) for prompt in job.prompts]
+            try:
+                return job, [self.engine.request(prompt, *about) for prompt in job.prompts]
+            except SessionError:
+                raise
+            except UsageError as error:
+                raise unusable(error, fields) from error
 
         return await self.parsing.run(await read_body(http, self.limits), checked, self._most - self.active)
 
@@ -218,6 +228,9 @@ class Server:
 
     async def read_metrics(self, _: HttpRequest) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def read_openapi(self, _: HttpRequest) -> Response:
+        return JSONResponse(openapi(self.served, keyed=bool(self.limits.keys)))
 
     async def version(self, _: HttpRequest) -> Response:
         return JSONResponse({"version": msrnn.__version__})

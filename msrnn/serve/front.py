@@ -27,11 +27,14 @@ from msrnn.engine.session_id import SessionId
 from msrnn.errors import UsageError
 from msrnn.serve.affinity import Beginnings, blocks_of, chosen, owner, text_of
 from msrnn.serve.application import application
+from msrnn.serve.docs_page import docs_routes
 from msrnn.serve.errors import ApiError, failed
 from msrnn.serve.forward import Forward
 from msrnn.serve.keys import OWNER, owner_of
 from msrnn.serve.limits import Limits, Parsing, parsed_small
 from msrnn.serve.metrics import merged
+from msrnn.serve.openapi import PATH as OPENAPI
+from msrnn.serve.openapi import with_keys
 from msrnn.serve.page import page_routes
 from msrnn.serve.sessions import MOST, page_of
 from msrnn.serve.sessions import PATH as SESSIONS
@@ -87,7 +90,9 @@ class Front:
             Route("/health", self.health, methods=["GET"]),
             Route("/metrics", self.metrics, methods=["GET"]),
             Route("/version", self.version, methods=["GET"]),
+            Route(OPENAPI, self.read_openapi, methods=["GET"]),
             *page_routes(),
+            *docs_routes(),
         ]
 
         @asynccontextmanager
@@ -117,6 +122,15 @@ class Front:
         pairs = zip(numbers, found, strict=True)
         texts = {number: one[1].decode() for number, one in pairs if not isinstance(one, BaseException)}
         return Response(merged(texts), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def read_openapi(self, _: Request) -> Response:
+        """A replica's description, since all serve the same; keys are checked here."""
+        try:
+            status, body = await asyncio.wait_for(self._asked(None, OPENAPI), METRICS_TIMEOUT)
+        except (TimeoutError, LostReplicaError, ApiError):
+            return JSONResponse(_unavailable().body, 503)
+        document = json.loads(body)
+        return JSONResponse(with_keys(document) if status == 200 and self.limits.keys else document, status)
 
     async def version(self, _: Request) -> Response:
         return JSONResponse({"version": msrnn.__version__})
@@ -195,8 +209,8 @@ class Front:
             query = f"limit={MOST}&after={found[-1]['id']}" if found else ""
         return found
 
-    async def _asked(self, number: int, path: str, key_owner: str = "", query: str = "") -> tuple[int, bytes]:
-        """A short question of our own to one replica: its status and body."""
+    async def _asked(self, number: int | None, path: str, key_owner: str = "", query: str = "") -> tuple[int, bytes]:
+        """A short question of our own to one replica, or to any: its status and body."""
         about = {"type": "http", "method": "GET", "path": path, "query_string": query.encode(), "headers": []}
         scope = _plain({**about, OWNER: key_owner})
         status, body = 500, b""

@@ -1,21 +1,20 @@
-"""Prompts and messages of a request: checked, and made into tokens."""
+"""Prompts and messages of a request, made into tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from msrnn.checks import is_whole
 from msrnn.engine.session_files import Session
 from msrnn.engine.text import Pieces
 from msrnn.errors import UsageError
 from msrnn.hf.chat_template import check_template, closing, encode, encode_first, encode_following, following, render
 from msrnn.hf.messages import Messages
 from msrnn.serve.errors import ApiError, bad
-from msrnn.serve.fields import USUAL_IN_MESSAGES, shown
+from msrnn.serve.request_models import CompletionRequest, Message
 from msrnn.serve.token_texts import fewest_tokens
-
-ROLES = ("system", "developer", "user", "assistant")
-MOST_MESSAGES = 10_000  # of a request, and parts of a message
 
 
 class Prompt(NamedTuple):
@@ -30,34 +29,25 @@ class Echo(NamedTuple):
     offsets: list[int]  # where each token begins in it
 
 
-def check_count(fields: Any, most: int) -> None:
+def check_answers(fields: Any, most: int) -> None:
     """Refuse more answers than `most`, before any prompt is tokenized."""
     prompts, n = (fields.get("prompt"), fields.get("n")) if isinstance(fields, dict) else (None, None)
     many = len(prompts) if isinstance(prompts, list) and prompts and type(prompts[0]) is not int else 1
-    answers = many * (n if type(n) is int else 1)
+    answers = many * (n if is_whole(n) else 1)
     if answers > most:
         param = "prompt" if many > 1 else "n"
         raise bad(param, f"{answers:,} answers to {many:,} prompts: this server takes {most:,} at most")
 
 
-def read_prompts(value: Any, tokenizer: Any, begins: bool, most_tokens: int) -> list[Prompt]:
-    """Text, token ids, or a list of either. A text that begins gets the tokenizer's special tokens."""
-    if isinstance(value, str):
-        value = [value]
-    if not isinstance(value, list) or not value:
-        raise bad("prompt", "prompt must be a text, a list of token ids, or a list of either, and not empty")
-    if all(type(token) is int for token in value):
-        value = [value]
+def read_prompts(request: CompletionRequest, tokenizer: Any, begins: bool, most_tokens: int) -> list[Prompt]:
+    """The tokens of each prompt. A text that begins gets the tokenizer's special tokens."""
     prompts = []
-    for prompt in value:
+    for prompt in request.prompts:
         if isinstance(prompt, str):
-            _check_characters(prompt, "prompt")
             _check_fits(prompt, tokenizer, most_tokens)
             prompts.append(Prompt(encode(tokenizer, prompt, begins)[0].tolist(), prompt))
-        elif isinstance(prompt, list) and all(type(token) is int for token in prompt):
-            prompts.append(Prompt(prompt, None))
         else:
-            raise bad("prompt", "prompt must be a text, a list of token ids, or a list of either")
+            prompts.append(Prompt(prompt, None))
     if not all(prompt.tokens for prompt in prompts):
         raise bad("prompt", "prompt is empty: give one token or more")
     return prompts
@@ -76,42 +66,10 @@ def echo_of(prompt: Prompt, tokenizer: Any) -> Echo:
     return Echo(prompt.text, [min(max(0, begin - extra), len(prompt.text)) for begin in begins[:-1]])
 
 
-def read_messages(value: Any) -> Messages:
-    if not isinstance(value, list) or not value:
-        raise bad("messages", "messages must be a list of one message or more")
-    if len(value) > MOST_MESSAGES:
-        raise bad("messages", f"{len(value):,} messages: this server takes {MOST_MESSAGES:,} at most")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(value)]
-
-
-def _message(message: Any, where: str) -> dict[str, str]:
-    if not isinstance(message, dict) or message.get("role") not in ROLES:
-        raise bad(where, f"{where}: must be an object whose role is one of {', '.join(ROLES)}")
-    for name, value in message.items():
-        known = name in ("role", "content", "name") or value is None
-        if not known and not (name in USUAL_IN_MESSAGES and USUAL_IN_MESSAGES[name](value)):
-            raise bad(f"{where}.{shown(name)}", f"{where}: {name!r:.100} is not supported by this server")
-    content = message.get("content")
-    if isinstance(content, list):
-        texts = [part["text"] for part in content[: MOST_MESSAGES + 1] if _is_text(part)]
-        content = "".join(texts) if 0 < len(texts) <= MOST_MESSAGES and len(texts) == len(content) else None
-    if not isinstance(content, str):
-        raise bad(f"{where}.content", f"{where}: content must be text; images and other parts are not supported")
-    _check_characters(content, f"{where}.content")
-    role = "system" if message["role"] == "developer" else message["role"]
-    return {"role": role, "content": content}
-
-
-def _is_text(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-
-
-def _check_characters(text: str, where: str) -> None:
-    """JSON can spell half of a character, which no tokenizer takes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise bad(where, f"{where}: has half of a character (a lone surrogate) at {error.start}") from None
+def read_messages(messages: Sequence[Message]) -> Messages:
+    """Role and text of each message."""
+    roles = ("system" if message.role == "developer" else message.role for message in messages)
+    return [{"role": role, "content": message.text} for role, message in zip(roles, messages, strict=True)]
 
 
 def _check_fits(text: str, tokenizer: Any, most_tokens: int) -> None:

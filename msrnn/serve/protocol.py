@@ -1,4 +1,4 @@
-"""Requests of OpenAI's API: every field is checked, and one that is not supported is refused by name."""
+"""Requests of OpenAI's API as jobs for the engine: what fields mean together, sessions, and prompts as tokens."""
 
 from __future__ import annotations
 
@@ -11,21 +11,14 @@ from msrnn.engine.requests import SamplingParams
 from msrnn.engine.session_files import Session
 from msrnn.engine.session_id import SessionId
 from msrnn.engine.sessions import Sessions
-from msrnn.errors import SessionError, UsageError
+from msrnn.errors import UsageError
 from msrnn.serve.defaults import NEUTRAL
 from msrnn.serve.errors import ApiError, bad
-from msrnn.serve.fields import (
-    CHAT_FIELDS,
-    COMPLETION_FIELDS,
-    USUAL_IN_CHATS,
-    USUAL_IN_COMPLETIONS,
-    boolean,
-    given_fields,
-    retention_interval,
-    sampling_params,
-)
+from msrnn.serve.fields import read_request, sampling_params
 from msrnn.serve.prompts import Chat, Echo, Prompt, echo_of, read_messages, read_prompts
+from msrnn.serve.request_models import ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
 from msrnn.serve.retention import PromptTexts, prompt_texts
+from msrnn.serve.usual_fields import NOT_USED_IN_CHATS, NOT_USED_IN_COMPLETIONS
 
 MOST_PROMPT_LOGPROBS = 2**20  # log probabilities of prompts in a reply: about 40 MB
 
@@ -66,44 +59,40 @@ class Job:
 
 
 def chat_job(body: Any, served: Served, owner: str = "") -> Job:
-    fields = given_fields(body, CHAT_FIELDS, USUAL_IN_CHATS, served.name)
-    messages = read_messages(fields.get("messages"))
-    name, session = _session(fields, served, owner)
-    if "max_completion_tokens" in fields and "max_tokens" in fields:
+    request = read_request(ChatRequest, body, NOT_USED_IN_CHATS, served.name)
+    session = _session(request, served, owner)
+    given = request.model_fields_set
+    if {"max_completion_tokens", "max_tokens"} <= given:
         raise bad("max_tokens", "max_tokens and max_completion_tokens are both given: give one of them")
-    limit = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
-    wanted = boolean(fields, "logprobs")
-    top = fields.get("top_logprobs")
-    if top is not None and not wanted:
+    limit = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
+    if request.top_logprobs is not None and not request.logprobs:
         raise bad("top_logprobs", "top_logprobs needs logprobs: true")
-    logprobs = (top or 0) if wanted else None
-    params = sampling_params(fields, limit, served.default_tokens, served.defaults, logprobs=logprobs)
-    if params.max_tokens == 0:
-        raise bad(limit, f"{limit}=0: must be 1 or more")
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    params = sampling_params(request, limit, served.default_tokens, served.defaults, logprobs=logprobs)
+    messages = read_messages(request.messages)
     chat = Chat(served.tokenizer, messages, session, served.allow_special)
     try:
         ids = chat.tokens(served.most_tokens)
     except UsageError as error:
         raise bad("messages", str(error)) from error
     texts = partial(prompt_texts, served.tokenizer, messages=messages, render=chat.text)
-    return _job(fields, [Prompt(ids, None)], params, served, (name, session), texts)
+    return _job(request, [Prompt(ids, None)], params, served, session, texts)
 
 
 def completion_job(body: Any, served: Served, owner: str = "") -> Job:
-    fields = given_fields(body, COMPLETION_FIELDS, USUAL_IN_COMPLETIONS, served.name)
-    name, session = _session(fields, served, owner)
-    echo, logprobs = boolean(fields, "echo"), fields.get("logprobs")
-    scored = {"logprobs": logprobs, "prompt_logprobs": logprobs if echo else None}
-    params = sampling_params(fields, "max_tokens", served.default_tokens, served.defaults, **scored)
-    if params.max_tokens == 0 and (name is not None or not echo):
+    request = read_request(CompletionRequest, body, NOT_USED_IN_COMPLETIONS, served.name)
+    session, name = _session(request, served, owner), request.session_id
+    scored = {"logprobs": request.logprobs, "prompt_logprobs": request.logprobs if request.echo else None}
+    params = sampling_params(request, "max_tokens", served.default_tokens, served.defaults, **scored)
+    if params.max_tokens == 0 and (name is not None or not request.echo):
         raise bad("max_tokens", "max_tokens=0: must be 1 or more, or 0 with echo: true and without session_id")
     if params.prompt_logprobs is not None and name is not None:
         raise bad("logprobs", "logprobs with echo: those of a session's prompt are not known; leave one of them out")
-    prompts = read_prompts(fields.get("prompt"), served.tokenizer, session is None, served.most_tokens)
+    prompts = read_prompts(request, served.tokenizer, session is None, served.most_tokens)
     if name is not None and len(prompts) > 1:
         raise bad("prompt", f"{len(prompts)} prompts: a session goes on with one")
     _check_logprobs(prompts, params)
-    return _job(fields, prompts, params, served, (name, session), partial(prompt_texts, served.tokenizer), echo)
+    return _job(request, prompts, params, served, session, partial(prompt_texts, served.tokenizer), request.echo)
 
 
 def _check_logprobs(prompts: list[Prompt], params: SamplingParams) -> None:
@@ -116,11 +105,11 @@ def _check_logprobs(prompts: list[Prompt], params: SamplingParams) -> None:
 
 
 def _job(
-    fields: Mapping[str, Any],
+    request: GenerationRequest,
     prompts: list[Prompt],
     params: SamplingParams,
     served: Served,
-    conversation: tuple[str | None, Session | None],
+    session: Session | None,
     texts: Callable[[list[int], int], PromptTexts],
     echo: bool = False,
 ) -> Job:
@@ -128,22 +117,23 @@ def _job(
     if most > served.most_tokens:
         message = f"{most:,} tokens, prompt and answer together: this server takes {served.most_tokens:,} at most"
         raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
-    stream, options = boolean(fields, "stream"), fields.get("stream_options")
-    if options is not None:
-        if not stream:
-            raise bad("stream_options", "stream_options needs stream: true")
-        if not isinstance(options, dict) or options.keys() - {"include_usage", "continuous_usage_stats"}:
-            message = "stream_options must be an object, and may have include_usage and continuous_usage_stats only"
-            raise bad("stream_options", message)
-    name, session = conversation
-    turns = session.turns if session else 0
-    every = retention_interval(fields, stream)
+    for name in ("stream_options", "retention"):
+        if getattr(request, name) and not request.stream:
+            raise bad(name, f"{name} needs stream: true")
+    options, every = request.stream_options or StreamOptions(), request.retention
     before, start = _told_before(session)
-    found = [texts([*before, *prompt.tokens], start) for prompt in prompts] if every else []
-    usage = [boolean(options or {}, option) for option in ("include_usage", "continuous_usage_stats")]
-    echoes = [echo_of(prompt, served.tokenizer) for prompt in prompts] if echo else []
-    ids = [prompt.tokens for prompt in prompts]
-    return Job(ids, params, stream, usage[0], all(usage), echoes, name, turns, every, found)
+    return Job(
+        prompts=[prompt.tokens for prompt in prompts],
+        params=params,
+        stream=request.stream,
+        include_usage=options.include_usage,
+        continuous_usage=options.include_usage and options.continuous_usage_stats,
+        echo=[echo_of(prompt, served.tokenizer) for prompt in prompts] if echo else [],
+        session=request.session_id,
+        turns=session.turns if session else 0,
+        retention=every,
+        texts=[texts([*before, *prompt.tokens], start) for prompt in prompts] if every else [],
+    )
 
 
 def _told_before(session: Session | None) -> tuple[list[int], int]:
@@ -157,23 +147,16 @@ def _told_before(session: Session | None) -> tuple[list[int], int]:
     return before, session.tokens - len(before)
 
 
-def _session(fields: Mapping[str, Any], served: Served, owner: str) -> tuple[str | None, Session | None]:
-    """The name of the session, and the session if there is one already."""
-    name, turns = fields.get("session_id"), fields.get("session_turns")
-    if turns is not None and (type(turns) is not int or turns < 0):
-        raise bad("session_turns", f"session_turns={turns!r:.100}: must be a whole number, 0 or more")
+def _session(request: GenerationRequest, served: Served, owner: str) -> Session | None:
+    """The session that the request goes on with; None: it begins one, or has none."""
+    name, turns = request.session_id, request.session_turns
     if name is None:
         if turns is not None:
             raise bad("session_turns", "session_turns needs session_id")
-        return None, None
-    try:
-        session = served.sessions.get(SessionId(name, owner))
-    except SessionError:
-        raise
-    except UsageError as error:
-        raise bad("session_id", str(error)) from error
+        return None
+    session = served.sessions.get(SessionId(name, owner))
     has = session.turns if session else 0
     if turns not in (None, has):
         message = f"session {name!r}: has {has} finished turns, and not the {turns} that this request follows"
         raise ApiError(409, message, param="session_turns", code="session_error")
-    return name, session
+    return session

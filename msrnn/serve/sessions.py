@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from pydantic import ValidationError
 from starlette.datastructures import QueryParams
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -17,6 +18,7 @@ from msrnn.engine.session_id import SessionId
 from msrnn.serve.errors import ApiError, bad
 from msrnn.serve.keys import owner_of
 from msrnn.serve.limits import Limits, parsed_small, read_body
+from msrnn.serve.request_models import ForkRequest
 from msrnn.serve.retention import holding
 
 PATH = "/v1/sessions"
@@ -56,9 +58,10 @@ class SessionEndpoints:
 
     async def fork(self, http: HttpRequest) -> Response:
         session, body = self._existing(http), parsed_small(await read_body(http, self.limits))
-        other = body.get("to") if isinstance(body, dict) and body.keys() == {"to"} else None
-        if not isinstance(other, str):
-            raise ApiError(400, 'the body must be {"to": "the name of the new session"}', param="to")
+        try:
+            other = ForkRequest.model_validate(body).to
+        except ValidationError:
+            raise ApiError(400, 'the body must be {"to": "the name of the new session"}', param="to") from None
         await asyncio.to_thread(self.engine.sessions.fork, session, SessionId(other, session.owner))
         return JSONResponse({"id": other, "object": "session"}, 201)
 

@@ -14,8 +14,8 @@ import msrnn
 from msrnn.errors import UsageError
 from msrnn.hf.loading import Loaded
 from msrnn.serve.defaults import sampling_defaults
-from msrnn.serve.fields import USUAL_IN_CHATS, USUAL_IN_COMPLETIONS, USUAL_IN_MESSAGES
 from msrnn.serve.protocol import Served, completion_job
+from msrnn.serve.usual_fields import NOT_USED_IN_CHATS, NOT_USED_IN_COMPLETIONS, NOT_USED_IN_MESSAGES
 
 pytestmark = one_order
 
@@ -69,7 +69,7 @@ def is_among(value: Any, values: list[Any]) -> bool:
     [("/v1/chat/completions", CHAT, IN_CHATS), ("/v1/completions", COMPLETION, IN_COMPLETIONS)],
 )
 def test_values_that_mean_as_usual(address: str, path: str, body: dict[str, Any], usual: dict[str, list[Any]]) -> None:
-    known = USUAL_IN_CHATS if body is CHAT else USUAL_IN_COMPLETIONS
+    known = NOT_USED_IN_CHATS if body is CHAT else NOT_USED_IN_COMPLETIONS
     assert usual.keys() == {*known, "best_of"}
     plain = post(address, body, path).json()["choices"]
     with httpx.Client(base_url=address, headers={"Authorization": f"Bearer {KEY}"}, timeout=30) as client:
@@ -98,7 +98,7 @@ def test_messages_as_clients_send_them_back(address: str) -> None:
     sent = {"role": "assistant", "content": "b", "refusal": None, "annotations": [], "tool_calls": [], "audio": None}
     body = {**CHAT, "messages": [*CHAT["messages"], sent, *CHAT["messages"]]}
     assert post(address, body, "/v1/chat/completions").status_code == 200
-    for name in USUAL_IN_MESSAGES:
+    for name in NOT_USED_IN_MESSAGES:
         body["messages"][1] = {"role": "assistant", "content": "b", name: [{}]}
         found = post(address, body, "/v1/chat/completions")
         assert found.json()["error"]["param"] == f"messages[1].{name}"

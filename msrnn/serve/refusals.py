@@ -1,0 +1,71 @@
+"""What is wrong with a field of a request, in words: made from the schema that the OpenAPI document shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from msrnn.checks import bounds
+from msrnn.errors import UsageError
+from msrnn.serve.errors import ApiError, bad
+from msrnn.serve.request_models import ROLES, Message
+
+_KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a string"}
+
+
+def must_be(schema: Mapping[str, Any]) -> str:
+    """What a field must be, in words."""
+    if "x-must" in schema:
+        return str(schema["x-must"])
+    if values := schema.get("enum", [schema["const"]] if "const" in schema else []):
+        return ", or ".join(json.dumps(value) for value in values)
+    if "anyOf" in schema:  # a value or null, which counts as not given
+        return must_be(next(one for one in schema["anyOf"] if one.get("type") != "null"))
+    kind = _KINDS.get(schema.get("type", ""), "anything")
+    if "minimum" in schema:
+        comma = "," if schema["type"] == "integer" else ""
+        kind += f"{comma} {bounds(schema['minimum'], schema.get('maximum'))}"
+    return f"{kind} of at most {schema['maxLength']:,} characters" if "maxLength" in schema else kind
+
+
+def refusal(error: ValidationError, kind: type[BaseModel], body: Mapping[str, Any]) -> ApiError:
+    """The answer to a body whose first field that is wrong is this one."""
+    found = error.errors(include_url=False)
+    name = found[0]["loc"][0]
+    halves = (one for one in found if one["loc"][0] == name and one["type"] == "half_character")
+    first = next(halves, found[0])  # a text, or a list of them: the error of one of the two tells more
+    inner = first["loc"][1:]
+    if name == "messages" and inner:
+        return _about_message(first, *inner)
+    if name == "stream_options" and inner and first["type"] == "bool_type":
+        name = inner[0]
+        return bad(str(name), f"{name} must be true or false")
+    if first["type"] == "half_character":
+        return bad(str(name), f"{name}: {first['msg']}")
+    message = f"must be {must_be(properties(kind)[str(name)])}"
+    given = {"value": body[str(name)]} if name in body else {}
+    return bad(str(name), str(UsageError(message, name=str(name), **given)))
+
+
+def _about_message(error: ErrorDetails, number: int | str, *inner: int | str) -> ApiError:
+    where = f"messages[{number}]"
+    if error["type"] == "half_character":
+        return bad(f"{where}.content", f"{where}.content: {error['msg']}")
+    if error["type"] == "unsupported_field":
+        name, shown = error["ctx"]["name"], error["ctx"]["shown"]
+        return bad(f"{where}.{name}", f"{where}: {shown} is not supported by this server")
+    if not inner or inner[0] == "role":
+        return bad(where, f"{where}: must be an object whose role is one of {', '.join(ROLES)}")
+    return bad(f"{where}.content", f"{where}: content must be {must_be(properties(Message)['content'])}")
+
+
+@cache
+def properties(kind: type[BaseModel]) -> dict[str, Any]:
+    """The schema of each field."""
+    found: dict[str, Any] = kind.model_json_schema()["properties"]
+    return found

@@ -1,0 +1,68 @@
+"""Fields of other servers that are not supported here, and their values that ask for what this server does anyway.
+
+Each is a JSON schema, which the check reads and the OpenAPI document shows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Schema = dict[str, Any]
+MOST_NAME = 1000  # characters of `user` and other names
+
+
+def _only(*values: Any) -> Schema:
+    return {"enum": [*values]}
+
+
+_NAME: Schema = {"type": "string", "maxLength": MOST_NAME}
+_ANYWHERE: dict[str, Schema] = {
+    "response_format": _only({"type": "text"}),
+    "store": _only(False),
+    "metadata": _only({}),
+    "service_tier": _only("auto", "default"),
+    "safety_identifier": _NAME,
+    "prompt_cache_key": _NAME,
+    "min_tokens": _only(0),
+    "use_beam_search": _only(False),
+    "length_penalty": _only(1, 1.0),
+    "early_stopping": _only(False),
+    "skip_special_tokens": _only(True),
+    "spaces_between_special_tokens": _only(True),
+    "include_stop_str_in_output": _only(False),
+    "return_tokens_as_token_ids": _only(False),
+    "return_token_ids": _only(False),
+    "priority": _only(0),
+}
+NOT_USED_IN_CHATS: dict[str, Schema] = {
+    **_ANYWHERE,
+    "tools": _only([]),
+    "tool_choice": _only("none", "auto"),  # there are no tools
+    "parallel_tool_calls": _only(True, False),
+    "functions": _only([]),
+    "function_call": _only("none", "auto"),
+    "modalities": _only(["text"]),
+    "verbosity": _only("medium"),
+    "echo": _only(False),
+    "add_generation_prompt": _only(True),
+    "continue_final_message": _only(False),
+    "add_special_tokens": _only(False),
+    "documents": _only([]),
+    "chat_template_kwargs": _only({}),
+}
+NOT_USED_IN_COMPLETIONS: dict[str, Schema] = {
+    **_ANYWHERE,
+    "suffix": _only(""),
+    "add_special_tokens": _only(True),
+}
+NOT_USED_IN_MESSAGES: dict[str, Schema] = {
+    "tool_calls": _only([]),
+    "annotations": _only([]),
+}
+
+
+def allows(schema: Schema, value: Any) -> bool:
+    """Whether a value is one of a field's, or a name; in JSON true is not 1."""
+    if "enum" in schema:
+        return any(type(value) is type(one) and value == one for one in schema["enum"])
+    return isinstance(value, str) and len(value) <= schema["maxLength"]
