@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from msrnn.core.atomic import make_private_folder, remove_unfinished
 from msrnn.engine.executor import Executor, StateHandle
@@ -168,21 +169,27 @@ def _decoded(stem: str) -> str:
     return re.sub("=([a-z])", lambda letter: letter[1].upper(), stem)
 
 
-def _fields(notes: Any, path: Path) -> dict[str, Any]:
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Seconds = Annotated[float, Field(ge=0, lt=_LATEST, allow_inf_nan=False)]
+
+
+class _Notes(BaseModel):
     """The fields of a session that its file has beside the state."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    unread: list[Count]
+    last: Count | None = None
+    turns: Count
+    created: Seconds
+    updated: Seconds
+
+
+def _fields(notes: Any, path: Path) -> dict[str, Any]:
+    """The fields of a session that its file has beside the state; an old file does not have the last token."""
     try:
-        unread, turns, created, updated = (notes[name] for name in ("unread", "turns", "created", "updated"))
-        last = notes.get("last", unread[-1] if unread else None)
-        times = created, updated
-        sound = isinstance(unread, list) and all(_is_count(token) for token in unread)
-        sound &= _is_count(turns) and (last is None or _is_count(last))
-        sound &= all(type(time) in (int, float) and math.isfinite(time) and 0 <= time < _LATEST for time in times)
-        if not sound:
-            raise TypeError
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        found = _Notes.model_validate(notes)
+    except ValidationError as error:
         raise FileError("not a session that the engine saved", path, advice="move it out of this folder") from error
-    return {"unread": unread, "last": last, "turns": turns, "created": float(created), "updated": float(updated)}
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
+    unread = found.unread
+    return {"last": unread[-1] if unread else None, **found.model_dump(exclude_unset=True)}

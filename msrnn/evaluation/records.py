@@ -6,7 +6,6 @@ import reprlib
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, InstanceOf, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
 
 from msrnn.evaluation.store import Check, Row
 
@@ -28,7 +27,7 @@ class ChunkRecord(Record):
     @model_validator(mode="after")
     def _check_pairs(self) -> ChunkRecord:
         if len(self.chunks) != len(self.nll):
-            raise PydanticCustomError("unequal", f"{len(self.chunks)} chunks with {len(self.nll)} nll")
+            raise ValueError(f"{len(self.chunks)} chunks with {len(self.nll)} nll")
         return self
 
 
@@ -41,7 +40,7 @@ def check_of(kind: type[Record]) -> Check:
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             if not first["loc"]:
-                return str(first["msg"])
+                return str(first["ctx"]["error"])
             name = str(first["loc"][0])
             if name not in row:
                 return f"without the field {name!r}"

@@ -8,12 +8,11 @@ from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from msrnn.checks import bounds
 from msrnn.errors import UsageError
-from msrnn.serve.errors import ApiError, bad
-from msrnn.serve.request_models import ROLES, Message
+from msrnn.serve.errors import ApiError, bad, escaped
+from msrnn.serve.request_models import ROLES, HalfCharacterError, Message, UnsupportedFieldError
 
 _KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a string"}
 
@@ -37,28 +36,33 @@ def refusal(error: ValidationError, kind: type[BaseModel], body: Mapping[str, An
     """The answer to a body whose first field that is wrong is this one."""
     found = error.errors(include_url=False)
     name = found[0]["loc"][0]
-    halves = (one for one in found if one["loc"][0] == name and one["type"] == "half_character")
+    halves = (one for one in found if one["loc"][0] == name and isinstance(_cause(one), HalfCharacterError))
     first = next(halves, found[0])  # a text, or a list of them: the error of one of the two tells more
-    inner = first["loc"][1:]
+    cause, inner = _cause(first), first["loc"][1:]
     if name == "messages" and inner:
-        return _about_message(first, *inner)
+        return _about_message(cause, *inner)
     if name == "stream_options" and inner and first["type"] == "bool_type":
         name = inner[0]
         return bad(str(name), f"{name} must be true or false")
-    if first["type"] == "half_character":
-        return bad(str(name), f"{name}: {first['msg']}")
+    if isinstance(cause, HalfCharacterError):
+        return bad(str(name), f"{name}: {cause}")
     message = f"must be {must_be(properties(kind)[str(name)])}"
     given = {"value": body[str(name)]} if name in body else {}
     return bad(str(name), str(UsageError(message, name=str(name), **given)))
 
 
-def _about_message(error: ErrorDetails, number: int | str, *inner: int | str) -> ApiError:
+def _cause(error: Any) -> Exception | None:
+    """The exception of a check of our own."""
+    cause: Exception | None = error.get("ctx", {}).get("error")
+    return cause
+
+
+def _about_message(cause: Exception | None, number: int | str, *inner: int | str) -> ApiError:
     where = f"messages[{number}]"
-    if error["type"] == "half_character":
-        return bad(f"{where}.content", f"{where}.content: {error['msg']}")
-    if error["type"] == "unsupported_field":
-        name, shown = error["ctx"]["name"], error["ctx"]["shown"]
-        return bad(f"{where}.{name}", f"{where}: {shown} is not supported by this server")
+    if isinstance(cause, HalfCharacterError):
+        return bad(f"{where}.content", f"{where}.content: {cause}")
+    if isinstance(cause, UnsupportedFieldError):
+        return bad(f"{where}.{escaped(cause.name)}", f"{where}: {cause.name!r:.100} is not supported by this server")
     if not inner or inner[0] == "role":
         return bad(where, f"{where}: must be an object whose role is one of {', '.join(ROLES)}")
     return bad(f"{where}.content", f"{where}: content must be {must_be(properties(Message)['content'])}")

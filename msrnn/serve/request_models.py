@@ -16,7 +16,6 @@ from pydantic import (
     InstanceOf,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from msrnn.engine.requests import (
     COUNTS,
@@ -28,7 +27,6 @@ from msrnn.engine.requests import (
     NUMBERS,
 )
 from msrnn.engine.session_id import NAME_PATTERN
-from msrnn.serve.errors import escaped
 from msrnn.serve.usual_fields import MOST_NAME, NOT_USED_IN_MESSAGES, allows
 
 MOST_MESSAGES = 10_000  # of a request, and parts of a message
@@ -39,13 +37,24 @@ ROLES = ("system", "developer", "user", "assistant")
 Text = InstanceOf[str]
 
 
+class HalfCharacterError(ValueError):
+    """A text with half of a character."""
+
+
+class UnsupportedFieldError(ValueError):
+    """A message has a field of this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__("is not supported")
+        self.name = name
+
+
 def _has_whole_characters(text: str) -> str:
     """No tokenizer takes half of a character."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        message = "has half of a character (a lone surrogate) at {start}"
-        raise PydanticCustomError("half_character", message, {"start": error.start}) from None
+        raise HalfCharacterError(f"has half of a character (a lone surrogate) at {error.start}") from None
     return text
 
 
@@ -61,7 +70,7 @@ def within(name: str, least: int | None = None, **more: Any) -> Any:
 def _few(value: Any) -> Any:
     """Refuse many entries before each of them is looked at."""
     if isinstance(value, list | dict) and len(value) > MOST_TOKEN_IDS:
-        raise PydanticCustomError("too_many", "too many")
+        raise ValueError(f"{len(value):,} entries")
     return value
 
 
@@ -134,7 +143,7 @@ class GenerationRequest(Body):
         1.0, description="divides the logits of tokens of the prompt and the answer, or multiplies negative ones"
     )
     stream: bool = Field(False, description="send the answer as server-sent events while it is generated")
-    stream_options: StreamOptions | None = Field(
+    stream_options: Annotated[StreamOptions, BeforeValidator(_few)] | None = Field(
         None,
         description="needs `stream`",
         json_schema_extra=_must("an object, and may have include_usage and continuous_usage_stats only"),
@@ -179,8 +188,7 @@ class Message(Body):
         given = {name: value for name, value in message.items() if value is not None}
         for name in given.keys() - cls.model_fields.keys():
             if name not in NOT_USED_IN_MESSAGES or not allows(NOT_USED_IN_MESSAGES[name], given.pop(name)):
-                shown = {"name": escaped(name), "shown": repr(name)[:100]}
-                raise PydanticCustomError("unsupported_field", "is not supported", shown)
+                raise UnsupportedFieldError(name)
         return given
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import httpx
@@ -14,7 +15,10 @@ import msrnn
 from msrnn.errors import UsageError
 from msrnn.hf.loading import Loaded
 from msrnn.serve.defaults import sampling_defaults
+from msrnn.serve.errors import ApiError
+from msrnn.serve.fields import read_request
 from msrnn.serve.protocol import Served, completion_job
+from msrnn.serve.request_models import CompletionRequest
 from msrnn.serve.usual_fields import NOT_USED_IN_CHATS, NOT_USED_IN_COMPLETIONS, NOT_USED_IN_MESSAGES
 
 pytestmark = one_order
@@ -121,6 +125,33 @@ def test_limits(address: str, more: dict[str, Any], param: str) -> None:
     path = "/v1/chat/completions" if "messages" in more else "/v1/completions"
     found = post(address, {**(CHAT if "messages" in more else COMPLETION), **more}, path)
     assert (found.status_code, found.json()["error"]["param"]) == (400, param)
+
+
+MANY = 200_000
+LARGE: list[tuple[str, Any]] = [
+    ("prompt", [1] * MANY + ["a"]),
+    ("prompt", [[1]] * MANY + [[True]]),
+    ("prompt", [True] * MANY),
+    ("logit_bias", {str(token): "a" for token in range(MANY)}),
+    ("stop_token_ids", ["a"] * MANY),
+    ("stop", [""] * MANY),
+    ("stream_options", {str(name): 1 for name in range(MANY)}),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), LARGE, ids=[name for name, _ in LARGE])
+def test_a_large_wrong_value_is_not_looked_at_entry_by_entry(name: str, value: Any) -> None:
+    """An error for each entry would take a thousand times the bytes of the body."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError) as error:
+            read_request(CompletionRequest, {**COMPLETION, name: value}, {}, "tiny")
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (error.value.status, error.value.param) == (400, name)
+    assert len(error.value.message) < 400
+    assert most < 40 * MANY  # a copy of the value, and not an error of 500 bytes for each entry
 
 
 def test_as_much_as_the_limits_allow(address: str) -> None:
