@@ -173,7 +173,10 @@ def _schemas(served: Served) -> Iterator[tuple[str, Any]]:
             continue
         schema = endpoint.body.model_json_schema(ref_template="#/components/schemas/{model}")
         parts = schema.pop("$defs", {})
-        yield endpoint.body.__name__, _shown(schema, endpoint.not_used or {}, defaults)
+        shown = _shown(schema, endpoint.not_used or {}, defaults)
+        if "max_tokens" in shown["properties"]:
+            shown["properties"]["max_tokens"]["description"] += f"; with its prompt, {served.most_tokens:,}"
+        yield endpoint.body.__name__, shown
         for name, part in parts.items():
             yield name, _shown(part, NOT_USED_IN_MESSAGES if name == Message.__name__ else {}, {})
 

@@ -158,7 +158,7 @@ class GenerationRequest(Body):
         None, description="needs `session_id`: finished turns that the session must have, or else error 409"
     )
     retention: Annotated[int, Field(ge=0)] = Field(
-        0, description="needs `stream`: after every so many tokens, tell which tokens the state holds; 0: never"
+        0, description="needs `stream`: tell which tokens the state holds, each time after this many tokens; 0: never"
     )
 
 

@@ -32,7 +32,8 @@ const asJson = (value) => (value === undefined ? "" : JSON.stringify(value));
 /** What a schema says of its fields: those that can be used, and those that may only have some values. */
 function fields(schema) {
   const required = new Set(schema.required ?? []), used = [], others = [];
-  for (const [name, field] of Object.entries(schema.properties)) {
+  const first = ([name]) => (required.has(name) ? 0 : 1);
+  for (const [name, field] of Object.entries(schema.properties).sort((a, b) => first(a) - first(b))) {
     const preset = required.has(name) ? "required" : asJson(field.default);
     (field["x-unused"] ? others : used).push([name, field["x-must"], preset, field.description ?? ""]);
   }
