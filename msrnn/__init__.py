@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from msrnn.errors import UsageError
 from msrnn.policy import Policy
+from msrnn.size import Size
 
 __version__ = "0.1.0"
 
@@ -23,6 +24,7 @@ __all__ = [
     "MultiStateRNN",
     "Policy",
     "SamplingParams",
+    "Size",
     "Trace",
     "UsageError",
     "__version__",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from msrnn.checks import is_number
 from msrnn.errors import FileError, UsageError
@@ -20,39 +20,11 @@ LEVELS = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1, 3 / 2, 2, 3, 4, 
 _LEAST_LOSS = 1e-7  # nats per token; losses below are noise, and their logarithm is needed
 
 
-class Budget(Protocol):
-    """Divides a mean size."""
-
-    @property
-    def content(self) -> Any:
-        """What identifies the budget beside its name, as JSON; None: the name does."""
-
-    def sizes(self, mean: int, layers: int) -> list[int]:
-        """The size of each layer; their sum is `mean * layers`."""
-
-
-@cache
-def load_budget(name: str) -> Budget:
-    """A named budget, or that of a file, which is read once: results of one process have one content."""
-    if name.lower() in NAMES:
-        return NAMES[name.lower()]
-    path = Path(name)
-    try:
-        if not path.is_file():
-            raise UsageError(f"budget {name!r:.200}: neither a file nor one of {', '.join(NAMES)}")
-        return Curves.parsed(json.loads(path.read_bytes()))
-    except UsageError:
-        raise
-    except (OSError, ValueError, OverflowError, RecursionError) as error:
-        raise FileError(f"not a budget that msrnn wrote ({error})", path, advice="use another file") from error
-
-
 @dataclass(frozen=True)
 class Shape:
     """The same shares at every size: a function of the number of layers, whose values have a mean of 1."""
 
     shares: Callable[[int], Sequence[float]]
-    content: None = None
 
     def sizes(self, mean: int, layers: int) -> list[int]:
         exact = [mean * share for share in self.shares(layers)]
@@ -100,10 +72,6 @@ class Curves:
         if any(len(row) != len(sizes) for row in losses):
             raise ValueError("its losses do not have a number for each size")
         return cls(tuple(sizes), tuple(tuple(map(float, row)) for row in losses))
-
-    @property
-    def content(self) -> Any:
-        return [list(self.measured), [list(row) for row in self.losses]]
 
     def sizes(self, mean: int, layers: int) -> list[int]:
         if layers != len(self.losses):
@@ -161,6 +129,41 @@ class Curves:
             return math.exp(ys[i - 1] + (ys[i] - ys[i - 1]) * (x - xs[i - 1]) / (xs[i] - xs[i - 1]))
 
         return loss
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A division of a mean size among layers, and its name as users write it: one of `NAMES`, or a file."""
+
+    name: str
+    division: Shape | Curves
+
+    @property
+    def identity(self) -> Any:
+        """What identifies results under this budget, as JSON: what its file holds, or its name."""
+        if isinstance(self.division, Shape):
+            return self.name
+        return [list(self.division.measured), [list(row) for row in self.division.losses]]
+
+    def sizes(self, mean: int, layers: int) -> list[int]:
+        """The size of each layer; their sum is `mean * layers`."""
+        return self.division.sizes(mean, layers)
+
+
+@cache
+def load_budget(name: str) -> Budget:
+    """A named budget, or that of a file, which is read once: results of one process have one content."""
+    if name.lower() in NAMES:
+        return Budget(name.lower(), NAMES[name.lower()])
+    path = Path(name)
+    try:
+        if not path.is_file():
+            raise UsageError(f"budget {name!r:.200}: neither a file nor one of {', '.join(NAMES)}")
+        return Budget(name, Curves.parsed(json.loads(path.read_bytes())))
+    except UsageError:
+        raise
+    except (OSError, ValueError, OverflowError, RecursionError) as error:
+        raise FileError(f"not a budget that msrnn wrote ({error})", path, advice="use another file") from error
 
 
 def _are_numbers(values: Any, kind: type[float]) -> bool:

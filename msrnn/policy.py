@@ -1,22 +1,21 @@
-"""Eviction policies: which state a bounded layer evicts. A policy has seven fields; a name stands for their values.
+"""Eviction policies: which state a bounded layer evicts. A policy has six fields; a name stands for their values.
 
-This module does not use torch: backends, slots, evaluations and the command line all use the same `Policy` value.
+This module reads no file and does not use torch: backends, slots, evaluations and the command line all use the same
+`Policy` value. How many rows a layer may hold is a `Size` (`msrnn.size`).
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import cache
 from typing import Any, Literal
 
-from msrnn.budget import load_budget
 from msrnn.checks import check_count, is_number, is_whole
 from msrnn.errors import UsageError
-
-Size = int | Sequence[int | None] | None  # rows of every layer, or of each; None: all rows stay
 
 
 @dataclass(frozen=True)
@@ -24,15 +23,15 @@ class Policy:
     """An eviction policy: of the states that are not protected, the least important one is evicted.
 
     importance <- decay * importance + attention of the newest query; `decay=None`: importance is the position itself.
+    The policy `full` protects every token (`recent=inf`), and has no size.
     """
 
     decay: float | None
     per: Literal["layer", "head"] = "layer"  # which heads evict the same token: all of a layer, or those of one KV head
     first: int = 0  # the first tokens of a sequence, which are never evicted (attention sinks)
-    recent: int | float = 0  # the newest tokens, which are not evicted; a float is a share of the size, rounded down
+    recent: int | float = 0  # the newest tokens, never evicted; below 1 a share of the size, rounded down; inf: all
     value_norm: bool = False  # whether states are ranked by importance times the norm of their value vector
     horizon: int | None = None  # tokens that are not among the last `horizon` are evicted, except the `first`
-    budget: str | None = None  # how the size, then a mean, is divided among the layers: a name or a file; None: equally
 
     def __post_init__(self) -> None:
         if self.decay is not None and not (is_number(self.decay) and 0 <= self.decay <= 1):
@@ -43,7 +42,7 @@ class Policy:
         if is_whole(self.recent):
             if self.recent < 0:
                 raise UsageError("must be 0 or more tokens", name="recent", value=self.recent)
-        elif not (is_number(self.recent) and 0 <= self.recent < 1):
+        elif self.recent != math.inf and not (is_number(self.recent) and 0 <= self.recent < 1):
             raise UsageError(
                 "must be a number of tokens, or a share of the size in [0, 1)", name="recent", value=self.recent
             )
@@ -51,16 +50,20 @@ class Policy:
             raise UsageError("must be True or False", name="value_norm", value=self.value_norm)
         if self.horizon is not None and (not is_whole(self.horizon) or self.horizon < 2):
             raise UsageError("must be None or a whole number of tokens, 2 or more", name="horizon", value=self.horizon)
-        if self.budget is not None:
-            if not isinstance(self.budget, str):
-                raise UsageError("must be None, a name or a file", name="budget", value=self.budget)
-            load_budget(self.budget)
         if self.value_norm and self.decay is None:
             raise UsageError(
                 "with decay=None there is no importance to multiply by the norm",
                 name="value_norm",
                 value=True,
                 advice="give a decay from 0 to 1",
+            )
+        others = self.decay, self.per, self.first, self.value_norm, self.horizon
+        if not self.evicts and others != (None, "layer", 0, False, None):
+            raise UsageError(
+                "protects every token, so that no other field has an effect",
+                name="recent",
+                value=self.recent,
+                advice="leave the others out",
             )
         # Equal policies have equal names.
         if self.decay is not None:
@@ -74,35 +77,31 @@ class Policy:
     def parse(cls, name: str) -> Policy:
         """Read a policy's name. Upper and lower case mean the same.
 
-        A name is one of `NAMES`. "NAME+I" also protects the first I tokens, and "NAME~H" evicts every other token
-        that is not among the last H. "NAME:BUDGET" gives the layers different sizes: a name of `msrnn.budget`, or a
-        file that `msrnn budget` wrote. Fields work as well: "decay=0.9,recent=0.25,value_norm=1"; fields that are not
-        given are 0, and `per` is "layer".
+        A name is "full" or one of `NAMES`. "NAME+I" also protects the first I tokens, and "NAME~H" evicts every other
+        token that is not among the last H. Fields work as well: "decay=0.9,recent=0.25,value_norm=1"; fields that are
+        not given are 0, and `per` is "layer".
         """
         if not isinstance(name, str):
             raise TypeError(f"policy name {name!r}: must be a string such as 'tova' or 'window+4'")
-        head, colon, budget = name.partition(":")
-        if is_full(head):
-            raise UsageError("policy 'full' evicts nothing and is not a Policy: pass policy='full' to MultiStateRNN")
-        if "=" in head:
+        if "=" in name:
             return _parse_fields(name)
-        rest, tilde, horizon = head.lower().partition("~")
+        rest, tilde, horizon = name.lower().partition("~")
         base, plus, first = rest.partition("+")
+        if base == _FULL and not (plus or tilde):
+            return FULL
         if base in NAMES and (not plus or first.isdecimal()) and (not tilde or horizon.isdecimal()):
-            far = int(horizon) if tilde else None
-            return replace(NAMES[base], first=int(first or 0), horizon=far, budget=budget if colon else None)
-        near = difflib.get_close_matches(base, [*NAMES, FULL], n=1)
-        hint = (
-            f"did you mean {near[0]!r}?"
-            if near and near[0] != base
-            else "numbers must follow '+' and '~', as in 'tova+4~4096'"
-        )
-        if not near:
-            hint = "use one of " + ", ".join([FULL, *NAMES]) + ", or NAME+I to protect the first I tokens"
-        raise UsageError(f"unknown policy {name!r}: {hint}")
+            return replace(NAMES[base], first=int(first or 0), horizon=int(horizon) if tilde else None)
+        raise UsageError(f"unknown policy {name!r}: {_hint(base)}")
+
+    @property
+    def evicts(self) -> bool:
+        """False for `full` alone, which keeps every token."""
+        return self.recent != math.inf
 
     def recent_at(self, size: int) -> int:
         """The number of newest tokens protected at this size."""
+        if not self.evicts:
+            return size
         if isinstance(self.recent, int):
             return self.recent
         numerator, denominator = _ratio(self.recent)
@@ -111,29 +110,20 @@ class Policy:
     @property
     def name(self) -> str:
         """The shortest name of this policy, or its fields."""
+        if not self.evicts:
+            return _FULL
         for name, value in NAMES.items():
-            if replace(value, first=self.first, horizon=self.horizon, budget=self.budget) == self:
+            if replace(value, first=self.first, horizon=self.horizon) == self:
                 first = f"+{self.first}" if self.first else ""
-                horizon = f"~{self.horizon}" if self.horizon is not None else ""
-                budget = f":{self.budget}" if self.budget is not None else ""
-                return f"{name}{first}{horizon}{budget}"
+                return f"{name}{first}~{self.horizon}" if self.horizon is not None else f"{name}{first}"
         numbers = f"decay={self.decay},per={self.per},first={self.first},recent={self.recent}"
-        more = [
-            ",value_norm=1" if self.value_norm else "",
-            f",horizon={self.horizon}" if self.horizon is not None else "",
-            f",budget={self.budget}" if self.budget is not None else "",
-        ]
-        return numbers + "".join(more)
+        value_norm = ",value_norm=1" if self.value_norm else ""
+        return numbers + value_norm + (f",horizon={self.horizon}" if self.horizon is not None else "")
 
     @property
-    def numbers(self) -> dict[str, Any]:
-        """What identifies results under this policy: its fields, and what the file of its budget holds."""
-        fields = asdict(self)
-        if fields["budget"] is None:
-            del fields["budget"]
-        elif content := load_budget(fields["budget"]).content:
-            fields["budget"] = content
-        return fields
+    def numbers(self) -> dict[str, Any] | None:
+        """The fields, which identify results under this policy: the meaning of a name may change. `full` has none."""
+        return asdict(self) if self.evicts else None
 
 
 @cache
@@ -158,19 +148,28 @@ MEANINGS: dict[str, str] = {
     "tova-head": "evicts the least attention of the newest token, per KV head (TOVA, Oren et al. 2024)",
     "echo": "evicts the least decayed sum of attention times the norm of the value vector",
 }
-FULL = "full"
+_FULL = "full"
+FULL = Policy(decay=None, recent=math.inf)  # the unmodified model
 
 
-def is_full(name: object) -> bool:
-    """Whether a policy's name means the unbounded model."""
-    return isinstance(name, str) and name.lower() == FULL
+def _hint(base: str) -> str:
+    """What to write instead of a name that begins with `base`."""
+    if ":" in base:
+        return "a budget belongs to the size, as in policy 'echo' and size '512:upper'"
+    known = [_FULL, *NAMES]
+    near = difflib.get_close_matches(base, known, n=1)
+    if not near:
+        return f"use one of {', '.join(known)}, or NAME+I to protect the first I tokens"
+    if base == _FULL:
+        return "full evicts nothing, so that there is nothing to protect; write 'full'"
+    return f"did you mean {near[0]!r}?" if near[0] != base else "numbers must follow '+' and '~', as in 'tova+4~4096'"
 
 
-def same_ranking(one: str, other: str) -> bool:
+def same_ranking(one: Policy, other: Policy) -> bool:
     """Whether two policies differ at most in `first` and `horizon`: then one can continue from the other's state."""
-    if is_full(one) or is_full(other):
-        return is_full(one) and is_full(other)
-    return replace(Policy.parse(one), first=0, horizon=None) == replace(Policy.parse(other), first=0, horizon=None)
+    if not (one.evicts and other.evicts):
+        return one == other
+    return replace(one, first=0, horizon=None) == replace(other, first=0, horizon=None)
 
 
 def _yes_or_no(text: str) -> bool:
@@ -186,7 +185,6 @@ _FIELD_PARSERS: dict[str, Callable[[str], Any]] = {
     "recent": lambda text: int(text) if text.isdecimal() else float(text),
     "value_norm": _yes_or_no,
     "horizon": lambda text: None if text == "none" else int(text),
-    "budget": lambda text: None if text == "none" else text,
 }
 
 
@@ -194,7 +192,7 @@ def _parse_fields(name: str) -> Policy:
     fields: dict[str, Any] = {}
     try:
         for field, _, text in (part.partition("=") for part in name.split(",")):
-            field, text = field.lower(), text if field.lower() == "budget" else text.lower()
+            field, text = field.lower(), text.lower()
             if field not in _FIELD_PARSERS:
                 raise UsageError(f"unknown field {field!r}, use one of {', '.join(_FIELD_PARSERS)}")
             if field in fields:
@@ -227,89 +225,22 @@ class Bound:
         return kv_heads if self.policy.per == "head" else 1
 
 
-def resolve(policy_: str | Policy, size: Size) -> tuple[Policy | None, Size]:
-    """Check a policy and a size; (None, None) is the unbounded model, policy "full"."""
-    if is_full(policy_):
-        return None, None
-    value = policy_ if isinstance(policy_, Policy) else Policy.parse(policy_)
-    if not isinstance(size, Sequence) or isinstance(size, str):
-        check_size(value, size)
-        return value, size
-    if value.budget is not None:
+def check_size(policy: Policy, size: int) -> None:
+    """Refuse a number of rows that the policy cannot have."""
+    recent = policy.recent_at(size)
+    if policy.first + recent >= size:
         raise UsageError(
-            f"budget {value.budget!r} divides a mean size",
-            name="size",
-            value=size,
-            advice="give one number, or no budget",
-        )
-    if all(one is None for one in size):
-        raise UsageError(
-            "bounds no layer", name="size", value=size, advice="give a number for one of them, or use policy 'full'"
-        )
-    for layer, one in enumerate(size):
-        if one is not None:
-            try:
-                check_size(value, one)
-            except (UsageError, TypeError) as error:
-                raise type(error)(f"layer {layer}: {error}") from error
-    return value, tuple(size)
-
-
-def check_size(value: Policy, size: object) -> None:
-    """Refuse a size that the policy cannot have."""
-    if not is_whole(size):
-        raise TypeError(f"size={size!r}: must be a whole number of states; only policy 'full' has no size")
-    assert isinstance(size, int)
-    if size < 1:
-        raise UsageError("must be at least 1 token", name="size", value=size)
-    recent = value.recent_at(size)
-    if value.first + recent >= size:
-        raise UsageError(
-            f"first={value.first} and recent={recent} protect {value.first + recent} tokens, "
+            f"first={policy.first} and recent={recent} protect {policy.first + recent} tokens, "
             f"which must be fewer than size={size}: use a larger size, or protect fewer tokens"
         )
-    if value.horizon is not None and value.horizon <= size:
+    if policy.horizon is not None and policy.horizon <= size:
         raise UsageError(
-            f"horizon={value.horizon} at size={size}: the horizon must be larger than the size; "
+            f"horizon={policy.horizon} at size={size}: the horizon must be larger than the size; "
             "use a larger horizon, or policy 'window'"
         )
 
 
-def refuse_budget(name: str, reason: str) -> None:
-    """Refuse a policy with a budget where layers must have one size."""
-    if not is_full(name) and (budget := Policy.parse(name).budget) is not None:
-        raise UsageError(f"policy {name!r}: {reason}; leave out :{budget}")
-
-
-def layer_sizes(policy_: Policy | None, size: Size, windows: Sequence[int | None], linear: Sequence[bool]) -> list[Any]:
-    """The size of each layer; None: it is not bounded. A budget divides the size among the layers without a window."""
-    count = len(windows)
-    if policy_ is None or size is None:
-        return [None] * count
-    if not isinstance(size, int):
-        if len(size) != count:
-            raise UsageError(f"size: {len(size)} numbers, but this model has {count} layers; give one number for each")
-        return list(size)
-    sizes: list[Any] = [size] * count
-    if policy_.budget is None:
-        return sizes
-    chosen = divided_layers(windows, linear)
-    for i, one in zip(chosen, load_budget(policy_.budget).sizes(size, len(chosen)), strict=True):
-        try:
-            check_size(policy_, one)
-        except UsageError as error:
-            raise UsageError(f"budget {policy_.budget!r} at size={size}, layer {i}: {error}") from error
-        sizes[i] = one
-    return sizes
-
-
-def divided_layers(windows: Sequence[int | None], linear: Sequence[bool]) -> list[int]:
-    """The layers that a budget is divided among: those without a sliding window; all with states where each slides."""
-    states = [i for i, one in enumerate(linear) if not one]
-    return [i for i in states if windows[i] is None] or states
-
-
-def layer_bound(policy_: Policy | None, size: int | None, window: int | None) -> Bound | None:
+def layer_bound(policy: Policy, size: int | None, window: int | None) -> Bound | None:
     """The bound of one layer; None: it is not bounded.
 
     A sliding-window layer whose window fits the size evicts only tokens outside its window. Such a layer never sees
@@ -317,8 +248,8 @@ def layer_bound(policy_: Policy | None, size: int | None, window: int | None) ->
     """
     if window is not None and (size is None or window - 1 <= size):
         return Bound(NAMES["window"], window - 1)
-    if policy_ is None or size is None:
+    if not policy.evicts or size is None:
         return None
-    if policy_.horizon is None or (window is not None and window <= policy_.horizon):
-        return Bound(policy_, size, window)
-    return Bound(policy_, size, policy_.horizon, spared=policy_.first if window is None else 0)
+    if policy.horizon is None or (window is not None and window <= policy.horizon):
+        return Bound(policy, size, window)
+    return Bound(policy, size, policy.horizon, spared=policy.first if window is None else 0)

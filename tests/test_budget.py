@@ -15,7 +15,6 @@ from tiny import FAMILIES, build, llama, tokens
 import msrnn
 from msrnn.budget import FORMAT, NAMES, Curves, load_budget
 from msrnn.errors import UsageError
-from msrnn.policy import Policy
 
 
 @given(name=st.sampled_from(sorted(NAMES)), mean=st.integers(1, 3000), layers=st.integers(1, 100))
@@ -104,42 +103,6 @@ def test_files_that_are_not_json(text: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"budget\.json: not a budget that msrnn wrote") as error:
         load_budget(str(path))
     assert "\n" not in str(error.value)
-
-
-def test_a_policy_with_a_budget(tmp_path: Path) -> None:
-    path = written(tmp_path / "Budget.json")
-    policy = Policy.parse(f"Echo+1~300:{path}")
-    assert (policy.first, policy.horizon, policy.budget) == (1, 300, str(path))
-    assert Policy.parse(policy.name) == policy
-    fields = Policy.parse(f"decay=0.5,budget={path}")
-    assert Policy.parse(fields.name) == fields
-    with pytest.raises(UsageError, match="budget 'best': neither a file nor one of upper, pyramid"):
-        Policy.parse("echo:best")
-    assert Policy.parse("echo:UPPER").budget == "UPPER"
-    assert Policy.parse(f"echo:{written(tmp_path / 'a=b,c.json')}").decay == 0.98
-    for name, message in {
-        "full:upper": "policy 'full' evicts nothing",
-        f"echo:{'x' * 300}": "x{50}",
-        f"echo:{tmp_path}": "neither a file",
-    }.items():
-        with pytest.raises(UsageError, match=message):
-            Policy.parse(name)
-    with pytest.raises(UsageError, match="budget=5: must be None, a name or a file"):
-        Policy(0.0, budget=5)  # type: ignore[arg-type]
-
-
-def test_what_identifies_results(tmp_path: Path) -> None:
-    """What the file holds, not its name; without a budget, the fields that there always were."""
-    path = written(tmp_path / "budget.json")
-    before = Policy.parse(f"echo:{path}").numbers
-    path.rename(tmp_path / "other.json")
-    assert Policy.parse(f"echo:{tmp_path / 'other.json'}").numbers == before
-    assert Policy.parse(f"echo:{path}").numbers == before, "a file is read once"
-    load_budget.cache_clear()
-    written(path, losses=[[0.5, 0.1], [0.2, 0.1]])
-    assert Policy.parse(f"echo:{path}").numbers != before
-    assert "budget" not in Policy.parse("echo").numbers
-    assert Policy.parse("echo:upper").numbers["budget"] == "upper"
 
 
 def test_a_model_under_a_budget(tmp_path: Path) -> None:

@@ -22,8 +22,9 @@ from msrnn.core.scores import Scoring
 from msrnn.core.slots import HELD, LayerShape, Slots
 from msrnn.hf.loading import Loaded
 from msrnn.layer import attend
-from msrnn.policy import NAMES, Policy, Size
+from msrnn.policy import NAMES, Policy
 from msrnn.reference import recurrent
+from msrnn.size import SizeLike
 
 POLICIES = [*NAMES, "window+1", "window+4", "tova+1", "tova+4", "echo+1~45"]
 TOLERANCE = 1e-4
@@ -213,7 +214,7 @@ def test_chunked_model_is_recurrent_model_for_any_policy(case: dict[str, Any]) -
 def check_against_oracle(
     rnn: msrnn.MultiStateRNN,
     policy: str | Policy,
-    size: Size,
+    size: SizeLike,
     ids: Tensor,
     mask: Tensor,
     may_tie: bool = False,

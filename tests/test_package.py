@@ -100,4 +100,4 @@ def test_names_of_the_package() -> None:
     assert sorted(msrnn.__all__) == msrnn.__all__
     assert all(hasattr(msrnn, name) for name in msrnn.__all__)
     with pytest.raises(msrnn.UsageError, match="size"):
-        msrnn.policy.resolve("tova", 0)
+        msrnn.Size(0)

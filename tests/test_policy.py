@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from decimal import Decimal
 
 import pytest
 
-from msrnn.policy import MEANINGS, NAMES, Bound, Policy, layer_bound, resolve, same_ranking
+from msrnn.policy import FULL, MEANINGS, NAMES, Bound, Policy, layer_bound, same_ranking
+from msrnn.size import resolve
 
 
 def test_names_are_points_in_the_space_of_six_numbers() -> None:
@@ -116,10 +118,16 @@ def test_a_policy_and_a_size_must_fit(name: object, size: object, error: type[Ex
         resolve(name, size)  # type: ignore[arg-type]
 
 
-def test_full_is_unbounded_and_no_policy() -> None:
-    assert resolve("full", None) == resolve("full", 512) == (None, None)
-    with pytest.raises(ValueError, match="not a Policy"):
-        Policy.parse("full")
+def test_full_protects_every_token() -> None:
+    assert Policy.parse("full") == Policy(None, recent=math.inf) == FULL
+    assert (FULL.name, FULL.evicts, FULL.numbers) == ("full", False, None)
+    assert all(policy.evicts for policy in NAMES.values())
+    assert resolve("full", None) == resolve(FULL, 512) == (FULL, None)
+    with pytest.raises(ValueError, match="recent=inf: protects every token"):
+        Policy(0.0, recent=math.inf)
+    for name in ("full+4", "full~512"):
+        with pytest.raises(ValueError, match="nothing to protect; write 'full'"):
+            Policy.parse(name)
 
 
 def test_sliding_layers_forget_what_they_cannot_see() -> None:
@@ -128,8 +136,8 @@ def test_sliding_layers_forget_what_they_cannot_see() -> None:
     assert layer_bound(tova, 512, 128) == Bound(Policy.parse("window"), 127)
     assert layer_bound(tova, 512, 513) == Bound(Policy.parse("window"), 512)
     assert layer_bound(tova, 512, 514) == Bound(tova, 512, window=514)
-    assert layer_bound(None, None, 128) == Bound(Policy.parse("window"), 127)
-    assert layer_bound(None, None, None) is None
+    assert layer_bound(FULL, None, 128) == Bound(Policy.parse("window"), 127)
+    assert layer_bound(FULL, None, None) is None
 
 
 def test_a_horizon_hides_all_but_the_first_tokens() -> None:
@@ -185,11 +193,8 @@ def test_names_in_any_case() -> None:
     assert Policy.parse("H2O-Layer+1~512") == Policy.parse("h2o-layer+1~512")
     assert Policy.parse("Decay=None,FIRST=4") == Policy(None, first=4)
     assert Policy.parse("per=HEAD") == Policy(0.0, "head")
-    assert resolve("FULL", 512) == resolve("Full", None) == (None, None)
-    assert same_ranking("FULL", "full")
-    assert not same_ranking("FULL", "tova")
-    with pytest.raises(ValueError, match="not a Policy"):
-        Policy.parse("FULL")
+    assert resolve("FULL", 512) == resolve("Full", None) == (FULL, None)
+    assert Policy.parse("FULL") == FULL
 
 
 @pytest.mark.parametrize(
@@ -204,7 +209,8 @@ def test_names_in_any_case() -> None:
     ],
 )
 def test_policies_that_rank_alike(one: str, other: str, alike: bool) -> None:
-    assert same_ranking(one, other) is same_ranking(other, one) is alike
+    first, second = Policy.parse(one), Policy.parse(other)
+    assert same_ranking(first, second) is same_ranking(second, first) is alike
 
 
 def test_equal_policies_have_equal_names() -> None:

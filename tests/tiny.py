@@ -13,8 +13,9 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from msrnn.core.rope import Repositioning
 from msrnn.hf.inspect import sliding_windows
-from msrnn.policy import Policy, Size, layer_bound, resolve
+from msrnn.policy import Policy, layer_bound
 from msrnn.reference import recurrent
+from msrnn.size import SizeLike, layer_sizes, resolve
 
 VOCABULARY = 97
 _BASE: dict[str, Any] = {
@@ -119,6 +120,16 @@ def build(config: tf.PreTrainedConfig, device: str = "cpu", seed: int = 0) -> Pr
     return model.to(device)
 
 
+def portable() -> PreTrainedModel:
+    """A model whose weights, and so whose fingerprint, are the same on every machine: random numbers are not."""
+    model = build(llama(2, 1, hidden_size=8, intermediate_size=8))
+    for i, weight in enumerate(model.parameters()):
+        numbers = torch.arange(weight.numel()) * 37 + 11 * i
+        exact = ((numbers % 127 - 63) / 128).view_as(weight)
+        weight.data.copy_(exact if weight.ndim > 1 else torch.ones_like(weight))
+    return model
+
+
 def hybrid() -> PreTrainedModel:
     from transformers import Lfm2Config
 
@@ -165,14 +176,14 @@ def oracle(
     model: PreTrainedModel,
     ids: Tensor,
     policy: str | Policy,
-    size: Size,
+    size: SizeLike,
     repositioning: list[Repositioning | None] | None = None,
 ) -> Oracle:
     """Run one sequence [T] by the definition; `repositioning` of each layer, or None for the model's own positions."""
     policy_, size = resolve(policy, size)
     windows = sliding_windows(model, model.config)
-    sizes = size if isinstance(size, tuple) else [size] * len(windows)
-    bounds = [layer_bound(policy_, size, window) for size, window in zip(sizes, windows, strict=True)]
+    sizes = layer_sizes(policy_, size, windows, [False] * len(windows))
+    bounds = [layer_bound(policy_, rows, window) for rows, window in zip(sizes, windows, strict=True)]
     times: dict[int, Tensor] = {}
     margins: list[Tensor] = []
 

@@ -22,6 +22,7 @@ from msrnn.evaluation.batch_size import batch_that_fits
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.hf.trace import ChunkTrace, trace_chunks
 from msrnn.policy import Policy
+from msrnn.size import Size, joint_name, joint_numbers, parse_policy
 
 FORMAT = 1  # of trace files
 
@@ -32,7 +33,7 @@ def stored_cells(folder: Path) -> list[tuple[str, int]]:
     for path in sorted(folder.glob("*-*-*.npz")):
         name, size, _ = path.name.rsplit("-", 2)
         with suppress(ValueError):  # not a trace file
-            cells[Policy.parse(name).name, int(size)] = None
+            cells[joint_name(*parse_policy(name)), int(size)] = None
     return list(cells)
 
 
@@ -51,21 +52,22 @@ class TraceStore:
         size: int,
         beside: dict[str, Any] | None = None,
     ) -> None:
-        self.policy = policy if isinstance(policy, Policy) else Policy.parse(policy)
-        self.folder, self.size, self.beside = folder, size, beside or {}
-        self.rnn = MultiStateRNN(model, self.policy, size)
+        value, budget = parse_policy(policy)
+        self.policy, self.size = joint_name(value, budget), size
+        self.folder, self.beside = folder, beside or {}
+        self.rnn = MultiStateRNN(model, value, Size(size, budget))
         identity = {name: value for name, value in self.rnn.spec.fingerprint.items() if name != ARCHITECTURE}
-        self.key = {"format": FORMAT, **identity, "numbers": self.policy.numbers}
+        self.key = {"format": FORMAT, **identity, "numbers": joint_numbers(value, budget)}
 
     @property
     def label(self) -> str:
-        return f"{self.policy.name} {self.size}"
+        return f"{self.policy} {self.size}"
 
     def path(self, ids: ArrayLike) -> Path:
         """The file of the trace of these tokens [T], whether it exists or not."""
         digest = hashlib.sha256(json.dumps(self.key, sort_keys=True).encode())
         digest.update(numpy.asarray(ids, dtype="<i8").tobytes())
-        return self.folder / f"{self.policy.name}-{self.size}-{digest.hexdigest()[:16]}.npz"
+        return self.folder / f"{self.policy}-{self.size}-{digest.hexdigest()[:16]}.npz"
 
     def missing(self, chunks: ArrayLike) -> list[int]:
         """The indices of the chunks [N, T] that have no trace yet."""

@@ -14,7 +14,7 @@ from msrnn.cli.options import SMALL, Device, Dtype, Model
 from msrnn.cli.terminal import note, progress, show_table, show_text
 from msrnn.errors import UsageError
 from msrnn.evaluation.data.texts import check_source
-from msrnn.policy import Policy, is_full, refuse_budget, resolve
+from msrnn.size import parse_policy, refuse_budget, resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -137,17 +137,21 @@ def check_cells(policies: list[str] | None, sizes: list[int] | None, paper: bool
 
         sizes = list(PAPER_SIZES)
     names, sizes = policies or list(POLICIES), sorted(set(sizes or SIZES))
-    for name, size in product(names, sizes):
-        if is_full(name):
+    chosen: dict[str, None] = {}
+    for name in names:
+        policy, budget = parse_policy(name)
+        if not policy.evicts:
             raise UsageError("--policy full: evicts nothing, so there is nothing to analyze; name a bounded policy")
-        refuse_budget(name, "the analyses compare layers of one size")
-        resolve(name, size)
+        refuse_budget(budget, "the analyses compare layers of one size")
+        for size in sizes:
+            resolve(policy, size)
+        chosen[policy.name] = None
     if sizes[-1] + 1 >= length:
         raise UsageError(
             f"--size {sizes[-1]}: evicts too little of a chunk of {length:,} tokens to compare policies; "
             "use a smaller --size or a larger --length"
         )
-    return list(product(dict.fromkeys(Policy.parse(name).name for name in names), sizes))
+    return list(product(chosen, sizes))
 
 
 def check_folder(option: str, folder: Path | None) -> None:

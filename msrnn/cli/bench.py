@@ -19,7 +19,7 @@ from msrnn.cli.options import ORIGINAL, SMALL, Device, Dtype, Model, PolicyName
 from msrnn.cli.terminal import note, show_text
 from msrnn.errors import UsageError
 from msrnn.evaluation.benchmark import NATIVE, PROMPT
-from msrnn.policy import FULL, is_full, resolve
+from msrnn.size import resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -163,10 +163,9 @@ def bench(
 
 
 def check(sizes: list[int], policy: str, state_dtypes: list[str], positions: list[str], length: int) -> None:
-    if is_full(policy):
-        raise UsageError(f"--policy {FULL}: the full model is always measured; give a policy that evicts")
     for size in sizes:
-        resolve(policy, size)
+        if not resolve(policy, size)[0].evicts:
+            raise UsageError("--policy full: the full model is always measured; give a policy that evicts")
     for name in state_dtypes:
         if name != NATIVE:
             check_state_dtype(name)

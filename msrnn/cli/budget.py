@@ -22,7 +22,8 @@ from msrnn.cli.evaluation import (
 from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
 from msrnn.evaluation.data.texts import check_source
-from msrnn.policy import FULL, Policy, check_size, is_full
+from msrnn.policy import FULL
+from msrnn.size import parse_policy, resolve
 
 SIZES, MEANS = (32, 64, 128, 256, 512, 1024, 2048), (128, 256, 512)
 
@@ -68,15 +69,15 @@ def budget(
     check_source(text)
     sizes, means = sorted(set(size or SIZES)), sorted(set(mean or MEANS))
     check_counts(length=length, books=books, chunks_per_book=chunks_per_book, batch=batch)
-    if is_full(policy):
+    value, given = parse_policy(policy)
+    if not value.evicts:
         raise UsageError("--policy full: evicts nothing; measure a policy that does")
-    value = Policy.parse(policy)
-    if value.budget is not None:
+    if given is not None:
         raise UsageError(f"--policy {policy}: has a budget already; measure the policy without it")
     sizes = [one for one in sizes if one < length] if size is None else sizes
     means = [one for one in means if sizes and sizes[0] <= one <= sizes[-1]] if mean is None else means
     for one in sizes:
-        check_size(value, one)
+        resolve(value, one)
     if len(sizes) < 2 or sizes[-1] >= length:
         raise UsageError(f"--size {sizes}: must be two sizes or more, smaller than the {length} tokens of a chunk")
     for one in means:
@@ -91,7 +92,7 @@ def budget(
     store, decoder, _, data, source = load_chunks(options, out, NAME, CHECK, text, choice)
     layers = MultiStateRNN(decoder, FULL, None).spec.divided
     evaluation = LayerLosses(decoder, data, store, batch, {**source, **environment(decoder.device)})
-    cells = [Case(FULL), *(Case(value.name, layer, one) for layer in layers for one in sizes)]
+    cells = [Case(FULL.name), *(Case(value.name, layer, one) for layer in layers for one in sizes)]
     results, _ = computed(evaluation, cells, options)
     report = Report(value.name, layers, sizes, results, data.predicted, means)
     title = f"{source['model']}, {value.name}, {source['text']}, {len(data.chunks):,} chunks of {length:,} tokens"

@@ -11,15 +11,16 @@ from typer import Option
 
 from msrnn.cli.files import MANUAL, manual, read_text
 from msrnn.cli.model_options import ModelOptions
-from msrnn.cli.options import Device, Dtype, Model, Size
+from msrnn.cli.options import Device, Dtype, LayerSize, Model
 from msrnn.cli.terminal import note, progress, show_table, show_text
 from msrnn.errors import UsageError
-from msrnn.policy import FULL
+from msrnn.policy import FULL, Policy
+from msrnn.size import resolve
 
 if TYPE_CHECKING:
     from msrnn.evaluation.benchmark.reading import Measured
 
-POLICIES = (FULL, "window+4", "tova")
+POLICIES = (FULL, Policy.parse("window+4"), Policy.parse("tova"))
 COLUMNS = ("policy", "perplexity", "states\nheld", "bytes\nheld", "ms/token\nreading", "ms/token\ndecoding")
 LAST_TOKENS, NEW_TOKENS = 24, 48  # of the text, printed again; generated after them
 
@@ -27,7 +28,7 @@ LAST_TOKENS, NEW_TOKENS = 24, 48  # of the text, printed again; generated after 
 def demo(
     text: Annotated[Path | None, Option(help="Text file to read.", show_default=MANUAL)] = None,
     tokens: Annotated[int, Option(help="Most tokens of the text to read.")] = 2048,
-    size: Size = 256,
+    size: LayerSize = 256,
     model: Model = None,
     device: Device = "auto",
     dtype: Dtype = None,
@@ -44,7 +45,7 @@ def demo(
     """
     if tokens < 2:
         raise UsageError(f"--tokens {tokens}: must be 2 or more, since the first token is not predicted")
-    choices = [ModelOptions(model, policy, size, device, dtype) for policy in POLICIES]
+    choices = [ModelOptions(model, *resolve(policy, size), device, dtype) for policy in POLICIES]
     check_size(size, tokens)
     prose = read_text(str(text)) if text else manual()
     rnn, tokenizer = choices[0].load()
@@ -59,7 +60,7 @@ def demo(
     note(announcement(ids.shape[1], len(choices) * estimate_seconds(rnn, ids)))
     rnns = [choice.rnn(rnn.model) for choice in choices]
     with progress() as bar:
-        tasks = [bar.add_task(choice.policy.ljust(8), total=tokens_of(ids.shape[1])) for choice in choices]
+        tasks = [bar.add_task(choice.policy.name.ljust(8), total=tokens_of(ids.shape[1])) for choice in choices]
         rows, states = measure(rnns, ids, [partial(bar.advance, task) for task in tasks])
         for task in tasks:
             bar.update(task, total=bar.tasks[task].completed)  # times that disagree are measured again

@@ -15,7 +15,7 @@ from msrnn.cli.evaluation import (
     show_tables,
     write_report,
 )
-from msrnn.cli.options import Size
+from msrnn.cli.options import LayerSize
 from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
 from msrnn.evaluation.data.texts import check_source
@@ -40,7 +40,7 @@ def extrapolation(
     *,
     text: Text = None,
     row: Rows = None,
-    size: Size = 512,
+    size: LayerSize = 512,
     tokens: Tokens = 70_000,
     window: Window = 1_000,
     leg: Leg = 10_000,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from msrnn.evaluation.cells import Grid
 
 SIZES = (512,)
-POLICIES = (TOVA, "window+4", FULL)
+POLICIES = (TOVA, "window+4", FULL.name)
 
 Policies = Annotated[
     list[str] | None,
@@ -108,4 +108,4 @@ def rows(policies: list[str] | None, sizes: list[int] | None, paper: bool, lengt
         return grid(policies or POLICIES, sizes or SIZES, length)
     if policies or sizes:
         raise UsageError("--paper: sets the rows and sizes; leave out --paper, or --policy and --size")
-    return grid([*PAPER_ROWS, FULL], PAPER_SIZES, length)
+    return grid([*PAPER_ROWS, FULL.name], PAPER_SIZES, length)

@@ -21,13 +21,14 @@ from msrnn.cli.options import ORIGINAL, as_typed
 from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
 from msrnn.evaluation.data.texts import check_source
-from msrnn.policy import FULL, resolve
+from msrnn.policy import FULL
+from msrnn.size import resolve
 
 if TYPE_CHECKING:
     from msrnn.evaluation.cells import Grid
 
 AUTO = "auto"
-POLICIES, SIZES, LENGTHS, DEPTHS = ("tova", "echo", FULL), (128,), (512,), (0.0, 0.25, 0.5, 0.75, 1.0)
+POLICIES, SIZES, LENGTHS, DEPTHS = ("tova", "echo", FULL.name), (128,), (512,), (0.0, 0.25, 0.5, 0.75, 1.0)
 NAMES = "number, word, uuid, keys, values, json, variables"
 
 

@@ -16,7 +16,7 @@ from msrnn.cli.evaluation import (
 )
 from msrnn.cli.options import MaxNewTokens, as_typed
 from msrnn.errors import UsageError
-from msrnn.policy import refuse_budget, resolve
+from msrnn.size import parse_policy, refuse_budget, resolve
 
 NAME = "story"
 POLICIES, SIZES = ("tova",), (256, 512, 1024)
@@ -64,11 +64,12 @@ def story(
     """
     policies, sizes = policy or POLICIES, size or SIZES
     for name in policies:
+        value, budget = parse_policy(name)
         refuse_budget(
-            name, "stories are the full model's until the first eviction, which layers then have at other tokens"
+            budget, "stories are the full model's until the first eviction, which layers then have at other tokens"
         )
         for states in sizes:
-            resolve(name, states)
+            resolve(value, states)
     check_counts(2, stories=stories, max_new_tokens=max_new_tokens, batch=batch)
     if not 0 < temperature <= 100:
         raise UsageError(

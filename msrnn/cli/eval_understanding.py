@@ -25,7 +25,8 @@ from msrnn.cli.evaluation import (
 from msrnn.cli.options import ORIGINAL
 from msrnn.cli.terminal import note, progress
 from msrnn.errors import UsageError
-from msrnn.policy import FULL, resolve
+from msrnn.policy import FULL
+from msrnn.size import resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from msrnn.evaluation.tasks.understanding import Task
     from msrnn.hf.loading import Loaded
 
-ROWS, SIZES, PAPER_SIZES = ("tova", "window+4", "truncated", FULL), (512,), (256, 512, 1024, 2048, 4096)
+ROWS, SIZES, PAPER_SIZES = ("tova", "window+4", "truncated", FULL.name), (512,), (256, 512, 1024, 2048, 4096)
 LENGTH, AUTO = 4096, "auto"
 
 

@@ -13,7 +13,8 @@ from msrnn.cli.files import check_target, text_or_file
 from msrnn.cli.options import SMALL, Device, Dtype, Force, Model
 from msrnn.cli.terminal import note, progress
 from msrnn.errors import UsageError
-from msrnn.policy import Policy, is_full, refuse_budget, resolve
+from msrnn.policy import Policy
+from msrnn.size import parse_policy, refuse_budget, resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -61,10 +62,10 @@ def explore(
     """
     name, text = text_or_file(source)
     target = out or Path(f"{name}.html")
-    names = check_policies(policy, size, tokens)
+    chosen = check_policies(policy, size, tokens)
     check_target(target, force)
     try:
-        about = write_page(target, name, text, names, size, tokens, partial(load_model, model, device, dtype))
+        about = write_page(target, name, text, chosen, size, tokens, partial(load_model, model, device, dtype))
     except KeyboardInterrupt:
         note(f"\nstopped: {target} was not written; run the same command to start again (fewer --tokens are faster)")
         raise
@@ -77,7 +78,7 @@ def write_page(
     target: Path,
     name: str,
     text: str,
-    policies: list[str],
+    policies: list[Policy],
     size: int | None,
     tokens: int,
     load: Callable[[], tuple[PreTrainedModel, PreTrainedTokenizerBase, str]],
@@ -102,7 +103,7 @@ def write_page(
     return about
 
 
-def trace_with_progress(model: PreTrainedModel, ids: list[int], policies: list[str], size: int) -> list[PolicyTrace]:
+def trace_with_progress(model: PreTrainedModel, ids: list[int], policies: list[Policy], size: int) -> list[PolicyTrace]:
     from msrnn.analysis.explorer import trace_policies
 
     with progress() as bar:
@@ -128,38 +129,42 @@ def load_model(
     return (*load(name, device, dtype, on_convert=note), shown_name)
 
 
-def check_policies(policies: list[str] | None, size: int | None, tokens: int) -> list[str]:
-    """The names of the policies. Bad values are refused before a model is loaded."""
+def check_policies(policies: list[str] | None, size: int | None, tokens: int) -> list[Policy]:
+    """The policies. Bad values are refused before a model is loaded."""
     if tokens < LEAST_TOKENS:
         raise UsageError(f"--tokens {tokens}: must be at least {LEAST_TOKENS}; no size evicts any of fewer tokens")
     names = list(dict.fromkeys(policies or POLICIES))
     if len(names) > 2:
         raise UsageError(f"--policy {names[2]}: a page shows at most two policies; leave one out")
+    chosen = []
     for name in names:
-        if is_full(name):
+        policy, budget = parse_policy(name)
+        if not policy.evicts:
             raise UsageError("--policy full: evicts nothing; name a bounded policy")
-        refuse_budget(name, "the page has one size for all layers")
+        refuse_budget(budget, "the page has one size for all layers")
         if size is None:
-            check_default_size(name, default_size(tokens), f"at most {default_size(tokens)}")
+            check_default_size(policy, default_size(tokens), f"at most {default_size(tokens)}")
         else:
-            resolve(name, size)
-    return [Policy.parse(name).name for name in names]
+            resolve(policy, size)
+        chosen.append(policy)
+    return chosen
 
 
 def default_size(tokens: int) -> int:
     return min(LARGEST_DEFAULT_SIZE, max(2, tokens // 4))
 
 
-def check_default_size(name: str, size: int, description: str) -> None:
+def check_default_size(policy: Policy, size: int, description: str) -> None:
     """Refuse a policy that cannot have the default size; the message says that the user gave no --size."""
-    policy = Policy.parse(name)
     try:
         resolve(policy, size)
     except UsageError as error:
-        raise UsageError(f"--policy {name} at the default --size of {description}: {error}; give --size") from error
+        raise UsageError(
+            f"--policy {policy.name} at the default --size of {description}: {error}; give --size"
+        ) from error
 
 
-def check_size(size: int | None, tokens: int, policies: list[str]) -> int:
+def check_size(size: int | None, tokens: int, policies: list[Policy]) -> int:
     """The size, by default a quarter of the tokens. Refuses a size that evicts nothing."""
     chosen = default_size(tokens) if size is None else size
     if chosen + 1 >= tokens:
@@ -168,6 +173,6 @@ def check_size(size: int | None, tokens: int, policies: list[str]) -> int:
             raise UsageError(f"{tokens:,} tokens: the default --size of {chosen} evicts none of them; {what_to_do}")
         raise UsageError(f"--size {chosen}: evicts none of {tokens:,} tokens; use a smaller size or a longer text")
     if size is None:
-        for name in policies:
-            check_default_size(name, chosen, f"{chosen}, a quarter of {tokens:,} tokens")
+        for policy in policies:
+            check_default_size(policy, chosen, f"{chosen}, a quarter of {tokens:,} tokens")
     return chosen

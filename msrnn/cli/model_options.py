@@ -25,7 +25,8 @@ from msrnn.cli.options import (
 from msrnn.cli.processes import share_seed, started_by_torchrun
 from msrnn.cli.terminal import loading
 from msrnn.errors import FileError, UsageError
-from msrnn.policy import FULL, Policy, Size, is_full, resolve, same_ranking
+from msrnn.policy import Policy, same_ranking
+from msrnn.size import Size, joint_name, parse_policy, resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from msrnn.core.state import MultiState
     from msrnn.hf.rnn import MultiStateRNN
 
+_DEFAULT_POLICY, _DEFAULT_SIZE = Policy.parse(DEFAULT_POLICY), Size.parse(DEFAULT_SIZE)
 _MODEL_DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -41,8 +43,8 @@ class ModelOptions:
     """A model, its bounded state, and where it is computed. Bad values are refused before the model is loaded."""
 
     model: str | None = None
-    policy: str = DEFAULT_POLICY
-    size: Size = DEFAULT_SIZE
+    policy: Policy = _DEFAULT_POLICY
+    size: Size | None = _DEFAULT_SIZE  # None: policy full
     device: str = "auto"
     dtype: str | None = None
     seed: int | None = None
@@ -51,8 +53,6 @@ class ModelOptions:
     backend: str = "auto"
 
     def __post_init__(self) -> None:
-        if is_full(self.policy):
-            object.__setattr__(self, "policy", FULL)
         resolve(self.policy, self.size)
         if self.seed is not None and not 0 <= self.seed < 2**32:
             raise UsageError(f"--seed {self.seed}: must be from 0 to {2**32 - 1}")
@@ -135,11 +135,13 @@ class GivenOptions:
     def _completed(self, state: Path | None, extendable: bool) -> ModelOptions:
         own = ModelOptions(self.model, device=self.device, dtype=self.dtype, seed=self.seed, backend=self.backend)
         if state is None:
-            rest = {name: getattr(self, name) for name in ("policy", "size", "state_dtype", "positions")}
-            return replace(own, **{name: value for name, value in rest.items() if value is not None})
+            size = _DEFAULT_SIZE if self.size is None else Size.parse(self.size)
+            policy, bound = resolve(_DEFAULT_POLICY if self.policy is None else self.policy, size)
+            positions = ORIGINAL if self.positions is None else self.positions
+            return replace(own, policy=policy, size=bound, state_dtype=self.state_dtype, positions=positions)
         saved = SavedOptions.load(state)
         given = self
-        same_size = self.size in (None, saved.size)
+        same_size = self.size is None or Size.parse(self.size) == saved.size
         if extendable and self.policy is not None and same_size and _can_continue(self.policy, saved.policy):
             given = replace(self, policy=None)
         given._check_agrees(state, saved)
@@ -147,7 +149,7 @@ class GivenOptions:
             return replace(
                 own,
                 policy=saved.policy,
-                size=DEFAULT_SIZE if saved.size is None else saved.size,
+                size=saved.size,
                 dtype=self.dtype or saved.dtype,
                 state_dtype=saved.state_dtype,
                 positions=saved.positions,
@@ -156,9 +158,11 @@ class GivenOptions:
             raise UsageError(f"{state}: its options cannot be given on the command line ({error})") from error
 
     def _check_agrees(self, state: Path, saved: SavedOptions) -> None:
-        _check_agrees(state, "--policy", self.policy, self.policy and _policy_name(self.policy), saved.policy)
+        policy = self.policy and joint_name(*parse_policy(self.policy))
+        _check_agrees(state, "--policy", self.policy, policy, saved.policy.name)
         if saved.size is not None:  # policy full has no size
-            _check_agrees(state, "--size", self.size, self.size, saved.size)
+            size = None if self.size is None else Size.parse(self.size).name
+            _check_agrees(state, "--size", self.size, size, saved.size.name)
         _check_agrees(state, "--state-dtype", self.state_dtype, self.state_dtype, saved.state_dtype)
         positions = self.positions and _positions_name(self.positions)
         _check_agrees(state, "--positions", self.positions, positions, saved.positions)
@@ -170,8 +174,8 @@ class GivenOptions:
 class SavedOptions:
     """The options that a state was saved under."""
 
-    policy: str
-    size: Size  # None: policy full
+    policy: Policy
+    size: Size | None  # None: policy full
     dtype: str | None  # of the model; None: not known
     state_dtype: str | None
     positions: str
@@ -188,11 +192,15 @@ class SavedOptions:
                 raise FileError(
                     f"not a state that msrnn saved, its {name} is {value!r:.40}", path, advice="use another"
                 )
+        try:
+            policy, size = resolve(description["policy"], description["size"])
+        except (UsageError, TypeError) as error:
+            raise FileError(f"its options cannot be given on the command line ({error})", path) from error
         stored = description["dtype"]
         computed = description.get("model_dtype", stored)
         return cls(
-            description["policy"],
-            description["size"],
+            policy,
+            size,
             computed if computed in _MODEL_DTYPES else None,
             stored if stored in STATE_DTYPES else None,
             description["positions"],
@@ -206,17 +214,10 @@ def _check_agrees(path: Path, option: str, given: Any, value: Any, saved: Any) -
         raise UsageError(f"{option} {given}: {path} was saved {was}; leave {option} out")
 
 
-def _policy_name(name: str) -> str:
-    return FULL if is_full(name) else Policy.parse(name).name
-
-
-def _can_continue(policy: str, saved: str) -> bool:
+def _can_continue(policy: str, saved: Policy) -> bool:
     """Whether a policy can continue from a state that was saved under another."""
-    _policy_name(policy)  # an unknown name is refused
-    try:
-        return same_ranking(policy, saved)
-    except UsageError:
-        return False
+    value, budget = parse_policy(policy)
+    return budget is None and same_ranking(value, saved)
 
 
 def _positions_name(name: str) -> str:

@@ -18,11 +18,11 @@ from msrnn.errors import UsageError
 
 ORIGINAL, AUTO = "original", "auto"
 SMALL = "SmolLM2-135M-Instruct"
-DEFAULT_POLICY, DEFAULT_SIZE = "tova", 512
+DEFAULT_POLICY, DEFAULT_SIZE = "tova", "512"
 LEAST_TEMPERATURE = 1e-6  # below, logits divided by it overflow
 
 _POLICY = "Eviction policy: which token a full layer evicts; `msrnn policies` lists them."
-_SIZE = "Most tokens that each layer keeps; policy full keeps all."
+_SIZE = "Most tokens that each layer keeps, or a mean and a budget, as in 512:upper; policy full keeps all."
 _DTYPE = "Dtype of the weights: float32, bfloat16, float16, or auto (the checkpoint's own)."
 _DTYPE_DEFAULT = "float32 on cpu, else auto"
 STATE_DTYPE = "Quantize the kept keys and values to 8 bits: int8 or fp8."
@@ -39,7 +39,8 @@ Model = Annotated[
     str | None, Option(help="Model: a folder, a .gguf file, or a name on the Hugging Face hub.", show_default=SMALL)
 ]
 PolicyName = Annotated[str, Option("--policy", help=_POLICY)]
-Size = Annotated[int, Option(help=_SIZE)]
+LayerSize = Annotated[int, Option("--size", help="Most tokens that each layer keeps.")]
+Size = Annotated[str, Option(help=_SIZE)]
 Device = Annotated[str, Option(help="Where to compute: cpu, cuda, or auto (cuda if there is one).")]
 Dtype = Annotated[str | None, Option(help=_DTYPE, show_default=_DTYPE_DEFAULT)]
 Backend = Annotated[
@@ -55,7 +56,7 @@ Seed = Annotated[
 
 # With a saved state, options that are not given are those that it was saved under.
 SavedPolicy = Annotated[str | None, Option("--policy", help=_POLICY, show_default="the saved state's, or tova")]
-SavedSize = Annotated[int | None, Option("--size", help=_SIZE, show_default="the saved state's, or 512")]
+SavedSize = Annotated[str | None, Option("--size", help=_SIZE, show_default="the saved state's, or 512")]
 SavedDtype = Annotated[
     str | None, Option("--dtype", help=_DTYPE, show_default=f"the saved state's, or {_DTYPE_DEFAULT}")
 ]

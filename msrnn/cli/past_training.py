@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msrnn.cli.options import ORIGINAL
 from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
-from msrnn.policy import FULL
+from msrnn.size import joint_name
 
 if TYPE_CHECKING:
     from msrnn.cli.model_options import ModelOptions
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 
 def extended_options(rnn: MultiStateRNN, options: ModelOptions, length: int) -> ModelOptions:
     """The options of a state that reads past the training length. Raises a UsageError where the rule cannot hold."""
-    from msrnn.hf.extension import extension, largest_size
+    from msrnn.hf.extension import COMPRESSED, extended_policy, largest_size
 
-    policy, positions = extension(options.policy, largest_size(rnn.spec), length)
-    return replace(options, policy=policy, positions=positions)
+    policy = extended_policy(options.policy, largest_size(rnn.spec), length)
+    return replace(options, policy=policy, positions=COMPRESSED)
 
 
 def as_words(options: ModelOptions) -> str:
     """The options of a state, as the command line takes them."""
-    return f"--policy {options.policy} --positions {options.positions}"
+    policy = joint_name(options.policy, options.size.budget if options.size else None)
+    return f"--policy {policy} --positions {options.positions}"
 
 
 def extended_rnn(
@@ -107,7 +108,7 @@ def engine_maker(rnn: MultiStateRNN, options: ModelOptions, shared: bool) -> Cal
     from msrnn.hf.extension import training_length
 
     plain, length = engine_of(rnn, shared), training_length(rnn.model)
-    if options.policy == FULL:
+    if not options.policy.evicts:
         return plain  # which refuses it
     if length is None:
         note("--positions auto: the config of this model states no training length, so positions are original")

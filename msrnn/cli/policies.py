@@ -33,7 +33,7 @@ def policies() -> None:
 
 
 def rows() -> list[list[str]]:
-    lines = [[FULL, "", "", "", "", "", "none: the unmodified model, whose KV cache grows"]]
+    lines = [[FULL.name, "", "", "", "", "", "none: the unmodified model, whose KV cache grows"]]
     for name, policy in NAMES.items():
         decay = "none" if policy.decay is None else f"{policy.decay:g}"
         recent = f"{policy.recent:.0%}" if isinstance(policy.recent, float) else str(policy.recent)

@@ -44,6 +44,7 @@ from msrnn.cli.serve_options import (
 from msrnn.cli.serving import NONE, Setup, listen_until_stopped, serve_here, serve_replicas
 from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
+from msrnn.size import resolve
 
 KEY_VARIABLE = "MSRNN_API_KEY"
 _PACKAGES = ("starlette", "uvicorn", "prometheus_client")  # those of the extra `serve`
@@ -68,7 +69,9 @@ class ServeOptions:
         return self.positions == AUTO
 
     def completed(self) -> ModelOptions:
-        return ModelOptions(**{**vars(self), "positions": ORIGINAL if self.auto else self.positions})
+        policy, size = resolve(self.policy, self.size)
+        positions = ORIGINAL if self.auto else self.positions
+        return ModelOptions(**{**vars(self), "policy": policy, "size": size, "positions": positions})
 
 
 def serve(

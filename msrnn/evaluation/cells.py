@@ -8,16 +8,21 @@ from typing import Any, NamedTuple, TypeVar
 
 from msrnn.evaluation.report import Value
 from msrnn.evaluation.store import Row
-from msrnn.policy import FULL, Policy
+from msrnn.policy import FULL as FULL_POLICY
+from msrnn.policy import Policy
+from msrnn.size import Size, joint_name, joint_numbers, parse_policy, resolve
 
+FULL = FULL_POLICY.name  # the unbounded model on whole texts
 BASELINE = "baseline"  # the unbounded model on pieces of `size` tokens
 TRUNCATED = "truncated"  # the unbounded model on the first `size` tokens
 UNBOUNDED = (FULL, BASELINE, TRUNCATED)
 
 
 class Cell(NamedTuple):
-    policy: str
-    size: int | None  # None: full, which has no limit
+    """An entry of a table: the name of its row, and the number of its column."""
+
+    policy: str  # a policy, with its budget if there is one, or one of `UNBOUNDED`
+    size: int | None  # rows per layer, or their mean; None: full, which has no limit
 
     @property
     def label(self) -> str:
@@ -26,13 +31,18 @@ class Cell(NamedTuple):
     @property
     def keeps(self) -> int | None:
         """The longest text of which nothing is evicted; None: any. Under a budget 0: it depends on the model."""
-        divided = self.policy not in UNBOUNDED and Policy.parse(self.policy).budget is not None
+        divided = self.policy not in UNBOUNDED and parse_policy(self.policy)[1] is not None
         return 0 if divided else self.size
+
+    @property
+    def bounds(self) -> tuple[Policy, Size | None]:
+        """The policy and the size of the model that computes this entry."""
+        return resolve(FULL if self.policy in UNBOUNDED else self.policy, self.size)
 
     @property
     def key(self) -> dict[str, Any]:
         """What identifies a result: also the fields of a policy, since the meaning of its name may change."""
-        numbers = None if self.policy in UNBOUNDED else Policy.parse(self.policy).numbers
+        numbers = None if self.policy in UNBOUNDED else joint_numbers(*parse_policy(self.policy))
         return {"policy": self.policy, "numbers": numbers, "size": self.size}
 
 
@@ -119,4 +129,6 @@ def grid(policies: Sequence[str], sizes: Sequence[int], length: int) -> Grid:
 
 def row_name(policy: str) -> str:
     """The name of a row: the one that all spellings of a policy share."""
-    return policy.lower() if policy.lower() in UNBOUNDED else Policy.parse(policy).name
+    if policy.lower() in UNBOUNDED:
+        return policy.lower()
+    return joint_name(*parse_policy(policy))

@@ -17,7 +17,8 @@ from msrnn.hf.handover import begin_block, end_block, give_back, hand_over
 from msrnn.hf.inspect_layers import host_layers
 from msrnn.hf.learned_positions import CheckedLength, NoPositionError, is_past_table
 from msrnn.hf.state_spec import StateSpec, state_spec
-from msrnn.policy import Policy, Size
+from msrnn.policy import Policy
+from msrnn.size import SizeLike
 
 
 class MultiStateCache(OwnedCache):
@@ -35,7 +36,7 @@ class MultiStateCache(OwnedCache):
         self,
         model: PreTrainedModel,
         policy: str | Policy = "tova",
-        size: Size = 512,
+        size: SizeLike = 512,
         *,
         positions: str | Gap = ORIGINAL,
         state_dtype: str | torch.dtype | None = None,

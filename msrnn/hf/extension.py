@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msrnn.checks import is_whole
 from msrnn.errors import UsageError
-from msrnn.policy import FULL, Policy, is_full
+from msrnn.policy import Policy
+from msrnn.size import joint_name, parse_policy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -22,7 +23,7 @@ COMPRESSED = "compressed"
 
 
 class Extension(NamedTuple):
-    """What a state continues with past the training length."""
+    """What a state continues with past the training length: the name of a policy, and positions."""
 
     policy: str
     positions: str = COMPRESSED
@@ -43,17 +44,25 @@ def largest_size(spec: StateSpec) -> int:
 def extension(policy: str | Policy, size: int, length: int) -> Extension:
     """The policy with its first token protected and a horizon, and compressed positions.
 
-    The horizon is four times the size, or the training length where that is less: then all positions are among those
-    that the model was trained on. A horizon that the policy has already stays. Under a budget, `size` is that of the
-    largest layer: a horizon must be larger than the size of every layer. Raises a UsageError where the rule cannot
-    hold: policy full evicts nothing, and a size as large as the training length leaves no room for a horizon.
+    Under a budget, which the name keeps, `size` is that of the largest layer: a horizon must be larger than the size of
+    every layer. Raises a UsageError where the rule cannot hold.
     """
-    if is_full(policy):
-        raise UsageError(f"policy {FULL!r} keeps every token; use a bounded policy, such as echo")
+    value, budget = parse_policy(policy)
+    return Extension(joint_name(extended_policy(value, size, length), budget))
+
+
+def extended_policy(policy: Policy, size: int, length: int) -> Policy:
+    """The policy with its first token protected and a horizon, at the size of the largest layer.
+
+    The horizon is four times the size, or the training length where that is less: then all positions are among those
+    that the model was trained on. A horizon that the policy has already stays. Raises a UsageError where the rule
+    cannot hold: policy full evicts nothing, and a size as large as the training length leaves no room for a horizon.
+    """
+    if not policy.evicts:
+        raise UsageError(f"policy {policy.name!r} keeps every token; use a bounded policy, such as echo")
     if size >= length:
         raise UsageError(
             f"size={size} is not below the {length:,} tokens that this model was trained on; use a smaller size"
         )
-    given = policy if isinstance(policy, Policy) else Policy.parse(policy)
-    horizon = min(REACH * size, length) if given.horizon is None else given.horizon
-    return Extension(replace(given, first=max(1, given.first), horizon=horizon).name)
+    horizon = min(REACH * size, length) if policy.horizon is None else policy.horizon
+    return replace(policy, first=max(1, policy.first), horizon=horizon)

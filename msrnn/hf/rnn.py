@@ -25,7 +25,8 @@ from msrnn.hf.state_spec import state_spec
 from msrnn.hf.tensor_parallel import check_same_input, naming_lost_ranks
 from msrnn.hf.wavefront import Wave
 from msrnn.layer import Record
-from msrnn.policy import Policy, Size, same_ranking
+from msrnn.policy import Policy, same_ranking
+from msrnn.size import SizeLike
 
 DEFAULT_BLOCK = 512
 STEPWISE_BLOCK = 64  # where a GPU reads a block token by token: a larger graph takes too long to capture
@@ -36,10 +37,10 @@ class MultiStateRNN:
 
     The model is put into evaluation mode and its attention becomes "msrnn"; its weights are untouched.
 
-    policy       a name such as "tova" or "window+4", or a `Policy`: which row is evicted. With a budget, as in
-                 "echo:upper", `size` is a mean, and layers have different sizes
-    size         rows per layer; or a list, a number for each layer (None: this layer keeps every row). None alone only
-                 with policy "full", which evicts nothing
+    policy       a name such as "tova" or "window+4", or a `Policy`: which row is evicted
+    size         rows per layer; or a list, a number for each layer (None: this layer keeps every row); or a mean and
+                 the budget that divides it among the layers, as in "512:upper"; or a `Size`. None alone only with
+                 policy "full", which evicts nothing. ("echo:upper", 512) means ("echo", "512:upper")
     positions    which position ids the kept tokens get, for texts longer than the training length: "original",
                  "compressed" (gaps above 10 become ln ln gap; "compressed:ln", "compressed:sqrt"; "compressed:16": at
                  most 16), "fitted" (the largest gaps that always fit the training length), "compact" (0, 1, 2, …), or
@@ -56,7 +57,7 @@ class MultiStateRNN:
         self,
         model: PreTrainedModel,
         policy: str | Policy = "tova",
-        size: Size = 512,
+        size: SizeLike = 512,
         *,
         positions: str | Gap = ORIGINAL,
         state_dtype: str | torch.dtype | None = None,
@@ -148,7 +149,7 @@ class MultiStateRNN:
         """
         theirs, mine = state.fingerprint, dict(self.spec.fingerprint)
         mine["positions"] = theirs["positions"]
-        if same_ranking(mine["policy"], theirs["policy"]):
+        if same_ranking(*map(Policy.parse, (mine["policy"], theirs["policy"]))):
             mine["policy"] = theirs["policy"]
         state.check_fits(mine)
         layers = state.fork(1).layers

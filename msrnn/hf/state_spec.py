@@ -26,7 +26,8 @@ from msrnn.hf.cache_state import CachedState
 from msrnn.hf.inspect import ModelSpec, inspect_model
 from msrnn.hf.inspect_layers import host_layers
 from msrnn.layer import Record
-from msrnn.policy import FULL, Bound, Policy, Size, divided_layers, layer_bound, layer_sizes, resolve
+from msrnn.policy import Bound, Policy, layer_bound
+from msrnn.size import Size, SizeLike, divided_layers, layer_sizes, resolve
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ class StateSpec:
 def state_spec(
     model: PreTrainedModel,
     policy: str | Policy,
-    size: Size,
+    size: SizeLike,
     *,
     positions: str | Gap = ORIGINAL,
     state_dtype: str | torch.dtype | None = None,
@@ -193,16 +194,16 @@ def state_spec(
     in_blocks: bool = False,
 ) -> StateSpec:
     """Check the options and the model, and combine them. `in_blocks`: msrnn splits texts and passes position ids."""
-    policy_, size = resolve(policy, size)
+    policy, size = resolve(policy, size)
     quantized = parse_state_dtype(state_dtype)
-    if policy_ is None:
+    if not policy.evicts:
         _check_unbounded(state_dtype, positions)
     _check_chunk(chunk)
     spec = inspect_model(model)
     backends = [resolve_backend(backend, layer.shape.device if layer else model.device) for layer in spec.layers]
     linear = [layer is None for layer in spec.layers]
-    sizes = layer_sizes(policy_, size, spec.windows, linear)
-    if policy_ and any(one is None and not skipped for one, skipped in zip(sizes, linear, strict=True)):
+    sizes = layer_sizes(policy, size, spec.windows, linear)
+    if size and any(one is None and not skipped for one, skipped in zip(sizes, linear, strict=True)):
         _check_partly_bounded(size, quantized, positions)
     spaced = spacing(positions, _fitting(spec.config, sizes) if positions == FITTED else 1)
     setups = _setups(spec, backends, spaced, chunk)
@@ -210,9 +211,9 @@ def state_spec(
     return StateSpec(
         model=spec,
         shapes=[layer and replace(layer.shape, state_dtype=quantized) for layer in spec.layers],
-        bounds=[layer_bound(policy_, size, window) for size, window in zip(sizes, spec.windows, strict=True)],
+        bounds=[layer_bound(policy, rows, window) for rows, window in zip(sizes, spec.windows, strict=True)],
         setups=setups,
-        fingerprint=_fingerprint(spec, policy_, sizes, quantized, spaced),
+        fingerprint=_fingerprint(spec, policy, sizes, quantized, spaced),
     )
 
 
@@ -238,7 +239,7 @@ def _check_partly_bounded(size: Size, quantized: torch.dtype | None, positions: 
     """Refuse options that need a size for every layer."""
     for name, value in (("state_dtype", quantized), ("positions", spacing(positions))):
         if value:
-            raise UsageError(f"{name}: needs a size for every layer, and one of size={size!r:.60} is None")
+            raise UsageError(f"{name}: needs a size for every layer, and one of size={size.name:.60} is None")
 
 
 def _check_chunk(chunk: int | None) -> None:
@@ -268,14 +269,14 @@ def _setups(
 
 def _fingerprint(
     spec: ModelSpec,
-    policy: Policy | None,
+    policy: Policy,
     sizes: list[int | None],
     quantized: torch.dtype | None,
     spaced: Spacing | None,
 ) -> dict[str, Any]:
     """What a state must have in common with this model and these options to fit."""
     return {
-        "policy": replace(policy, budget=None).name if policy else FULL,
+        "policy": policy.name,
         "size": sizes[0] if len(set(sizes)) == 1 else sizes,
         "dtype": state_dtype_name(quantized) if quantized else spec.dtype,
         "positions": name_of(spaced),

@@ -28,7 +28,8 @@ from msrnn.errors import UsageError
 from msrnn.hf.generation import Settings
 from msrnn.hf.loading import load
 from msrnn.hf.rnn import MultiStateRNN
-from msrnn.policy import Policy, is_full
+from msrnn.policy import Policy
+from msrnn.size import SizeLike, resolve
 
 try:
     from lm_eval.api.model import TemplateLM
@@ -72,7 +73,7 @@ class BoundedLM(TemplateLM):
         self,
         pretrained: str | None = None,
         policy: str | Policy = "tova",
-        size: int | None = 512,
+        size: SizeLike = 512,
         device: str = "auto",
         dtype: str | None = None,
         batch_size: int | str = 1,
@@ -88,10 +89,11 @@ class BoundedLM(TemplateLM):
                 name="batch_size",
                 value=batch_size,
             )
+        policy, size = resolve(policy, size)
         model, tokenizer = load(pretrained, device, dtype)
         self.tokenizer: Any = tokenizer
         self.rnn = MultiStateRNN(model, policy, size, state_dtype=state_dtype, positions=positions)
-        self.unbounded = is_full(policy)
+        self.unbounded = not policy.evicts
         self.batch_size = int(batch_size)
         trained_length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self.max_length: int = max_length or trained_length or DEFAULT_LENGTH

@@ -14,6 +14,7 @@ import msrnn
 from msrnn.analysis.explorer import token_texts, trace_policies
 from msrnn.analysis.study import StudyProgress, run_study
 from msrnn.analysis.tagging import passage
+from msrnn.policy import Policy
 
 IDS = tokens(2, 30).numpy()
 
@@ -44,7 +45,9 @@ def test_one_text_under_several_policies() -> None:
     model, tokenizer = character_model(), character_tokenizer()
     read = passage("some words", tokenizer, add_special_tokens=True)
     counts: dict[str, list[int]] = {"tova": [], "h2o": []}
-    found = trace_policies(model, read.ids, list(counts), 4, lambda name: counts[name].append)
+    found = trace_policies(
+        model, read.ids, [Policy.parse(name) for name in counts], 4, lambda name: counts[name].append
+    )
     assert [(one.name, one.size) for one in found] == [("tova", 4), ("h2o", 4)]
     assert {name: sum(tokens) for name, tokens in counts.items()} == {"tova": 11, "h2o": 11}
     for one in found:

@@ -84,8 +84,8 @@ def test_a_backend_that_cannot_run_is_told_before_the_model_is_loaded(
 
 
 UNREADABLE = {
-    "generate hi --size x": "--size x: must be a whole number",
-    "generate hi --size ''": "--size '': must be a whole number",
+    "generate hi --size x": "--size x: must be a whole number, or a mean and a budget, as in 512:upper",
+    "generate hi --size ''": "--size '': must be a whole number, or a mean and a budget, as in 512:upper",
     "bench --size 8 --size 1.5": "--size 1.5: must be a whole number",
     "generate hi --temperature hot": "--temperature hot: must be a number",
     "judge --price 1 much": "--price much: must be a number",

@@ -12,8 +12,8 @@ from command import Run
 from transformers import AutoModelForCausalLM
 
 from msrnn.cli.evaluation import compared
+from msrnn.evaluation.cells import FULL
 from msrnn.evaluation.tasks.perplexity import Reader
-from msrnn.policy import FULL
 
 LETTERS = string.ascii_lowercase
 TINY = ("eval", "perplexity", "--device", "cpu", "--length", 33, "--size", 8, "--size", 16)

@@ -12,12 +12,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from msrnn import Engine, MultiStateRNN, SamplingParams
 from msrnn.cli.model_options import ModelOptions
-from msrnn.cli.past_training import engine_maker, extended_options
+from msrnn.cli.past_training import as_words, engine_maker, extended_options
 from msrnn.core.state_file import load_description
 from msrnn.engine.lanes import LongEngine
 from msrnn.errors import UsageError
 from msrnn.hf.chat_template import encode
 from msrnn.hf.long_read import LongRead
+from msrnn.size import Size, resolve
 
 SIZE = ("--size", 16)
 RULE = "--policy tova+1~64 --positions compressed"
@@ -152,12 +153,12 @@ def test_a_text_that_cannot_follow_the_rule(run: Run, short: Path, tmp_path: Pat
 
 def test_under_a_budget_the_size_is_that_of_the_largest_layer(run: Run) -> None:
     """A horizon must be larger than the size of every layer."""
-    options = ModelOptions(policy="echo:pyramid", size=60)
+    options = ModelOptions(None, *resolve("echo:pyramid", 60))
     rnn = options.rnn(build(llama()))
     largest = max(rnn.spec.fingerprint["size"])
     found = extended_options(rnn, options, 800)
     assert largest > 60
-    assert found.policy == f"echo+1~{4 * largest}:pyramid"
+    assert as_words(found).startswith(f"--policy echo+1~{4 * largest}:pyramid ")
     assert found.rnn(rnn.model).spec.fingerprint["size"] == rnn.spec.fingerprint["size"]
     for verb in ("read", "serve"):
         shown = " ".join(run(verb, "--help", small=True).out.replace("│", " ").split())
@@ -165,7 +166,7 @@ def test_under_a_budget_the_size_is_that_of_the_largest_layer(run: Run) -> None:
 
 
 def test_the_engine_of_a_server(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ModelOptions(policy="tova", size=9)
+    options = ModelOptions(size=Size(9))
     rnn = options.rnn(build(llama(max_position_embeddings=64, eos_token_id=None)))
     engine = engine_maker(rnn, options, shared=False)(rows=2)
     assert isinstance(engine, LongEngine)
@@ -193,7 +194,7 @@ def test_servers_that_cannot_follow_the_rule(
     model = build(FAMILIES[family]())
     if family == "llama":
         model.config.max_position_embeddings = length
-    options = ModelOptions(policy="tova", size=size)
+    options = ModelOptions(size=Size(size))
     make = engine_maker(options.rnn(model), options, shared)
     if shared:
         with pytest.raises(UsageError, match="this model is in one process"):

@@ -34,6 +34,8 @@ def test_layers_of_different_sizes(run: Run, tmp_path: Path) -> None:
     assert f"{1 + len(TEXT)} tokens read, 32 states held, 16 in a layer on average" in out
     saved = load_file(tmp_path / "state")
     assert [saved[f"{i}.keys"].shape[2] for i in range(2)] == [13, 21]
+    assert run("read", "-", "--save", tmp_path / "same", "--size", "16:upper", stdin=TEXT).code == 0
+    assert same(tmp_path / "state", tmp_path / "same")
     done = run("generate", "abc", "--state", tmp_path / "state", "--max-new-tokens", 4)
     assert done.code == 0, done.err
     assert run("read", "-", "--load", tmp_path / "state", "--save", tmp_path / "more", stdin="abc").code == 0

@@ -20,6 +20,7 @@ from msrnn.cli.model_options import ModelOptions
 from msrnn.cli.serve_options import is_local, remarks_on_folders
 from msrnn.cli.serving import Setup
 from msrnn.serve.limits import Limits
+from msrnn.size import Size
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_a_server(short: Path, tmp_path_factory: pytest.TempPathFactory) -> None
 
 def test_neutral_sampling_and_special_tokens(folder: Path) -> None:
     """The two options reach the server."""
-    rnn, tokenizer = ModelOptions(model=str(folder), size=16).load()
+    rnn, tokenizer = ModelOptions(model=str(folder), size=Size(16)).load()
     rnn.model.generation_config.temperature = 0.3
     for generation_config, allows, defaults in (("auto", False, {"temperature": 0.3}), ("none", True, {})):
         values: Any = {

@@ -13,8 +13,8 @@ from tiny import FAMILIES, build, llama
 import msrnn
 from msrnn.cli.eval_extrapolation import ROWS
 from msrnn.errors import UsageError
-from msrnn.hf.extension import REACH, extension, largest_size, training_length
-from msrnn.policy import Policy
+from msrnn.hf.extension import REACH, extended_policy, extension, largest_size, training_length
+from msrnn.size import joint_name, parse_policy
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,8 @@ from msrnn.policy import Policy
 )
 def test_the_rule(policy: str, size: int, length: int, expected: str) -> None:
     assert extension(policy, size, length) == (expected, "compressed")
-    assert extension(Policy.parse(policy), size, length) == (expected, "compressed")
+    value, budget = parse_policy(policy)
+    assert joint_name(extended_policy(value, size, length), budget) == expected
 
 
 def test_the_rule_is_the_row_that_was_measured() -> None:

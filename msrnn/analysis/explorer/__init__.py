@@ -20,6 +20,8 @@ from msrnn.analysis.tagging import Passage
 from msrnn.errors import UsageError
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.hf.trace import ChunkTrace, trace_chunks
+from msrnn.policy import Policy
+from msrnn.size import Size
 from msrnn.web import page_parts
 
 SCRIPTS = ("data", "shades", "text", "axes", "maps", "card", "search", "address", "controls", "main")
@@ -37,15 +39,15 @@ class PolicyTrace(NamedTuple):
 def trace_policies(
     model: PreTrainedModel,
     ids: list[int],
-    names: Sequence[str],
+    policies: Sequence[Policy],
     size: int,
     on_policy: Callable[[str], Callable[[int], object]],
 ) -> list[PolicyTrace]:
     """Trace one text under each policy. `on_policy` gets a policy's name, and returns a callback that counts tokens."""
     traces = []
-    for name in names:
-        (one,) = trace_chunks(MultiStateRNN(model, name, size), [ids], on_policy(name))
-        traces.append(PolicyTrace(name, size, one))
+    for policy in policies:
+        (one,) = trace_chunks(MultiStateRNN(model, policy, Size(size)), [ids], on_policy(policy.name))
+        traces.append(PolicyTrace(policy.name, size, one))
     return traces
 
 

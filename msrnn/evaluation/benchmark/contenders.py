@@ -27,6 +27,7 @@ from msrnn.evaluation.benchmark import NATIVE
 from msrnn.evaluation.benchmark.timing import captured, milliseconds
 from msrnn.hf.cuda_graphs import compiled, layers_share_code
 from msrnn.hf.rnn import MultiStateRNN
+from msrnn.size import Size, joint_name, parse_policy
 
 BUCKET = 512  # rows by which the cache of the full model grows
 
@@ -86,9 +87,11 @@ class Bounded(Contender):
         compile: bool = False,
         positions: str = ORIGINAL,
     ) -> None:
-        self.rnn = MultiStateRNN(model, policy, size, state_dtype=state_dtype, compile=compile, positions=positions)
+        value, budget = parse_policy(policy)
+        options: dict[str, Any] = {"state_dtype": state_dtype, "compile": compile, "positions": positions}
+        self.rnn = MultiStateRNN(model, value, Size(size, budget), **options)
         other = None if positions == ORIGINAL else positions
-        self.label = " ".join(str(word) for word in (policy, size, state_dtype, other) if word)
+        self.label = " ".join(str(word) for word in (joint_name(value, budget), size, state_dtype, other) if word)
         self.size, self.rows, self.buckets = size, size, (size,)
         self.nbytes = self.rnn.state().nbytes
 

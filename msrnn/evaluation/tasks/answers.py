@@ -8,12 +8,11 @@ from pydantic import Field, Strict
 
 from msrnn.core.rope import ORIGINAL
 from msrnn.errors import FileError, UsageError
-from msrnn.evaluation.cells import FULL_MODEL, TRUNCATED, UNBOUNDED, Cell, cell_of, stored_cells
+from msrnn.evaluation.cells import FULL, FULL_MODEL, TRUNCATED, UNBOUNDED, Cell, cell_of, stored_cells
 from msrnn.evaluation.data.prompts import Prompt
 from msrnn.evaluation.data.questions import Question, Reference
 from msrnn.evaluation.records import Record, Text, check_of
 from msrnn.evaluation.store import Row, Store
-from msrnn.policy import FULL
 
 MARK = "settings_used"  # the field of a row that only records that settings were used again
 

@@ -25,7 +25,7 @@ from msrnn.core.rope import COMPRESSED, ORIGINAL, name_of, spacing
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
 from msrnn.evaluation import statistics
-from msrnn.evaluation.cells import Cell
+from msrnn.evaluation.cells import FULL, Cell, row_name
 from msrnn.evaluation.data.texts import Data
 from msrnn.evaluation.environment import model_identity
 from msrnn.evaluation.loss import losses
@@ -36,7 +36,7 @@ from msrnn.evaluation.statistics import Estimate
 from msrnn.evaluation.store import Row, Store
 from msrnn.evaluation.tasks.perplexity import formatted
 from msrnn.hf.rnn import MultiStateRNN
-from msrnn.policy import FULL, Policy, is_full, resolve
+from msrnn.size import resolve
 
 NAME = "extrapolation"
 
@@ -77,7 +77,7 @@ class Case(NamedTuple):
         return {**Cell(self.policy, self.size).key, "positions": self.positions}
 
     def rnn(self, model: PreTrainedModel) -> MultiStateRNN:
-        return MultiStateRNN(model, self.policy, self.size, positions=self.positions)
+        return MultiStateRNN(model, *Cell(self.policy, self.size).bounds, positions=self.positions)
 
 
 def cases(rows: Sequence[str], size: int) -> list[Case]:
@@ -87,12 +87,12 @@ def cases(rows: Sequence[str], size: int) -> list[Case]:
 
 def _case(row: str, size: int) -> Case:
     name, _, positions = row.partition("@")
-    if is_full(name):
+    policy, _ = resolve(name, size)
+    if not policy.evicts:
         if positions not in ("", ORIGINAL):
             raise UsageError(f"row {row!r}: {FULL} evicts nothing, so it has no gaps; use {FULL}@{ORIGINAL}")
         return Case(FULL, ORIGINAL, None)
-    resolve(name, size)
-    return Case(Policy.parse(name).name, name_of(spacing(positions or COMPRESSED)), size)
+    return Case(row_name(name), name_of(spacing(positions or COMPRESSED)), size)
 
 
 class Course(NamedTuple):

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 from msrnn.budget import FORMAT, Curves
 from msrnn.core.atomic import write_atomically
 from msrnn.evaluation import statistics
+from msrnn.evaluation.cells import FULL
 from msrnn.evaluation.records import check_of
 from msrnn.evaluation.report import Formatted, Table, Value, document, saved_figure
 from msrnn.evaluation.store import Row
 from msrnn.evaluation.tasks.perplexity import ChunkLosses, LossRecord, Reader
 from msrnn.hf.rnn import MultiStateRNN
-from msrnn.policy import FULL, Policy
+from msrnn.policy import Policy
+from msrnn.size import Size
 
 NAME = "budget"
 
@@ -43,7 +45,7 @@ class Case(NamedTuple):
 
     @property
     def key(self) -> Row:
-        numbers = None if self.policy == FULL else Policy.parse(self.policy).numbers
+        numbers = Policy.parse(self.policy).numbers
         return {"policy": self.policy, "numbers": numbers, "layer": self.layer, "size": self.size}
 
 
@@ -55,11 +57,12 @@ class LayerLosses(ChunkLosses[Case]):
 
     def reader(self, cell: Case) -> Reader:
         opening = len(self.data.opening)
+        policy = Policy.parse(cell.policy)
         if cell.layer is None:
-            return Reader(MultiStateRNN(self.model, FULL, None), opening)
+            return Reader(MultiStateRNN(self.model, policy, None), opening)
         layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
-        sizes = [cell.size if layer == cell.layer else None for layer in range(layers)]
-        return Reader(MultiStateRNN(self.model, cell.policy, sizes), opening)
+        size = Size(tuple(cell.size if layer == cell.layer else None for layer in range(layers)))
+        return Reader(MultiStateRNN(self.model, policy, size), opening)
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ class Report:
         return document("Budget", about, self.tables(title), facts)
 
     def write(self, path: Path, facts: dict[str, Any]) -> None:
-        """The file that a policy's budget names."""
+        """The file that a size names as its budget."""
         losses = [list(row) for row in self.curves.losses]
         data = {"format": FORMAT, "policy": self.policy, "sizes": list(self.sizes), "losses": losses, "about": facts}
         write_atomically(path, partial(_write, json.dumps(data, indent=1)))

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from msrnn.errors import UsageError
 from msrnn.evaluation import statistics
-from msrnn.evaluation.cells import BASELINE, FULL_MODEL, Cell, Grid, cell_of
+from msrnn.evaluation.cells import BASELINE, FULL, FULL_MODEL, Cell, Grid, cell_of
 from msrnn.evaluation.cells import grid as cells_grid
 from msrnn.evaluation.data.texts import Data
 from msrnn.evaluation.environment import model_identity
@@ -28,7 +28,7 @@ from msrnn.evaluation.runner import C, Compute, Evaluation, OnTokens
 from msrnn.evaluation.statistics import Estimate
 from msrnn.evaluation.store import Row, Store
 from msrnn.hf.rnn import MultiStateRNN
-from msrnn.policy import FULL, resolve
+from msrnn.size import resolve
 
 NAME = "perplexity"
 PAPER_ROWS = (
@@ -166,9 +166,7 @@ class Perplexity(ChunkLosses[Cell]):
 
 
 def cell_reader(model: PreTrainedModel, cell: Cell, opening: int) -> Reader:
-    if cell.policy == BASELINE:
-        return Reader(MultiStateRNN(model, FULL, None), opening, cell.size)
-    return Reader(MultiStateRNN(model, cell.policy, cell.size), opening)
+    return Reader(MultiStateRNN(model, *cell.bounds), opening, cell.size if cell.policy == BASELINE else None)
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ class Retrieval(Evaluation[Case, str, float]):
     def _rnn(self, cell: Case) -> MultiStateRNN:
         if cell.size is None:
             return MultiStateRNN(self.model, FULL, None, block=FULL_BLOCK)
-        return MultiStateRNN(self.model, cell.policy, cell.size, positions=self.positions)
+        return MultiStateRNN(self.model, *cell.cell.bounds, positions=self.positions)
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ class Stories(Evaluation[Cell, int, Row]):
         """The full model has slots for everything: the same attention kernels, in the same dtype."""
         if cell.size is None:
             return full_model_rnn(self.model, self.columns)
-        return MultiStateRNN(self.model, cell.policy, cell.size)
+        return MultiStateRNN(self.model, *cell.bounds)
 
     def _story(self, seed: int, ids: list[int]) -> Row:
         text = self.tokenizer.decode(ids, skip_special_tokens=True)

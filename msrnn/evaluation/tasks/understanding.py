@@ -16,7 +16,7 @@ from msrnn.engine.offline import full_model_rnn
 from msrnn.engine.requests import SamplingParams
 from msrnn.errors import FileError
 from msrnn.evaluation import statistics
-from msrnn.evaluation.cells import TRUNCATED, UNBOUNDED, Cell, Grid
+from msrnn.evaluation.cells import FULL, TRUNCATED, UNBOUNDED, Cell, Grid
 from msrnn.evaluation.data import prompts
 from msrnn.evaluation.data.prompts import Prompt, PromptBuilder
 from msrnn.evaluation.data.questions import (
@@ -38,7 +38,6 @@ from msrnn.evaluation.tasks.answer_scores import F1, ROUGE, Metric, Scores
 from msrnn.evaluation.tasks.answers import Answers, Settings, StoredQuestion
 from msrnn.hf.generation import stop_tokens_of
 from msrnn.hf.rnn import MultiStateRNN
-from msrnn.policy import FULL
 
 AUTO = "auto"
 
@@ -75,7 +74,7 @@ def settings_of(
         positions = COMPRESSED if known and length > known else ORIGINAL
     bounded = next((cell for cell in cells if cell.policy not in UNBOUNDED), None)
     if bounded:
-        MultiStateRNN(model, bounded.policy, bounded.size, positions=positions)
+        MultiStateRNN(model, *bounded.bounds, positions=positions)
     name = name_of(spacing(positions))
     return Settings(task.name, **model_key(model), chat=chat, length=length, positions=name, answer=answer)
 
@@ -189,7 +188,7 @@ class Understanding(ModelRunner[Cell, str, Row]):
     def _rnn(self, cell: Cell, tokens: int) -> MultiStateRNN:
         if cell.size is None:
             return full_model_rnn(self.model, tokens)
-        return MultiStateRNN(self.model, cell.policy, cell.size, positions=self.row_key(cell)["positions"])
+        return MultiStateRNN(self.model, *cell.bounds, positions=self.row_key(cell)["positions"])
 
 
 @dataclass(frozen=True)
