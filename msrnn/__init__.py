@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from msrnn.errors import UsageError
 from msrnn.policy import Policy
+from msrnn.scored import Candidates, ScoredPolicy
 from msrnn.size import Size
 
 __version__ = "0.1.0"
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
     from msrnn.hf.trace import Trace, trace
 
 __all__ = [
+    "Candidates",
     "Engine",
     "MultiState",
     "MultiStateCache",
     "MultiStateRNN",
     "Policy",
     "SamplingParams",
+    "ScoredPolicy",
     "Size",
     "Trace",
     "UsageError",

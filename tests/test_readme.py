@@ -28,6 +28,7 @@ PRINTED = {  # something that the snippets of a page print
     "docs/guides/evaluating-a-policy.md": "first=4",
     "docs/guides/extending.md": "",
     "docs/guides/long-documents.md": "The next morning",
+    "docs/guides/new-policy.md": "SnapKV: ",
     "docs/guides/quantized-weights.md": "The captain opened the door and",
     "docs/guides/which-tokens-stay.md": "torch.Size([1, 30, 1, ",
 }

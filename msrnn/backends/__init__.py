@@ -43,6 +43,15 @@ def resolve_backend(name: str, device: torch.device) -> Backend:
     return TorchBackend()
 
 
+def resolve_scored_backend(name: str) -> Backend:
+    """The backend of layers whose policy has a Python function."""
+    if name not in ("auto", "torch"):
+        raise UsageError(f"backend={name!r}: has no policies with a Python function; use 'torch'")
+    from msrnn.backends.scored import ScoredBackend
+
+    return ScoredBackend()
+
+
 def _fastest(device: torch.device) -> str:
     if device.type == "cpu":
         return "numba"

@@ -17,7 +17,7 @@ from msrnn.core.device_memory import check_fits
 from msrnn.core.shards import Shards, least
 from msrnn.core.slots import MOST_COLUMNS, Memory, ordinary_tensors
 from msrnn.core.state_file import load_tensors, save_tensors
-from msrnn.core.validation import check_counts, check_layers, clear_free, is_incomplete
+from msrnn.core.validation import check_counts, check_layers, check_savable, clear_free, is_incomplete
 from msrnn.errors import FileError, UsageError
 
 LATER = ("rotary", "windows")  # fields that older files do not have: states without them fit
@@ -254,6 +254,7 @@ class MultiState:
     def _save(self, path: Path, notes: dict[str, Any] | None) -> None:
         self.check_whole()
         layers = self._savable()
+        check_savable(layers)
         incomplete = is_incomplete(layers)
         try:
             check_layers(layers, self.columns, incomplete)

@@ -13,6 +13,7 @@ from torch import Tensor
 from msrnn.checks import check_count, is_whole
 from msrnn.core.slots import MOST_COLUMNS, Growing, Memory, Slots
 from msrnn.errors import UsageError
+from msrnn.scored import refuse_scored
 
 _SLACK = 1.01  # relative rounding error that float32 sums may have
 
@@ -44,6 +45,13 @@ def check_layers(layers: list[tuple[int, Memory]], columns: int, incomplete: boo
             _check_layer(layer, columns, incomplete)
         except ValueError as error:
             raise UsageError(f"layer {index}, {error}") from error
+
+
+def check_savable(layers: list[tuple[int, Memory]]) -> None:
+    """Refuse layers that no file can hold."""
+    for _, layer in layers:
+        if isinstance(layer, Slots):
+            refuse_scored(layer.bound.policy, "a file cannot hold its Python function; keep a copy with state.fork(1)")
 
 
 def is_incomplete(layers: list[tuple[int, Memory]]) -> bool:

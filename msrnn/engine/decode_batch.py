@@ -13,6 +13,7 @@ from msrnn.core.slots import Slots
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
 from msrnn.hf.rnn import MultiStateRNN
+from msrnn.scored import refuse_scored
 
 MOST_SLOTS = {"cpu": 8, "cuda": 512}  # by default: more of them cost a CPU as much time as they gain
 
@@ -40,6 +41,8 @@ class DecodeBatch:
     def __init__(self, rnn: MultiStateRNN, slots: int) -> None:
         self.rnn, self.slots = rnn, slots
         self.state = rnn.spec.state(slots)
+        for bound in filter(None, rnn.spec.bounds):
+            refuse_scored(bound.policy, "the engine cannot have a Python function; use MultiStateRNN.generate")
         if not all(isinstance(layer, Slots) for layer in self.state.layers):
             raise UsageError(
                 "the engine needs states of a fixed size in every layer: give a policy and a size, and a model without "

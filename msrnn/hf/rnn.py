@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -149,8 +150,9 @@ class MultiStateRNN:
         """
         theirs, mine = state.fingerprint, dict(self.spec.fingerprint)
         mine["positions"] = theirs["positions"]
-        if same_ranking(*map(Policy.parse, (mine["policy"], theirs["policy"]))):
-            mine["policy"] = theirs["policy"]
+        with suppress(UsageError):  # the name of a Python function cannot be read, and must be the same
+            if same_ranking(*map(Policy.parse, (mine["policy"], theirs["policy"]))):
+                mine["policy"] = theirs["policy"]
         state.check_fits(mine)
         layers = state.fork(1).layers
         for layer, bound in zip(layers, self.spec.bounds, strict=True):

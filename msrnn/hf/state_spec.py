@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from msrnn.backends import resolve_backend
+from msrnn.backends import resolve_backend, resolve_scored_backend
 from msrnn.backends.base import Backend
 from msrnn.checks import check_count
 from msrnn.core.device_memory import check_fits
@@ -27,6 +27,7 @@ from msrnn.hf.inspect import ModelSpec, inspect_model
 from msrnn.hf.inspect_layers import host_layers
 from msrnn.layer import Record
 from msrnn.policy import Bound, Policy, layer_bound
+from msrnn.scored import ScoredPolicy, refuse_scored
 from msrnn.size import Size, SizeLike, divided_layers, layer_sizes, resolve
 
 
@@ -200,18 +201,22 @@ def state_spec(
         _check_unbounded(state_dtype, positions)
     _check_chunk(chunk)
     spec = inspect_model(model)
-    backends = [resolve_backend(backend, layer.shape.device if layer else model.device) for layer in spec.layers]
+    if spec.shards is not None:
+        refuse_scored(policy, "processes that share a model cannot compute a Python function; use one process")
     linear = [layer is None for layer in spec.layers]
     sizes = layer_sizes(policy, size, spec.windows, linear)
     if size and any(one is None and not skipped for one, skipped in zip(sizes, linear, strict=True)):
         _check_partly_bounded(size, quantized, positions)
+    bounds = [layer_bound(policy, rows, window) for rows, window in zip(sizes, spec.windows, strict=True)]
+    devices = [layer.shape.device if layer else model.device for layer in spec.layers]
+    backends = [_layer_backend(backend, policy, *layer) for layer in zip(bounds, devices, strict=True)]
     spaced = spacing(positions, _fitting(spec.config, sizes) if positions == FITTED else 1)
     setups = _setups(spec, backends, spaced, chunk)
     spec.check_readable(in_blocks)
     return StateSpec(
         model=spec,
         shapes=[layer and replace(layer.shape, state_dtype=quantized) for layer in spec.layers],
-        bounds=[layer_bound(policy, rows, window) for rows, window in zip(sizes, spec.windows, strict=True)],
+        bounds=bounds,
         setups=setups,
         fingerprint=_fingerprint(spec, policy, sizes, quantized, spaced),
     )
@@ -285,6 +290,14 @@ def _fingerprint(
         "rotary": spec.rope_digest,
         "windows": sorted({window for window in spec.windows if window is not None}),
     }
+
+
+def _layer_backend(name: str, policy: Policy, bound: Bound | None, device: torch.device) -> Backend:
+    """The backend of a layer. A policy with a Python function needs its own, and torch for the layers that slide."""
+    if not isinstance(policy, ScoredPolicy):
+        return resolve_backend(name, device)
+    scored = resolve_scored_backend(name)
+    return scored if bound and bound.policy is policy else resolve_backend("torch", device)
 
 
 def _fitting(config: Any, sizes: Sequence[int | None]) -> int:
