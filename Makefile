@@ -24,7 +24,7 @@ test-gpu:  ## what needs a GPU, with the python that has torch for it; kernels c
 		| xargs -0 -P $$(nproc) -n 4 $(PYTHON) -m pytest -q
 
 test-ray: .venv-ray/installed  ## evaluations and replicas on a Ray cluster; ten minutes for one test at most
-	.venv-ray/bin/python tests/distributed/pytest_session.py -q --durations 0 --timeout 600 --timeout-method thread \
+	.venv-ray/bin/python tests/helpers/pytest_session.py -q --durations 0 --timeout 600 --timeout-method thread \
 		tests/distributed/test_ray.py tests/distributed/test_ray_cluster.py
 
 check: install  ## style and types
@@ -38,13 +38,13 @@ bench: install  ## ratios against the unmodified model and a peer, on this machi
 	$(BIN)/python -m benchmarks.peers
 
 models: install  ## docs/models.md: what becomes of each model family of transformers, two minutes
-	$(BIN)/python tests/models_page.py
+	$(BIN)/python -m tests.helpers.models_page
 
 docs: .venv/installed-docs  ## the documentation as a site in site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 package:  ## build wheel and sdist, and run the README with the wheel in a clean environment; some minutes
-	$(PYTHON) tests/clean_install.py
+	$(PYTHON) tests/helpers/clean_install.py
 
 install: .venv/installed
 

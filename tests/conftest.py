@@ -16,11 +16,11 @@ if not torch.cuda.is_available():
 from importlib.util import find_spec
 from typing import Any
 
-import interpreted as interpreted
 import pytest
 from transformers.utils import logging
 
 from msrnn.hf.loading import Loaded, load
+from tests.helpers import interpreted as interpreted
 
 logging.set_verbosity_error()
 

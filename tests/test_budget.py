@@ -10,11 +10,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import FAMILIES, build, llama, tokens
 
 import msrnn
 from msrnn.budget import FORMAT, NAMES, Curves, load_budget
 from msrnn.errors import UsageError
+from tests.helpers.tiny import FAMILIES, build, llama, tokens
 
 
 @given(name=st.sampled_from(sorted(NAMES)), mean=st.integers(1, 3000), layers=st.integers(1, 100))

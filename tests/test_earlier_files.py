@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import portable
 from transformers import PreTrainedModel
 
 import msrnn
@@ -25,6 +24,7 @@ from msrnn.evaluation.store import Store
 from msrnn.evaluation.tasks.perplexity import CHECK, Perplexity, Reader
 from msrnn.policy import Policy
 from msrnn.size import Size, SizeLike
+from tests.helpers.tiny import portable
 
 FOLDER = Path(__file__).parent / "earlier"
 STATE = FOLDER / "echo-upper-8.safetensors"

@@ -10,8 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import layers, models
-from tiny import FAMILIES, ROTARY, build, left_padded, llama, oracle, tokens
 from torch import Tensor
 
 import msrnn
@@ -25,6 +23,8 @@ from msrnn.layer import attend
 from msrnn.policy import NAMES, Policy
 from msrnn.reference import recurrent
 from msrnn.size import SizeLike
+from tests.helpers.strategies import layers, models
+from tests.helpers.tiny import FAMILIES, ROTARY, build, left_padded, llama, oracle, tokens
 
 POLICIES = [*NAMES, "window+1", "window+4", "tova+1", "tova+4", "echo+1~45"]
 TOLERANCE = 1e-4

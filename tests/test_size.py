@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_budget import written
 
 from msrnn.budget import NAMES, load_budget
 from msrnn.errors import UsageError
 from msrnn.policy import FULL, Policy
 from msrnn.size import Size, SizeLike, joint_name, joint_numbers, layer_sizes, parse_policy, resolve
+from tests.test_budget import written
 
 UPPER = load_budget("upper")
 ECHO = Policy.parse("echo")

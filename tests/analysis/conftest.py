@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from handmade import Visit
+
+from tests.helpers.handmade import Visit
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy
 import pytest
-from handmade import LENGTH, SINK, SIZE, WINDOW, Visit, traced
 from numpy.typing import NDArray
-from test_page import HOSTILE
 
 from msrnn.analysis.explorer import PolicyTrace, page, visible
 from msrnn.hf.trace import ChunkTrace
+from tests.analysis.test_page import HOSTILE
+from tests.helpers.handmade import LENGTH, SINK, SIZE, WINDOW, Visit, traced
 
 TOKENS = ["One", " two", "\n", " three", ",", " four", " fi", "ve"]
 TWO = [PolicyTrace("tova", SIZE, traced(WINDOW, SINK)), PolicyTrace("h2o", SIZE, traced([SINK, WINDOW], [SINK, SINK]))]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from browser_page import DESKTOP, UNCOVERED, frames, story
-from handmade import Visit
-from test_browser import TOKENS, TWO, move, press, text
 
 from msrnn.analysis.explorer import page
+from tests.analysis.test_browser import TOKENS, TWO, move, press, text
+from tests.helpers.browser_page import DESKTOP, UNCOVERED, frames, story
+from tests.helpers.handmade import Visit
 
 
 def query(browser: Any, words: str) -> str:

@@ -6,12 +6,12 @@ import textwrap
 
 import numpy
 import pytest
-from browser_page import DESKTOP, LENGTH, PHONE, SENTENCE, UNCOVERED, apart, frames, rectangles, story
-from handmade import Visit
-from test_browser import move, text
 
 from msrnn.analysis.explorer import PolicyTrace, page
 from msrnn.hf.trace import ChunkTrace
+from tests.analysis.test_browser import move, text
+from tests.helpers.browser_page import DESKTOP, LENGTH, PHONE, SENTENCE, UNCOVERED, apart, frames, rectangles, story
+from tests.helpers.handmade import Visit
 
 SWATCHES = "return [...document.querySelectorAll('#legend .swatch')].map((i) => [i.textContent, i.className.slice(-2)])"
 

@@ -9,9 +9,9 @@ from html.parser import HTMLParser
 
 import numpy
 import pytest
-from handmade import LENGTH, SINK, WINDOW, traced
 
 from msrnn.analysis.explorer import PolicyTrace, embedded, packed, page, visible
+from tests.helpers.handmade import LENGTH, SINK, WINDOW, traced
 
 HOSTILE = (
     *("<script>alert(1)</script>", "</script><img src=x onerror=alert(1)>", "<!--", "]]>", "{{script}}"),

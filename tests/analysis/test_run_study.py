@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy
 import pytest
-from characters import character_model, character_tokenizer
-from tiny import build, llama, tokens
 from transformers import PreTrainedModel
 
 import msrnn
@@ -15,6 +13,8 @@ from msrnn.analysis.explorer import token_texts, trace_policies
 from msrnn.analysis.study import StudyProgress, run_study
 from msrnn.analysis.tagging import passage
 from msrnn.policy import Policy
+from tests.helpers.characters import character_model, character_tokenizer
+from tests.helpers.tiny import build, llama, tokens
 
 IDS = tokens(2, 30).numpy()
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy
 import pytest
-from handmade import LENGTH, SINK, SIZE, WINDOW, traced
 from numpy.testing import assert_allclose
 
 from msrnn.analysis import tables
@@ -16,6 +15,7 @@ from msrnn.analysis.study import Study, study
 from msrnn.analysis.summary import agreement, summarize
 from msrnn.analysis.tables import make_tables, write_tables
 from msrnn.evaluation.report import Table
+from tests.helpers.handmade import LENGTH, SINK, SIZE, WINDOW, traced
 
 # Chunks of one policy: a window in both layers, then a sink in both. Another: heads that differ in layer 0.
 PLAIN = [traced(WINDOW, WINDOW), traced(SINK, SINK)]

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import numpy
 import pytest
-from handmade import LENGTH, SINK, SIZE, WINDOW
 from numpy.testing import assert_allclose
-from tiny import build, llama, tokens
 
 import msrnn
 from msrnn.analysis.study import ALL, PAPER_SIZES, PAPER_TAGS
@@ -20,6 +18,8 @@ from msrnn.analysis.summary import (
     survivors,
     window,
 )
+from tests.helpers.handmade import LENGTH, SINK, SIZE, WINDOW
+from tests.helpers.tiny import build, llama, tokens
 
 A, B = numpy.array(WINDOW), numpy.array(SINK)
 

@@ -3,11 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tagger import trained
 
 from msrnn.analysis.tagging import NEWLINE, UNTAGGED, Passage, Tagger, passage, passages
 from msrnn.evaluation.data.texts import Choice, Document, choose
 from msrnn.hf.loading import Loaded
+from tests.helpers.tagger import trained
 
 nltk = pytest.importorskip("nltk", reason="parts of speech need nltk: pip install 'msrnn[analyze]'")
 

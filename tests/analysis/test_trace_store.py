@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from tiny import FAMILIES, build, llama, tokens
 from transformers import PreTrainedModel
 
 import msrnn
 from msrnn.analysis.trace import TraceStore
 from msrnn.hf.trace import trace_chunks
 from msrnn.policy import NAMES, Policy
+from tests.helpers.tiny import FAMILIES, build, llama, tokens
 
 IDS = tokens(3, 30).numpy()
 

@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-from bounds import BOUNDS
-from layers import BACKENDS, Fenced, held, random_tokens, read
 from torch import Tensor
 
 from msrnn.backends.triton.decode import Tile
@@ -17,6 +15,8 @@ from msrnn.core.scores import Scoring
 from msrnn.core.slots import HELD, LayerShape, Slots
 from msrnn.policy import Bound, Policy
 from msrnn.reference import recurrent
+from tests.helpers.bounds import BOUNDS
+from tests.helpers.layers import BACKENDS, Fenced, held, random_tokens, read
 
 slow = pytest.mark.slow  # in triton's interpreter; a GPU runs all of them
 LENGTH, SHORT, STEPS, BREAKS_AT, DIM = 15, 8, 3, 3, 16

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from bounds import CASES
-from layers import shape_and_scoring
 from torch import Tensor
 
 from msrnn.backends import resolve_backend
@@ -24,6 +22,8 @@ from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.layer import attend
 from msrnn.policy import Bound, Policy
+from tests.helpers.bounds import CASES
+from tests.helpers.layers import shape_and_scoring
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 slow = pytest.mark.slow  # in triton's interpreter; a GPU runs all of them

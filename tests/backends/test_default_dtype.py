@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from layers import BACKENDS, held, random_tokens, read
 
 from msrnn.backends.triton.decode import Tile
 from msrnn.core.quantization import STATE_DTYPES
@@ -15,6 +14,7 @@ from msrnn.core.rope import Repositioning, Rope, spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.policy import Bound, Policy
+from tests.helpers.layers import BACKENDS, held, random_tokens, read
 
 POSITIONS: dict[str, Any] = {"original": "original", "capped": "compressed:3", "function": lambda gap: gap**0.5}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import build, llama, tokens
 
 from msrnn.hf.rnn import MultiStateRNN
+from tests.helpers.tiny import build, llama, tokens
 
 BREAKS = 5  # the token whose embedding is NaN
 SMALL = {"heads": 2, "kv_heads": 2, "hidden_size": 32, "num_hidden_layers": 2}

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from bounds import CASES
-from layers import shape_and_scoring
 from torch import Tensor
 
 from msrnn.backends.torch import TorchBackend
@@ -16,6 +14,8 @@ from msrnn.backends.triton.prefill import prefill_triton
 from msrnn.core.quantization import STATE_DTYPES
 from msrnn.core.slots import Slots
 from msrnn.policy import Bound, Policy
+from tests.helpers.bounds import CASES
+from tests.helpers.layers import shape_and_scoring
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from layers import BACKENDS, read
 
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.policy import Bound, Policy
+from tests.helpers.layers import BACKENDS, read
 
 pytestmark = pytest.mark.usefixtures("narrow")
 SPREADS = [(90, 95), (100, 110), (130, 134), (140, 145)]

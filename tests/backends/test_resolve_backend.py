@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import build, llama, tokens
 
 import msrnn
 from msrnn.backends import resolve_backend
+from tests.helpers.tiny import build, llama, tokens
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

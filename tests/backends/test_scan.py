@@ -6,13 +6,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from weights import scan_by_weights
 
 from msrnn.backends.numba.rows import LIFT, lifted_exp
 from msrnn.backends.numba.scan import scan_numba
 from msrnn.backends.torch import scan_torch
 from msrnn.core.slots import HELD
 from msrnn.policy import Bound, Policy
+from tests.helpers.weights import scan_by_weights
 
 Scan = Callable[..., Tensor]
 

@@ -10,12 +10,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from weights import scan_by_weights
 
 from msrnn.backends.numba.scan import scan_numba
 from msrnn.backends.torch import scan_torch
 from msrnn.core.slots import HELD
 from msrnn.policy import Bound, Policy
+from tests.helpers.weights import scan_by_weights
 
 
 @st.composite

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import FAMILIES, build, left_padded, llama, tokens
 from torch import Tensor
 
 import msrnn
 from msrnn.errors import UsageError
 from msrnn.policy import NAMES, Policy
 from msrnn.scored import Candidates, ScoredPolicy
+from tests.helpers.tiny import FAMILIES, build, left_padded, llama, tokens
 
 
 def as_function(policy: Policy) -> ScoredPolicy:

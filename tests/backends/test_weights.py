@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from layers import read
 from torch import Tensor
 
 from msrnn.backends import resolve_backend
@@ -13,6 +12,7 @@ from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.layer import attend
 from msrnn.policy import Bound, Policy
+from tests.helpers.layers import read
 
 SIZE = 20  # more slots than a block of the kernels holds here, so that a later block may score higher
 

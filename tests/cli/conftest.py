@@ -9,10 +9,10 @@ import string
 from pathlib import Path
 
 import pytest
-from characters import character_model, character_tokenizer
-from command import Ran, Run
 
 from msrnn.cli import main
+from tests.helpers.characters import character_model, character_tokenizer
+from tests.helpers.command import Ran, Run
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import Run
-from tagger import trained
 
 from msrnn.analysis.trace import TraceStore
+from tests.helpers.command import Run
+from tests.helpers.tagger import trained
 
 WORDS = " ".join(f"Tom's dog barks. The dog barks loud {i} times." for i in range(12))
 TINY = ("analyze", "--device", "cpu", "--length", 60, "--size", 8, "--size", 16, "--policy", "tova", "--policy", "h2o")

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from command import Run
+
+from tests.helpers.command import Run
 
 TINY = ("bench", "--random-weights", "tiny", "--device", "cpu", "--size", 8, "--length", 40)
 

@@ -8,9 +8,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from command import Run
 
 from msrnn.evaluation.tasks.perplexity import Reader
+from tests.helpers.command import Run
 
 TINY = ("budget", "--device", "cpu", "--length", 33, "--size", 8, "--size", 16, "--mean", 12, "--policy", "tova")
 

@@ -6,12 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from command import Run, same
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from msrnn import MultiStateRNN
 from msrnn.cli import main
 from msrnn.cli.conversation import Conversation
+from tests.helpers.command import Run, same
 
 SIZE = ("--size", 16)
 SHORT = ("--max-new-tokens", 12)

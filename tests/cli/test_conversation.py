@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from characters import END, character_model, character_tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from msrnn import MultiState, MultiStateRNN
 from msrnn.cli import conversation
 from msrnn.cli.answer_streamer import AnswerStreamer
 from msrnn.cli.conversation import Conversation, Turn
+from tests.helpers.characters import END, character_model, character_tokenizer
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 STOPPING = {**GREEDY, "forced_eos_token_id": END}  # answers that end with the stop token, not at the limit

@@ -6,13 +6,13 @@ from pydoc_data.topics import topics
 
 import pytest
 import torch
-from command import TEXT, Run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from msrnn.cli.demo import announcement, cells, remark, verdict
 from msrnn.cli.files import _MANUAL_TOPICS, manual
 from msrnn.evaluation.benchmark.reading import Measured
 from msrnn.evaluation.benchmark.timing import Times
+from tests.helpers.command import TEXT, Run
 
 
 def test_demo_on_a_file(run: Run, folder: Path, tmp_path: Path) -> None:

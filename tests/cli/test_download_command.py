@@ -15,12 +15,12 @@ from urllib.request import Request, urlopen
 from zipfile import ZipFile
 
 import pytest
-from model_wheel import write_wheel
 from packaging.requirements import Requirement
-from test_serve import ending
-from tiny_gguf import tiny_gguf
 
 from msrnn.hf.model_cache import GGUF_PACKAGES, sha256
+from tests.cli.test_serve import ending
+from tests.helpers.model_wheel import write_wheel
+from tests.helpers.tiny_gguf import tiny_gguf
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -7,10 +7,10 @@ import shlex
 
 import pytest
 import torch
-from command import Run
 
 from msrnn.cli import _with_flag
 from msrnn.errors import FileError, UsageError
+from tests.helpers.command import Run
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ import json
 from pathlib import Path
 
 import pytest
-from command import Run
+
+from tests.helpers.command import Run
 
 FAR = ("eval", "extrapolation", "--device", "cpu", "--size", 8, "--tokens", 60, "--window", 10, "--leg", 20)
 

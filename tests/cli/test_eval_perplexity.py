@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import Run
 from transformers import AutoModelForCausalLM
 
 from msrnn.cli.evaluation import compared
 from msrnn.evaluation.cells import FULL
 from msrnn.evaluation.tasks.perplexity import Reader
+from tests.helpers.command import Run
 
 LETTERS = string.ascii_lowercase
 TINY = ("eval", "perplexity", "--device", "cpu", "--length", 33, "--size", 8, "--size", 16)

@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
-from command import Run
 
 from msrnn.cli.eval_retrieval import in_turn
 from msrnn.evaluation.data.needles import score
 from msrnn.evaluation.tasks import retrieval as retrieval_file
+from tests.helpers.command import Run
 
 FEW = ("--size", "24", "--length", "900", "--task", "number", "--task", "values", "--depth", "0", "--depth", "1")
 

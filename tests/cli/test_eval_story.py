@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from command import Run
+
+from tests.helpers.command import Run
 
 
 def test_stories(run: Run, tmp_path: Path) -> None:

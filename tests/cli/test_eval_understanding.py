@@ -6,9 +6,9 @@ import string
 from pathlib import Path
 
 import pytest
-from command import Run
 
 from msrnn.evaluation.store import Store
+from tests.helpers.command import Run
 
 TINY = ("--device", "cpu", "--length", 120, "--size", 80, "--max-new-tokens", 5)
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from command import Run
 
 from msrnn.cli import evaluations
 from msrnn.cli.evaluation import check_positions
+from tests.helpers.command import Run
 
 VERBS = [command.callback.__name__ for command in evaluations.registered_commands]
 

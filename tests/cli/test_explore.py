@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy
 import pytest
-from command import Run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import msrnn
+from tests.helpers.command import Run
 
 TEXT = "A text of some words, which is <b>long</b> enough.\nIt has two lines & more."
 

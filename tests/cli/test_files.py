@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from command import TEXT, Run, same
-from tiny import build, llama, tokens
 
 import msrnn
 from msrnn.cli.files import check_target, save_state
 from msrnn.core import state_file as files
 from msrnn.core.state_file import load_tensors
+from tests.helpers.command import TEXT, Run, same
+from tests.helpers.tiny import build, llama, tokens
 
 SIZE = ("--size", 16)
 

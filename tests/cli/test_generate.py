@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from characters import END
-from command import TEXT, Run, same
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from msrnn import MultiStateRNN
 from msrnn.hf.chat_template import opening
+from tests.helpers.characters import END
+from tests.helpers.command import TEXT, Run, same
 
 SIZE = ("--size", 16)
 SHORT = ("--max-new-tokens", 12)

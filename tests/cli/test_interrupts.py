@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import TEXT, Run, same
 from safetensors.torch import save_file
 
 from msrnn import MultiStateRNN
 from msrnn.cli.answer_streamer import AnswerStreamer
 from msrnn.core.state_file import load_description, load_tensors
 from msrnn.hf import long_read
+from tests.helpers.command import TEXT, Run, same
 
 BOOK = TEXT * 8  # more than four blocks
 SIZE = ("--size", 16)

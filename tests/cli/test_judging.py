@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from command import Run
-from served import SECRET, answering, limited, served
 
 from msrnn.evaluation.tasks.judge_models import Endpoint
+from tests.helpers.command import Run
+from tests.helpers.served import SECRET, answering, limited, served
 
 
 @pytest.fixture

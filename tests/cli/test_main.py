@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 import typer
-from command import Run
 from safetensors.torch import save as to_bytes
 
 from msrnn import __version__
 from msrnn.cli import app
 from msrnn.cli.options import SamplingOptions
+from tests.helpers.command import Run
 
 VERBS = [command.callback.__name__ for command in app.registered_commands]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import TEXT, Run, same
 
 from msrnn.core.state_file import load_tensors
 from msrnn.hf import state_spec
 from msrnn.policy import NAMES
+from tests.helpers.command import TEXT, Run, same
 
 CPU = ("--device", "cpu")
 SIZE = ("--size", 16)

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import TEXT, Run, same
-from tiny import FAMILIES, build, llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from msrnn import Engine, MultiStateRNN, SamplingParams
@@ -19,6 +17,8 @@ from msrnn.errors import UsageError
 from msrnn.hf.chat_template import encode
 from msrnn.hf.long_read import LongRead
 from msrnn.size import Size, resolve
+from tests.helpers.command import TEXT, Run, same
+from tests.helpers.tiny import FAMILIES, build, llama
 
 SIZE = ("--size", 16)
 RULE = "--policy tova+1~64 --positions compressed"

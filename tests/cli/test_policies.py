@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from command import Run
 
 from msrnn.policy import MEANINGS, NAMES
+from tests.helpers.command import Run
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120])

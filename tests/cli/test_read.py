@@ -3,10 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command import TEXT, Run, same
 from safetensors.torch import load_file
 
 from msrnn import MultiStateRNN
+from tests.helpers.command import TEXT, Run, same
 
 
 def test_read_saves_a_bounded_state(run: Run, tmp_path: Path) -> None:

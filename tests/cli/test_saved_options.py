@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import TEXT, Run, same
 
 from msrnn.core.state_file import load_description
+from tests.helpers.command import TEXT, Run, same
 
 README = Path(__file__).parents[2] / "README.md"
 SHORT = ("--max-new-tokens", 8)

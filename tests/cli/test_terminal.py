@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command import Run, same
 
 from msrnn.cli.terminal import loading, show_table
+from tests.helpers.command import Run, same
 
 PROGRAM = [sys.executable, "-c", "import sys; from msrnn.cli import main; sys.exit(main())"]
 UP, HOME = "\x1b[A", "\x01"

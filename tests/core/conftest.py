@@ -3,7 +3,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from saved_states import Saved
+
+from tests.helpers.saved_states import Saved
 
 
 @pytest.fixture(scope="module")

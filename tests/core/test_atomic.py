@@ -9,10 +9,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from tiny import build, llama, tokens
 
 import msrnn
 from msrnn.core.atomic import PRIVATE, make_private_folder, write_atomically
+from tests.helpers.tiny import build, llama, tokens
 
 
 def permissions(path: Path) -> int:

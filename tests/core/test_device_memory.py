@@ -7,11 +7,11 @@ import sys
 
 import pytest
 import torch
-from tiny import FAMILIES, build, llama, tokens
 
 import msrnn
 from msrnn.core.device_memory import available_bytes, if_it_fits, is_out_of_memory
 from msrnn.core.slots import Slots
+from tests.helpers.tiny import FAMILIES, build, llama, tokens
 
 
 @pytest.mark.parametrize("policy", ["tova", "h2o", "echo", "window+4", "tova-head"])

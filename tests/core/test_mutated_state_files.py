@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from safetensors.torch import save as to_bytes
-from saved_states import KINDS, Saved
-from tiny import tokens
 from torch import Tensor
 
 import msrnn
 from msrnn.core.slots import Slots
 from msrnn.core.state_file import checksum
+from tests.helpers.saved_states import KINDS, Saved
+from tests.helpers.tiny import tokens
 
 ODD: list[Any] = [None, True, [], {}, "", "tova", -1, 0, 1, 2, 3, 10**12, 2**31, 2**63, 1.5, [1, 2], [17, 17], [[]]]
 NUMBERS = [0.0, -0.0, 1.0, -1.0, 0.5, 10.0, float("nan"), float("inf"), -float("inf"), 1e-40]

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import build, llama, tokens
 
 import msrnn
 from msrnn.core.quantization import LARGEST, STATE_DTYPES, quantize
+from tests.helpers.tiny import build, llama, tokens
 
 every = pytest.mark.parametrize("name", STATE_DTYPES)
 

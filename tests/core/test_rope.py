@@ -12,7 +12,6 @@ from threading import Thread
 
 import pytest
 import torch
-from tiny import build, llama
 
 from msrnn.backends import resolve_backend
 from msrnn.backends.numba.rope import new_gap, rotation, spacing_code
@@ -22,6 +21,7 @@ from msrnn.core.slots import LayerShape, Slots
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.layer import attend
 from msrnn.policy import Bound, Policy
+from tests.helpers.tiny import build, llama
 
 KEPT = [3, 4, 14, 25, 26, 1000, 70_000]
 BY_HAND: dict[str, Callable[[int], float]] = {

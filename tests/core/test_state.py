@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import build, hybrid, left_padded, llama, tokens
 
 import msrnn
 from msrnn.layer import Record
 from msrnn.policy import Policy
+from tests.helpers.tiny import build, hybrid, left_padded, llama, tokens
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save as to_bytes
-from saved_states import KINDS, SMALL, Saved
-from tiny import build, llama, tokens
 from torch import Tensor
 
 import msrnn
 from msrnn.core.state_file import FORMAT, load_description
+from tests.helpers.saved_states import KINDS, SMALL, Saved
+from tests.helpers.tiny import build, llama, tokens
 
 
 def at(*index: int, value: float) -> Callable[[Tensor], Any]:

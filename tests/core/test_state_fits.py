@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as tf
-from tiny import build, llama, tokens
 
 import msrnn
 from msrnn.errors import UsageError
+from tests.helpers.tiny import build, llama, tokens
 
 
 @pytest.mark.parametrize(

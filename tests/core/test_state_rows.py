@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import build, hybrid, llama, tokens
 from transformers import PreTrainedModel
 
 import msrnn
 from msrnn.errors import UsageError
+from tests.helpers.tiny import build, hybrid, llama, tokens
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.helpers import pytest_session
+
 HANGS = """
 import os, subprocess
 
@@ -18,7 +20,7 @@ def test():
 
 def test_nothing_is_left_of_a_test_that_is_ended(tmp_path: Path) -> None:
     (tmp_path / "test_hangs.py").write_text(HANGS)
-    program = Path(__file__).with_name("pytest_session.py")
+    program = Path(pytest_session.__file__)
     words = [sys.executable, program, "-s", "-p", "no:cacheprovider", tmp_path / "test_hangs.py"]
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "sleep").symlink_to(shutil.which("sleep") or "")

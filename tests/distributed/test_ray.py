@@ -15,16 +15,16 @@ from typing import Any
 
 import httpx
 import pytest
-from characters import character_model, character_tokenizer
 
 import msrnn
-from benchmarks.serving_load import serving
 from msrnn.cli import main
 from msrnn.core.ray_cluster import Cluster
 from msrnn.errors import UsageError
 from msrnn.evaluation import ray_workers
 from msrnn.evaluation.runner import Computed
 from msrnn.evaluation.store import Row, read_rows
+from tests.helpers.characters import character_model, character_tokenizer
+from tests.helpers.serving import serving
 
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'msrnn[ray]'")
 SESSIONS, TOKENS = 200, 3

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import transformers as tf
-from characters import character_tokenizer
-from test_shared_server import MSRNN
-from test_tensor_parallel import BASE, TORCHRUN, build
-from test_tensor_parallel import pytestmark as pytestmark
 
 from msrnn.cli import main
 from msrnn.evaluation.store import read_rows
+from tests.distributed.test_shared_server import MSRNN
+from tests.distributed.test_tensor_parallel import BASE, TORCHRUN, build
+from tests.distributed.test_tensor_parallel import pytestmark as pytestmark
+from tests.helpers.characters import character_tokenizer
 
 
 def test_verbs_that_work_in_one_process_only() -> None:

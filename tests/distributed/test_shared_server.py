@@ -14,11 +14,11 @@ from typing import Any
 import httpx
 import pytest
 import transformers as tf
-from test_tensor_parallel import BASE, TORCHRUN, build
-from test_tensor_parallel import pytestmark as pytestmark
 
 import msrnn
 from msrnn.hf.loading import Loaded
+from tests.distributed.test_tensor_parallel import BASE, TORCHRUN, build
+from tests.distributed.test_tensor_parallel import pytestmark as pytestmark
 
 SIZE = 16
 QUESTION: dict[str, Any] = {"prompt": "The captain opened the door and", "max_tokens": 8, "temperature": 0}

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
-from in_ranks import names
-from tiny import build, tokens
 
 import msrnn
 from msrnn.core.state_file import load_tensors
+from tests.helpers import in_ranks
+from tests.helpers.in_ranks import names
+from tests.helpers.tiny import build, tokens
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo"),
@@ -48,10 +49,9 @@ FOR_FOUR = ("llama: tova reads*", "llama: h2o reads*", "llama: an engine on the 
 
 
 def torchrun(ranks: int, script: Path, *arguments: Any, timeout: float = 900) -> subprocess.CompletedProcess[str]:
-    folders = [str(script.parent), str(script.parent.parent), *sys.path]
     return subprocess.run(
         [*TORCHRUN, "--nproc-per-node", str(ranks), script, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -73,7 +73,7 @@ def test_processes_that_share_a_model_compute_what_one_computes(
     for name, config in CONFIGS.items():
         build(config).save_pretrained(tmp_path / name)
     for ranks, patterns in patterns_for.items():  # four go on from what two have saved, too
-        done = torchrun(ranks, Path(__file__).with_name("in_ranks.py"), tmp_path, *patterns)
+        done = torchrun(ranks, Path(in_ranks.__file__), tmp_path, *patterns)
         results = tmp_path / f"{ranks}-ranks.json"
         assert results.exists(), done.stderr[-3000:]
         found: dict[str, str] = json.loads(results.read_text())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from step_orders import use_order
+
+from tests.helpers.step_orders import use_order
 
 
 @pytest.fixture(params=[False, True], ids=["in-order", "overlapping"])

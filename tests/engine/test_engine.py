@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import FAMILIES, build, llama
 
 import msrnn
 from msrnn.engine.requests import Event, Request
 from msrnn.errors import UsageError
+from tests.helpers.tiny import FAMILIES, build, llama
 
 pytestmark = pytest.mark.usefixtures("overlaps")
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import build, llama
 
 import msrnn
 from msrnn.core.state_file import load_description
@@ -17,6 +16,7 @@ from msrnn.engine.decode_batch import fitting_slots
 from msrnn.engine.lanes import LongEngine
 from msrnn.engine.requests import Request
 from msrnn.errors import UsageError
+from tests.helpers.tiny import build, llama
 
 LENGTH, ANSWER = 64, 6
 TURNS = [[*range(5, 25)], [*range(30, 45)], [50, 51, 52], [*range(60, 80)], [80], [*range(3, 60)]]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tiny import build, llama
 
 import msrnn
 from msrnn.engine.requests import Request
+from tests.helpers.tiny import build, llama
 
 PARAMS = msrnn.SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import build, llama
 
 import msrnn
 from msrnn.errors import UsageError
+from tests.helpers.tiny import build, llama
 
 pytestmark = pytest.mark.usefixtures("overlaps")
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import build, llama
 
 import msrnn
 from msrnn.engine.local_executor import LocalExecutor, LocalState
 from msrnn.engine.prefix_files import PrefixFiles, _keys
 from msrnn.engine.writer import Writer
+from tests.helpers.tiny import build, llama
 
 GREEDY = msrnn.SamplingParams(temperature=0, max_tokens=6)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from fake_executor import FakeExecutor, FakeState, fake
 
 from msrnn.engine.prefix_states import PrefixStates
+from tests.helpers.fake_executor import FakeExecutor, FakeState, fake
 
 CPU = FakeExecutor()
 TOKEN = 4  # bytes

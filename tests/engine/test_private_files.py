@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tiny import build, llama, tokens
-
 import msrnn
+from tests.helpers.tiny import build, llama, tokens
 
 
 def test_sessions_and_cached_prefixes_are_readable_by_their_owner_alone(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import build, llama
 
 import msrnn
 from msrnn.engine import prompt_logprobs, prompts
 from msrnn.engine.requests import Request
 from msrnn.errors import UsageError
+from tests.helpers.tiny import build, llama
 
 pytestmark = pytest.mark.usefixtures("overlaps")
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from fake_executor import FakeExecutor, answer_to
 
 import msrnn
 from msrnn.engine import prompts
 from msrnn.engine.requests import Request
+from tests.helpers.fake_executor import FakeExecutor, answer_to
 
 pytestmark = pytest.mark.usefixtures("overlaps")
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import FAMILIES, build, llama
 
 import msrnn
 from msrnn.core.state import MultiState
 from msrnn.engine.requests import Event
 from msrnn.engine.state_retention import retention_of
 from msrnn.errors import UsageError
+from tests.helpers.tiny import FAMILIES, build, llama
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 20, 21, 33]
 

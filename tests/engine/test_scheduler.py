@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_executor import STOP, FakeExecutor, answer_to, next_token
 
 from msrnn.engine import prompts as prompts_file
 from msrnn.engine.engine import Engine
 from msrnn.engine.lanes import LongEngine
 from msrnn.engine.requests import Event, Request, SamplingParams
 from msrnn.errors import UsageError
+from tests.helpers.fake_executor import STOP, FakeExecutor, answer_to, next_token
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 from safetensors.torch import save_file
-from tiny import build, llama
 
 import msrnn
 from msrnn.engine.local_executor import LocalExecutor
@@ -21,6 +20,7 @@ from msrnn.engine.session_id import SessionId
 from msrnn.engine.sessions import DAY, Sessions
 from msrnn.errors import SessionError
 from msrnn.serve.affinity import owner
+from tests.helpers.tiny import build, llama
 
 GREEDY = msrnn.SamplingParams(temperature=0, max_tokens=4)
 ANN, BOB = "a" * 16, "b" * 16

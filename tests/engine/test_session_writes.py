@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import build, llama
 
 import msrnn
 from msrnn.engine.executor import StateHandle
 from msrnn.engine.requests import Event, Request
 from msrnn.engine.sessions import Sessions
 from msrnn.errors import UsageError
+from tests.helpers.tiny import build, llama
 
 pytestmark = pytest.mark.usefixtures("overlaps")
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from characters import character_tokenizer
-from tiny import build, llama
 
 import msrnn
 from msrnn.engine.requests import Request
 from msrnn.errors import UsageError
+from tests.helpers.characters import character_tokenizer
+from tests.helpers.tiny import build, llama
 
 pytestmark = pytest.mark.usefixtures("overlaps")
 
@@ -208,9 +208,9 @@ def test_special_tokens_are_at_the_beginning_only() -> None:
 
 KILLED = """
 import os, sys
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, {root!r})
 import msrnn
-from tiny import build, llama
+from tests.helpers.tiny import build, llama
 import msrnn.core.state_file as state_file
 
 rnn = msrnn.MultiStateRNN(build(llama(), "cpu"), "tova", 9)
@@ -240,7 +240,7 @@ for turn in {turns!r}:
 def test_a_process_that_is_killed_while_it_writes(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> None:
     """The session goes on from its last finished turn."""
     folder = tmp_path / "sessions"
-    code = KILLED.format(tests=str(Path(__file__).parents[1]), folder=str(folder), turns=TURNS[:2])
+    code = KILLED.format(root=str(Path(__file__).parents[2]), folder=str(folder), turns=TURNS[:2])
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     engine = msrnn.Engine(rnn, rows=2, sessions=folder)
     assert [info.turns for info in engine.sessions.infos()] == [1]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tiny import build, llama
 
 import msrnn
 from msrnn.engine.lanes import LongEngine
 from msrnn.engine.requests import Request
 from msrnn.engine.session_id import SessionId
+from tests.helpers.tiny import build, llama
 
 pytestmark = pytest.mark.usefixtures("overlaps")
 

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from served import SECRET
+
+from tests.helpers.served import SECRET
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from characters import character_tokenizer
-from tiny import build, llama, tokens
 from transformers import PreTrainedModel
 
 from msrnn.engine.engine import Engine
@@ -14,6 +12,8 @@ from msrnn.engine.requests import SamplingParams
 from msrnn.errors import UsageError
 from msrnn.evaluation.generation import answered, in_batches
 from msrnn.hf.rnn import MultiStateRNN
+from tests.helpers.characters import character_tokenizer
+from tests.helpers.tiny import build, llama, tokens
 
 VOCABULARY = len(character_tokenizer())
 DOCUMENT, OTHER = tokens(1, 90)[0].tolist(), tokens(1, 70, seed=2)[0].tolist()

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import FAMILIES, build
 
 from msrnn.evaluation import environment
 from msrnn.hf.rnn import MultiStateRNN
+from tests.helpers.tiny import FAMILIES, build
 
 
 def test_what_stands_beside_a_figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

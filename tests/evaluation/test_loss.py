@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import VOCABULARY, build, llama, tokens
 from transformers import PreTrainedModel
 
 from msrnn.evaluation.loss import losses
 from msrnn.hf.rnn import MultiStateRNN
+from tests.helpers.tiny import VOCABULARY, build, llama, tokens
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers as tf
-from tiny import SMALL, build, llama, tokens
 from transformers import DynamicCache
 
 import msrnn
 from msrnn.errors import UsageError
 from msrnn.hf.fingerprint import fingerprint_of
+from tests.helpers.tiny import SMALL, build, llama, tokens
 
 
 def cached(model: tf.PreTrainedModel, size: int = 8) -> msrnn.MultiStateCache:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import build, hybrid, llama, tokens
 from transformers import PreTrainedModel
 
 import msrnn
 from msrnn.errors import UsageError
+from tests.helpers.tiny import build, hybrid, llama, tokens
 
 
 @pytest.mark.parametrize("policy", ["tova", "full"])

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from characters import character_tokenizer
 
 from msrnn.errors import UsageError
 from msrnn.hf.chat_template import opening
+from tests.helpers.characters import character_tokenizer
 
 
 @pytest.mark.parametrize(

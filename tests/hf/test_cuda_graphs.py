@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import FAMILIES, build, greedy, left_padded, llama, tokens
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 import msrnn
 from msrnn.core.slots import MOST_COLUMNS
+from tests.helpers.tiny import FAMILIES, build, greedy, left_padded, llama, tokens
 
 SETTINGS = {"max_new_tokens": 12, "do_sample": False}
 

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from model_wheel import write_wheel
-from tiny_gguf import tiny_gguf
 
 from msrnn.errors import UsageError
 from msrnn.hf import model_cache
 from msrnn.hf.download import download_small_model
 from msrnn.hf.loading import load
+from tests.helpers.model_wheel import write_wheel
+from tests.helpers.tiny_gguf import tiny_gguf
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tiny import FAMILIES, build, llama
 
 import msrnn
 from msrnn.cli.eval_extrapolation import ROWS
 from msrnn.errors import UsageError
 from msrnn.hf.extension import REACH, extended_policy, extension, largest_size, training_length
 from msrnn.size import joint_name, parse_policy
+from tests.helpers.tiny import FAMILIES, build, llama
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import FAMILIES, build, greedy, left_padded, llama, tokens
 from torch import Tensor
 from transformers import (
     GenerationConfig,
@@ -16,6 +15,7 @@ from transformers import (
 )
 
 import msrnn
+from tests.helpers.tiny import FAMILIES, build, greedy, left_padded, llama, tokens
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import build, greedy, left_padded, llama, tokens
 from torch import Tensor
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria
 
 import msrnn
 from msrnn.errors import UsageError
+from tests.helpers.tiny import build, greedy, left_padded, llama, tokens
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as tf
-from tiny import SMALL, build, llama, tokens
 
 import msrnn
 from msrnn.hf.fingerprint import fingerprint_of
+from tests.helpers.tiny import SMALL, build, llama, tokens
 
 
 def cached(model: tf.PreTrainedModel, size: int = 8) -> msrnn.MultiStateCache:

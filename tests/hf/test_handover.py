@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import build, greedy, llama, tokens
 from transformers import PreTrainedModel
 
 import msrnn
 from msrnn.errors import UsageError
+from tests.helpers.tiny import build, greedy, llama, tokens
 
 
 @pytest.fixture

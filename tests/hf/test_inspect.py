@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from tiny import FAMILIES, build, greedy, llama, tokens
 from transformers import PreTrainedModel
 
 import msrnn
 from msrnn.errors import UsageError
 from msrnn.hf.inspect import inspect_model
+from tests.helpers.tiny import FAMILIES, build, greedy, llama, tokens
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import FAMILIES, ROTARY, build, llama, tokens
 from transformers import BloomConfig, Phi3Config
 
 from msrnn import MultiStateCache, MultiStateRNN
@@ -13,6 +12,7 @@ from msrnn.core.rope import Repositioning
 from msrnn.errors import UsageError
 from msrnn.hf import inspect_layers
 from msrnn.hf.inspect_layers import record_layers
+from tests.helpers.tiny import FAMILIES, ROTARY, build, llama, tokens
 
 
 @pytest.mark.parametrize("family", ROTARY)

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from characters import character_model, character_tokenizer
-from tiny_gguf import tiny_gguf
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from msrnn.errors import UsageError
@@ -16,6 +14,8 @@ from msrnn.hf import loading as models
 from msrnn.hf import model_cache
 from msrnn.hf.loading import converted, device_named, load, small_model
 from msrnn.hf.rnn import MultiStateRNN
+from tests.helpers.characters import character_model, character_tokenizer
+from tests.helpers.tiny_gguf import tiny_gguf
 
 
 @pytest.fixture(autouse=True)

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import build, llama, tokens
 
 from msrnn import MultiState, MultiStateRNN
 from msrnn.errors import UsageError
 from msrnn.hf import long_read
 from msrnn.hf.long_read import LongRead
+from tests.helpers.tiny import build, llama, tokens
 
 IDS = tokens(1, 40)
 

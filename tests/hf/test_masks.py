@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
-from tiny import build, greedy, left_padded, llama, tokens
 
 import msrnn
 from msrnn.errors import UsageError
+from tests.helpers.tiny import build, greedy, left_padded, llama, tokens
 
 SMALL: dict[str, Any] = {
     "vocab_size": 97,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from characters import character_tokenizer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -15,6 +14,7 @@ from msrnn.errors import UsageError
 from msrnn.hf.chat_template import encode_first, encode_following, following, render
 from msrnn.hf.loading import Loaded
 from msrnn.hf.messages import Messages, encode_messages
+from tests.helpers.characters import character_tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"

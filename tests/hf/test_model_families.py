@@ -8,10 +8,20 @@ from pathlib import Path
 
 import pytest
 import transformers
-from model_families import CLASSES, WORKS, WRONG, Family, WrongAnswerError, check_close, check_forgets, family
-from models_page import PAGE, parse, render
-from small_configs import NAMES
 from torch import tensor
+
+from tests.helpers.model_families import (
+    CLASSES,
+    WORKS,
+    WRONG,
+    Family,
+    WrongAnswerError,
+    check_close,
+    check_forgets,
+    family,
+)
+from tests.helpers.models_page import PAGE, parse, render
+from tests.helpers.small_configs import NAMES
 
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 ROWS, VERSION = parse(PAGE.read_text())

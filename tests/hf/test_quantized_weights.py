@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
-from tiny import build, greedy, tokens
 from torch import Tensor
 
 import msrnn
 from msrnn.errors import UsageError
 from msrnn.hf.fingerprint import addresses_of, fingerprint_of, non_finite_weights
 from msrnn.hf.inspect import inspect_model
+from tests.helpers.tiny import build, greedy, tokens
 
 QUANTIZED = "model.layers.1.mlp.down_proj.weight"
 

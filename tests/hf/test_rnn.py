@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import FAMILIES, build, greedy, left_padded, llama, tokens
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import PreTrainedModel
 
 import msrnn
 from msrnn.core.slots import MOST_COLUMNS
 from msrnn.errors import UsageError
+from tests.helpers.tiny import FAMILIES, build, greedy, left_padded, llama, tokens
 
 
 @pytest.fixture(scope="module")

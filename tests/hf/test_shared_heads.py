@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tiny import build, llama
 from torch import Tensor
 
 from msrnn.core.shards import check_same, least, own_part
 from msrnn.errors import UsageError
 from msrnn.hf.tensor_parallel import check_heads_divide, is_split, shards_of
+from tests.helpers.tiny import build, llama
 
 
 @dataclass

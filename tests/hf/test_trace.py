@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import FAMILIES, build, left_padded, llama, tokens
 
 import msrnn
 from msrnn.policy import Policy
+from tests.helpers.tiny import FAMILIES, build, left_padded, llama, tokens
 
 
 def test_a_window_is_a_diagonal() -> None:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import FAMILIES, build, left_padded, llama, tokens
 from torch import Tensor
 
 import msrnn
 from msrnn.errors import UsageError
 from msrnn.hf import wavefront
 from msrnn.hf.wavefront import Wave, changes_rope, fitting_tokens, in_flight_together, wave_of
+from tests.helpers.tiny import FAMILIES, build, left_padded, llama, tokens
 
 
 def test_widths_cover_the_text_with_few_shapes() -> None:

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import build, llama
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
+
+from tests.helpers.tiny import build, llama
 
 pytest.importorskip("lm_eval", reason="the harness is not installed: pip install 'msrnn[lm-eval]'")
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from tiny import build, llama
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+
+from tests.helpers.tiny import build, llama
 
 pytest.importorskip("lm_eval", reason="the harness is not installed: pip install 'msrnn[lm-eval]'")
 pytest.importorskip("nltk", reason="RULER needs nltk: pip install 'msrnn[lm-eval]'")

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from characters import character_model, character_tokenizer
-from live_server import running
-from page_browser import Visit, until
-from step_orders import use_order
-from tiny import build, llama
 
 import msrnn
 from msrnn.hf.loading import Loaded
 from msrnn.serve.limits import Limits
+from tests.helpers.characters import character_model, character_tokenizer
+from tests.helpers.live_server import running
+from tests.helpers.page_browser import Visit, until
+from tests.helpers.step_orders import use_order
+from tests.helpers.tiny import build, llama
 
 
 @pytest.fixture(scope="module", autouse=True, params=[False, True], ids=["in-order", "overlapping"])

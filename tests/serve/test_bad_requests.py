@@ -10,14 +10,14 @@ from typing import Any
 
 import httpx
 import pytest
-from bad_bodies import not_json, right_fields, wrong_fields
-from live_server import KEY, post, running
-from step_orders import one_order
-from streams import streaming
 
 import msrnn
 from msrnn.hf.loading import Loaded
 from msrnn.serve.limits import Limits
+from tests.helpers.bad_bodies import not_json, right_fields, wrong_fields
+from tests.helpers.live_server import KEY, post, running
+from tests.helpers.step_orders import one_order
+from tests.helpers.streams import streaming
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 

@@ -7,8 +7,12 @@ import time
 
 import httpx
 import pytest
-from live_server import KEY, live, running, slow_down
-from page_browser import (
+
+import msrnn
+from msrnn.hf.loading import Loaded
+from msrnn.serve.limits import Limits
+from tests.helpers.live_server import KEY, live, running, slow_down
+from tests.helpers.page_browser import (
     Visit,
     check_tokens,
     held,
@@ -21,11 +25,7 @@ from page_browser import (
     until,
     wait_idle,
 )
-from step_orders import one_order
-
-import msrnn
-from msrnn.hf.loading import Loaded
-from msrnn.serve.limits import Limits
+from tests.helpers.step_orders import one_order
 
 HOSTILE = "<img src=x onerror='hacked=1'></script><script>hacked=1</script>&lt;b&gt; {{script}} a\u202eb"
 

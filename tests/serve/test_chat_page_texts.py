@@ -7,8 +7,12 @@ from typing import Any
 
 import httpx
 import pytest
-from live_server import running
-from page_browser import (
+
+import msrnn
+from msrnn.hf.loading import Loaded
+from msrnn.serve.limits import Limits
+from tests.helpers.live_server import running
+from tests.helpers.page_browser import (
     Visit,
     box,
     check_tokens,
@@ -20,11 +24,7 @@ from page_browser import (
     type_message,
     until,
 )
-from step_orders import one_order
-
-import msrnn
-from msrnn.hf.loading import Loaded
-from msrnn.serve.limits import Limits
+from tests.helpers.step_orders import one_order
 
 READY = "document.documentElement.dataset.ready"
 MARK = "no longer on the server"

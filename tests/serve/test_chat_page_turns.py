@@ -8,8 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
-from live_server import slow_down
-from page_browser import (
+
+import msrnn
+from tests.helpers.live_server import slow_down
+from tests.helpers.page_browser import (
     Visit,
     box,
     check_tokens,
@@ -23,9 +25,7 @@ from page_browser import (
     until,
     wait_idle,
 )
-from step_orders import one_order
-
-import msrnn
+from tests.helpers.step_orders import one_order
 
 AT_END = "(({ scrollHeight, scrollTop, clientHeight }) => scrollHeight - scrollTop - clientHeight < 5)(log)"
 ANSWERING = "document.querySelectorAll('.turn:last-child .assistant .body span').length > 5"

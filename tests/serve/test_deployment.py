@@ -10,9 +10,9 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from step_orders import one_order
 
 from msrnn.cli.serve import ServeOptions, serve
+from tests.helpers.step_orders import one_order
 
 pytestmark = one_order
 

@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from live_server import KEY, post, running
-from tiny import build, llama
 
 import msrnn
 from msrnn.hf.loading import Loaded
+from tests.helpers.live_server import KEY, post, running
+from tests.helpers.tiny import build, llama
 
 TEXT = "The sea was calm, 🌊 and the old harbour lay still."
 

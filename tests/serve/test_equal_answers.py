@@ -9,10 +9,10 @@ from typing import Any
 
 import openai
 import pytest
-from live_server import KEY, greedy, running
 
 import msrnn
 from msrnn.hf.loading import Loaded
+from tests.helpers.live_server import KEY, greedy, running
 
 COUNT, TOKENS = 32, 5
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import httpx
 import pytest
-from live_server import KEY, live, post
-from step_orders import one_order
 from transformers import GenerationConfig
 
 import msrnn
@@ -20,6 +18,8 @@ from msrnn.serve.fields import read_request
 from msrnn.serve.protocol import Served, completion_job
 from msrnn.serve.request_models import CompletionRequest
 from msrnn.serve.usual_fields import NOT_USED_IN_CHATS, NOT_USED_IN_COMPLETIONS, NOT_USED_IN_MESSAGES
+from tests.helpers.live_server import KEY, live, post
+from tests.helpers.step_orders import one_order
 
 pytestmark = one_order
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
-from characters import character_model, character_tokenizer
-from live_server import running, wait_until
-from page_browser import recorded, until
-from step_orders import one_order
 
 import msrnn
 from msrnn.serve.limits import Limits
 from msrnn.serve.origins import Origins
+from tests.helpers.characters import character_model, character_tokenizer
+from tests.helpers.live_server import running, wait_until
+from tests.helpers.page_browser import recorded, until
+from tests.helpers.step_orders import one_order
 
 pytestmark = one_order
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-from replicas_here import AT_ONCE, COUNT, Local, body, texts, with_front
 from starlette.types import Message, Scope
-from step_orders import one_order
 
 import msrnn
 from msrnn.serve import front as front_file
 from msrnn.serve.affinity import BLOCK
 from msrnn.serve.front import Front
 from msrnn.serve.in_process import answered
+from tests.helpers.replicas_here import AT_ONCE, COUNT, Local, body, texts, with_front
+from tests.helpers.step_orders import one_order
 
 pytestmark = one_order
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from characters import character_model, character_tokenizer
-from replicas_here import AT_ONCE, COUNT, Local, body, texts, with_front
 
 import msrnn
 from msrnn.serve import front as front_file
 from msrnn.serve.affinity import owner
 from msrnn.serve.front import Front
+from tests.helpers.characters import character_model, character_tokenizer
+from tests.helpers.replicas_here import AT_ONCE, COUNT, Local, body, texts, with_front
 
 
 def test_sessions(tmp_path: Path) -> None:

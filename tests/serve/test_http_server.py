@@ -15,10 +15,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from step_orders import one_order
 
 from msrnn.errors import UsageError
 from msrnn.serve.http_server import _address_error, bind, listen
+from tests.helpers.step_orders import one_order
 
 pytestmark = one_order
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from characters import END, character_model, character_tokenizer
-from live_server import greedy
-from step_orders import one_order
 
 import msrnn
-from benchmarks.serving_load import Reply, ask, serving
+from tests.helpers.characters import END, character_model, character_tokenizer
+from tests.helpers.live_server import greedy
+from tests.helpers.serving import Reply, ask, serving
+from tests.helpers.step_orders import one_order
 
 pytestmark = one_order
 

@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from live_server import live, post, slow_down, wait_until
-from step_orders import one_order
 
 import msrnn
-from benchmarks.serving_load import metrics
 from msrnn.hf.loading import Loaded
 from msrnn.serve.limits import Limits
+from tests.helpers.live_server import live, post, slow_down, wait_until
+from tests.helpers.serving import metrics
+from tests.helpers.step_orders import one_order
 
 HOLD = 0.5  # seconds of a step; what runs goes on for longer than a test needs, until it is told to be fast
 LONG = {"prompt": "a", "max_tokens": 30, "ignore_eos": True, "temperature": 0}

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from live_server import running
-from step_orders import one_order
-from tiny import build, llama
+
+from tests.helpers.live_server import running
+from tests.helpers.step_orders import one_order
+from tests.helpers.tiny import build, llama
 
 pytest.importorskip("lm_eval", reason="the harness is not installed: pip install 'msrnn[lm-eval]'")
 pytest.importorskip("tenacity", reason="the harness has no API models: pip install 'msrnn[lm-eval]'")

@@ -10,13 +10,13 @@ import random
 
 import httpx
 import pytest
-from live_server import Live, greedy, live, post, wait_until
-from step_orders import one_order
 
 import msrnn
-from benchmarks.serving_load import ask_at_once, leaving, usage_of
 from msrnn.hf.loading import Loaded
 from msrnn.serve.limits import Limits
+from tests.helpers.live_server import Live, greedy, live, post, wait_until
+from tests.helpers.serving import ask_at_once, leaving, usage_of
+from tests.helpers.step_orders import one_order
 
 CLIENTS, TOKENS = 100, 6
 

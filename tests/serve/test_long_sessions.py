@@ -8,13 +8,13 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from live_server import KEY, greedy, post, running
-from tiny import build, llama
 
 import msrnn
-from benchmarks.serving_load import metrics
 from msrnn.engine.lanes import LongEngine
 from msrnn.hf.loading import Loaded
+from tests.helpers.live_server import KEY, greedy, post, running
+from tests.helpers.serving import metrics
+from tests.helpers.tiny import build, llama
 
 LENGTH = 64
 HEADERS = {"Authorization": f"Bearer {KEY}"}

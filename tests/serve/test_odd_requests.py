@@ -8,12 +8,12 @@ from typing import Any
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
-from live_server import KEY, running
-from odd_requests import requests
-from streams import streaming
 
 import msrnn
 from msrnn.hf.loading import Loaded
+from tests.helpers.live_server import KEY, running
+from tests.helpers.odd_requests import requests
+from tests.helpers.streams import streaming
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 CLIENTS = 8

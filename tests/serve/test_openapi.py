@@ -10,10 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from live_server import KEY, served_by
-from replicas_here import Local, with_front
 from starlette.routing import Route
-from step_orders import one_order
 
 import msrnn
 from msrnn.serve.app import Server
@@ -23,6 +20,9 @@ from msrnn.serve.front import Front
 from msrnn.serve.limits import Limits
 from msrnn.serve.openapi import ENDPOINTS, openapi
 from msrnn.serve.request_models import ChatRequest, CompletionRequest
+from tests.helpers.live_server import KEY, served_by
+from tests.helpers.replicas_here import Local, with_front
+from tests.helpers.step_orders import one_order
 
 pytestmark = one_order
 

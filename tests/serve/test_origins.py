@@ -10,16 +10,16 @@ from typing import Any
 
 import httpx
 import pytest
-from characters import character_model, character_tokenizer
-from live_server import KEY, running
-from replicas_here import Local, body, with_front
-from step_orders import one_order
 
 import msrnn
 from msrnn.errors import UsageError
 from msrnn.serve.front import Front
 from msrnn.serve.limits import Limits
 from msrnn.serve.origins import Origins
+from tests.helpers.characters import character_model, character_tokenizer
+from tests.helpers.live_server import KEY, running
+from tests.helpers.replicas_here import Local, body, with_front
+from tests.helpers.step_orders import one_order
 
 pytestmark = one_order
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import httpx
 import pytest
-from live_server import running, slow_down
 
 import msrnn
 from msrnn.hf.loading import Loaded
 from msrnn.serve.limits import Limits
+from tests.helpers.live_server import running, slow_down
 
 ANN, BOB = {"Authorization": "Bearer sk-ann"}, {"Authorization": "Bearer sk-bob"}
 SECRET = "The password of the vault is a rose is a rose, and the guard sleeps from two to four every night of May."

@@ -8,13 +8,13 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
-from live_server import live, post, wait_until
-from step_orders import one_order
 
 import msrnn
 from msrnn.hf.loading import Loaded
 from msrnn.serve import limits, prompts
 from msrnn.serve.limits import Limits
+from tests.helpers.live_server import live, post, wait_until
+from tests.helpers.step_orders import one_order
 
 pytestmark = one_order
 

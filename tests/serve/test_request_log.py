@@ -9,9 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-from characters import character_model, character_tokenizer
-from replicas_here import Local, body, with_front
-from step_orders import one_order
 
 import msrnn
 from msrnn.serve.app import Server
@@ -20,6 +17,9 @@ from msrnn.serve.in_process import answered
 from msrnn.serve.limits import Limits
 from msrnn.serve.protocol import Served
 from msrnn.serve.request_log import RequestLog
+from tests.helpers.characters import character_model, character_tokenizer
+from tests.helpers.replicas_here import Local, body, with_front
+from tests.helpers.step_orders import one_order
 
 pytestmark = one_order
 

@@ -8,10 +8,8 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from characters import character_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
-from live_server import KEY, post
 
 import msrnn
 from msrnn.engine.requests import Event, Request, SamplingParams
@@ -20,6 +18,8 @@ from msrnn.hf.chat_template import render
 from msrnn.hf.loading import Loaded
 from msrnn.hf.messages import locate_contents
 from msrnn.serve.retention import PromptTexts, RetentionField, prompt_texts
+from tests.helpers.characters import character_tokenizer
+from tests.helpers.live_server import KEY, post
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 SYSTEM = "Answer naïvely — in Tromsø 🌊."

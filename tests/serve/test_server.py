@@ -10,13 +10,13 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from live_server import KEY, greedy, post, running, slow_down, wait_until
-from tiny import build, llama
 
 import msrnn
-from benchmarks.serving_load import metrics
 from msrnn.hf.loading import Loaded
 from msrnn.serve.limits import Limits
+from tests.helpers.live_server import KEY, greedy, post, running, slow_down, wait_until
+from tests.helpers.serving import metrics
+from tests.helpers.tiny import build, llama
 
 
 @pytest.fixture

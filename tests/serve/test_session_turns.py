@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from live_server import KEY, post, running, slow_down
 
 import msrnn
 from msrnn.hf.loading import Loaded
+from tests.helpers.live_server import KEY, post, running, slow_down
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 

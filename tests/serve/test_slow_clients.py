@@ -7,8 +7,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from live_server import served_by
-from replicas_here import COUNT, Local
 from starlette.types import ASGIApp
 
 import msrnn
@@ -16,6 +14,8 @@ from msrnn.hf.loading import Loaded
 from msrnn.serve.app import Server
 from msrnn.serve.front import Front
 from msrnn.serve.limits import Limits
+from tests.helpers.live_server import served_by
+from tests.helpers.replicas_here import COUNT, Local
 
 BODY = json.dumps({"prompt": "a", "max_tokens": 1900, "ignore_eos": True, "stream": True}).encode()
 HEADERS = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]

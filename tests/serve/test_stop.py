@@ -7,9 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-from live_server import KEY, post, slow_down
 
 import msrnn
+from tests.helpers.live_server import KEY, post, slow_down
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from characters import character_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from live_server import post
-from step_orders import one_order
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from msrnn.hf.loading import Loaded
 from msrnn.serve.token_texts import TokenTexts, _bound, fewest_tokens
+from tests.helpers.characters import character_tokenizer
+from tests.helpers.live_server import post
+from tests.helpers.step_orders import one_order
 
 pytestmark = one_order
 

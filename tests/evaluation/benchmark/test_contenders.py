@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import FAMILIES, build, llama, tokens
 
 from msrnn.evaluation.benchmark.contenders import (
     Bounded,
@@ -21,6 +20,7 @@ from msrnn.evaluation.benchmark.contenders import (
     setup,
     unmodified,
 )
+from tests.helpers.tiny import FAMILIES, build, llama, tokens
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt-neox"])

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import build, llama
 
 from msrnn.evaluation.benchmark.contenders import setup
 from msrnn.evaluation.benchmark.measurement import Batches, Benchmark, Ledger, check_row, steps_in_buckets
 from msrnn.evaluation.benchmark.table import Row, markdown, remarks, table
 from msrnn.evaluation.benchmark.timing import Times
 from msrnn.evaluation.store import Store
+from tests.helpers.tiny import build, llama
 
 MS = Times(2.0, 1.5, 3.0)
 

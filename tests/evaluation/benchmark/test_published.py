@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import build, llama, tokens
 
 import msrnn
 from benchmarks.published import NAME, Published, cache_of
 from msrnn.evaluation.benchmark.contenders import attending, setup
+from tests.helpers.tiny import build, llama, tokens
 
 
 @torch.no_grad()

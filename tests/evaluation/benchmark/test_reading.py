@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from tiny import build, llama, tokens
 from transformers import PreTrainedModel
 
 from msrnn.evaluation.benchmark import reading
@@ -12,6 +11,7 @@ from msrnn.evaluation.benchmark.reading import estimate_seconds, measure, tokens
 from msrnn.evaluation.benchmark.timing import Times
 from msrnn.evaluation.loss import losses
 from msrnn.hf.rnn import MultiStateRNN
+from tests.helpers.tiny import build, llama, tokens
 
 
 @pytest.fixture(scope="module")

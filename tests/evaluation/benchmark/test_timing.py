@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tiny import build, llama
 
 from msrnn.evaluation.benchmark.other_processes import OtherProcesses
 from msrnn.evaluation.benchmark.timing import (
@@ -15,6 +14,7 @@ from msrnn.evaluation.benchmark.timing import (
     products,
     weight_bytes,
 )
+from tests.helpers.tiny import build, llama
 
 CPU = torch.device("cpu")
 

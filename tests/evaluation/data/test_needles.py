@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from characters import character_tokenizer
 
 from msrnn.errors import UsageError
 from msrnn.evaluation.data.needles import FIRST, LAST, PLACES, TASKS, Asked, Haystack, Sample, score
 from msrnn.hf.loading import Loaded
+from tests.helpers.characters import character_tokenizer
 
 TEXT = " ".join(f"This is sentence {i} of a text about nothing." for i in range(300))
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy
 import pytest
-from letters import Letters
 
 from msrnn.evaluation.data.texts import Choice, Data, Document, choose, documents, opening_of
+from tests.helpers.letters import Letters
 
 
 def contents(found: list[Document]) -> list[tuple[str, str]]:

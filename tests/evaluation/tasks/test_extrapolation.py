@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from letters import Letters
-from tiny import build, llama, tokens
 from transformers import PreTrainedModel
 
 from msrnn.evaluation.data.texts import Choice, Chunk, Data, Document, choose
@@ -26,6 +24,8 @@ from msrnn.evaluation.tasks.extrapolation import (
     figure,
     leg_nll,
 )
+from tests.helpers.letters import Letters
+from tests.helpers.tiny import build, llama, tokens
 
 LENGTH, SIZE = 53, 8
 COURSE = Course(LENGTH, given=1, window=5, leg=15)

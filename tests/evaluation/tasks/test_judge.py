@@ -6,11 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import served
 import torch
-from characters import character_tokenizer
-from served import SECRET, answering, asked
-from tiny import build, llama
 
 from msrnn.evaluation.cells import Cell
 from msrnn.evaluation.store import Store
@@ -33,6 +29,10 @@ from msrnn.evaluation.tasks.judge import (
 )
 from msrnn.evaluation.tasks.judge_models import Endpoint, Local
 from msrnn.hf.chat_template import opening
+from tests.helpers import served
+from tests.helpers.characters import character_tokenizer
+from tests.helpers.served import SECRET, answering, asked
+from tests.helpers.tiny import build, llama
 
 pytestmark = pytest.mark.usefixtures("api_key")
 SMALL, LARGE = Cell("tova", 8), Cell("tova", 16)

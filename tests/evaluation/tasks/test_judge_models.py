@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import served
-from served import SECRET, answering, asked
 
 from msrnn.evaluation.tasks.judge_models import Answer, Endpoint
+from tests.helpers import served
+from tests.helpers.served import SECRET, answering, asked
 
 pytestmark = pytest.mark.usefixtures("api_key")
 

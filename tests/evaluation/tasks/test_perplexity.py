@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from letters import Letters
-from tiny import build, llama, tokens
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
@@ -36,6 +34,8 @@ from msrnn.evaluation.tasks.perplexity import (
 from msrnn.hf.cache import MultiStateCache
 from msrnn.hf.loading import Loaded
 from msrnn.policy import NAMES, Policy
+from tests.helpers.letters import Letters
+from tests.helpers.tiny import build, llama, tokens
 
 LENGTH = 40
 FULL = Cell("full", None)

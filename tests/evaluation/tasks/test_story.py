@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from characters import character_tokenizer
-from tiny import build, llama
 from transformers import PreTrainedModel
 
 from msrnn.engine.decode_batch import DecodeBatch
@@ -27,6 +25,8 @@ from msrnn.evaluation.tasks.story import (
     table,
 )
 from msrnn.hf.rnn import MultiStateRNN
+from tests.helpers.characters import character_tokenizer
+from tests.helpers.tiny import build, llama
 
 TOKENIZER = character_tokenizer()
 PROMPT = [1, 50, 60, 70]

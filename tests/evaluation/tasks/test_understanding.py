@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from characters import END, character_tokenizer
-from tiny import build, llama
 from transformers import PreTrainedModel
 
 from msrnn.engine.engine import Engine
@@ -25,6 +23,8 @@ from msrnn.evaluation.tasks.answers import Answers, Settings
 from msrnn.evaluation.tasks.understanding import QASPER, SQUALITY, Report, Understanding, figure, formatted
 from msrnn.hf.cache import MultiStateCache
 from msrnn.hf.loading import Loaded
+from tests.helpers.characters import END, character_tokenizer
+from tests.helpers.tiny import build, llama
 
 TEMPLATE = "{document}\n\nQ: {question}\nA:"
 LENGTH, ANSWER = 60, 6

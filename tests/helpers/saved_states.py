@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save as to_bytes
-from tiny import FAMILIES, build, llama, tokens
 from torch import Tensor
 
 import msrnn
 from msrnn.core.state_file import checksum, load_tensors
 from msrnn.policy import Policy
+from tests.helpers.tiny import FAMILIES, build, llama, tokens
 
 Tensors = dict[str, Tensor]
 SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import httpx
-from live_server import KEY, greedy
 
 import msrnn
+from tests.helpers.live_server import KEY, greedy
 
 TOKENS = 24
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers as tf
-from small_configs import small_config
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import (
@@ -17,6 +16,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 import msrnn
+from tests.helpers.small_configs import small_config
 
 WORKS, WRONG, FAILS = "works", "wrong: ", "fails: "
 LENGTH, SIZE, PADDING, NEW = 9, 3, 3, 2

@@ -8,10 +8,10 @@ from functools import cache
 from typing import Any
 
 import numpy
-from test_browser import settle
 
 from msrnn.analysis.explorer import PolicyTrace, page
 from msrnn.hf.trace import ChunkTrace
+from tests.analysis.test_browser import settle
 
 LENGTH, SIZE, LAYERS = 900, 225, (3, 7, 11)
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}

@@ -1,4 +1,4 @@
-"""docs/models.md from the families themselves: `python tests/models_page.py` writes it."""
+"""docs/models.md from the families themselves: `python -m tests.helpers.models_page` writes it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import warnings
 from pathlib import Path
 
 import transformers
-from model_families import CLASSES, WORKS, Family, family
-from small_configs import NAMES
 from transformers.utils import logging
 
-PAGE = Path(__file__).parent.parent / "docs" / "models.md"
+from tests.helpers.model_families import CLASSES, WORKS, Family, family
+from tests.helpers.small_configs import NAMES
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 TITLE = """# Model families
 
 What msrnn does with each decoder of transformers {version}. `make models` writes this page, and the tests compare every

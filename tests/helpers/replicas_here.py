@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from characters import character_model, character_tokenizer
 from starlette.types import Message, Scope
 
 import msrnn
@@ -19,6 +18,7 @@ from msrnn.serve.front import Front, LostReplicaError
 from msrnn.serve.in_process import answered
 from msrnn.serve.limits import Limits
 from msrnn.serve.protocol import Served
+from tests.helpers.characters import character_model, character_tokenizer
 
 COUNT, AT_ONCE = 3, -1
 

@@ -18,7 +18,7 @@ import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
 SMALL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 BOOK = "The captain opened the door and looked at the sea. It was a dark and stormy night, and nobody slept. " * 20

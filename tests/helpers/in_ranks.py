@@ -21,11 +21,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import interpreted as interpreted
 import pytest
 import torch
 import torch.distributed as dist
-from tiny import left_padded, tokens
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 
@@ -35,6 +33,8 @@ from msrnn.engine.rank import follow
 from msrnn.engine.tensor_parallel_executor import TensorParallelExecutor
 from msrnn.errors import UsageError
 from msrnn.policy import NAMES
+from tests.helpers import interpreted as interpreted
+from tests.helpers.tiny import left_padded, tokens
 
 POLICIES = ("full", *NAMES, "tova+4", "decay=0.9,value_norm=1")
 SIZE = 9

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from tiny import FAMILIES, llama
 
 from msrnn.core.quantization import STATE_DTYPES
 from msrnn.core.rope import SPACINGS, Repositioning, Rope, spacing
 from msrnn.policy import Bound, Policy
+from tests.helpers.tiny import FAMILIES, llama
 
 
 @st.composite
