@@ -26,7 +26,7 @@ logging.set_verbosity_error()
 
 # The server's tests need no GPU, and a machine that has one may lack the packages of the server.
 if torch.cuda.is_available() and find_spec("starlette") is None:
-    collect_ignore = ["serve", "cli/test_serve.py"]
+    collect_ignore = ["server", "cli/test_serve.py"]
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

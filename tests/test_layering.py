@@ -29,7 +29,7 @@ ORDER = [
     "layer",
     "hf",
     "engine",
-    "serve",
+    "server",
     "integrations",
     "evaluation",
     "analysis",

@@ -176,9 +176,9 @@ def serve(
     check_replicas(replicas, ray, cpus)
     if missing := [package for package in _PACKAGES if find_spec(package) is None]:
         raise UsageError(f"the package {missing[0]} is not installed: pip install 'msrnn[serve]'")
-    from msrnn.serve.http_server import bind
-    from msrnn.serve.limits import Limits
-    from msrnn.serve.origins import Origins
+    from msrnn.server.http_server import bind
+    from msrnn.server.limits import Limits
+    from msrnn.server.origins import Origins
 
     listener = bind(host, port) if is_first() else None  # before a model is loaded, which takes long
     bound = (host,) if listener is None else (host, listener.getsockname()[0])

@@ -22,9 +22,9 @@ from msrnn.errors import UsageError
 
 if TYPE_CHECKING:
     from msrnn.hf.rnn import MultiStateRNN
-    from msrnn.serve.app import Server
-    from msrnn.serve.front import Front
-    from msrnn.serve.limits import Limits
+    from msrnn.server.app import Server
+    from msrnn.server.front import Front
+    from msrnn.server.limits import Limits
 
 NONE = "none"  # of --generation-config: neutral sampling defaults
 
@@ -57,10 +57,10 @@ class Setup:
 
         `number` is that of this replica, `count` how many there are.
         """
-        from msrnn.serve.affinity import owner
-        from msrnn.serve.app import Server
-        from msrnn.serve.defaults import sampling_defaults
-        from msrnn.serve.protocol import Served
+        from msrnn.server.affinity import owner
+        from msrnn.server.app import Server
+        from msrnn.server.defaults import sampling_defaults
+        from msrnn.server.protocol import Served
 
         defaults = sampling_defaults(rnn.model.generation_config) if self.generation_config == AUTO else {}
 
@@ -122,8 +122,8 @@ def serve_here(setup: Setup, listen: Callable[[Server], None]) -> None:
 
 def serve_replicas(setup: Setup, listen: Callable[[Front], None], count: int, ray: str, cpus: int | None) -> None:
     from msrnn.core.ray_cluster import Cluster, reachable
-    from msrnn.serve.front import Front
-    from msrnn.serve.ray_replicas import RayReplicas
+    from msrnn.server.front import Front
+    from msrnn.server.ray_replicas import RayReplicas
 
     if started_by_torchrun():
         raise UsageError("--ray: a model that torchrun's processes share has one server; leave one of them out")
@@ -165,8 +165,8 @@ def listen_until_stopped(
     """Answer requests until a signal says otherwise."""
     import uvicorn
 
-    from msrnn.serve.http_server import DrainingServer, listen
-    from msrnn.serve.request_log import RequestLog
+    from msrnn.server.http_server import DrainingServer, listen
+    from msrnn.server.request_log import RequestLog
 
     assert listener is not None
     # Clients use idle connections again for longer than uvicorn's 5 seconds, and fail if they are closed just then.

@@ -18,7 +18,7 @@ import pytest
 from msrnn.cli.model_options import ModelOptions
 from msrnn.cli.serve_options import is_local, remarks_on_folders
 from msrnn.cli.serving import Setup
-from msrnn.serve.limits import Limits
+from msrnn.server.limits import Limits
 from msrnn.size import Size
 from tests.helpers.command import Run
 

@@ -19,7 +19,7 @@ from msrnn.engine.requests import Request
 from msrnn.engine.session_id import SessionId
 from msrnn.engine.sessions import DAY, Sessions
 from msrnn.errors import SessionError
-from msrnn.serve.affinity import owner
+from msrnn.server.affinity import owner
 from tests.helpers.tiny import build, llama
 
 GREEDY = msrnn.SamplingParams(temperature=0, max_tokens=4)

@@ -18,10 +18,10 @@ import uvicorn
 
 import msrnn
 from msrnn.engine.executor import SampledTokens, Sampler
-from msrnn.serve.app import Server
-from msrnn.serve.http_server import DrainingServer, bind, listen
-from msrnn.serve.limits import Limits
-from msrnn.serve.protocol import Served
+from msrnn.server.app import Server
+from msrnn.server.http_server import DrainingServer, bind, listen
+from msrnn.server.limits import Limits
+from msrnn.server.protocol import Served
 
 KEY = "sk-test"
 

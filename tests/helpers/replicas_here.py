@@ -12,12 +12,12 @@ import httpx
 from starlette.types import Message, Scope
 
 import msrnn
-from msrnn.serve.affinity import owner
-from msrnn.serve.app import Server
-from msrnn.serve.front import Front, LostReplicaError
-from msrnn.serve.in_process import answered
-from msrnn.serve.limits import Limits
-from msrnn.serve.protocol import Served
+from msrnn.server.affinity import owner
+from msrnn.server.app import Server
+from msrnn.server.front import Front, LostReplicaError
+from msrnn.server.in_process import answered
+from msrnn.server.limits import Limits
+from msrnn.server.protocol import Served
 from tests.helpers.characters import character_model, character_tokenizer
 
 COUNT, AT_ONCE = 3, -1

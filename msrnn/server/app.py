@@ -1,0 +1,273 @@
+"""The HTTP server: routes, limits, streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+import msrnn
+from msrnn.engine.engine import Engine
+from msrnn.engine.lanes import LongEngine
+from msrnn.engine.requests import Event, Request
+from msrnn.errors import SessionError, UsageError
+from msrnn.server.application import application
+from msrnn.server.docs_page import docs_routes
+from msrnn.server.errors import ApiError, failed, overloaded, session_error, shutting_down, too_slow, unusable
+from msrnn.server.keys import owner_of
+from msrnn.server.limits import RETRY_SECONDS, Limits, Parsing, read_body
+from msrnn.server.metrics import Metrics, Timer
+from msrnn.server.openapi import PATH as OPENAPI
+from msrnn.server.openapi import openapi
+from msrnn.server.page import page_routes
+from msrnn.server.prompts import check_answers
+from msrnn.server.protocol import Job, Served, chat_job, completion_job
+from msrnn.server.replies import ChatReply, Reply, sent_error
+from msrnn.server.request_log import USAGE
+from msrnn.server.sessions import SessionEndpoints
+
+
+@dataclass(frozen=True, eq=False)
+class _Feed:
+    """The events of requests as they come; None ends those of one request."""
+
+    requests: list[Request]
+    events: asyncio.Queue[Event | Exception | None]
+    tasks: list[asyncio.Task[None]]
+
+    async def read(self) -> AsyncGenerator[Event, None]:
+        """All events. Whoever stops early cancels the requests."""
+        try:
+            unfinished = len(self.tasks)
+            while unfinished:
+                event = await self.events.get()
+                if isinstance(event, ApiError):
+                    raise event
+                if isinstance(event, Exception):
+                    raise failed(f"internal error ({type(event).__name__})") from event
+                if event is None:
+                    unfinished -= 1
+                    continue
+                if event.finish_reason == "error":
+                    raise _failure(event)
+                yield event
+        finally:
+            self.cancel()
+            for task in self.tasks:
+                task.cancel()
+
+    def cancel(self) -> None:
+        for request in self.requests:
+            request.cancel()
+
+
+class Server:
+    """Answers HTTP requests with an engine."""
+
+    def __init__(self, engine: Engine, served: Served, limits: Limits) -> None:
+        self.engine, self.served, self.limits = engine, served, limits
+        self.metrics = Metrics(engine)
+        self.parsing = Parsing()
+        self.active = 0  # prompts that were taken and are not finished
+        self.draining = False  # no more are taken
+        self._feeds: set[_Feed] = set()  # of answers that are not finished
+
+    def app(self) -> Starlette:
+        routes = [
+            Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
+            Route("/v1/completions", self._guarded(self.completions), methods=["POST"]),
+            Route("/v1/models", self._guarded(self.models), methods=["GET"]),
+            *SessionEndpoints(self.engine, self.limits).routes(self._guarded),
+            Route("/health", self.health, methods=["GET"]),
+            Route("/metrics", self.read_metrics, methods=["GET"]),
+            Route("/version", self.version, methods=["GET"]),
+            Route(OPENAPI, self.read_openapi, methods=["GET"]),
+            *page_routes(),
+            *docs_routes(),
+        ]
+
+        @asynccontextmanager
+        async def lifespan(_: Starlette) -> AsyncIterator[None]:
+            yield
+            await asyncio.to_thread(self.engine.close)
+
+        return application(routes, self.limits, lifespan)
+
+    def _guarded(self, endpoint: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
+        """Errors in OpenAI's shape. What went wrong inside is not shown, since it may hold a prompt."""
+
+        async def guarded(request: HttpRequest) -> Response:
+            try:
+                if self.draining:
+                    raise shutting_down()
+                response: Response = await endpoint(request)
+                return response
+            except ApiError as error:
+                return JSONResponse(error.body, error.status, error.headers)
+            except SessionError as error:
+                conflict = session_error(str(error), error.code)
+                return JSONResponse(conflict.body, conflict.status)
+            except UsageError as error:
+                return JSONResponse(unusable(error).body, 400)
+            except ClientDisconnect:
+                return Response(status_code=499)
+            except Exception as error:
+                return JSONResponse(failed(f"internal error ({type(error).__name__})").body, 500)
+
+        return guarded
+
+    async def chat(self, http: HttpRequest) -> Response:
+        return await self._answer(http, *await self._job(http, chat_job), ChatReply)
+
+    async def completions(self, http: HttpRequest) -> Response:
+        return await self._answer(http, *await self._job(http, completion_job), Reply)
+
+    async def _job(self, http: HttpRequest, parse: Callable[[Any, Served, str], Job]) -> tuple[Job, list[Request]]:
+        """A request, checked, in another thread: long texts take long to tokenize."""
+        owner = owner_of(http.scope)
+
+        def checked(fields: Any) -> tuple[Job, list[Request]]:
+            check_answers(fields, self._most)
+            job = parse(fields, self.served, owner)
+            about = (job.params, job.session, job.turns, job.retention, owner)
+            try:
+                return job, [self.engine.request(prompt, *about) for prompt in job.prompts]
+            except SessionError:
+                raise
+            except UsageError as error:
+                raise unusable(error, fields) from error
+
+        return await self.parsing.run(await read_body(http, self.limits), checked, self._most - self.active)
+
+    @property
+    def _most(self) -> int:
+        """Prompts that run and wait, at most."""
+        return self.engine.capacity + self.limits.queue
+
+    async def _answer(self, http: HttpRequest, job: Job, requests: list[Request], kind: type[Reply]) -> Response:
+        if self.draining:  # by now
+            raise shutting_down()
+        if self.active + len(requests) > self._most:
+            raise overloaded(RETRY_SECONDS)
+        reply = kind(job, requests, self.served.name, self.served.tokenizer)
+        http.scope.get(USAGE, []).append(reply.usage)
+        feed = self._start(requests)
+        if job.stream:
+            return StreamingResponse(_streamed(http, feed, reply), media_type="text/event-stream")
+        work = asyncio.ensure_future(_whole(feed))
+        gone = asyncio.ensure_future(_disconnected(http))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise ClientDisconnect
+            work.result()
+        finally:
+            for task in (work, gone):
+                task.cancel()
+            with suppress(BaseException):
+                await asyncio.gather(work, gone, return_exceptions=True)
+        return await asyncio.to_thread(lambda: JSONResponse(reply.complete()))
+
+    def _start(self, requests: list[Request]) -> _Feed:
+        """Give requests to the engine. They count from now on until they end, whether or not anyone reads the reply."""
+        feed = _Feed(requests, asyncio.Queue(), [])
+
+        async def collect(request: Request) -> None:
+            timer = Timer(self.metrics, request)
+            try:
+                async for event in self.engine.stream(request):
+                    timer.event(event)
+                    if feed.events.qsize() >= self.limits.behind:
+                        raise too_slow(self.limits.behind)
+                    feed.events.put_nowait(event)
+                feed.events.put_nowait(None)
+            except Exception as error:
+                feed.events.put_nowait(error)
+
+        def ended(_: object) -> None:
+            self.active -= 1
+            if all(task.done() for task in feed.tasks):
+                self._feeds.discard(feed)
+
+        self._feeds.add(feed)
+        for request in requests:
+            self.active += 1
+            feed.tasks.append(asyncio.ensure_future(collect(request)))
+            feed.tasks[-1].add_done_callback(ended)
+        return feed
+
+    def end_answers(self) -> None:
+        """End what is not finished with an error, after what was generated by now; its sessions stay as they were."""
+        for feed in self._feeds:
+            feed.events.put_nowait(shutting_down())
+
+    async def models(self, _: HttpRequest) -> Response:
+        model = {"id": self.served.name, "object": "model", "created": 0, "owned_by": "msrnn"}
+        facts = self.engine.executor.facts
+        made = {name: facts.fingerprint[name] for name in ("policy", "size", "positions")}
+        if not isinstance(made["size"], int):
+            made |= {"size": facts.mean_size, "sizes": facts.sizes}
+        made["bytes"] = facts.slot_nbytes
+        if isinstance(self.engine, LongEngine):
+            long = self.engine.long_executor.facts.fingerprint
+            made["long"] = {"above": self.engine.length, "policy": long["policy"], "positions": long["positions"]}
+        return JSONResponse({"object": "list", "data": [{**model, **made, **self.served.shown}]})
+
+    async def health(self, _: HttpRequest) -> Response:
+        if self.draining:
+            return JSONResponse({"status": "shutting down"}, 503)
+        return JSONResponse({"status": "ok"}) if self.engine.healthy else JSONResponse({"status": "failing"}, 503)
+
+    async def read_metrics(self, _: HttpRequest) -> Response:
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def read_openapi(self, _: HttpRequest) -> Response:
+        return JSONResponse(openapi(self.served, keyed=bool(self.limits.keys)))
+
+    async def version(self, _: HttpRequest) -> Response:
+        return JSONResponse({"version": msrnn.__version__})
+
+
+async def _whole(feed: _Feed) -> None:
+    async with aclosing(feed.read()) as events:
+        async for _ in events:
+            pass
+
+
+async def _streamed(http: HttpRequest, feed: _Feed, reply: Reply) -> AsyncIterator[bytes]:
+    gone = asyncio.ensure_future(_disconnected(http))  # also noticed while there is nothing to send yet
+    gone.add_done_callback(lambda _: feed.cancel())  # the engine then ends the events, and so this stream
+    first = reply.first_chunks()  # sent with the first event: until then, another server can still take over
+    try:
+        async with aclosing(feed.read()) as events:
+            async for event in events:
+                echoes = reply.echoes_now(event)  # a prompt that is sent back may be long
+                new = await asyncio.to_thread(reply.chunks, event) if echoes else reply.chunks(event)
+                for chunk in [*first, *new]:
+                    yield chunk
+                first = []
+        for chunk in [*first, *reply.last_chunks()]:
+            yield chunk
+    except ApiError as error:
+        yield sent_error(error.body)
+    finally:
+        gone.cancel()
+
+
+def _failure(event: Event) -> ApiError:
+    answer = event.request.answers[event.number]
+    message = answer.error or "the answer failed"
+    return failed(message) if answer.error_code is None else session_error(message, answer.error_code)
+
+
+async def _disconnected(http: HttpRequest) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass

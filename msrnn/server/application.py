@@ -1,0 +1,38 @@
+"""What all our HTTP applications have: checks of origins and keys, errors in OpenAI's shape, and no redirects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from msrnn.server.errors import ApiError
+from msrnn.server.keys import KeyCheck
+from msrnn.server.limits import Limits
+from msrnn.server.origins import OriginCheck
+
+
+def application(routes: Sequence[Route], limits: Limits, lifespan: Callable[[Starlette], Any]) -> Starlette:
+    app = Starlette(
+        routes=routes,
+        middleware=[
+            Middleware(OriginCheck, origins=limits.origins, keyed=bool(limits.keys)),
+            Middleware(KeyCheck, keys=limits.keys),
+        ],
+        exception_handlers={HTTPException: _http_error},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False  # a wrong path is an error
+    return app
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    found = ApiError(error.status_code, error.detail, code="not_found" if error.status_code == 404 else None)
+    return JSONResponse(found.body, error.status_code, error.headers)

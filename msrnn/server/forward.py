@@ -1,0 +1,94 @@
+"""One request and its answer on their way through the front: until the client leaves, or the server ends."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from msrnn.server.backlog import with_backlog
+from msrnn.server.errors import ApiError, failed, shutting_down
+from msrnn.server.limits import read_body
+from msrnn.server.replies import sent_error
+
+if TYPE_CHECKING:
+    from msrnn.server.front import Front
+
+
+class Forward:
+    """The ASGI application of everything below /v1, which the front's replicas answer."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._front.active += 1
+        try:
+            http = Request(scope, receive)
+            if self._front.draining:
+                raise shutting_down()
+            body = await read_body(http, self._front.limits)
+            work = asyncio.ensure_future(self._answer(http, body, send))
+            gone = asyncio.ensure_future(_disconnected(receive))
+            ending = asyncio.ensure_future(self._front.ending.wait())
+            try:
+                await asyncio.wait({work, gone, ending}, return_when=asyncio.FIRST_COMPLETED)
+                if ending.done():
+                    work.cancel()
+                    await asyncio.wait({work})
+                if work.cancelled():  # before it began
+                    raise shutting_down()
+                if work.done():
+                    work.result()
+            finally:
+                for task in (work, gone, ending):
+                    task.cancel()
+                await asyncio.gather(work, gone, ending, return_exceptions=True)
+        except ClientDisconnect:
+            pass
+        except ApiError as error:
+            await JSONResponse(error.body, error.status, error.headers)(scope, receive, send)
+        finally:
+            self._front.active -= 1
+
+    async def _answer(self, http: Request, body: bytes, send: Send) -> None:
+        begun = more = False
+        try:
+            job = await self._front.job(http, body)
+            if isinstance(job, Response):
+                return await job(http.scope, http.receive, send)
+            answer = with_backlog(self._front.answered(job), self._front.limits.behind)
+            async with aclosing(answer) as messages:
+                async for message in messages:
+                    begun, more = True, message.get("more_body", message["type"] == "http.response.start")
+                    await send(message)
+        except ApiError as error:
+            if not begun:
+                raise
+            await _send_last(send, error)
+        except asyncio.CancelledError:
+            if not self._front.ending.is_set():
+                raise
+            if not begun:
+                raise shutting_down() from None
+            if more:
+                await _send_last(send, shutting_down())
+        except Exception as error:  # its text is not shown, since it may hold a prompt
+            if not begun:
+                raise failed(f"internal error ({type(error).__name__})") from error
+            await _send_last(send, failed("the replica that answered has ended: ask again"))
+        return None
+
+
+async def _send_last(send: Send, error: ApiError) -> None:
+    """End a stream with an error."""
+    await send({"type": "http.response.body", "body": sent_error(error.body), "more_body": False})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

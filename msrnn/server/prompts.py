@@ -1,0 +1,118 @@
+"""Prompts and messages of a request, made into tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from msrnn.checks import is_whole
+from msrnn.engine.session_files import Session
+from msrnn.engine.text import Pieces
+from msrnn.errors import UsageError
+from msrnn.hf.chat_template import check_template, closing, encode, encode_first, encode_following, following, render
+from msrnn.hf.messages import Messages
+from msrnn.server.errors import ApiError, bad
+from msrnn.server.request_models import CompletionRequest, Message
+from msrnn.server.token_texts import fewest_tokens
+
+
+class Prompt(NamedTuple):
+    tokens: list[int]
+    text: str | None  # as it was sent; None if tokens were sent
+
+
+class Echo(NamedTuple):
+    """A prompt that is sent back."""
+
+    text: str
+    offsets: list[int]  # where each token begins in it
+
+
+def check_answers(fields: Any, most: int) -> None:
+    """Refuse more answers than `most`, before any prompt is tokenized."""
+    prompts, n = (fields.get("prompt"), fields.get("n")) if isinstance(fields, dict) else (None, None)
+    many = len(prompts) if isinstance(prompts, list) and prompts and type(prompts[0]) is not int else 1
+    answers = many * (n if is_whole(n) else 1)
+    if answers > most:
+        param = "prompt" if many > 1 else "n"
+        raise bad(param, f"{answers:,} answers to {many:,} prompts: this server takes {most:,} at most")
+
+
+def read_prompts(request: CompletionRequest, tokenizer: Any, begins: bool, most_tokens: int) -> list[Prompt]:
+    """The tokens of each prompt. A text that begins gets the tokenizer's special tokens."""
+    prompts = []
+    for prompt in request.prompts:
+        if isinstance(prompt, str):
+            _check_fits(prompt, tokenizer, most_tokens)
+            prompts.append(Prompt(encode(tokenizer, prompt, begins)[0].tolist(), prompt))
+        else:
+            prompts.append(Prompt(prompt, None))
+    if not all(prompt.tokens for prompt in prompts):
+        raise bad("prompt", "prompt is empty: give one token or more")
+    return prompts
+
+
+def echo_of(prompt: Prompt, tokenizer: Any) -> Echo:
+    """A text as it was sent, or the text of tokens without special ones."""
+    decoder = Pieces(tokenizer, skip_special=prompt.text is None)
+    pieces = [*map(decoder.put, prompt.tokens)]
+    pieces[-1] += decoder.end()
+    text, begins = "".join(pieces), [0, *accumulate(map(len, pieces))]
+    if prompt.text is None:
+        return Echo(text, begins[:-1])
+    # Special tokens that open a text are not a part of it; a tokenizer may change a text, too.
+    extra = len(text) - len(prompt.text) if text.endswith(prompt.text) else 0
+    return Echo(prompt.text, [min(max(0, begin - extra), len(prompt.text)) for begin in begins[:-1]])
+
+
+def read_messages(messages: Sequence[Message]) -> Messages:
+    """Role and text of each message."""
+    roles = ("system" if message.role == "developer" else message.role for message in messages)
+    return [{"role": role, "content": message.text} for role, message in zip(roles, messages, strict=True)]
+
+
+def _check_fits(text: str, tokenizer: Any, most_tokens: int) -> None:
+    """Refuse a text that has too many tokens for certain, before it is tokenized."""
+    if fewest_tokens(tokenizer, text) > most_tokens:
+        message = (
+            f"{len(text):,} characters are more than {most_tokens:,} tokens, prompt and answer together: "
+            "send a shorter text"
+        )
+        raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
+
+
+class Chat(NamedTuple):
+    """Messages of a conversation, up to where the answer begins; of a session that exists, what is new of them."""
+
+    tokenizer: Any
+    messages: Messages
+    session: Session | None
+    allow_special: bool  # contents may have special tokens
+
+    def text(self, messages: Messages) -> str:
+        """What the template makes of messages, after an answer in a session that exists."""
+        if self.session is None:
+            return render(self.tokenizer, messages, prompt=True)
+        return closing(self.tokenizer) + following(self.tokenizer, messages[0]["content"])
+
+    def tokens(self, most_tokens: int) -> list[int]:
+        check_template(self.tokenizer)
+        if self.session is not None and [message["role"] for message in self.messages] != ["user"]:
+            raise UsageError("a session that has begun goes on with one message of the user")
+        _check_fits(self.text(self.messages), self.tokenizer, most_tokens)
+        if self.session is None:
+            return self._first()
+        end: list[int] = encode(self.tokenizer, closing(self.tokenizer), False)[0].tolist()
+        return [*(end[1:] if end[:1] == [self.session.last] else end), *self._following()]
+
+    def _first(self) -> list[int]:
+        if self.allow_special:
+            return encode(self.tokenizer, self.text(self.messages), False)[0].tolist()
+        return encode_first(self.tokenizer, self.messages)
+
+    def _following(self) -> list[int]:
+        content = self.messages[0]["content"]
+        if self.allow_special:
+            return encode(self.tokenizer, following(self.tokenizer, content), False)[0].tolist()
+        return encode_following(self.tokenizer, content)

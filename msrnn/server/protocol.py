@@ -1,0 +1,162 @@
+"""Requests of OpenAI's API as jobs for the engine: what fields mean together, sessions, and prompts as tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from msrnn.engine.requests import SamplingParams
+from msrnn.engine.session_files import Session
+from msrnn.engine.session_id import SessionId
+from msrnn.engine.sessions import Sessions
+from msrnn.errors import UsageError
+from msrnn.server.defaults import NEUTRAL
+from msrnn.server.errors import ApiError, bad
+from msrnn.server.fields import read_request, sampling_params
+from msrnn.server.prompts import Chat, Echo, Prompt, echo_of, read_messages, read_prompts
+from msrnn.server.request_models import ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
+from msrnn.server.retention import PromptTexts, prompt_texts
+from msrnn.server.usual_fields import NOT_USED_IN_CHATS, NOT_USED_IN_COMPLETIONS
+
+MOST_PROMPT_LOGPROBS = 2**20  # log probabilities of prompts in a reply: about 40 MB
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the server offers, and its limits."""
+
+    name: str
+    tokenizer: Any
+    default_tokens: int  # of an answer whose length is not given
+    most_tokens: int  # of a prompt and its answer together
+    sessions: Sessions
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of sampling, for requests that do not give them
+    allow_special: bool = False  # special tokens in the text of messages are special
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What requests have that do not say otherwise."""
+        defaults = {**NEUTRAL, **self.defaults}
+        return {"max_tokens": self.default_tokens, "defaults": defaults, "stated_defaults": [*self.defaults]}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A checked request."""
+
+    prompts: list[list[int]]
+    params: SamplingParams
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool  # in every chunk
+    echo: list[Echo]  # the prompts, if they are sent back
+    session: str | None
+    turns: int  # finished turns of the session that the prompt follows
+    retention: int  # tokens after which the reply tells again what the state holds; 0: it does not
+    texts: list[PromptTexts]  # the tokens of each prompt, if the reply tells what the state holds
+
+
+def chat_job(body: Any, served: Served, owner: str = "") -> Job:
+    request = read_request(ChatRequest, body, NOT_USED_IN_CHATS, served.name)
+    session = _session(request, served, owner)
+    given = request.model_fields_set
+    if {"max_completion_tokens", "max_tokens"} <= given:
+        raise bad("max_tokens", "max_tokens and max_completion_tokens are both given: give one of them")
+    limit = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
+    if request.top_logprobs is not None and not request.logprobs:
+        raise bad("top_logprobs", "top_logprobs needs logprobs: true")
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    params = sampling_params(request, limit, served.default_tokens, served.defaults, logprobs=logprobs)
+    messages = read_messages(request.messages)
+    chat = Chat(served.tokenizer, messages, session, served.allow_special)
+    try:
+        ids = chat.tokens(served.most_tokens)
+    except UsageError as error:
+        raise bad("messages", str(error)) from error
+    texts = partial(prompt_texts, served.tokenizer, messages=messages, render=chat.text)
+    return _job(request, [Prompt(ids, None)], params, served, session, texts)
+
+
+def completion_job(body: Any, served: Served, owner: str = "") -> Job:
+    request = read_request(CompletionRequest, body, NOT_USED_IN_COMPLETIONS, served.name)
+    session, name = _session(request, served, owner), request.session_id
+    scored = {"logprobs": request.logprobs, "prompt_logprobs": request.logprobs if request.echo else None}
+    params = sampling_params(request, "max_tokens", served.default_tokens, served.defaults, **scored)
+    if params.max_tokens == 0 and (name is not None or not request.echo):
+        raise bad("max_tokens", "max_tokens=0: must be 1 or more, or 0 with echo: true and without session_id")
+    if params.prompt_logprobs is not None and name is not None:
+        raise bad("logprobs", "logprobs with echo: those of a session's prompt are not known; leave one of them out")
+    prompts = read_prompts(request, served.tokenizer, session is None, served.most_tokens)
+    if name is not None and len(prompts) > 1:
+        raise bad("prompt", f"{len(prompts)} prompts: a session goes on with one")
+    _check_logprobs(prompts, params)
+    return _job(request, prompts, params, served, session, partial(prompt_texts, served.tokenizer), request.echo)
+
+
+def _check_logprobs(prompts: list[Prompt], params: SamplingParams) -> None:
+    if params.prompt_logprobs is None:
+        return
+    wanted = sum(len(prompt.tokens) for prompt in prompts) * params.n * (params.prompt_logprobs + 1)
+    if wanted > MOST_PROMPT_LOGPROBS:
+        message = f"{wanted:,} log probabilities of the prompt: this server returns {MOST_PROMPT_LOGPROBS:,} at most"
+        raise bad("logprobs", message)
+
+
+def _job(
+    request: GenerationRequest,
+    prompts: list[Prompt],
+    params: SamplingParams,
+    served: Served,
+    session: Session | None,
+    texts: Callable[[list[int], int], PromptTexts],
+    echo: bool = False,
+) -> Job:
+    most = max(len(prompt.tokens) for prompt in prompts) + params.max_tokens
+    if most > served.most_tokens:
+        message = f"{most:,} tokens, prompt and answer together: this server takes {served.most_tokens:,} at most"
+        raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
+    for name in ("stream_options", "retention"):
+        if getattr(request, name) and not request.stream:
+            raise bad(name, f"{name} needs stream: true")
+    options, every = request.stream_options or StreamOptions(), request.retention
+    before, start = _told_before(session)
+    return Job(
+        prompts=[prompt.tokens for prompt in prompts],
+        params=params,
+        stream=request.stream,
+        include_usage=options.include_usage,
+        continuous_usage=options.include_usage and options.continuous_usage_stats,
+        echo=[echo_of(prompt, served.tokenizer) for prompt in prompts] if echo else [],
+        session=request.session_id,
+        turns=session.turns if session else 0,
+        retention=every,
+        texts=[texts([*before, *prompt.tokens], start) for prompt in prompts] if every else [],
+    )
+
+
+def _told_before(session: Session | None) -> tuple[list[int], int]:
+    """Tokens of the last answer that `retention` tells before the prompt, and the position of the first one.
+
+    A stop token is not told with its answer, and the state may have read it by now.
+    """
+    if session is None:
+        return [], 0
+    before = session.unread or ([] if session.last is None else [session.last])
+    return before, session.tokens - len(before)
+
+
+def _session(request: GenerationRequest, served: Served, owner: str) -> Session | None:
+    """The session that the request goes on with; None: it begins one, or has none."""
+    name, turns = request.session_id, request.session_turns
+    if name is None:
+        if turns is not None:
+            raise bad("session_turns", "session_turns needs session_id")
+        return None
+    session = served.sessions.get(SessionId(name, owner))
+    has = session.turns if session else 0
+    if turns not in (None, has):
+        message = f"session {name!r}: has {has} finished turns, and not the {turns} that this request follows"
+        raise ApiError(409, message, param="session_turns", code="session_error")
+    return session

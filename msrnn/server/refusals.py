@@ -1,0 +1,75 @@
+"""What is wrong with a field of a request, in words: made from the schema that the OpenAPI document shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from msrnn.checks import bounds
+from msrnn.errors import UsageError
+from msrnn.server.errors import ApiError, bad, escaped
+from msrnn.server.request_models import ROLES, HalfCharacterError, Message, UnsupportedFieldError
+
+_KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a string"}
+
+
+def must_be(schema: Mapping[str, Any]) -> str:
+    """What a field must be, in words."""
+    if "x-must" in schema:
+        return str(schema["x-must"])
+    if values := schema.get("enum", [schema["const"]] if "const" in schema else []):
+        return ", or ".join(json.dumps(value) for value in values)
+    if "anyOf" in schema:  # a value or null, which counts as not given
+        return must_be(next(one for one in schema["anyOf"] if one.get("type") != "null"))
+    kind = _KINDS.get(schema.get("type", ""), "anything")
+    if "minimum" in schema:
+        comma = "," if schema["type"] == "integer" else ""
+        kind += f"{comma} {bounds(schema['minimum'], schema.get('maximum'))}"
+    return f"{kind} of at most {schema['maxLength']:,} characters" if "maxLength" in schema else kind
+
+
+def refusal(error: ValidationError, kind: type[BaseModel], body: Mapping[str, Any]) -> ApiError:
+    """The answer to a body whose first field that is wrong is this one."""
+    found = error.errors(include_url=False)
+    name = found[0]["loc"][0]
+    halves = (one for one in found if one["loc"][0] == name and isinstance(_cause(one), HalfCharacterError))
+    first = next(halves, found[0])  # a text, or a list of them: the error of one of the two tells more
+    cause, inner = _cause(first), first["loc"][1:]
+    if name == "messages" and inner:
+        return _about_message(cause, *inner)
+    if name == "stream_options" and inner and first["type"] == "bool_type":
+        name = inner[0]
+        return bad(str(name), f"{name} must be true or false")
+    if isinstance(cause, HalfCharacterError):
+        return bad(str(name), f"{name}: {cause}")
+    message = f"must be {must_be(properties(kind)[str(name)])}"
+    given = {"value": body[str(name)]} if name in body else {}
+    return bad(str(name), str(UsageError(message, name=str(name), **given)))
+
+
+def _cause(error: Any) -> Exception | None:
+    """The exception of a check of our own."""
+    cause: Exception | None = error.get("ctx", {}).get("error")
+    return cause
+
+
+def _about_message(cause: Exception | None, number: int | str, *inner: int | str) -> ApiError:
+    where = f"messages[{number}]"
+    if isinstance(cause, HalfCharacterError):
+        return bad(f"{where}.content", f"{where}.content: {cause}")
+    if isinstance(cause, UnsupportedFieldError):
+        return bad(f"{where}.{escaped(cause.name)}", f"{where}: {cause.name!r:.100} is not supported by this server")
+    if not inner or inner[0] == "role":
+        return bad(where, f"{where}: must be an object whose role is one of {', '.join(ROLES)}")
+    return bad(f"{where}.content", f"{where}: content must be {must_be(properties(Message)['content'])}")
+
+
+@cache
+def properties(kind: type[BaseModel]) -> dict[str, Any]:
+    """The schema of each field."""
+    found: dict[str, Any] = kind.model_json_schema()["properties"]
+    return found

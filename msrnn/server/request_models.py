@@ -1,0 +1,239 @@
+"""The bodies of requests: types, bounds and meanings of their fields. The OpenAPI document is made from these classes.
+
+Types are strict: a number is not taken from a string, nor from true. Null counts as not given.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    model_validator,
+)
+
+from msrnn.engine.requests import (
+    COUNTS,
+    LEAST_BIAS,
+    LONGEST_STOP,
+    MOST_BIAS,
+    MOST_STOPS,
+    MOST_TOKEN_IDS,
+    NUMBERS,
+)
+from msrnn.engine.session_id import NAME_PATTERN
+from msrnn.server.usual_fields import MOST_NAME, NOT_USED_IN_MESSAGES, allows
+
+MOST_MESSAGES = 10_000  # of a request, and parts of a message
+NAME_WORDS = "1 to 64 letters, digits, hyphens and underscores"
+ROLES = ("system", "developer", "user", "assistant")
+
+# JSON can spell half of a character. A plain `str` would refuse it everywhere; here a field decides.
+Text = InstanceOf[str]
+
+
+class HalfCharacterError(ValueError):
+    """A text with half of a character."""
+
+
+class UnsupportedFieldError(ValueError):
+    """A message has a field of this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__("is not supported")
+        self.name = name
+
+
+def _has_whole_characters(text: str) -> str:
+    """No tokenizer takes half of a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise HalfCharacterError(f"has half of a character (a lone surrogate) at {error.start}") from None
+    return text
+
+
+WholeText = Annotated[Text, AfterValidator(_has_whole_characters)]
+
+
+def within(name: str, least: int | None = None, **more: Any) -> Any:
+    """A field with the bounds that sampling has for it."""
+    low, high = COUNTS[name] if name in COUNTS else NUMBERS[name]
+    return Field(ge=low if least is None else least, le=high, **more)
+
+
+def _few(value: Any) -> Any:
+    """Refuse many entries before each of them is looked at."""
+    if isinstance(value, list | dict) and len(value) > MOST_TOKEN_IDS:
+        raise ValueError(f"{len(value):,} entries")
+    return value
+
+
+def _must(words: str) -> dict[str, Any]:
+    """What a field must be, in words, where its type does not tell."""
+    return {"x-must": words}
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class StreamOptions(Body):
+    include_usage: bool = Field(default=False, description="end with a chunk that has the numbers of tokens")
+    continuous_usage_stats: bool = Field(default=False, description="with `include_usage`: the numbers in every chunk")
+
+
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+StopText = Annotated[Text, Field(min_length=1, max_length=LONGEST_STOP)]
+TokenId = Annotated[str, Field(pattern=r"^\d{1,9}$")]
+Bias = Annotated[float, Field(ge=LEAST_BIAS, le=MOST_BIAS)]
+
+
+class GenerationRequest(Body):
+    """What chats and completions have in common."""
+
+    model: Text = Field("", description="the name of the model; by default the one that is served")
+    max_tokens: Annotated[int, within("max_tokens")] | None = Field(None, description="tokens of the answer, at most")
+    temperature: Annotated[float, within("temperature")] = Field(1.0, description="0: the most likely token, always")
+    top_p: Annotated[float, within("top_p")] = Field(
+        1.0, description="sample among the most likely tokens that have this probability together"
+    )
+    top_k: Annotated[int, within("top_k", least=-1)] = Field(
+        0, description="sample among this many tokens; 0 or -1: among all"
+    )
+    min_p: Annotated[float, within("min_p")] = Field(
+        0.0, description="sample among tokens at least this likely, relative to the most likely one"
+    )
+    seed: Annotated[int, within("seed")] | None = Field(
+        None, description="two answers with one seed are the same, up to rounding; by default each has another"
+    )
+    n: Annotated[int, within("n")] = Field(1, description="answers to each prompt")
+    stop: StopText | Annotated[list[StopText], Field(max_length=MOST_STOPS, fail_fast=True)] = Field(
+        [],
+        description="the answer ends before any of these strings",
+        json_schema_extra=_must(
+            f"a string or a list of at most {MOST_STOPS} strings, each of 1 to {LONGEST_STOP:,} characters"
+        ),
+    )
+    stop_token_ids: Annotated[TokenIds, Field(max_length=MOST_TOKEN_IDS), BeforeValidator(_few)] = Field(
+        [],
+        description="the answer ends before any of these tokens",
+        json_schema_extra=_must(f"a list of at most {MOST_TOKEN_IDS:,} token ids"),
+    )
+    ignore_eos: bool = Field(False, description="go on after the model's own stop tokens")
+    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=MOST_TOKEN_IDS), BeforeValidator(_few)] = Field(
+        {},
+        description="is added to the logits of these token ids",
+        json_schema_extra=_must(
+            f"an object from token ids to numbers from {LEAST_BIAS} to {MOST_BIAS}, with {MOST_TOKEN_IDS:,} at most"
+        ),
+    )
+    presence_penalty: Annotated[float, within("presence_penalty")] = Field(
+        0.0, description="is subtracted from the logits of tokens of the answer"
+    )
+    frequency_penalty: Annotated[float, within("frequency_penalty")] = Field(
+        0.0, description="the same, once for each time that the token was generated"
+    )
+    repetition_penalty: Annotated[float, within("repetition_penalty")] = Field(
+        1.0, description="divides the logits of tokens of the prompt and the answer, or multiplies negative ones"
+    )
+    stream: bool = Field(False, description="send the answer as server-sent events while it is generated")
+    stream_options: Annotated[StreamOptions, BeforeValidator(_few)] | None = Field(
+        None,
+        description="needs `stream`",
+        json_schema_extra=_must("an object, and may have include_usage and continuous_usage_stats only"),
+    )
+    user: Annotated[Text, Field(max_length=MOST_NAME)] = Field("", description="is not used")
+    session_id: Annotated[str, Field(pattern=NAME_PATTERN)] | None = Field(
+        None,
+        description="the conversation that the request goes on with, or begins",
+        json_schema_extra=_must(NAME_WORDS),
+    )
+    session_turns: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="needs `session_id`: finished turns that the session must have, or else error 409"
+    )
+    retention: Annotated[int, Field(ge=0)] = Field(
+        0, description="needs `stream`: tell which tokens the state holds, each time after this many tokens; 0: never"
+    )
+
+
+class TextPart(Body):
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["text"]
+    text: WholeText
+
+
+Parts = Annotated[list[TextPart], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
+
+
+class Message(Body):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: WholeText | Parts = Field(
+        json_schema_extra=_must("text, or a list of parts of type text; images and other parts are not supported")
+    )
+    name: Any = Field(None, description="is not used")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_unused(cls, message: Any) -> Any:
+        """Clients send messages back with fields that say nothing. Any other one is refused by its name."""
+        if not isinstance(message, dict):
+            return message
+        given = {name: value for name, value in message.items() if value is not None}
+        for name in given.keys() - cls.model_fields.keys():
+            if name not in NOT_USED_IN_MESSAGES or not allows(NOT_USED_IN_MESSAGES[name], given.pop(name)):
+                raise UnsupportedFieldError(name)
+        return given
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ChatRequest(GenerationRequest):
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)] = Field(
+        description="the conversation; of a session that has begun, one message of the user",
+        json_schema_extra=_must(f"a list of 1 to {MOST_MESSAGES:,} messages"),
+    )
+    max_tokens: Annotated[int, within("max_tokens", least=1)] | None = Field(
+        None, description="tokens of the answer, at most"
+    )
+    max_completion_tokens: Annotated[int, within("max_tokens", least=1)] | None = Field(
+        None, description="another name of `max_tokens`; give one of them"
+    )
+    logprobs: bool = Field(False, description="return the log probability of each token of the answer")
+    top_logprobs: Annotated[int, within("logprobs")] | None = Field(
+        None, description="needs `logprobs`: also return this many of the most likely tokens at every step"
+    )
+
+
+Prompt = WholeText | Annotated[TokenIds, Field(min_length=1)]
+
+
+class CompletionRequest(GenerationRequest):
+    prompt: Prompt | Annotated[list[Prompt], Field(min_length=1, fail_fast=True)] = Field(
+        description="what the model goes on with; a list of prompts has one answer or more for each",
+        json_schema_extra=_must("a text, a list of token ids, or a list of either, and not empty"),
+    )
+    echo: bool = Field(False, description="send the prompt back before the answer")
+    logprobs: Annotated[int, within("logprobs")] | None = Field(
+        None, description="return this many of the most likely tokens at every step; with `echo`, of the prompt, too"
+    )
+
+    @property
+    def prompts(self) -> list[Any]:
+        """Each prompt, as text or token ids."""
+        one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return [self.prompt] if one else [*self.prompt]
+
+
+class ForkRequest(Body):
+    to: Text = Field(
+        description="the name of the new session", json_schema_extra={"pattern": NAME_PATTERN, **_must(NAME_WORDS)}
+    )

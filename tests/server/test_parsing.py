@@ -1,0 +1,106 @@
+"""Large requests are checked one after another, and neither hold up small ones nor fill the memory."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from typing import Any
+
+import pytest
+
+import msrnn
+from msrnn.hf.loading import Loaded
+from msrnn.server import limits, prompts
+from msrnn.server.limits import Limits
+from tests.helpers.live_server import live, post, wait_until
+from tests.helpers.step_orders import one_order
+
+pytestmark = one_order
+
+LARGE = "large " * 20_000
+
+
+class Held:
+    """Tokenizing a large text, held until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.most, self.now, self.let_go = threading.Event(), 0, 0, threading.Event()
+        self._encode, self._lock = prompts.encode, threading.Lock()
+        monkeypatch.setattr(prompts, "encode", self)
+
+    def __call__(self, tokenizer: Any, text: str, begins: bool) -> Any:
+        if len(text) < 1000:
+            return self._encode(tokenizer, text, begins)
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        self.begun.set()
+        assert self.let_go.wait(60)
+        with self._lock:
+            self.now -= 1
+        return self._encode(tokenizer, text[:20_000], begins)
+
+
+def test_small_requests_do_not_wait_for_large_ones(
+    rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(monkeypatch)
+    monkeypatch.setattr(limits, "PARSED_BYTES", 9 * len(json.dumps({"prompt": LARGE})))
+    engine = msrnn.Engine(rnn, rows=2, tokenizer=small.tokenizer)
+    with live(engine, Limits()) as server, ThreadPoolExecutor(32) as threads:
+        large = [threads.submit(post, server.address, {"prompt": LARGE}) for _ in range(14)]
+        assert held.begun.wait(60)
+        refused = [found.result() for found in first_done(large, 5)]
+        assert [found.status_code for found in refused] == [429] * 5  # nine of them take all the bytes
+        assert all(found.headers["Retry-After"] for found in refused)
+        for _ in range(3):
+            assert post(server.address, {"prompt": "small", "max_tokens": 1}).status_code == 200
+        held.let_go.set()
+        codes = [found.result().status_code for found in large]
+        assert server.server.parsing.count == server.server.parsing.bytes == 0
+    assert sorted(codes) == [400] * 9 + [429] * 5  # too long for this server
+    assert held.most == 1
+
+
+def first_done(futures: list[Any], count: int) -> list[Any]:
+    """The first of these that are done."""
+    done: set[Any] = set()
+    while len(done) < count:
+        found, _ = wait([each for each in futures if each not in done], 60, FIRST_COMPLETED)
+        assert found
+        done |= found
+    return [*done]
+
+
+def test_a_full_queue_is_told_before_a_text_is_tokenized(
+    rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(monkeypatch)
+    engine = msrnn.Engine(rnn, rows=1, tokenizer=small.tokenizer)
+    with live(engine, Limits(queue=1)) as server, ThreadPoolExecutor(2) as threads:
+        large = [threads.submit(post, server.address, {"prompt": LARGE}) for _ in range(2)]
+        wait_until(lambda: server.server.parsing.count == 2)
+        assert post(server.address, {"prompt": "small", "max_tokens": 1}).status_code == 429
+        held.let_go.set()
+        assert [found.result().status_code for found in large] == [400, 400]
+        assert post(server.address, {"prompt": "small", "max_tokens": 1}).status_code == 200
+
+
+def test_one_large_request_alone_is_checked(
+    rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "PARSED_BYTES", 10)
+    engine = msrnn.Engine(rnn, rows=1, tokenizer=small.tokenizer)
+    with live(engine, Limits()) as server:
+        assert post(server.address, {"prompt": LARGE, "max_tokens": 1}).status_code == 400  # too long, and not 429
+
+
+def test_many_prompts_are_refused_before_one_is_tokenized(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode(*_: object) -> None:
+        raise AssertionError("a prompt was tokenized")
+
+    monkeypatch.setattr(prompts, "encode", encode)
+    for body in ({"prompt": ["a"] * 40_000}, {"prompt": ["a"] * 200, "n": 4}, {"prompt": [[1]] * 1000}):
+        found = post(address, body)
+        assert (found.status_code, found.json()["error"]["param"]) == (400, "prompt"), found.text
