@@ -22,9 +22,9 @@ from msrnn.errors import UsageError
 
 if TYPE_CHECKING:
     from msrnn.hf.rnn import MultiStateRNN
-    from msrnn.server.app import Server
-    from msrnn.server.front import Front
     from msrnn.server.limits import Limits
+    from msrnn.server.router import Router
+    from msrnn.server.server import Server
 
 NONE = "none"  # of --generation-config: neutral sampling defaults
 
@@ -58,9 +58,9 @@ class Setup:
         `number` is that of this replica, `count` how many there are.
         """
         from msrnn.server.affinity import owner
-        from msrnn.server.app import Server
         from msrnn.server.defaults import sampling_defaults
         from msrnn.server.protocol import Served
+        from msrnn.server.server import Server
 
         defaults = sampling_defaults(rnn.model.generation_config) if self.generation_config == AUTO else {}
 
@@ -120,10 +120,10 @@ def serve_here(setup: Setup, listen: Callable[[Server], None]) -> None:
     return listen(server)
 
 
-def serve_replicas(setup: Setup, listen: Callable[[Front], None], count: int, ray: str, cpus: int | None) -> None:
+def serve_replicas(setup: Setup, listen: Callable[[Router], None], count: int, ray: str, cpus: int | None) -> None:
     from msrnn.core.ray_cluster import Cluster, reachable
-    from msrnn.server.front import Front
     from msrnn.server.ray_replicas import RayReplicas
+    from msrnn.server.router import Router
 
     if started_by_torchrun():
         raise UsageError("--ray: a model that torchrun's processes share has one server; leave one of them out")
@@ -143,14 +143,14 @@ def serve_replicas(setup: Setup, listen: Callable[[Front], None], count: int, ra
         sessions=setup.sessions and setup.sessions.resolve(),
         prefix_states=setup.prefix_states and setup.prefix_states.resolve(),
         name=setup.name or options.model,
-        limits=replace(setup.limits, keys=(), body_bytes=sys.maxsize, origins=None),  # the front checks them
+        limits=replace(setup.limits, keys=(), body_bytes=sys.maxsize, origins=None),  # the router checks them
         marker=marker,
     )
     try:
         with loading(f"{count} replicas"):
             started = RayReplicas(cluster, count, partial(made.replica, count))
         try:
-            listen(Front(started.replicas, setup.limits, sessions=setup.sessions is not None))
+            listen(Router(started.replicas, setup.limits, sessions=setup.sessions is not None))
         finally:
             started.close()
     finally:
@@ -160,7 +160,7 @@ def serve_replicas(setup: Setup, listen: Callable[[Front], None], count: int, ra
 
 
 def listen_until_stopped(
-    server: Server | Front, listener: socket.socket | None, host: str, seconds: int, name: str, quiet: bool
+    server: Server | Router, listener: socket.socket | None, host: str, seconds: int, name: str, quiet: bool
 ) -> None:
     """Answer requests until a signal says otherwise."""
     import uvicorn

@@ -14,9 +14,9 @@ from starlette.types import Message, Scope
 
 from msrnn.core.ray_cluster import Cluster
 from msrnn.errors import UsageError
-from msrnn.server.app import Server
-from msrnn.server.front import LostReplicaError
 from msrnn.server.in_process import answered
+from msrnn.server.router import LostReplicaError
+from msrnn.server.server import Server
 
 # Seconds without a word from the process that speaks HTTP, after which a replica removes itself; it may wait for long
 # until all replicas are up, and that process begins to speak.
@@ -79,7 +79,7 @@ def _reason(error: RuntimeError) -> str:
 
 
 class RayReplica:
-    """A replica as the front sees it."""
+    """A replica as the router sees it."""
 
     def __init__(self, handle: Any) -> None:
         self._stream, self._handle = handle.options(stream=True), handle

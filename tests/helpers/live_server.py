@@ -18,10 +18,10 @@ import uvicorn
 
 import msrnn
 from msrnn.engine.executor import SampledTokens, Sampler
-from msrnn.server.app import Server
 from msrnn.server.http_server import DrainingServer, bind, listen
 from msrnn.server.limits import Limits
 from msrnn.server.protocol import Served
+from msrnn.server.server import Server
 
 KEY = "sk-test"
 

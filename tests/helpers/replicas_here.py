@@ -1,4 +1,4 @@
-"""Replicas of a server in this process, behind a front; in tests/distributed they are processes of their own."""
+"""Replicas of a server in this process, behind a router; in tests/distributed they are processes of their own."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from starlette.types import Message, Scope
 
 import msrnn
 from msrnn.server.affinity import owner
-from msrnn.server.app import Server
-from msrnn.server.front import Front, LostReplicaError
 from msrnn.server.in_process import answered
 from msrnn.server.limits import Limits
 from msrnn.server.protocol import Served
+from msrnn.server.router import LostReplicaError, Router
+from msrnn.server.server import Server
 from tests.helpers.characters import character_model, character_tokenizer
 
 COUNT, AT_ONCE = 3, -1
@@ -58,17 +58,17 @@ class Local:
             raise LostReplicaError if self.dies_before == AT_ONCE else RuntimeError("anything else")
 
 
-Test = Callable[[Front, list[Local], httpx.AsyncClient], Coroutine[Any, Any, None]]
+Test = Callable[[Router, list[Local], httpx.AsyncClient], Coroutine[Any, Any, None]]
 
 
-def with_front(test: Test, folder: Path | None = None, **limits: Any) -> None:
+def with_router(test: Test, folder: Path | None = None, **limits: Any) -> None:
     async def run() -> None:
         replicas = [Local(number, folder) for number in range(COUNT)]
-        front = Front(replicas, Limits(**limits), sessions=folder is not None)
-        transport = httpx.ASGITransport(front.app(), raise_app_exceptions=True)
+        router = Router(replicas, Limits(**limits), sessions=folder is not None)
+        transport = httpx.ASGITransport(router.app(), raise_app_exceptions=True)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
-            await test(front, replicas, client)
-        assert (front.active, front.loads) == (0, [0] * COUNT)
+            await test(router, replicas, client)
+        assert (router.active, router.loads) == (0, [0] * COUNT)
         for replica in replicas:
             replica.engine.close()
 

@@ -13,15 +13,15 @@ import pytest
 from starlette.routing import Route
 
 import msrnn
-from msrnn.server.app import Server
 from msrnn.server.errors import ApiError
 from msrnn.server.fields import read_request
-from msrnn.server.front import Front
 from msrnn.server.limits import Limits
 from msrnn.server.openapi import ENDPOINTS, openapi
 from msrnn.server.request_models import ChatRequest, CompletionRequest
+from msrnn.server.router import Router
+from msrnn.server.server import Server
 from tests.helpers.live_server import KEY, served_by
-from tests.helpers.replicas_here import Local, with_front
+from tests.helpers.replicas_here import Local, with_router
 from tests.helpers.step_orders import one_order
 
 pytestmark = one_order
@@ -156,7 +156,7 @@ def test_the_page_shows_every_endpoint(open_address: str, visit: Any) -> None:
 
 
 def test_several_replicas_have_one_description() -> None:
-    async def test(front: Front, replicas: list[Local], client: httpx.AsyncClient) -> None:
+    async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
         found = (await client.get("/openapi.json")).json()
         assert found["components"]["securitySchemes"]
         assert {(path, method) for path, method, _ in operations(found)} == {
@@ -165,9 +165,9 @@ def test_several_replicas_have_one_description() -> None:
         assert sum("/openapi.json" in replica.asked for replica in replicas) == 1
         assert (await client.get("/docs")).headers["content-type"].startswith("text/html")
         for number in range(len(replicas)):
-            front.mark(number, up=False)
-        monkeypatch.setattr("msrnn.server.front.METRICS_TIMEOUT", 0.2)
+            router.mark(number, up=False)
+        monkeypatch.setattr("msrnn.server.router.METRICS_TIMEOUT", 0.2)
         assert (await client.get("/openapi.json")).status_code == 503
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        with_front(test, keys=[KEY])
+        with_router(test, keys=[KEY])

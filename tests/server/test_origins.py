@@ -13,12 +13,12 @@ import pytest
 
 import msrnn
 from msrnn.errors import UsageError
-from msrnn.server.front import Front
 from msrnn.server.limits import Limits
 from msrnn.server.origins import Origins
+from msrnn.server.router import Router
 from tests.helpers.characters import character_model, character_tokenizer
 from tests.helpers.live_server import KEY, running
-from tests.helpers.replicas_here import Local, body, with_front
+from tests.helpers.replicas_here import Local, body, with_router
 from tests.helpers.step_orders import one_order
 
 pytestmark = one_order
@@ -197,7 +197,7 @@ def test_with_keys(engine: msrnn.Engine) -> None:
 
 
 def test_the_front_checks_and_its_replicas_do_not() -> None:
-    async def test(front: Front, replicas: list[Local], client: httpx.AsyncClient) -> None:
+    async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
         for headers in ({"Host": "evil.example"}, {"Origin": FOREIGN}, {"Sec-Fetch-Site": "same-site"}):
             found = await client.post("/v1/completions", json=body(), headers=headers)
             assert found.status_code == 403
@@ -208,4 +208,4 @@ def test_the_front_checks_and_its_replicas_do_not() -> None:
         plain = await client.post("/v1/completions", content=CONTENT, headers={"Origin": FRIEND})
         assert plain.status_code == 415
 
-    with_front(test, origins=Origins(hosts=("mybox",), cors=(FRIEND,)))
+    with_router(test, origins=Origins(hosts=("mybox",), cors=(FRIEND,)))

@@ -11,14 +11,14 @@ import httpx
 import pytest
 
 import msrnn
-from msrnn.server.app import Server
-from msrnn.server.front import Front
 from msrnn.server.in_process import answered
 from msrnn.server.limits import Limits
 from msrnn.server.protocol import Served
 from msrnn.server.request_log import RequestLog
+from msrnn.server.router import Router
+from msrnn.server.server import Server
 from tests.helpers.characters import character_model, character_tokenizer
-from tests.helpers.replicas_here import Local, body, with_front
+from tests.helpers.replicas_here import Local, body, with_router
 from tests.helpers.step_orders import one_order
 
 pytestmark = one_order
@@ -132,18 +132,18 @@ def test_a_log_that_cannot_be_written(server: Server) -> None:
 
 
 def test_requests_through_replicas_are_logged_once(tmp_path: Path) -> None:
-    """Also if a replica is lost and another one answers, or the front asks a replica for more."""
+    """Also if a replica is lost and another one answers, or the router asks a replica for more."""
     lines: list[str] = []
 
-    async def test(front: Front, replicas: list[Local], _: httpx.AsyncClient) -> None:
-        transport = httpx.ASGITransport(RequestLog(front.app(), lines.append))
+    async def test(router: Router, replicas: list[Local], _: httpx.AsyncClient) -> None:
+        transport = httpx.ASGITransport(RequestLog(router.app(), lines.append))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
             replicas[0].dies_before = 0
             for more in ({}, {"stream": True}, {"session_id": "talk"}):
                 replicas[0].dies_before = None if more else 0
-                front.mark(0, up=True)
+                router.mark(0, up=True)
                 await client.post("/v1/completions", json=body("hello", ignore_eos=True, **more))
             await client.get("/v1/sessions")
 
-    with_front(test, tmp_path)
+    with_router(test, tmp_path)
     assert of(lines) == [*["POST /v1/completions 200, 6 prompt + 4 completion tokens"] * 3, "GET /v1/sessions 200"]

@@ -11,9 +11,9 @@ from starlette.types import ASGIApp
 
 import msrnn
 from msrnn.hf.loading import Loaded
-from msrnn.server.app import Server
-from msrnn.server.front import Front
 from msrnn.server.limits import Limits
+from msrnn.server.router import Router
+from msrnn.server.server import Server
 from tests.helpers.live_server import served_by
 from tests.helpers.replicas_here import COUNT, Local
 
@@ -64,8 +64,8 @@ def test_a_stream_that_nobody_reads_is_cancelled(rnn: msrnn.MultiStateRNN, small
 def test_behind_several_replicas() -> None:
     async def run() -> list[bytes]:
         replicas = [Local(number, None) for number in range(COUNT)]
-        front = Front(replicas, Limits(behind=20), sessions=False)
-        sent = await ask_without_reading(front.app(), lambda: not any(one.engine.counts["rows"] for one in replicas))
+        router = Router(replicas, Limits(behind=20), sessions=False)
+        sent = await ask_without_reading(router.app(), lambda: not any(one.engine.counts["rows"] for one in replicas))
         for replica in replicas:
             assert replica.engine.counts["rows"] == 0
             replica.engine.close()

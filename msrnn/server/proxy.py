@@ -1,4 +1,4 @@
-"""One request and its answer on their way through the front: until the client leaves, or the server ends."""
+"""The router's part of one request: forward it to a replica, and send the answer back to the client."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from msrnn.server.limits import read_body
 from msrnn.server.replies import sent_error
 
 if TYPE_CHECKING:
-    from msrnn.server.front import Front
+    from msrnn.server.router import Router
 
 
-class Forward:
-    """The ASGI application of everything below /v1, which the front's replicas answer."""
+class Proxy:
+    """The ASGI application of everything below /v1: replicas answer it."""
 
-    def __init__(self, front: Front) -> None:
-        self._front = front
+    def __init__(self, router: Router) -> None:
+        self._router = router
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._front.active += 1
+        self._router.active += 1
         try:
             http = Request(scope, receive)
-            if self._front.draining:
+            if self._router.draining:
                 raise shutting_down()
-            body = await read_body(http, self._front.limits)
+            body = await read_body(http, self._router.limits)
             work = asyncio.ensure_future(self._answer(http, body, send))
             gone = asyncio.ensure_future(_disconnected(receive))
-            ending = asyncio.ensure_future(self._front.ending.wait())
+            ending = asyncio.ensure_future(self._router.ending.wait())
             try:
                 await asyncio.wait({work, gone, ending}, return_when=asyncio.FIRST_COMPLETED)
                 if ending.done():
@@ -53,15 +53,15 @@ class Forward:
         except ApiError as error:
             await JSONResponse(error.body, error.status, error.headers)(scope, receive, send)
         finally:
-            self._front.active -= 1
+            self._router.active -= 1
 
     async def _answer(self, http: Request, body: bytes, send: Send) -> None:
         begun = more = False
         try:
-            job = await self._front.job(http, body)
+            job = await self._router.job(http, body)
             if isinstance(job, Response):
                 return await job(http.scope, http.receive, send)
-            answer = with_backlog(self._front.answered(job), self._front.limits.behind)
+            answer = with_backlog(self._router.answered(job), self._router.limits.behind)
             async with aclosing(answer) as messages:
                 async for message in messages:
                     begun, more = True, message.get("more_body", message["type"] == "http.response.start")
@@ -71,7 +71,7 @@ class Forward:
                 raise
             await _send_last(send, error)
         except asyncio.CancelledError:
-            if not self._front.ending.is_set():
+            if not self._router.ending.is_set():
                 raise
             if not begun:
                 raise shutting_down() from None

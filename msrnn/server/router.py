@@ -1,7 +1,8 @@
-"""One address for several replicas of a server.
+"""The router: one address for several replicas of a server.
 
-A session has one replica, and requests of one beginning go to the same replica. A request whose replica is lost before
-the answer begins is sent again; if the answer has begun, the stream ends with an error.
+A session has one replica. Prompts with a common prefix go to the same replica, which has the prefix in its cache. A
+request whose replica is lost before the answer begins is sent again; if the answer has begun, the stream ends with an
+error.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ import msrnn
 from msrnn.engine.session_id import SessionId
 from msrnn.errors import UsageError
 from msrnn.server.affinity import Beginnings, blocks_of, chosen, owner, text_of
-from msrnn.server.application import application
+from msrnn.server.asgi import make_app
 from msrnn.server.docs_page import docs_routes
 from msrnn.server.errors import ApiError, failed
-from msrnn.server.forward import Forward
 from msrnn.server.keys import OWNER, owner_of
 from msrnn.server.limits import Limits, Parsing, parsed_small
 from msrnn.server.metrics import merged
 from msrnn.server.openapi import PATH as OPENAPI
 from msrnn.server.openapi import with_keys
 from msrnn.server.page import page_routes
+from msrnn.server.proxy import Proxy
 from msrnn.server.sessions import MOST, page_of
 from msrnn.server.sessions import PATH as SESSIONS
 
@@ -50,7 +51,7 @@ class LostReplicaError(Exception):
 
 
 class Replica(Protocol):
-    """A server in another process; what it is asked after its end raises LostReplicaError, or waits for the next."""
+    """A server in another process. After its end, calls raise LostReplicaError or wait until it is started again."""
 
     def answer(self, scope: Scope, body: bytes) -> AsyncGenerator[Message, None]: ...
     async def ping(self) -> None: ...
@@ -66,10 +67,10 @@ class _Job:
     until: float = field(default_factory=lambda: monotonic() + PATIENCE)  # when it no longer waits for a replica
 
 
-class Front:
-    """Sends each request on to a replica, and its answer back.
+class Router:
+    """Forwards each request to a replica, and the answer to the client.
 
-    sessions  whether the replicas keep sessions in a folder; without one they would end with a replica, so that
+    sessions  whether the replicas keep sessions in a folder. Without one a session would end with its replica, so
               requests with a session are refused
     """
 
@@ -86,7 +87,7 @@ class Front:
 
     def app(self) -> Starlette:
         routes = [
-            Route("/v1/{rest:path}", Forward(self)),
+            Route("/v1/{rest:path}", Proxy(self)),
             Route("/health", self.health, methods=["GET"]),
             Route("/metrics", self.metrics, methods=["GET"]),
             Route("/version", self.version, methods=["GET"]),
@@ -102,7 +103,7 @@ class Front:
             for task in watching:
                 task.cancel()
 
-        return application(routes, self.limits, lifespan)
+        return make_app(routes, self.limits, lifespan)
 
     def end_answers(self) -> None:
         self.ending.set()

@@ -18,7 +18,7 @@ from msrnn.server.limits import Limits
 from msrnn.server.origins import OriginCheck
 
 
-def application(routes: Sequence[Route], limits: Limits, lifespan: Callable[[Starlette], Any]) -> Starlette:
+def make_app(routes: Sequence[Route], limits: Limits, lifespan: Callable[[Starlette], Any]) -> Starlette:
     app = Starlette(
         routes=routes,
         middleware=[

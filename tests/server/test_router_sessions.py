@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 import msrnn
-from msrnn.server import front as front_file
+from msrnn.server import router as front_file
 from msrnn.server.affinity import owner
-from msrnn.server.front import Front
+from msrnn.server.router import Router
 from tests.helpers.characters import character_model, character_tokenizer
-from tests.helpers.replicas_here import AT_ONCE, COUNT, Local, body, texts, with_front
+from tests.helpers.replicas_here import AT_ONCE, COUNT, Local, body, texts, with_router
 
 
 def test_sessions(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_sessions(tmp_path: Path) -> None:
     homes = {owner(name, COUNT) for name in names}
     assert len(homes) == COUNT
 
-    async def test(front: Front, replicas: list[Local], client: httpx.AsyncClient) -> None:
+    async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
         alone = msrnn.Engine(msrnn.MultiStateRNN(character_model(), "tova", 16), 2, tokenizer=character_tokenizer())
         expected = []
         for words in ("hello", " and more"):
@@ -56,58 +56,58 @@ def test_sessions(tmp_path: Path) -> None:
         assert late.status_code == 409
         assert late.json()["error"]["param"] == "session_turns"
 
-    with_front(test, tmp_path)
+    with_router(test, tmp_path)
 
 
 def test_a_session_waits_for_its_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(front: Front, replicas: list[Local], client: httpx.AsyncClient) -> None:
+    async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
         home = replicas[owner("talk", COUNT)]
         await texts(client, body(session_id="talk"), body(session_id="other"))
         home.dies_before = AT_ONCE
         waiting = asyncio.ensure_future(texts(client, body(" more", session_id="talk")))
-        while front.up[home.number]:
+        while router.up[home.number]:
             await asyncio.sleep(0.01)
         assert not waiting.done()
         home.engine.close()
         home.start()  # from the files
         home.dies_before = None
-        front.mark(home.number, up=True)
+        router.mark(home.number, up=True)
         assert await waiting == await texts(client, body(" more", session_id="other"))
         assert (await client.get("/v1/sessions/talk")).json()["turns"] == 2
 
         monkeypatch.setattr(front_file, "PATIENCE", 0.2)
-        front.mark(home.number, up=False)
+        router.mark(home.number, up=False)
         found = await client.post("/v1/completions", json=body(session_id="talk"))
         assert (found.status_code, found.headers["retry-after"]) == (503, "10")
-        front.mark(home.number, up=True)
+        router.mark(home.number, up=True)
 
-    with_front(test, tmp_path)
+    with_router(test, tmp_path)
 
 
 def test_a_turn_that_is_saved_but_whose_answer_is_lost(tmp_path: Path) -> None:
     """The same words must not be read a second time."""
 
-    async def test(front: Front, replicas: list[Local], client: httpx.AsyncClient) -> None:
+    async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
         home = replicas[owner("talk", COUNT)]
         await texts(client, body(session_id="talk"))
         home.dies_before = 0
 
         async def start_again() -> None:
-            while front.up[home.number]:
+            while router.up[home.number]:
                 await asyncio.sleep(0.01)
             home.dies_before = None
-            front.mark(home.number, up=True)
+            router.mark(home.number, up=True)
 
         asked = client.post("/v1/completions", json=body(" more", session_id="talk"))
         found, _ = await asyncio.gather(asked, start_again())
         assert found.status_code == 409
         assert "has 2 finished turns, and not the 1 that this request follows" in found.text
 
-    with_front(test, tmp_path)
+    with_router(test, tmp_path)
 
 
 def test_names_and_bodies_of_sessions(tmp_path: Path) -> None:
-    async def test(front: Front, replicas: list[Local], client: httpx.AsyncClient) -> None:
+    async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
         for name in ("\ud800", "", "a/b", "x" * 65):
             for turns in ({}, {"session_turns": 0}):
                 content = json.dumps(body(session_id=name, **turns)).encode()
@@ -120,38 +120,38 @@ def test_names_and_bodies_of_sessions(tmp_path: Path) -> None:
         assert len(content) < 1000
         assert (await client.post("/v1/completions", content=content)).status_code == 200
 
-    with_front(test, tmp_path, body_bytes=1000)
+    with_router(test, tmp_path, body_bytes=1000)
 
 
 def test_a_session_with_two_writers(tmp_path: Path) -> None:
     """Two processes that believe the session to be theirs: the one that comes late is refused."""
 
-    async def test(front: Front, replicas: list[Local], client: httpx.AsyncClient) -> None:
+    async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
         home = replicas[owner("talk", COUNT)]
         other = Local(home.number, tmp_path)
         await texts(client, body(session_id="talk"))
-        front.replicas = [other] * COUNT
+        router.replicas = [other] * COUNT
         for turns, code in ((0, 409), (1, 200)):  # it has not seen the first turn, and then has
             found = await client.post("/v1/completions", json=body(" more", session_id="talk", session_turns=turns))
             assert found.status_code == code, found.text
-        front.replicas = replicas
+        router.replicas = replicas
         found = await client.post("/v1/completions", json=body(" more", session_id="talk"))
         assert found.status_code == 409
         assert "another process has gone on with it" in found.text
         await texts(client, body(" more", session_id="talk", session_turns=2))
         other.engine.close()
 
-    with_front(test, tmp_path)
+    with_router(test, tmp_path)
 
 
 def test_what_is_not_repeated(tmp_path: Path) -> None:
     """A fork or a deletion may have been done by the replica that is lost."""
 
-    async def test(front: Front, replicas: list[Local], client: httpx.AsyncClient) -> None:
+    async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
         await texts(client, body(session_id="talk"))
         fork = next(f"f{i}" for i in range(99) if owner(f"f{i}", COUNT) == 1)
         replicas[1].dies_before = 0
         found = await client.post("/v1/sessions/talk/fork", json={"to": fork})
         assert (found.status_code, found.json()["error"]["code"]) == (503, "replica_down")
 
-    with_front(test, tmp_path)
+    with_router(test, tmp_path)

@@ -19,7 +19,7 @@ from msrnn.engine.engine import Engine
 from msrnn.engine.lanes import LongEngine
 from msrnn.engine.requests import Event, Request
 from msrnn.errors import SessionError, UsageError
-from msrnn.server.application import application
+from msrnn.server.asgi import make_app
 from msrnn.server.docs_page import docs_routes
 from msrnn.server.errors import ApiError, failed, overloaded, session_error, shutting_down, too_slow, unusable
 from msrnn.server.keys import owner_of
@@ -99,7 +99,7 @@ class Server:
             yield
             await asyncio.to_thread(self.engine.close)
 
-        return application(routes, self.limits, lifespan)
+        return make_app(routes, self.limits, lifespan)
 
     def _guarded(self, endpoint: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
         """Errors in OpenAI's shape. What went wrong inside is not shown, since it may hold a prompt."""

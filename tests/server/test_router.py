@@ -13,11 +13,11 @@ import pytest
 from starlette.types import Message, Scope
 
 import msrnn
-from msrnn.server import front as front_file
+from msrnn.server import router as front_file
 from msrnn.server.affinity import BLOCK
-from msrnn.server.front import Front
 from msrnn.server.in_process import answered
-from tests.helpers.replicas_here import AT_ONCE, COUNT, Local, body, texts, with_front
+from msrnn.server.router import Router
+from tests.helpers.replicas_here import AT_ONCE, COUNT, Local, body, texts, with_router
 from tests.helpers.step_orders import one_order
 
 pytestmark = one_order
@@ -27,60 +27,60 @@ SCOPE |= {"headers": [(b"host", b"localhost")]}
 
 
 def test_a_replica_that_is_lost_before_it_answers() -> None:
-    async def test(front: Front, replicas: list[Local], client: httpx.AsyncClient) -> None:
+    async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
         expected = await texts(client, body())
         for before in (AT_ONCE, 0, 1):
-            front.mark(0, up=True)
+            router.mark(0, up=True)
             replicas[0].dies_before = before
             streams = [body(stream=True) for _ in range(6)]
             assert {*await texts(client, *(body() for _ in range(6)))} == {*expected}
-            assert front.up == [False, True, True]
-            front.mark(0, up=True)
+            assert router.up == [False, True, True]
+            router.mark(0, up=True)
             for found in await asyncio.gather(*(client.post("/v1/completions", json=one) for one in streams)):
                 assert found.text.endswith("data: [DONE]\n\n")
                 assert "error" not in found.text
 
-    with_front(test)
+    with_router(test)
 
 
 def test_a_replica_that_is_lost_in_the_middle_of_a_stream() -> None:
-    async def test(front: Front, replicas: list[Local], client: httpx.AsyncClient) -> None:
+    async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
         for replica in replicas:
             replica.dies_before = 3
         found = await client.post("/v1/completions", json=body(stream=True))
         *chunks, last = [line for line in found.text.split("\n\n") if line]
         assert len(chunks) == 2
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "internal_error"
-        assert front.up.count(False) == 1
+        assert router.up.count(False) == 1
 
-    with_front(test)
+    with_router(test)
 
 
 def test_answers_that_the_end_of_the_front_cuts() -> None:
     """A stream ends with an error, and what has not begun with 503."""
 
-    async def test(front: Front, replicas: list[Local], client: httpx.AsyncClient) -> None:
-        app, content = front.app(), json.dumps(body(stream=True, max_tokens=1900, ignore_eos=True)).encode()
+    async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
+        app, content = router.app(), json.dumps(body(stream=True, max_tokens=1900, ignore_eos=True)).encode()
         async with aclosing(answered(app, {**SCOPE}, content)) as messages:
             while not (await anext(messages)).get("body"):
                 pass
-            front.up = [False] * COUNT  # the next request waits
+            router.up = [False] * COUNT  # the next request waits
             waiting = asyncio.ensure_future(client.post("/v1/completions", json=body()))
-            while front.active < 2:
+            while router.active < 2:
                 await asyncio.sleep(0.01)
-            front.draining = True
-            front.end_answers()
+            router.draining = True
+            router.end_answers()
             *_, last = [message async for message in messages]
         assert json.loads(last["body"].removeprefix(b"data: "))["error"]["code"] == "shutting_down"
         assert not last["more_body"]
         refused = await waiting
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
 
-    with_front(test)
+    with_router(test)
 
 
 def test_a_request_that_no_replica_survives() -> None:
-    async def test(front: Front, replicas: list[Local], client: httpx.AsyncClient) -> None:
+    async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
         for replica in replicas:
             replica.dies_before = 0
         found = await client.post("/v1/completions", json=body())
@@ -89,11 +89,11 @@ def test_a_request_that_no_replica_survives() -> None:
         health = await client.get("/health")
         assert (health.status_code, health.json()["replicas_up"]) == (503, 0)
 
-    with_front(test)
+    with_router(test)
 
 
 def test_beginnings_go_to_one_replica() -> None:
-    async def test(front: Front, replicas: list[Local], client: httpx.AsyncClient) -> None:
+    async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
         system = "x" * BLOCK
         chats = [[{"role": "system", "content": f"{i}{system}"}] for i in range(COUNT)]
         for _ in range(3):
@@ -108,11 +108,11 @@ def test_beginnings_go_to_one_replica() -> None:
         await texts(client, *(body(f"{system} {i}") for i in range(30)))
         assert min(len(replica.asked) - count for replica, count in zip(replicas, before, strict=True)) >= 4
 
-    with_front(test)
+    with_router(test)
 
 
 def test_what_the_front_says_itself(tmp_path: Path) -> None:
-    async def test(front: Front, replicas: list[Local], client: httpx.AsyncClient) -> None:
+    async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
         keyed = {"Authorization": "Bearer secret"}
         assert (await client.post("/v1/completions", json=body())).status_code == 401
         found = await client.post("/v1/completions", json=body(session_id="talk"), headers=keyed)
@@ -135,15 +135,15 @@ def test_what_the_front_says_itself(tmp_path: Path) -> None:
         lines = (await client.get("/metrics")).text.splitlines()
         counts = [float(line.split()[1]) for line in lines if line.startswith("msrnn_generation_tokens_total{")]
         assert (len(counts), sum(counts)) == (COUNT, 8 * COUNT)
-        front.draining = True
+        router.draining = True
         assert (await client.post("/v1/completions", json=body(), headers=keyed)).status_code == 503
         assert (await client.get("/health")).status_code == 503
 
-    with_front(test, keys=["secret"], body_bytes=1000)
+    with_router(test, keys=["secret"], body_bytes=1000)
 
 
 def test_a_client_that_leaves() -> None:
-    async def test(front: Front, replicas: list[Local], client: httpx.AsyncClient) -> None:
+    async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
         asked: list[Message] = [{"type": "http.request", "body": json.dumps(body(max_tokens=1900)).encode()}]
         left = asyncio.Event()
 
@@ -157,7 +157,7 @@ def test_a_client_that_leaves() -> None:
             raise AssertionError(f"{message} for nobody")
 
         scope = {**SCOPE}
-        app = asyncio.ensure_future(front.app()(scope, receive, send))
+        app = asyncio.ensure_future(router.app()(scope, receive, send))
         while not any(replica.engine.counts["rows"] for replica in replicas):
             await asyncio.sleep(0.01)
         left.set()
@@ -166,13 +166,13 @@ def test_a_client_that_leaves() -> None:
             while any(replica.engine.counts["rows"] for replica in replicas):
                 await asyncio.sleep(0.01)
 
-    with_front(test)
+    with_router(test)
 
 
 def test_a_replica_that_hangs_or_is_lost_while_metrics_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_file, "METRICS_TIMEOUT", 2.0)
 
-    async def test(front: Front, replicas: list[Local], client: httpx.AsyncClient) -> None:
+    async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
         asked = asyncio.Event()
 
         async def hanging(scope: Scope, body: bytes) -> AsyncGenerator[Message, None]:
@@ -187,29 +187,29 @@ def test_a_replica_that_hangs_or_is_lost_while_metrics_are_read(monkeypatch: pyt
         assert 'replica="2"' in text
         assert 'replica="1"' not in text
         # A prompt that waits for such a replica goes elsewhere when the replica is found to be down.
-        front.mark(0, up=False)
-        front.mark(2, up=False)
+        router.mark(0, up=False)
+        router.mark(2, up=False)
         waiting = asyncio.ensure_future(texts(client, body()))
         await asked.wait()
-        front.mark(2, up=True)
-        front.mark(1, up=False)
+        router.mark(2, up=True)
+        router.mark(1, up=False)
         await waiting
 
-    with_front(test)
+    with_router(test)
 
 
 def test_replicas_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_file, "PING_SECONDS", 0.01)
 
-    async def test(front: Front, replicas: list[Local], client: httpx.AsyncClient) -> None:
-        app = front.app()
+    async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
+        app = router.app()
         async with app.router.lifespan_context(app):
             for how in (AT_ONCE, 0):
                 replicas[1].dies_before = how
-                while front.up != [True, False, True]:
+                while router.up != [True, False, True]:
                     await asyncio.sleep(0.01)
                 replicas[1].dies_before = None
-                while not all(front.up):
+                while not all(router.up):
                     await asyncio.sleep(0.01)
 
-    with_front(test)
+    with_router(test)
