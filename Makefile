@@ -25,7 +25,7 @@ test-gpu:  ## what needs a GPU, with the python that has torch for it; kernels c
 
 test-ray: .venv-ray/installed  ## evaluations and replicas on a Ray cluster; ten minutes for one test at most
 	.venv-ray/bin/python tests/helpers/pytest_session.py -q --durations 0 --timeout 600 --timeout-method thread \
-		tests/distributed/test_ray.py tests/distributed/test_ray_cluster.py
+		tests/core/test_ray_cluster.py tests/evaluation/test_ray_workers.py tests/server/test_ray_replicas.py
 
 check: install  ## style and types
 	$(BIN)/ruff check .

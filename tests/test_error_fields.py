@@ -46,7 +46,7 @@ def test_another_process_gets_the_same_error(error: UsageError) -> None:
 
 
 def test_kinds_of_session_errors_have_codes() -> None:
-    kinds = [SessionError, *SessionError.__subclasses__()]
+    kinds: list[type[SessionError]] = [SessionError, *SessionError.__subclasses__()]
     assert len({kind.code for kind in kinds}) == len(kinds) == 5
     assert SessionStorageFullError.code == "session_storage_full"
 

@@ -49,7 +49,7 @@ def test_the_pages_have_snippets() -> None:
 
 
 def test_a_program_for_several_processes_is_one() -> None:
-    """`tests/distributed` runs what this page shows; here its program is read, and the names of msrnn are looked up."""
+    """`tests/hf/test_tensor_parallel.py` runs such programs; here the names of msrnn in it are looked up."""
     page = (ROOT / "docs" / "scaling.md").read_text()
     (program,) = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)
     used = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Attribute)]

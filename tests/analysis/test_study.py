@@ -47,8 +47,8 @@ def test_a_summary() -> None:
 
 def test_heads_that_differ() -> None:
     one = summarize("h2o", SIZE, HEADS)
-    assert_allclose(one.recent, [[1, 2 / 3], [1, 1]])
-    assert_allclose(one.between_heads, [[2 / 3, 2 / 3], [1, 1]])
+    assert_allclose(one.recent, [[1.0, 2 / 3], [1.0, 1.0]])
+    assert_allclose(one.between_heads, [[2 / 3, 2 / 3], [1.0, 1.0]])
     assert_allclose(one.between_layers, [[1, 5 / 6], [5 / 6, 1]])
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,7 @@ def test_pieces_are_the_whole_text(small: Loaded) -> None:
 @pytest.mark.small_model
 def test_passages_are_those_of_the_chunks(small: Loaded) -> None:
     texts = {name: f"This is the {name} of several texts, and it has a few words. " * 9 for name in ("one", "two")}
-    shelf = [Document(name, lambda text=text: text) for name, text in texts.items()]
+    shelf = [Document(name, partial(str, text)) for name, text in texts.items()]
     data = choose(shelf, small.tokenizer, Choice(length=20))
     found = passages(data, shelf, small.tokenizer)
     assert len(found) == 8

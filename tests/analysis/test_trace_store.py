@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -10,7 +11,7 @@ from transformers import PreTrainedModel
 
 import msrnn
 from msrnn.analysis.trace import TraceStore
-from msrnn.hf.trace import trace_chunks
+from msrnn.hf.trace import ChunkTrace, trace_chunks
 from msrnn.policy import NAMES, Policy
 from tests.helpers.tiny import FAMILIES, build, llama, tokens
 
@@ -45,7 +46,7 @@ def test_sliding_layers_have_sizes_of_their_own() -> None:
 
 
 def test_what_makes_another_trace(model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(model: PreTrainedModel, policy: str | Policy = "tova", size: int = 6, ids: object = IDS) -> int:
+    def missing(model: PreTrainedModel, policy: str | Policy = "tova", size: int = 6, ids: Any = IDS) -> int:
         return len(TraceStore(tmp_path, model, policy, size).missing(ids))
 
     TraceStore(tmp_path, model, "tova", 6, {"machine": "this one"}).fill(IDS)
@@ -62,7 +63,7 @@ def test_a_run_that_was_stopped_goes_on(
 ) -> None:
     store, original, calls = TraceStore(tmp_path, model, "tova", 6), TraceStore._trace_batch, list[int]()
 
-    def trace_batch(self: TraceStore, chunks: numpy.ndarray, on_tokens: object) -> list[object]:
+    def trace_batch(self: TraceStore, chunks: numpy.ndarray, on_tokens: Any) -> list[ChunkTrace]:
         calls.append(len(chunks))
         if len(calls) == 2:
             raise KeyboardInterrupt

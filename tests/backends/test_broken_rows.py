@@ -156,7 +156,8 @@ def test_a_broken_row_follows_the_definition(backend: str, bound: Bound, chunk: 
     slots = Slots(8, layer(), bound)
     found = read(slots, tokens, Scoring(DIM**-0.5), backend, chunk, STEPS)
     for row in range(8):
-        run = recurrent(*(x[row] for x in tokens), bound, DIM**-0.5)
+        query, key, value = (x[row] for x in tokens)
+        run = recurrent(query, key, value, bound, DIM**-0.5)
         torch.testing.assert_close(found[row], run.output.transpose(0, 1), atol=1e-5, rtol=1e-5, equal_nan=True)
         for group, times in enumerate(run.evicted_at):
             kept = (times == HELD).nonzero()[:, 0].tolist()

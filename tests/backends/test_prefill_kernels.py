@@ -49,7 +49,7 @@ def times(position: Tensor, evicted_at: Tensor, width: int) -> tuple[Tensor, Ten
 def check(
     device: str,
     bound: Bound,
-    *sizes: int,
+    *sizes: Any,
     lengths: tuple[int, ...] = (9, 14),
     from_empty: bool = False,
     **options: Any,

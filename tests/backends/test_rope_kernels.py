@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import operator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from msrnn.backends.triton.rope import GAPS, _coded, check_reach, rotations_of
-from msrnn.core.rope import SPACINGS, Repositioning, Rope, spacing
+from msrnn.core.rope import SPACINGS, Gap, Repositioning, Rope, Spacing, spacing
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.policy import Bound, Policy
 
@@ -37,17 +39,22 @@ def test_turns_are_exact_to_rounding(name: str, device: str) -> None:
     torch.testing.assert_close(rotations[held], expected[held], atol=3e-7, rtol=0)
 
 
+def compress(gap: str | Gap) -> Spacing:
+    found = spacing(gap)
+    assert found is not None
+    return found
+
+
 def test_a_spacing_owns_its_table(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Captured graphs read it: it must not move or be freed, however many others there are."""
     monkeypatch.setattr("msrnn.backends.triton.rope.GAPS", 50)
     where = torch.device(device)
-    spacings = [spacing(lambda gap, n=n: gap / n) for n in range(2, 12)] + [
-        spacing(f"compressed:{n}") for n in range(1, 11)
-    ]
+    spacings = [compress(partial(operator.mul, 1 / n)) for n in range(2, 12)]
+    spacings += [compress(f"compressed:{n}") for n in range(1, 11)]
     tables = [_coded(chosen, where)[1] for chosen in spacings]
     addresses = [table.data_ptr() for table in tables]
     for n in range(20):
-        _coded(spacing(f"compressed:{n + 100}"), where)
+        _coded(compress(f"compressed:{n + 100}"), where)
     for n, (chosen, table, address) in enumerate(zip(spacings, tables, addresses, strict=True)):
         assert _coded(chosen, where)[1] is table
         assert table.data_ptr() == address

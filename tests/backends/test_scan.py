@@ -64,7 +64,7 @@ def test_the_newest_may_leave_at_once(scan: Scan) -> None:
 
 @every
 def test_importance_decays(scan: Scan) -> None:
-    rows = [[0, 0, 0], [4, 0, 0], [0, 1, 2]]
+    rows = [[0.0, 0, 0], [4.0, 0, 0], [0.0, 1, 2]]
     by_sum = scan(*chunk(rows), Bound(Policy(1.0), 2))
     by_last = scan(*chunk(rows), Bound(Policy(0.0), 2))
     assert by_sum.tolist() == [[[HELD, 2, HELD]]]
@@ -73,7 +73,7 @@ def test_importance_decays(scan: Scan) -> None:
 
 @every
 def test_a_small_value_makes_attention_count_for_little(scan: Scan) -> None:
-    rows = [[0, 0, 0], [0, 0, 0], [2, 1, 3]]
+    rows = [[0.0, 0, 0], [0.0, 0, 0], [2.0, 1, 3]]
     norm = torch.tensor([[[0.1, 1.0, 1.0]]])
     assert scan(*chunk(rows), Bound(Policy(0.0, value_norm=True), 2), norm=norm).tolist() == [[[2, HELD, HELD]]]
 

@@ -59,7 +59,8 @@ def test_any_split_gives_the_same() -> None:
     model, ids, policy = build(llama()), tokens(1, 40), Policy.parse("h2o+1~30")
     built_in = msrnn.MultiStateRNN(model, policy, 8, backend="torch")
     expected = built_in.read(ids, built_in.state())
-    for options in ({}, {"chunk": 3}, {"block": 7, "chunk": 2}):
+    splits: list[dict[str, Any]] = [{}, {"chunk": 3}, {"block": 7, "chunk": 2}]
+    for options in splits:
         rnn = msrnn.MultiStateRNN(model, as_function(policy), 8, **options)
         torch.testing.assert_close(rnn.read(ids, rnn.state()), expected, rtol=1e-3, atol=1e-4)
     state = rnn.state()
@@ -114,7 +115,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
     for use in (other.convert_state, lambda state: other.read(tokens(1, 2), state)):
         with pytest.raises(UsageError, match="the state was made with policy 'score="):
             use(state)
-    for wrong in (lambda seen: seen.attention, lambda seen: 1.0):
+    wrongs: list[Any] = [lambda seen: seen.attention, lambda seen: 1.0]
+    for wrong in wrongs:
         broken = msrnn.MultiStateRNN(model, ScoredPolicy(score=wrong), 8)
         with pytest.raises(UsageError, match=r"its score returned .*must be a tensor"):
             broken.read(tokens(1, 20), broken.state())

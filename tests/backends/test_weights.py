@@ -79,16 +79,20 @@ def test_sums_over_many_candidates_and_heads_do_not_overflow() -> None:
         query, row = torch.zeros(1, 64, 2, 16, device=device), torch.zeros(1, 1, 2, 16, device=device)
         query[..., 0] = 1.0
         read(slots, (query, row, row), Scoring(1.0), backend, 128)
+        assert slots.importance is not None
         found.append(slots.importance)
     torch.testing.assert_close(found[1].sort(-1).values, found[0].sort(-1).values, atol=1e-6, rtol=1e-4)
 
 
 def test_nan_in_padding(device: str) -> None:
     shape, bound = LayerShape(2, 1, 16, 16, torch.float32, torch.device(device)), Bound(Policy.parse("tova"), 5)
-    rows = [torch.randn(1, h, 9, 16, generator=torch.Generator().manual_seed(h)).to(device) for h in (2, 1, 1)]
-    rows[2][:, :, :3] = torch.nan
+    query, key, value = (
+        torch.randn(1, h, 9, 16, generator=torch.Generator().manual_seed(h)).to(device) for h in (2, 1, 1)
+    )
+    value[:, :, :3] = torch.nan
     slots, real = Slots(1, shape, bound), torch.arange(9, device=device)[None] >= 3
-    output = attend(slots, *rows, slots.advance(9, real), Scoring(0.25), 128, resolve_backend("triton", real.device))
+    backend = resolve_backend("triton", real.device)
+    output = attend(slots, query, key, value, slots.advance(9, real), Scoring(0.25), 128, backend)
     assert output.isfinite().all()
 
 

@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,7 +111,7 @@ def test_traces_from_elsewhere(run: Run, texts: Path, tmp_path: Path) -> None:
 def test_an_interrupted_run_goes_on(run: Run, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words, original, calls = (*TINY, "--text", texts, "--out", tmp_path / "out"), TraceStore._trace_batch, list[str]()
 
-    def trace_batch(store: TraceStore, *arguments: object) -> object:
+    def trace_batch(store: TraceStore, *arguments: Any) -> object:
         calls.append(store.label)
         if len(calls) == 5:
             raise KeyboardInterrupt

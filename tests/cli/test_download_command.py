@@ -54,7 +54,7 @@ def rebuild_wheel(one: Distribution, folder: Path) -> None:
     name = one.metadata["Name"].replace("-", "_")
     with ZipFile(folder / f"{name}-{one.version}-{tag}.whl", "w") as wheel:
         for file in one.files or []:
-            if file.parts[0] in tops(one) and "__pycache__" not in file.parts and file.locate().is_file():
+            if file.parts[0] in tops(one) and "__pycache__" not in file.parts and Path(file.locate()).is_file():
                 wheel.write(file.locate(), str(file))
 
 

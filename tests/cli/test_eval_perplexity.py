@@ -5,6 +5,7 @@ import json
 import math
 import string
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -66,7 +67,7 @@ def whole(folder: Path, texts: Path) -> float:
 def test_an_interrupted_run_goes_on(run: Run, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words, original, calls = (*TINY, *ROWS, "--text", texts, "--out"), Reader.nll, list[str]()
 
-    def nll(reader: Reader, *arguments: object) -> list[float]:
+    def nll(reader: Reader, *arguments: Any) -> list[float]:
         made = reader.rnn.spec.fingerprint
         calls.append(f"{made['policy']} {made['size']}")
         if len(calls) == 10:
@@ -97,7 +98,7 @@ def test_force_computes_only_what_is_asked_for_and_keeps_the_rest(
     first = list(csv.DictReader((tmp_path / "out" / "perplexity.csv").read_text().splitlines()))
     original, calls = Reader.nll, list[str]()
 
-    def nll(reader: Reader, *arguments: object) -> list[float]:
+    def nll(reader: Reader, *arguments: Any) -> list[float]:
         made = reader.rnn.spec.fingerprint
         calls.append(f"{made['policy']} {made['size']}")
         if len(calls) == 3:

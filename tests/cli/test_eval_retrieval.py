@@ -10,6 +10,7 @@ import pytest
 
 from msrnn.cli.eval_retrieval import in_turn
 from msrnn.evaluation.data.needles import score
+from msrnn.evaluation.generation import answered
 from msrnn.evaluation.tasks import retrieval as retrieval_file
 from tests.helpers.command import Run
 
@@ -65,10 +66,9 @@ def test_a_run_resumes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     words = ("eval", "retrieval", *FEW, "--policy", "tova", "--question", "last", "--limit", "4", "--batch", "2")
     assert run(*words, "--out", whole).code == 0
-    answers = retrieval_file.answered
 
     def interrupted(*arguments: object) -> object:
-        for number, answer in enumerate(answers(*arguments)):  # type: ignore[arg-type]
+        for number, answer in enumerate(answered(*arguments)):  # type: ignore[arg-type]
             if number == 3:
                 raise KeyboardInterrupt
             yield answer
@@ -86,8 +86,8 @@ def test_a_run_resumes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (whole / "retrieval.csv").read_text() == (cut / "retrieval.csv").read_text()
 
     # Other questions of the same folder are not in the tables.
-    words = tuple("first" if word == "last" else word for word in words)
-    assert run(*words, "--out", cut).code == 0
+    first = tuple("first" if word == "last" else word for word in words)
+    assert run(*first, "--out", cut).code == 0
     page = (cut / "retrieval.md").read_text()
     assert "question first" in page
     assert "question last" not in page

@@ -108,6 +108,7 @@ def test_no_settings_match(given: tuple[object, ...], run: Run, stories: Path, t
 
 def test_the_report_has_the_positions_and_the_length_of_its_settings(run: Run, stories: Path, tmp_path: Path) -> None:
     """Though answers of the unbounded model, which come first, may have been computed at another length."""
+    words: tuple[object, ...]
     words = ("eval", "squality", "--device", "cpu", "--data", stories, "--out", tmp_path / "out", "--size", 16)
     words += ("--max-new-tokens", 5, "--policy", "tova", "--policy", "full", "--no-chat")
     assert run(*words, "--length", 120).code == 0
@@ -121,6 +122,7 @@ def test_a_folder_keeps_its_answers_and_shows_them_all(
     run: Run, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("msrnn.evaluation.report.has_matplotlib", lambda: False)
+    words: tuple[object, ...]
     words = ("eval", "squality", "--device", "cpu", "--data", stories, "--out", tmp_path / "out", "--length", 120)
     words += ("--max-new-tokens", 5, "--no-chat")
     assert run(*words, "--size", 80, "--policy", "tova", "--policy", "truncated", "--policy", "full").code == 0

@@ -8,7 +8,7 @@ from msrnn.cli import evaluations
 from msrnn.cli.evaluation import check_positions
 from tests.helpers.command import Run
 
-VERBS = [command.callback.__name__ for command in evaluations.registered_commands]
+VERBS = [command.callback.__name__ for command in evaluations.registered_commands if command.callback]
 
 
 @pytest.mark.parametrize("verb", VERBS)

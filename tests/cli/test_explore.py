@@ -6,6 +6,7 @@ import os
 import re
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -17,11 +18,13 @@ from tests.helpers.command import Run
 TEXT = "A text of some words, which is <b>long</b> enough.\nIt has two lines & more."
 
 
-def data(path: Path) -> dict:
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text())[1])
+def data(path: Path) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text())
+    assert found is not None
+    return json.loads(found[1])
 
 
-def times(policy: dict, length: int) -> numpy.ndarray:
+def times(policy: dict[str, Any], length: int) -> numpy.ndarray:
     raw = numpy.frombuffer(zlib.decompress(base64.b64decode(policy["after"])), dtype=numpy.uint8)
     low, high = raw.reshape(2, -1, policy["groups"], length).astype(int)
     return low + 256 * high + numpy.arange(length)
@@ -29,7 +32,12 @@ def times(policy: dict, length: int) -> numpy.ndarray:
 
 def test_a_page_of_a_file(run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+
+    def browse(address: str) -> bool:
+        opened.append(address)
+        return True
+
+    monkeypatch.setattr("webbrowser.open", browse)
     monkeypatch.chdir(tmp_path)
     Path("letter.txt").write_text(TEXT)
     code, out, _ = run("explore", "letter.txt", "--size", 8)

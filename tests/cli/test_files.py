@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import msrnn
 from msrnn.cli.files import check_target, save_state
@@ -162,7 +163,6 @@ def full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A folder on a disk that fills up half-way through a file."""
     folder = tmp_path / "full"
     folder.mkdir()
-    save_file = files.save_file
 
     def save(tensors: Any, path: Path, metadata: Any) -> None:
         if path.parent.parent == folder:  # a file is written in a folder of its own

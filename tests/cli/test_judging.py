@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,7 +68,7 @@ def test_a_stopped_judgement_says_how_to_go_on(run: Run, stories: Path, monkeypa
     monkeypatch.setattr("msrnn.evaluation.report.has_matplotlib", lambda: False)
     original, calls = Endpoint.ask, list[int]()
 
-    def stopped(judge: Endpoint, *arguments: object) -> object:
+    def stopped(judge: Endpoint, *arguments: Any) -> object:
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt

@@ -22,7 +22,7 @@ from msrnn.cli import app
 from msrnn.cli.options import SamplingOptions
 from tests.helpers.command import Run
 
-VERBS = [command.callback.__name__ for command in app.registered_commands]
+VERBS = [command.callback.__name__ for command in app.registered_commands if command.callback]
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_ctrl_c_ends_with_130_and_without_a_traceback(folder: Path, tmp_path: Pa
     arguments = ["generate", "hello", "--model", str(endless), "--max-new-tokens", "1000000", "--size", "8"]
     program = [sys.executable, "-c", "import sys; from msrnn.cli import main; sys.exit(main())", *arguments]
     # Where tests run in the background, Ctrl-C is ignored, and a child would inherit that.
-    heeding = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    heeding: dict[str, Any] = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **heeding) as process:
         try:
             assert process.stdout is not None

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from msrnn.backends import resolve_backend
 from msrnn.core.state_file import load_tensors
 from msrnn.hf import state_spec
 from msrnn.policy import NAMES
@@ -101,11 +102,10 @@ def test_state_is_kept_as_asked(
 @pytest.mark.parametrize("verb", ASKED)
 def test_backends_give_the_same_state(verb: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[str] = []
-    resolve = state_spec.resolve_backend
 
     def resolved(name: str, device: Any) -> Any:
         used.append(name)
-        return resolve(name, device)
+        return resolve_backend(name, device)
 
     monkeypatch.setattr(state_spec, "resolve_backend", resolved)
     speech = () if verb == "read" else SHORT

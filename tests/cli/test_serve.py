@@ -158,7 +158,9 @@ def test_neutral_sampling_and_special_tokens(folder: Path) -> None:
             "limits": Limits(),
             "options": ModelOptions(),
         }
-        missing = dict.fromkeys(("name", "sessions", "session_bytes", "session_days", "prefix_states", "prompt_tokens"))
+        missing: dict[str, Any] = dict.fromkeys(
+            ("name", "sessions", "session_bytes", "session_days", "prefix_states", "prompt_tokens")
+        )
         setup = Setup(
             **missing, **values, prefix_disk_bytes=9, generation_config=generation_config, allow_special_tokens=allows
         )

@@ -10,7 +10,6 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -67,7 +66,7 @@ class Terminal:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
+def home(tmp_path: Path) -> Path:
     (tmp_path / "home" / "msrnn").mkdir(parents=True)
     return tmp_path / "home"
 

@@ -20,7 +20,10 @@ def permissions(path: Path) -> int:
 
 
 def write(path: Path, mode: int = 0o666) -> int:
-    write_atomically(path, lambda to: to.write_bytes(b"words") and None, mode)
+    def fill(to: Path) -> None:
+        to.write_bytes(b"words")
+
+    write_atomically(path, fill, mode)
     assert path.read_bytes() == b"words"
     return permissions(path)
 

@@ -66,7 +66,10 @@ def test_any_function_of_a_gap() -> None:
         [0, 1 / 3, 11 / 3, 22 / 3, 23 / 3, 113 / 3, 203 / 3]
     )
     assert len(calls) == len(set(calls)), "each gap once"
-    assert chosen.name == spacing(lambda gap: min(gap, 90) / 3).name != spacing(lambda gap: gap / 3).name
+    same, other = spacing(lambda gap: min(gap, 90) / 3), spacing(lambda gap: gap / 3)
+    assert same is not None
+    assert other is not None
+    assert chosen.name == same.name != other.name
 
 
 def decoded(function: Callable[[int], float], at: int, backend: str) -> Slots:
@@ -336,8 +339,8 @@ def test_keys_stay_as_they_were_written(backend: str) -> None:
     assert torch.equal(slots.values[0, :, held], value[0, :, where])
 
     again = Slots(1, LayerShape(2, 2, 8, 8, query.dtype, query.device), Bound(Policy.parse("tova+2"), 24))
-    rows = [x[:, :, : length - 1] for x in (query, key, value)]
-    attend(again, *rows, again.advance(length - 1, None), scoring, 512, reader)
+    before = [x[:, :, : length - 1] for x in (query, key, value)]
+    attend(again, before[0], before[1], before[2], again.advance(length - 1, None), scoring, 512, reader)
     seen = [*sorted(p for p in again.position[0, 0].tolist() if p >= 0), length - 1]
     new_position = repositioning.spacing.reposition_sorted(torch.tensor(seen))
     k = repositioning.rerotate(key[0, :, seen], torch.tensor(seen), new_position)

@@ -36,7 +36,7 @@ def test_another_dtype_is_refused(tmp_path: Path) -> None:
 
 def test_a_state_knows_how_its_model_rotates(tmp_path: Path) -> None:
     rope = {"rope_type": "default", "rope_theta": 500_000.0}
-    mine, other = (build(llama(**more)) for more in ({}, {"rope_parameters": rope}))
+    mine, other = build(llama()), build(llama(rope_parameters=rope))
     other.load_state_dict(mine.state_dict())
     rnn, turning = (msrnn.MultiStateRNN(model, "tova", 8) for model in (mine, other))
     state = rnn.state()

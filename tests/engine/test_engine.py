@@ -260,7 +260,7 @@ def test_streams(rnn: msrnn.MultiStateRNN) -> None:
 
     async def consume(prompt: list[int], most: int) -> list[int]:
         found: list[int] = []
-        stream = engine.stream(prompt, GREEDY)
+        stream: Any = engine.stream(prompt, GREEDY)
         async for event in stream:
             found += [event.token] if event.token is not None else []
             if len(found) == most:

@@ -72,7 +72,7 @@ def by_hand(pair: Pair, turns: Sequence[list[int]], overlaps: bool) -> tuple[lis
 
 def test_a_session_crosses_the_length(pair: Pair, overlaps: bool) -> None:
     told: list[int] = []
-    engine = make(pair, on_long=lambda: told.append(engine.sessions.turns("talk")))
+    engine: LongEngine = make(pair, on_long=lambda: told.append(engine.sessions.turns("talk")))
     expected, crossed = by_hand(pair, TURNS, overlaps)
     found, positions = [], []
     for turn in TURNS:
@@ -187,7 +187,7 @@ def test_a_step_that_fails_ends_the_answers_of_its_lane(pair: Pair, monkeypatch:
         return [event.token async for event in engine.stream(prompt, params()) if event.token is not None]
 
     async def both() -> list[Any]:
-        return await asyncio.gather(answered([*range(3, 90)]), answered([5, 6]), return_exceptions=True)
+        return [*await asyncio.gather(answered([*range(3, 90)]), answered([5, 6]), return_exceptions=True)]
 
     def broken(_: object) -> None:
         raise RuntimeError("broken")

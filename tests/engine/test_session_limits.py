@@ -230,7 +230,7 @@ def test_a_file_that_is_damaged_while_its_session_is_in_memory(
 def test_a_file_with_any_name(executor: LocalExecutor, tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"\xff.safetensors")).write_bytes(b"")
     for number in range(2):  # of two replicas, one puts it aside
-        Sessions(executor, tmp_path, owns=lambda name, number=number: owner(name, 2) == number)
+        Sessions(executor, tmp_path, owns=lambda name, number=number: owner(name, 2) == number)  # type: ignore[misc]
     assert [path.name for path in tmp_path.iterdir()] == [os.fsdecode(b"\xff.safetensors.damaged")]
 
 

@@ -46,7 +46,7 @@ def all_answers(
     rows: int = 3,
     counted: list[int] | None = None,
 ) -> list[list[int]]:
-    count = [].append if counted is None else counted.append
+    count = list[int]().append if counted is None else counted.append
     found = {one.number: one.tokens for one in answered(Engine.offline(rnn, rows), prompts, params, count)}
     return [found[number] for number in range(len(prompts))]
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("msrnn.core.device_memory.release", lambda: None)
 
 
-def fits_up_to(limit: int, tried: list[int]) -> object:
+def fits_up_to(limit: int, tried: list[int]) -> Callable[[int], bool]:
     def work(batch: int) -> bool:
         tried.append(batch)
         if batch > limit:

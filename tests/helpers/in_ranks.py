@@ -81,7 +81,7 @@ def generates(policy: str, **options: Any) -> Check:
     def check(shared: PreTrainedModel, alone: PreTrainedModel, _: Path) -> None:
         mine, theirs = rnns(shared, alone, policy, **options)
         ids, mask = left_padded(tokens(2, 30), [0, 5])
-        settings = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False}
+        settings: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False}
         assert torch.equal(mine.generate(ids, **settings), theirs.generate(ids, **settings))
 
     return check

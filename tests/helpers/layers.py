@@ -20,9 +20,9 @@ def read(slots: Slots, tokens: tuple[Tensor, ...], scoring: Scoring, name: str, 
     length, backend = tokens[0].shape[2], resolve_backend(name, slots.keys.device)
     outputs = []
     for piece in (slice(0, length - steps), *(slice(i, i + 1) for i in range(length - steps, length))):
-        rows = [x[:, :, piece] for x in tokens]
-        position = slots.advance(rows[0].shape[2], None)
-        outputs.append(attend(slots, *rows, position, scoring, chunk, backend))
+        query, key, value = (x[:, :, piece] for x in tokens)
+        position = slots.advance(query.shape[2], None)
+        outputs.append(attend(slots, query, key, value, position, scoring, chunk, backend))
     return torch.cat(outputs, dim=1)
 
 

@@ -31,7 +31,7 @@ class Live:
     """A server in a thread of this process."""
 
     server: Server
-    http: uvicorn.Server
+    http: DrainingServer
     address: str
     loop: asyncio.AbstractEventLoop | None = None
 

@@ -52,8 +52,9 @@ def family(name: str, on_difference: Callable[[str], object] = lambda _: None) -
         expected = Expected(build(name))
     except Exception as error:  # whatever transformers raises when it builds or runs the model by itself
         return Family(name, CLASSES[name], not_tried=f"transformers by itself: {type(error).__name__}: {_line(error)}")
-    checks = ((msrnn.MultiStateRNN, check_rnn), (msrnn.MultiStateCache, check_cache))
-    return Family(name, CLASSES[name], *(_verdict(name, *check, expected, on_difference) for check in checks))
+    rnn = _verdict(name, msrnn.MultiStateRNN, check_rnn, expected, on_difference)
+    cache = _verdict(name, msrnn.MultiStateCache, check_cache, expected, on_difference)
+    return Family(name, CLASSES[name], rnn, cache)
 
 
 class Expected:

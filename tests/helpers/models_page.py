@@ -72,7 +72,7 @@ def parse(text: str) -> tuple[list[Family], str]:
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         if line.startswith("| ") and cells[0] in CLASSES:
             tried = [cells[2] if cell == SAME else cell for cell in cells]
-            rows.append(Family(*tried) if len(cells) == 4 else Family(*cells[:2], not_tried=cells[2]))
+            rows.append(Family(*tried) if len(cells) == 4 else Family(cells[0], cells[1], not_tried=cells[2]))
     return sorted(rows), version
 
 

@@ -1,4 +1,4 @@
-"""Replicas of a server in this process, behind a router; in tests/distributed they are processes of their own."""
+"""Replicas of a server in this process, behind a router; test_ray_replicas.py has them in processes of their own."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Handler(BaseHTTPRequestHandler):
 
     @property
     def asked(self) -> list[dict[str, Any]]:
-        return self.server.asked  # type: ignore[attr-defined,no-any-return]
+        return self.server.asked  # type: ignore[attr-defined]
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))

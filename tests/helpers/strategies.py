@@ -31,6 +31,7 @@ def bounds(draw: st.DrawFn) -> Bound:
 def repositioning(draw: st.DrawFn) -> Repositioning:
     """Some way of standing closer together, and some rotation of 8 dimensions."""
     apart = draw(st.sampled_from([*SPACINGS.values(), spacing("compressed:4"), spacing(lambda gap: min(gap, 3) / 2)]))
+    assert apart is not None
     rotated = draw(st.integers(1, 4))
     frequency = 10.0 ** -torch.arange(rotated, dtype=torch.float32) * 0.7
     return Repositioning(apart, Rope(frequency, draw(st.sampled_from([0, 8 - 2 * rotated])), draw(st.booleans())))

@@ -198,7 +198,7 @@ def oracle(
             scaling,
             kwargs.get("softcap"),
             s.cpu() if (s := kwargs.get("s_aux")) is not None else None,
-            repositioning and repositioning[module.layer_idx],
+            repositioning[module.layer_idx] if repositioning else None,
         )
         times[module.layer_idx] = run.evicted_at
         margins.append(run.margin)

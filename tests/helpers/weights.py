@@ -32,6 +32,7 @@ def scan_by_weights(
     if sinks is not None:
         sink = pad((sinks[None, :, :, None] - top[..., 0]).exp().transpose(2, 3), spare).contiguous().to(where)
     there = [t.to(where).contiguous() for t in (position, importance, query_position)]
-    evicted_at = scan_triton(weights, *there, bound, sink, norm.to(where) if norm is not None else None)
+    norm = norm.to(where) if norm is not None else None
+    evicted_at = scan_triton(weights, there[0], there[1], there[2], bound, sink, norm)
     importance.copy_(there[1])
     return evicted_at.to(scores.device)

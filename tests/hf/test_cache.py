@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import transformers as tf
@@ -32,7 +35,7 @@ def test_a_cache_counts_columns_and_never_fills_up() -> None:
 def test_a_cache_goes_on_under_stock_generate() -> None:
     model = build(llama(eos_token_id=None))
     ids, more = tokens(1, 20), tokens(1, 5, seed=4)
-    settings = {"max_new_tokens": 6, "do_sample": False}
+    settings: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
     cache = cached(model)
     out = model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, **settings)
     longer = torch.cat([out, more], dim=1)
@@ -191,7 +194,7 @@ def test_a_float_mask_is_refused() -> None:
         model(tokens(1, 4), attention_mask=torch.zeros(1, 1, 4, 4), past_key_values=cached(model))
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[Callable[[], tf.PreTrainedModel], str]] = {
     "encoder-decoder": (
         lambda: tf.T5ForConditionalGeneration(
             tf.T5Config(vocab_size=97, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)

@@ -12,7 +12,7 @@ import msrnn
 from msrnn.core.slots import MOST_COLUMNS
 from tests.helpers.tiny import FAMILIES, build, greedy, left_padded, llama, tokens
 
-SETTINGS = {"max_new_tokens": 12, "do_sample": False}
+SETTINGS: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 
 
 @pytest.mark.parametrize("policy", ["tova", "h2o", "window+4"])
@@ -35,7 +35,7 @@ def test_a_replayed_step_is_the_step(policy: str) -> None:
 
 @pytest.mark.parametrize("how", [{}, {"num_beams": 3}, {"num_return_sequences": 2, "num_beams": 2}])
 @pytest.mark.gpu
-def test_generate_replays(how: dict[str, int]) -> None:
+def test_generate_replays(how: dict[str, Any]) -> None:
     model = build(llama(eos_token_id=None), "cuda")
     ids, mask = left_padded(tokens(2, 20), [0, 6])
     expected = msrnn.MultiStateRNN(model, "tova", 9, backend="torch").generate(

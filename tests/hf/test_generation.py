@@ -84,7 +84,7 @@ def test_a_row_that_ended_reads_no_padding(
 def test_beams_equal_the_stock_generate(model: PreTrainedModel) -> None:
     ids = tokens(2, 20)
     ones = torch.ones_like(ids)
-    beams = {"num_beams": 3, "num_return_sequences": 2, "do_sample": False, "max_new_tokens": 8}
+    beams: dict[str, Any] = {"num_beams": 3, "num_return_sequences": 2, "do_sample": False, "max_new_tokens": 8}
     before = build(llama(eos_token_id=None)).generate(ids, attention_mask=ones, **beams)
     wide = msrnn.MultiStateRNN(model, "tova", 64)
     assert torch.equal(wide.generate(ids, **beams), before)
@@ -279,7 +279,7 @@ def test_beams_of_a_batch_read_no_filling(model: PreTrainedModel, eos: int | Non
     assert len(set(seen)) > 1
 
 
-REFUSED_ARGUMENTS = {
+REFUSED_ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "a misspelt one": ({"max_new_token": 5}, "max_new_token"),
     "images": ({"pixel_values": torch.zeros(1, 3, 4, 4)}, "pixel_values"),
     "positions": ({"position_ids": torch.zeros(1, 20)}, "position_ids: a state counts"),
@@ -316,7 +316,7 @@ def test_guidance_is_the_models_own_call(device: str) -> None:
 
 def test_hidden_states_come_with_every_token(model: PreTrainedModel) -> None:
     rnn, ids = msrnn.MultiStateRNN(model, "tova", 9), tokens(2, 20)
-    asked = {"return_dict_in_generate": True, "output_hidden_states": True}
+    asked: dict[str, Any] = {"return_dict_in_generate": True, "output_hidden_states": True}
     out = rnn.generate(ids, **greedy(), **asked)
     assert torch.equal(out.sequences, by_hand(rnn, ids, 10))
     assert len(out.hidden_states) == 10

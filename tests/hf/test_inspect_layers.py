@@ -103,7 +103,7 @@ def test_a_cache_of_its_own() -> None:
     model = build(llama())
     ids, mask = tokens(2, 30), torch.ones(2, 30, dtype=torch.long)
     mask[1, :7] = 0
-    settings = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False}
+    settings: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False}
     cache = MultiStateCache(model, "tova", 9, positions="compressed")
     mine = model.generate(ids, past_key_values=cache, **settings)
     assert torch.equal(mine, MultiStateRNN(model, "tova", 9, positions="compressed").generate(ids, **settings))

@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -232,7 +233,7 @@ def test_a_folder_that_lacks_weights_is_refused(tmp_path: Path) -> None:
         load(str(tmp_path / "model"), "cpu")
 
 
-DAMAGED = {
+DAMAGED: dict[str, tuple[str, Any, str]] = {
     "null": ("config.json", "null", "cannot be loaded"),
     "type": ("config.json", {"hidden_size": "many"}, r"Field 'hidden_size' expected int, got str \(value: 'many'\)"),
     "activation": ("config.json", {"hidden_act": "nope"}, "unknown value 'nope'"),

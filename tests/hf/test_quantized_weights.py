@@ -40,7 +40,7 @@ def torchao(bits: int) -> Callable[[tf.PreTrainedModel], tf.PreTrainedModel]:
 
     def quantize(model: tf.PreTrainedModel) -> tf.PreTrainedModel:
         quantization = pytest.importorskip("torchao.quantization")
-        four = {"weight_dtype": torch.int4, "granularity": quantization.PerGroup(32)}
+        four = {"weight_dtype": getattr(torch, f"int{bits}"), "granularity": quantization.PerGroup(32)}
         config = quantization.Int8WeightOnlyConfig() if bits == 8 else quantization.IntxWeightOnlyConfig(**four)
         quantization.quantize_(model, config)
         return model
@@ -70,13 +70,14 @@ class Wrapper(Tensor):
         if function is torch.nn.functional.linear:
             codes, scale = args[1].codes, args[1].scale
             return torch.nn.functional.linear(args[0], codes.to(scale.dtype) * scale, *args[2:])
-        return super().__torch_function__(function, types, args, kwargs)
+        compute: Any = super().__torch_function__
+        return compute(function, types, args, kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is torch.ops.aten.detach.default:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        if func is torch.ops.aten.detach.default:
             return cls(args[0].codes, args[0].scale)
-        raise NotImplementedError(f"{function} of {cls.__name__}")
+        raise NotImplementedError(f"{func} of {cls.__name__}")
 
 
 class Flattens(Wrapper):

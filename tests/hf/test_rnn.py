@@ -150,7 +150,7 @@ def test_a_refused_wrap_leaves_the_model_alone(wrong: dict[str, Any], passes: li
 
 def test_a_wrap_of_something_else_is_refused() -> None:
     with pytest.raises(TypeError, match="Linear"):
-        msrnn.MultiStateRNN(torch.nn.Linear(2, 2), "tova", 9)  # type: ignore[arg-type]
+        msrnn.MultiStateRNN(torch.nn.Linear(2, 2), "tova", 9)
 
 
 def test_arguments_are_checked_before_any_work(model: PreTrainedModel, passes: list[torch.nn.Module]) -> None:

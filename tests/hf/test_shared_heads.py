@@ -1,4 +1,4 @@
-"""Which processes may share a model; `tests/distributed` has what they compute."""
+"""Which processes may share a model; `test_tensor_parallel.py` has what they compute."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def test_a_wave_is_the_recurrence(case: str, monkeypatch: pytest.MonkeyPatch) ->
     for name in ("WORTH_CAPTURING", "WORTH_CAPTURING_STEPS"):
         monkeypatch.setattr(f"msrnn.hf.cuda_graphs.{name}", 0)
     model = build(llama(num_hidden_layers=4), "cuda")
-    options = {"policy": "tova", "size": 9} | CASES[case]
+    options: dict[str, Any] = {"policy": "tova", "size": 9} | CASES[case]
     ids, mask = left_padded(tokens(2, 60), [0, 7])
     waved, plain = (
         msrnn.MultiStateRNN(model, **options, block=4),

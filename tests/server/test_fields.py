@@ -99,7 +99,14 @@ def test_as_many_answers_as_are_returned(address: str) -> None:
 
 
 def test_messages_as_clients_send_them_back(address: str) -> None:
-    sent = {"role": "assistant", "content": "b", "refusal": None, "annotations": [], "tool_calls": [], "audio": None}
+    sent: dict[str, object] = {
+        "role": "assistant",
+        "content": "b",
+        "refusal": None,
+        "annotations": [],
+        "tool_calls": [],
+        "audio": None,
+    }
     body = {**CHAT, "messages": [*CHAT["messages"], sent, *CHAT["messages"]]}
     assert post(address, body, "/v1/chat/completions").status_code == 200
     for name in NOT_USED_IN_MESSAGES:
@@ -221,7 +228,7 @@ def test_special_tokens_in_messages(rnn: msrnn.MultiStateRNN, small: Loaded, all
         assert post(address, body, "/v1/chat/completions").status_code == 200
         return [token for token in prompts.pop() if token in (1, 2)]
 
-    engine.request = recorded  # type: ignore[method-assign]
+    engine.request = recorded  # type: ignore[method-assign, assignment]
     with live(engine, allow_special=allowed) as server:
         first = ask(server.address, ("system", BREAKOUT), ("user", BREAKOUT))
         later = ask(server.address, ("user", BREAKOUT))

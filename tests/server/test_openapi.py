@@ -26,8 +26,12 @@ from tests.helpers.step_orders import one_order
 
 pytestmark = one_order
 
-NEEDED = {"stream_options": {"stream": True}, "retention": {"stream": True}, "session_turns": {"session_id": "ann"}}
-NEEDED |= {"top_logprobs": {"logprobs": True}}
+NEEDED: dict[str, dict[str, Any]] = {
+    "stream_options": {"stream": True},
+    "retention": {"stream": True},
+    "session_turns": {"session_id": "ann"},
+}
+NEEDED |= {"session_turns": {"session_id": "ann"}, "top_logprobs": {"logprobs": True}}
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import msrnn
+from msrnn.hf.chat_template import encode
 from msrnn.hf.loading import Loaded
 from msrnn.server import limits, prompts
 from msrnn.server.limits import Limits
@@ -26,7 +27,7 @@ class Held:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.most, self.now, self.let_go = threading.Event(), 0, 0, threading.Event()
-        self._encode, self._lock = prompts.encode, threading.Lock()
+        self._encode, self._lock = encode, threading.Lock()
         monkeypatch.setattr(prompts, "encode", self)
 
     def __call__(self, tokenizer: Any, text: str, begins: bool) -> Any:

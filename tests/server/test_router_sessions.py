@@ -110,7 +110,7 @@ def test_names_and_bodies_of_sessions(tmp_path: Path) -> None:
     async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
         for name in ("\ud800", "", "a/b", "x" * 65):
             for turns in ({}, {"session_turns": 0}):
-                content = json.dumps(body(session_id=name, **turns)).encode()
+                content = json.dumps({**body(session_id=name), **turns}).encode()
                 assert (await client.post("/v1/completions", content=content)).status_code == 400
             fork = json.dumps({"to": name}).encode()
             assert (await client.post("/v1/sessions/a/fork", content=fork)).status_code in (400, 404)

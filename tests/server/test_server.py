@@ -41,7 +41,7 @@ def test_a_stream_is_the_whole(client: openai.OpenAI) -> None:
     ask: dict[str, Any] = {"model": "tiny", "max_tokens": 12, "seed": 5, "temperature": 1.5}
     whole = client.completions.create(prompt="The sea", n=2, **ask)
     texts, usage = ["", ""], None
-    options = {"include_usage": True}
+    options: Any = {"include_usage": True}
     for chunk in client.completions.create(prompt="The sea", n=2, stream=True, stream_options=options, **ask):
         for choice in chunk.choices:
             texts[choice.index] += choice.text

@@ -89,8 +89,10 @@ def test_bounded_states_are_full(policy: str, positions: str) -> None:
     assert ((state.positions(0) >= 0).sum(-1) == 8).all()
     assert state.layers[1].keys.std() > 0.5
     with contender.stepping(3, 8) as step:
-        assert torch.isfinite(step()).all()
-    assert contender.reading(torch.zeros(2, 20, dtype=torch.long))().shape == (2, 1, 97)
+        stepped: Any = step()
+        assert torch.isfinite(stepped).all()
+    read: Any = contender.reading(torch.zeros(2, 20, dtype=torch.long))()
+    assert read.shape == (2, 1, 97)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ class Pretended:
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> object:
+def measured(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A bench whose every step takes 2 ms, on a device that reads a byte in one."""
     monkeypatch.setattr("msrnn.evaluation.benchmark.measurement.milliseconds", lambda step, *_, **__: (step(), MS)[1])
     monkeypatch.setattr("msrnn.core.device_memory.release", lambda: None)
@@ -58,7 +59,7 @@ def by_column(rows: list[Row], row: int) -> dict[str, str]:
     return dict(zip(found.header, found.strings()[row], strict=True))
 
 
-def test_a_row(measured: object) -> None:
+def test_a_row(measured: Any) -> None:
     bench, said = measured(Batches(max_batch=40, equal_batch=4))
     full, small = bench.rows([Pretended("full", 100), Pretended("small", 20)])
     assert (full.batch, full.ms, full.throughput) == (40, MS, 20_000)
@@ -71,7 +72,7 @@ def test_a_row(measured: object) -> None:
     assert full.prefill_ms is None
 
 
-def test_what_does_not_fit_is_missing_and_the_run_goes_on(measured: object) -> None:
+def test_what_does_not_fit_is_missing_and_the_run_goes_on(measured: Any) -> None:
     bench, _ = measured(Batches(batch=16, equal_batch=8))
     rows = bench.rows([Pretended("full", 32), Pretended("none", 0), Pretended("some", 9)])
     assert [row.batch for row in rows] == [16, None, None]
@@ -82,14 +83,14 @@ def test_what_does_not_fit_is_missing_and_the_run_goes_on(measured: object) -> N
     assert shown[2][8] == "2.00\n1.50–3.00"  # noqa: RUF001
 
 
-def test_the_equal_batch_is_what_the_first_fits(measured: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_equal_batch_is_what_the_first_fits(measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, _ = measured(Batches(batch=10))
     monkeypatch.setattr(bench, "batches", Batches(batch=10))  # not that of a CPU
     rows = bench.rows([Pretended("full", 10), Pretended("other", 10)])
     assert [row.equal_batch for row in rows] == [10, 10]
 
 
-def test_cells_are_measured_once(measured: object, tmp_path: Path) -> None:
+def test_cells_are_measured_once(measured: Any, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     first, again, other = Pretended("full", 20), Pretended("full", 20), Pretended("full", 20)
     expected = measured(Batches(max_batch=30), path, model="a")[0].rows([first])
@@ -104,7 +105,7 @@ def test_cells_are_measured_once(measured: object, tmp_path: Path) -> None:
     assert [row["value"] for row in rows if row.get("batch") == 30] == [None, None]
 
 
-def test_a_table_has_the_rows_of_earlier_commands(measured: object, tmp_path: Path) -> None:
+def test_a_table_has_the_rows_of_earlier_commands(measured: Any, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     first = measured(Batches(max_batch=4), path, model="a")[0].rows([Pretended("full", 9), Pretended("one", 9)])
     measured(Batches(max_batch=4), path, model="b")[0].rows([Pretended("another model", 9)])
@@ -114,7 +115,7 @@ def test_a_table_has_the_rows_of_earlier_commands(measured: object, tmp_path: Pa
     assert bench.others(rows) == [first[1]]
 
 
-def test_a_step_below_its_floor_is_measured_again(measured: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_below_its_floor_is_measured_again(measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The floor was too high, since something else ran: the lower one of all counts."""
     floors = [500.0, 60.0, 1.0]
     monkeypatch.setattr("msrnn.evaluation.benchmark.measurement.weight_bytes", lambda _: 0)
@@ -128,7 +129,7 @@ def test_a_step_below_its_floor_is_measured_again(measured: object, monkeypatch:
     assert "!" not in "".join(table([row], "").strings()[0])
 
 
-def test_what_stays_below_its_floor_is_marked(measured: object) -> None:
+def test_what_stays_below_its_floor_is_marked(measured: Any) -> None:
     bench, said = measured(Batches(batch=40, equal_batch=4))
     rows = bench.rows([Pretended("full", 100)])
     assert rows[0].impossible
@@ -138,7 +139,7 @@ def test_what_stays_below_its_floor_is_marked(measured: object) -> None:
     assert "below the floor, which is impossible" in markdown(rows, {})
 
 
-def test_a_batch_that_cannot_fit_is_not_tried(measured: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_cannot_fit_is_not_tried(measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("msrnn.evaluation.benchmark.measurement.unused_bytes", lambda _: 10)
     bench, said = measured(Batches(batch=40, equal_batch=4))
     contender = Pretended("full", 100)

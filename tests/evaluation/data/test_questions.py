@@ -20,7 +20,7 @@ from msrnn.evaluation.data.questions import (
 )
 from msrnn.evaluation.tasks.understanding import QASPER, SQUALITY, Task
 
-STORY = {
+STORY: dict[str, Any] = {
     "metadata": {"passage_id": "63"},
     "document": "Once there was a ship.",
     "questions": [

@@ -163,7 +163,7 @@ def chosen(data: Data) -> set[tuple[str, int]]:
 def test_the_seed_decides_and_more_contains_fewer() -> None:
     shelf = books(a=200, b=200, c=200, d=200, e=5)
 
-    def of(**given: int) -> Data:
+    def of(**given: Any) -> Data:
         return choose(shelf, Letters(), Choice(length=10, **given))
 
     some = of(books=2, chunks_per_book=3)

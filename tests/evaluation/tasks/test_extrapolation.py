@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -90,11 +91,11 @@ def test_goes_on_in_the_middle_of_a_text(
 
         return wrapper
 
-    place: tuple[object, str] = {
+    place: tuple[Any, str] = {
         "reading": (extrapolation, "leg_nll"),
         "saving": (SavedStates, "save"),
         "appending": (Store, "append"),
-    }[when]  # type: ignore[assignment]
+    }[when]
     with monkeypatch.context() as patch:
         patch.setattr(*place, killed(getattr(*place)))
         with pytest.raises(KeyboardInterrupt):

@@ -265,7 +265,7 @@ def test_a_local_judge_takes_the_likeliest_option() -> None:
 
 
 def test_a_local_judge_tells_once_that_prompts_are_long() -> None:
-    tokenizer, heard = character_tokenizer(), []
+    tokenizer, heard = character_tokenizer(), list[int]()
     model = build(llama(vocab_size=len(tokenizer), max_position_embeddings=64))
     assert Judgement(Local("tiny", model, tokenizer, heard.append), paired(1, 2), store := Store(None)).judge_all()
     assert heard == [store.rows[0]["prompt_tokens"]]
@@ -282,7 +282,9 @@ def test_a_guess_of_the_cost() -> None:
     with served.served(served.failing) as server:
         cost = Judgement(asked(server.base_url, []), paired(1, 2), Store(None)).cost()
     assert cost.requests == 4
-    assert cost.read == pytest.approx(sum(len(p.prompt(s)) for p in paired(1, 2).pairs for s in (0, 1)) / 4, abs=1)
+    assert cost.read == pytest.approx(
+        sum(len(p.prompt(s)) for p in paired(1, 2).pairs for s in (False, True)) / 4, abs=1
+    )
     assert (
         cost._replace(read=2_000_000, written=1000).summary((2.5, 10)).endswith("about 5.01 at 2.5 and 10 per million")
     )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -155,7 +156,7 @@ class Counted:
         self.read: list[tuple[str, int | None, tuple[int, ...]]] = []
         original, batches = Reader.nll, iter(range(10**6))
 
-        def nll(reader: Reader, ids: Tensor, on_tokens: object = None) -> list[float]:
+        def nll(reader: Reader, ids: Tensor, on_tokens: Any = None) -> list[float]:
             if next(batches) == stop:
                 raise KeyboardInterrupt
             policy = reader.rnn.spec.fingerprint["policy"]

@@ -310,7 +310,7 @@ def test_scores_are_the_same_in_many_processes_and_made_once() -> None:
         for cell in cells:
             text = f"a cat {i}{' sits' * (cell == FULL and i == 0)}"
             store.append({**Answers(Store(None), settings).key(cell), "prompt": f"p{i}", "prediction": text})
-    answers, heard = Answers(store, settings), []
+    answers, heard = Answers(store, settings), list[object]()
     found = scores(SQUALITY.metric, answers, cells, keys, heard.append, lambda: heard.append(1))
     assert heard == [WORTH_PROCESSES + 1] + [1] * (WORTH_PROCESSES + 1)
     assert found == scores(SQUALITY.metric._replace(slow=False), answers, cells, keys)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from msrnn.cli import main
 from msrnn.core import ray_cluster
 from msrnn.core.ray_cluster import Cluster, check_answer, same_address
 from msrnn.errors import UsageError
+from tests.helpers.ray_here import cluster as cluster
+from tests.helpers.ray_here import model as model
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'msrnn[ray]'")
 SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -126,3 +129,34 @@ def test_a_connection_that_is_made_here_ends_here(monkeypatch: pytest.MonkeyPatc
         assert not ray.is_initialized()
     finally:
         machines.shutdown()
+
+
+@needs_ray
+def test_bad_clusters(cluster: str, model: Path, capsys: Any) -> None:
+    for words, message in (
+        (["eval", "story", "--cpus", "2"], "--cpus 2: is for workers of a Ray cluster; add --ray"),
+        (["eval", "story", "--ray", "--cpus", "64"], "--cpus 64: no machine of this Ray cluster has more than 2"),
+        (["eval", "story", "--ray", "--device", "cuda"], "--device cuda: this Ray cluster has no GPU"),
+        (["serve", "--replicas", "2"], "--replicas 2: they are processes of a Ray cluster; add --ray"),
+        (["serve", "--replicas", "3", "--ray"], "--replicas 3: this Ray cluster has room for 2"),
+    ):
+        assert main([*words, "--model", str(model)]) == 2
+        assert f"msrnn: {message}" in capsys.readouterr().err
+
+
+@needs_ray
+def test_a_connection_of_the_caller_stays_open(cluster: str) -> None:
+    import ray
+
+    _, port = cluster.rsplit(":", 1)
+    for address in ("auto", cluster, f"127.0.0.1:{port}"):
+        Cluster(address).close()
+        assert ray.is_initialized()
+    with pytest.raises(UsageError, match="no machine of this Ray cluster"):
+        Cluster(cpus=64)
+    # Ray itself would go on with the cluster that it is connected to, without a word.
+    with pytest.raises(
+        UsageError, match=f"--ray 127.0.0.1:1: this process is connected to the Ray cluster at {cluster}"
+    ):
+        Cluster("127.0.0.1:1")
+    assert ray.get(ray.put("still here")) == "still here"

@@ -1,4 +1,4 @@
-"""`msrnn serve` in processes that share a model."""
+"""A tensor-parallel executor under `msrnn serve`: two processes share a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,13 @@ import transformers as tf
 
 import msrnn
 from msrnn.hf.loading import Loaded
-from tests.distributed.test_tensor_parallel import BASE, TORCHRUN, build
-from tests.distributed.test_tensor_parallel import pytestmark as pytestmark
+from tests.helpers.tiny import build
+from tests.helpers.torchrun import BASE, MSRNN, NEEDS_GLOO, TORCHRUN
+
+pytestmark = NEEDS_GLOO
 
 SIZE = 16
 QUESTION: dict[str, Any] = {"prompt": "The captain opened the door and", "max_tokens": 8, "temperature": 0}
-MSRNN = [sys.executable, "-c", "import sys; from msrnn.cli import main; sys.exit(main())"]
 
 
 def ask(address: str, **more: Any) -> str:

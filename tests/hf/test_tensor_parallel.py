@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,23 +15,9 @@ from msrnn.core.state_file import load_tensors
 from tests.helpers import in_ranks
 from tests.helpers.in_ranks import names
 from tests.helpers.tiny import build, tokens
+from tests.helpers.torchrun import BASE, NEEDS_GLOO, torchrun
 
-pytestmark = [
-    pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo"),
-    pytest.mark.skipif(torch.version.cuda is not None, reason="transformers splits models among GPUs with this torch"),
-]
-BASE: dict[str, Any] = {
-    "vocab_size": 128,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-    "eos_token_id": None,
-}
+pytestmark = NEEDS_GLOO
 CONFIGS = {
     "llama": tf.LlamaConfig(**BASE),
     "qwen3": tf.Qwen3Config(**BASE, head_dim=16),
@@ -43,20 +25,8 @@ CONFIGS = {
     "phi3": tf.Phi3Config(**BASE),
     "gpt_oss": tf.GptOssConfig(**BASE, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
 }
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")  # with a port of its own for every job
 FOR_TWO = ("llama: *", "*: tova *", "*: h2o reads*")
 FOR_FOUR = ("llama: tova reads*", "llama: h2o reads*", "llama: an engine on the leader rank", "llama: echo is saved")
-
-
-def torchrun(ranks: int, script: Path, *arguments: Any, timeout: float = 900) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*TORCHRUN, "--nproc-per-node", str(ranks), script, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def test():
 def test_nothing_is_left_of_a_test_that_is_ended(tmp_path: Path) -> None:
     (tmp_path / "test_hangs.py").write_text(HANGS)
     program = Path(pytest_session.__file__)
-    words = [sys.executable, program, "-s", "-p", "no:cacheprovider", tmp_path / "test_hangs.py"]
+    words: list[str | Path] = [sys.executable, program, "-s", "-p", "no:cacheprovider", tmp_path / "test_hangs.py"]
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "sleep").symlink_to(shutil.which("sleep") or "")
     environment = {**os.environ, "PATH": str(tmp_path / "bin")}  # other programs may be missing

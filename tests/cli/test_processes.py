@@ -13,10 +13,11 @@ import transformers as tf
 
 from msrnn.cli import main
 from msrnn.evaluation.store import read_rows
-from tests.distributed.test_shared_server import MSRNN
-from tests.distributed.test_tensor_parallel import BASE, TORCHRUN, build
-from tests.distributed.test_tensor_parallel import pytestmark as pytestmark
 from tests.helpers.characters import character_tokenizer
+from tests.helpers.tiny import build
+from tests.helpers.torchrun import BASE, MSRNN, NEEDS_GLOO, TORCHRUN
+
+pytestmark = NEEDS_GLOO
 
 
 def test_verbs_that_work_in_one_process_only() -> None:
