@@ -44,7 +44,7 @@ class ScoredPolicy(Policy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not callable(self.score):
-            raise UsageError(f"score={self.score!r:.60}: must be a function of the candidates that returns a tensor")
+            raise UsageError("must be a function of the candidates that returns a tensor", name="score", value=self.score)
 
     @property
     def name(self) -> str:

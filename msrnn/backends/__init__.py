@@ -46,7 +46,7 @@ def resolve_backend(name: str, device: torch.device) -> Backend:
 def resolve_scored_backend(name: str) -> Backend:
     """The backend of layers whose policy has a Python function."""
     if name not in ("auto", "torch"):
-        raise UsageError(f"backend={name!r}: has no policies with a Python function; use 'torch'")
+        raise UsageError("has no policies with a Python function", name="backend", value=name, advice="use 'torch'")
     from msrnn.backends.scored import ScoredBackend
 
     return ScoredBackend()

@@ -159,5 +159,5 @@ def test_mutated_files_are_refused_or_work(saved: Callable[[str], Saved]) -> Non
     folders = [str(one.path.parent) for one in kinds]
     assert [why for why in refused if "\n" in why or not why.startswith(tuple(folders))] == []
     for mutate in MUTATIONS:
-        assert outcomes[f"{mutate.__name__} refused"] > 21, outcomes
+        assert outcomes[f"{mutate.__name__} refused"] > 10, outcomes
     assert sum(count for name, count in outcomes.items() if name.endswith("works")) > 128, outcomes

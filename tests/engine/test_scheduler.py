@@ -215,7 +215,7 @@ def test_stop_tokens_and_lengths(executor: FakeExecutor) -> None:
 
 
 def test_the_models_own_stop_token(executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fake_executor.next_token", lambda tokens: STOP if len(tokens) == 4 else next_token(tokens))
+    monkeypatch.setattr("tests.helpers.fake_executor.next_token", lambda tokens: STOP if len(tokens) == 4 else next_token(tokens))
     engine = Engine(executor)
     ended, ignored = add(engine, [5, 6]), add(engine, [5, 6], ignore_eos=True)
     run(engine)
@@ -367,7 +367,7 @@ def test_streams(overlaps: bool) -> None:
 def test_an_engine_does_not_load_torch() -> None:
     """Its executor does, if it needs it."""
     work = "Engine(FakeExecutor()).generate([[5, 6], [7]], progress=False)"
-    imports = "import sys; from fake_executor import FakeExecutor; from msrnn.engine.engine import Engine"
+    imports = "import sys; from tests.helpers.fake_executor import FakeExecutor; from msrnn.engine.engine import Engine"
     code = f"{imports}; {work}; import msrnn.engine.lanes; assert 'torch' not in sys.modules"
     subprocess.run(
         [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
