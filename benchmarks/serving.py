@@ -1,13 +1,13 @@
 """What does the engine gain over other ways to serve many requests at once, and how long do its clients wait?
 
-    python -m benchmarks.serving engine --random-weights llama-2-7b --rows 448
-    python -m benchmarks.serving latency --random-weights llama-2-7b --rows 448 --loads 0.5 0.9
+    python -m benchmarks.serving engine --random-weights llama-2-7b --slots 448
+    python -m benchmarks.serving latency --random-weights llama-2-7b --slots 448 --loads 0.5 0.9
     python -m benchmarks.serving 'paged|sdpa' 'paged|flash_varlen' --random-weights llama-2-7b
 
-engine   requests arrive so that all rows stay in use; beside it, the decode step alone
-latency  long prompts among short ones: with all rows in use, and arriving at random at a lower rate
+engine   requests arrive so that all batch slots stay in use; and the decode step alone
+latency  long prompts among short ones: with all slots in use, and arriving at random at a lower rate
 paged|…  continuous batching of transformers with this attention function, on the same requests
-static   the full model with a StaticCache in a CUDA graph; all rows begin and end together
+static   the full model with a StaticCache in a CUDA graph; all sequences begin and end together
 """
 
 from __future__ import annotations
@@ -97,7 +97,12 @@ class Client:
             now = time.perf_counter()
         took = now - began
         rates = {"tokens_per_second": self.tokens / took, "requests_per_second": self.finished / took}
-        return {**rates, "ms_per_step": 1000 * took / max(1, steps), "rows": self.engine.counts["rows"], **self.waits()}
+        return {
+            **rates,
+            "ms_per_step": 1000 * took / max(1, steps),
+            "slots": self.engine.counts["running"],
+            **self.waits(),
+        }
 
     def waits(self) -> dict[str, float]:
         found: dict[str, float] = {}
@@ -132,8 +137,8 @@ class Client:
 
 def make_engine(model: Any, args: argparse.Namespace) -> msrnn.Engine:
     rnn = msrnn.MultiStateRNN(model, args.policy, args.size, compile=args.compile)
-    kept: Any = {"prefix_bytes": 0, "prefix_host_bytes": 0} if args.no_prefix_states else {}
-    engine = msrnn.Engine(rnn, args.rows, prompt_tokens=args.prompt_tokens, **kept)
+    options: Any = {"prefix_bytes": 0, "prefix_host_bytes": 0} if args.no_prefix_cache else {}
+    engine = msrnn.Engine(rnn, args.slots, prompt_tokens=args.prompt_tokens, **options)
     began = time.perf_counter()
     engine.warm_up()
     print(f"warmed up in {time.perf_counter() - began:.1f} s", flush=True)
@@ -147,19 +152,19 @@ def steady(engine: msrnn.Engine, client: Client, args: argparse.Namespace) -> li
     found = client.run(args.seconds, client.saturated)
     executor = engine.executor
     assert isinstance(executor, LocalExecutor)
-    rows = executor.facts.slots
-    step = milliseconds(lambda: executor.batch.step(rows), executor.rnn.device).median
-    alone = 1000 * rows / step
+    slots = executor.facts.slots
+    step = milliseconds(lambda: executor.batch.step(slots), executor.rnn.device).median
+    alone = 1000 * slots / step
     share = found["tokens_per_second"] / alone
     return [{"case": "engine", **found, "step_alone_ms": step, "of_step_alone": share, "filled_s": filled}]
 
 
 def latencies(_: msrnn.Engine, client: Client, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Each load for half of the time before it is measured, so that its own requests are in the rows."""
+    """Each load for half of the time before it is measured, so that its own requests are in the slots."""
     client.fill()
     client.run(args.seconds / 2, client.saturated_and_mixed)
     full = client.run(args.seconds, client.saturated_and_mixed)
-    found: list[dict[str, Any]] = [{"case": "all rows in use", **full}]
+    found: list[dict[str, Any]] = [{"case": "all slots in use", **full}]
     for share in args.loads:
         for request in [*client.arrived]:
             request.cancel()
@@ -172,18 +177,18 @@ def latencies(_: msrnn.Engine, client: Client, args: argparse.Namespace) -> list
 
 def static(model: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
     """With one cache for the longest sequence, and with a cache that grows by buckets, whose copying is not counted."""
-    length, rows = args.prompt + args.answer, args.static_rows
+    length, batch = args.prompt + args.answer, args.static_batch
     full = StaticFull(setup(model, length), compile=args.compile)
     times = []
     for bucket in full.buckets:
-        with full.stepping(rows, bucket) as step:
+        with full.stepping(batch, bucket) as step:
             times.append(milliseconds(step, model.device).median)
         gc.collect()
         torch.cuda.empty_cache()
     steps = steps_in_buckets(full.buckets, args.prompt, length)
     growing = sum(count * ms for count, ms in zip(steps, times, strict=True)) / sum(steps)
     names = {"static": times[-1], "static, growing": growing}
-    return [{"case": name, "tokens_per_second": 1000 * rows / ms, "ms_per_step": ms} for name, ms in names.items()]
+    return [{"case": name, "tokens_per_second": 1000 * batch / ms, "ms_per_step": ms} for name, ms in names.items()]
 
 
 def flash_varlen(
@@ -227,7 +232,7 @@ def transformers_batching(model: Any, attention: str, args: argparse.Namespace) 
     else:
         model.set_attn_implementation(attention)
     draw = random.Random(0)
-    done = [draw.randrange(args.answer) for _ in range(args.rows)]
+    done = [draw.randrange(args.answer) for _ in range(args.slots)]
     prompts = [[draw.randrange(model.config.vocab_size) for _ in range(args.prompt + count)] for count in done]
     batching = model.continuous_batching_context_manager(
         generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0),
@@ -246,11 +251,11 @@ def transformers_batching(model: Any, attention: str, args: argparse.Namespace) 
             active = [*scheduler.active_requests.values()]
             states = [*active, *scheduler.waiting_requests.values()]
             now = time.perf_counter()
-            arrived = arrived or len(states) == args.rows
+            arrived = arrived or len(states) == args.slots
             if not arrived:
                 continue
             left = sum(len(state.initial_tokens) + len(state.generated_tokens) - args.prompt for state in states)
-            finished = (args.rows - len(states)) * args.answer  # those that have left
+            finished = (args.slots - len(states)) * args.answer  # those that have left
             counts.append((now - began, left + finished - sum(done)))
             most = max(most, len(active))
         manager.stop(hard_stop=True)
@@ -276,17 +281,17 @@ def main() -> None:
     parser.add_argument("--random-weights", help="a shape such as llama-2-7b, instead of the small default model")
     parser.add_argument("--policy", default="tova")
     parser.add_argument("--size", type=int, default=512)
-    parser.add_argument("--rows", type=int, default=8, help="answers at once; for transformers, requests")
+    parser.add_argument("--slots", type=int, default=8, help="answers at once; for transformers, requests")
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--answer", type=int, default=3840)
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--prompt-tokens", type=int, help="of prompts, between two steps; as the engine's by default")
     parser.add_argument(
-        "--loads", type=float, nargs="+", default=[0.5], help="shares of the requests that all rows can take"
+        "--loads", type=float, nargs="+", default=[0.5], help="shares of the requests that all slots can take"
     )
-    parser.add_argument("--static-rows", type=int, default=8)
+    parser.add_argument("--static-batch", type=int, default=8)
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--no-prefix-states", action="store_true")
+    parser.add_argument("--no-prefix-cache", action="store_true")
     args = parser.parse_args()
     model: Any = random_model(args.random_weights) if args.random_weights else load().model
     for case in args.cases:

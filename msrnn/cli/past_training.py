@@ -96,7 +96,7 @@ def engine_of(rnn: MultiStateRNN, shared: bool) -> Callable[..., Engine]:
         return partial(Engine, rnn)
     from msrnn.engine.tensor_parallel_executor import TensorParallelExecutor
 
-    return lambda rows, **options: Engine(TensorParallelExecutor(rnn, rows), **options)
+    return lambda slots, **options: Engine(TensorParallelExecutor(rnn, slots), **options)
 
 
 def engine_maker(rnn: MultiStateRNN, options: ModelOptions, shared: bool) -> Callable[..., Engine]:

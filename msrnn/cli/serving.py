@@ -69,7 +69,7 @@ class Setup:
             prefixes = prefixes / f"replica-{number}"
         make = engine_maker(rnn, self.options, shared) if self.auto else engine_of(rnn, shared)
         engine = make(
-            rows=self.rows,
+            slots=self.rows,
             tokenizer=tokenizer,
             prompt_tokens=self.prompt_tokens,
             prefix_folder=prefixes,

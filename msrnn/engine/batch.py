@@ -1,4 +1,4 @@
-"""The running answers: each has a batch slot, and each step gives it one more token."""
+"""The running batch: each answer has a batch slot, and each decode step adds a token to it."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from msrnn.engine.executor import Executor, SampledTokens, StateHandle
+from msrnn.engine.pending_saves import PendingSaves
 from msrnn.engine.requests import Event, Logprobs
-from msrnn.engine.running import Running
-from msrnn.engine.saving import Saving
+from msrnn.engine.running_answer import RunningAnswer
 
-# Keeps the state of an answer that has ended, in this slot; returns when its session is saved, if it has one.
-Keep = Callable[[Running, int], Future[None] | None]
+# Keeps the state of an answer that has ended in this slot; returns a future of its session's write, if it has one.
+Keep = Callable[[RunningAnswer, int], Future[None] | None]
 
 
 class _Sampled(NamedTuple):
-    answers: list[Running]
+    answers: list[RunningAnswer]
     tokens: SampledTokens
 
 
 class Batch:
     """Answers by batch slot.
 
-    On a GPU the tokens of a step are looked at while the next step runs, so that the device never waits for the host.
-    An answer that has ended has then read its last token as well, and what was sampled after it is dropped.
+    On a GPU the tokens of a step are processed while the next step runs, so that the device never waits for the host.
+    An answer that has ended has then read its last token as well, and the token that was sampled after it is dropped.
     """
 
     def __init__(self, executor: Executor, keep: Keep) -> None:
         self._executor, self._keep = executor, keep
-        self.running: list[Running] = []
-        self.saving = Saving()
+        self.running: list[RunningAnswer] = []
+        self.saving = PendingSaves()
         self.overlaps = executor.facts.overlaps
         self._launched: list[_Sampled] = []
         self._before: list[_Sampled] = []  # launched by the step before
 
-    def join(self, answers: list[Running], state: StateHandle) -> None:
-        """Give answers to one prompt their slots, and their first token; `state` has read the prompt."""
+    def join(self, answers: list[RunningAnswer], state: StateHandle) -> None:
+        """Put the answers to one prompt into slots, and sample their first tokens; `state` has read the prompt."""
         start = len(self.running)
         self.running += answers
         tokens = self._executor.put(start, state, [running.sampler for running in answers])
         self._launched.append(_Sampled(answers, tokens))
 
     def step(self) -> None:
-        """Let every answer read its last token, and sample the next one."""
+        """A decode step: every answer reads its last token, and its next one is sampled."""
         if not self.running:
             return
         tokens = self._executor.step([running.sampler for running in self.running])
@@ -62,18 +62,20 @@ class Batch:
             tokens, logprobs = sampled.on_host()
             for i, (running, token) in enumerate(zip(answers, tokens, strict=True)):
                 if running in slots:
-                    events += self._token(slots, running, token, logprobs.get(i))
+                    events += self._add_token(slots, running, token, logprobs.get(i))
         return events
 
-    def _token(self, slots: dict[Running, int], running: Running, token: int, logprobs: Logprobs | None) -> list[Event]:
+    def _add_token(
+        self, slots: dict[RunningAnswer, int], running: RunningAnswer, token: int, logprobs: Logprobs | None
+    ) -> list[Event]:
         """Add a token to an answer, which may end it."""
         try:
             added = running.add(token, logprobs)
-        except Exception as error:  # the tokenizer's, for example: it is not the other answers' fault
-            added = running.failed(error)
-        told = running.tells_retention(ends=added.finish_reason is not None)
-        held = self._executor.slot_retention(slots[running]) if told else None
-        event = Event(running.request, running.number, *added, held)
+        except Exception as error:  # the tokenizer's, for example; other answers are not affected
+            added = running.fail(error)
+        wanted = running.wants_retention(ends=added.finish_reason is not None)
+        retention = self._executor.slot_retention(slots[running]) if wanted else None
+        event = Event(running.request, running.number, *added, retention)
         if event.finish_reason is None:
             return [event]
         slot, last = slots.pop(running), self.running[-1]
@@ -82,21 +84,21 @@ class Batch:
         return self._finish(slot, event)
 
     def drop_cancelled(self) -> list[Event]:
-        """End answers that are no longer wanted, and those that are wanted as they are now."""
+        """End the answers of requests that their clients have cancelled or stopped."""
         events: list[Event] = []
         for slot in range(len(self.running) - 1, -1, -1):
             running = self.running[slot]
             request, reason = running.request, running.ended_by_client
             if reason is not None:
-                told = reason == "stop" and running.tells_retention(ends=True)
-                held = self._executor.slot_retention(slot) if told else None
-                events += self._finish(slot, Event(request, running.number, None, "", None, reason, held))
+                wanted = reason == "stop" and running.wants_retention(ends=True)
+                retention = self._executor.slot_retention(slot) if wanted else None
+                events += self._finish(slot, Event(request, running.number, None, "", None, reason, retention))
         return events
 
     def _finish(self, slot: int, event: Event) -> list[Event]:
         """Free the slot of an answer with this last event: its state is kept, and the last slot takes its place.
 
-        Returns the event, or nothing while the session is being written; `saved` then returns it later.
+        Returns the event, or nothing while the session is being written; `collect_saved` then returns it later.
         """
         running = self.running[slot]
         saved = self._keep(running, slot) if event.finish_reason in ("stop", "length") else None
@@ -106,13 +108,13 @@ class Batch:
             self.running[slot] = self.running[last]
         self.running.pop()
         if saved is None:
-            return [running.ended(event)]
+            return [running.finish(event)]
         self.saving.hold(saved, running, event)
         return []
 
-    def saved(self, busy: bool) -> list[Event]:
+    def collect_saved(self, busy: bool) -> list[Event]:
         """The last events of answers whose sessions are saved by now; waits a little if not `busy`."""
-        return [running.ended(event) for running, event in self.saving.done(busy or bool(self.running))]
+        return [running.finish(event) for running, event in self.saving.collect(busy or bool(self.running))]
 
     def clear(self) -> None:
         """Forget all answers that have slots, after a step that was interrupted."""

@@ -1,4 +1,4 @@
-"""The decode batch: the slots of one state. Those in use are the first ones, so that few answers cost little."""
+"""The decode batch: the batch slots of one state. The first slots are in use, so that few answers cost little."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from msrnn.scored import refuse_scored
 MOST_SLOTS = {"cpu": 8, "cuda": 512}  # by default: more of them cost a CPU as much time as they gain
 
 
-def fitting_slots(rnn: MultiStateRNN, beside: float = 0) -> int:
+def fitting_slots(rnn: MultiStateRNN, others: float = 0) -> int:
     """As many slots as fit into four fifths of the free memory; on a CPU few, which cost as much time as they gain.
 
-    beside  slots that another engine will have for each of these
+    others  slots of other engines for each of these
     """
     most = MOST_SLOTS.get(rnn.device.type, MOST_SLOTS["cpu"])
     free, one = available_bytes(rnn.device), max(1, rnn.spec.nbytes(1))
-    fitting = max(1, most if free is None else min(most, int(free * 4 // 5 // one / (1 + beside))))
+    fitting = max(1, most if free is None else min(most, int(free * 4 // 5 // one / (1 + others))))
     return least(fitting, rnn.spec.model.shards, rnn.device)
 
 

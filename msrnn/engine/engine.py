@@ -1,4 +1,4 @@
-"""The engine: requests in, answers out, for lists of prompts and for streams."""
+"""The engine: continuous batching of requests, for lists of prompts and for streams."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tqdm import tqdm
 from msrnn.checks import check_count, is_whole
 from msrnn.engine.executor import Executor, StateHandle
 from msrnn.engine.loop import Loop
-from msrnn.engine.offline import OnTokens, finished
-from msrnn.engine.prefix_files import PrefixFiles
-from msrnn.engine.prefix_states import PrefixStates
-from msrnn.engine.prompts import Prompts
+from msrnn.engine.offline import OnTokens, answer_all
+from msrnn.engine.prefill import PrefillQueue
+from msrnn.engine.prefix_cache import PrefixCache
+from msrnn.engine.prefix_cache_files import PrefixCacheFiles
 from msrnn.engine.requests import Event, Request, SamplingParams
 from msrnn.engine.scheduler import Scheduler
 from msrnn.engine.session_id import SessionId
@@ -26,65 +26,66 @@ from msrnn.errors import UsageError
 if TYPE_CHECKING:
     from msrnn.hf.rnn import MultiStateRNN
 
-OFFLINE = 16_384  # tokens of a list of prompts that are read at once
-KEPT_ROWS, KEPT_ON_HOST, KEPT_ON_DISK = 8, 2**30, 2**34  # for kept states by default: rows' worth on the device; bytes
-KEPT_OFFLINE = 4  # rows' worth for a list of prompts: a shared document, and what some of its prompts share more
+OFFLINE_PROMPT_TOKENS = 16_384  # prefill tokens of a step, for a list of prompts
+PREFIX_STATES = 8  # of the prefix cache on the device, by default
+PREFIX_HOST_BYTES, PREFIX_DISK_BYTES = 2**30, 2**34
+OFFLINE_PREFIX_STATES = 4  # for a list of prompts: a shared document, and longer prefixes of some prompts
 
 
-def executor_of(rnn: MultiStateRNN | Executor, rows: int | None, beside: float = 0) -> Executor:
-    """The executor of an engine: the one that is given, or one for an RNN in this process."""
-    if rows is not None:
-        check_count("rows", rows)
+def make_executor(rnn: MultiStateRNN | Executor, slots: int | None, others: float = 0) -> Executor:
+    """The executor of an engine: the given one, or a `LocalExecutor` of the given RNN."""
+    if slots is not None:
+        check_count("slots", slots)
     if isinstance(rnn, Executor):
-        if rows is not None:
+        if slots is not None:
             raise UsageError(
                 f"the executor has {rnn.facts.slots} batch slots already",
-                name="rows",
-                value=rows,
-                advice="leave rows out",
+                name="slots",
+                value=slots,
+                advice="leave slots out",
             )
         return rnn
     from msrnn.engine.local_executor import LocalExecutor  # which loads torch
 
-    return LocalExecutor(rnn, rows, beside)
+    return LocalExecutor(rnn, slots, others)
 
 
 class Engine(Scheduler):
     """Answers many requests at once, each from a bounded state.
 
-    rnn                the model, in this process; or an executor, which computes in several, for example
-    rows               answers that are generated at once; by default as many as fit, 8 on a CPU
+    rnn                the model, in this process; or an executor, which may compute in several processes
+    slots              batch slots: answers that are generated at once; by default as many as fit, 8 on a CPU
     tokenizer          for the text of answers and for stop strings; without it, answers are tokens only
-    prompt_tokens      tokens of prompts that are read between two decode steps while answers are generated; by default
-                       2,048 on a GPU, 512 elsewhere
-    prefix_bytes       memory for kept states on the model's device; 0: none are kept there
-    prefix_host_bytes  memory for kept states on the host, for those that no longer fit on the device
-    keep_ends          keep states after whole prompts and answers too, for conversations that are sent again; without
-                       it, only where prompts part
-    prefix_folder      a folder for kept states that no longer fit on the host either; without it they are forgotten
+    prompt_tokens      chunked prefill: tokens that are read between two decode steps while answers are generated; by
+                       default 2,048 on a GPU, 512 elsewhere
+    prefix_bytes       bytes of the prefix cache on the model's device; 0: no prefix is cached there
+    prefix_host_bytes  bytes of the prefix cache in host memory, for prefixes that no longer fit on the device
+    keep_ends          also cache whole prompts and answers, for conversations that are sent again; without it, only
+                       prefixes that prompts share
+    prefix_folder      a folder for cached prefixes that no longer fit in host memory; without it they are deleted
     prefix_disk_bytes  bytes of the files in it
-    sessions           a folder where sessions survive a restart, or another engine's, to share them; None: in memory
+    sessions           a folder where sessions survive a restart, or another engine's sessions; None: in memory
     session_bytes      bytes of all sessions, in memory or in the folder; the least recently used one is deleted first.
                        By default 1 GiB in memory and 64 GiB in a folder
     session_days       sessions without a turn for this many days are deleted; by default none
     owns_session       whether a session is this engine's, by its name, where several engines share the folder
 
     `generate` answers a list of prompts. `stream` answers one and may be called many times at once: a thread then runs
-    the loop, and nothing else may use the model. `add` and `step` are the loop itself, for one thread at a time.
+    the loop, and no other code may use the model. `add` and `step` are the loop itself, for one thread at a time.
     """
 
     def __init__(
         self,
         rnn: MultiStateRNN | Executor,
-        rows: int | None = None,
+        slots: int | None = None,
         *,
         tokenizer: Any = None,
         prompt_tokens: int | None = None,
         prefix_bytes: int | None = None,
-        prefix_host_bytes: int = KEPT_ON_HOST,
+        prefix_host_bytes: int = PREFIX_HOST_BYTES,
         keep_ends: bool = True,
         prefix_folder: str | os.PathLike[str] | None = None,
-        prefix_disk_bytes: int = KEPT_ON_DISK,
+        prefix_disk_bytes: int = PREFIX_DISK_BYTES,
         sessions: str | os.PathLike[str] | Sessions | None = None,
         session_bytes: int | None = None,
         session_days: float | None = None,
@@ -92,18 +93,18 @@ class Engine(Scheduler):
     ) -> None:
         if prompt_tokens is not None:
             check_count("prompt_tokens", prompt_tokens)
-        executor = executor_of(rnn, rows)
+        executor = make_executor(rnn, slots)
         self.writer = sessions.writer if isinstance(sessions, Sessions) else Writer()
-        kept = KEPT_ROWS * executor.facts.slot_nbytes if prefix_bytes is None else prefix_bytes
-        files: PrefixFiles | None = None
+        device_bytes = PREFIX_STATES * executor.facts.slot_nbytes if prefix_bytes is None else prefix_bytes
+        files: PrefixCacheFiles | None = None
         if prefix_folder is not None:
-            files = PrefixFiles(executor, Path(prefix_folder), prefix_disk_bytes, self.writer)
-        prefixes = PrefixStates(executor, kept, prefix_host_bytes, files, keep_ends)
+            files = PrefixCacheFiles(executor, Path(prefix_folder), prefix_disk_bytes, self.writer)
+        prefixes = PrefixCache(executor, device_bytes, prefix_host_bytes, files, keep_ends)
         if not isinstance(sessions, Sessions):
             folder = None if sessions is None else Path(sessions)
             limits: Any = {"most": session_bytes, "days": session_days, "owns": owns_session}
             sessions = Sessions(executor, folder, **limits, writer=self.writer, load=self._load_session)
-        super().__init__(executor, Prompts(executor, prefixes, sessions), tokenizer, prompt_tokens)
+        super().__init__(executor, PrefillQueue(executor, prefixes, sessions), tokenizer, prompt_tokens)
         self.prefixes, self.sessions = prefixes, sessions
         self._loop: Loop | None = None
 
@@ -114,17 +115,17 @@ class Engine(Scheduler):
         return f"Engine({self.executor!r})"
 
     def warm_up(self) -> None:
-        """Compile and capture what requests will need, so that the first ones do not wait for it."""
+        """Compile kernels and capture CUDA graphs, so that the first requests do not wait for it."""
         if not self.idle:
-            raise UsageError("this engine is answering requests: warm it up before")
+            raise UsageError("this engine is answering requests: call warm_up before the first request")
         self.executor.warm_up(self.prompt_tokens)
 
     @classmethod
-    def offline(cls, rnn: MultiStateRNN | Executor, rows: int | None = None, tokenizer: Any = None) -> Engine:
-        """An engine for lists of prompts: each is read at once, and only the states of shared prefixes are kept."""
-        executor = executor_of(rnn, rows)
-        kept: Any = {"prefix_bytes": KEPT_OFFLINE * executor.facts.slot_nbytes, "prefix_host_bytes": 0}
-        return cls(executor, tokenizer=tokenizer, prompt_tokens=OFFLINE, keep_ends=False, **kept)
+    def offline(cls, rnn: MultiStateRNN | Executor, slots: int | None = None, tokenizer: Any = None) -> Engine:
+        """An engine for lists of prompts: it reads each prompt at once, and caches shared prefixes only."""
+        executor = make_executor(rnn, slots)
+        sizes: Any = {"prefix_bytes": OFFLINE_PREFIX_STATES * executor.facts.slot_nbytes, "prefix_host_bytes": 0}
+        return cls(executor, tokenizer=tokenizer, prompt_tokens=OFFLINE_PROMPT_TOKENS, keep_ends=False, **sizes)
 
     def request(
         self,
@@ -137,11 +138,11 @@ class Engine(Scheduler):
     ) -> Request:
         """A request, checked; `add` queues it. A prompt is token ids, or text if there is a tokenizer.
 
-        With the name of a `session`, the prompt is only what is new in that conversation, which is made if there is
-        none. It changes when the answer is finished; a request that is cancelled or fails leaves it as it was. `turns`
-        are the finished turns that the prompt follows, by default those that there are now; a request whose session has
-        gone on in the meantime fails. `retention`: after how many tokens events tell which tokens the state holds.
-        Sessions and kept states belong to their `owner`, 16 hexadecimal digits, or to those who name none.
+        With the name of a `session`, the prompt is only the new text of that session, which is created if it does not
+        exist. The session changes when the answer is finished; a request that is cancelled or fails does not change it.
+        `turns` are the finished turns that the prompt follows, by default all; the request fails if the session has
+        another number of turns when its prefill begins. `retention`: events list the tokens that the state holds every
+        so many tokens. Sessions and cached prefixes belong to an `owner`, 16 hexadecimal digits, or to no owner.
         """
         session_id = None if session is None else SessionId.of(SessionId(session, owner))
         params = params or SamplingParams()
@@ -149,7 +150,7 @@ class Engine(Scheduler):
         info = None if session_id is None else self.sessions.info(session_id)
         if turns is None:
             turns = info.turns if info else 0
-        ids = self._encoded(prompt, begins=turns == 0) if isinstance(prompt, str) else [*prompt]
+        ids = self._encode(prompt, begins=turns == 0) if isinstance(prompt, str) else [*prompt]
         if not ids:
             raise UsageError("the prompt is empty: give one token or more")
         for token in ids:
@@ -157,7 +158,9 @@ class Engine(Scheduler):
                 raise UsageError(f"token {token!r}: this model has ids 0 to {vocabulary - 1}", name="prompt")
         slots = self.executor.facts.slots
         if params.n > slots:
-            raise UsageError(f"the engine has {slots} rows", name="n", value=params.n, advice="ask for fewer answers")
+            raise UsageError(
+                f"the engine has {slots} batch slots", name="n", value=params.n, advice="ask for fewer answers"
+            )
         if params.stop and self.tokenizer is None:
             raise UsageError(
                 "needs the text", name="stop", value=list(params.stop), advice="give the engine a tokenizer"
@@ -179,8 +182,8 @@ class Engine(Scheduler):
         """Whether streams can be answered: False after several steps in a row have failed."""
         return self._loop is None or self._loop.healthy
 
-    def _encoded(self, text: str, begins: bool) -> list[int]:
-        """Special tokens belong at the beginning of a text, not where a session goes on."""
+    def _encode(self, text: str, begins: bool) -> list[int]:
+        """Special tokens belong at the beginning of a text, not where a session continues."""
         if self.tokenizer is None:
             raise UsageError("a prompt of text needs a tokenizer: give the engine one, or give token ids")
         ids: list[int] = self.tokenizer(text, add_special_tokens=begins)["input_ids"]
@@ -210,14 +213,14 @@ class Engine(Scheduler):
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         on_tokens: OnTokens = lambda _: None,
     ) -> Iterator[tuple[int, Request]]:
-        """As `generate`, but each request is handed over as soon as it is finished, with the index of its prompt."""
+        """As `generate`, but yields each request as soon as it is finished, with the index of its prompt."""
         many = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else [*params]
         if len(many) != len(prompts):
             raise UsageError(f"{len(many)} params for {len(prompts)} prompts: give one for all, or one for each")
         requests = [self.request(prompt, some) for prompt, some in zip(prompts, many, strict=True)]
         if self._loop is not None:
             raise UsageError("this engine is streaming: use another one, or `stream`")
-        return finished(self, requests, on_tokens)
+        return answer_all(self, requests, on_tokens)
 
     async def stream(
         self, prompt: Sequence[int] | str | Request, params: SamplingParams | None = None, session: str | None = None
@@ -238,11 +241,11 @@ class Engine(Scheduler):
         finally:
             request.cancel()
 
-    def _arrived(self) -> list[Request]:
+    def _list_arrived(self) -> list[Request]:
         return [] if self._loop is None else self._loop.arrived
 
     def close(self) -> None:
-        """Stop the thread that `stream` has started; what is under way is cancelled, and files are written."""
+        """Stop the thread that `stream` has started: cancel requests, and wait until all files are written."""
         if self._loop is not None:
             self._loop.close()
             self._loop = None

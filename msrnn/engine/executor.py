@@ -20,7 +20,7 @@ NO_TOKEN = {  # numbers that stand for a token where there is none, and why
     NOT_FINITE: NOT_FINITE_ERROR,
     FAILED: "internal error while this token was sampled",
 }
-Place = Literal["device", "host"]  # where a state is: beside the model, or in the host's memory
+Place = Literal["device", "host"]  # the memory that a state is in: the model's device, or the host
 Sampler = object  # of one answer: its parameters, and the tokens that its penalties count
 
 
@@ -64,7 +64,7 @@ class SampledTokens(Protocol):
 
 @dataclass(frozen=True)
 class Facts:
-    """What the engine knows of its executor."""
+    """The properties of an executor that the engine uses."""
 
     slots: int  # of the decode batch: answers that are generated at once
     slot_nbytes: int
@@ -73,7 +73,7 @@ class Facts:
     vocabulary: int  # token ids are from 0 to this, exclusive
     model: object  # executors with the same one can convert each other's states
     fingerprint: Mapping[str, Any]  # of new states
-    sizes: Sequence[int | None]  # KV cache rows of each layer
+    sizes: Sequence[int | None]  # KV rows of each layer
     mean_size: int  # of the layers that a budget is divided among
 
 

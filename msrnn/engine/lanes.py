@@ -1,7 +1,7 @@
-"""An engine that reads past the training length: long requests have rows, a policy and positions of their own.
+"""An engine that reads past the training length: long requests have batch slots, a policy and positions of their own.
 
 A decode batch has one RNN, whose positions all of its states have. So requests that may pass the training length are
-answered by a second engine with few rows, the long lane. Both lanes share the sessions and one thread.
+answered by a second engine with few batch slots, the long lane. Both lanes share the sessions and one thread.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msrnn.engine.engine import KEPT_ON_DISK, KEPT_ON_HOST, KEPT_ROWS, Engine, executor_of
+from msrnn.engine.engine import PREFIX_DISK_BYTES, PREFIX_HOST_BYTES, PREFIX_STATES, Engine, make_executor
 from msrnn.engine.executor import Executor, StateHandle
 from msrnn.engine.requests import Event, Request
 from msrnn.errors import UsageError
@@ -19,17 +19,17 @@ from msrnn.errors import UsageError
 if TYPE_CHECKING:
     from msrnn.hf.rnn import MultiStateRNN
 
-SHARE = 4  # rows, and bytes of kept states, for each one of the long lane
+SHARE = 4  # batch slots, and bytes of the prefix cache, for each one of the long lane
 
 
 class LongEngine(Engine):
     """An `Engine` whose requests use `longer`, another RNN of the same model, where they may pass `length` tokens.
 
     A request may pass them if its session, its prompt and `max_tokens` together do. A session that may pass them is
-    converted to `longer`, and stays there. All other requests are answered as by an `Engine` with `rnn`.
+    converted to `longer`, and is not converted back. All other requests are answered as by an `Engine` with `rnn`.
 
     length   tokens that `rnn` reads, usually the training length
-    rows     answers of `rnn` at once; `longer` has a quarter as many, at least one
+    slots    batch slots of `rnn`; `longer` has a quarter as many, at least one
     on_long  called once, when the first request is added that uses `longer`
     """
 
@@ -38,22 +38,22 @@ class LongEngine(Engine):
         rnn: MultiStateRNN | Executor,
         longer: MultiStateRNN | Executor,
         length: int,
-        rows: int | None = None,
+        slots: int | None = None,
         *,
         on_long: Callable[[], object] = lambda: None,
         prefix_bytes: int | None = None,
-        prefix_host_bytes: int = KEPT_ON_HOST,
+        prefix_host_bytes: int = PREFIX_HOST_BYTES,
         prefix_folder: str | os.PathLike[str] | None = None,
-        prefix_disk_bytes: int = KEPT_ON_DISK,
+        prefix_disk_bytes: int = PREFIX_DISK_BYTES,
         **options: Any,
     ) -> None:
         self.length, self.on_long = length, on_long
         self.long_requests = 0
         self._long_is_next = False
         device, host, disk = (_long_share(n) for n in (prefix_bytes or 0, prefix_host_bytes, prefix_disk_bytes))
-        short = executor_of(rnn, rows, beside=1 / SHARE)
+        short = make_executor(rnn, slots, others=1 / SHARE)
         share = None if isinstance(longer, Executor) else max(1, short.facts.slots // SHARE)
-        self.long_executor = executor_of(longer, share)
+        self.long_executor = make_executor(longer, share)
         _check_pair(short, self.long_executor)
         super().__init__(
             short,
@@ -65,17 +65,19 @@ class LongEngine(Engine):
         )
         self.long = Engine(
             self.long_executor,
-            prefix_bytes=KEPT_ROWS // SHARE * self.long_executor.facts.slot_nbytes if prefix_bytes is None else device,
+            prefix_bytes=PREFIX_STATES // SHARE * self.long_executor.facts.slot_nbytes
+            if prefix_bytes is None
+            else device,
             prefix_host_bytes=host,
             prefix_folder=None if prefix_folder is None else Path(prefix_folder) / "long",
             prefix_disk_bytes=disk,
             **{**options, "sessions": self.sessions},
         )
-        self.long.prompts.convert = self.long_executor.convert
+        self.long.queue.convert = self.long_executor.convert
         self.lanes = self.long.lanes = [self, self.long]
 
     def _load_session(self, path: Path) -> StateHandle:
-        """A session's file says which RNN it belongs to."""
+        """The description in a session's file names its RNN."""
         found, long = self.executor.describe(path), self.long_executor.facts.fingerprint
         is_long = all(found.get(name) == long[name] for name in ("policy", "positions"))
         return (self.long_executor if is_long else self.executor).load(path)
@@ -86,7 +88,7 @@ class LongEngine(Engine):
             n, most = request.params.n, self.long_executor.facts.slots
             if n > most:
                 raise UsageError(
-                    f"the engine has {most} rows for texts that may pass {self.length:,} tokens",
+                    f"the engine has {most} batch slots for texts that may pass {self.length:,} tokens",
                     name="n",
                     value=n,
                     advice="ask for fewer answers",
@@ -117,7 +119,7 @@ class LongEngine(Engine):
         return {name: count + long[name] for name, count in super().counts.items()}
 
     def step(self) -> list[Event]:
-        """A step of one lane; lanes that have work take turns. So a step that fails ends the answers of one lane."""
+        """A step of one lane; the lanes alternate. So a step that fails ends the answers of one lane only."""
         long = self.long.has_work and (self._long_is_next or not self.has_work)
         self._long_is_next = not long
         return self.long.step() if long else super().step()
@@ -136,7 +138,7 @@ class LongEngine(Engine):
 
 def _check_pair(short: Executor, long: Executor) -> None:
     if long.facts.model is not short.facts.model:
-        raise UsageError("longer: is of another model; make it from the model of rnn")
+        raise UsageError("longer: belongs to another model; make it from the model of rnn")
     positions = short.facts.fingerprint["positions"]
     if long.facts.fingerprint["positions"] == positions:
         raise UsageError(f"longer: has the positions of rnn, {positions!r}; give it others")

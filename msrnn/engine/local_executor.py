@@ -18,7 +18,7 @@ from msrnn.engine.executor import Executor, Facts, Place, SampledTokens, Sampler
 from msrnn.engine.prompt_logprobs import score_block
 from msrnn.engine.requests import Logprobs, SamplingParams
 from msrnn.engine.retention import Retention
-from msrnn.engine.sampling import RowSampler, choose
+from msrnn.engine.sampling import SequenceSampler, choose
 from msrnn.engine.state_retention import retention_of
 from msrnn.hf.cuda_graphs import WORTH_CAPTURING
 from msrnn.hf.generation import stop_tokens_of
@@ -64,11 +64,11 @@ class LocalExecutor(Executor):
     """Computes with an RNN in this process.
 
     slots   of the decode batch; by default as many as fit, 8 on a CPU
-    beside  slots that another executor will have for each of these, where they are as many as fit
+    others  slots of other executors for each of these, when `slots` is computed from the free memory
     """
 
-    def __init__(self, rnn: MultiStateRNN, slots: int | None = None, beside: float = 0) -> None:
-        self.rnn, self.batch = rnn, DecodeBatch(rnn, slots or fitting_slots(rnn, beside))
+    def __init__(self, rnn: MultiStateRNN, slots: int | None = None, others: float = 0) -> None:
+        self.rnn, self.batch = rnn, DecodeBatch(rnn, slots or fitting_slots(rnn, others))
         embeddings: Any = rnn.model.get_input_embeddings()
         self.facts = Facts(
             slots=self.batch.slots,
@@ -158,14 +158,16 @@ class LocalExecutor(Executor):
         return retention_of(self.batch.state, slot)
 
     @torch.no_grad()
-    def new_sampler(self, state: StateHandle, params: SamplingParams, seed: int, prompt: Sequence[int]) -> RowSampler:
-        logits = known_logits(state)
-        return RowSampler(params, seed, prompt, logits.shape[-1], logits.device)
+    def new_sampler(
+        self, state: StateHandle, params: SamplingParams, seed: int, prompt: Sequence[int]
+    ) -> SequenceSampler:
+        logits = require_logits(state)
+        return SequenceSampler(params, seed, prompt, logits.shape[-1], logits.device)
 
     def put(self, slot: int, state: StateHandle, samplers: Sequence[Sampler]) -> SampledTokens:
         for i in range(len(samplers)):
             self.batch.put(slot + i, local(state).state)
-        return self.sample(known_logits(state).expand(len(samplers), -1), samplers, slot)
+        return self.sample(require_logits(state).expand(len(samplers), -1), samplers, slot)
 
     def step(self, samplers: Sequence[Sampler]) -> SampledTokens:
         return self.sample(self.batch.step(len(samplers)), samplers, 0)
@@ -173,7 +175,7 @@ class LocalExecutor(Executor):
     @torch.no_grad()
     def sample(self, logits: Tensor, samplers: Sequence[Sampler], slot: int) -> SampledTokens:
         """Sample from logits [B, V], which slots from `slot` on will read next."""
-        chosen = choose(logits, cast(Sequence[RowSampler], samplers))
+        chosen = choose(logits, cast(Sequence[SequenceSampler], samplers))
         self.batch.next[slot : slot + len(samplers), 0] = chosen.tokens.clamp(min=0)
         return chosen
 
@@ -191,7 +193,7 @@ def local(state: StateHandle) -> LocalState:
     return state
 
 
-def known_logits(state: StateHandle) -> Tensor:
+def require_logits(state: StateHandle) -> Tensor:
     """The logits that an answer begins with."""
     logits = local(state).logits
     if logits is None:

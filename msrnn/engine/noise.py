@@ -5,7 +5,7 @@ from __future__ import annotations
 _MASK = 2**64 - 1
 
 
-def mixed(number: int) -> int:
+def mix(number: int) -> int:
     """A 64-bit number that looks random (the finalizer of SplitMix64)."""
     number = (number + 0x9E3779B97F4A7C15) & _MASK
     number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -15,4 +15,4 @@ def mixed(number: int) -> int:
 
 def uniform(seed: int, number: int) -> float:
     """A number in [0, 1) for the token of this number."""
-    return (mixed(mixed(seed & _MASK) ^ number) >> 40) / 2**24  # as many bits as a float32 holds
+    return (mix(mix(seed & _MASK) ^ number) >> 40) / 2**24  # as many bits as a float32 holds

@@ -35,7 +35,7 @@ class Steps(Protocol):
     def drop_cancelled(self) -> list[Event]: ...
 
 
-def finished(engine: Steps, requests: Sequence[Request], on_tokens: OnTokens) -> Iterator[tuple[int, Request]]:
+def answer_all(engine: Steps, requests: Sequence[Request], on_tokens: OnTokens) -> Iterator[tuple[int, Request]]:
     """Answer all requests -> the index of each, and itself, in the order in which they finish.
 
     An iterator that is left early, or an error, cancels those that are not finished.

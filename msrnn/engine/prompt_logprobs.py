@@ -16,8 +16,8 @@ def score_tokens(logits: Tensor, tokens: Sequence[int], most: int) -> list[Logpr
     """Logits [T, V] before each of T tokens -> the tokens' log probabilities, and the `most` most likely tokens."""
     found: list[Logprobs] = []
     targets = on_device(tokens, logits.device)
-    for rows, some in zip(logits.split(SCORED), targets.split(SCORED), strict=True):
-        every = rows.float().log_softmax(-1)
+    for part, some in zip(logits.split(SCORED), targets.split(SCORED), strict=True):
+        every = part.float().log_softmax(-1)
         chosen = every.gather(-1, some[:, None])[:, 0]
         values, top = every.topk(min(most, every.shape[-1]))
         for one, likely, ids in zip(chosen.tolist(), values.tolist(), top.tolist(), strict=True):

@@ -22,7 +22,7 @@ from msrnn.hf.tensor_parallel import ProcessShards, naming_lost_ranks
 
 PATIENCE = timedelta(minutes=2)  # a rank that does not answer for so long is lost
 STOP = "stop"
-ALIKE = UsageError, OSError  # what fails in every rank in the same way, and harms nothing else
+SHARED_ERRORS = UsageError, OSError  # every rank fails in the same way, and all of them can continue
 
 
 class Rank:
@@ -98,5 +98,5 @@ def follow(rnn: MultiStateRNN) -> None:
             return
         try:
             getattr(rank, name)(*arguments)
-        except ALIKE:
+        except SHARED_ERRORS:
             continue

@@ -1,4 +1,4 @@
-"""What a request asks for, and what it has been answered so far."""
+"""Requests: sampling parameters, the prompt, the answers so far, and events."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class SamplingParams:
     logit_bias          is added to the logits of these token ids
     seed                two answers with one seed are the same, up to rounding, which depends on the number of answers
                         at once; without a seed, each has another
-    continued           the last tokens of the prompt that are the beginning of the answer: noise and penalties go on
-                        after them, as if they had been generated
+    continued           the last tokens of the prompt that are the beginning of the answer: noise and penalties
+                        continue after them, as if they had been generated
     stop                the answer ends before any of these strings, at most 16 of 1,000 characters
     stop_token_ids      the answer ends before any of these tokens, as before the model's own stop tokens
-    ignore_eos          go on after the model's own stop tokens
+    ignore_eos          continue after the model's own stop tokens
     logprobs            also return this many of the most likely tokens at every step; 0: the generated one alone
     prompt_logprobs     the same for every token of the prompt; the prompt is then read from its beginning
     n                   answers to the same prompt
@@ -162,16 +162,16 @@ class Request:
     prompt: Sequence[int]
     params: SamplingParams
     answers: list[Answer] = field(default_factory=list)
-    session: SessionId | None = None  # the conversation that the prompt goes on with
+    session: SessionId | None = None  # the session that the prompt continues
     turns: int = 0  # finished turns of the session that the prompt follows
-    created: float | None = None  # when that session was; another one may have its name by now
-    kept_tokens: int = 0  # tokens before the answer that were read earlier, for a request that began alike or a session
-    owner: str = ""  # prompts of different owners share no states
+    created: float | None = None  # when that session was created: a newer session may have the same name
+    cached_tokens: int = 0  # prompt tokens served from the prefix cache or the session
+    owner: str = ""  # requests of different owners share no cached prefixes
     cancelled: bool = False
     stopped: bool = False
     prompt_logprobs: list[Logprobs | None] = field(default_factory=list)  # None for the first token
-    retention: int = 0  # after how many tokens events tell what is held; also after the first and the last; 0: never
-    begun: float | None = None  # when it was taken from those that wait, on the monotonic clock
+    retention: int = 0  # events have the retention every so many tokens, and at the last one; 0: never
+    begun: float | None = None  # when its prefill began, on the monotonic clock
 
     def __post_init__(self) -> None:
         self.answers = [Answer() for _ in range(self.params.n)]
@@ -185,7 +185,7 @@ class Request:
         """End the answers that are not finished with an error."""
         return self.end("error", error, code)
 
-    def ends_unanswered(self) -> list[Event]:
+    def end_unanswered(self) -> list[Event]:
         """End the answers, after the prompt was read, if none is to be generated or the prompt could not be scored."""
         if any(scored is not None and math.isnan(scored.chosen) for scored in self.prompt_logprobs):
             return self.fail(NOT_FINITE_ERROR)
@@ -201,11 +201,11 @@ class Request:
         return events
 
     def cancel(self) -> None:
-        """Give its rows back at the next step; may be called from any thread."""
+        """Free its batch slots at the next step; may be called from any thread."""
         self.cancelled = True
 
     def stop(self) -> None:
-        """End its answers at the next step as they are, and keep them; before the first token, this is `cancel`.
+        """End its answers at the next step, and keep their turns; before the first token, this is `cancel`.
 
         May be called from any thread.
         """
@@ -213,7 +213,7 @@ class Request:
 
 
 def explain(error: BaseException) -> tuple[str, str | None]:
-    """What a client may read of an error, and its code: no path of this machine, and no text of other requests."""
+    """The text of an error for a client, and its code: without paths of this machine and texts of other requests."""
     if isinstance(error, SessionError):
         return str(error), error.code
     if isinstance(error, FileError):
@@ -234,4 +234,4 @@ class Event(NamedTuple):
     text: str
     logprobs: Logprobs | None
     finish_reason: FinishReason | None
-    retention: Retention | None = None  # what the state holds, after `seen` tokens
+    retention: Retention | None = None  # which tokens the state holds, after `seen` tokens

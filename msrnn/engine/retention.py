@@ -1,4 +1,4 @@
-"""Which tokens a state still holds, by position, and what it costs to hold them."""
+"""Retention: which tokens a state still holds, by position, and the bytes that it takes."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from numpy.typing import NDArray
 
 
 class Retention(NamedTuple):
-    """What one row of a state holds.
+    """Which tokens the state of a sequence holds.
 
     A share is a mean over layers: 1 for a layer that holds the token, 0 for one that has evicted it. Where KV heads
     evict on their own, a layer counts with the share of its KV heads.
     """
 
     seen: int  # tokens read
-    slots: int  # states that may be held, over all layers and the KV heads that evict on their own
-    used: int  # states that are held
+    slots: int  # KV rows that fit, over all layers and the KV heads that evict on their own
+    used: int  # KV rows in use
     nbytes: int
     full_nbytes: int  # a KV cache with every token that was read
     positions: NDArray[numpy.int32]  # of the tokens that are held anywhere, in order; the first token has position 0
     shares: NDArray[numpy.float64]  # for each of these positions
 
-    def held(self, before: Retention | None = None) -> list[tuple[int, float]]:
+    def list_shares(self, before: Retention | None = None) -> list[tuple[int, float]]:
         """Positions and shares; after an earlier one, only those that have changed, with 0 where nothing is left."""
         if before is None:
             return list(zip(self.positions.tolist(), self.shares.tolist(), strict=True))

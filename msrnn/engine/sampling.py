@@ -1,8 +1,8 @@
-"""Choose the next token of every row, each by its own parameters.
+"""Sample the next token of every sequence of a batch, each with its own parameters.
 
-Noise is a function of the answer's seed and of the token's number, and a row's parameters alone decide which operations
-its logits go through, so an answer does not depend on who else is in the batch, up to the rounding of the model's own
-matrix products, which depends on the size of the batch.
+Noise is a function of the answer's seed and of the token's number, and the operations on a sequence's logits depend on
+its own parameters only. So an answer does not depend on the other sequences of the batch, up to the rounding of the
+model's own matrix products, which depends on the size of the batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 COLDEST = 1e-6  # lower temperatures would overflow, and choose the most likely token as this one does
 
 
-class RowSampler:
+class SequenceSampler:
     """The parameters of one answer, and the tokens that its penalties count."""
 
     def __init__(
@@ -46,7 +46,7 @@ class RowSampler:
     def is_plain(self) -> bool:
         return self.counts is None and not self.params.logit_bias
 
-    def adjusted(self, logits: Tensor) -> Tensor:
+    def adjust(self, logits: Tensor) -> Tensor:
         """Logits [V] with penalties and biases."""
         params = self.params
         if self.counts is not None:
@@ -58,19 +58,19 @@ class RowSampler:
             logits = logits.index_add(0, self.biased, self.bias)
         return logits
 
-    def count(self, tokens: Tensor, row: int) -> None:
-        """Count the token that was chosen for this row."""
+    def count(self, tokens: Tensor, i: int) -> None:
+        """Count the token that was chosen for sequence i."""
         self.number += 1
         if self.counts is not None:
-            self.counts.index_add_(0, tokens[row : row + 1].clamp(min=0), self.counts.new_ones(1))
+            self.counts.index_add_(0, tokens[i : i + 1].clamp(min=0), self.counts.new_ones(1))
 
 
 class Chosen:
     """The tokens of one step: on the device for the next step, and on their way to the host.
 
     tokens    [B]; a key of NO_TOKEN where there is none
-    wanted    the rows that want log probabilities, and of how many of the most likely tokens
-    logprobs  of these rows: those of their tokens [R], and the most likely ones, [R, K] with their tokens
+    wanted    the sequences that want log probabilities, and of how many of the most likely tokens
+    logprobs  of these sequences: those of their tokens [R], and the most likely ones, [R, K] with their tokens
     """
 
     def __init__(self, tokens: Tensor, wanted: Sequence[tuple[int, int]], logprobs: Sequence[Tensor]) -> None:
@@ -81,57 +81,58 @@ class Chosen:
             self._copied.record(torch.cuda.current_stream(tokens.device))
 
     def on_host(self) -> tuple[list[int], dict[int, Logprobs]]:
-        """The tokens, and log probabilities by row; waits for this step, and not for what was launched after it."""
+        """The tokens, and log probabilities by sequence; waits for this step, and not for later ones."""
         if self._copied is not None:
             self._copied.synchronize()
         tokens, *logprobs = (copy.tolist() for copy in self._copies)
         found = {}
-        for (row, most), chosen, values, top in zip(self._wanted, *logprobs, strict=True):
-            found[row] = Logprobs(chosen, [*zip(top, values, strict=True)][:most])
+        for (i, most), chosen, values, top in zip(self._wanted, *logprobs, strict=True):
+            found[i] = Logprobs(chosen, [*zip(top, values, strict=True)][:most])
         return tokens, found
 
 
-def choose(logits: Tensor, rows: Sequence[RowSampler]) -> Chosen:
-    """The next token of every row; logits [B, V], one sampler per row. Nothing waits for the device."""
+def choose(logits: Tensor, samplers: Sequence[SequenceSampler]) -> Chosen:
+    """The next token of every sequence; logits [B, V] and B samplers. The host does not wait for the device."""
     raw = logits.float()
     try:
-        tokens = _next_tokens(raw, rows)
-    except Exception:  # which one row has caused; the others go on
-        tokens = torch.cat([_next_token(raw[i : i + 1], row) for i, row in enumerate(rows)])
+        tokens = _next_tokens(raw, samplers)
+    except Exception:  # caused by one sequence; the others continue
+        tokens = torch.cat([_next_token(raw[i : i + 1], sampler) for i, sampler in enumerate(samplers)])
     tokens = tokens.masked_fill((raw.isnan() | raw.isposinf()).any(-1), NOT_FINITE)
-    for i, row in enumerate(rows):
-        row.count(tokens, i)
-    wanted = [(i, row.params.logprobs) for i, row in enumerate(rows) if row.params.logprobs is not None]
+    for i, sampler in enumerate(samplers):
+        sampler.count(tokens, i)
+    wanted = [(i, one.params.logprobs) for i, one in enumerate(samplers) if one.params.logprobs is not None]
     return Chosen(tokens, wanted, _logprobs(raw, tokens, wanted) if wanted else ())
 
 
-def _next_token(logits: Tensor, row: RowSampler) -> Tensor:
+def _next_token(logits: Tensor, sampler: SequenceSampler) -> Tensor:
     try:
-        return _next_tokens(logits, [row])
+        return _next_tokens(logits, [sampler])
     except Exception as error:
         _log.error("a token could not be sampled: %s", type(error).__name__)  # the message may hold the request's text
         return torch.full((1,), FAILED, device=logits.device)
 
 
-def _next_tokens(raw: Tensor, rows: Sequence[RowSampler]) -> Tensor:
+def _next_tokens(raw: Tensor, samplers: Sequence[SequenceSampler]) -> Tensor:
     adjusted = raw
-    if not all(row.is_plain for row in rows):
+    if not all(sampler.is_plain for sampler in samplers):
         adjusted = raw.clone()
-        for i, row in enumerate(rows):
-            if not row.is_plain:
-                adjusted[i] = row.adjusted(raw[i])
+        for i, sampler in enumerate(samplers):
+            if not sampler.is_plain:
+                adjusted[i] = sampler.adjust(raw[i])
     tokens = adjusted.argmax(-1)
+    every = [sampler.params for sampler in samplers]
     for limited in (False, True):
-        some = [i for i, row in enumerate(rows) if row.params.temperature > 0 and _is_limited(row.params) == limited]
+        some = [i for i, params in enumerate(every) if params.temperature > 0 and _is_limited(params) == limited]
         if some:
             index = on_device(some, raw.device)
-            tokens[index] = _sampled(adjusted[index], [rows[i] for i in some], limited)
+            tokens[index] = _sample(adjusted[index], [samplers[i] for i in some], limited)
     return tokens
 
 
 def _logprobs(logits: Tensor, tokens: Tensor, wanted: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Of these rows: the log probabilities of their tokens, and the most likely ones with their tokens."""
-    index = on_device([row for row, _ in wanted], logits.device)
+    """Of these sequences: the log probabilities of their tokens, and the most likely ones with their tokens."""
+    index = on_device([i for i, _ in wanted], logits.device)
     every = logits[index].log_softmax(-1)
     chosen = every.gather(-1, tokens[index].clamp(min=0)[:, None])[:, 0]
     return (chosen, *every.topk(min(max(most for _, most in wanted), every.shape[-1])))
@@ -141,26 +142,26 @@ def _is_limited(params: SamplingParams) -> bool:
     return params.top_k > 0 or params.top_p < 1 or params.min_p > 0
 
 
-def _sampled(logits: Tensor, rows: Sequence[RowSampler], limited: bool) -> Tensor:
+def _sample(logits: Tensor, samplers: Sequence[SequenceSampler], limited: bool) -> Tensor:
     """Tokens [B], each by its own number in [0, 1): the first token at which the summed probabilities exceed it."""
 
     def column(values: list[float]) -> Tensor:
         return on_device(values, logits.device, torch.float32)[:, None]
 
-    probs = (logits / column([max(row.params.temperature, COLDEST) for row in rows])).softmax(-1)
+    probs = (logits / column([max(one.params.temperature, COLDEST) for one in samplers])).softmax(-1)
     order = None
     if limited:
         probs, order = probs.sort(dim=-1, descending=True, stable=True)
         vocabulary = logits.shape[-1]
         rank = torch.arange(vocabulary, device=logits.device)
-        top_k = column([min(row.params.top_k or vocabulary, vocabulary) for row in rows])
+        top_k = column([min(one.params.top_k or vocabulary, vocabulary) for one in samplers])
         probs = probs.masked_fill(rank >= top_k, 0)
         probs = probs / probs.sum(-1, keepdim=True)
         # A token is among those that reach top_p together, if the ones before it do not.
-        top_p = column([row.params.top_p for row in rows])
+        top_p = column([one.params.top_p for one in samplers])
         probs = probs.masked_fill((probs.cumsum(-1) - probs >= top_p) & (top_p < 1) & (rank > 0), 0)
-        probs = probs.masked_fill(probs < column([row.params.min_p for row in rows]) * probs[:, :1], 0)
+        probs = probs.masked_fill(probs < column([one.params.min_p for one in samplers]) * probs[:, :1], 0)
     summed = probs.cumsum(-1)
-    noise = column([uniform(row.seed, row.number) for row in rows])
+    noise = column([uniform(one.seed, one.number) for one in samplers])
     index = (summed <= noise * summed[:, -1:]).sum(-1, keepdim=True).clamp(max=logits.shape[-1] - 1)
     return (index if order is None else order.gather(-1, index))[:, 0]

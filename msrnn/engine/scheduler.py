@@ -1,4 +1,8 @@
-"""The loop that owns the device: prompts are read in blocks between decode steps, then join the batch."""
+"""The scheduler: continuous batching with chunked prefill.
+
+Requests wait in a queue, are prefilled in chunks between decode steps, and then join the decode batch. A running
+request leaves the batch when its answer ends, and the next one takes its slot at once.
+"""
 
 from __future__ import annotations
 
@@ -9,36 +13,36 @@ from typing import Any
 
 from msrnn.engine.batch import Batch
 from msrnn.engine.executor import Executor
-from msrnn.engine.prompts import Prompts, Reading
+from msrnn.engine.prefill import Prefill, PrefillQueue
 from msrnn.engine.requests import Event, Request, explain
-from msrnn.engine.running import Running, seed_of
+from msrnn.engine.running_answer import RunningAnswer, seed_of
 from msrnn.engine.session_id import SessionId
-from msrnn.engine.writer import written
+from msrnn.engine.writer import make_done_future
 from msrnn.errors import SessionError, UsageError
 
-PROMPT_TOKENS = {"cpu": 512, "cuda": 2048}  # of prompts that are read between two decode steps
+PROMPT_TOKENS = {"cpu": 512, "cuda": 2048}  # prefill tokens between two decode steps
 INTERRUPTED = "the engine was interrupted; ask again"
-ALONE = {"cpu": 2048, "cuda": 8192}  # of a prompt that are read at once while no answer is generated
+ALONE = {"cpu": 2048, "cuda": 8192}  # prefill tokens of a step while no answer is generated
 
 
 class Scheduler:
-    """Requests that wait, are read, and are answered; `step` takes all of them one step further.
+    """Schedules waiting requests, prefills and running answers; `step` advances all of them.
 
-    lanes  schedulers that share one thread and the sessions, and take turns
+    lanes  schedulers that share one thread and the sessions; their steps alternate
     """
 
-    def __init__(self, executor: Executor, prompts: Prompts, tokenizer: Any, prompt_tokens: int | None) -> None:
+    def __init__(self, executor: Executor, queue: PrefillQueue, tokenizer: Any, prompt_tokens: int | None) -> None:
         device = executor.facts.device
-        self.executor, self.prompts, self.tokenizer = executor, prompts, tokenizer
+        self.executor, self.queue, self.tokenizer = executor, queue, tokenizer
         self.prompt_tokens = prompt_tokens or PROMPT_TOKENS.get(device, PROMPT_TOKENS["cpu"])
         self._alone = max(self.prompt_tokens, ALONE.get(device, ALONE["cpu"]))
         self._own_stops = executor.stop_tokens(tokenizer)
-        self.under_way: dict[Request, None] = {}  # taken from those that wait, and not finished
+        self.under_way: dict[Request, None] = {}  # requests in prefill or running
         self._batch = Batch(executor, self._keep)
         self.lanes: Sequence[Scheduler] = [self]
 
     def add(self, request: Request) -> None:
-        self.prompts.waiting.append(request)
+        self.queue.waiting.append(request)
 
     @property
     def idle(self) -> bool:
@@ -46,11 +50,11 @@ class Scheduler:
 
     @property
     def computes(self) -> bool:
-        return bool(self.prompts.readings or self._batch.running)
+        return bool(self.queue.prefills or self._batch.running)
 
     @property
     def has_work(self) -> bool:
-        return bool(self.prompts.waiting or self.computes or self._batch.saving)
+        return bool(self.queue.waiting or self.computes or self._batch.saving)
 
     @property
     def capacity(self) -> int:
@@ -59,18 +63,18 @@ class Scheduler:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many requests wait, how many are being read, and how many batch slots are in use."""
-        waiting, reading = len(self.prompts.waiting), len(self.prompts.readings)
-        return {"waiting": waiting, "reading": reading, "rows": len(self._batch.running)}
+        """Waiting requests, requests in prefill, and batch slots in use."""
+        waiting, prefill = len(self.queue.waiting), len(self.queue.prefills)
+        return {"waiting": waiting, "prefill": prefill, "running": len(self._batch.running)}
 
     def step(self) -> list[Event]:
-        """Read some of the waiting prompts, and let every running answer have one more token."""
+        """Prefill a chunk of the waiting prompts, and decode one token of every running answer."""
         try:
             events = self.drop_cancelled()
             self._batch.step()
-            events += self._read_prompts()
+            events += self._prefill()
             events += self._batch.results()
-            events += self._batch.saved(busy=any(lane.computes for lane in self.lanes))
+            events += self._batch.collect_saved(busy=any(lane.computes for lane in self.lanes))
         except BaseException:
             self._fail()
             raise
@@ -87,7 +91,7 @@ class Scheduler:
         if request in self.under_way:
             del self.under_way[request]
             if request.session is not None:
-                self.prompts.sessions.end(request.session)
+                self.queue.sessions.end(request.session)
 
     def _fail(self) -> None:
         """End everything that is under way: a step that was interrupted leaves states that cannot be used."""
@@ -96,118 +100,118 @@ class Scheduler:
             request.fail(INTERRUPTED)
             self._forget(request)
         self._batch.clear()
-        self.prompts.readings.clear()
+        self.queue.prefills.clear()
 
     def drop_cancelled(self) -> list[Event]:
         events = self._batch.drop_cancelled()
-        for request in self.prompts.drop_cancelled():
+        for request in self.queue.drop_cancelled():
             for number, answer in enumerate(request.answers):
                 answer.finish_reason = "cancelled"
                 events.append(Event(request, number, None, "", None, "cancelled"))
         self._forget_finished(events)
         return events
 
-    def _read_prompts(self) -> list[Event]:
-        """Read prompts, as many tokens as a step may: few while answers are generated, so that these go on."""
+    def _prefill(self) -> list[Event]:
+        """Prefill prompts in chunks: small ones while answers are generated, so that decode steps are not delayed."""
         events: list[Event] = []
         left, others = self.prompt_tokens, any(lane.has_work for lane in self.lanes if lane is not self)
         while left > 0:
-            events += self._begin_prompts()
-            reading = self.prompts.next_reading()
-            if reading is None:
+            events += self._begin_prefills()
+            prefill = self.queue.choose_next()
+            if prefill is None:
                 break
-            if not reading.finished:
+            if not prefill.finished:
                 alone = not (self._batch.running or others)
-                if not alone and reading.left > left < self.prompt_tokens:
-                    break  # it goes on with the next step: pieces of few widths fit few graphs
-                left -= self.prompts.read(reading, max(left, self._alone) if alone else left)
-            if reading.finished:
-                self.prompts.readings.remove(reading)
-                events += self._join(reading)
+                if not alone and prefill.left > left < self.prompt_tokens:
+                    break  # it continues in the next step: chunks of few widths need few CUDA graphs
+                left -= self.queue.read_chunk(prefill, max(left, self._alone) if alone else left)
+            if prefill.finished:
+                self.queue.prefills.remove(prefill)
+                events += self._join(prefill)
         return events
 
-    def _begin_prompts(self) -> list[Event]:
-        """Begin to read waiting prompts, if there are batch slots for their answers."""
+    def _begin_prefills(self) -> list[Event]:
+        """Begin the prefill of waiting requests, if there are batch slots for their answers."""
         events: list[Event] = []
-        while (request := self.prompts.take(self._free_slots)) is not None:
+        while (request := self.queue.take(self._free_slots)) is not None:
             request.begun = monotonic()
             try:
                 if request.session is not None:
                     self._use_session(request.session)
                 self.under_way[request] = None
-                self.prompts.begin(request)
-            except (UsageError, OSError) as error:  # its session cannot go on, which is not the others' fault
+                self.queue.begin(request)
+            except (UsageError, OSError) as error:  # its session cannot be continued; other requests are not affected
                 events += request.fail(*explain(error))
                 self._forget(request)
             except BaseException:
-                request.fail(INTERRUPTED)  # it no longer waits, and may not be under way yet
+                request.fail(INTERRUPTED)  # it left the queue, and may not be under way yet
                 self._forget(request)
                 raise
         return events
 
     @property
     def _free_slots(self) -> int:
-        reserved = sum(reading.request.params.n for reading in self.prompts.readings)
+        reserved = sum(prefill.request.params.n for prefill in self.queue.prefills)
         return self.executor.facts.slots - len(self._batch.running) - reserved
 
     def _use_session(self, session: SessionId) -> None:
         if self.uses_session(session):
             raise SessionError("is answering another request", session, advice="wait for its end")
-        self.prompts.sessions.begin(session, self.executor.facts.slot_nbytes)
+        self.queue.sessions.begin(session, self.executor.facts.slot_nbytes)
 
     def uses_session(self, session: str | SessionId) -> bool:
-        """Whether a request of this conversation is under way."""
+        """Whether a request of this session is in prefill or running."""
         under_way = (request for lane in self.lanes for request in [*lane.under_way])
         return any(request.session == SessionId.of(session) for request in under_way)
 
     def stop_session(self, session: str | SessionId) -> bool:
-        """End the answer of a conversation as it is, so that the turn is kept; returns whether there is one."""
+        """End the running answer of a session, and keep the turn; returns whether there is one."""
         session = SessionId.of(session)
         under_way = [request for lane in self.lanes for request in [*lane.under_way]]
-        waiting = [request for lane in self.lanes for request in [*lane.prompts.waiting]]
-        found = [request for request in [*under_way, *waiting, *self._arrived()] if request.session == session]
+        waiting = [request for lane in self.lanes for request in [*lane.queue.waiting]]
+        found = [request for request in [*under_way, *waiting, *self._list_arrived()] if request.session == session]
         for request in found[:1]:
             request.stop()
         return bool(found)
 
-    def _arrived(self) -> list[Request]:
+    def _list_arrived(self) -> list[Request]:
         """Requests that are to be added before the next step."""
         return []
 
-    def _join(self, reading: Reading) -> list[Event]:
+    def _join(self, prefill: Prefill) -> list[Event]:
         """Give the answers of a prompt their batch slots; returns their ends, if none is generated."""
-        request = reading.request
-        if ends := request.ends_unanswered():
+        request = prefill.request
+        if ends := request.end_unanswered():
             return ends
         try:
-            joined = [self._running(reading, number) for number in range(request.params.n)]
-        except Exception as error:  # its parameters', which is not the others' fault
+            joined = [self._start_answer(prefill, number) for number in range(request.params.n)]
+        except Exception as error:  # caused by its parameters; other requests are not affected
             return request.fail(*explain(error))
-        self._batch.join(joined, reading.state)
+        self._batch.join(joined, prefill.state)
         return []
 
-    def _running(self, reading: Reading, number: int) -> Running:
-        """An answer to a prompt that has been read."""
-        request = reading.request
+    def _start_answer(self, prefill: Prefill, number: int) -> RunningAnswer:
+        """The running answer of a finished prefill."""
+        request = prefill.request
         own = frozenset[int]() if request.params.ignore_eos else self._own_stops
-        seen = 0 if request.session is None else request.kept_tokens
+        seen = 0 if request.session is None else request.cached_tokens
         seed = seed_of(request, number)
-        sampler = self.executor.new_sampler(reading.state, request.params, seed, request.prompt)
-        return Running(request, number, reading.tokens, seen, self.tokenizer, own, sampler)
+        sampler = self.executor.new_sampler(prefill.state, request.params, seed, request.prompt)
+        return RunningAnswer(request, number, prefill.tokens, seen, self.tokenizer, own, sampler)
 
-    def _keep(self, running: Running, slot: int) -> Future[None] | None:
-        """Keep the state of a slot whose answer has ended, for its session or for requests that begin alike.
+    def _keep(self, running: RunningAnswer, slot: int) -> Future[None] | None:
+        """Keep the state of a slot whose answer has ended: in its session, or in the prefix cache.
 
-        Returns when the session is saved, or why it is not.
+        Returns a future that is done when the session is saved, or None if the answer has no session.
         """
         request, read = running.request, running.read
         if request.session is not None:
             try:
                 state = self.executor.take(slot, running.seen + len(read))
                 turn, follows = (state, running.unread, running.last), (request.turns, request.created)
-                return self.prompts.sessions.put(request.session, *turn, follows)
+                return self.queue.sessions.put(request.session, *turn, follows)
             except (UsageError, OSError) as error:
-                return written(error)
-        if running.reads and self.prompts.prefixes.keeps_ends:
-            self.prompts.prefixes.put(read, self.executor.take(slot, len(read)), owner=request.owner)
+                return make_done_future(error)
+        if running.reads and self.queue.prefixes.keeps_ends:
+            self.queue.prefixes.put(read, self.executor.take(slot, len(read)), owner=request.owner)
         return None

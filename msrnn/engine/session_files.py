@@ -1,4 +1,4 @@
-"""Files of sessions: where each one is, and what it holds beside the state. Files are not trusted."""
+"""Session files: their paths, and their notes. Files are not trusted."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ class SessionFiles:
                     yield info
 
     def _is_ours(self, stem: str) -> bool:
-        return self._owns(_decoded(stem))
+        return self._owns(_decode_name(stem))
 
     def _info(self, path: Path, owner: str) -> SessionInfo | None:
         try:
-            found = SessionId(_decoded(path.stem), owner)
+            found = SessionId(_decode_name(path.stem), owner)
             found.check()
             if path != self.path(found):  # it was written when names were file names
                 if self.path(found).exists():
@@ -91,9 +91,9 @@ class SessionFiles:
                 path = path.rename(self.path(found))
             return self.info(found)
         except UsageError as error:
-            _put_aside(path, error)
+            _set_aside(path, error)
         except OSError as error:  # which may pass: the file is not at fault
-            _log.warning("%s cannot be read, and its session is not there: %s", _shown(path), _shown(error))
+            _log.warning("%s cannot be read, and its session is not there: %s", _show(path), _show(error))
         return None
 
     def find(self, session: SessionId) -> SessionInfo | None:
@@ -101,11 +101,11 @@ class SessionFiles:
         try:
             return self.info(session)
         except UsageError as error:
-            _put_aside(self.path(session), error)
+            _set_aside(self.path(session), error)
             return None
 
     def path(self, session: SessionId) -> Path:
-        return self._folder / session.owner / f"{_encoded(session.name)}{SUFFIX}"
+        return self._folder / session.owner / f"{_encode_name(session.name)}{SUFFIX}"
 
     def info(self, session: SessionId) -> SessionInfo:
         path = self.path(session)
@@ -142,15 +142,15 @@ class SessionFiles:
         self.path(session).unlink(missing_ok=True)
 
 
-def _put_aside(path: Path, error: UsageError) -> None:
-    _log.warning("%s is not a session, and is put aside as *%s: %s", _shown(path), DAMAGED, _shown(error))
+def _set_aside(path: Path, error: UsageError) -> None:
+    _log.warning("%s is not a session, and is put aside as *%s: %s", _show(path), DAMAGED, _show(error))
     try:
         path.rename(path.with_name(path.name + DAMAGED))
     except OSError as cause:
-        _log.warning("%s stays where it is: %s", _shown(path), _shown(cause))
+        _log.warning("%s stays where it is: %s", _show(path), _show(cause))
 
 
-def _shown(value: object) -> str:
+def _show(value: object) -> str:
     """For the log: a file's name may have bytes that are no text."""
     return str(value).encode(errors="backslashreplace").decode()
 
@@ -160,12 +160,12 @@ def info_of(session_id: SessionId, session: Session, nbytes: int) -> SessionInfo
     return SessionInfo(session_id, session.tokens, session.turns, session.created, session.updated, nbytes, positions)
 
 
-def _encoded(name: str) -> str:
+def _encode_name(name: str) -> str:
     """A file name for a name: some systems do not tell `Talk` from `talk`."""
     return re.sub("[A-Z]", lambda letter: f"={letter[0].lower()}", name)
 
 
-def _decoded(stem: str) -> str:
+def _decode_name(stem: str) -> str:
     return re.sub("=([a-z])", lambda letter: letter[1].upper(), stem)
 
 

@@ -1,4 +1,4 @@
-"""Conversations that go on: the state after the last turn, by name; in a folder they survive a restart."""
+"""Sessions: the state of a conversation after its last turn, by name. In a folder they survive a restart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from msrnn.engine.executor import Executor, StateHandle
 from msrnn.engine.session_files import Session, SessionFiles, SessionInfo, info_of
 from msrnn.engine.session_id import SessionId
-from msrnn.engine.writer import Writer, written
+from msrnn.engine.writer import Writer, make_done_future
 from msrnn.errors import SessionError, SessionInUseError, SessionStorageFullError, SessionUnwritableError, UsageError
 
 IN_MEMORY, ON_DISK = 2**30, 2**36  # bytes of all sessions by default
@@ -27,7 +27,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _locked(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+def _with_lock(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
     @wraps(method)
     def locked(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with self._lock:
@@ -43,7 +43,7 @@ class Sessions:
     folder    where every finished turn is written, whole or not at all; None: sessions are in memory only
     most      bytes of all sessions. For more, the least recently used one is deleted, of the owner that has most
     days      sessions without a turn for this many days are deleted; None: never
-    memory    bytes of states that are held in memory beside their files
+    memory    bytes of states that are also held in memory, where sessions are in a folder
     writer    the thread that writes files
     owns      whether a session is this engine's, by its name, where several share the folder; others are only read, to
               fork them
@@ -87,7 +87,7 @@ class Sessions:
         return self._files is not None and self._files.path(session).exists()
 
     def info(self, session: str | SessionId) -> SessionInfo | None:
-        """The entry of a conversation in `infos`; None if there is none of this name."""
+        """The entry of a session in `infos`; None if there is none of this name."""
         return self._infos.get(SessionId.of(session))
 
     def turns(self, session: str | SessionId) -> int:
@@ -107,7 +107,7 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._infos)
 
-    @_locked
+    @_with_lock
     def infos(self, owner: str = "") -> list[SessionInfo]:
         """All sessions of an owner; the one that was used last comes first."""
         self._expire()
@@ -141,17 +141,17 @@ class Sessions:
         assert self._files is not None
         return self._files.read(session)
 
-    @_locked
+    @_with_lock
     def begin(self, session: SessionId, nbytes: int) -> None:
         """Make room for a turn, which takes this many bytes when it is finished. `end` must follow.
 
-        Raises a SessionError if all other sessions are in use, and this one does not fit beside them.
+        Raises a SessionError if all other sessions are in use, and this one does not fit in addition.
         """
         self._expire()
         self._make_room(session, nbytes)
         self._in_use[session] = nbytes
 
-    @_locked
+    @_with_lock
     def end(self, session: SessionId) -> None:
         self._in_use.pop(session, None)
 
@@ -163,10 +163,10 @@ class Sessions:
         last: int | None = None,
         follows: tuple[int, float | None] | None = None,
     ) -> Future[None]:
-        """A finished turn: written to the folder first, then shown. The result tells when that is done, or its error.
+        """Add a finished turn: first it is written to the folder, then it is visible, and the future is done.
 
-        `follows`: turns that the conversation must have had before, and when it was created; by default those that it
-        has. Until the turn is written nothing but `get`, which still has the turn before, may use the session.
+        `follows`: the turns that the session must have had before, and when it was created; by default those that it
+        has. Until the turn is written only `get` may use the session, and returns the turn before.
         """
         session, state = SessionId.of(session), self._executor.copy(state, "host")
         with self._lock:
@@ -177,7 +177,7 @@ class Sessions:
             return self._store(session, Session(state, unread, last, had[0] + 1, had[1] or now, now))
 
     def fork(self, session: str | SessionId, other: str | SessionId) -> None:
-        """A second session that goes on from the same turn."""
+        """Create a second session that continues from the same turn."""
         session, other = SessionId.of(session), SessionId.of(other)
         found = self.get(session)
         if found is None:
@@ -185,7 +185,7 @@ class Sessions:
         now = time.time()
         self._store(other, found._replace(created=now, updated=now), new=True, source=session).result()
 
-    @_locked
+    @_with_lock
     def delete(self, session: str | SessionId) -> None:
         session = SessionId.of(session)
         self._check_owned(session)
@@ -209,7 +209,7 @@ class Sessions:
         self._held.pop(session, None)
         self._owners[session.owner] -= self._infos.pop(session).nbytes
 
-    @_locked
+    @_with_lock
     def _store(
         self, session_id: SessionId, session: Session, new: bool = False, source: SessionId | None = None
     ) -> Future[None]:
@@ -222,8 +222,8 @@ class Sessions:
         nbytes = session.state.nbytes
         self._make_room(session_id, nbytes, source)
         if self._files is None:
-            self._show(session_id, session, info_of(session_id, session, nbytes))
-            return written()
+            self._publish(session_id, session, info_of(session_id, session, nbytes))
+            return make_done_future()
         self._writing[session_id] = nbytes
         return self.writer.submit(lambda: self._write(session_id, session))
 
@@ -231,7 +231,7 @@ class Sessions:
         assert self._files is not None
         try:
             self._check_alone(session_id)
-            self._show(session_id, session, self._files.write(session_id, session))
+            self._publish(session_id, session, self._files.write(session_id, session))
         except SessionError:
             raise
         except UsageError as error:  # which names the file
@@ -241,7 +241,7 @@ class Sessions:
             del self._writing[session_id]
 
     def _check_alone(self, session: SessionId) -> None:
-        """Refuse to replace a turn that this process has not seen: a second one has gone on with the session."""
+        """Refuse to replace a turn that another process has written."""
         assert self._files is not None
         if not self._files.path(session).exists():
             return
@@ -251,10 +251,10 @@ class Sessions:
         with self._lock:
             self._set(info)
             self._held.pop(session, None)
-        raise SessionError("another process has gone on with it", session, advice="ask again")
+        raise SessionError("another process has continued it", session, advice="ask again")
 
-    @_locked
-    def _show(self, session_id: SessionId, session: Session, info: SessionInfo) -> None:
+    @_with_lock
+    def _publish(self, session_id: SessionId, session: Session, info: SessionInfo) -> None:
         self._set(info)
         self._hold(session_id, session)
 
@@ -279,7 +279,7 @@ class Sessions:
     def _make_room(self, session: SessionId | None = None, nbytes: int = 0, source: SessionId | None = None) -> None:
         """Delete sessions until all fit, with this one: of the owner that has most, the least recently used one.
 
-        Sessions in use stay, and so does the `source` of a fork. If it does not fit beside these, nothing is deleted.
+        Sessions in use stay, and so does the `source` of a fork. If it does not fit with these, nothing is deleted.
         """
         coming = self._writing | self._in_use | ({} if session is None else {session: nbytes})
         coming = {each: size for each, size in coming.items() if each not in self._infos}
@@ -322,7 +322,7 @@ class Sessions:
         return True
 
     def _hold(self, session_id: SessionId, session: Session) -> None:
-        """Keep a session in memory, and let go of idle ones that their files have as well."""
+        """Hold a session in memory, and drop the least recently used ones that are in files."""
         self._held[session_id] = session
         self._held.move_to_end(session_id)
         while self._files is not None and sum(held.state.nbytes for held in self._held.values()) > self._memory:

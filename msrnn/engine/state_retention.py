@@ -12,12 +12,12 @@ from msrnn.engine.retention import Retention
 DIGITS = 4  # of a share
 
 
-def retention_of(state: MultiState, row: int = 0) -> Retention:
-    """What a row of a state holds now. All layers must have slots."""
+def retention_of(state: MultiState, slot: int = 0) -> Retention:
+    """The retention of one sequence of a state, by its batch slot. All layers must have fixed slots."""
     layers = state.layers
     device = layers[0].position.device
-    places = [layer.position[row].flatten().to(device) for layer in layers]
-    held_at = torch.cat([*places, layers[0].seen[row : row + 1].to(device, torch.int32)]).cpu().numpy()
+    places = [layer.position[slot].flatten().to(device) for layer in layers]
+    held_at = torch.cat([*places, layers[0].seen[slot : slot + 1].to(device, torch.int32)]).cpu().numpy()
     seen, position = int(held_at[-1]), held_at[:-1]
     groups = [layer.position.shape[1] for layer in layers]
     weights = numpy.repeat([1 / (len(layers) * each) for each in groups], [len(place) for place in places])

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from msrnn.core.state import MultiState
 from msrnn.engine.executor import Executor, Place, SampledTokens, Sampler, StateHandle
-from msrnn.engine.local_executor import LocalState, known_logits
+from msrnn.engine.local_executor import LocalState, require_logits
 from msrnn.engine.prompt_logprobs import score_block
-from msrnn.engine.rank import ALIKE, PATIENCE, STOP, Rank
+from msrnn.engine.rank import PATIENCE, SHARED_ERRORS, STOP, Rank
 from msrnn.engine.requests import Logprobs, SamplingParams
 from msrnn.engine.retention import Retention
 from msrnn.errors import LostRankError
@@ -81,7 +81,7 @@ class TensorParallelExecutor(Executor):
             try:
                 self._tell(name, *arguments)
                 return getattr(self._rank, name)(*arguments)
-            except ALIKE:
+            except SHARED_ERRORS:
                 raise
             except BaseException as error:
                 self._lost = error
@@ -100,16 +100,16 @@ class TensorParallelExecutor(Executor):
         weakref.finalize(state, self._dropped.append, number)
         return state
 
-    def _shared(self, state: StateHandle) -> SharedState:
+    def _check_own(self, state: StateHandle) -> SharedState:
         """The state behind a handle. Numbers of another executor name other states."""
         if not isinstance(state, SharedState) or state.executor is not self:
             raise TypeError(f"{state!r}: not a state of this executor")
         return state
 
     @contextmanager
-    def _numbered(self, state: StateHandle) -> Iterator[int]:
+    def _lend_number(self, state: StateHandle) -> Iterator[int]:
         """The number of a state, which all ranks know meanwhile."""
-        mine = self._shared(state)
+        mine = self._check_own(state)
         with self._lock:
             self._rank.states[mine.number] = mine.own
             try:
@@ -144,22 +144,22 @@ class TensorParallelExecutor(Executor):
         return self._make("new_state")
 
     def read(self, state: StateHandle, tokens: Sequence[int], logprobs: int | None = None) -> list[Logprobs | None]:
-        before = self._shared(state).own.logits
-        with self._numbered(state) as number:
+        before = self._check_own(state).own.logits
+        with self._lend_number(state) as number:
             logits: Tensor = self._do("read", number, [*tokens], logprobs is None)
         return [] if logprobs is None else score_block(logits, before, tokens, logprobs)
 
     def copy(self, state: StateHandle, place: Place, wait: bool = True) -> SharedState:
-        with self._numbered(state) as source:
+        with self._lend_number(state) as source:
             return self._make("copy", source, place)
 
     def convert(self, state: StateHandle) -> SharedState:
         """Ranks know states by their numbers with one executor, so those of another cannot be converted."""
-        return self._shared(state)
+        return self._check_own(state)
 
     def save(self, state: StateHandle, path: Path, notes: Mapping[str, Any]) -> None:
         """The leader writes the heads of all ranks."""
-        with self._numbered(state) as number:
+        with self._lend_number(state) as number:
             whole: MultiState = self._do("gather", number)
         whole.save(path, dict(notes))
 
@@ -170,19 +170,19 @@ class TensorParallelExecutor(Executor):
         return self._rank.local.describe(path)
 
     def retention(self, state: StateHandle) -> Retention:
-        return self._rank.local.retention(self._shared(state).own)
+        return self._rank.local.retention(self._check_own(state).own)
 
     def slot_retention(self, slot: int) -> Retention:
         return self._rank.local.slot_retention(slot)
 
     def new_sampler(self, state: StateHandle, params: SamplingParams, seed: int, prompt: Sequence[int]) -> Sampler:
-        return self._rank.local.new_sampler(self._shared(state).own, params, seed, prompt)
+        return self._rank.local.new_sampler(self._check_own(state).own, params, seed, prompt)
 
     def put(self, slot: int, state: StateHandle, samplers: Sequence[Sampler]) -> SampledTokens:
-        with self._numbered(state) as number:
+        with self._lend_number(state) as number:
             for i in range(len(samplers)):
                 self._do("put", slot + i, number)
-        logits = known_logits(self._shared(state).own)
+        logits = require_logits(self._check_own(state).own)
         return self._rank.local.sample(logits.expand(len(samplers), -1), samplers, slot)
 
     def step(self, samplers: Sequence[Sampler]) -> SampledTokens:

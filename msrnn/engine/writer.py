@@ -27,8 +27,8 @@ class Writer:
             pool.shutdown()
 
 
-def written(error: Exception | None = None) -> Future[None]:
-    """A write that is over already, or that could not begin."""
+def make_done_future(error: Exception | None = None) -> Future[None]:
+    """The future of a write that is done already, or that failed before it began."""
     future: Future[None] = Future()
     if error is None:
         future.set_result(None)

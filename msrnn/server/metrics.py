@@ -25,7 +25,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         kinds: dict[str, Any] = {"namespace": "msrnn", "registry": self.registry}
         self.running = Gauge("num_requests_running", "Answers that are generated now", **kinds)
-        self.running.set_function(lambda: engine.counts["rows"])
+        self.running.set_function(lambda: engine.counts["running"])
         waiting = Gauge("num_requests_waiting", "Requests that wait, or whose prompt is being read", **kinds)
         waiting.set_function(lambda: engine.counts["waiting"] + engine.counts["reading"])
         Gauge("num_rows", "Rows of the decode batch", **kinds).set(engine.capacity)
@@ -54,7 +54,7 @@ class _Counts(Collector):
         self._engine, self._sessions = engine, engine.sessions
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        kept = [lane.prompts.prefixes for lane in self._engine.lanes]
+        kept = [lane.queue.prefixes for lane in self._engine.lanes]
         files = [states.files for states in kept if states.files is not None]
         counts = {
             "hits": ("Prompts that began with a kept state", sum(states.hits for states in kept)),
@@ -84,7 +84,7 @@ class Timer:
     def event(self, event: Event) -> None:
         metrics, now = self._metrics, monotonic()
         if not self._last:
-            kept = event.request.kept_tokens if event.request.session is None else 0
+            kept = event.request.cached_tokens if event.request.session is None else 0
             metrics.read_tokens.inc(max(0, len(event.request.prompt) - kept))
             if event.request.begun is not None:  # or it was cancelled while it waited
                 metrics.queue.observe(max(0.0, event.request.begun - self._began))

@@ -7,8 +7,8 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from msrnn.checks import is_whole
+from msrnn.engine.detokenizer import Detokenizer
 from msrnn.engine.session_files import Session
-from msrnn.engine.text import Pieces
 from msrnn.errors import UsageError
 from msrnn.hf.chat_template import check_template, closing, encode, encode_first, encode_following, following, render
 from msrnn.hf.messages import Messages
@@ -55,7 +55,7 @@ def read_prompts(request: CompletionRequest, tokenizer: Any, begins: bool, most_
 
 def echo_of(prompt: Prompt, tokenizer: Any) -> Echo:
     """A text as it was sent, or the text of tokens without special ones."""
-    decoder = Pieces(tokenizer, skip_special=prompt.text is None)
+    decoder = Detokenizer(tokenizer, skip_special=prompt.text is None)
     pieces = [*map(decoder.put, prompt.tokens)]
     pieces[-1] += decoder.end()
     text, begins = "".join(pieces), [0, *accumulate(map(len, pieces))]

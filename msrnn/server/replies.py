@@ -8,8 +8,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from msrnn.engine.detokenizer import Detokenizer
 from msrnn.engine.requests import Answer, Event, Logprobs, Request
-from msrnn.engine.text import Pieces
 from msrnn.server.protocol import Job
 from msrnn.server.retention import RetentionField
 from msrnn.server.token_texts import TokenTexts
@@ -68,7 +68,7 @@ class Reply:
 
     def usage(self) -> dict[str, Any]:
         prompt = sum(len(request.prompt) for request in self.requests)
-        kept = sum(min(request.kept_tokens, len(request.prompt)) for request in self.requests if not request.session)
+        kept = sum(min(request.cached_tokens, len(request.prompt)) for request in self.requests if not request.session)
         answers = sum(len(answer.tokens) for request in self.requests for answer in request.answers)
         total = {"prompt_tokens": prompt, "completion_tokens": answers, "total_tokens": prompt + answers}
         return {**total, "prompt_tokens_details": {"cached_tokens": kept}}
@@ -147,7 +147,7 @@ class _Offsets:
     """Where the tokens of an answer begin in its text."""
 
     def __init__(self, tokenizer: Any, start: int) -> None:
-        self._pieces, self._at = Pieces(tokenizer, skip_special=True), start
+        self._pieces, self._at = Detokenizer(tokenizer, skip_special=True), start
 
     def put(self, token: int) -> int:
         at = self._at

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from msrnn.engine.detokenizer import Detokenizer
 from msrnn.engine.requests import Event
 from msrnn.engine.retention import Retention
-from msrnn.engine.text import Pieces
 from msrnn.hf.messages import Messages, Render, locate_contents
 
 
@@ -38,7 +38,7 @@ def prompt_texts(
     tokenizer: Any, ids: Sequence[int], start: int, messages: Messages | None = None, render: Render | None = None
 ) -> PromptTexts:
     """The texts of tokens from position `start` on, the last of which were rendered from messages."""
-    decoder = Pieces(tokenizer)
+    decoder = Detokenizer(tokenizer)
     pieces = [decoder.put(token) for token in ids]
     if messages is None or render is None:
         return PromptTexts(start, pieces, None)
@@ -68,7 +68,7 @@ class RetentionField:
     """Builds the field for one answer, event by event."""
 
     def __init__(self, tokenizer: Any, prompt: PromptTexts) -> None:
-        self._pieces, self._prompt, self._position = Pieces(tokenizer), prompt, prompt.stop
+        self._pieces, self._prompt, self._position = Detokenizer(tokenizer), prompt, prompt.stop
         self._begun = False
         self._last: Retention | None = None
 
@@ -95,4 +95,4 @@ class RetentionField:
 def holding(now: Retention, before: Retention | None = None) -> dict[str, Any]:
     """What a state holds, as JSON; after an earlier one, `held` is what has changed."""
     numbers = {"seen": now.seen, "slots": now.slots, "used": now.used}
-    return {**numbers, "bytes": now.nbytes, "full_bytes": now.full_nbytes, "held": now.held(before)}
+    return {**numbers, "bytes": now.nbytes, "full_bytes": now.full_nbytes, "held": now.list_shares(before)}

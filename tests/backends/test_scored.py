@@ -108,7 +108,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         state.save(tmp_path / "state")
     assert not (tmp_path / "state").exists()
     with pytest.raises(UsageError, match=r"the engine cannot have a Python function; use MultiStateRNN\.generate"):
-        msrnn.Engine(rnn, rows=2)
+        msrnn.Engine(rnn, slots=2)
     with pytest.raises(UsageError, match="results under a Python function cannot be stored"):
         _ = policy.numbers
     other = msrnn.MultiStateRNN(model, ScoredPolicy(score=lambda seen: seen.attention.mean(0)), 8)

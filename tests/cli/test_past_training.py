@@ -168,7 +168,7 @@ def test_under_a_budget_the_size_is_that_of_the_largest_layer(run: Run) -> None:
 def test_the_engine_of_a_server(capsys: pytest.CaptureFixture[str]) -> None:
     options = ModelOptions(size=Size(9))
     rnn = options.rnn(build(llama(max_position_embeddings=64, eos_token_id=None)))
-    engine = engine_maker(rnn, options, shared=False)(rows=2)
+    engine = engine_maker(rnn, options, shared=False)(slots=2)
     assert isinstance(engine, LongEngine)
     assert (engine.length, engine.long_executor.facts.fingerprint["policy"]) == (64, "tova+1~36")
     assert capsys.readouterr().err == ""
@@ -198,8 +198,8 @@ def test_servers_that_cannot_follow_the_rule(
     make = engine_maker(options.rnn(model), options, shared)
     if shared:
         with pytest.raises(UsageError, match="this model is in one process"):
-            make(rows=1)
+            make(slots=1)
     else:
-        assert type(make(rows=1)) is Engine
+        assert type(make(slots=1)) is Engine
     err = capsys.readouterr().err
     assert (err.count("\n"), err.count(message)) == (1, 1), err

@@ -30,8 +30,8 @@ def pair() -> Pair:
     return msrnn.MultiStateRNN(model, "tova", 9), longer
 
 
-def make(pair: Pair, rows: int = 4, **options: Any) -> LongEngine:
-    return LongEngine(*pair, LENGTH, rows, **options)
+def make(pair: Pair, slots: int = 4, **options: Any) -> LongEngine:
+    return LongEngine(*pair, LENGTH, slots, **options)
 
 
 def params(**changes: Any) -> msrnn.SamplingParams:
@@ -83,7 +83,7 @@ def test_a_session_crosses_the_length(pair: Pair, overlaps: bool) -> None:
     assert told == [crossed.index(True)]
     assert 0 < told[0] < len(TURNS) - 1
     assert engine.long_requests == len(TURNS) - told[0]
-    plain = msrnn.Engine(pair[0], rows=1)
+    plain = msrnn.Engine(pair[0], slots=1)
     assert [tokens(ask(plain, turn, "talk")) for turn in TURNS] != found  # so the test can fail
 
 
@@ -137,11 +137,11 @@ def test_a_long_prompt_that_is_sent_again_is_kept(pair: Pair, tmp_path: Path) ->
     engine = make(pair, prefix_bytes=0, prefix_host_bytes=0, prefix_folder=tmp_path)
     prompt = [*range(3, 93)]
     first = ask(engine, prompt)
-    assert first.kept_tokens == 0
+    assert first.cached_tokens == 0
     engine.writer.close()
     again = ask(engine, [*prompt, *tokens(first), 5])
-    assert again.kept_tokens >= len(prompt)
-    alone = msrnn.Engine(pair[1], rows=1, prefix_bytes=0, prefix_host_bytes=0)
+    assert again.cached_tokens >= len(prompt)
+    alone = msrnn.Engine(pair[1], slots=1, prefix_bytes=0, prefix_host_bytes=0)
     assert tokens(again) == tokens(ask(alone, [*again.prompt]))
 
 
@@ -172,9 +172,9 @@ def test_a_session_that_was_replaced_while_its_prompt_waited(pair: Pair) -> None
 
 
 def test_more_answers_than_long_rows(pair: Pair) -> None:
-    engine = make(pair, rows=8)
+    engine = make(pair, slots=8)
     assert [lane.executor.facts.slots for lane in engine.lanes] == [8, 2]
-    with pytest.raises(UsageError, match="n=3: the engine has 2 rows for texts that may pass 64 tokens"):
+    with pytest.raises(UsageError, match="n=3: the engine has 2 batch slots for texts that may pass 64 tokens"):
         engine.request([*range(3, 90)], params(n=3))
     assert len(ask(engine, [*range(3, 90)], n=2).answers) == 2
     assert len(ask(engine, [3, 4, 5], n=3).answers) == 3
@@ -196,9 +196,9 @@ def test_a_step_that_fails_ends_the_answers_of_its_lane(pair: Pair, monkeypatch:
         patch.setattr(engine.long_executor, "step", broken)
         long, short = asyncio.run(asyncio.wait_for(both(), 60))
     assert isinstance(long, RuntimeError)
-    plain = msrnn.Engine(pair[0], rows=1)
+    plain = msrnn.Engine(pair[0], slots=1)
     assert short == tokens(ask(plain, [5, 6]))
-    longer = msrnn.Engine(pair[1], rows=1)
+    longer = msrnn.Engine(pair[1], slots=1)
     assert asyncio.run(asyncio.wait_for(both(), 60))[0] == tokens(ask(longer, [*range(3, 90)]))
     engine.close()
 
@@ -224,7 +224,7 @@ def test_cancelled_requests_of_both_lanes_end(pair: Pair) -> None:
     for request in requests:
         engine.add(request)
     engine.step()
-    assert engine.counts["waiting"] + engine.counts["rows"] == 2
+    assert engine.counts["waiting"] + engine.counts["running"] == 2
     for request in requests:
         request.cancel()
     while not engine.idle:
@@ -258,7 +258,7 @@ def test_rows_of_both_lanes_fit_the_memory(pair: Pair, monkeypatch: pytest.Monke
     one = pair[0].spec.nbytes(1)
     monkeypatch.setattr("msrnn.engine.decode_batch.available_bytes", lambda _: one * 5 * 5 // 4)
     assert fitting_slots(pair[0]) == 5
-    assert fitting_slots(pair[0], beside=1 / 4) == 4
+    assert fitting_slots(pair[0], others=1 / 4) == 4
     engine = LongEngine(*pair, LENGTH)
     assert [lane.executor.facts.slots for lane in engine.lanes] == [4, 1]
 

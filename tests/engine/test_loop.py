@@ -14,7 +14,7 @@ PARAMS = msrnn.SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 
 
 def test_a_request_that_cannot_be_added_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = msrnn.Engine(msrnn.MultiStateRNN(build(llama(), "cpu"), "tova", 9), rows=2)
+    engine = msrnn.Engine(msrnn.MultiStateRNN(build(llama(), "cpu"), "tova", 9), slots=2)
     add = engine.add
 
     def refuse(request: Request) -> None:

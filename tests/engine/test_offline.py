@@ -32,7 +32,7 @@ def prompts(count: int) -> list[list[int]]:
 
 @pytest.fixture
 def engine() -> msrnn.Engine:
-    return msrnn.Engine.offline(msrnn.MultiStateRNN(build(llama(), "cpu"), "tova", 9), rows=2)
+    return msrnn.Engine.offline(msrnn.MultiStateRNN(build(llama(), "cpu"), "tova", 9), slots=2)
 
 
 def test_answers_come_as_they_finish(engine: msrnn.Engine) -> None:
@@ -55,7 +55,7 @@ def test_an_iterator_that_is_left_cancels_the_rest(engine: msrnn.Engine) -> None
     _, first = next(answers)
     answers.close()  # type: ignore[attr-defined]
     assert first.answers[0].finish_reason == "length"
-    assert engine.counts == {"waiting": 0, "reading": 0, "rows": 1}, "of the request that was there before"
+    assert engine.counts == {"waiting": 0, "prefill": 0, "running": 1}, "of the request that was there before"
     assert [len(request.answers[0].tokens) for request in engine.generate(prompts(3), greedy(4))] == [4] * 3
     assert len(other.answers[0].tokens) == 30
 
@@ -113,6 +113,6 @@ def test_a_bar_on_a_terminal_only(engine: msrnn.Engine, monkeypatch: pytest.Monk
 def test_ends_are_kept_where_conversations_are_sent_again() -> None:
     rnn = msrnn.MultiStateRNN(build(llama(), "cpu"), "tova", 9)
     for keep_ends, kept in ((True, 2), (False, 0)):
-        engine = msrnn.Engine(rnn, rows=2, keep_ends=keep_ends)
+        engine = msrnn.Engine(rnn, slots=2, keep_ends=keep_ends)
         engine.generate([PROMPT], greedy(3))
         assert len(engine.prefixes) == kept

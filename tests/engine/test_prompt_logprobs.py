@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import msrnn
-from msrnn.engine import prompt_logprobs, prompts
+from msrnn.engine import prefill, prompt_logprobs
 from msrnn.engine.requests import Request
 from msrnn.errors import UsageError
 from tests.helpers.tiny import build, llama
@@ -48,10 +48,10 @@ def check(rnn: msrnn.MultiStateRNN, request: Request, most: int) -> None:
 def test_they_are_those_of_one_read(
     rnn: msrnn.MultiStateRNN, read: int, scored: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompts, "SCORED", read)
+    monkeypatch.setattr(prefill, "SCORED", read)
     monkeypatch.setattr(prompt_logprobs, "SCORED", scored)
-    plain = msrnn.Engine(rnn, rows=3, prompt_tokens=32).generate(PROMPTS, params())
-    found = msrnn.Engine(rnn, rows=3, prompt_tokens=32).generate(PROMPTS, params(prompt_logprobs=most, n=2))
+    plain = msrnn.Engine(rnn, slots=3, prompt_tokens=32).generate(PROMPTS, params())
+    found = msrnn.Engine(rnn, slots=3, prompt_tokens=32).generate(PROMPTS, params(prompt_logprobs=most, n=2))
     for request, other in zip(found, plain, strict=True):
         check(rnn, request, most)
         assert [answer.tokens for answer in request.answers] == [other.answers[0].tokens] * 2
@@ -59,33 +59,33 @@ def test_they_are_those_of_one_read(
 
 
 def test_a_kept_state_is_not_used_but_one_is_kept(rnn: msrnn.MultiStateRNN) -> None:
-    engine = msrnn.Engine(rnn, rows=3)
+    engine = msrnn.Engine(rnn, slots=3)
     engine.generate([PROMPTS[3]], params())
     (scored,) = engine.generate([PROMPTS[3]], params(prompt_logprobs=1))
-    assert scored.kept_tokens == 0
+    assert scored.cached_tokens == 0
     check(rnn, scored, 1)
     other = [*PROMPTS[4], 5, 6]
     engine.generate([PROMPTS[4]], params(prompt_logprobs=0))
     (after,) = engine.generate([other], params())
-    assert after.kept_tokens == len(PROMPTS[4])
-    (alone,) = msrnn.Engine(rnn, rows=3, prefix_bytes=0, prefix_host_bytes=0).generate([other], params())
+    assert after.cached_tokens == len(PROMPTS[4])
+    (alone,) = msrnn.Engine(rnn, slots=3, prefix_bytes=0, prefix_host_bytes=0).generate([other], params())
     assert after.answers[0].tokens == alone.answers[0].tokens
 
 
 def test_nothing_is_generated_for_no_tokens(rnn: msrnn.MultiStateRNN) -> None:
-    engine = msrnn.Engine(rnn, rows=2)
+    engine = msrnn.Engine(rnn, slots=2)
     found = engine.generate(PROMPTS, params(max_tokens=0, prompt_logprobs=2, n=2))
     for request in found:
         check(rnn, request, 2)
         assert [(answer.tokens, answer.finish_reason) for answer in request.answers] == [([], "length")] * 2
-    assert engine.counts == {"waiting": 0, "reading": 0, "rows": 0}
+    assert engine.counts == {"waiting": 0, "prefill": 0, "running": 0}
     assert not engine.under_way
 
 
 def test_numbers_that_are_not_finite_fail_the_request_alone(
     rnn: msrnn.MultiStateRNN, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, read = msrnn.Engine(rnn, rows=3, prefix_bytes=0, prefix_host_bytes=0), rnn.read
+    engine, read = msrnn.Engine(rnn, slots=3, prefix_bytes=0, prefix_host_bytes=0), rnn.read
 
     def spoiled(ids: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         logits = read(ids, *args, **options)
@@ -99,7 +99,7 @@ def test_numbers_that_are_not_finite_fail_the_request_alone(
 
 
 def test_what_has_no_log_probabilities_is_refused(rnn: msrnn.MultiStateRNN) -> None:
-    engine = msrnn.Engine(rnn, rows=2)
+    engine = msrnn.Engine(rnn, slots=2)
     for name in ("prompt_logprobs", "max_tokens"):
         with pytest.raises(UsageError, match=f"^{name}=0: "):
             engine.request([3, 4], params(**{name: 0}), session="a")

@@ -37,13 +37,13 @@ def test_a_state_made_by_hand() -> None:
     second.position[1] = torch.tensor([[7, 6, 5, -1], [5, 6, 7, -1]], dtype=torch.int32)
     first.seen[1] = second.seen[1] = 8
     found = retention_of(state, 1)
-    assert found.held() == [(0, 0.25), (2, 0.25), (5, 0.75), (6, 0.75), (7, 1.0)]
+    assert found.list_shares() == [(0, 0.25), (2, 0.25), (5, 0.75), (6, 0.75), (7, 1.0)]
     assert (found.seen, found.slots, found.used) == (8, 12, 12)
     assert found.nbytes == rnn.state(1).nbytes
     assert found.full_nbytes == 8 * 2 * 2 * 2 * 8 * 4  # tokens, layers, KV heads, keys and values, numbers, bytes
-    assert retention_of(state, 0).held() == []
+    assert retention_of(state, 0).list_shares() == []
     first.position[1, 0] = torch.tensor([8, 7, -1, 5])
-    assert retention_of(state, 1).held(found) == [(0, 0.0), (8, 0.25)]
+    assert retention_of(state, 1).list_shares(found) == [(0, 0.0), (8, 0.25)]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_events_tell_what_reading_the_tokens_leaves(family: str, options: dict[s
     """Beside other answers, whose ends move the row; in a session that goes on, too."""
     policy = options.pop("policy", "tova")
     rnn = msrnn.MultiStateRNN(build(FAMILIES[family](), "cpu"), policy, 9, **options)
-    engine = msrnn.Engine(rnn, rows=3)
+    engine = msrnn.Engine(rnn, slots=3)
     read: list[int] = []
     state, steps = rnn.state(), 0
     for turn, prompt in enumerate((PROMPT, [40, 41, 42])):
@@ -84,18 +84,18 @@ def test_events_tell_what_reading_the_tokens_leaves(family: str, options: dict[s
                 rnn.step(torch.tensor([[token]]), state)
             steps = last
             assert found.seen == last
-            assert dict(found.held()) == counted(state)
+            assert dict(found.list_shares()) == counted(state)
             assert found.used == sum(int((state.positions(layer) >= 0).sum()) for layer in range(len(state.layers)))
             assert found.nbytes == state.nbytes
         read = tokens
         session = engine.sessions.get("talk")
         assert session is not None
         assert session.turns == turn + 1
-        assert engine.executor.retention(session.state).held() == events[-1].retention.held()  # type: ignore[union-attr]
+        assert engine.executor.retention(session.state).list_shares() == events[-1].retention.list_shares()  # type: ignore[union-attr]
 
 
 def test_nobody_is_told_who_does_not_ask() -> None:
-    engine = msrnn.Engine(msrnn.MultiStateRNN(build(llama(), "cpu"), "tova", 9), rows=1)
+    engine = msrnn.Engine(msrnn.MultiStateRNN(build(llama(), "cpu"), "tova", 9), slots=1)
     engine.add(engine.request(PROMPT, msrnn.SamplingParams(max_tokens=3)))
     events = [event for _ in range(4) for event in engine.step()]
     assert {event.retention for event in events} == {None}

@@ -13,7 +13,7 @@ from torch import Tensor
 from msrnn.engine.executor import FAILED, NOT_FINITE
 from msrnn.engine.noise import uniform
 from msrnn.engine.requests import SamplingParams
-from msrnn.engine.sampling import RowSampler, choose
+from msrnn.engine.sampling import SequenceSampler, choose
 from msrnn.errors import UsageError
 
 VOCABULARY = 50
@@ -24,8 +24,8 @@ def logits(rows: int = 1, seed: int = 0) -> Tensor:
     return 3 * torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed))
 
 
-def sampler(seed: int = 0, prompt: list[int] | None = None, **params: Any) -> RowSampler:
-    return RowSampler(SamplingParams(**params), seed, prompt or [1], VOCABULARY, CPU)
+def sampler(seed: int = 0, prompt: list[int] | None = None, **params: Any) -> SequenceSampler:
+    return SequenceSampler(SamplingParams(**params), seed, prompt or [1], VOCABULARY, CPU)
 
 
 def drawn(count: int, **params: Any) -> Counter[int]:
@@ -77,17 +77,17 @@ def test_repetition_penalty_is_that_of_transformers() -> None:
     prompt = [3, 7, 11]
     row = sampler(prompt=prompt, repetition_penalty=1.7)
     expected = tf.RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([prompt]), logits())
-    torch.testing.assert_close(row.adjusted(logits()[0]), expected[0])
+    torch.testing.assert_close(row.adjust(logits()[0]), expected[0])
     row.count(torch.tensor([20]), 0)
     expected = tf.RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[*prompt, 20]]), logits())
-    torch.testing.assert_close(row.adjusted(logits()[0]), expected[0])
+    torch.testing.assert_close(row.adjust(logits()[0]), expected[0])
 
 
 def test_presence_and_frequency_count_the_answer_only() -> None:
     row = sampler(prompt=[3, 7], presence_penalty=0.5, frequency_penalty=0.25)
     for token in (20, 20, 21):
         row.count(torch.tensor([token]), 0)
-    difference = row.adjusted(logits()[0]) - logits()[0]
+    difference = row.adjust(logits()[0]) - logits()[0]
     assert difference.nonzero()[:, 0].tolist() == [20, 21]
     torch.testing.assert_close(difference[[20, 21]], torch.tensor([-1.0, -0.75]))
 
@@ -179,8 +179,8 @@ def test_extreme_values_give_tokens(params: dict[str, Any], temperature: float) 
 
 
 def test_a_row_that_cannot_be_sampled_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(RowSampler):
-        def adjusted(self, logits: Tensor) -> Tensor:
+    class Broken(SequenceSampler):
+        def adjust(self, logits: Tensor) -> Tensor:
             raise OverflowError("int too large to convert to float")
 
     sound = [sampler(seed, temperature=0.5 * seed, repetition_penalty=1.0 + seed) for seed in range(4)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from msrnn.engine import prompts as prompts_file
+from msrnn.engine import prefill as prefill_module
 from msrnn.engine.engine import Engine
 from msrnn.engine.lanes import LongEngine
 from msrnn.engine.requests import Event, Request, SamplingParams
@@ -90,7 +90,7 @@ def test_an_answer_goes_on_while_a_long_prompt_is_read(executor: FakeExecutor) -
 
 
 def test_short_prompts_cannot_starve_a_long_one(executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts_file, "LONG", 20)
+    monkeypatch.setattr(prefill_module, "LONG", 20)
     engine = Engine(executor, prompt_tokens=8)
     long, steps = add(engine, text(1, 160)), 0
     while not long.finished:
@@ -105,11 +105,11 @@ def test_answers_to_one_prompt_need_as_many_slots(executor: FakeExecutor) -> Non
     first, many = add(engine, [5], 6), add(engine, [6], 2, n=4)
     later = add(engine, [7], 2)
     run(engine, 3)
-    assert engine.counts == {"waiting": 2, "reading": 0, "rows": 1}, "nobody overtakes the one that needs four"
+    assert engine.counts == {"waiting": 2, "prefill": 0, "running": 1}, "nobody overtakes the one that needs four"
     run(engine)
     assert [answer.tokens for answer in many.answers] == [answer_to([6], 2)] * 4
     assert tokens(first, later) == [answer_to([5], 6), answer_to([7], 2)]
-    with pytest.raises(UsageError, match="n=5: the engine has 4 rows"):
+    with pytest.raises(UsageError, match="n=5: the engine has 4 batch slots"):
         engine.request([5], params(n=5))
 
 
@@ -125,7 +125,7 @@ def test_a_cancelled_answer_leaves_the_others_as_they_are(executor: FakeExecutor
     assert {event.request for event in events if event.finish_reason == "cancelled"} == {requests[which], requests[5]}
     others = [number for number in range(5) if number != which]
     assert tokens(*(requests[number] for number in others)) == [answer_to(text(number, 4), 12) for number in others]
-    assert engine.counts == {"waiting": 0, "reading": 0, "rows": 0}
+    assert engine.counts == {"waiting": 0, "prefill": 0, "running": 0}
     assert not engine.under_way
 
 
@@ -192,7 +192,7 @@ def test_a_failed_call_ends_what_is_under_way_alone(
         patch.setattr(executor, call, failing)
         if call != "step":
             under_way.append(add(engine, [8]))
-            engine.prompts.waiting.rotate(1)  # it comes before those that need two slots
+            engine.queue.waiting.rotate(1)  # it comes before those that need two slots
         with pytest.raises(RuntimeError, match="a broken device"):
             engine.step()
     assert {request.answers[0].finish_reason for request in under_way} == {"error"}
@@ -215,7 +215,9 @@ def test_stop_tokens_and_lengths(executor: FakeExecutor) -> None:
 
 
 def test_the_models_own_stop_token(executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.helpers.fake_executor.next_token", lambda tokens: STOP if len(tokens) == 4 else next_token(tokens))
+    monkeypatch.setattr(
+        "tests.helpers.fake_executor.next_token", lambda tokens: STOP if len(tokens) == 4 else next_token(tokens)
+    )
     engine = Engine(executor)
     ended, ignored = add(engine, [5, 6]), add(engine, [5, 6], ignore_eos=True)
     run(engine)
@@ -233,13 +235,13 @@ def test_a_shared_prefix_is_read_once(executor: FakeExecutor) -> None:
     again = add(engine, [*shared, 5], 3)
     executor.calls.clear()
     run(engine)
-    assert (tokens(again), again.kept_tokens) == ([answer_to([*shared, 5], 3)], 101)
+    assert (tokens(again), again.cached_tokens) == ([answer_to([*shared, 5], 3)], 101)
     assert executor.calls[0] == ("put", 1), "nothing is left to read"
 
 
 def test_the_log_probabilities_of_a_prompt(executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     """In blocks, and from the beginning, whatever is kept."""
-    monkeypatch.setattr(prompts_file, "SCORED", 4)
+    monkeypatch.setattr(prefill_module, "SCORED", 4)
     engine = Engine(executor)
     add(engine, text(1, 40))
     run(engine)
@@ -375,8 +377,8 @@ def test_an_engine_does_not_load_torch() -> None:
 
 
 def test_an_executor_has_its_own_slots() -> None:
-    with pytest.raises(UsageError, match="rows=2: the executor has 4 batch slots already; leave rows out"):
-        Engine(FakeExecutor(), rows=2)
+    with pytest.raises(UsageError, match="slots=2: the executor has 4 batch slots already; leave slots out"):
+        Engine(FakeExecutor(), slots=2)
     engine = Engine(FakeExecutor(3))
     engine.warm_up()
     assert engine.capacity == 3

@@ -47,7 +47,7 @@ def ask(engine: msrnn.Engine, prompt: list[int], session: str, owner: str = "") 
 @pytest.mark.parametrize("folder", [False, True])
 def test_owners_have_sessions_of_their_own(rnn: msrnn.MultiStateRNN, tmp_path: Path, folder: bool) -> None:
     def engine() -> msrnn.Engine:
-        return msrnn.Engine(rnn, rows=2, sessions=tmp_path if folder else None)
+        return msrnn.Engine(rnn, slots=2, sessions=tmp_path if folder else None)
 
     one = engine()
     alone = [ask(one, prompt, "talk", ANN).answers[0].tokens for prompt in ([5, 6, 7], [8])]
@@ -63,22 +63,22 @@ def test_owners_have_sessions_of_their_own(rnn: msrnn.MultiStateRNN, tmp_path: P
 
 
 def test_names_that_differ_by_case_have_files_that_do_not(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> None:
-    engine = msrnn.Engine(rnn, rows=2, sessions=tmp_path)
+    engine = msrnn.Engine(rnn, slots=2, sessions=tmp_path)
     for name in ("talk", "Talk", "TALK"):
         ask(engine, [5, 6], name)
     files = [path.name for path in tmp_path.iterdir()]
     assert len({name.lower() for name in files}) == 3
-    again = msrnn.Engine(rnn, rows=2, sessions=tmp_path)
+    again = msrnn.Engine(rnn, slots=2, sessions=tmp_path)
     assert {info.name for info in again.sessions.infos()} == {"talk", "Talk", "TALK"}
 
 
 def test_a_file_that_is_named_as_its_session_is_found(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> None:
     """Files were, before."""
-    engine = msrnn.Engine(rnn, rows=2, sessions=tmp_path)
+    engine = msrnn.Engine(rnn, slots=2, sessions=tmp_path)
     ask(engine, [5, 6], "Talk")
     (path,) = tmp_path.iterdir()
     path.rename(tmp_path / "Talk.safetensors")
-    again = msrnn.Engine(rnn, rows=2, sessions=tmp_path)
+    again = msrnn.Engine(rnn, slots=2, sessions=tmp_path)
     ask(again, [7], "Talk")
     assert again.sessions.turns("Talk") == 2
     assert [path.name for path in tmp_path.glob("*talk*")] == ["=talk.safetensors"]
@@ -117,12 +117,12 @@ DAMAGES: dict[str, Any] = {
 def test_a_damaged_file_is_put_aside(
     rnn: msrnn.MultiStateRNN, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = msrnn.Engine(rnn, rows=2, sessions=tmp_path)
+    engine = msrnn.Engine(rnn, slots=2, sessions=tmp_path)
     for name in ("sound", "damaged"):
         ask(engine, [5, 6], name)
     DAMAGES[damage](tmp_path / "damaged.safetensors")
     with caplog.at_level(logging.WARNING):
-        again = msrnn.Engine(rnn, rows=2, sessions=tmp_path)
+        again = msrnn.Engine(rnn, slots=2, sessions=tmp_path)
     assert "damaged.safetensors" in caplog.text
     assert [info.name for info in again.sessions.infos()] == ["sound"]
     assert {path.name for path in tmp_path.iterdir()} == {"sound.safetensors", "damaged.safetensors.damaged"}
@@ -217,12 +217,12 @@ def test_a_file_that_is_damaged_while_its_session_is_in_memory(
     rnn: msrnn.MultiStateRNN, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The next turn takes its place."""
-    engine = msrnn.Engine(rnn, rows=2, sessions=tmp_path)
-    expected = [ask(msrnn.Engine(rnn, rows=2), prompt, "talk") for prompt in ([5, 6],)]
+    engine = msrnn.Engine(rnn, slots=2, sessions=tmp_path)
+    expected = [ask(msrnn.Engine(rnn, slots=2), prompt, "talk") for prompt in ([5, 6],)]
     assert ask(engine, [5, 6], "talk").answers[0].tokens == expected[0].answers[0].tokens
     (tmp_path / "talk.safetensors").write_bytes(b"damaged")
     assert ask(engine, [7], "talk").answers[0].finish_reason in ("stop", "length")
-    assert msrnn.Engine(rnn, rows=2, sessions=tmp_path).sessions.turns("talk") == 2
+    assert msrnn.Engine(rnn, slots=2, sessions=tmp_path).sessions.turns("talk") == 2
     assert (tmp_path / "talk.safetensors.damaged").read_bytes() == b"damaged"
     assert "talk.safetensors" in caplog.text
 
@@ -238,7 +238,7 @@ def test_a_file_that_cannot_be_read_now_stays(
     rnn: msrnn.MultiStateRNN, executor: LocalExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error may pass: too many open files, for example."""
-    ask(msrnn.Engine(rnn, rows=2, sessions=tmp_path), [5, 6], "talk")
+    ask(msrnn.Engine(rnn, slots=2, sessions=tmp_path), [5, 6], "talk")
 
     def fail(_: Path) -> None:
         raise OSError(24, "Too many open files")
@@ -250,7 +250,7 @@ def test_a_file_that_cannot_be_read_now_stays(
 
 
 def test_a_session_that_does_not_fit_is_refused_before_its_prompt_is_read(rnn: msrnn.MultiStateRNN) -> None:
-    engine = msrnn.Engine(rnn, rows=3, session_bytes=2 * rnn.state().nbytes)
+    engine = msrnn.Engine(rnn, slots=3, session_bytes=2 * rnn.state().nbytes)
     for name in ("a", "b"):
         engine.add(engine.request([5, 6], msrnn.SamplingParams(max_tokens=20, ignore_eos=True), name))
     engine.step()
@@ -295,7 +295,7 @@ def test_a_turn_that_follows_another_one_than_expected_is_not_stored(executor: L
 
 
 def test_a_prompt_does_not_go_on_with_another_session_of_the_same_name(rnn: msrnn.MultiStateRNN) -> None:
-    engine = msrnn.Engine(rnn, rows=2)
+    engine = msrnn.Engine(rnn, slots=2)
     for name in ("a", "b"):
         ask(engine, [5, 6, 7], name)
     waiting = engine.request([8], GREEDY, "a")
@@ -309,7 +309,7 @@ def test_a_prompt_does_not_go_on_with_another_session_of_the_same_name(rnn: msrn
 
 
 def test_a_session_in_use_is_not_deleted(rnn: msrnn.MultiStateRNN) -> None:
-    engine = msrnn.Engine(rnn, rows=2)
+    engine = msrnn.Engine(rnn, slots=2)
     ask(engine, [5, 6, 7], "talk")
     request = engine.request([8], GREEDY, "talk")
     engine.add(request)
@@ -322,7 +322,7 @@ def test_a_session_in_use_is_not_deleted(rnn: msrnn.MultiStateRNN) -> None:
 
 
 def test_a_fork_does_not_take_the_name_of_a_first_turn(rnn: msrnn.MultiStateRNN) -> None:
-    engine = msrnn.Engine(rnn, rows=2)
+    engine = msrnn.Engine(rnn, slots=2)
     ask(engine, [5, 6, 7], "talk")
     first = engine.request([8, 9], GREEDY, "other")
     engine.add(first)

@@ -47,7 +47,7 @@ def rnn() -> msrnn.MultiStateRNN:
 
 @pytest.fixture
 def engine(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> msrnn.Engine:
-    return msrnn.Engine(rnn, rows=2, sessions=tmp_path)
+    return msrnn.Engine(rnn, slots=2, sessions=tmp_path)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_other_answers_go_on_while_a_session_is_written(engine: msrnn.Engine, di
     assert disk.asked.wait(60)
     assert len(long.answers[0].tokens) >= 19
     assert not short.finished
-    assert engine.counts["rows"] == 1
+    assert engine.counts["running"] == 1
     assert [event.finish_reason for event in events if event.request is short] == [None]
     assert (engine.uses_session("talk"), "talk" in engine.sessions) == (True, False)
     other = begin(engine, [8], SHORT, "talk")
@@ -143,7 +143,7 @@ def test_no_further_session_begins_when_the_disk_is_far_behind(
     many = [begin(engine, [5, 6, i], SHORT, f"s{i}") for i in range(3, 9)]
     for _ in range(20):
         engine.step()
-    assert (len(engine.sessions._writing), engine.counts) == (2, {"waiting": 4, "reading": 0, "rows": 0})
+    assert (len(engine.sessions._writing), engine.counts) == (2, {"waiting": 4, "prefill": 0, "running": 0})
     disk.allowed.set()
     run(engine)
     assert {request.answers[0].finish_reason for request in many} == {"length"}
@@ -175,7 +175,7 @@ def test_what_a_killed_process_has_left_is_removed(rnn: msrnn.MultiStateRNN, tmp
     left.mkdir()
     for path in (left / "file", left / ".tmpa1b2", other):
         path.write_bytes(b"half")
-    msrnn.Engine(rnn, rows=1, sessions=tmp_path)
+    msrnn.Engine(rnn, slots=1, sessions=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 

@@ -38,7 +38,7 @@ def ask(engine: msrnn.Engine, prompt: list[int], session: str | None, **changes:
 
 def conversation(rnn: msrnn.MultiStateRNN, turns: list[list[int]]) -> list[list[int]]:
     """Answers to a history that is sent and read anew at every turn; stop tokens belong to it."""
-    engine, history, found = msrnn.Engine(rnn, rows=1, prefix_bytes=0, prefix_host_bytes=0), list[int](), []
+    engine, history, found = msrnn.Engine(rnn, slots=1, prefix_bytes=0, prefix_host_bytes=0), list[int](), []
     for turn in turns:
         history += turn
         answer = ask(engine, history, None).answers[0]
@@ -48,7 +48,7 @@ def conversation(rnn: msrnn.MultiStateRNN, turns: list[list[int]]) -> list[list[
 
 
 def test_turns_are_the_conversation_read_at_once(rnn: msrnn.MultiStateRNN) -> None:
-    engine = msrnn.Engine(rnn, rows=2)
+    engine = msrnn.Engine(rnn, slots=2)
     found = [ask(engine, turn, "talk").answers[0].tokens for turn in TURNS]
     assert found == conversation(rnn, TURNS)
     (info,) = engine.sessions.infos()
@@ -58,12 +58,12 @@ def test_turns_are_the_conversation_read_at_once(rnn: msrnn.MultiStateRNN) -> No
 
 def test_a_restart(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> None:
     """Every turn by another engine, which knows the folder only."""
-    found = [ask(msrnn.Engine(rnn, rows=2, sessions=tmp_path), turn, "talk").answers[0].tokens for turn in TURNS]
+    found = [ask(msrnn.Engine(rnn, slots=2, sessions=tmp_path), turn, "talk").answers[0].tokens for turn in TURNS]
     assert found == conversation(rnn, TURNS)
 
 
 def test_idle_sessions_are_in_their_files_alone(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> None:
-    engine = msrnn.Engine(rnn, rows=2, sessions=tmp_path)
+    engine = msrnn.Engine(rnn, slots=2, sessions=tmp_path)
     engine.sessions._memory = rnn.state().nbytes
     found: dict[str, list[list[int]]] = {"a": [], "b": [], "c": []}
     for turn in TURNS:
@@ -74,7 +74,7 @@ def test_idle_sessions_are_in_their_files_alone(rnn: msrnn.MultiStateRNN, tmp_pa
 
 
 def test_several_sessions_at_once(rnn: msrnn.MultiStateRNN) -> None:
-    engine = msrnn.Engine(rnn, rows=3)
+    engine = msrnn.Engine(rnn, slots=3)
     for start in (0, 1):
         requests = [engine.request(turn, GREEDY, f"s{i}") for i, turn in enumerate(TURNS)]
         for request in requests:
@@ -87,7 +87,7 @@ def test_several_sessions_at_once(rnn: msrnn.MultiStateRNN) -> None:
 
 
 def test_a_turn_that_is_cancelled_changes_nothing(rnn: msrnn.MultiStateRNN) -> None:
-    engine = msrnn.Engine(rnn, rows=2)
+    engine = msrnn.Engine(rnn, slots=2)
     ask(engine, TURNS[0], "talk")
     request = engine.request([50, 51, 52], GREEDY, "talk")
     engine.add(request)
@@ -100,7 +100,7 @@ def test_a_turn_that_is_cancelled_changes_nothing(rnn: msrnn.MultiStateRNN) -> N
 
 
 def test_a_session_answers_one_request_at_a_time(rnn: msrnn.MultiStateRNN) -> None:
-    engine = msrnn.Engine(rnn, rows=2)
+    engine = msrnn.Engine(rnn, slots=2)
     one, other = engine.request([5, 6], GREEDY, "talk"), engine.request([7], GREEDY, "talk")
     engine.add(one)
     engine.add(other)
@@ -114,7 +114,7 @@ def test_a_session_answers_one_request_at_a_time(rnn: msrnn.MultiStateRNN) -> No
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_prompt_for_a_session_that_has_gone_on_is_refused(rnn: msrnn.MultiStateRNN, begun: bool) -> None:
     """It was made for another turn: its special tokens, or its place in a chat template, would be wrong."""
-    engine = msrnn.Engine(rnn, rows=1)
+    engine = msrnn.Engine(rnn, slots=1)
     if begun:
         ask(engine, TURNS[0], "talk")
     one, other = engine.request([5, 6], GREEDY, "talk"), engine.request([7], GREEDY, "talk")
@@ -128,7 +128,7 @@ def test_a_prompt_for_a_session_that_has_gone_on_is_refused(rnn: msrnn.MultiStat
 
 
 def test_a_fork_goes_its_own_way(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> None:
-    engine = msrnn.Engine(rnn, rows=2, sessions=tmp_path)
+    engine = msrnn.Engine(rnn, slots=2, sessions=tmp_path)
     ask(engine, TURNS[0], "talk")
     engine.sessions.fork("talk", "other")
     other = [[60, 61], [62]]
@@ -149,7 +149,7 @@ def test_a_fork_goes_its_own_way(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> No
 def test_a_session_that_cannot_be_saved_is_an_error(
     rnn: msrnn.MultiStateRNN, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = msrnn.Engine(rnn, rows=2, sessions=tmp_path)
+    engine = msrnn.Engine(rnn, slots=2, sessions=tmp_path)
     ask(engine, TURNS[0], "talk")
 
     def full(*_: object) -> None:
@@ -164,9 +164,9 @@ def test_a_session_that_cannot_be_saved_is_an_error(
 
 
 def test_a_damaged_file_fails_its_own_request_only(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> None:
-    engine = msrnn.Engine(rnn, rows=2, sessions=tmp_path)
+    engine = msrnn.Engine(rnn, slots=2, sessions=tmp_path)
     ask(engine, TURNS[0], "talk")
-    engine = msrnn.Engine(rnn, rows=2, sessions=tmp_path)
+    engine = msrnn.Engine(rnn, slots=2, sessions=tmp_path)
     path = tmp_path / "talk.safetensors"
     path.write_bytes(path.read_bytes()[:-40])
     damaged, sound = engine.request([7], GREEDY, "talk"), engine.request(TURNS[0], GREEDY)
@@ -183,18 +183,18 @@ def test_a_damaged_file_fails_its_own_request_only(rnn: msrnn.MultiStateRNN, tmp
 @pytest.mark.parametrize("name", ["", "../up", "a/b", "a b", "x" * 65, "é", ".hidden", 7])
 def test_names_are_plain(name: Any, rnn: msrnn.MultiStateRNN) -> None:
     with pytest.raises(UsageError, match="must be 1 to 64 letters"):
-        msrnn.Engine(rnn, rows=1).request([5], GREEDY, name)
+        msrnn.Engine(rnn, slots=1).request([5], GREEDY, name)
 
 
 def test_a_session_has_one_answer(rnn: msrnn.MultiStateRNN) -> None:
     with pytest.raises(UsageError, match="n=2: a session goes on with one answer"):
-        msrnn.Engine(rnn, rows=2).request([5], msrnn.SamplingParams(n=2), "talk")
+        msrnn.Engine(rnn, slots=2).request([5], msrnn.SamplingParams(n=2), "talk")
 
 
 def test_special_tokens_are_at_the_beginning_only() -> None:
     tokenizer = character_tokenizer()
     rnn = msrnn.MultiStateRNN(build(llama(vocab_size=len(tokenizer)), "cpu"), "tova", 9)
-    engine = msrnn.Engine(rnn, rows=1, tokenizer=tokenizer)
+    engine = msrnn.Engine(rnn, slots=1, tokenizer=tokenizer)
     whole, part = (tokenizer("ab", add_special_tokens=special)["input_ids"] for special in (True, False))
     assert len(whole) > len(part)
     for expected in (whole, part, part):
@@ -214,7 +214,7 @@ from tests.helpers.tiny import build, llama
 import msrnn.core.state_file as state_file
 
 rnn = msrnn.MultiStateRNN(build(llama(), "cpu"), "tova", 9)
-engine = msrnn.Engine(rnn, rows=2, sessions={folder!r})
+engine = msrnn.Engine(rnn, slots=2, sessions={folder!r})
 params = msrnn.SamplingParams(temperature=0, max_tokens=6)
 write, written = state_file.save_file, []
 
@@ -242,6 +242,6 @@ def test_a_process_that_is_killed_while_it_writes(rnn: msrnn.MultiStateRNN, tmp_
     folder = tmp_path / "sessions"
     code = KILLED.format(root=str(Path(__file__).parents[2]), folder=str(folder), turns=TURNS[:2])
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
-    engine = msrnn.Engine(rnn, rows=2, sessions=folder)
+    engine = msrnn.Engine(rnn, slots=2, sessions=folder)
     assert [info.turns for info in engine.sessions.infos()] == [1]
     assert ask(engine, TURNS[1], "talk").answers[0].tokens == conversation(rnn, TURNS[:2])[1]

@@ -32,7 +32,7 @@ def run(engine: msrnn.Engine) -> None:
 
 
 def test_the_turn_is_kept(rnn: msrnn.MultiStateRNN) -> None:
-    engine, plain = msrnn.Engine(rnn, rows=2), msrnn.Engine(rnn, rows=1, prefix_bytes=0, prefix_host_bytes=0)
+    engine, plain = msrnn.Engine(rnn, slots=2), msrnn.Engine(rnn, slots=1, prefix_bytes=0, prefix_host_bytes=0)
     other, first = begin(engine, [9, 8, 7], None), begin(engine, [5, 6, 7])
     for _ in range(6):
         engine.step()
@@ -52,7 +52,7 @@ def test_the_turn_is_kept(rnn: msrnn.MultiStateRNN) -> None:
 
 @pytest.mark.parametrize("steps", [0, 1])
 def test_before_the_first_token_nothing_is_kept(rnn: msrnn.MultiStateRNN, steps: int) -> None:
-    engine = msrnn.Engine(rnn, rows=2, prompt_tokens=4)
+    engine = msrnn.Engine(rnn, slots=2, prompt_tokens=4)
     running = begin(engine, [3, 4], None)
     engine.step()
     request = begin(engine, [*range(3, 40)])
@@ -68,7 +68,7 @@ def test_before_the_first_token_nothing_is_kept(rnn: msrnn.MultiStateRNN, steps:
 
 def test_the_answer_that_runs_is_stopped_and_not_one_that_waits(rnn: msrnn.MultiStateRNN) -> None:
     longer = msrnn.MultiStateRNN(rnn.model, "tova+1~40", 9, positions="compressed")
-    engine = LongEngine(rnn, longer, 64, rows=4)
+    engine = LongEngine(rnn, longer, 64, slots=4)
     running = begin(engine, [*range(3, 20)])  # passes 64 tokens with its answer
     for _ in range(6):
         engine.step()

@@ -43,11 +43,11 @@ def all_answers(
     rnn: MultiStateRNN,
     prompts: list[list[int]],
     params: SamplingParams,
-    rows: int = 3,
+    slots: int = 3,
     counted: list[int] | None = None,
 ) -> list[list[int]]:
     count = list[int]().append if counted is None else counted.append
-    found = {one.number: one.tokens for one in answered(Engine.offline(rnn, rows), prompts, params, count)}
+    found = {one.number: one.tokens for one in answered(Engine.offline(rnn, slots), prompts, params, count)}
     return [found[number] for number in range(len(prompts))]
 
 
@@ -84,7 +84,7 @@ def test_what_is_shared_is_read_once(model: PreTrainedModel, read: list[int], ro
 def test_a_document_with_many_questions_is_read_once(model: PreTrainedModel, read: list[int]) -> None:
     """More questions than rows and than kept states, all of which end at the same step."""
     many = [[*some, token, token] for some in (DOCUMENT, OTHER) for token in range(10, 40)]
-    all_answers(full_model_rnn(model, 100), many, greedy(3), rows=7)
+    all_answers(full_model_rnn(model, 100), many, greedy(3), slots=7)
     assert sum(read) == len(DOCUMENT) + len(OTHER) + 2 * len(many)
 
 

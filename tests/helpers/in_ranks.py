@@ -172,7 +172,7 @@ def answers_prompts(shared: PreTrainedModel, alone: PreTrainedModel, _: Path) ->
     for rnn in rnns(shared, alone, "tova"):
         prompts = [tokens(1, 5 + 7 * i, seed=i)[0].tolist() for i in range(6)]
         params = msrnn.SamplingParams(temperature=0.7, seed=3, max_tokens=8, ignore_eos=True)
-        requests = msrnn.Engine(rnn, rows=3, prompt_tokens=7).generate(prompts, params, progress=False)
+        requests = msrnn.Engine(rnn, slots=3, prompt_tokens=7).generate(prompts, params, progress=False)
         found.append([request.answers[0].tokens for request in requests])
     assert found[0] == found[1]
 
@@ -193,7 +193,7 @@ def leads_and_follows(shared: PreTrainedModel, alone: PreTrainedModel, folder: P
         with pytest.raises(TypeError, match="not a state of this executor"):  # the other ranks would take one of theirs
             executor.copy(LocalState(theirs.state()), "host")
         engines = {"mine": msrnn.Engine(executor, prompt_tokens=7, sessions=sessions)}
-        engines["theirs"] = msrnn.Engine(theirs, rows=3, prompt_tokens=7, sessions=folder / f"alone-{sessions.name}")
+        engines["theirs"] = msrnn.Engine(theirs, slots=3, prompt_tokens=7, sessions=folder / f"alone-{sessions.name}")
         for name, engine in engines.items():
             requests = engine.generate(prompts + prompts[:2], params, progress=False)
             for turn in turns[2 * start : 2 * start + 2]:

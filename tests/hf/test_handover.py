@@ -126,7 +126,7 @@ def test_what_wrappers_say_of_themselves(model: PreTrainedModel) -> None:
     named = f"LlamaForCausalLM(layers 2, hidden size 48, vocabulary 97), {options}"
     rnn, cache = rnn_of(model), cache_of(model)
     assert repr(rnn) == f"MultiStateRNN({named}, device='cpu')"
-    assert repr(msrnn.Engine(rnn, rows=3)) == f"Engine(LocalExecutor({rnn!r}, slots=3))"
+    assert repr(msrnn.Engine(rnn, slots=3)) == f"Engine(LocalExecutor({rnn!r}, slots=3))"
     assert repr(cache) == f"MultiStateCache({named}, seen=[])"
     with torch.no_grad():
         model(tokens(2, 12), past_key_values=cache)

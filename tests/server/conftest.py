@@ -32,7 +32,7 @@ def rnn(small: Loaded) -> msrnn.MultiStateRNN:
 
 @pytest.fixture(scope="module")
 def engine(rnn: msrnn.MultiStateRNN, small: Loaded, overlaps: bool) -> msrnn.Engine:
-    return msrnn.Engine(rnn, rows=4, tokenizer=small.tokenizer)
+    return msrnn.Engine(rnn, slots=4, tokenizer=small.tokenizer)
 
 
 @pytest.fixture(scope="module")

@@ -119,7 +119,7 @@ def test_every_field_with_every_wrong_value(address: str, engine: msrnn.Engine) 
     assert counts.total() > 1000
     assert len(counts) == 28
     assert post(address, {"prompt": "The sea", "max_tokens": 5, "temperature": 0}).json()["choices"] == before
-    assert engine.counts == {"waiting": 0, "reading": 0, "rows": 0}
+    assert engine.counts == {"waiting": 0, "prefill": 0, "running": 0}
     assert len(engine.sessions) == 0
 
 
@@ -200,7 +200,7 @@ async def sent(address: str, *parts: bytes, pause: float = 0.0) -> httpx.Respons
 @one_order
 def test_large_bodies_and_slow_senders(rnn: msrnn.MultiStateRNN, small: Loaded) -> None:
     """Many at once, while others are answered."""
-    engine = msrnn.Engine(rnn, rows=2, tokenizer=small.tokenizer)
+    engine = msrnn.Engine(rnn, slots=2, tokenizer=small.tokenizer)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     slow = (head + b"Content-Length: 50\r\n\r\n", b"{", b'"', b"p")
     chunks = [b"%x\r\n%s\r\n" % (4000, b"x" * 4000)] * 3

@@ -197,7 +197,7 @@ def test_a_server_that_is_busy(
     visit: Visit, rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Errors are said in words, and the message can be sent again."""
-    engine = msrnn.Engine(rnn, rows=1, tokenizer=small.tokenizer)
+    engine = msrnn.Engine(rnn, slots=1, tokenizer=small.tokenizer)
     slow_down(engine, monkeypatch)
     with running(engine, Limits(queue=1)) as address:
         browser = visit(address, errors=("429", "409", "ERR_CONNECTION_REFUSED"))
@@ -230,7 +230,7 @@ def test_a_server_that_is_busy(
 def test_another_client_of_the_session(
     visit: Visit, rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = msrnn.Engine(rnn, rows=2, tokenizer=small.tokenizer)
+    engine = msrnn.Engine(rnn, slots=2, tokenizer=small.tokenizer)
     slow_down(engine, monkeypatch)
     with running(engine, Limits()) as address:
         browser = visit(address)

@@ -49,7 +49,7 @@ def test_texts_outlive_a_restart_without_sessions(
     """They are marked, can be read, and are no ground for a new session; the mark goes when the session is back."""
 
     def started(folder: Path | None, port: int = 0) -> Any:
-        return running(msrnn.Engine(rnn, rows=2, tokenizer=small.tokenizer, sessions=folder), Limits(), port)
+        return running(msrnn.Engine(rnn, slots=2, tokenizer=small.tokenizer, sessions=folder), Limits(), port)
 
     with started(tmp_path) as address:
         browser = visit(address, errors=("409",))
@@ -124,7 +124,7 @@ def give_key(browser: Any, key: str) -> None:
 
 def test_another_key_deletes_no_text(visit: Visit, rnn: msrnn.MultiStateRNN, small: Loaded) -> None:
     """The sessions of a key are not in the list of another one."""
-    engine = msrnn.Engine(rnn, rows=2, tokenizer=small.tokenizer)
+    engine = msrnn.Engine(rnn, slots=2, tokenizer=small.tokenizer)
     with running(engine, Limits(keys=["sk-ann", "sk-bob"])) as address:
         browser = visit(address, errors=("401",))
         give_key(browser, "sk-ann")
@@ -146,7 +146,7 @@ def test_another_key_deletes_no_text(visit: Visit, rnn: msrnn.MultiStateRNN, sma
 
 def test_a_list_of_several_pages(visit: Visit, rnn: msrnn.MultiStateRNN, small: Loaded) -> None:
     """A session that is not on the first page of the list is not gone."""
-    engine = msrnn.Engine(rnn, rows=2, tokenizer=small.tokenizer)
+    engine = msrnn.Engine(rnn, slots=2, tokenizer=small.tokenizer)
     with running(engine, Limits()) as address:
         browser = visit(address)
         set_settings(browser, max_tokens=4)

@@ -64,13 +64,13 @@ def break_after(engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch, steps: in
 @pytest.fixture
 def held_up(engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Prompts are not read until this is called."""
-    go_on, read = threading.Event(), engine.prompts.read
+    go_on, read = threading.Event(), engine.queue.read_chunk
 
     def wait(*args: Any) -> Any:
         assert go_on.wait(30)
         return read(*args)
 
-    monkeypatch.setattr(engine.prompts, "read", wait)
+    monkeypatch.setattr(engine.queue, "read_chunk", wait)
     return go_on.set
 
 

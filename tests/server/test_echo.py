@@ -117,7 +117,7 @@ def test_a_stop_token_counts(small: Loaded) -> None:
     rnn = msrnn.MultiStateRNN(build(llama(vocab_size=len(small.tokenizer), eos_token_id=stop), "cpu"), "tova", 16)
     ids = small.tokenizer(TEXT)["input_ids"]
     ask = {"prompt": TEXT, "max_tokens": 1, "echo": True, "logprobs": 1, "logit_bias": {str(stop): 100}}
-    with running(msrnn.Engine(rnn, rows=2, tokenizer=small.tokenizer)) as address:
+    with running(msrnn.Engine(rnn, slots=2, tokenizer=small.tokenizer)) as address:
         (found,) = post(address, ask).json()["choices"]
         assert found == streamed(address, ask)[0]
     assert (found["text"], found["finish_reason"]) == (TEXT, "stop")

@@ -73,7 +73,7 @@ def expected(rnn: msrnn.MultiStateRNN, small: Loaded) -> Expected:
 @pytest.mark.parametrize("memory", [pytest.param(0, marks=pytest.mark.slow), 2**26])
 def test_with_and_without_kept_states(rnn: msrnn.MultiStateRNN, expected: Expected, memory: int) -> None:
     engine = msrnn.Engine(
-        rnn, rows=5, tokenizer=expected.tokenizer, prompt_tokens=16, prefix_bytes=memory, prefix_host_bytes=0
+        rnn, slots=5, tokenizer=expected.tokenizer, prompt_tokens=16, prefix_bytes=memory, prefix_host_bytes=0
     )
     found = answers(engine, prompts()) + answers(engine, prompts())
     assert [text for text, _ in found] == expected(prompts()) * 2
@@ -83,10 +83,10 @@ def test_with_and_without_kept_states(rnn: msrnn.MultiStateRNN, expected: Expect
 def test_kept_states_in_files_and_after_a_restart(rnn: msrnn.MultiStateRNN, expected: Expected, tmp_path: Path) -> None:
     """Nothing is kept in memory."""
     options: dict[str, Any] = {"prefix_bytes": 0, "prefix_host_bytes": 0, "prefix_folder": tmp_path}
-    first = answers(msrnn.Engine(rnn, rows=5, tokenizer=expected.tokenizer, **options), prompts())
+    first = answers(msrnn.Engine(rnn, slots=5, tokenizer=expected.tokenizer, **options), prompts())
     assert [text for text, _ in first] == expected(prompts())
     longer = [[*prompt, 5000] for prompt in prompts()]
-    after = answers(msrnn.Engine(rnn, rows=5, tokenizer=expected.tokenizer, **options), longer)
+    after = answers(msrnn.Engine(rnn, slots=5, tokenizer=expected.tokenizer, **options), longer)
     assert [text for text, _ in after] == expected(longer)
     assert sum(kept == len(prompt) for (_, kept), prompt in zip(after, prompts(), strict=True)) > COUNT // 4
 
@@ -94,11 +94,11 @@ def test_kept_states_in_files_and_after_a_restart(rnn: msrnn.MultiStateRNN, expe
 @pytest.mark.parametrize("folder", [False, True])
 def test_sessions(rnn: msrnn.MultiStateRNN, expected: Expected, tmp_path: Path, folder: bool) -> None:
     """Two turns each; with a folder by two servers, of which the second has room for one session in memory."""
-    engine = msrnn.Engine(rnn, rows=5, tokenizer=expected.tokenizer, sessions=tmp_path if folder else None)
+    engine = msrnn.Engine(rnn, slots=5, tokenizer=expected.tokenizer, sessions=tmp_path if folder else None)
     first = answers(engine, prompts(), sessions=True)
     assert [text for text, _ in first] == expected(prompts())
     if folder:
-        engine = msrnn.Engine(rnn, rows=5, tokenizer=expected.tokenizer, sessions=tmp_path)
+        engine = msrnn.Engine(rnn, slots=5, tokenizer=expected.tokenizer, sessions=tmp_path)
         engine.sessions._memory = rnn.state().nbytes
     second = answers(engine, prompts(seed=3), sessions=True)
     histories = [[*one, *expected.tokens(one), *other] for one, other in zip(prompts(), prompts(seed=3), strict=True)]

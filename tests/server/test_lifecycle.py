@@ -25,7 +25,7 @@ pytestmark = one_order
 
 @pytest.fixture
 def engine(rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPatch) -> msrnn.Engine:
-    engine = msrnn.Engine(rnn, rows=1, tokenizer=small.tokenizer)
+    engine = msrnn.Engine(rnn, slots=1, tokenizer=small.tokenizer)
     slow_down(engine, monkeypatch)
     return engine
 

@@ -51,7 +51,7 @@ def asked(kind: Any, *arguments: tuple[Any, ...]) -> list[Instance]:
 def test_log_likelihoods(folder: str, settings: dict[str, Any]) -> None:
     ours = BoundedLM(folder, "tova", 16, device="cpu")
     tokenizer: Any = ours.tokenizer
-    with running(msrnn.Engine(ours.rnn, rows=4, tokenizer=tokenizer), Limits()) as address:
+    with running(msrnn.Engine(ours.rnn, slots=4, tokenizer=tokenizer), Limits()) as address:
         options = {"tokenizer": folder, "tokenizer_backend": "huggingface", "max_retries": 1, **settings}
         theirs = LocalCompletionsAPI(base_url=f"{address}/v1/completions", model="tiny", **options)
         pairs = [*PAIRS]

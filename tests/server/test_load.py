@@ -39,7 +39,7 @@ def test_many_clients_of_which_some_leave(rnn: msrnn.MultiStateRNN, small: Loade
     expected = [small.tokenizer.decode(greedy(rnn, prompt, TOKENS)) for prompt in prompts]
     ask = {"max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
     bodies = [{"prompt": prompts[i % len(prompts)], **ask} for i in range(CLIENTS)]
-    engine = msrnn.Engine(rnn, rows=16, tokenizer=small.tokenizer)
+    engine = msrnn.Engine(rnn, slots=16, tokenizer=small.tokenizer)
     memory, objects = [], []
     with live(engine, Limits(queue=CLIENTS)) as found:
         gc.collect()  # what earlier tests have left open
@@ -69,7 +69,7 @@ def test_a_failing_device_is_seen_from_outside(
     def broken(_: object) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
-    engine = msrnn.Engine(rnn, rows=2, tokenizer=small.tokenizer)
+    engine = msrnn.Engine(rnn, slots=2, tokenizer=small.tokenizer)
     with live(engine, Limits()) as found:
         with monkeypatch.context() as patch:
             patch.setattr(engine.executor, "step", broken)

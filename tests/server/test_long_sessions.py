@@ -34,7 +34,7 @@ def pair(small: Loaded) -> Pair:
 
 @pytest.fixture(scope="module")
 def long_engine(pair: Pair, small: Loaded, overlaps: bool) -> LongEngine:
-    return LongEngine(*pair, LENGTH, rows=4, tokenizer=small.tokenizer)
+    return LongEngine(*pair, LENGTH, slots=4, tokenizer=small.tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_a_session_that_crosses(pair: Pair, long_address: str, small: Loaded, ov
 def test_more_answers_than_there_are_rows_for_long_texts(long_address: str) -> None:
     reply = post(long_address, {"prompt": LONG, "n": 2, "max_tokens": 2})
     assert reply.status_code == 400
-    assert "n=2: the engine has 1 rows for texts that may pass 64 tokens" in reply.json()["error"]["message"]
+    assert "n=2: the engine has 1 batch slots for texts that may pass 64 tokens" in reply.json()["error"]["message"]
 
 
 def test_the_model_tells_where_positions_change(long_address: str) -> None:

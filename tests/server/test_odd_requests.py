@@ -21,7 +21,7 @@ CLIENTS = 8
 
 @pytest.fixture
 def address(rnn: msrnn.MultiStateRNN, small: Loaded) -> Iterator[str]:
-    with running(msrnn.Engine(rnn, rows=12, tokenizer=small.tokenizer)) as found:
+    with running(msrnn.Engine(rnn, slots=12, tokenizer=small.tokenizer)) as found:
         yield found
 
 

@@ -19,7 +19,7 @@ SECRET = "The password of the vault is a rose is a rose, and the guard sleeps fr
 
 @pytest.fixture
 def engine(rnn: msrnn.MultiStateRNN, small: Loaded) -> msrnn.Engine:
-    return msrnn.Engine(rnn, rows=4, tokenizer=small.tokenizer)
+    return msrnn.Engine(rnn, slots=4, tokenizer=small.tokenizer)
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def test_small_requests_do_not_wait_for_large_ones(
 ) -> None:
     held = Held(monkeypatch)
     monkeypatch.setattr(limits, "PARSED_BYTES", 9 * len(json.dumps({"prompt": LARGE})))
-    engine = msrnn.Engine(rnn, rows=2, tokenizer=small.tokenizer)
+    engine = msrnn.Engine(rnn, slots=2, tokenizer=small.tokenizer)
     with live(engine, Limits()) as server, ThreadPoolExecutor(32) as threads:
         large = [threads.submit(post, server.address, {"prompt": LARGE}) for _ in range(14)]
         assert held.begun.wait(60)
@@ -78,7 +78,7 @@ def test_a_full_queue_is_told_before_a_text_is_tokenized(
     rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(monkeypatch)
-    engine = msrnn.Engine(rnn, rows=1, tokenizer=small.tokenizer)
+    engine = msrnn.Engine(rnn, slots=1, tokenizer=small.tokenizer)
     with live(engine, Limits(queue=1)) as server, ThreadPoolExecutor(2) as threads:
         large = [threads.submit(post, server.address, {"prompt": LARGE}) for _ in range(2)]
         wait_until(lambda: server.server.parsing.count == 2)
@@ -92,7 +92,7 @@ def test_one_large_request_alone_is_checked(
     rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "PARSED_BYTES", 10)
-    engine = msrnn.Engine(rnn, rows=1, tokenizer=small.tokenizer)
+    engine = msrnn.Engine(rnn, slots=1, tokenizer=small.tokenizer)
     with live(engine, Limits()) as server:
         assert post(server.address, {"prompt": LARGE, "max_tokens": 1}).status_code == 400  # too long, and not 429
 

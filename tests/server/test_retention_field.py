@@ -92,8 +92,8 @@ def test_a_conversation(
     rnn.read(torch.tensor([read]), state)
     memory = httpx.get(f"{address}/v1/sessions/talk/memory", headers=HEADERS).json()
     now = retention_of(state)
-    assert {position: share for position, share in shares.items() if share} == dict(now.held())
-    assert [tuple(pair) for pair in memory.pop("held")] == now.held()
+    assert {position: share for position, share in shares.items() if share} == dict(now.list_shares())
+    assert [tuple(pair) for pair in memory.pop("held")] == now.list_shares()
     assert memory == {
         **{"id": "talk", "object": "session.memory", "tokens": len(ids), "turns": 4, "seen": now.seen},
         **{"slots": 2 * 16, "used": 2 * 16, "bytes": state.nbytes, "full_bytes": now.full_nbytes},

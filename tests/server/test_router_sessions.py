@@ -137,7 +137,7 @@ def test_a_session_with_two_writers(tmp_path: Path) -> None:
         router.replicas = replicas
         found = await client.post("/v1/completions", json=body(" more", session_id="talk"))
         assert found.status_code == 409
-        assert "another process has gone on with it" in found.text
+        assert "another process has continued it" in found.text
         await texts(client, body(" more", session_id="talk", session_turns=2))
         other.engine.close()
 

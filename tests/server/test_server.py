@@ -174,14 +174,14 @@ def test_a_client_that_leaves_frees_its_row(address: str, engine: msrnn.Engine) 
     with httpx.stream("POST", f"{address}/v1/completions", json={**body, "stream": True}, headers=headers) as stream:
         next(stream.iter_lines())
     wait_until(lambda: engine.idle)
-    assert engine.counts == {"waiting": 0, "reading": 0, "rows": 0}
+    assert engine.counts == {"waiting": 0, "prefill": 0, "running": 0}
 
 
 def test_a_client_that_leaves_while_it_waits(
     rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is nothing to send to it yet."""
-    engine = msrnn.Engine(rnn, rows=1, tokenizer=small.tokenizer)
+    engine = msrnn.Engine(rnn, slots=1, tokenizer=small.tokenizer)
     slow_down(engine, monkeypatch)
     body = {"prompt": "a", "max_tokens": 1900, "ignore_eos": True, "stream": True}
     with running(engine, Limits()) as address, httpx.stream("POST", f"{address}/v1/completions", json=body) as stream:
@@ -190,12 +190,12 @@ def test_a_client_that_leaves_while_it_waits(
         with httpx.stream("POST", f"{address}/v1/completions", json=body):
             wait_until(lambda: engine.counts["waiting"] == 1)
         wait_until(lambda: engine.counts["waiting"] == 0)
-        assert engine.counts == {"waiting": 0, "reading": 0, "rows": 1}
+        assert engine.counts == {"waiting": 0, "prefill": 0, "running": 1}
 
 
 def test_limits(rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full queue, a large body and a slow sender."""
-    engine = msrnn.Engine(rnn, rows=1, tokenizer=small.tokenizer)
+    engine = msrnn.Engine(rnn, slots=1, tokenizer=small.tokenizer)
     fast = slow_down(engine, monkeypatch, 0.5)
     with running(engine, Limits(queue=1, body_bytes=1000, body_seconds=1)) as address:
         assert post(address, {"prompt": "a" * 2000}).status_code == 413
@@ -241,6 +241,6 @@ def test_the_guide(address: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_model_whose_layers_have_different_sizes(small: Loaded) -> None:
     """Pages and clients get the mean as a number, and the sizes beside it."""
     rnn = msrnn.MultiStateRNN(build(llama(vocab_size=len(small.tokenizer))), "tova:upper", 16)
-    with running(msrnn.Engine(rnn, rows=2, tokenizer=small.tokenizer)) as found:
+    with running(msrnn.Engine(rnn, slots=2, tokenizer=small.tokenizer)) as found:
         (model,) = httpx.get(f"{found}/v1/models", headers={"Authorization": f"Bearer {KEY}"}).json()["data"]
     assert (model["policy"], model["size"], model["sizes"]) == ("tova", 16, [12, 20])

@@ -69,7 +69,7 @@ def test_the_list_has_pages(address: str) -> None:
 
 def test_no_room_for_a_session(rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused before its prompt is read, and with a code of its own."""
-    engine = msrnn.Engine(rnn, rows=2, tokenizer=small.tokenizer, session_bytes=rnn.state().nbytes)
+    engine = msrnn.Engine(rnn, slots=2, tokenizer=small.tokenizer, session_bytes=rnn.state().nbytes)
     slow_down(engine, monkeypatch)
     with running(engine) as address:
         body = {"prompt": "b", "max_tokens": 1500, "ignore_eos": True, "session_id": "one", "stream": True}
@@ -87,16 +87,16 @@ def test_errors_do_not_tell_where_files_are(
     rnn: msrnn.MultiStateRNN, small: Loaded, tmp_path: Path, damage: str
 ) -> None:
     folder = tmp_path / "of-the-server"
-    first = msrnn.Engine(rnn, rows=2, tokenizer=small.tokenizer, sessions=folder)
+    first = msrnn.Engine(rnn, slots=2, tokenizer=small.tokenizer, sessions=folder)
     with running(first) as address:
         post(address, {"prompt": "a", "session_id": "talk", "max_tokens": 2})
     (path,) = folder.glob("*/*.safetensors")
-    again = msrnn.Engine(rnn, rows=2, tokenizer=small.tokenizer, sessions=folder)
+    again = msrnn.Engine(rnn, slots=2, tokenizer=small.tokenizer, sessions=folder)
     if damage == "truncated":
         path.write_bytes(path.read_bytes()[:-30])
     else:
         other = msrnn.MultiStateRNN(rnn.model, "window", 16)
-        again = msrnn.Engine(other, rows=2, tokenizer=small.tokenizer, sessions=folder)
+        again = msrnn.Engine(other, slots=2, tokenizer=small.tokenizer, sessions=folder)
     with running(again) as address:
         found = [
             post(address, {"prompt": "a", "session_id": "talk", "max_tokens": 2}),

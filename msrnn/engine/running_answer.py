@@ -1,18 +1,18 @@
-"""An answer that is being generated."""
+"""A running answer: one that is being generated in a batch slot."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from msrnn.engine.detokenizer import TextStream
 from msrnn.engine.executor import NO_TOKEN, Sampler
-from msrnn.engine.noise import mixed
+from msrnn.engine.noise import mix
 from msrnn.engine.requests import Answer, Event, FinishReason, Logprobs, Request
-from msrnn.engine.text import TextStream
 
 
 class Added(NamedTuple):
-    """What a token has added to an answer: nothing but the end, if it is a stop token."""
+    """What a token adds to an answer; a stop token adds the finish reason only."""
 
     token: int | None
     text: str
@@ -22,13 +22,13 @@ class Added(NamedTuple):
 
 def seed_of(request: Request, number: int) -> int:
     """The seed of one of a request's answers."""
-    return request.seed if number == 0 else mixed(request.seed ^ mixed(number))
+    return request.seed if number == 0 else mix(request.seed ^ mix(number))
 
 
-class Running:
+class RunningAnswer:
     """An answer that has a batch slot.
 
-    tokens   what was read before the answer
+    tokens   the tokens of its prefill
     seen     tokens that the state had read before these, in a session
     reads    tokens of the answer that its slot has read
     sampler  chooses its tokens
@@ -70,14 +70,14 @@ class Running:
 
     @property
     def ended_by_client(self) -> FinishReason | None:
-        """How the answer ends now, if its client no longer waits for more. Before the first token nothing is kept."""
+        """The finish reason after a stop or cancel of the client; a stop before the first token cancels."""
         request = self.request
         if request.stopped and not request.cancelled and self._generated:
             return "stop"
         return "cancelled" if request.cancelled or request.stopped else None
 
     def add(self, token: int, logprobs: Logprobs | None) -> Added:
-        """Add a token, or one of the numbers below 0 that say why there is none."""
+        """Add a token; a negative one is a key of `NO_TOKEN`, and ends the answer with an error."""
         answer, params = self.answer, self.request.params
         if token < 0:
             answer.error = NO_TOKEN[token]
@@ -97,18 +97,18 @@ class Running:
             return Added(token, text, logprobs, "stop")
         return Added(token, text, logprobs, "length" if len(answer.tokens) >= params.max_tokens else None)
 
-    def failed(self, error: Exception) -> Added:
+    def fail(self, error: Exception) -> Added:
         """End the answer; the error's text is not shown, since it may hold a prompt."""
         self._text = None
         self.answer.error = f"internal error ({type(error).__name__})"
         return Added(None, "", None, "error")
 
-    def tells_retention(self, ends: bool) -> bool:
-        """Whether the event of the token that was added just now tells what the state holds."""
+    def wants_retention(self, ends: bool) -> bool:
+        """Whether the event of the last token has the retention of the state."""
         every = self.request.retention
         return every > 0 and (ends or (len(self.answer.tokens) - 1) % every == 0)
 
-    def ended(self, event: Event) -> Event:
+    def finish(self, event: Event) -> Event:
         """Finish the answer with its last event -> the event, with the text that was held back."""
         rest = self._text.end() if self._text else ""
         self.answer.text += rest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import msrnn
-from msrnn.engine import prompts
+from msrnn.engine import prefill
 from msrnn.engine.requests import Request
 from tests.helpers.fake_executor import FakeExecutor, answer_to
 
@@ -20,7 +20,7 @@ def text(length: int, seed: int) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "LONG", 20)
+    monkeypatch.setattr(prefill, "LONG", 20)
     monkeypatch.setattr("msrnn.engine.scheduler.ALONE", {"cpu": 8})
 
 
@@ -61,10 +61,10 @@ def test_a_long_prompt_is_not_held_up_for_ever(count: int, length: int, parity: 
     engine = new_engine()
     long = engine.request(text(120, 1), PARAMS)
     engine.add(long)
-    engine.prompts._turn = parity
+    engine.queue._chunks = parity
     steps = 0
     while not long.finished:
-        for number in range(count - len(engine.prompts.waiting)):
+        for number in range(count - len(engine.queue.waiting)):
             engine.add(engine.request(text(length, 100 * steps + number), PARAMS))
         engine.step()
         steps += 1
@@ -77,8 +77,8 @@ def test_a_cancel_waits_for_one_block() -> None:
     long = engine.request(text(4000, 1), PARAMS)
     engine.add(long)
     engine.step()
-    (reading,) = engine.prompts.readings
-    assert reading.done == 8
+    (one,) = engine.queue.prefills
+    assert one.done == 8
     long.cancel()
     engine.step()
     assert long.answers[0].finish_reason == "cancelled"
@@ -93,7 +93,7 @@ def test_a_prompt_waits_for_the_state_that_serves_it() -> None:
     for request in requests:
         engine.add(request)
     finishing_order(engine, requests)
-    assert requests[1].kept_tokens == 200
+    assert requests[1].cached_tokens == 200
     assert [request.answers[0].tokens for request in requests] == expected(requests)
 
 

@@ -1,4 +1,7 @@
-"""The text of an answer, token by token: whole characters only, and nothing that a stop string may still take back."""
+"""The detokenizer: the text of an answer, token by token.
+
+Only whole characters are returned, and no text that may turn out to be the beginning of a stop string.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ MOST_UNFINISHED = 3  # of these, for one character
 CONTEXT = 8  # tokens that are decoded with the next one, at least: how a token reads depends on those before it
 
 
-class Pieces:
-    """The text that each token adds. A character of several tokens is added by the last of them.
+class Detokenizer:
+    """Incremental text: what each token adds. A character of several tokens is added by the last of them.
 
-    Few tokens are decoded at a time, however long the text is, and however many tokens add nothing to it.
+    A call decodes a few tokens only, however long the text is.
 
     skip_special  special tokens add nothing; otherwise their names
     """
@@ -26,9 +29,9 @@ class Pieces:
 
     def put(self, token: int) -> str:
         """The text that is certain after this token."""
-        text = self._decoded([*self._ids, token])
-        if text == self._text != "" and not self._decoded([token]):
-            return ""  # it has no text, and need not be decoded again
+        text = self._decode([*self._ids, token])
+        if text == self._text != "" and not self._decode([token]):
+            return ""  # a token without text need not be decoded again
         self._ids.append(token)
         self._text = text
         unfinished = len(text) - len(text.rstrip(UNFINISHED))
@@ -38,7 +41,7 @@ class Pieces:
         return piece
 
     def end(self) -> str:
-        """The text of a character which is not complete."""
+        """The text of an incomplete last character."""
         return self._show(len(self._text))
 
     def _show(self, stop: int) -> str:
@@ -49,12 +52,12 @@ class Pieces:
         """Forget the first tokens, if the others read as they did after them."""
         hidden = len(self._text) - self._shown
         for count in range(CONTEXT, 2 * CONTEXT):
-            text = self._decoded(self._ids[-count:])
+            text = self._decode(self._ids[-count:])
             if self._text.endswith(text) and len(text) >= hidden and bool(text) == bool(self._text):
                 self._ids, self._text, self._shown = self._ids[-count:], text, len(text) - hidden
                 return
 
-    def _decoded(self, ids: list[int]) -> str:
+    def _decode(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)
         return text
 
@@ -80,27 +83,27 @@ class StopString:
 
 
 class TextStream:
-    """Text of tokens as they come. `stopped` is the stop string that was found, if any; nothing follows it.
+    """A detokenizer with stop strings. `stopped` is the stop string that was found, if any; no text follows it.
 
     The stop string that ends first is found; of several that end there, the longest.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
-        self._pieces, self._stops = Pieces(tokenizer, skip_special=True), [StopString(stop) for stop in stops]
+        self._detokenizer, self._stops = Detokenizer(tokenizer, skip_special=True), [StopString(stop) for stop in stops]
         self._held = ""  # decoded, but may be the beginning of a stop string
         self.stopped: str | None = None
 
     def put(self, token: int) -> str:
         """The text that is certain after this token."""
-        piece = self._pieces.put(token)
-        return self._released(piece, last=False) if piece else ""
+        piece = self._detokenizer.put(token)
+        return self._release(piece, last=False) if piece else ""
 
     def end(self) -> str:
-        """The text that was held back; also that of a character which is not complete."""
-        piece = self._pieces.end()
-        return "" if self.stopped else self._released(piece, last=True)
+        """The text that was held back, and that of an incomplete last character."""
+        piece = self._detokenizer.end()
+        return "" if self.stopped else self._release(piece, last=True)
 
-    def _released(self, piece: str, last: bool) -> str:
+    def _release(self, piece: str, last: bool) -> str:
         text = self._held + piece
         if self._stops:
             for place, character in enumerate(piece, len(self._held) + 1):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrnn.engine.text import CONTEXT, Pieces, StopString, TextStream
+from msrnn.engine.detokenizer import CONTEXT, Detokenizer, StopString, TextStream
 
 
 class Bytes:
@@ -100,7 +100,7 @@ def test_special_tokens_cost_no_more_than_others(before: str, small: Any) -> Non
 @given(st.lists(st.integers(0, 48_000), max_size=60))
 def test_any_tokens_make_what_they_are_decoded_to(small: Any, ids: list[int]) -> None:
     for skip in (True, False):
-        pieces = Pieces(small.tokenizer, skip)
+        pieces = Detokenizer(small.tokenizer, skip)
         parts = "".join(pieces.put(token) for token in ids) + pieces.end()
         assert parts == small.tokenizer.decode(ids, skip_special_tokens=skip)
 

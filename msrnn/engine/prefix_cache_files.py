@@ -1,4 +1,4 @@
-"""Kept states in files, for those that no longer fit into memory; they survive a restart."""
+"""The prefix cache on disk: prefixes that were evicted from memory. They survive a restart."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from msrnn.engine.writer import Writer
 from msrnn.errors import FileError, UsageError
 
 NAME = re.compile(r"(\d{1,12})-([0-9a-f]{64})\.safetensors")
-WAITING = 2  # states that wait to be written, at most; more are forgotten, so that sessions are not kept waiting
+MOST_WAITING = 2  # states that wait to be written; further ones are dropped, so that sessions do not wait for them
 
 
 class Key(NamedTuple):
@@ -32,7 +32,7 @@ class Key(NamedTuple):
         return f"{self.length}-{self.digest}.safetensors"
 
 
-class PrefixFiles:
+class PrefixCacheFiles:
     """States after the tokens that they have read. The least recently used file is deleted first.
 
     A file that is damaged, or that another model has written, is removed when it is to be read. Other files in the
@@ -66,12 +66,14 @@ class PrefixFiles:
         if key in self._sizes or state.nbytes > self._most:
             return
         with self._lock:
-            if self._waiting >= WAITING:
+            if self._waiting >= MOST_WAITING:
                 return
             self._waiting += 1
         self._writer.submit(lambda: self._write(key, tokens, state))
 
-    def longest(self, owner: str, prompt: Sequence[int], longer_than: int) -> tuple[Sequence[int], StateHandle] | None:
+    def find_longest(
+        self, owner: str, prompt: Sequence[int], longer_than: int
+    ) -> tuple[Sequence[int], StateHandle] | None:
         """The owner's state of the longest prefix with more tokens than this, but not of the whole prompt."""
         lengths = {key.length for key in [*self._sizes] if longer_than < key.length < len(prompt)}
         for key in _keys(owner, prompt, lengths)[::-1]:

@@ -12,7 +12,7 @@ import pytest
 
 import msrnn
 from msrnn.engine.local_executor import LocalExecutor, LocalState
-from msrnn.engine.prefix_files import PrefixFiles, _keys
+from msrnn.engine.prefix_cache_files import PrefixCacheFiles, _keys
 from msrnn.engine.writer import Writer
 from tests.helpers.tiny import build, llama
 
@@ -26,7 +26,7 @@ def rnn() -> msrnn.MultiStateRNN:
 
 def engine_on(rnn: msrnn.MultiStateRNN, folder: Path, **options: Any) -> msrnn.Engine:
     """Without memory for kept states: all of them are in files."""
-    return msrnn.Engine(rnn, rows=2, prefix_bytes=0, prefix_host_bytes=0, prefix_folder=folder, **options)
+    return msrnn.Engine(rnn, slots=2, prefix_bytes=0, prefix_host_bytes=0, prefix_folder=folder, **options)
 
 
 def answered(engine: msrnn.Engine, prompts: list[list[int]]) -> list[tuple[list[int], int]]:
@@ -35,7 +35,7 @@ def answered(engine: msrnn.Engine, prompts: list[list[int]]) -> list[tuple[list[
     for prompt in prompts:
         (request,) = engine.generate([prompt], GREEDY)
         engine.close()
-        found.append((request.answers[0].tokens, request.kept_tokens))
+        found.append((request.answers[0].tokens, request.cached_tokens))
     return found
 
 
@@ -51,7 +51,7 @@ def histories(count: int, turns: int = 3) -> list[list[int]]:
 
 
 def plain(rnn: msrnn.MultiStateRNN, prompts: list[list[int]]) -> list[list[int]]:
-    engine = msrnn.Engine(rnn, rows=2, prefix_bytes=0, prefix_host_bytes=0)
+    engine = msrnn.Engine(rnn, slots=2, prefix_bytes=0, prefix_host_bytes=0)
     return [request.answers[0].tokens for request in engine.generate(prompts, GREEDY)]
 
 
@@ -70,7 +70,7 @@ def test_states_that_leave_memory_are_read_again_also_after_a_restart(rnn: msrnn
 
 
 def test_what_fits_into_memory_stays_there(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> None:
-    engine = msrnn.Engine(rnn, rows=2, prefix_bytes=2**24, prefix_folder=tmp_path)
+    engine = msrnn.Engine(rnn, slots=2, prefix_bytes=2**24, prefix_folder=tmp_path)
     answered(engine, histories(2))
     assert (len(engine.prefixes), [*tmp_path.iterdir()]) == (12, [])
 
@@ -80,28 +80,28 @@ def test_the_disk_is_bounded_and_the_least_recently_used_goes_first(rnn: msrnn.M
     state = executor.new_state()
     executor.read(state, [5, 6])
 
-    def put(files: PrefixFiles, first: int) -> None:
+    def put(files: PrefixCacheFiles, first: int) -> None:
         files.put("", (first, 6), state)
         writer.close()
 
-    files = PrefixFiles(executor, tmp_path, 2**30, writer)
+    files = PrefixCacheFiles(executor, tmp_path, 2**30, writer)
     for first in (10, 11, 12):
         put(files, first)
     one = files.nbytes // 3
-    assert files.longest("", [10, 6, 7], 0)
-    files = PrefixFiles(executor, tmp_path, 3 * one + 100, writer)  # after a restart
+    assert files.find_longest("", [10, 6, 7], 0)
+    files = PrefixCacheFiles(executor, tmp_path, 3 * one + 100, writer)  # after a restart
     put(files, 13)
     for first in (10, 12):
-        assert files.longest("", [first, 6, 7], 0)
+        assert files.find_longest("", [first, 6, 7], 0)
     put(files, 14)
-    assert [first for first in range(9, 16) if files.longest("", [first, 6, 7], 0)] == [10, 12, 14]
+    assert [first for first in range(9, 16) if files.find_longest("", [first, 6, 7], 0)] == [10, 12, 14]
     assert len([*tmp_path.iterdir()]) == len(files) == 3
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) == files.nbytes
-    smaller = PrefixFiles(executor, tmp_path, one, writer)
+    smaller = PrefixCacheFiles(executor, tmp_path, one, writer)
     assert (len(smaller), len([*tmp_path.iterdir()])) == (1, 1)
-    assert smaller.longest("", [14, 6, 7], 0)
-    assert smaller.longest("", [14, 6, 7], 2) is None
-    assert smaller.longest("", [14, 6], 0) is None  # its logits are not in the file
+    assert smaller.find_longest("", [14, 6, 7], 0)
+    assert smaller.find_longest("", [14, 6, 7], 2) is None
+    assert smaller.find_longest("", [14, 6], 0) is None  # its logits are not in the file
 
 
 def damaged(name: str, path: Path, other: Path) -> None:
@@ -201,8 +201,8 @@ def test_a_file_that_is_deleted_while_it_is_read(
         return load(path)
 
     monkeypatch.setattr(executor, "load", load_and_forget)
-    files = PrefixFiles(executor, tmp_path, 2**30, writer)
+    files = PrefixCacheFiles(executor, tmp_path, 2**30, writer)
     files.put("", [5, 6], state)
     writer.close()
-    assert files.longest("", [5, 6, 7], 0) is not None
+    assert files.find_longest("", [5, 6, 7], 0) is not None
     assert len(files) == 0
