@@ -65,7 +65,9 @@ def test_behind_several_replicas() -> None:
     async def run() -> list[bytes]:
         replicas = [Local(number, None) for number in range(COUNT)]
         router = Router(replicas, Limits(behind=20), sessions=False)
-        sent = await ask_without_reading(router.app(), lambda: not any(one.engine.counts["running"] for one in replicas))
+        sent = await ask_without_reading(
+            router.app(), lambda: not any(one.engine.counts["running"] for one in replicas)
+        )
         for replica in replicas:
             assert replica.engine.counts["running"] == 0
             replica.engine.close()
