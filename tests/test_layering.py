@@ -38,6 +38,7 @@ ORDER = [
 INSIDE = {
     "core": [
         "atomic",
+        "state_folder",
         "device_memory",
         "ray_cluster",
         "rope",

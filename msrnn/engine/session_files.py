@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from msrnn.core.atomic import make_private_folder, remove_unfinished
+from msrnn.core.state_folder import StateFolder, printable
 from msrnn.engine.executor import Executor, StateHandle
 from msrnn.engine.session_id import SessionId, is_owner
 from msrnn.errors import FileError, SessionUnreadableError, UsageError
 
-SUFFIX, DAMAGED = ".safetensors", ".damaged"
 _LATEST = 2**40  # seconds since 1970: a time stamp beyond this year 36,812 is damage
 _log = logging.getLogger(__name__)
 
@@ -23,7 +22,7 @@ _log = logging.getLogger(__name__)
 class Session(NamedTuple):
     """A conversation after its last finished turn."""
 
-    state: StateHandle  # of one sequence, on the host; nobody may change it
+    state: StateHandle  # of one sequence, on the host; it must not change
     unread: list[int]  # tokens that belong to the conversation, but that the state has not read yet
     last: int | None  # the last token of the conversation, read or not; None: not known
     turns: int
@@ -65,94 +64,97 @@ class SessionFiles:
         owns: Callable[[str], bool],
         load: Callable[[Path], StateHandle] | None = None,
     ) -> None:
-        self._executor, self._folder, self._owns, self._load = executor, folder, owns, load or executor.load
-        make_private_folder(folder)
+        self._executor, self._path, self._owns = executor, folder, owns
+        self._files = _Files(executor, load or executor.load)
+        self._folder("").create()
+
+    def _folder(self, owner: str) -> StateFolder[StateHandle]:
+        return StateFolder(self._path / owner, self._files, lambda name: self._owns(_decode_name(name)))
 
     def infos(self) -> Iterator[SessionInfo]:
-        """All sessions of this engine. A damaged file is put aside, and what a killed process has left is removed."""
-        owners = [path for path in self._folder.iterdir() if path.is_dir() and is_owner(path.name)]
-        for folder in [self._folder, *owners]:
-            owner = "" if folder == self._folder else folder.name
-            remove_unfinished(folder, lambda name: name.endswith(SUFFIX) and self._is_ours(name.removesuffix(SUFFIX)))
-            for path in sorted(folder.glob(f"*{SUFFIX}")):
-                if self._is_ours(path.stem) and (info := self._info(path, owner)) is not None:
+        """All sessions of this engine. A damaged file is set aside, and unfinished ones are removed."""
+        owners = [path.name for path in self._path.iterdir() if path.is_dir() and is_owner(path.name)]
+        for owner in ["", *owners]:
+            folder = self._folder(owner)
+            folder.remove_unfinished()
+            for name in folder.list_names():
+                if (info := self._find_info(folder, name, owner)) is not None:
                     yield info
 
-    def _is_ours(self, stem: str) -> bool:
-        return self._owns(_decode_name(stem))
-
-    def _info(self, path: Path, owner: str) -> SessionInfo | None:
+    def _find_info(self, folder: StateFolder[StateHandle], name: str, owner: str) -> SessionInfo | None:
         try:
-            found = SessionId(_decode_name(path.stem), owner)
+            found = SessionId(_decode_name(name), owner)
             found.check()
-            if path != self.path(found):  # it was written when names were file names
-                if self.path(found).exists():
-                    raise UsageError(f"{self.path(found)} is the same session; keep one of the two")
-                path = path.rename(self.path(found))
+            path = self.path(found)
+            if folder.path_of(name) != path:  # it was written when names were file names
+                if path.exists():
+                    raise UsageError(f"{path} is the same session; keep one of the two")
+                folder.path_of(name).rename(path)
+                name = path.stem
             return self.info(found)
         except UsageError as error:
-            _set_aside(path, error)
+            folder.set_aside(name, error)
         except OSError as error:  # which may pass: the file is not at fault
-            _log.warning("%s cannot be read, and its session is not there: %s", _show(path), _show(error))
+            shown = printable(folder.path_of(name))
+            _log.warning("%s cannot be read, and its session is not there: %s", shown, printable(error))
         return None
 
     def find(self, session: SessionId) -> SessionInfo | None:
-        """What a session's file says now; None if it is damaged, and put aside."""
+        """The entry of a session's file now; None if it is damaged, and set aside."""
         try:
             return self.info(session)
         except UsageError as error:
-            _set_aside(self.path(session), error)
+            self._folder(session.owner).set_aside(_encode_name(session.name), error)
             return None
 
     def path(self, session: SessionId) -> Path:
-        return self._folder / session.owner / f"{_encode_name(session.name)}{SUFFIX}"
+        return self._folder(session.owner).path_of(_encode_name(session.name))
 
     def info(self, session: SessionId) -> SessionInfo:
         path = self.path(session)
-        description = self._executor.describe(path)
+        description, nbytes = self._folder(session.owner).describe(_encode_name(session.name))
         fields, columns = _fields(description.get("notes"), path), description.get("columns")
         if not isinstance(columns, list) or not columns or not all(type(n) is int and n >= 0 for n in columns):
             raise FileError("not a session that the engine saved", path, advice="move it out of this folder")
         tokens = max(columns) + len(fields["unread"])
         times = fields["turns"], fields["created"], fields["updated"]
-        return SessionInfo(session, tokens, *times, path.stat().st_size, str(description.get("positions")))
+        return SessionInfo(session, tokens, *times, nbytes, str(description.get("positions")))
 
     def read(self, session: SessionId) -> Session:
         """Errors do not name the file: clients read them. The log has it."""
-        path = self.path(session)
         try:
-            while True:
-                description, state = self._executor.describe(path), self._load(path)
-                if self._executor.describe(path) == description:  # or else a new turn has taken its place in between
-                    return Session(self._executor.copy(state, "host"), **_fields(description.get("notes"), path))
+            state, description = self._folder(session.owner).load(_encode_name(session.name))
+            fields = _fields(description.get("notes"), self.path(session))
+            return Session(self._executor.copy(state, "host"), **fields)
         except UsageError as error:
             _log.warning("%r cannot be read: %s", session, error)
             message = "its file is damaged, or of another model or setting"
             raise SessionUnreadableError(message, session, advice="delete it, or begin another") from error
 
     def write(self, session_id: SessionId, session: Session) -> SessionInfo:
-        path = self.path(session_id)
-        make_private_folder(path.parent)
         notes: dict[str, Any] = {"unread": session.unread, "last": session.last, "turns": session.turns}
         notes |= {"created": session.created, "updated": session.updated}
-        self._executor.save(session.state, path, notes)
-        return info_of(session_id, session, path.stat().st_size)
+        nbytes = self._folder(session_id.owner).save(_encode_name(session_id.name), session.state, notes)
+        return info_of(session_id, session, nbytes)
 
     def delete(self, session: SessionId) -> None:
-        self.path(session).unlink(missing_ok=True)
+        self._folder(session.owner).delete(_encode_name(session.name))
 
 
-def _set_aside(path: Path, error: UsageError) -> None:
-    _log.warning("%s is not a session, and is put aside as *%s: %s", _show(path), DAMAGED, _show(error))
-    try:
-        path.rename(path.with_name(path.name + DAMAGED))
-    except OSError as cause:
-        _log.warning("%s stays where it is: %s", _show(path), _show(cause))
+class _Files:
+    """An executor's state files, which `load` may read with another executor."""
 
+    def __init__(self, executor: Executor, load: Callable[[Path], StateHandle]) -> None:
+        self._executor, self._load = executor, load
 
-def _show(value: object) -> str:
-    """For the log: a file's name may have bytes that are no text."""
-    return str(value).encode(errors="backslashreplace").decode()
+    def save(self, state: StateHandle, path: Path, notes: Mapping[str, Any]) -> None:
+        self._executor.save(state, path, notes)
+
+    def load(self, path: Path) -> StateHandle:
+        return self._load(path)
+
+    def describe(self, path: Path) -> dict[str, Any]:
+        return self._executor.describe(path)
 
 
 def info_of(session_id: SessionId, session: Session, nbytes: int) -> SessionInfo:
@@ -161,7 +163,7 @@ def info_of(session_id: SessionId, session: Session, nbytes: int) -> SessionInfo
 
 
 def _encode_name(name: str) -> str:
-    """A file name for a name: some systems do not tell `Talk` from `talk`."""
+    """The file name of a session: some file systems do not distinguish `Talk` and `talk`."""
     return re.sub("[A-Z]", lambda letter: f"={letter[0].lower()}", name)
 
 
@@ -174,7 +176,7 @@ Seconds = Annotated[float, Field(ge=0, lt=_LATEST, allow_inf_nan=False)]
 
 
 class _Notes(BaseModel):
-    """The fields of a session that its file has beside the state."""
+    """The notes of a session's file."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -186,7 +188,7 @@ class _Notes(BaseModel):
 
 
 def _fields(notes: Any, path: Path) -> dict[str, Any]:
-    """The fields of a session that its file has beside the state; an old file does not have the last token."""
+    """The checked notes of a session's file; an old file does not have the last token."""
     try:
         found = _Notes.model_validate(notes)
     except ValidationError as error:

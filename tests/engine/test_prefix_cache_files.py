@@ -122,7 +122,8 @@ def damaged(name: str, path: Path, other: Path) -> None:
 
 
 def names(prompts: list[list[int]]) -> set[str]:
-    return {_keys("", prompt, {len(prompt)})[0].name for prompt in prompts}
+    keys = [_keys("", prompt, {len(prompt)})[0] for prompt in prompts]
+    return {f"{key.name}.safetensors" for key in keys}
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "value", "tokens", "another", "gone"])
@@ -197,7 +198,7 @@ def test_a_file_that_is_deleted_while_it_is_read(
     load = executor.load
 
     def load_and_forget(path: Path) -> LocalState:
-        files._sizes.clear()
+        files._folder._sizes.clear()
         return load(path)
 
     monkeypatch.setattr(executor, "load", load_and_forget)
@@ -206,3 +207,15 @@ def test_a_file_that_is_deleted_while_it_is_read(
     writer.close()
     assert files.find_longest("", [5, 6, 7], 0) is not None
     assert len(files) == 0
+
+
+def test_files_keep_their_names(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> None:
+    """Files of earlier versions are found: their names and notes must not change."""
+    executor, writer = LocalExecutor(rnn, 1), Writer()
+    state = executor.new_state()
+    executor.read(state, [5, 6])
+    digest = "493630ab4b4b7f42305ac0ec0a28cc67967dc24e9fba10b1c7b058f028a35b45"
+    executor.save(state, tmp_path / f"2-{digest}.safetensors", {"tokens": [5, 6]})
+    found = PrefixCacheFiles(executor, tmp_path, 2**30, writer).find_longest("", [5, 6, 7], 0)
+    assert found is not None
+    assert (found[0], found[1].seen) == ([5, 6], 2)

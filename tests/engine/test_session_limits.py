@@ -114,7 +114,7 @@ DAMAGES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_put_aside(
+def test_a_damaged_file_is_set_aside(
     rnn: msrnn.MultiStateRNN, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = msrnn.Engine(rnn, slots=2, sessions=tmp_path)
@@ -335,3 +335,20 @@ def test_a_fork_does_not_take_the_name_of_a_first_turn(rnn: msrnn.MultiStateRNN)
     assert engine.sessions.info("other").tokens == 2 + len(first.answers[0].tokens) + (  # type: ignore[union-attr]
         first.answers[0].finish_reason == "stop"
     )
+
+
+def test_files_keep_their_names_and_notes(executor: LocalExecutor, tmp_path: Path) -> None:
+    """Sessions of earlier versions are found: their files must not change."""
+    state, folder = executor.new_state(), tmp_path / "0123456789abcdef"
+    executor.read(state, [5, 6])
+    folder.mkdir()
+    notes: dict[str, Any] = {"unread": [7], "turns": 3, "created": 1.5, "updated": 2.5}
+    executor.save(state, tmp_path / "=talk.safetensors", notes)
+    executor.save(state, folder / "talk.safetensors", {**notes, "last": 8})
+    sessions = Sessions(executor, tmp_path)
+    assert len(sessions) == 2
+    for session_id, last in ((SessionId("Talk"), 7), (SessionId("talk", folder.name), 8)):
+        session = sessions.get(session_id)
+        assert session is not None
+        assert (session.state.seen, session.unread, session.last, session.turns) == (2, [7], last, 3)
+        assert (session.created, session.updated) == (1.5, 2.5)

@@ -1,0 +1,150 @@
+"""A folder of state files, by name: sessions, cached prefixes and checkpoints are kept on disk in this way.
+
+Files are private, and written completely or not at all. This module does not load torch: saving, loading and describing
+states is left to an object such as an executor.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from msrnn.core.atomic import make_private_folder, remove_unfinished
+
+SUFFIX, DAMAGED = ".safetensors", ".damaged"
+_log = logging.getLogger(__name__)
+S = TypeVar("S")
+
+
+class StateFiles(Protocol[S]):
+    """Saves states to files and loads them."""
+
+    def save(self, state: S, path: Path, notes: Mapping[str, Any]) -> None: ...
+    def load(self, path: Path) -> S: ...
+    def describe(self, path: Path) -> dict[str, Any]: ...
+
+
+class StateFolder(Generic[S]):
+    """States and their notes by name; the file of a name is NAME.safetensors.
+
+    files   saves, loads and describes states
+    is_own  whether a name belongs to this object; all other files of the folder are left alone
+    """
+
+    def __init__(self, path: Path, files: StateFiles[S], is_own: Callable[[str], bool] = lambda _: True) -> None:
+        self.path, self._files, self._is_own = path, files, is_own
+
+    def create(self) -> None:
+        """Make the folder, which only its owner can enter; an existing one keeps its permissions."""
+        make_private_folder(self.path)
+
+    def path_of(self, name: str) -> Path:
+        return self.path / f"{name}{SUFFIX}"
+
+    def __contains__(self, name: str) -> bool:
+        return self.path_of(name).exists()
+
+    def list_names(self) -> list[str]:
+        return sorted(path.stem for path in self.path.glob(f"*{SUFFIX}") if self._is_own(path.stem))
+
+    def save(self, name: str, state: S, notes: Mapping[str, Any]) -> int:
+        """Write the file of a name, or replace it -> its bytes. Until it is complete, the old file stays."""
+        self.create()
+        self._files.save(state, self.path_of(name), notes)
+        return self.path_of(name).stat().st_size
+
+    def load(self, name: str) -> tuple[S, dict[str, Any]]:
+        """A state and the description of its file, which has the `notes`. Both are of one version of the file."""
+        path = self.path_of(name)
+        while True:
+            description, state = self._files.describe(path), self._files.load(path)
+            if self._files.describe(path) == description:  # or else the file was replaced in between
+                return state, description
+
+    def describe(self, name: str) -> tuple[dict[str, Any], int]:
+        """The description of a file, unchecked, and its bytes."""
+        path = self.path_of(name)
+        return self._files.describe(path), path.stat().st_size
+
+    def delete(self, name: str) -> None:
+        self.path_of(name).unlink(missing_ok=True)
+
+    def remove_unfinished(self) -> None:
+        """Remove the unfinished files of a process that was killed."""
+        remove_unfinished(self.path, lambda name: name.endswith(SUFFIX) and self._is_own(name.removesuffix(SUFFIX)))
+
+    def set_aside(self, name: str, error: Exception) -> None:
+        """Rename a damaged file, so that it is not read again and can be examined."""
+        path = self.path_of(name)
+        _log.warning("%s cannot be used, and is set aside as *%s: %s", printable(path), DAMAGED, printable(error))
+        try:
+            path.rename(path.with_name(path.name + DAMAGED))
+        except OSError as cause:
+            _log.warning("%s stays where it is: %s", printable(path), printable(cause))
+
+
+class LimitedStateFolder(StateFolder[S]):
+    """A state folder of limited bytes: the least recently used files are deleted first.
+
+    One thread may save while others load. The files are listed once, at the start: no other process may use the folder.
+
+    most  bytes of all files; one more is there while it is written
+    """
+
+    def __init__(self, path: Path, files: StateFiles[S], is_own: Callable[[str], bool], most: int) -> None:
+        super().__init__(path, files, is_own)
+        self._most, self._lock = most, threading.Lock()
+        self.create()
+        self.remove_unfinished()
+        found = sorted((self.path_of(name).stat().st_mtime_ns, name) for name in super().list_names())
+        self._sizes = OrderedDict((name, self.path_of(name).stat().st_size) for _, name in found)  # as last used
+        self._make_room()
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sizes
+
+    @property
+    def nbytes(self) -> int:
+        return sum([*self._sizes.values()])
+
+    def list_names(self) -> list[str]:
+        return [*self._sizes]
+
+    def save(self, name: str, state: S, notes: Mapping[str, Any]) -> int:
+        nbytes = super().save(name, state, notes)
+        with self._lock:
+            self._sizes[name] = nbytes
+            self._sizes.move_to_end(name)
+        self._make_room()
+        return nbytes
+
+    def load(self, name: str) -> tuple[S, dict[str, Any]]:
+        """Load a state, which is the most recently used one then, also after a restart."""
+        found = super().load(name)
+        os.utime(self.path_of(name))
+        with self._lock:
+            if name in self._sizes:  # or else it was deleted meanwhile, for another one
+                self._sizes.move_to_end(name)
+        return found
+
+    def delete(self, name: str) -> None:
+        with self._lock:
+            self._sizes.pop(name, None)
+        super().delete(name)
+
+    def _make_room(self) -> None:
+        while self.nbytes > self._most:
+            self.delete(next(iter(self._sizes)))
+
+
+def printable(value: object) -> str:
+    """For the log: a file's name may have bytes that are no text."""
+    return str(value).encode(errors="backslashreplace").decode()
