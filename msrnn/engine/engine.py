@@ -141,8 +141,9 @@ class Engine(Scheduler):
         With the name of a `session`, the prompt is only the new text of that session, which is created if it does not
         exist. The session changes when the answer is finished; a request that is cancelled or fails does not change it.
         `turns` are the finished turns that the prompt follows, by default all; the request fails if the session has
-        another number of turns when its prefill begins. `retention`: events list the tokens that the state holds every
-        so many tokens. Sessions and cached prefixes belong to an `owner`, 16 hexadecimal digits, or to no owner.
+        another number of turns when its prefill begins. `retention`: one event in this many tokens lists
+        the tokens that the state holds. Sessions and cached prefixes belong to an `owner`, 16 hexadecimal digits, or to
+        no owner.
         """
         session_id = None if session is None else SessionId.of(SessionId(session, owner))
         params = params or SamplingParams()

@@ -89,7 +89,7 @@ class Executor(ABC):
 
     @abstractmethod
     def check_length(self, tokens: int) -> None:
-        """Refuse a text of so many tokens with a `UsageError`, if the model or its positions cannot take it."""
+        """Refuse a text of this length with a `UsageError`, if the model or its positions cannot take it."""
 
     @abstractmethod
     def stop_tokens(self, tokenizer: Any) -> frozenset[int]:
@@ -97,11 +97,11 @@ class Executor(ABC):
 
     @abstractmethod
     def warm_up(self, prompt_tokens: int) -> None:
-        """Compile and capture what decode steps and prompts of up to so many tokens need, while no slot is in use."""
+        """Compile kernels and capture graphs of decode steps and prefills of `prompt_tokens`; no slot may be in use."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let other processes end that work for this executor. Of one in a single process nothing changes."""
+        """End the other ranks of this executor; a `LocalExecutor` has none."""
 
     @abstractmethod
     def new_state(self) -> StateHandle:

@@ -1,4 +1,4 @@
-"""A thread that runs an engine, and hands its events to the asyncio loops of those who wait for them."""
+"""A thread that runs the scheduler of an engine, and sends its events to the asyncio loops of its clients."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Events = asyncio.Queue[Event | Exception]
 
 @dataclass
 class _Consumer:
-    """Who waits for the events of a request."""
+    """The client of a request."""
 
     loop: asyncio.AbstractEventLoop
     events: Events
-    unfinished: int  # answers whose last event was not handed over
+    unfinished: int  # answers whose last event was not sent
 
 
 class Steps(Protocol):
-    """What the thread needs of an engine."""
+    """The part of an engine that the thread calls."""
 
     @property
     def idle(self) -> bool: ...
@@ -62,7 +62,7 @@ class Loop:
         return self._failed < FAILED_STEPS and (self._closed or self._thread.is_alive())
 
     def close(self) -> None:
-        """Cancel what is under way, and wait for the thread to end."""
+        """Cancel all requests, and wait for the thread to end."""
         with self._changed:
             self._closed = True
             for request in self._consumers:
@@ -76,7 +76,7 @@ class Loop:
                 events = self._engine.step()
                 if any(event.finish_reason in ("stop", "length") for event in events):
                     self._failed = 0
-            except Exception as error:  # what was under way has failed; the engine goes on with what waits
+            except Exception as error:  # requests under way have failed; the engine continues with waiting ones
                 self._failed += 1
                 with self._changed:
                     ended = [request for request in self._consumers if request.finished]
@@ -85,7 +85,7 @@ class Loop:
             self._hand_over([(event.request, event) for event in events])
 
     def _take_arrived(self) -> bool:
-        """Wait for work, and give the engine what has arrived; False when there is none and the loop is closed."""
+        """Wait for requests, and add those that have arrived; False if there is no work and the loop is closed."""
         with self._changed:
             while True:
                 for request in self._arrived:

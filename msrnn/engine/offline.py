@@ -1,4 +1,4 @@
-"""A list of prompts that is known from the start: every answer is handed over as soon as it is finished."""
+"""Offline generation: a list of prompts that is known from the start. Answers are returned as they finish."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def full_model_rnn(model: PreTrainedModel, tokens: int) -> MultiStateRNN:
 
 
 class Steps(Protocol):
-    """What is needed of an engine."""
+    """The part of an engine that `answer_all` calls."""
 
     @property
     def idle(self) -> bool: ...
@@ -38,7 +38,7 @@ class Steps(Protocol):
 def answer_all(engine: Steps, requests: Sequence[Request], on_tokens: OnTokens) -> Iterator[tuple[int, Request]]:
     """Answer all requests -> the index of each, and itself, in the order in which they finish.
 
-    An iterator that is left early, or an error, cancels those that are not finished.
+    If the iterator is closed early, or raises an error, unfinished requests are cancelled.
     """
     index = {request: number for number, request in enumerate(requests)}
     for request in sorted(requests, key=lambda request: [*request.prompt]):  # so that prefixes are shared

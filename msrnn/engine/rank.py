@@ -1,6 +1,6 @@
-"""One of the processes that share a model: what each of them does when the leader rank says so.
+"""A tensor parallel rank: one of the processes that share a model, and the calls that the leader rank sends to it.
 
-A message from the leader has the name of a method of `Rank`, and its arguments. States are named by numbers.
+A message of the leader has the name of a method of `Rank`, and its arguments. States are identified by numbers.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from msrnn.errors import UsageError
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.hf.tensor_parallel import ProcessShards, naming_lost_ranks
 
-PATIENCE = timedelta(minutes=2)  # a rank that does not answer for so long is lost
+PATIENCE = timedelta(minutes=2)  # a rank that does not answer for this time is lost
 STOP = "stop"
 SHARED_ERRORS = UsageError, OSError  # every rank fails in the same way, and all of them can continue
 
 
 class Rank:
-    """The part of one process: its model, its states by number, its decode batch."""
+    """The model, the states by number and the decode batch of one process."""
 
     def __init__(self, rnn: MultiStateRNN) -> None:
         shards = rnn.spec.model.shards
@@ -85,7 +85,7 @@ class Rank:
 
 
 def follow(rnn: MultiStateRNN) -> None:
-    """Do what the leader rank says, until it stops. Raises a `LostRankError` when it has ended or is silent."""
+    """Serve the calls of the leader rank until it stops. Raises a `LostRankError` if the leader is lost."""
     rank = Rank(rnn)
     while True:
         message: list[Any] = [None]

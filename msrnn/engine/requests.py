@@ -117,11 +117,11 @@ class SamplingParams:
         """Refuse what a session cannot answer."""
         if self.n > 1:
             raise UsageError(
-                "a session goes on with one answer", name="n", value=self.n, advice="fork it, or ask for one"
+                "a session continues with one answer", name="n", value=self.n, advice="fork it, or ask for one"
             )
         if self.max_tokens == 0:
             raise UsageError(
-                "a session goes on with an answer", name="max_tokens", value=0, advice="ask for one token or more"
+                "a session continues with an answer", name="max_tokens", value=0, advice="ask for one token or more"
             )
         if self.prompt_logprobs is not None:
             advice = "ask without a session"
@@ -170,7 +170,7 @@ class Request:
     cancelled: bool = False
     stopped: bool = False
     prompt_logprobs: list[Logprobs | None] = field(default_factory=list)  # None for the first token
-    retention: int = 0  # events have the retention every so many tokens, and at the last one; 0: never
+    retention: int = 0  # one event in this many tokens has the retention, and the last one; 0: none
     begun: float | None = None  # when its prefill began, on the monotonic clock
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ class Retention(NamedTuple):
     shares: NDArray[numpy.float64]  # for each of these positions
 
     def list_shares(self, before: Retention | None = None) -> list[tuple[int, float]]:
-        """Positions and shares; after an earlier one, only those that have changed, with 0 where nothing is left."""
+        """Positions and shares; with an earlier retention, only the changed ones, 0 for an evicted token."""
         if before is None:
             return list(zip(self.positions.tolist(), self.shares.tolist(), strict=True))
         both = numpy.union1d(before.positions, self.positions)

@@ -288,7 +288,7 @@ class Sessions:
             return
         idle = [info for info in self._infos.values() if not (info.id in (session, source) or self._is_busy(info.id))]
         if session in coming and session not in self._in_use and sum(info.nbytes for info in idle) < excess:
-            room = f"its {nbytes:,} bytes do not fit beside the sessions that are in use"
+            room = f"its {nbytes:,} bytes do not fit with the sessions in use"
             raise SessionStorageFullError(
                 f"{room}, with {self._most:,} for all of them", session, advice="try again later"
             )

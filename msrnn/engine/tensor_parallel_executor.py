@@ -1,8 +1,8 @@
-"""The executor of processes that share a model: the leader rank sends each call to all ranks.
+"""The tensor parallel executor: the leader rank sends each call to all ranks of a model.
 
-Only the leader rank has an engine: it samples tokens and speaks with clients. Before it computes with the model or with
-a state, it tells the other ranks what, and all of them do the same with their own heads. So nothing depends on what
-ranks would decide by themselves: the clock, free memory, files that are being written.
+Only the leader rank has an engine, samples tokens and serves clients. It sends each call of a model or a state to the
+other ranks, and all ranks compute it with their own heads. So no rank decides by itself, by its clock, free memory or
+files.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ class TensorParallelExecutor(Executor):
         return f"TensorParallelExecutor({self._rank.rnn!r}, slots={self.facts.slots})"
 
     def _do(self, name: str, *arguments: Any) -> Any:
-        """Tell the other ranks what to do, and do the same here."""
+        """Call a method of `Rank` in all ranks."""
         with self._lock:
             if self._lost is not None:
                 raise LostRankError("the processes of this job no longer work together: start it again") from self._lost
             try:
-                self._tell(name, *arguments)
+                self._send(name, *arguments)
                 return getattr(self._rank, name)(*arguments)
             except SHARED_ERRORS:
                 raise
@@ -87,16 +87,16 @@ class TensorParallelExecutor(Executor):
                 self._lost = error
                 raise
 
-    def _tell(self, name: str, *arguments: Any) -> None:
+    def _send(self, name: str, *arguments: Any) -> None:
         dropped = [self._dropped.pop() for _ in range(len(self._dropped))]  # others may drop more meanwhile
         with naming_lost_ranks(self._rank.shards):
             dist.broadcast_object_list([(dropped, name, arguments)], self._rank.leader, group=self._rank.messages)
 
     def _make(self, name: str, *arguments: Any) -> SharedState:
-        """Do what makes a state. The other ranks forget theirs when nobody here has it any more."""
+        """Make a state in all ranks. The other ranks drop their part when the leader's handle is deleted."""
         number = next(self._numbers)
         self._do(name, number, *arguments)
-        state = SharedState(self, number, self._rank.states.pop(number))  # the leader's own is held by those who use it
+        state = SharedState(self, number, self._rank.states.pop(number))  # the handle holds the leader's own part
         weakref.finalize(state, self._dropped.append, number)
         return state
 
@@ -121,14 +121,14 @@ class TensorParallelExecutor(Executor):
         while not self._ended.wait(PATIENCE.total_seconds() / 4):
             try:
                 self._do("keep_alive")
-            except Exception:  # whoever works next is told
+            except Exception:  # the next call raises it
                 return
 
     def close(self) -> None:
         self._ended.set()
         with self._lock:
             if self._lost is None:
-                self._tell(STOP)
+                self._send(STOP)
                 self._lost = RuntimeError("this engine was closed")
 
     def check_length(self, tokens: int) -> None:

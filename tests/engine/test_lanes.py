@@ -248,7 +248,7 @@ def test_a_long_answer_can_be_stopped(pair: Pair) -> None:
 
 def test_bad_pairs(pair: Pair) -> None:
     other = msrnn.MultiStateRNN(build(llama(), "cpu"), "tova+1~36", 9, positions="compressed")
-    with pytest.raises(UsageError, match="longer: is of another model"):
+    with pytest.raises(UsageError, match="longer: belongs to another model"):
         LongEngine(pair[0], other, LENGTH, 1)
     with pytest.raises(UsageError, match="longer: has the positions of rnn, 'original'"):
         LongEngine(pair[0], pair[0], LENGTH, 1)

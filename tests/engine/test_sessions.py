@@ -187,7 +187,7 @@ def test_names_are_plain(name: Any, rnn: msrnn.MultiStateRNN) -> None:
 
 
 def test_a_session_has_one_answer(rnn: msrnn.MultiStateRNN) -> None:
-    with pytest.raises(UsageError, match="n=2: a session goes on with one answer"):
+    with pytest.raises(UsageError, match="n=2: a session continues with one answer"):
         msrnn.Engine(rnn, slots=2).request([5], msrnn.SamplingParams(n=2), "talk")
 
 
