@@ -57,7 +57,7 @@ class Setup:
 
         `number` is that of this replica, `count` how many there are.
         """
-        from msrnn.server.affinity import owner
+        from msrnn.server.affinity import assign_replica
         from msrnn.server.defaults import sampling_defaults
         from msrnn.server.protocol import Served
         from msrnn.server.server import Server
@@ -77,7 +77,7 @@ class Setup:
             sessions=self.sessions,
             session_bytes=self.session_bytes and max(1, self.session_bytes // count),
             session_days=self.session_days,
-            owns_session=lambda name: owner(name, count) == number,
+            owns_session=lambda name: assign_replica(name, count) == number,
         )
         name = self.name or self.options.model or SMALL
         limits = (self.max_tokens, self.max_total_tokens)

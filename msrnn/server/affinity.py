@@ -1,4 +1,7 @@
-"""Which replica of a server a request goes to: the one that has its session, or has read how its prompt begins."""
+"""The affinity of requests to replicas: a session has one replica, and prompts with a common prefix share one.
+
+That replica has the prefix in its prefix cache.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,18 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
-BLOCK = 256  # characters of a prompt that are compared at once; a shorter beginning is read again anywhere in no time
-MOST_BLOCKS = 2**18  # beginnings that are remembered, of all prompts together
-SLACK = 4  # requests that the replica with the beginning may be behind the idlest one, beside twice its number
+BLOCK = 256  # characters of a prompt that are compared at once; a shorter prefix takes little time to read again
+MOST_BLOCKS = 2**18  # prefixes that are remembered, of all prompts together
+SLACK = 4  # affinity is ignored when the preferred replica has more than 2 * idlest + SLACK requests
 
 
-def owner(session: str, replicas: int) -> int:
-    """The number of the replica that a conversation belongs to; a restart does not change it."""
+def assign_replica(session: str, replicas: int) -> int:
+    """The number of the replica that a session belongs to; a restart does not change it."""
     return zlib.crc32(session.encode(errors="surrogateescape")) % replicas  # a file may have any name
 
 
-class Beginnings:
-    """How prompts begin that replicas have read, in blocks; of each, the replica that has read it last."""
+class SeenPrefixes:
+    """Prefixes of prompts, in blocks, and the replica that has read each of them last."""
 
     def __init__(self) -> None:
         self._replica: OrderedDict[bytes, int] = OrderedDict()
@@ -32,22 +35,22 @@ class Beginnings:
             self._replica.popitem(last=False)
 
     def find(self, blocks: Sequence[bytes]) -> int | None:
-        """The replica that has read the longest beginning of a prompt with these blocks."""
+        """The replica that has read the longest prefix of a prompt with these blocks."""
         known = [self._replica[block] for block in blocks if block in self._replica]
         return known[-1] if known else None
 
 
-def chosen(beginnings: Beginnings, blocks: Sequence[bytes], loads: Mapping[int, int]) -> int:
-    """The replica for a prompt, of those that have a load (requests under way); their loads stay nearly even."""
+def choose_replica(prefixes: SeenPrefixes, blocks: Sequence[bytes], loads: Mapping[int, int]) -> int:
+    """The replica for a prompt, among those with a load (their running requests). Loads stay nearly even."""
     idlest = min(loads, key=lambda replica: loads[replica])
-    found = beginnings.find(blocks)
+    found = prefixes.find(blocks)
     if found is None or found not in loads or loads[found] > 2 * loads[idlest] + SLACK:
         return idlest
     return found
 
 
 def blocks_of(text: str, key_owner: str = "") -> list[bytes]:
-    """A name for each beginning of the text that is a number of whole blocks; owners share none."""
+    """A digest of each prefix of whole blocks of the text; different owners have different digests."""
     names, name = [], key_owner.encode()
     for start in range(0, len(text) - BLOCK + 1, BLOCK):
         name = blake2b(name + text[start : start + BLOCK].encode(errors="replace"), digest_size=16).digest()
@@ -56,7 +59,7 @@ def blocks_of(text: str, key_owner: str = "") -> list[bytes]:
 
 
 def text_of(body: Any) -> str:
-    """What is compared of the body of a request, whose fields may have any value."""
+    """The text of a request's prompt, to compare prefixes. The fields of the body may have any value."""
     if not isinstance(body, dict):
         return ""
     messages, prompt = body.get("messages"), body.get("prompt")

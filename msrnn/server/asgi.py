@@ -1,4 +1,4 @@
-"""What all our HTTP applications have: checks of origins and keys, errors in OpenAI's shape, and no redirects."""
+"""The ASGI application that server and router share: origin check, key check, OpenAI's errors, no redirects."""
 
 from __future__ import annotations
 

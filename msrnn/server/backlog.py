@@ -1,4 +1,4 @@
-"""Messages on their way to a client that may not read them."""
+"""A bounded backlog of messages between a replica and a slow client."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import aclosing
 
 from starlette.types import Message
 
-from msrnn.server.errors import too_slow
+from msrnn.server.errors import slow_client_error
 
 
 async def with_backlog(messages: AsyncGenerator[Message, None], most: int) -> AsyncGenerator[Message, None]:
-    """The same messages, taken from their source at once; an error if `most` of them wait for the client."""
+    """Yield the same messages, and read the source ahead of the client: an error if `most` messages wait."""
     waiting: asyncio.Queue[Message | BaseException | None] = asyncio.Queue()
 
     async def take() -> None:
@@ -20,7 +20,7 @@ async def with_backlog(messages: AsyncGenerator[Message, None], most: int) -> As
             async with aclosing(messages):
                 async for message in messages:
                     if waiting.qsize() >= most:
-                        raise too_slow(most)
+                        raise slow_client_error(most)
                     waiting.put_nowait(message)
             waiting.put_nowait(None)
         except BaseException as error:

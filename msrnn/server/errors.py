@@ -30,21 +30,21 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
 
-def bad(param: str, message: str) -> ApiError:
+def bad_value(param: str, message: str) -> ApiError:
     return ApiError(400, message, param=param, code="invalid_value")
 
 
-def escaped(name: str) -> str:
+def escape_name(name: str) -> str:
     """A name that a client has sent, as `param`."""
     return ascii(name)[1:-1][:100]
 
 
-def unusable(error: UsageError, fields: Container[object] = ()) -> ApiError:
+def bad_input(error: UsageError, fields: Container[object] = ()) -> ApiError:
     """Bad input that was found behind the API; `param` is the field, if the request has one of this name."""
     return ApiError(400, str(error), param=error.name if error.name in fields else None, code="invalid_value")
 
 
-def overloaded(seconds: int) -> ApiError:
+def queue_full_error(seconds: int) -> ApiError:
     return ApiError(
         429,
         "too many requests wait already: try again later",
@@ -54,7 +54,7 @@ def overloaded(seconds: int) -> ApiError:
     )
 
 
-def shutting_down() -> ApiError:
+def shutting_down_error() -> ApiError:
     return ApiError(503, "the server is shutting down: ask another one", kind="server_error", code="shutting_down")
 
 
@@ -63,10 +63,10 @@ def session_error(message: str, code: str) -> ApiError:
     return ApiError(507 if code == SessionStorageFullError.code else 409, message, param="session_id", code=code)
 
 
-def too_slow(events: int) -> ApiError:
+def slow_client_error(events: int) -> ApiError:
     message = f"the client has not read {events:,} events of this stream, which ends here: read faster, or ask for less"
     return ApiError(408, message, code="client_too_slow")
 
 
-def failed(message: str) -> ApiError:
+def internal_error(message: str) -> ApiError:
     return ApiError(500, message, kind="server_error", code="internal_error")

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from msrnn.engine.requests import SamplingParams
 from msrnn.errors import UsageError
-from msrnn.server.errors import ApiError, bad, escaped
+from msrnn.server.errors import ApiError, bad_value, escape_name
 from msrnn.server.refusals import refusal
 from msrnn.server.request_models import GenerationRequest
 from msrnn.server.usual_fields import Schema, allows
@@ -54,7 +54,7 @@ def _used_fields(kind: type[R], body: Any, not_used: Mapping[str, Schema]) -> di
             raise ApiError(400, message, param=name, code="unsupported_field")
         if name not in unused and name not in kind.model_fields:
             message = f"{name!r:.100} is not supported by this server: leave it out"
-            raise ApiError(400, message, param=escaped(name), code="unsupported_field")
+            raise ApiError(400, message, param=escape_name(name), code="unsupported_field")
     return {name: value for name, value in given.items() if name not in unused}
 
 
@@ -77,4 +77,4 @@ def sampling_params(
         )
     except UsageError as error:
         name = error.name or ""
-        raise bad(names.get(name, name), str(error)) from error
+        raise bad_value(names.get(name, name), str(error)) from error

@@ -1,4 +1,4 @@
-"""How a server begins and ends: it has its address before it loads, and lets running answers finish."""
+"""Start and end of an HTTP server: bind before the model is loaded, listen, drain running answers at the end."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Listener(socket.socket):
 
 
 def bind(host: str, port: int) -> Listener:
-    """A socket that has its address, and takes no connections yet. Small packets, such as a token, are sent at once.
+    """A bound socket that does not listen yet. It has TCP_NODELAY, so that a token is sent at once.
 
-    asyncio would see to the latter, but not for a socket that it has not made itself. Connections inherit it.
+    asyncio sets this option only on sockets that it has made itself. Connections inherit it.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -61,7 +61,7 @@ def bind(host: str, port: int) -> Listener:
 
 
 def listen(listener: socket.socket, host: str) -> None:
-    """Take connections from now on. Fails if another program that had bound the same address was faster."""
+    """Accept connections from now on. Fails if another program has bound the same address and listens already."""
     try:
         listener.listen(BACKLOG)
     except OSError as error:
@@ -78,23 +78,23 @@ def _address_error(error: OSError, host: str, port: int) -> UsageError:
     return UsageError(f"--host {host} --port {port}: cannot be used ({error.strerror}); choose others")
 
 
-class Drained(Protocol):
-    """Who answers requests."""
+class Drainable(Protocol):
+    """A server or router."""
 
-    active: int  # requests that are not finished
-    draining: bool  # no more are taken
+    active: int  # waiting and running requests
+    draining: bool  # new requests are refused
 
     def end_answers(self) -> None:
-        """End what is not finished with an error."""
+        """End running answers with an error."""
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn, which goes on to answer while running answers finish: with 503, so that others are asked instead.
+    """uvicorn that drains: after the first signal, new requests get 503 while running answers finish.
 
-    The first signal begins this; a second one, or the end of the given seconds, ends it with errors.
+    A second signal, or the end of the given seconds, ends running answers with an error.
     """
 
-    def __init__(self, config: uvicorn.Config, server: Drained, seconds: float) -> None:
+    def __init__(self, config: uvicorn.Config, server: Drainable, seconds: float) -> None:
         super().__init__(config)
         self._server, self._seconds, self._until = server, seconds, math.inf
 

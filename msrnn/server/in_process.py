@@ -1,4 +1,4 @@
-"""Ask an ASGI application from inside its own process, without a socket."""
+"""Call an ASGI application in its own process, without a socket."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Message, Scope
 from msrnn.server.request_log import USAGE
 
 
-async def answered(app: ASGIApp, scope: Scope, body: bytes) -> AsyncGenerator[Message, None]:
-    """The messages of the answer, with its tokens so far. Whoever stops early is a client that has left."""
+async def answer_in_process(app: ASGIApp, scope: Scope, body: bytes) -> AsyncGenerator[Message, None]:
+    """Yield the messages of the answer, with its usage so far. Closing the generator early is a disconnect."""
     sent: asyncio.Queue[Message | None] = asyncio.Queue()
     left = asyncio.Event()
     counted: list[Callable[[], dict[str, Any]]] = []

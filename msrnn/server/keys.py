@@ -1,4 +1,4 @@
-"""Keys that requests must have, and the owner of what a request leaves behind."""
+"""API keys of requests, and the owner of the sessions and cached prefixes that a request makes."""
 
 from __future__ import annotations
 

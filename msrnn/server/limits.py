@@ -1,4 +1,4 @@
-"""What a client may ask for, and the body of its request within these limits."""
+"""Limits of a server, and the body of a request within them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from msrnn.server.errors import ApiError, overloaded
+from msrnn.server.errors import ApiError, queue_full_error
 from msrnn.server.origins import LOOPBACK, Origins, check_content_type
 
 RETRY_SECONDS = 1
@@ -23,7 +23,7 @@ Checked = TypeVar("Checked")
 
 @dataclass(frozen=True)
 class Limits:
-    queue: int = 256  # prompts that wait for a row; more are answered with 429
+    queue: int = 256  # prompts that wait for a batch slot; more are refused with 429
     body_bytes: int = 8 * 2**20
     body_seconds: float = 30.0  # for a client to send its request
     keys: Sequence[str] = ()
@@ -46,11 +46,11 @@ class Parsing:
         """Check the JSON of a body; `room` are the requests that may be checked at once."""
         size = len(body) if len(body) > SMALL_BODY else 0  # small ones are bounded by their number
         if self.count >= room or (size and self.bytes and self.bytes + size > PARSED_BYTES):
-            raise overloaded(RETRY_SECONDS)
+            raise queue_full_error(RETRY_SECONDS)
         self.count, self.bytes = self.count + 1, self.bytes + size
         try:
             async with self._large if size else nullcontext():
-                return await asyncio.to_thread(lambda: check(parsed(body)))
+                return await asyncio.to_thread(lambda: check(parse_json(body)))
         finally:
             self.count, self.bytes = self.count - 1, self.bytes - size
 
@@ -75,18 +75,18 @@ async def read_body(http: Request, limits: Limits) -> bytes:
     return bytes(body)
 
 
-def parsed(body: bytes) -> Any:
+def parse_json(body: bytes) -> Any:
     try:
         return json.loads(body, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {str(error)[:200]}", code="invalid_json") from None
 
 
-def parsed_small(body: bytes) -> Any:
-    """The JSON of a body that has little to say, at once."""
+def parse_small_json(body: bytes) -> Any:
+    """The JSON of a small body, parsed in this thread."""
     if len(body) > SMALL_BODY:
         raise ApiError(413, f"the body is larger than {SMALL_BODY:,} bytes", code="body_too_large")
-    return parsed(body)
+    return parse_json(body)
 
 
 def _no_number(name: str) -> Any:

@@ -19,7 +19,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 
 class Metrics:
-    """Counts requests and tokens, and times them. What the engine knows is asked when metrics are read."""
+    """Counts and times requests and tokens. Gauges read the engine when metrics are read."""
 
     def __init__(self, engine: Engine) -> None:
         self.registry = CollectorRegistry()
@@ -28,7 +28,7 @@ class Metrics:
         self.running.set_function(lambda: engine.counts["running"])
         waiting = Gauge("num_requests_waiting", "Requests that wait, or whose prompt is being read", **kinds)
         waiting.set_function(lambda: engine.counts["waiting"] + engine.counts["reading"])
-        Gauge("num_rows", "Rows of the decode batch", **kinds).set(engine.capacity)
+        Gauge("num_rows", "Batch slots of the decode batch", **kinds).set(engine.capacity)
         self.registry.register(_Counts(engine))
         sessions = Gauge("num_sessions", "Sessions that can be continued", **kinds)
         sessions.set_function(lambda: len(engine.sessions))
@@ -48,19 +48,19 @@ class Metrics:
 
 
 class _Counts(Collector):
-    """What the engine, its kept states and the sessions count themselves."""
+    """Counters of the engine, its prefix cache and its sessions."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._sessions = engine, engine.sessions
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        kept = [lane.queue.prefixes for lane in self._engine.lanes]
-        files = [states.files for states in kept if states.files is not None]
+        caches = [lane.queue.prefixes for lane in self._engine.lanes]
+        files = [cache.files for cache in caches if cache.files is not None]
         counts = {
-            "hits": ("Prompts that began with a kept state", sum(states.hits for states in kept)),
-            "misses": ("Prompts that did not", sum(states.misses for states in kept)),
-            "disk_hits": ("Prompts whose kept state was in a file", sum(folder.hits for folder in files)),
-            "disk_errors": ("Kept states that could not be written", sum(folder.errors for folder in files)),
+            "hits": ("Prompts that began with a cached prefix", sum(cache.hits for cache in caches)),
+            "misses": ("Prompts that did not", sum(cache.misses for cache in caches)),
+            "disk_hits": ("Prompts whose cached prefix was in a file", sum(folder.hits for folder in files)),
+            "disk_errors": ("Cached prefixes that could not be written", sum(folder.errors for folder in files)),
         }
         for name, (text, count) in counts.items():
             yield CounterMetricFamily(f"msrnn_prefix_state_{name}", text, count)
@@ -100,7 +100,7 @@ class Timer:
             metrics.whole.observe(now - self._began)
 
 
-class _Merged(Collector):
+class _MergedMetrics(Collector):
     def __init__(self, texts: Mapping[int, str]) -> None:
         self._texts = texts
 
@@ -115,8 +115,8 @@ class _Merged(Collector):
         yield from families.values()
 
 
-def merged(texts: Mapping[int, str]) -> bytes:
-    """The metrics of several replicas as one text; the replica is a label."""
+def merge_metrics(texts: Mapping[int, str]) -> bytes:
+    """Merge the metrics of several replicas into one text; the replica is a label."""
     registry = CollectorRegistry()
-    registry.register(_Merged(texts))
+    registry.register(_MergedMetrics(texts))
     return generate_latest(registry)

@@ -111,7 +111,7 @@ ENDPOINTS = (
 )
 
 
-def openapi(served: Served, keyed: bool) -> dict[str, Any]:
+def describe_api(served: Served, keyed: bool) -> dict[str, Any]:
     """The description; `keyed`: requests to /v1 must send a key."""
     components: dict[str, Any] = {"schemas": dict(_schemas(served))}
     paths: dict[str, dict[str, Any]] = {}
@@ -119,10 +119,10 @@ def openapi(served: Served, keyed: bool) -> dict[str, Any]:
         paths.setdefault(endpoint.path, {})[endpoint.method] = _operation(endpoint)
     info = {"title": f"msrnn: {served.name}", "version": msrnn.__version__}
     document = {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
-    return with_keys(document) if keyed else document
+    return add_keys(document) if keyed else document
 
 
-def with_keys(document: dict[str, Any]) -> dict[str, Any]:
+def add_keys(document: dict[str, Any]) -> dict[str, Any]:
     """The description of a server whose requests to /v1 must send a key."""
     components = {**document["components"], "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
     paths = {path: {**methods} for path, methods in document["paths"].items()}
@@ -173,17 +173,17 @@ def _schemas(served: Served) -> Iterator[tuple[str, Any]]:
             continue
         schema = endpoint.body.model_json_schema(ref_template="#/components/schemas/{model}")
         parts = schema.pop("$defs", {})
-        shown = _shown(schema, endpoint.not_used or {}, defaults)
+        shown = _show_schema(schema, endpoint.not_used or {}, defaults)
         if "max_tokens" in shown["properties"]:
             shown["properties"]["max_tokens"]["description"] += f"; with its prompt, {served.most_tokens:,}"
         yield endpoint.body.__name__, shown
         for name, part in parts.items():
-            yield name, _shown(part, NOT_USED_IN_MESSAGES if name == Message.__name__ else {}, {})
+            yield name, _show_schema(part, NOT_USED_IN_MESSAGES if name == Message.__name__ else {}, {})
 
 
-def _shown(schema: dict[str, Any], not_used: Mapping[str, Schema], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def _show_schema(schema: dict[str, Any], not_used: Mapping[str, Schema], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """A schema as the page shows it: fields that may only have some values come last."""
-    properties = {name: _field(name, field, defaults) for name, field in schema["properties"].items()}
+    properties = {name: _show_field(name, field, defaults) for name, field in schema["properties"].items()}
     for name, values in not_used.items():
         properties[name] = {**values, "x-must": must_be(values), "x-unused": True}
     if "n" in properties:
@@ -191,7 +191,7 @@ def _shown(schema: dict[str, Any], not_used: Mapping[str, Schema], defaults: Map
     return {**{name: value for name, value in schema.items() if name != "title"}, "properties": properties}
 
 
-def _field(name: str, field: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def _show_field(name: str, field: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """A field without null, which counts as not given, and with the default of this server."""
     shown = {key: value for key, value in field.items() if key != "title"}
     if "anyOf" in shown:

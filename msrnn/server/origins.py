@@ -43,8 +43,8 @@ class Origins:
     cors: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "hosts", tuple(_checked_host(host) for host in self.hosts))
-        object.__setattr__(self, "cors", tuple(_checked_origin(origin) for origin in self.cors))
+        object.__setattr__(self, "hosts", tuple(_parse_host(host) for host in self.hosts))
+        object.__setattr__(self, "cors", tuple(_parse_origin(origin) for origin in self.cors))
 
     def has_name(self, host: str) -> bool:
         """Whether a `Host` header names this server, with any port: a port may be forwarded, and is no one's name.
@@ -52,7 +52,7 @@ class Origins:
         On all addresses of a machine, each address is a name: an attacker's page is known by a name of its own.
         """
         name = _name(host)
-        bound = {_name(_bracketed(each.partition("%")[0])) for each in self.bound}
+        bound = {_name(_add_brackets(each.partition("%")[0])) for each in self.bound}
         addresses = [address for each in bound if (address := _address(each)) is not None]
         known = {"localhost", *bound, *self.hosts}
         if any(address.is_loopback for address in addresses):
@@ -176,18 +176,18 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-def _bracketed(host: str) -> str:
+def _add_brackets(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _checked_host(host: str) -> str:
-    name = _name(host if host.endswith("]") else _bracketed(host))
+def _parse_host(host: str) -> str:
+    name = _name(host if host.endswith("]") else _add_brackets(host))
     if not name:
         raise UsageError(f"--allowed-host {host}: must be a name or an address, without http:// and without a port")
     return name
 
 
-def _checked_origin(origin: str) -> str:
+def _parse_origin(origin: str) -> str:
     found = origin.lower().removesuffix("/")
     if match := _DEFAULT_PORT.fullmatch(found):
         found = match[1] or match[2]

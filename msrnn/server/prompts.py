@@ -12,7 +12,7 @@ from msrnn.engine.session_files import Session
 from msrnn.errors import UsageError
 from msrnn.hf.chat_template import check_template, closing, encode, encode_first, encode_following, following, render
 from msrnn.hf.messages import Messages
-from msrnn.server.errors import ApiError, bad
+from msrnn.server.errors import ApiError, bad_value
 from msrnn.server.request_models import CompletionRequest, Message
 from msrnn.server.token_texts import fewest_tokens
 
@@ -36,7 +36,7 @@ def check_answers(fields: Any, most: int) -> None:
     answers = many * (n if is_whole(n) else 1)
     if answers > most:
         param = "prompt" if many > 1 else "n"
-        raise bad(param, f"{answers:,} answers to {many:,} prompts: this server takes {most:,} at most")
+        raise bad_value(param, f"{answers:,} answers to {many:,} prompts: this server takes {most:,} at most")
 
 
 def read_prompts(request: CompletionRequest, tokenizer: Any, begins: bool, most_tokens: int) -> list[Prompt]:
@@ -49,7 +49,7 @@ def read_prompts(request: CompletionRequest, tokenizer: Any, begins: bool, most_
         else:
             prompts.append(Prompt(prompt, None))
     if not all(prompt.tokens for prompt in prompts):
-        raise bad("prompt", "prompt is empty: give one token or more")
+        raise bad_value("prompt", "prompt is empty: give one token or more")
     return prompts
 
 
@@ -102,16 +102,16 @@ class Chat(NamedTuple):
             raise UsageError("a session that has begun goes on with one message of the user")
         _check_fits(self.text(self.messages), self.tokenizer, most_tokens)
         if self.session is None:
-            return self._first()
+            return self._first_tokens()
         end: list[int] = encode(self.tokenizer, closing(self.tokenizer), False)[0].tolist()
-        return [*(end[1:] if end[:1] == [self.session.last] else end), *self._following()]
+        return [*(end[1:] if end[:1] == [self.session.last] else end), *self._following_tokens()]
 
-    def _first(self) -> list[int]:
+    def _first_tokens(self) -> list[int]:
         if self.allow_special:
             return encode(self.tokenizer, self.text(self.messages), False)[0].tolist()
         return encode_first(self.tokenizer, self.messages)
 
-    def _following(self) -> list[int]:
+    def _following_tokens(self) -> list[int]:
         content = self.messages[0]["content"]
         if self.allow_special:
             return encode(self.tokenizer, following(self.tokenizer, content), False)[0].tolist()

@@ -1,4 +1,4 @@
-"""Requests of OpenAI's API as jobs for the engine: what fields mean together, sessions, and prompts as tokens."""
+"""Parse requests of OpenAI's API into jobs for the engine: relations between fields, sessions, prompts as tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msrnn.engine.session_id import SessionId
 from msrnn.engine.sessions import Sessions
 from msrnn.errors import UsageError
 from msrnn.server.defaults import NEUTRAL
-from msrnn.server.errors import ApiError, bad
+from msrnn.server.errors import ApiError, bad_value
 from msrnn.server.fields import read_request, sampling_params
 from msrnn.server.prompts import Chat, Echo, Prompt, echo_of, read_messages, read_prompts
 from msrnn.server.request_models import ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
@@ -25,7 +25,7 @@ MOST_PROMPT_LOGPROBS = 2**20  # log probabilities of prompts in a reply: about 4
 
 @dataclass(frozen=True)
 class Served:
-    """What the server offers, and its limits."""
+    """The model that a server offers, its sampling defaults and token limits."""
 
     name: str
     tokenizer: Any
@@ -37,7 +37,7 @@ class Served:
 
     @property
     def shown(self) -> dict[str, Any]:
-        """What requests have that do not say otherwise."""
+        """The defaults of requests, for `/v1/models`."""
         defaults = {**NEUTRAL, **self.defaults}
         return {"max_tokens": self.default_tokens, "defaults": defaults, "stated_defaults": [*self.defaults]}
 
@@ -58,15 +58,15 @@ class Job:
     texts: list[PromptTexts]  # the tokens of each prompt, if the reply tells what the state holds
 
 
-def chat_job(body: Any, served: Served, owner: str = "") -> Job:
+def parse_chat(body: Any, served: Served, owner: str = "") -> Job:
     request = read_request(ChatRequest, body, NOT_USED_IN_CHATS, served.name)
-    session = _session(request, served, owner)
+    session = _find_session(request, served, owner)
     given = request.model_fields_set
     if {"max_completion_tokens", "max_tokens"} <= given:
-        raise bad("max_tokens", "max_tokens and max_completion_tokens are both given: give one of them")
+        raise bad_value("max_tokens", "max_tokens and max_completion_tokens are both given: give one of them")
     limit = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
     if request.top_logprobs is not None and not request.logprobs:
-        raise bad("top_logprobs", "top_logprobs needs logprobs: true")
+        raise bad_value("top_logprobs", "top_logprobs needs logprobs: true")
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     params = sampling_params(request, limit, served.default_tokens, served.defaults, logprobs=logprobs)
     messages = read_messages(request.messages)
@@ -74,25 +74,27 @@ def chat_job(body: Any, served: Served, owner: str = "") -> Job:
     try:
         ids = chat.tokens(served.most_tokens)
     except UsageError as error:
-        raise bad("messages", str(error)) from error
+        raise bad_value("messages", str(error)) from error
     texts = partial(prompt_texts, served.tokenizer, messages=messages, render=chat.text)
-    return _job(request, [Prompt(ids, None)], params, served, session, texts)
+    return _make_job(request, [Prompt(ids, None)], params, served, session, texts)
 
 
-def completion_job(body: Any, served: Served, owner: str = "") -> Job:
+def parse_completion(body: Any, served: Served, owner: str = "") -> Job:
     request = read_request(CompletionRequest, body, NOT_USED_IN_COMPLETIONS, served.name)
-    session, name = _session(request, served, owner), request.session_id
+    session, name = _find_session(request, served, owner), request.session_id
     scored = {"logprobs": request.logprobs, "prompt_logprobs": request.logprobs if request.echo else None}
     params = sampling_params(request, "max_tokens", served.default_tokens, served.defaults, **scored)
     if params.max_tokens == 0 and (name is not None or not request.echo):
-        raise bad("max_tokens", "max_tokens=0: must be 1 or more, or 0 with echo: true and without session_id")
+        raise bad_value("max_tokens", "max_tokens=0: must be 1 or more, or 0 with echo: true and without session_id")
     if params.prompt_logprobs is not None and name is not None:
-        raise bad("logprobs", "logprobs with echo: those of a session's prompt are not known; leave one of them out")
+        raise bad_value(
+            "logprobs", "logprobs with echo: those of a session's prompt are not known; leave one of them out"
+        )
     prompts = read_prompts(request, served.tokenizer, session is None, served.most_tokens)
     if name is not None and len(prompts) > 1:
-        raise bad("prompt", f"{len(prompts)} prompts: a session goes on with one")
+        raise bad_value("prompt", f"{len(prompts)} prompts: a session goes on with one")
     _check_logprobs(prompts, params)
-    return _job(request, prompts, params, served, session, partial(prompt_texts, served.tokenizer), request.echo)
+    return _make_job(request, prompts, params, served, session, partial(prompt_texts, served.tokenizer), request.echo)
 
 
 def _check_logprobs(prompts: list[Prompt], params: SamplingParams) -> None:
@@ -101,10 +103,10 @@ def _check_logprobs(prompts: list[Prompt], params: SamplingParams) -> None:
     wanted = sum(len(prompt.tokens) for prompt in prompts) * params.n * (params.prompt_logprobs + 1)
     if wanted > MOST_PROMPT_LOGPROBS:
         message = f"{wanted:,} log probabilities of the prompt: this server returns {MOST_PROMPT_LOGPROBS:,} at most"
-        raise bad("logprobs", message)
+        raise bad_value("logprobs", message)
 
 
-def _job(
+def _make_job(
     request: GenerationRequest,
     prompts: list[Prompt],
     params: SamplingParams,
@@ -119,9 +121,9 @@ def _job(
         raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
     for name in ("stream_options", "retention"):
         if getattr(request, name) and not request.stream:
-            raise bad(name, f"{name} needs stream: true")
+            raise bad_value(name, f"{name} needs stream: true")
     options, every = request.stream_options or StreamOptions(), request.retention
-    before, start = _told_before(session)
+    before, start = _unread_answer(session)
     return Job(
         prompts=[prompt.tokens for prompt in prompts],
         params=params,
@@ -136,7 +138,7 @@ def _job(
     )
 
 
-def _told_before(session: Session | None) -> tuple[list[int], int]:
+def _unread_answer(session: Session | None) -> tuple[list[int], int]:
     """Tokens of the last answer that `retention` tells before the prompt, and the position of the first one.
 
     A stop token is not told with its answer, and the state may have read it by now.
@@ -147,12 +149,12 @@ def _told_before(session: Session | None) -> tuple[list[int], int]:
     return before, session.tokens - len(before)
 
 
-def _session(request: GenerationRequest, served: Served, owner: str) -> Session | None:
+def _find_session(request: GenerationRequest, served: Served, owner: str) -> Session | None:
     """The session that the request goes on with; None: it begins one, or has none."""
     name, turns = request.session_id, request.session_turns
     if name is None:
         if turns is not None:
-            raise bad("session_turns", "session_turns needs session_id")
+            raise bad_value("session_turns", "session_turns needs session_id")
         return None
     session = served.sessions.get(SessionId(name, owner))
     has = session.turns if session else 0

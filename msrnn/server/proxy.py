@@ -11,9 +11,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from msrnn.server.backlog import with_backlog
-from msrnn.server.errors import ApiError, failed, shutting_down
+from msrnn.server.errors import ApiError, internal_error, shutting_down_error
 from msrnn.server.limits import read_body
-from msrnn.server.replies import sent_error
+from msrnn.server.replies import format_error
 
 if TYPE_CHECKING:
     from msrnn.server.router import Router
@@ -30,10 +30,10 @@ class Proxy:
         try:
             http = Request(scope, receive)
             if self._router.draining:
-                raise shutting_down()
+                raise shutting_down_error()
             body = await read_body(http, self._router.limits)
             work = asyncio.ensure_future(self._answer(http, body, send))
-            gone = asyncio.ensure_future(_disconnected(receive))
+            gone = asyncio.ensure_future(_wait_for_disconnect(receive))
             ending = asyncio.ensure_future(self._router.ending.wait())
             try:
                 await asyncio.wait({work, gone, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -41,7 +41,7 @@ class Proxy:
                     work.cancel()
                     await asyncio.wait({work})
                 if work.cancelled():  # before it began
-                    raise shutting_down()
+                    raise shutting_down_error()
                 if work.done():
                     work.result()
             finally:
@@ -61,7 +61,7 @@ class Proxy:
             job = await self._router.job(http, body)
             if isinstance(job, Response):
                 return await job(http.scope, http.receive, send)
-            answer = with_backlog(self._router.answered(job), self._router.limits.behind)
+            answer = with_backlog(self._router.stream_answer(job), self._router.limits.behind)
             async with aclosing(answer) as messages:
                 async for message in messages:
                     begun, more = True, message.get("more_body", message["type"] == "http.response.start")
@@ -74,21 +74,21 @@ class Proxy:
             if not self._router.ending.is_set():
                 raise
             if not begun:
-                raise shutting_down() from None
+                raise shutting_down_error() from None
             if more:
-                await _send_last(send, shutting_down())
+                await _send_last(send, shutting_down_error())
         except Exception as error:  # its text is not shown, since it may hold a prompt
             if not begun:
-                raise failed(f"internal error ({type(error).__name__})") from error
-            await _send_last(send, failed("the replica that answered has ended: ask again"))
+                raise internal_error(f"internal error ({type(error).__name__})") from error
+            await _send_last(send, internal_error("the replica that answered has ended: ask again"))
         return None
 
 
 async def _send_last(send: Send, error: ApiError) -> None:
     """End a stream with an error."""
-    await send({"type": "http.response.body", "body": sent_error(error.body), "more_body": False})
+    await send({"type": "http.response.body", "body": format_error(error.body), "more_body": False})
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -14,18 +14,18 @@ from starlette.types import Message, Scope
 
 from msrnn.core.ray_cluster import Cluster
 from msrnn.errors import UsageError
-from msrnn.server.in_process import answered
+from msrnn.server.in_process import answer_in_process
 from msrnn.server.router import LostReplicaError
 from msrnn.server.server import Server
 
-# Seconds without a word from the process that speaks HTTP, after which a replica removes itself; it may wait for long
-# until all replicas are up, and that process begins to speak.
+# Seconds without a ping from the router, after which a replica removes itself. The first ping may come late: the
+# router begins when all replicas are up.
 ABANDONED, NEVER_ASKED = 120.0, 3600.0
 MOST_REQUESTS = 100_000  # of a replica at once: its server has its own limit
 
 
 class RayReplicas:
-    """Starts replicas, each with what `make` returns for its number. They are up when this returns."""
+    """Starts replicas; `make` makes the server of a replica from its number. They are up when this returns."""
 
     def __init__(self, cluster: Cluster, count: int, make: Callable[[int], Server]) -> None:
         if count > cluster.workers:
@@ -43,7 +43,7 @@ class RayReplicas:
         name = f"msrnn-{uuid4().hex[:8]}"
         self._names = [f"{name}-{number}" for number in range(count)]
         deployment = serve.deployment(
-            _Served,
+            _Deployment,
             name="server",
             num_replicas=1,
             max_ongoing_requests=MOST_REQUESTS,
@@ -88,7 +88,7 @@ class RayReplica:
         messages = self._stream.answer.remote(scope, body)
         try:
             while True:
-                with _losses():
+                with _naming_lost_replicas():
                     message = await anext(messages, None)
                 if message is None:
                     return
@@ -97,13 +97,13 @@ class RayReplica:
             messages.cancel()
 
     async def ping(self) -> None:
-        with _losses():
+        with _naming_lost_replicas():
             await self._handle.ping.remote()
 
 
 @contextmanager
-def _losses() -> Iterator[None]:
-    """Whatever Ray raises because a replica, its machine or its deployment is gone."""
+def _naming_lost_replicas() -> Iterator[None]:
+    """Turn what Ray raises for a lost replica, machine or deployment into LostReplicaError."""
     from ray.exceptions import RayError, RayTaskError
     from ray.serve.exceptions import RayServeException
 
@@ -120,7 +120,7 @@ def _losses() -> Iterator[None]:
         raise LostReplicaError from error  # Ray has cancelled it, and not we
 
 
-class _Served:
+class _Deployment:
     """The deployment: a server without a socket."""
 
     def __init__(self, make: Callable[[int], Server], number: int, name: str) -> None:
@@ -129,7 +129,7 @@ class _Served:
         self._heard, self._patience = monotonic(), NEVER_ASKED
 
     async def answer(self, scope: Scope, body: bytes) -> AsyncGenerator[Message, None]:
-        async with aclosing(answered(self._app, scope, body)) as messages:
+        async with aclosing(answer_in_process(self._app, scope, body)) as messages:
             async for message in messages:
                 yield message
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from msrnn.checks import bounds
 from msrnn.errors import UsageError
-from msrnn.server.errors import ApiError, bad, escaped
+from msrnn.server.errors import ApiError, bad_value, escape_name
 from msrnn.server.request_models import ROLES, HalfCharacterError, Message, UnsupportedFieldError
 
 _KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a string"}
@@ -43,12 +43,12 @@ def refusal(error: ValidationError, kind: type[BaseModel], body: Mapping[str, An
         return _about_message(cause, *inner)
     if name == "stream_options" and inner and first["type"] == "bool_type":
         name = inner[0]
-        return bad(str(name), f"{name} must be true or false")
+        return bad_value(str(name), f"{name} must be true or false")
     if isinstance(cause, HalfCharacterError):
-        return bad(str(name), f"{name}: {cause}")
+        return bad_value(str(name), f"{name}: {cause}")
     message = f"must be {must_be(properties(kind)[str(name)])}"
     given = {"value": body[str(name)]} if name in body else {}
-    return bad(str(name), str(UsageError(message, name=str(name), **given)))
+    return bad_value(str(name), str(UsageError(message, name=str(name), **given)))
 
 
 def _cause(error: Any) -> Exception | None:
@@ -60,12 +60,14 @@ def _cause(error: Any) -> Exception | None:
 def _about_message(cause: Exception | None, number: int | str, *inner: int | str) -> ApiError:
     where = f"messages[{number}]"
     if isinstance(cause, HalfCharacterError):
-        return bad(f"{where}.content", f"{where}.content: {cause}")
+        return bad_value(f"{where}.content", f"{where}.content: {cause}")
     if isinstance(cause, UnsupportedFieldError):
-        return bad(f"{where}.{escaped(cause.name)}", f"{where}: {cause.name!r:.100} is not supported by this server")
+        return bad_value(
+            f"{where}.{escape_name(cause.name)}", f"{where}: {cause.name!r:.100} is not supported by this server"
+        )
     if not inner or inner[0] == "role":
-        return bad(where, f"{where}: must be an object whose role is one of {', '.join(ROLES)}")
-    return bad(f"{where}.content", f"{where}: content must be {must_be(properties(Message)['content'])}")
+        return bad_value(where, f"{where}: must be an object whose role is one of {', '.join(ROLES)}")
+    return bad_value(f"{where}.content", f"{where}: content must be {must_be(properties(Message)['content'])}")
 
 
 @cache

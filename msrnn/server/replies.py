@@ -59,12 +59,12 @@ class Reply:
             return []
         delta = self._delta(event)
         if self.retention:
-            delta["retention"] = self.retention[self.index(event.request, event.number)].of(event)
+            delta["retention"] = self.retention[self.index(event.request, event.number)].build(event)
         return [self._chunk(delta)]
 
     def last_chunks(self) -> list[bytes]:
         usage = {**self.head, "object": self.chunk, "choices": [], "usage": self.usage()}
-        return [*([_sent(usage)] if self.job.include_usage else []), b"data: [DONE]\n\n"]
+        return [*([_format_event(usage)] if self.job.include_usage else []), b"data: [DONE]\n\n"]
 
     def usage(self) -> dict[str, Any]:
         prompt = sum(len(request.prompt) for request in self.requests)
@@ -78,7 +78,7 @@ class Reply:
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         usage = {"usage": self.usage()} if self.job.continuous_usage else {}
-        return _sent({**self.head, "object": self.chunk, "choices": [choice], **usage})
+        return _format_event({**self.head, "object": self.chunk, "choices": [choice], **usage})
 
     def _echo(self, request: Request, index: int) -> dict[str, Any]:
         """A prompt, with its log probabilities if they are wanted."""
@@ -97,7 +97,7 @@ class Reply:
             "finish_reason": answer.finish_reason,
         }
         if self.job.params.logprobs is not None:
-            found["logprobs"] = self._answered(index, _scored(answer))
+            found["logprobs"] = self._answer_logprobs(index, _scored_tokens(answer))
         if self.job.echo:
             echo = self._echo(request, index)
             found["text"] = echo["text"] + answer.text
@@ -109,18 +109,18 @@ class Reply:
 
     def _delta(self, event: Event) -> dict[str, Any]:
         index = self.index(event.request, event.number)
-        scored = self._added(event)
-        logprobs = self._answered(index, scored) if scored else None
+        scored = self._new_tokens(event)
+        logprobs = self._answer_logprobs(index, scored) if scored else None
         return {"index": index, "text": event.text, "logprobs": logprobs, "finish_reason": event.finish_reason}
 
-    def _added(self, event: Event) -> list[Scored]:
+    def _new_tokens(self, event: Event) -> list[Scored]:
         """The token of an event; at the end also the stop token, which clients count on."""
         ending = event.request.answers[event.number].ending
         if event.token is None:
             return [ending] if ending is not None and event.finish_reason == "stop" else []
         return [(event.token, event.logprobs)] if event.logprobs is not None else []
 
-    def _answered(self, index: int, scored: Sequence[Scored]) -> dict[str, Any]:
+    def _answer_logprobs(self, index: int, scored: Sequence[Scored]) -> dict[str, Any]:
         """The log probabilities of an answer's tokens, or of the next ones of a stream."""
         if index not in self._offsets:
             start = len(self.job.echo[index // self.job.params.n].text) if self.job.echo else 0
@@ -183,7 +183,7 @@ class ChatReply(Reply):
         return {"content": [{**entry(t, p.chosen), "top_logprobs": [entry(*top) for top in p.top]} for t, p in pairs]}
 
 
-def _scored(answer: Answer) -> list[Scored]:
+def _scored_tokens(answer: Answer) -> list[Scored]:
     """The tokens of an answer and the stop token that ended it."""
     return [*zip(answer.tokens, answer.logprobs, strict=True), *([answer.ending] if answer.ending else [])]
 
@@ -193,10 +193,10 @@ def _finite(logprob: float) -> float:
     return max(logprob, -9999.0)
 
 
-def _sent(value: dict[str, Any]) -> bytes:
+def _format_event(value: dict[str, Any]) -> bytes:
     """One event of a stream of server-sent events."""
     return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
 
 
-def sent_error(body: dict[str, Any]) -> bytes:
-    return _sent(body)
+def format_error(body: dict[str, Any]) -> bytes:
+    return _format_event(body)

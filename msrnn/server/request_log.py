@@ -1,4 +1,4 @@
-"""One line for each request: when, what, its status, its tokens and its time. Texts, names and keys are not in it."""
+"""The request log: time, path, status, tokens and duration of each request; no texts, session names or keys."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class RequestLog:
         began, status, usage = monotonic(), CLOSED, dict[str, Any]()
         counted: list[Callable[[], dict[str, Any]]] = []
 
-        async def noted(message: Message) -> None:
+        async def record(message: Message) -> None:
             nonlocal status, usage
             status = message.get("status", status)
             usage = message.pop(USAGE, usage)
             await send(message)
 
         try:
-            await self._app({**scope, USAGE: counted}, receive, noted)
+            await self._app({**scope, USAGE: counted}, receive, record)
         finally:
             usage = counted[-1]() if counted else usage
             if scope["path"] not in POLLED or status >= 400:

@@ -47,13 +47,13 @@ def prompt_texts(
         return PromptTexts(start, pieces, None)
     offset, begins = len(text) - len(rendered), [0, *accumulate(map(len, pieces))]
     found = [
-        Span(message["role"], *(start + at for at in _covering(begins, first + offset, last + offset)))
+        Span(message["role"], *(start + at for at in _find_tokens(begins, first + offset, last + offset)))
         for message, (first, last) in zip(messages, located.spans, strict=True)
     ]
     return PromptTexts(start, pieces, found)
 
 
-def _covering(begins: list[int], first: int, last: int) -> tuple[int, int]:
+def _find_tokens(begins: list[int], first: int, last: int) -> tuple[int, int]:
     """The tokens with characters in [first, last); `begins` are where tokens begin, and the end of the last one.
 
     A token without text at `first` is a part of the character there, and one at `last` a part of the next.
@@ -72,7 +72,7 @@ class RetentionField:
         self._begun = False
         self._last: Retention | None = None
 
-    def of(self, event: Event) -> dict[str, Any]:
+    def build(self, event: Event) -> dict[str, Any]:
         """The texts of tokens that were not sent yet and, where the event tells it, what the state holds."""
         new = [] if event.token is None else [self._pieces.put(event.token)]
         field: dict[str, Any] = {"start": self._position, "pieces": new}
@@ -87,12 +87,12 @@ class RetentionField:
                 "answer": prompt.stop,
             }
         if event.retention is not None:
-            field |= holding(event.retention, self._last)
+            field |= describe_retention(event.retention, self._last)
             self._last = event.retention
         return field
 
 
-def holding(now: Retention, before: Retention | None = None) -> dict[str, Any]:
-    """What a state holds, as JSON; after an earlier one, `held` is what has changed."""
+def describe_retention(now: Retention, before: Retention | None = None) -> dict[str, Any]:
+    """Describe the tokens that a state holds, as JSON; after an earlier one, `held` is the change."""
     numbers = {"seen": now.seen, "slots": now.slots, "used": now.used}
     return {**numbers, "bytes": now.nbytes, "full_bytes": now.full_nbytes, "held": now.list_shares(before)}

@@ -1,4 +1,4 @@
-"""The HTTP server: routes, limits, streams."""
+"""The HTTP server of one engine: routes, limits, streams."""
 
 from __future__ import annotations
 
@@ -21,30 +21,38 @@ from msrnn.engine.requests import Event, Request
 from msrnn.errors import SessionError, UsageError
 from msrnn.server.asgi import make_app
 from msrnn.server.docs_page import docs_routes
-from msrnn.server.errors import ApiError, failed, overloaded, session_error, shutting_down, too_slow, unusable
+from msrnn.server.errors import (
+    ApiError,
+    bad_input,
+    internal_error,
+    queue_full_error,
+    session_error,
+    shutting_down_error,
+    slow_client_error,
+)
 from msrnn.server.keys import owner_of
 from msrnn.server.limits import RETRY_SECONDS, Limits, Parsing, read_body
 from msrnn.server.metrics import Metrics, Timer
 from msrnn.server.openapi import PATH as OPENAPI
-from msrnn.server.openapi import openapi
+from msrnn.server.openapi import describe_api
 from msrnn.server.page import page_routes
 from msrnn.server.prompts import check_answers
-from msrnn.server.protocol import Job, Served, chat_job, completion_job
-from msrnn.server.replies import ChatReply, Reply, sent_error
+from msrnn.server.protocol import Job, Served, parse_chat, parse_completion
+from msrnn.server.replies import ChatReply, Reply, format_error
 from msrnn.server.request_log import USAGE
 from msrnn.server.sessions import SessionEndpoints
 
 
 @dataclass(frozen=True, eq=False)
 class _Feed:
-    """The events of requests as they come; None ends those of one request."""
+    """The events of a job's requests in order of arrival; None ends those of one request."""
 
     requests: list[Request]
     events: asyncio.Queue[Event | Exception | None]
     tasks: list[asyncio.Task[None]]
 
     async def read(self) -> AsyncGenerator[Event, None]:
-        """All events. Whoever stops early cancels the requests."""
+        """Yield all events. Closing the generator early cancels the requests."""
         try:
             unfinished = len(self.tasks)
             while unfinished:
@@ -52,12 +60,12 @@ class _Feed:
                 if isinstance(event, ApiError):
                     raise event
                 if isinstance(event, Exception):
-                    raise failed(f"internal error ({type(event).__name__})") from event
+                    raise internal_error(f"internal error ({type(event).__name__})") from event
                 if event is None:
                     unfinished -= 1
                     continue
                 if event.finish_reason == "error":
-                    raise _failure(event)
+                    raise _failed_answer_error(event)
                 yield event
         finally:
             self.cancel()
@@ -76,16 +84,16 @@ class Server:
         self.engine, self.served, self.limits = engine, served, limits
         self.metrics = Metrics(engine)
         self.parsing = Parsing()
-        self.active = 0  # prompts that were taken and are not finished
-        self.draining = False  # no more are taken
+        self.active = 0  # waiting and running requests
+        self.draining = False  # new requests are refused
         self._feeds: set[_Feed] = set()  # of answers that are not finished
 
     def app(self) -> Starlette:
         routes = [
-            Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
-            Route("/v1/completions", self._guarded(self.completions), methods=["POST"]),
-            Route("/v1/models", self._guarded(self.models), methods=["GET"]),
-            *SessionEndpoints(self.engine, self.limits).routes(self._guarded),
+            Route("/v1/chat/completions", self._guard(self.chat), methods=["POST"]),
+            Route("/v1/completions", self._guard(self.completions), methods=["POST"]),
+            Route("/v1/models", self._guard(self.models), methods=["GET"]),
+            *SessionEndpoints(self.engine, self.limits).routes(self._guard),
             Route("/health", self.health, methods=["GET"]),
             Route("/metrics", self.read_metrics, methods=["GET"]),
             Route("/version", self.version, methods=["GET"]),
@@ -101,13 +109,13 @@ class Server:
 
         return make_app(routes, self.limits, lifespan)
 
-    def _guarded(self, endpoint: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
-        """Errors in OpenAI's shape. What went wrong inside is not shown, since it may hold a prompt."""
+    def _guard(self, endpoint: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
+        """Turn errors into OpenAI's shape. The text of an internal error is not shown, since it may hold a prompt."""
 
-        async def guarded(request: HttpRequest) -> Response:
+        async def answer_or_refuse(request: HttpRequest) -> Response:
             try:
                 if self.draining:
-                    raise shutting_down()
+                    raise shutting_down_error()
                 response: Response = await endpoint(request)
                 return response
             except ApiError as error:
@@ -116,25 +124,25 @@ class Server:
                 conflict = session_error(str(error), error.code)
                 return JSONResponse(conflict.body, conflict.status)
             except UsageError as error:
-                return JSONResponse(unusable(error).body, 400)
+                return JSONResponse(bad_input(error).body, 400)
             except ClientDisconnect:
                 return Response(status_code=499)
             except Exception as error:
-                return JSONResponse(failed(f"internal error ({type(error).__name__})").body, 500)
+                return JSONResponse(internal_error(f"internal error ({type(error).__name__})").body, 500)
 
-        return guarded
+        return answer_or_refuse
 
     async def chat(self, http: HttpRequest) -> Response:
-        return await self._answer(http, *await self._job(http, chat_job), ChatReply)
+        return await self._answer(http, *await self._parse(http, parse_chat), ChatReply)
 
     async def completions(self, http: HttpRequest) -> Response:
-        return await self._answer(http, *await self._job(http, completion_job), Reply)
+        return await self._answer(http, *await self._parse(http, parse_completion), Reply)
 
-    async def _job(self, http: HttpRequest, parse: Callable[[Any, Served, str], Job]) -> tuple[Job, list[Request]]:
-        """A request, checked, in another thread: long texts take long to tokenize."""
+    async def _parse(self, http: HttpRequest, parse: Callable[[Any, Served, str], Job]) -> tuple[Job, list[Request]]:
+        """Check a request, in another thread: long texts take long to tokenize."""
         owner = owner_of(http.scope)
 
-        def checked(fields: Any) -> tuple[Job, list[Request]]:
+        def make_requests(fields: Any) -> tuple[Job, list[Request]]:
             check_answers(fields, self._most)
             job = parse(fields, self.served, owner)
             about = (job.params, job.session, job.turns, job.retention, owner)
@@ -143,27 +151,27 @@ class Server:
             except SessionError:
                 raise
             except UsageError as error:
-                raise unusable(error, fields) from error
+                raise bad_input(error, fields) from error
 
-        return await self.parsing.run(await read_body(http, self.limits), checked, self._most - self.active)
+        return await self.parsing.run(await read_body(http, self.limits), make_requests, self._most - self.active)
 
     @property
     def _most(self) -> int:
-        """Prompts that run and wait, at most."""
+        """The most requests that run or wait."""
         return self.engine.capacity + self.limits.queue
 
     async def _answer(self, http: HttpRequest, job: Job, requests: list[Request], kind: type[Reply]) -> Response:
         if self.draining:  # by now
-            raise shutting_down()
+            raise shutting_down_error()
         if self.active + len(requests) > self._most:
-            raise overloaded(RETRY_SECONDS)
+            raise queue_full_error(RETRY_SECONDS)
         reply = kind(job, requests, self.served.name, self.served.tokenizer)
         http.scope.get(USAGE, []).append(reply.usage)
         feed = self._start(requests)
         if job.stream:
-            return StreamingResponse(_streamed(http, feed, reply), media_type="text/event-stream")
-        work = asyncio.ensure_future(_whole(feed))
-        gone = asyncio.ensure_future(_disconnected(http))
+            return StreamingResponse(_stream_reply(http, feed, reply), media_type="text/event-stream")
+        work = asyncio.ensure_future(_read_all(feed))
+        gone = asyncio.ensure_future(_wait_for_disconnect(http))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
@@ -177,7 +185,7 @@ class Server:
         return await asyncio.to_thread(lambda: JSONResponse(reply.complete()))
 
     def _start(self, requests: list[Request]) -> _Feed:
-        """Give requests to the engine. They count from now on until they end, whether or not anyone reads the reply."""
+        """Add requests to the engine. They count until they end, even if the client does not read the reply."""
         feed = _Feed(requests, asyncio.Queue(), [])
 
         async def collect(request: Request) -> None:
@@ -186,13 +194,13 @@ class Server:
                 async for event in self.engine.stream(request):
                     timer.event(event)
                     if feed.events.qsize() >= self.limits.behind:
-                        raise too_slow(self.limits.behind)
+                        raise slow_client_error(self.limits.behind)
                     feed.events.put_nowait(event)
                 feed.events.put_nowait(None)
             except Exception as error:
                 feed.events.put_nowait(error)
 
-        def ended(_: object) -> None:
+        def count_end(_: object) -> None:
             self.active -= 1
             if all(task.done() for task in feed.tasks):
                 self._feeds.discard(feed)
@@ -201,13 +209,13 @@ class Server:
         for request in requests:
             self.active += 1
             feed.tasks.append(asyncio.ensure_future(collect(request)))
-            feed.tasks[-1].add_done_callback(ended)
+            feed.tasks[-1].add_done_callback(count_end)
         return feed
 
     def end_answers(self) -> None:
-        """End what is not finished with an error, after what was generated by now; its sessions stay as they were."""
+        """End running answers with an error, after the tokens so far. Their sessions stay as they were."""
         for feed in self._feeds:
-            feed.events.put_nowait(shutting_down())
+            feed.events.put_nowait(shutting_down_error())
 
     async def models(self, _: HttpRequest) -> Response:
         model = {"id": self.served.name, "object": "model", "created": 0, "owned_by": "msrnn"}
@@ -230,20 +238,20 @@ class Server:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def read_openapi(self, _: HttpRequest) -> Response:
-        return JSONResponse(openapi(self.served, keyed=bool(self.limits.keys)))
+        return JSONResponse(describe_api(self.served, keyed=bool(self.limits.keys)))
 
     async def version(self, _: HttpRequest) -> Response:
         return JSONResponse({"version": msrnn.__version__})
 
 
-async def _whole(feed: _Feed) -> None:
+async def _read_all(feed: _Feed) -> None:
     async with aclosing(feed.read()) as events:
         async for _ in events:
             pass
 
 
-async def _streamed(http: HttpRequest, feed: _Feed, reply: Reply) -> AsyncIterator[bytes]:
-    gone = asyncio.ensure_future(_disconnected(http))  # also noticed while there is nothing to send yet
+async def _stream_reply(http: HttpRequest, feed: _Feed, reply: Reply) -> AsyncIterator[bytes]:
+    gone = asyncio.ensure_future(_wait_for_disconnect(http))  # also noticed while there is nothing to send yet
     gone.add_done_callback(lambda _: feed.cancel())  # the engine then ends the events, and so this stream
     first = reply.first_chunks()  # sent with the first event: until then, another server can still take over
     try:
@@ -257,17 +265,17 @@ async def _streamed(http: HttpRequest, feed: _Feed, reply: Reply) -> AsyncIterat
         for chunk in [*first, *reply.last_chunks()]:
             yield chunk
     except ApiError as error:
-        yield sent_error(error.body)
+        yield format_error(error.body)
     finally:
         gone.cancel()
 
 
-def _failure(event: Event) -> ApiError:
+def _failed_answer_error(event: Event) -> ApiError:
     answer = event.request.answers[event.number]
     message = answer.error or "the answer failed"
-    return failed(message) if answer.error_code is None else session_error(message, answer.error_code)
+    return internal_error(message) if answer.error_code is None else session_error(message, answer.error_code)
 
 
-async def _disconnected(http: HttpRequest) -> None:
+async def _wait_for_disconnect(http: HttpRequest) -> None:
     while (await http.receive())["type"] != "http.disconnect":
         pass

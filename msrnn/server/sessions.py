@@ -15,11 +15,11 @@ from starlette.routing import Route
 from msrnn.engine.engine import Engine
 from msrnn.engine.session_files import SessionInfo
 from msrnn.engine.session_id import SessionId
-from msrnn.server.errors import ApiError, bad
+from msrnn.server.errors import ApiError, bad_value
 from msrnn.server.keys import owner_of
-from msrnn.server.limits import Limits, parsed_small, read_body
+from msrnn.server.limits import Limits, parse_small_json, read_body
 from msrnn.server.request_models import ForkRequest
-from msrnn.server.retention import holding
+from msrnn.server.retention import describe_retention
 
 PATH = "/v1/sessions"
 USUAL, MOST = 100, 1000  # sessions on a page of the list
@@ -31,33 +31,33 @@ class SessionEndpoints:
     def __init__(self, engine: Engine, limits: Limits) -> None:
         self.engine, self.limits = engine, limits
 
-    def routes(self, guarded: Callable[[Endpoint], Endpoint]) -> list[Route]:
+    def routes(self, guard: Callable[[Endpoint], Endpoint]) -> list[Route]:
         return [
-            Route(PATH, guarded(self.list), methods=["GET"]),
-            Route(f"{PATH}/{{name}}", guarded(self.show), methods=["GET"]),
-            Route(f"{PATH}/{{name}}", guarded(self.delete), methods=["DELETE"]),
-            Route(f"{PATH}/{{name}}/memory", guarded(self.memory), methods=["GET"]),
-            Route(f"{PATH}/{{name}}/fork", guarded(self.fork), methods=["POST"]),
-            Route(f"{PATH}/{{name}}/stop", guarded(self.stop), methods=["POST"]),
+            Route(PATH, guard(self.list), methods=["GET"]),
+            Route(f"{PATH}/{{name}}", guard(self.show), methods=["GET"]),
+            Route(f"{PATH}/{{name}}", guard(self.delete), methods=["DELETE"]),
+            Route(f"{PATH}/{{name}}/memory", guard(self.memory), methods=["GET"]),
+            Route(f"{PATH}/{{name}}/fork", guard(self.fork), methods=["POST"]),
+            Route(f"{PATH}/{{name}}/stop", guard(self.stop), methods=["POST"]),
         ]
 
     async def list(self, http: HttpRequest) -> Response:
         infos = self.engine.sessions.infos(owner_of(http.scope))
-        return JSONResponse(page_of([*map(_shown, infos)], http.query_params))
+        return JSONResponse(page_of([*map(_describe_session, infos)], http.query_params))
 
     async def show(self, http: HttpRequest) -> Response:
         info = self.engine.sessions.info(session := _session(http))
         if info is None:
             raise _no_session(session)
-        return JSONResponse(_shown(info))
+        return JSONResponse(_describe_session(info))
 
     async def delete(self, http: HttpRequest) -> Response:
-        session = self._existing(http)
+        session = self._find_session(http)
         await asyncio.to_thread(self.engine.sessions.delete, session)
         return JSONResponse({"id": session.name, "object": "session", "deleted": True})
 
     async def fork(self, http: HttpRequest) -> Response:
-        session, body = self._existing(http), parsed_small(await read_body(http, self.limits))
+        session, body = self._find_session(http), parse_small_json(await read_body(http, self.limits))
         try:
             other = ForkRequest.model_validate(body).to
         except ValidationError:
@@ -66,7 +66,7 @@ class SessionEndpoints:
         return JSONResponse({"id": other, "object": "session"}, 201)
 
     async def stop(self, http: HttpRequest) -> Response:
-        """End the answer that is under way as it is; its turn is kept, unless the answer has no token yet."""
+        """End the running answer as it is. Its turn is kept, unless the answer has no token yet."""
         session = _session(http)
         stopped = self.engine.stop_session(session)
         if not stopped and session not in self.engine.sessions:
@@ -74,19 +74,19 @@ class SessionEndpoints:
         return JSONResponse({"id": session.name, "object": "session", "stopped": stopped})
 
     async def memory(self, http: HttpRequest) -> Response:
-        """What the session holds after its last finished turn; an answer that is under way changes a copy."""
-        name = self._existing(http, idle=False)
+        """The tokens that the session holds after its last finished turn; a running answer changes a copy."""
+        name = self._find_session(http, idle=False)
 
-        def found() -> dict[str, Any]:
+        def read_memory() -> dict[str, Any]:
             session = self.engine.sessions.get(name)
             if session is None:  # deleted meanwhile
                 raise _no_session(name)
             held = self.engine.executor.retention(session.state)
-            return {"tokens": session.tokens, "turns": session.turns, **holding(held)}
+            return {"tokens": session.tokens, "turns": session.turns, **describe_retention(held)}
 
-        return JSONResponse({"id": name.name, "object": "session.memory", **await asyncio.to_thread(found)})
+        return JSONResponse({"id": name.name, "object": "session.memory", **await asyncio.to_thread(read_memory)})
 
-    def _existing(self, http: HttpRequest, idle: bool = True) -> SessionId:
+    def _find_session(self, http: HttpRequest, idle: bool = True) -> SessionId:
         """The session of a request; `idle`: no answer of it may be under way."""
         session = _session(http)
         if session not in self.engine.sessions:
@@ -100,12 +100,14 @@ def page_of(sessions: list[dict[str, Any]], query: QueryParams) -> dict[str, Any
     """One page of a list, as OpenAI's API has them: at most `limit` entries, those that follow the id `after`."""
     limit, after = query.get("limit", str(USUAL)), query.get("after")
     if not (limit.isascii() and limit.isdecimal() and len(limit) < 9 and 1 <= int(limit) <= MOST):
-        raise bad("limit", f"limit={limit!r:.100}: must be a whole number from 1 to {MOST:,}")
+        raise bad_value("limit", f"limit={limit!r:.100}: must be a whole number from 1 to {MOST:,}")
     start = 0
     if after is not None:
         start = next((place for place, session in enumerate(sessions, 1) if session["id"] == after), 0)
         if start == 0:
-            raise bad("after", f"after={after!r:.100}: there is no session of this name; list them from the first")
+            raise bad_value(
+                "after", f"after={after!r:.100}: there is no session of this name; list them from the first"
+            )
     page = sessions[start : start + int(limit)]
     return {"object": "list", "data": page, "has_more": start + len(page) < len(sessions)}
 
@@ -116,7 +118,7 @@ def _session(http: HttpRequest) -> SessionId:
     return session
 
 
-def _shown(info: SessionInfo) -> dict[str, Any]:
+def _describe_session(info: SessionInfo) -> dict[str, Any]:
     times = {"created": info.created, "updated": info.updated}
     counts = {"tokens": info.tokens, "turns": info.turns, **times, "bytes": info.nbytes}
     return {"id": info.name, "object": "session", "name": info.name, **counts, "positions": info.positions}

@@ -12,8 +12,8 @@ import httpx
 from starlette.types import Message, Scope
 
 import msrnn
-from msrnn.server.affinity import owner
-from msrnn.server.in_process import answered
+from msrnn.server.affinity import assign_replica
+from msrnn.server.in_process import answer_in_process
 from msrnn.server.limits import Limits
 from msrnn.server.protocol import Served
 from msrnn.server.router import LostReplicaError, Router
@@ -34,7 +34,7 @@ class Local:
 
     def start(self) -> None:
         def owns(name: str) -> bool:
-            return owner(name, COUNT) == self.number
+            return assign_replica(name, COUNT) == self.number
 
         rnn, tokenizer = msrnn.MultiStateRNN(character_model(), "tova", 16), character_tokenizer()
         self.engine = msrnn.Engine(rnn, 4, tokenizer=tokenizer, sessions=self.folder, owns_session=owns)
@@ -46,7 +46,7 @@ class Local:
         if self.dies_before == AT_ONCE:
             raise LostReplicaError
         found = 0
-        async with aclosing(answered(self.app, scope, body)) as messages:
+        async with aclosing(answer_in_process(self.app, scope, body)) as messages:
             async for message in messages:
                 if found == self.dies_before and scope["method"] == "POST":
                     raise LostReplicaError

@@ -15,7 +15,7 @@ from msrnn.hf.loading import Loaded
 from msrnn.server.defaults import sampling_defaults
 from msrnn.server.errors import ApiError
 from msrnn.server.fields import read_request
-from msrnn.server.protocol import Served, completion_job
+from msrnn.server.protocol import Served, parse_completion
 from msrnn.server.request_models import CompletionRequest
 from msrnn.server.usual_fields import NOT_USED_IN_CHATS, NOT_USED_IN_COMPLETIONS, NOT_USED_IN_MESSAGES
 from tests.helpers.live_server import KEY, live, post
@@ -189,7 +189,7 @@ def test_sampling_defaults_of_a_model() -> None:
 
 def test_requests_go_before_the_model(engine: msrnn.Engine) -> None:
     served = Served("tiny", engine.tokenizer, 16, 2000, engine.sessions, {"temperature": 0.0, "top_k": 5})
-    params = completion_job({"prompt": "a", "top_k": 9}, served).params
+    params = parse_completion({"prompt": "a", "top_k": 9}, served).params
     assert (params.temperature, params.top_k, params.top_p) == (0.0, 9, 1.0)
 
 

@@ -16,7 +16,7 @@ import msrnn
 from msrnn.server.errors import ApiError
 from msrnn.server.fields import read_request
 from msrnn.server.limits import Limits
-from msrnn.server.openapi import ENDPOINTS, openapi
+from msrnn.server.openapi import ENDPOINTS, describe_api
 from msrnn.server.request_models import ChatRequest, CompletionRequest
 from msrnn.server.router import Router
 from msrnn.server.server import Server
@@ -36,7 +36,7 @@ NEEDED |= {"session_turns": {"session_id": "ann"}, "top_logprobs": {"logprobs": 
 
 @pytest.fixture(scope="module")
 def document(engine: msrnn.Engine) -> dict[str, Any]:
-    return openapi(served_by(engine, defaults={"temperature": 0.6}), keyed=False)
+    return describe_api(served_by(engine, defaults={"temperature": 0.6}), keyed=False)
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:

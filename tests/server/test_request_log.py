@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 import msrnn
-from msrnn.server.in_process import answered
+from msrnn.server.in_process import answer_in_process
 from msrnn.server.limits import Limits
 from msrnn.server.protocol import Served
 from msrnn.server.request_log import RequestLog
@@ -106,7 +106,7 @@ def test_a_client_that_leaves(server: Server) -> None:
         headers = [(b"authorization", f"Bearer {KEY}".encode()), (b"host", b"localhost")]
         scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": headers}
         content = b'{"prompt": "hello", "max_tokens": 1900, "ignore_eos": true, "stream": true}'
-        async for message in answered(RequestLog(server.app(), lines.append), scope, content):
+        async for message in answer_in_process(RequestLog(server.app(), lines.append), scope, content):
             if message.get("body"):
                 break
         while not lines:

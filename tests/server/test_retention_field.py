@@ -126,7 +126,7 @@ def test_a_character_of_several_tokens(small: Loaded) -> None:
     ids = small.tokenizer("a 🌊 ø")["input_ids"]
     request = Request([1], SamplingParams())
     field = RetentionField(small.tokenizer, PromptTexts(4, ["x"], None))
-    found = [field.of(Event(request, 0, token, "", None, None)) for token in ids]
+    found = [field.build(Event(request, 0, token, "", None, None)) for token in ids]
     assert [one["start"] for one in found] == [4, *range(6, 5 + len(ids))]
     pieces = ["x", *prompt_texts(small.tokenizer, ids, 0).pieces]
     assert [piece for one in found for piece in one["pieces"]] == pieces

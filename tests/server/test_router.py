@@ -15,7 +15,7 @@ from starlette.types import Message, Scope
 import msrnn
 from msrnn.server import router as front_file
 from msrnn.server.affinity import BLOCK
-from msrnn.server.in_process import answered
+from msrnn.server.in_process import answer_in_process
 from msrnn.server.router import Router
 from tests.helpers.replicas_here import AT_ONCE, COUNT, Local, body, texts, with_router
 from tests.helpers.step_orders import one_order
@@ -61,7 +61,7 @@ def test_answers_that_the_end_of_the_front_cuts() -> None:
 
     async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
         app, content = router.app(), json.dumps(body(stream=True, max_tokens=1900, ignore_eos=True)).encode()
-        async with aclosing(answered(app, {**SCOPE}, content)) as messages:
+        async with aclosing(answer_in_process(app, {**SCOPE}, content)) as messages:
             while not (await anext(messages)).get("body"):
                 pass
             router.up = [False] * COUNT  # the next request waits
@@ -92,7 +92,7 @@ def test_a_request_that_no_replica_survives() -> None:
     with_router(test)
 
 
-def test_beginnings_go_to_one_replica() -> None:
+def test_prompts_with_one_prefix_go_to_one_replica() -> None:
     async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
         system = "x" * BLOCK
         chats = [[{"role": "system", "content": f"{i}{system}"}] for i in range(COUNT)]

@@ -11,7 +11,7 @@ import pytest
 
 import msrnn
 from msrnn.server import router as front_file
-from msrnn.server.affinity import owner
+from msrnn.server.affinity import assign_replica
 from msrnn.server.router import Router
 from tests.helpers.characters import character_model, character_tokenizer
 from tests.helpers.replicas_here import AT_ONCE, COUNT, Local, body, texts, with_router
@@ -19,7 +19,7 @@ from tests.helpers.replicas_here import AT_ONCE, COUNT, Local, body, texts, with
 
 def test_sessions(tmp_path: Path) -> None:
     names = [f"s{number}" for number in range(12)]
-    homes = {owner(name, COUNT) for name in names}
+    homes = {assign_replica(name, COUNT) for name in names}
     assert len(homes) == COUNT
 
     async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
@@ -36,11 +36,11 @@ def test_sessions(tmp_path: Path) -> None:
         listed = (await client.get("/v1/sessions")).json()["data"]
         assert {session["id"]: session["turns"] for session in listed} == dict.fromkeys(names, 2)
         for number, replica in enumerate(replicas):
-            own = {name for name in names if owner(name, COUNT) == number}
+            own = {name for name in names if assign_replica(name, COUNT) == number}
             assert {info.name for info in replica.engine.sessions.infos()} == own
 
         # A fork belongs to the replica of its own name, and is a whole session there.
-        fork = next(f"f{i}" for i in range(99) if owner(f"f{i}", COUNT) != owner("s0", COUNT))
+        fork = next(f"f{i}" for i in range(99) if assign_replica(f"f{i}", COUNT) != assign_replica("s0", COUNT))
         made = await client.post("/v1/sessions/s0/fork", json={"to": fork})
         assert made.status_code == 201
         again = await client.post("/v1/sessions/s1/fork", json={"to": fork})
@@ -61,7 +61,7 @@ def test_sessions(tmp_path: Path) -> None:
 
 def test_a_session_waits_for_its_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
-        home = replicas[owner("talk", COUNT)]
+        home = replicas[assign_replica("talk", COUNT)]
         await texts(client, body(session_id="talk"), body(session_id="other"))
         home.dies_before = AT_ONCE
         waiting = asyncio.ensure_future(texts(client, body(" more", session_id="talk")))
@@ -88,7 +88,7 @@ def test_a_turn_that_is_saved_but_whose_answer_is_lost(tmp_path: Path) -> None:
     """The same words must not be read a second time."""
 
     async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
-        home = replicas[owner("talk", COUNT)]
+        home = replicas[assign_replica("talk", COUNT)]
         await texts(client, body(session_id="talk"))
         home.dies_before = 0
 
@@ -127,7 +127,7 @@ def test_a_session_with_two_writers(tmp_path: Path) -> None:
     """Two processes that believe the session to be theirs: the one that comes late is refused."""
 
     async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
-        home = replicas[owner("talk", COUNT)]
+        home = replicas[assign_replica("talk", COUNT)]
         other = Local(home.number, tmp_path)
         await texts(client, body(session_id="talk"))
         router.replicas = [other] * COUNT
@@ -149,7 +149,7 @@ def test_what_is_not_repeated(tmp_path: Path) -> None:
 
     async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
         await texts(client, body(session_id="talk"))
-        fork = next(f"f{i}" for i in range(99) if owner(f"f{i}", COUNT) == 1)
+        fork = next(f"f{i}" for i in range(99) if assign_replica(f"f{i}", COUNT) == 1)
         replicas[1].dies_before = 0
         found = await client.post("/v1/sessions/talk/fork", json={"to": fork})
         assert (found.status_code, found.json()["error"]["code"]) == (503, "replica_down")
