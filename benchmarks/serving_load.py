@@ -58,7 +58,7 @@ def measure_load(clients: int, rounds: int) -> dict[str, Any]:
         for prompt in prompts:
             ids = rnn.generate(torch.tensor([prompt]), max_new_tokens=tokens, do_sample=False)
             expected.append(tokenizer.decode(ids[0, len(prompt) :], skip_special_tokens=True))
-        options = ("--model", folder, "--size", 16, "--rows", 16, "--queue", clients, "--dtype", "float32")
+        options = ("--model", folder, "--size", 16, "--slots", 16, "--queue", clients, "--dtype", "float32")
         with serving(*options) as (process, address):
             found: dict[str, Any] = {"clients": clients, "rounds": []}
             for number in range(rounds):

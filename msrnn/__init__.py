@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from msrnn.hf.cache import MultiStateCache
     from msrnn.hf.rnn import MultiStateRNN
     from msrnn.hf.trace import Trace, trace
+    from msrnn.server.start import serve
 
 __all__ = [
     "Candidates",
@@ -31,6 +32,7 @@ __all__ = [
     "Trace",
     "UsageError",
     "__version__",
+    "serve",
     "trace",
 ]
 
@@ -42,6 +44,7 @@ _LAZY_MODULES = {
     "MultiStateRNN": "hf.rnn",
     "SamplingParams": "engine.requests",
     "Trace": "hf.trace",
+    "serve": "server.start",
     "trace": "hf.trace",
 }
 

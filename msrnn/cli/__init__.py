@@ -26,12 +26,13 @@ from msrnn.cli.eval_understanding import qasper, squality, verb
 from msrnn.cli.explore import explore
 from msrnn.cli.generate import generate
 from msrnn.cli.judge import judge
-from msrnn.cli.options import register, with_cluster
+from msrnn.cli.options import as_typed, register, with_cluster
 from msrnn.cli.policies import policies
-from msrnn.cli.processes import SHARED_VERBS, is_first, print_error, speaking_once, started_by_torchrun
+from msrnn.cli.processes import SHARED_VERBS, print_error, speaking_once
 from msrnn.cli.read import read
 from msrnn.cli.serve import serve
 from msrnn.cli.terminal import Stopped, quiet_torchao
+from msrnn.core.torchrun import is_first, started_by_torchrun
 from msrnn.errors import ABSENT, UsageError, show
 
 BAD_INPUT, INTERRUPTED = 2, 130
@@ -114,12 +115,28 @@ def _with_value(error: typer.TyperException) -> str:
 
 
 def _with_flag(error: UsageError, words: Sequence[str]) -> str:
-    """The library names an argument (`size=0: …`); name the flag that the user gave instead (`--size 0: …`)."""
+    """The library names an argument (`size=0: …`); name the verb's option of this name instead (`--size 0: …`)."""
     flag = f"--{(error.name or '').replace('_', '-')}"
-    if error.value is ABSENT or not any(word == flag or word.startswith(f"{flag}=") for word in words):
+    if not any(word == flag or word.startswith(f"{flag}=") for word in words) and flag not in _options_of(words):
         return str(error)
-    value = error.value if isinstance(error.value, str) and error.value else show(error.value)
-    return f"{flag} {value}: {error.problem}"
+    if error.value is ABSENT:
+        return f"{flag}: {error.problem}"
+    return f"{flag} {_as_word(error.value)}: {error.problem}"
+
+
+def _as_word(value: Any) -> str:
+    """A value as a user types it; text without a visible word is quoted."""
+    if isinstance(value, str):
+        return value if value.isprintable() and value.strip() else show(value)
+    return as_typed(value) if isinstance(value, float) else show(value)
+
+
+def _options_of(words: Sequence[str]) -> list[str]:
+    """The options of the verb that these words call."""
+    command: Any = typer.main.get_command(app)
+    for word in words:
+        command = getattr(command, "commands", {}).get(word, command)
+    return [option for parameter in command.params for option in parameter.opts]
 
 
 def _print_error(message: str) -> int:

@@ -10,10 +10,11 @@ from typer import Option
 
 from msrnn.cli.evaluation import check_counts, check_positions, drawn, quiet, resumed, stoppable
 from msrnn.cli.files import MANUAL, manual
-from msrnn.cli.options import SMALL, Device, Dtype, Model
+from msrnn.cli.options import Device, Dtype, Model
 from msrnn.cli.terminal import note, progress, show_table, show_text
 from msrnn.errors import UsageError
 from msrnn.evaluation.data.texts import check_source
+from msrnn.hf.model_options import SMALL
 from msrnn.size import parse_policy, refuse_budget, resolve
 
 if TYPE_CHECKING:

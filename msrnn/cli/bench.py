@@ -15,10 +15,11 @@ from msrnn.cli.evaluation import (
     stoppable,
     write_report,
 )
-from msrnn.cli.options import ORIGINAL, SMALL, Device, Dtype, Model, PolicyName
+from msrnn.cli.options import Device, Dtype, Model, PolicyName
 from msrnn.cli.terminal import note, show_text
 from msrnn.errors import UsageError
 from msrnn.evaluation.benchmark import NATIVE, PROMPT
+from msrnn.hf.model_options import ORIGINAL, SMALL
 from msrnn.size import resolve
 
 if TYPE_CHECKING:

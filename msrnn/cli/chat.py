@@ -11,11 +11,12 @@ from typer import Option
 
 from msrnn.cli.files import as_utf8, check_target, same_file, save_state, user_state_folder
 from msrnn.cli.model_options import GivenOptions, check_chat_template, load_or_empty
-from msrnn.cli.options import ORIGINAL, Force, MaxNewTokens, SamplingOptions, SaveTo
+from msrnn.cli.options import Force, MaxNewTokens, SamplingOptions, SaveTo
 from msrnn.cli.past_training import extended_rnn
 from msrnn.cli.terminal import note, summary
 from msrnn.core.atomic import PRIVATE, make_private_folder, write_atomically
 from msrnn.errors import FileError, UsageError
+from msrnn.hf.model_options import ORIGINAL
 
 if TYPE_CHECKING:
     from msrnn.cli.conversation import Conversation

@@ -10,10 +10,10 @@ from rich.text import Text
 from typer import Option
 
 from msrnn.cli.files import MANUAL, manual, read_text
-from msrnn.cli.model_options import ModelOptions
 from msrnn.cli.options import Device, Dtype, LayerSize, Model
 from msrnn.cli.terminal import note, progress, show_table, show_text
 from msrnn.errors import UsageError
+from msrnn.hf.model_options import ModelOptions
 from msrnn.policy import FULL, Policy
 from msrnn.size import resolve
 

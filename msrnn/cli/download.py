@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from rich.filesize import decimal
 
-from msrnn.cli.options import SMALL
 from msrnn.cli.terminal import note
+from msrnn.hf.model_options import SMALL
 
 
 def download() -> None:

@@ -17,10 +17,11 @@ from msrnn.cli.evaluation import (
     write_report,
 )
 from msrnn.cli.files import manual
-from msrnn.cli.options import ORIGINAL, as_typed
+from msrnn.cli.options import as_typed
 from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
 from msrnn.evaluation.data.texts import check_source
+from msrnn.hf.model_options import ORIGINAL
 from msrnn.policy import FULL
 from msrnn.size import resolve
 

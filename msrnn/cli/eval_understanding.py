@@ -22,9 +22,9 @@ from msrnn.cli.evaluation import (
     watched,
     write_report,
 )
-from msrnn.cli.options import ORIGINAL
 from msrnn.cli.terminal import note, progress
 from msrnn.errors import UsageError
+from msrnn.hf.model_options import ORIGINAL
 from msrnn.policy import FULL
 from msrnn.size import resolve
 

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from typer import Option
 
-from msrnn.cli.options import SMALL, Cpus, Device, Dtype, Model, Ray, check_cpus
-from msrnn.cli.processes import is_first, started_by_torchrun
+from msrnn.cli.options import Cpus, Device, Dtype, Model, Ray
 from msrnn.cli.terminal import note, progress, show_table
+from msrnn.core.ray_cluster import check_cpus
+from msrnn.core.torchrun import is_first, started_by_torchrun
 from msrnn.errors import UsageError
+from msrnn.hf.model_options import SMALL
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

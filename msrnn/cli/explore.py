@@ -10,9 +10,10 @@ from rich.filesize import decimal
 from typer import Argument, Option
 
 from msrnn.cli.files import check_target, text_or_file
-from msrnn.cli.options import SMALL, Device, Dtype, Force, Model
+from msrnn.cli.options import Device, Dtype, Force, Model
 from msrnn.cli.terminal import note, progress
 from msrnn.errors import UsageError
+from msrnn.hf.model_options import SMALL
 from msrnn.policy import Policy
 from msrnn.size import parse_policy, refuse_budget, resolve
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msrnn.cli.processes import started_by_torchrun
 from msrnn.core.atomic import make_private_folder, target_of
+from msrnn.core.torchrun import started_by_torchrun
 from msrnn.errors import FileError, UsageError
 from msrnn.evaluation.data.texts import decoded
 

@@ -9,8 +9,8 @@ from msrnn.cli.files import as_utf8, check_target, read_text, same_file, save_st
 from msrnn.cli.model_options import GivenOptions, check_chat_template, load_or_empty
 from msrnn.cli.options import Force, MaxNewTokens, SamplingOptions, SaveTo
 from msrnn.cli.past_training import rnn_for
-from msrnn.cli.processes import started_by_torchrun
 from msrnn.cli.terminal import Stopped, note, speed_of, summary
+from msrnn.core.torchrun import started_by_torchrun
 from msrnn.errors import UsageError
 
 

@@ -1,4 +1,4 @@
-"""The options of a model and its bounded state, which are checked together, and those that a state was saved under."""
+"""The options of verbs that can continue from a saved state, and those that a state was saved under."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msrnn.cli.options import (
-    AUTO,
-    DEFAULT_POLICY,
-    DEFAULT_SIZE,
-    ORIGINAL,
-    SMALL,
     Backend,
     Device,
     Model,
@@ -22,85 +17,19 @@ from msrnn.cli.options import (
     SavedStateDtype,
     Seed,
 )
-from msrnn.cli.processes import share_seed, started_by_torchrun
-from msrnn.cli.terminal import loading
 from msrnn.errors import FileError, UsageError
+from msrnn.hf.model_options import AUTO, DEFAULT_POLICY, DEFAULT_SIZE, ORIGINAL, ModelOptions
 from msrnn.policy import Policy, same_ranking
 from msrnn.size import Size, joint_name, parse_policy, resolve
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
     from msrnn.core.state import MultiState
     from msrnn.hf.rnn import MultiStateRNN
 
 _DEFAULT_POLICY, _DEFAULT_SIZE = Policy.parse(DEFAULT_POLICY), Size.parse(DEFAULT_SIZE)
 _MODEL_DTYPES = ("float32", "bfloat16", "float16")
-
-
-@dataclass(frozen=True)
-class ModelOptions:
-    """A model, its bounded state, and where it is computed. Bad values are refused before the model is loaded."""
-
-    model: str | None = None
-    policy: Policy = _DEFAULT_POLICY
-    size: Size | None = _DEFAULT_SIZE  # None: policy full
-    device: str = "auto"
-    dtype: str | None = None
-    seed: int | None = None
-    state_dtype: str | None = None
-    positions: str = ORIGINAL
-    backend: str = "auto"
-
-    def __post_init__(self) -> None:
-        resolve(self.policy, self.size)
-        if self.seed is not None and not 0 <= self.seed < 2**32:
-            raise UsageError(f"--seed {self.seed}: must be from 0 to {2**32 - 1}")
-        if self.state_dtype is not None:
-            from msrnn.core.quantization import STATE_DTYPES
-
-            if self.state_dtype not in STATE_DTYPES:
-                raise UsageError(f"--state-dtype {self.state_dtype}: must be {' or '.join(STATE_DTYPES)}")
-        if self.positions != ORIGINAL:
-            from msrnn.core.rope import spacing
-
-            spacing(self.positions)
-        if self.backend != "auto":
-            from msrnn.backends import BACKENDS
-
-            if self.backend not in BACKENDS:
-                raise UsageError(f"--backend {self.backend}: must be one of {', '.join(BACKENDS)}")
-
-    def load(self) -> tuple[MultiStateRNN, PreTrainedTokenizerBase]:
-        """Load the model and its tokenizer, and bound its state."""
-        shared = started_by_torchrun()
-        with loading(self.model or SMALL) as remark:
-            import transformers
-
-            from msrnn.backends import resolve_backend
-            from msrnn.hf.loading import device_named, load
-
-            if self.backend != "auto":
-                resolve_backend(self.backend, device_named(self.device))  # refuses one that cannot run here
-            transformers.logging.set_verbosity_error()
-            if self.seed is not None:
-                transformers.set_seed(self.seed)
-            model, tokenizer = load(self.model, self.device, self.dtype, on_convert=remark, shared=shared)
-            if shared:
-                share_seed(model)
-            return self.rnn(model), tokenizer
-
-    def rnn(self, model: PreTrainedModel) -> MultiStateRNN:
-        from msrnn.hf.rnn import MultiStateRNN
-
-        return MultiStateRNN(
-            model,
-            self.policy,
-            self.size,
-            state_dtype=self.state_dtype,
-            positions=self.positions,
-            backend=self.backend,
-        )
 
 
 @dataclass(frozen=True)

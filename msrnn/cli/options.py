@@ -15,10 +15,8 @@ from typer import Option
 
 from msrnn.core.ray_cluster import ANY
 from msrnn.errors import UsageError
+from msrnn.hf.model_options import AUTO, SMALL
 
-ORIGINAL, AUTO = "original", "auto"
-SMALL = "SmolLM2-135M-Instruct"
-DEFAULT_POLICY, DEFAULT_SIZE = "tova", "512"
 LEAST_TEMPERATURE = 1e-6  # below, logits divided by it overflow
 
 _POLICY = "Eviction policy: which token a full layer evicts; `msrnn policies` lists them."
@@ -145,13 +143,6 @@ class SamplingOptions:
     def _given(self) -> dict[str, float]:
         given = {"temperature": self.temperature, "top_p": self.top_p}
         return {name: value for name, value in given.items() if value is not None}
-
-
-def check_cpus(ray: str | None, cpus: int | None) -> None:
-    if cpus is not None and ray is None:
-        raise UsageError(f"--cpus {cpus}: is for workers of a Ray cluster; add --ray")
-    if cpus is not None and cpus < 1:
-        raise UsageError(f"--cpus {cpus}: must be 1 or more")
 
 
 def with_cluster(words: Sequence[str]) -> list[str]:

@@ -15,8 +15,8 @@ from msrnn.cli.files import check_target, checkpoint_path, read_text, same_file,
 from msrnn.cli.model_options import GivenOptions, load_or_empty
 from msrnn.cli.options import Force
 from msrnn.cli.past_training import rnn_for
-from msrnn.cli.processes import started_by_torchrun
 from msrnn.cli.terminal import Stopped, note, progress, summary
+from msrnn.core.torchrun import started_by_torchrun
 from msrnn.errors import FileError, UsageError
 
 if TYPE_CHECKING:

@@ -1,72 +1,113 @@
-"""Checks of the options of `msrnn serve`, all of them before a model is loaded."""
+"""The options of `msrnn serve`, named like the arguments of `msrnn.serve`, which checks them."""
 
 from __future__ import annotations
 
-import ipaddress
-import shlex
-import stat
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from msrnn.cli.options import check_cpus
-from msrnn.errors import UsageError
+from typer import Option
 
-MOST_SECONDS = 86_400
+from msrnn.cli.options import (
+    EXTENDED,
+    POSITIONS,
+    STATE_DTYPE,
+    Backend,
+    Cpus,
+    Device,
+    Dtype,
+    Model,
+    PolicyName,
+    Ray,
+    Size,
+)
+from msrnn.hf.model_options import AUTO, DEFAULT_POLICY, DEFAULT_SIZE
 
-
-def check(port: int, counts: Mapping[str, int | None], seconds: int, name: str | None, keys: Sequence[str]) -> None:
-    """`counts` are the options that must be at least 1, by their names."""
-    if not 0 <= port <= 65535:
-        raise UsageError(f"--port {port}: must be from 0 to 65535")
-    for option, count in counts.items():
-        if count is not None and count < 1:
-            raise UsageError(f"{option} {count}: must be a whole number, 1 or more")
-    if not 0 <= seconds <= MOST_SECONDS:
-        raise UsageError(f"--shutdown-timeout {seconds}: must be from 0 to {MOST_SECONDS} seconds")
-    if name is not None and not (name.strip() and name.isprintable()):
-        raise UsageError(f"--name {name!r}: must be a word or more, without line breaks; leave it out for the model's")
-    if not all(key and key == key.strip() and key.isascii() and key.isprintable() for key in keys):
-        raise UsageError("--api-key: must not be empty, must not begin or end with a space, and must be plain ASCII")
-
-
-def check_tokens(max_tokens: int, max_total_tokens: int) -> None:
-    if max_tokens >= max_total_tokens:
-        raise UsageError(
-            f"--max-tokens {max_tokens}: must be less than --max-total-tokens, which is {max_total_tokens} and counts "
-            "the prompt, too"
-        )
+KEY_VARIABLE = "MSRNN_API_KEY"
 
 
-def check_origins(origins: Sequence[str], keys: Sequence[str]) -> None:
-    if "*" in origins and not keys:
-        raise UsageError("--cors-origin *: any web page could use the model; add --api-key, or name the origins")
-
-
-def check_folders(sessions: Path | None, prefix_states: Path | None) -> None:
-    if sessions is not None and prefix_states is not None and sessions.resolve() == prefix_states.resolve():
-        raise UsageError(f"--prefix-states {prefix_states}: is the folder of --sessions; name another one")
-
-
-def remarks_on_folders(folders: Mapping[str, Path | None]) -> list[str]:
-    """What to say of folders, by their options, that exist and that other users may enter, list or change."""
-    found = []
-    for option, folder in folders.items():
-        if folder is not None and folder.is_dir() and (mode := stat.S_IMODE(folder.stat().st_mode)) & 0o077:
-            reason = f"other users have access to this folder (mode {mode:04o}), which holds tokens of conversations"
-            found.append(f"{option} {folder}: {reason}; run chmod 700 {shlex.quote(str(folder))}")
-    return found
-
-
-def check_replicas(replicas: int | None, ray: str | None, cpus: int | None) -> None:
-    check_cpus(ray, cpus)
-    if replicas is not None and replicas < 1:
-        raise UsageError(f"--replicas {replicas}: must be 1 or more")
-    if replicas is not None and ray is None:
-        raise UsageError(f"--replicas {replicas}: they are processes of a Ray cluster; add --ray")
-
-
-def is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+@dataclass(frozen=True)
+class ServeOptions:
+    model: Model = None
+    policy: PolicyName = DEFAULT_POLICY
+    size: Size = DEFAULT_SIZE
+    positions: Annotated[
+        str,
+        Option(help=f"{POSITIONS}; auto: original, and for requests that may pass the training length {EXTENDED}."),
+    ] = AUTO
+    state_dtype: Annotated[str | None, Option(help=STATE_DTYPE, show_default="not quantized")] = None
+    device: Device = "auto"
+    dtype: Dtype = None
+    backend: Backend = "auto"
+    compile: Annotated[
+        bool,
+        Option("--compile", help="On a GPU: torch.compile the model, once at the start, for faster decode steps."),
+    ] = False
+    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 is every address of this machine.")] = "127.0.0.1"
+    port: Annotated[int, Option(help="Port to listen on; 0 takes a free one.")] = 8000
+    slots: Annotated[
+        int | None,
+        Option(
+            help="Batch slots: answers that are generated at once; more requests wait.",
+            show_default="as many as fit, 8 on cpu",
+        ),
+    ] = None
+    served_model_name: Annotated[
+        str | None,
+        Option("--served-model-name", "--name", help="Name of the model in the API.", show_default="the model's"),
+    ] = None
+    api_key: Annotated[
+        list[str] | None,
+        Option(help="A key that requests to /v1 must have; repeat for more.", show_default=f"${KEY_VARIABLE}, or none"),
+    ] = None
+    allowed_host: Annotated[
+        list[str] | None,
+        Option(help="Without a key: another host name that requests may use; repeat for more.", show_default="none"),
+    ] = None
+    cors_origin: Annotated[
+        list[str] | None,
+        Option(
+            help="Origin of web pages that may use the server, as http://localhost:3000; repeat for more.",
+            show_default="none",
+        ),
+    ] = None
+    sessions: Annotated[
+        Path | None, Option(help="Folder where sessions survive a restart.", show_default="memory only")
+    ] = None
+    session_bytes: Annotated[
+        int | None,
+        Option(
+            help="Most bytes of all sessions; the least recently used one is deleted first.",
+            show_default="1 GiB in memory, 64 GiB in a folder",
+        ),
+    ] = None
+    session_days: Annotated[
+        float | None, Option(help="Delete sessions without a turn for this many days.", show_default="never")
+    ] = None
+    prefix_states: Annotated[
+        Path | None, Option(help="Folder for cached prefixes that no longer fit in memory.", show_default="none")
+    ] = None
+    prefix_disk_bytes: Annotated[int, Option(help="Most bytes of cached prefixes in that folder.")] = 2**34
+    prompt_tokens: Annotated[
+        int | None,
+        Option(
+            help="Chunked prefill: tokens of new prompts that are read between two decode steps.",
+            show_default="512; 2048 on a GPU",
+        ),
+    ] = None
+    max_tokens: Annotated[int, Option(help="Most tokens of an answer, where a request gives no limit.")] = 512
+    max_total_tokens: Annotated[int, Option(help="Most tokens of a prompt and its answer together.")] = 1_000_000
+    generation_config: Annotated[
+        str,
+        Option(help=f"Sampling defaults: {AUTO}, those of the model's generation_config.json; none, temperature 1."),
+    ] = AUTO
+    allow_special_tokens: Annotated[
+        bool, Option("--allow-special-tokens", help="Let special tokens in the text of messages be special.")
+    ] = False
+    queue: Annotated[int, Option(help="Requests that may wait; more are refused with status 429.")] = 256
+    max_body_bytes: Annotated[int, Option(help="Most bytes of a request.")] = 8 * 2**20
+    shutdown_timeout: Annotated[int, Option(help="Seconds that running answers have after Ctrl-C or SIGTERM.")] = 30
+    quiet: Annotated[bool, Option("--quiet", help="Do not print a line for each request.")] = False
+    replicas: Annotated[int | None, Option(help="With --ray: servers behind this address.", show_default="1")] = None
+    ray: Ray = None
+    cpus: Cpus = None

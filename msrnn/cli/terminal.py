@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
@@ -16,6 +14,8 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+
+from msrnn.core.notes import note as note
 
 if TYPE_CHECKING:
     from msrnn.cli.answer_streamer import AnswerStreamer
@@ -35,33 +35,6 @@ def quiet_torchao() -> None:
 
 def _is_not_about_enums(record: logging.LogRecord) -> bool:
     return "is an Enum subclass" not in str(record.msg)
-
-
-def note(text: str) -> None:
-    """Print a remark without markup: it may contain file names and model text."""
-    print(text, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def loading(what: str) -> Iterator[Callable[[str], None]]:
-    """Show a line while something loads, and clear it afterwards. Yields a function that prints a remark instead."""
-    stream = sys.stderr  # loading may redirect it
-    is_terminal = stream.isatty()
-
-    def show(text: str) -> None:
-        if is_terminal:
-            stream.write(text)
-            stream.flush()
-
-    def remark(text: str) -> None:
-        show("\r\033[K")
-        note(text)
-
-    show(f"loading {what} …")
-    try:
-        yield remark
-    finally:
-        show("\r\033[K")
 
 
 class _Speed(ProgressColumn):

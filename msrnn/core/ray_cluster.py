@@ -15,6 +15,14 @@ ANSWER = 10.0  # seconds within which the cluster's address must answer; Ray its
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # RFC 9113, 3.4: preface and settings
 
 
+def check_cpus(ray: str | None, cpus: int | None) -> None:
+    """Refuse CPUs of workers without a cluster at the address `ray`."""
+    if cpus is not None and ray is None:
+        raise UsageError("is for workers of a Ray cluster", name="cpus", value=cpus, advice="add --ray")
+    if cpus is not None and cpus < 1:
+        raise UsageError("must be 1 or more", name="cpus", value=cpus)
+
+
 class Cluster:
     """The cluster at an address; "auto" is the one of this machine, or a new one that ends with `close`.
 

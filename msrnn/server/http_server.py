@@ -7,7 +7,6 @@ import errno
 import logging
 import math
 import socket
-from shlex import quote
 from time import monotonic
 from types import FrameType
 from typing import Any, Protocol
@@ -47,7 +46,9 @@ def bind(host: str, port: int) -> Listener:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:  # the latter for names that are too long
         reason = getattr(error, "strerror", None) or "not a name"
-        raise UsageError(f"--host {quote(host)}: unknown ({reason}); give an address of this machine") from error
+        raise UsageError(
+            f"unknown ({reason})", name="host", value=host, advice="give an address of this machine"
+        ) from error
     family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)  # as uvicorn does for names
     listener = Listener(family, socket.SOCK_STREAM)
     try:
@@ -70,12 +71,21 @@ def listen(listener: socket.socket, host: str) -> None:
 
 def _address_error(error: OSError, host: str, port: int) -> UsageError:
     if error.errno == errno.EADDRINUSE:
-        return UsageError(f"--port {port}: in use by another program on {host}; choose another, or 0 for a free one")
+        return UsageError(
+            f"in use by another program on {host}",
+            name="port",
+            value=port,
+            advice="choose another, or 0 for a free one",
+        )
     if error.errno == errno.EACCES:
-        return UsageError(f"--port {port}: this user may not listen on it; choose one from 1024 to 65535")
+        return UsageError(
+            "this user may not listen on it", name="port", value=port, advice="choose one from 1024 to 65535"
+        )
     if error.errno == errno.EADDRNOTAVAIL:
-        return UsageError(f"--host {host}: not an address of this machine; 0.0.0.0 is every address that it has")
-    return UsageError(f"--host {host} --port {port}: cannot be used ({error.strerror}); choose others")
+        return UsageError(
+            "not an address of this machine", name="host", value=host, advice="0.0.0.0 is every address that it has"
+        )
+    return UsageError(f"cannot be used with port {port} ({error.strerror})", name="host", value=host)
 
 
 class Drainable(Protocol):

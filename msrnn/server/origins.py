@@ -183,7 +183,9 @@ def _add_brackets(host: str) -> str:
 def _parse_host(host: str) -> str:
     name = _name(host if host.endswith("]") else _add_brackets(host))
     if not name:
-        raise UsageError(f"--allowed-host {host}: must be a name or an address, without http:// and without a port")
+        raise UsageError(
+            "must be a name or an address, without http:// and without a port", name="allowed_host", value=host
+        )
     return name
 
 
@@ -192,5 +194,5 @@ def _parse_origin(origin: str) -> str:
     if match := _DEFAULT_PORT.fullmatch(found):
         found = match[1] or match[2]
     if found != ANY and not _ORIGIN.fullmatch(found):
-        raise UsageError(f"--cors-origin {origin}: must be like https://example.org or http://localhost:3000")
+        raise UsageError("must be like https://example.org or http://localhost:3000", name="cors_origin", value=origin)
     return found

@@ -8,17 +8,14 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from msrnn import Engine, MultiStateRNN, SamplingParams
-from msrnn.cli.model_options import ModelOptions
-from msrnn.cli.past_training import as_words, engine_maker, extended_options
+from msrnn import MultiStateRNN
 from msrnn.core.state_file import load_description
-from msrnn.engine.lanes import LongEngine
-from msrnn.errors import UsageError
 from msrnn.hf.chat_template import encode
 from msrnn.hf.long_read import LongRead
-from msrnn.size import Size, resolve
+from msrnn.hf.model_options import ModelOptions
+from msrnn.size import resolve
 from tests.helpers.command import TEXT, Run, same
-from tests.helpers.tiny import FAMILIES, build, llama
+from tests.helpers.tiny import build, llama
 
 SIZE = ("--size", 16)
 RULE = "--policy tova+1~64 --positions compressed"
@@ -156,50 +153,10 @@ def test_under_a_budget_the_size_is_that_of_the_largest_layer(run: Run) -> None:
     options = ModelOptions(None, *resolve("echo:pyramid", 60))
     rnn = options.rnn(build(llama()))
     largest = max(rnn.spec.fingerprint["size"])
-    found = extended_options(rnn, options, 800)
+    found = options.extend(rnn, 800)
     assert largest > 60
-    assert as_words(found).startswith(f"--policy echo+1~{4 * largest}:pyramid ")
+    assert found.flags.startswith(f"--policy echo+1~{4 * largest}:pyramid ")
     assert found.rnn(rnn.model).spec.fingerprint["size"] == rnn.spec.fingerprint["size"]
     for verb in ("read", "serve"):
         shown = " ".join(run(verb, "--help", small=True).out.replace("│", " ").split())
         assert "4 times the size (under a budget, that of the largest layer)" in shown
-
-
-def test_the_engine_of_a_server(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ModelOptions(size=Size(9))
-    rnn = options.rnn(build(llama(max_position_embeddings=64, eos_token_id=None)))
-    engine = engine_maker(rnn, options, shared=False)(slots=2)
-    assert isinstance(engine, LongEngine)
-    assert (engine.length, engine.long_executor.facts.fingerprint["policy"]) == (64, "tova+1~36")
-    assert capsys.readouterr().err == ""
-    for _ in range(2):
-        engine.generate([[*range(3, 80)]], SamplingParams(max_tokens=2), progress=False)
-    told = "such requests are answered with --policy tova+1~36 --positions compressed"
-    assert capsys.readouterr().err.count(told) == 1
-
-
-@pytest.mark.parametrize(
-    ("family", "length", "size", "shared", "message"),
-    [
-        ("llama", 0, 9, False, "states no training length, so positions are original"),
-        ("llama", 64, 70, False, "positions are original, and answers may get worse (size=70 is not below the 64"),
-        ("llama", 64, 9, True, "one kind of positions; start it with --policy tova+1~36 --positions compressed"),
-        ("gpt2", 512, 9, False, "past the 512 tokens that this model was trained on, requests are refused ("),
-    ],
-)
-def test_servers_that_cannot_follow_the_rule(
-    family: str, length: int, size: int, shared: bool, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """They say at their start what happens past the training length."""
-    model = build(FAMILIES[family]())
-    if family == "llama":
-        model.config.max_position_embeddings = length
-    options = ModelOptions(size=Size(size))
-    make = engine_maker(options.rnn(model), options, shared)
-    if shared:
-        with pytest.raises(UsageError, match="this model is in one process"):
-            make(slots=1)
-    else:
-        assert type(make(slots=1)) is Engine
-    err = capsys.readouterr().err
-    assert (err.count("\n"), err.count(message)) == (1, 1), err

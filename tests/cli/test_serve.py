@@ -10,15 +10,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from msrnn.cli.model_options import ModelOptions
-from msrnn.cli.serve_options import is_local, remarks_on_folders
-from msrnn.cli.serving import Setup
+from msrnn.hf.model_options import ModelOptions
+from msrnn.server.checks import describe_open_folders, is_local
+from msrnn.server.factory import make_server
 from msrnn.server.limits import Limits
+from msrnn.server.setup import Setup
 from msrnn.size import Size
 from tests.helpers.command import Run
 
@@ -30,24 +30,24 @@ from tests.helpers.command import Run
         (("--queue", 0), "--queue 0: must be a whole number, 1 or more"),
         (("--prompt-tokens", 0), "--prompt-tokens 0: must be a whole number, 1 or more"),
         (("--max-total-tokens", -1), "--max-total-tokens -1: must be a whole number, 1 or more"),
-        (("--max-total-tokens", 512), "--max-tokens 512: must be less than --max-total-tokens, which is 512"),
+        (("--max-total-tokens", 512), "--max-tokens 512: must be less than max_total_tokens, which is 512"),
         (("--shutdown-timeout", -5), "--shutdown-timeout -5: must be from 0 to 86400 seconds"),
         (("--shutdown-timeout", 10**400), "0: must be from 0 to 86400 seconds"),
-        (("--name", ""), "--name '': must be a word or more"),
-        (("--name", " "), "--name ' ': must be a word or more"),
-        (("--name", "a\nb"), "--name 'a\\nb': must be a word or more, without line breaks"),
+        (("--served-model-name", ""), "--served-model-name '': must be a word or more"),
+        (("--served-model-name", " "), "--served-model-name ' ': must be a word or more"),
+        (("--name", "a\nb"), "--served-model-name 'a\\nb': must be a word or more, without line breaks"),
         (("--api-key", " "), "--api-key: must not be empty"),
         (("--api-key", "secret\n"), "--api-key: must not be empty, must not begin or end with a space"),
         (("--allowed-host", "*"), "--allowed-host *: must be a name or an address"),
         (("--cors-origin", "null"), "--cors-origin null: must be like https://example.org"),
-        (("--cors-origin", "*"), "--cors-origin *: any web page could use the model; add --api-key"),
+        (("--cors-origin", "*"), "--cors-origin *: any web page could use the model; add a key"),
         (("--host", "a..b"), "--host a..b: unknown"),
         (("--policy", "tofu"), "tofu"),
         (("--policy", "full"), "fixed size in every layer"),
         (("--generation-config", "vllm"), "--generation-config vllm: must be auto or none"),
         (("--session-days", 0), "--session-days 0: must be above 0; leave it out to delete none"),
         (("--session-days", "inf"), "--session-days inf: must be above 0"),
-        (("--rows", -3), "--rows -3: must be a whole number, 1 or more"),
+        (("--slots", -3), "--slots -3: must be a whole number, 1 or more"),
     ],
 )
 def test_bad_options(run: Run, options: tuple[object, ...], message: str) -> None:
@@ -79,11 +79,11 @@ def test_folders_that_others_can_read(tmp_path: Path) -> None:
     for folder, mode in ((shared, 0o750), (private, 0o700)):
         folder.mkdir()
         folder.chmod(mode)
-    assert remarks_on_folders({"--sessions": shared, "--prefix-states": private}) == [
+    assert describe_open_folders({"--sessions": shared, "--prefix-states": private}) == [
         f"--sessions {shared}: other users have access to this folder (mode 0750), which holds tokens of "
         f"conversations; run chmod 700 '{shared}'"
     ]
-    assert remarks_on_folders({"--sessions": None, "--prefix-states": tmp_path / "new"}) == []
+    assert describe_open_folders({"--sessions": None, "--prefix-states": tmp_path / "new"}) == []
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def test_a_server(short: Path, tmp_path_factory: pytest.TempPathFactory) -> None
     tmp_path.chmod(0o755)
     (short / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6, "top_k": 20}')
     command = [sys.executable, "-c", "from msrnn.cli import main; main()", "serve", "--model", str(short)]
-    command += ["--size", "16", "--rows", "2", "--host", "0.0.0.0", "--port", "0", "--sessions", str(tmp_path)]
+    command += ["--size", "16", "--slots", "2", "--host", "0.0.0.0", "--port", "0", "--sessions", str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server, ending(server):
         assert server.stderr is not None
         said = ""
@@ -151,18 +151,6 @@ def test_neutral_sampling_and_special_tokens(folder: Path) -> None:
     rnn, tokenizer = ModelOptions(model=str(folder), size=Size(16)).load()
     rnn.model.generation_config.temperature = 0.3
     for generation_config, allows, defaults in (("auto", False, {"temperature": 0.3}), ("none", True, {})):
-        values: Any = {
-            "rows": 1,
-            "max_tokens": 9,
-            "max_total_tokens": 99,
-            "limits": Limits(),
-            "options": ModelOptions(),
-        }
-        missing: dict[str, Any] = dict.fromkeys(
-            ("name", "sessions", "session_bytes", "session_days", "prefix_states", "prompt_tokens")
-        )
-        setup = Setup(
-            **missing, **values, prefix_disk_bytes=9, generation_config=generation_config, allow_special_tokens=allows
-        )
-        served = setup.server(rnn, tokenizer).served
+        setup = Setup("tiny", slots=1, generation_config=generation_config, allow_special_tokens=allows)
+        served = make_server(setup, Limits(), rnn, tokenizer).served
         assert (served.defaults, served.allow_special) == (defaults, allows)

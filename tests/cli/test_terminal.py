@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from msrnn.cli.terminal import loading, show_table
+from msrnn.cli.terminal import show_table
+from msrnn.core.notes import loading
 from tests.helpers.command import Run, same
 
 PROGRAM = [sys.executable, "-c", "import sys; from msrnn.cli import main; sys.exit(main())"]

@@ -19,7 +19,7 @@ from msrnn.engine.requests import Request
 from msrnn.engine.session_id import SessionId
 from msrnn.engine.sessions import DAY, Sessions
 from msrnn.errors import SessionError
-from msrnn.server.affinity import owner
+from msrnn.server.affinity import assign_replica
 from tests.helpers.tiny import build, llama
 
 GREEDY = msrnn.SamplingParams(temperature=0, max_tokens=4)
@@ -230,7 +230,7 @@ def test_a_file_that_is_damaged_while_its_session_is_in_memory(
 def test_a_file_with_any_name(executor: LocalExecutor, tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"\xff.safetensors")).write_bytes(b"")
     for number in range(2):  # of two replicas, one puts it aside
-        Sessions(executor, tmp_path, owns=lambda name, number=number: owner(name, 2) == number)  # type: ignore[misc]
+        Sessions(executor, tmp_path, owns=lambda name, number=number: assign_replica(name, 2) == number)  # type: ignore[misc]
     assert [path.name for path in tmp_path.iterdir()] == [os.fsdecode(b"\xff.safetensors.damaged")]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import shlex
@@ -11,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from msrnn.cli.serve import ServeOptions, serve
+from msrnn.cli.serve_options import ServeOptions
 from tests.helpers.step_orders import one_order
 
 pytestmark = one_order
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-OPTIONS = {f"--{name.replace('_', '-')}" for name in [*inspect.signature(serve).parameters]}
-OPTIONS |= {f"--{field.name.replace('_', '-')}" for field in fields(ServeOptions)}
+OPTIONS = {f"--{field.name.replace('_', '-')}" for field in fields(ServeOptions)}
 
 
 def command(text: str) -> list[str]:

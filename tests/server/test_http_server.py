@@ -55,7 +55,7 @@ def test_addresses_that_cannot_be_used() -> None:
 def test_without_file_descriptors(model: Path, tmp_path: Path) -> None:
     """Connections wait, which is said once and not thousands of times, and are answered when others have ended."""
     command = [sys.executable, "-c", "from msrnn.cli import main; main()", "serve", "--model", str(model)]
-    command += ["--size", "16", "--rows", "2", "--port", "0", "--device", "cpu", "--quiet"]
+    command += ["--size", "16", "--slots", "2", "--port", "0", "--device", "cpu", "--quiet"]
     log = tmp_path / "log"
     with log.open("w") as written, subprocess.Popen(command, stderr=written) as server, ExitStack() as at_end:
         at_end.callback(server.kill)

@@ -66,7 +66,7 @@ def replayed(rnn: msrnn.MultiStateRNN, tokenizer: Any, session: int, turns: int)
 
 
 def test_sessions_of_a_server_that_is_killed(model: Path, tmp_path: Path) -> None:
-    options = ("--model", model, "--size", 16, "--rows", 4, "--sessions", tmp_path / "sessions", "--device", "cpu")
+    options = ("--model", model, "--size", 16, "--slots", 4, "--sessions", tmp_path / "sessions", "--device", "cpu")
     seen: list[list[str]] = [[] for _ in range(SESSIONS)]
     with serving(*options) as (server, address):
         asyncio.run(talk_until_killed(address, server, seen))

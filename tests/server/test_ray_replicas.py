@@ -68,7 +68,7 @@ async def talk(address: str, turns: int) -> list[list[str | None]]:
 
 
 def test_replicas(cluster: str, model: Path, tmp_path: Path) -> None:
-    options = ("--model", model, "--size", 16, "--rows", 8, "--device", "cpu", "--sessions", tmp_path / "sessions")
+    options = ("--model", model, "--size", 16, "--slots", 8, "--device", "cpu", "--sessions", tmp_path / "sessions")
     with serving(*options, "--replicas", 2, "--ray", cluster) as (server, address):
         answers = asyncio.run(talk(address, turns=2))
         listed = httpx.get(f"{address}/v1/sessions?limit={SESSIONS}", timeout=60).json()["data"]

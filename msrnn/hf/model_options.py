@@ -1,0 +1,117 @@
+"""`ModelOptions`: a model and its bounded state, as values that are checked before the model is loaded.
+
+Another process can load the same model from them. This module does not import torch before it loads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from msrnn.core.notes import loading
+from msrnn.core.torchrun import started_by_torchrun
+from msrnn.errors import UsageError
+from msrnn.hf.extension import COMPRESSED, extended_policy, largest_size
+from msrnn.policy import Policy
+from msrnn.size import Size, joint_name, resolve
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from msrnn.hf.rnn import MultiStateRNN
+
+SMALL = "SmolLM2-135M-Instruct"  # the model that is loaded without a name
+DEFAULT_POLICY, DEFAULT_SIZE = "tova", "512"
+ORIGINAL, AUTO = "original", "auto"  # positions; auto: original, and past the training length as `extend` has them
+_DEFAULT_POLICY, _DEFAULT_SIZE = Policy.parse(DEFAULT_POLICY), Size.parse(DEFAULT_SIZE)
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """A model, its bounded state, and where it is computed. Bad values are refused before the model is loaded."""
+
+    model: str | None = None
+    policy: Policy = _DEFAULT_POLICY
+    size: Size | None = _DEFAULT_SIZE  # None: policy full
+    device: str = "auto"
+    dtype: str | None = None
+    seed: int | None = None
+    state_dtype: str | None = None
+    positions: str = ORIGINAL
+    backend: str = "auto"
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        resolve(self.policy, self.size)
+        if self.seed is not None and not 0 <= self.seed < 2**32:
+            raise UsageError(f"must be from 0 to {2**32 - 1}", name="seed", value=self.seed)
+        if self.state_dtype is not None:
+            from msrnn.core.quantization import STATE_DTYPES
+
+            if self.state_dtype not in STATE_DTYPES:
+                raise UsageError(f"must be {' or '.join(STATE_DTYPES)}", name="state_dtype", value=self.state_dtype)
+        if self.positions != ORIGINAL:
+            from msrnn.core.rope import spacing
+
+            spacing(self.positions)
+        if self.backend != "auto":
+            from msrnn.backends import BACKENDS
+
+            if self.backend not in BACKENDS:
+                raise UsageError(f"must be one of {', '.join(BACKENDS)}", name="backend", value=self.backend)
+
+    def load(self) -> tuple[MultiStateRNN, PreTrainedTokenizerBase]:
+        """Load the model and its tokenizer, and bound its state."""
+        shared = started_by_torchrun()
+        with loading(self.model or SMALL) as remark:
+            import transformers
+
+            from msrnn.backends import resolve_backend
+            from msrnn.hf.loading import device_named, load
+
+            if self.backend != "auto":
+                resolve_backend(self.backend, device_named(self.device))  # refuses one that cannot run here
+            transformers.logging.set_verbosity_error()
+            if self.seed is not None:
+                transformers.set_seed(self.seed)
+            model, tokenizer = load(self.model, self.device, self.dtype, on_convert=remark, shared=shared)
+            if shared:
+                _share_seed(model)
+            return self.rnn(model), tokenizer
+
+    def rnn(self, model: PreTrainedModel) -> MultiStateRNN:
+        from msrnn.hf.rnn import MultiStateRNN
+
+        return MultiStateRNN(
+            model,
+            self.policy,
+            self.size,
+            state_dtype=self.state_dtype,
+            positions=self.positions,
+            backend=self.backend,
+            compile=self.compile,
+        )
+
+    def extend(self, rnn: MultiStateRNN, length: int) -> ModelOptions:
+        """The options of a state that reads past the training length `length`.
+
+        Raises a UsageError where the rule of `msrnn.hf.extension` cannot hold.
+        """
+        policy = extended_policy(self.policy, largest_size(rnn.spec), length)
+        return replace(self, policy=policy, positions=COMPRESSED)
+
+    @property
+    def flags(self) -> str:
+        """The policy and the positions, as the command line takes them."""
+        policy = joint_name(self.policy, self.size.budget if self.size else None)
+        return f"--policy {policy} --positions {self.positions}"
+
+
+def _share_seed(model: PreTrainedModel) -> None:
+    """Give all processes the first one's seed, so that they sample the same tokens."""
+    import torch
+    import torch.distributed as dist
+
+    seed = torch.tensor([torch.initial_seed() % 2**63], device=model.device)
+    dist.broadcast(seed, 0)
+    torch.manual_seed(int(seed))

@@ -1,0 +1,117 @@
+"""Checks of the arguments of `msrnn.serve`, all of them before a model is loaded."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import shlex
+import stat
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from msrnn.core.ray_cluster import check_cpus
+from msrnn.core.torchrun import started_by_torchrun
+from msrnn.errors import UsageError
+from msrnn.hf.model_options import AUTO
+
+MOST_SECONDS = 86_400
+NONE = "none"  # of generation_config: neutral sampling defaults
+_PACKAGES = ("starlette", "uvicorn", "prometheus_client")  # those of the extra `serve`
+
+
+def check_counts(counts: Mapping[str, int | None]) -> None:
+    """Arguments that must be at least 1, by their names; None: not given."""
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise UsageError("must be a whole number, 1 or more", name=name, value=count)
+
+
+def check_address(port: int, shutdown_timeout: int) -> None:
+    if not 0 <= port <= 65535:
+        raise UsageError("must be from 0 to 65535", name="port", value=port)
+    if not 0 <= shutdown_timeout <= MOST_SECONDS:
+        raise UsageError(f"must be from 0 to {MOST_SECONDS} seconds", name="shutdown_timeout", value=shutdown_timeout)
+
+
+def check_days(session_days: float | None) -> None:
+    if session_days is not None and not 0 < session_days < math.inf:
+        raise UsageError(
+            "must be above 0", name="session_days", value=session_days, advice="leave it out to delete none"
+        )
+
+
+def check_tokens(max_tokens: int, max_total_tokens: int) -> None:
+    if max_tokens >= max_total_tokens:
+        raise UsageError(
+            f"must be less than max_total_tokens, which is {max_total_tokens} and counts the prompt, too",
+            name="max_tokens",
+            value=max_tokens,
+        )
+
+
+def check_names(served_model_name: str, generation_config: str) -> None:
+    if not (served_model_name.strip() and served_model_name.isprintable()):
+        raise UsageError(
+            "must be a word or more, without line breaks",
+            name="served_model_name",
+            value=served_model_name,
+            advice="leave it out for the model's",
+        )
+    if generation_config not in (AUTO, NONE):
+        raise UsageError(f"must be {AUTO} or {NONE}", name="generation_config", value=generation_config)
+
+
+def check_access(keys: Sequence[str], cors_origins: Sequence[str]) -> None:
+    if not all(key and key == key.strip() and key.isascii() and key.isprintable() for key in keys):
+        raise UsageError(
+            "must not be empty, must not begin or end with a space, and must be plain ASCII", name="api_key"
+        )
+    if "*" in cors_origins and not keys:
+        raise UsageError(
+            "any web page could use the model", name="cors_origin", value="*", advice="add a key, or name the origins"
+        )
+
+
+def check_folders(sessions: Path | None, prefix_states: Path | None) -> None:
+    if sessions is not None and prefix_states is not None and sessions.resolve() == prefix_states.resolve():
+        raise UsageError(
+            "is the folder of the sessions", name="prefix_states", value=str(prefix_states), advice="name another one"
+        )
+
+
+def check_replicas(replicas: int | None, ray: str | None, cpus: int | None, loaded: bool) -> None:
+    """Refuse what is for a Ray cluster without one, and a cluster for a model that is loaded or shared already."""
+    check_cpus(ray, cpus)
+    if replicas is not None and replicas < 1:
+        raise UsageError("must be 1 or more", name="replicas", value=replicas)
+    if replicas is not None and ray is None:
+        raise UsageError("they are processes of a Ray cluster", name="replicas", value=replicas, advice="add --ray")
+    if ray is not None and started_by_torchrun():
+        raise UsageError(
+            "a model that torchrun's processes share has one server", name="ray", advice="leave one of them out"
+        )
+    if ray is not None and loaded:
+        raise UsageError("replicas load the model themselves", name="ray", advice="give the name of the model")
+
+
+def check_packages() -> None:
+    if missing := [package for package in _PACKAGES if find_spec(package) is None]:
+        raise UsageError(f"the package {missing[0]} is not installed: pip install 'msrnn[serve]'")
+
+
+def describe_open_folders(folders: Mapping[str, Path | None]) -> list[str]:
+    """A remark for each folder, by its option, that exists and that other users may enter, list or change."""
+    found = []
+    for option, folder in folders.items():
+        if folder is not None and folder.is_dir() and (mode := stat.S_IMODE(folder.stat().st_mode)) & 0o077:
+            reason = f"other users have access to this folder (mode {mode:04o}), which holds tokens of conversations"
+            found.append(f"{option} {folder}: {reason}; run chmod 700 {shlex.quote(str(folder))}")
+    return found
+
+
+def is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

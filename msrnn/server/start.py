@@ -1,0 +1,198 @@
+"""`msrnn.serve`: check the settings of a server, bind its address, load the model, and answer until it is stopped.
+
+This module imports neither torch nor the packages of the extra `serve`: bad settings are refused before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msrnn.core.torchrun import is_first
+from msrnn.errors import UsageError
+from msrnn.hf.model_options import AUTO, DEFAULT_POLICY, DEFAULT_SIZE, ORIGINAL, SMALL, ModelOptions
+from msrnn.policy import Policy
+from msrnn.server.checks import check_packages, check_replicas
+from msrnn.server.setup import Address, Setup
+from msrnn.size import SizeLike, resolve
+
+if TYPE_CHECKING:
+    from msrnn.hf.rnn import MultiStateRNN
+
+Folder = str | os.PathLike[str] | None
+
+
+def serve(
+    model: str | os.PathLike[str] | MultiStateRNN | None = None,
+    tokenizer: Any = None,
+    *,
+    policy: str | Policy | None = None,
+    size: SizeLike = None,
+    positions: str = AUTO,
+    state_dtype: str | None = None,
+    device: str = "auto",
+    dtype: str | None = None,
+    backend: str = "auto",
+    compile: bool = False,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    slots: int | None = None,
+    served_model_name: str | None = None,
+    api_key: str | Sequence[str] | None = None,
+    allowed_host: str | Sequence[str] | None = None,
+    cors_origin: str | Sequence[str] | None = None,
+    sessions: Folder = None,
+    session_bytes: int | None = None,
+    session_days: float | None = None,
+    prefix_states: Folder = None,
+    prefix_disk_bytes: int = 2**34,
+    prompt_tokens: int | None = None,
+    max_tokens: int = 512,
+    max_total_tokens: int = 1_000_000,
+    generation_config: str = AUTO,
+    allow_special_tokens: bool = False,
+    queue: int = 256,
+    max_body_bytes: int = 8 * 2**20,
+    shutdown_timeout: int = 30,
+    quiet: bool = False,
+    replicas: int | None = None,
+    ray: str | None = None,
+    cpus: int | None = None,
+) -> None:
+    """Serve a model over HTTP with OpenAI's API. Returns after Ctrl-C or SIGTERM, when running answers have ended.
+
+    The arguments are the options of `msrnn serve`.
+
+    model              a folder, a .gguf file or a name on the hub, None: the small default model. Or a
+                       `MultiStateRNN`, with its tokenizer and without the arguments from `policy` to `compile`
+    policy, size       as in `MultiStateRNN`; by default "tova" and 512
+    positions          as in `MultiStateRNN`; "auto": original, and for requests that may pass the training length
+                       compressed, with a horizon and the first token protected
+    device, dtype      where to compute, and the dtype of the weights; by default CUDA if there is a device, and float32
+                       on a CPU, else the checkpoint's own dtype
+    state_dtype, backend, compile   as in `MultiStateRNN`
+    host, port         the address to listen on; port 0 takes a free one
+    slots              batch slots: answers that are generated at once; by default as many as fit, 8 on a CPU
+    served_model_name  the name of the model in the API; by default its own
+    api_key            a key that requests to /v1 must have, or several
+    allowed_host       without a key: names by which the server may be asked, too
+    cors_origin        origins of web pages that may use the server, as "http://localhost:3000"
+    sessions           a folder where sessions survive a restart; `session_bytes` and `session_days` limit them
+    prefix_states      a folder for cached prefixes that no longer fit in memory, at most `prefix_disk_bytes`
+    prompt_tokens      tokens of new prompts that are read between two decode steps (chunked prefill)
+    max_tokens         tokens of an answer for which a request gives no limit
+    max_total_tokens   most tokens of a prompt and its answer together
+    generation_config  sampling defaults: "auto", those of the model's generation_config.json; "none", temperature 1
+    allow_special_tokens   let special tokens in the text of messages be special
+    queue              requests that may wait; more are refused with 429
+    max_body_bytes     most bytes of a request
+    shutdown_timeout   seconds that running answers have after the signal to stop
+    quiet              do not print a line for each request
+    replicas, ray, cpus    servers behind this address, on the Ray cluster at the address `ray` ("auto": that of this
+                       machine, or a new one), with so many CPUs each
+    """
+    options, rnn = _read_model(
+        model,
+        tokenizer,
+        policy,
+        size,
+        positions=positions,
+        state_dtype=state_dtype,
+        device=device,
+        dtype=dtype,
+        backend=backend,
+        compile=compile,
+    )
+    setup = Setup(
+        _name_of(options, rnn) if served_model_name is None else served_model_name,
+        options,
+        auto=options is not None and positions == AUTO,
+        slots=slots,
+        prompt_tokens=prompt_tokens,
+        api_key=_as_tuple(api_key),
+        allowed_host=_as_tuple(allowed_host),
+        cors_origin=_as_tuple(cors_origin),
+        sessions=None if sessions is None else Path(sessions),
+        session_bytes=session_bytes,
+        session_days=session_days,
+        prefix_states=None if prefix_states is None else Path(prefix_states),
+        prefix_disk_bytes=prefix_disk_bytes,
+        max_tokens=max_tokens,
+        max_total_tokens=max_total_tokens,
+        generation_config=generation_config,
+        allow_special_tokens=allow_special_tokens,
+        queue=queue,
+        max_body_bytes=max_body_bytes,
+    )
+    address = Address(host, port, shutdown_timeout, quiet)
+    check_replicas(replicas, ray, cpus, loaded=rnn is not None)
+    check_packages()
+    _start(setup, address, rnn, tokenizer, replicas or 1, ray, cpus)
+
+
+def _start(
+    setup: Setup,
+    address: Address,
+    rnn: MultiStateRNN | None,
+    tokenizer: Any,
+    replicas: int,
+    ray: str | None,
+    cpus: int | None,
+) -> None:
+    """Bind the address, which takes no time, before the model is loaded; then run the server."""
+    from msrnn.server.http_server import bind
+
+    listener = bind(address.host, address.port) if is_first() else None
+    with listener or nullcontext():
+        names = (address.host,) if listener is None else (address.host, listener.getsockname()[0])
+        limits = setup.make_limits(names)
+        if listener is not None:
+            setup.note_access(address.host)
+        from msrnn.server.run import Bound, follow_server, run_replicas, run_server
+
+        if ray is not None and listener is not None:
+            return run_replicas(setup, replicas, ray, cpus, Bound(address, listener, limits))
+        if setup.model is not None:
+            rnn, tokenizer = setup.model.load()
+        assert rnn is not None
+        if listener is None:
+            return follow_server(rnn)
+        return run_server(setup, rnn, tokenizer, Bound(address, listener, limits))
+
+
+def _read_model(
+    model: str | os.PathLike[str] | MultiStateRNN | None,
+    tokenizer: Any,
+    policy: str | Policy | None,
+    size: SizeLike,
+    **options: Any,
+) -> tuple[ModelOptions | None, MultiStateRNN | None]:
+    """The model to load, or the one that is loaded already."""
+    if model is None or isinstance(model, str | os.PathLike):
+        if tokenizer is not None:
+            raise UsageError("is loaded with the model", name="tokenizer", advice="leave it out")
+        value, bound = resolve(DEFAULT_POLICY if policy is None else policy, DEFAULT_SIZE if size is None else size)
+        positions = ORIGINAL if options["positions"] == AUTO else options["positions"]
+        name = None if model is None else os.fspath(model)
+        return ModelOptions(name, value, bound, **{**options, "positions": positions}), None
+    if tokenizer is None:
+        raise UsageError("is needed with a MultiStateRNN", name="tokenizer", advice="give that of the model")
+    given = {"policy": policy, "size": size, **options}
+    for name, value in given.items():
+        if value not in (None, AUTO, False):
+            raise UsageError("the MultiStateRNN has its own", name=name, value=value, advice="leave it out")
+    return None, model
+
+
+def _name_of(options: ModelOptions | None, rnn: MultiStateRNN | None) -> str:
+    if rnn is not None:
+        return str(rnn.config.name_or_path) or type(rnn.model).__name__
+    return (options and options.model) or SMALL
+
+
+def _as_tuple(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    """One value, or several."""
+    return (given,) if isinstance(given, str) else tuple(given or ())
