@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 MOST_LINES = 1000  # lines of earlier conversations that are kept
 COMMANDS = "/state, /save FILE and /quit"
 System = Annotated[str | None, Option(help="System message that opens the conversation.", show_default="none")]
-Load = Annotated[Path | None, Option(help="Continue this saved conversation.", show_default="a new one")]
+SavedChat = Annotated[
+    Path | None, Option("--state", "--load", help="Continue this saved conversation.", show_default="a new one")
+]
 
 
 def chat(
     *,
     system: System = None,
-    load: Load = None,
+    load: SavedChat = None,
     save: SaveTo = None,
     force: Force = False,
     max_new_tokens: MaxNewTokens = 512,
@@ -41,7 +43,7 @@ def chat(
 ) -> None:
     """Chat without end: the conversation is one state of constant size, and each turn reads only the new message.
 
-    Ctrl-C stops an answer. The commands are /state, /save FILE and /quit. With --load, options that are not given are
+    Ctrl-C stops an answer. The commands are /state, /save FILE and /quit. With --state, options that are not given are
     those of the saved conversation.
 
     With --positions auto, a conversation continues with a horizon and compressed positions before it may pass the
@@ -49,14 +51,14 @@ def chat(
 
     Examples:
         msrnn chat --system "Answer briefly." --save talk.safetensors
-        msrnn chat --load talk.safetensors --save talk.safetensors
+        msrnn chat --state talk.safetensors --save talk.safetensors
         printf 'Hello!\\n/state\\n' | msrnn chat --size 256
     """
     settings = sampling.settings(max_new_tokens)
     options = given.completed(load)
     check_target(save, force or same_file(save, load), [given.model])
     if system and load:
-        raise UsageError(f"--system {system!r}: {load} is a conversation that has begun; leave out --system or --load")
+        raise UsageError(f"--system {system!r}: {load} is a conversation that has begun; leave out --system or --state")
     rnn, tokenizer = options.load()
     check_chat_template(tokenizer, "use `msrnn generate` without --chat")
     from msrnn.cli.conversation import Conversation

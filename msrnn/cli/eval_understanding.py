@@ -72,7 +72,9 @@ Length = Annotated[
     int | None,
     Option(help="Most tokens of a prompt; the document's end is cut.", show_default=str(LENGTH)),
 ]
-Answer = Annotated[int | None, Option("--max-new-tokens", help="Most tokens of an answer.", show_default=False)]
+Answer = Annotated[
+    int | None, Option("--max-new-tokens", "--max-tokens", help="Most tokens of an answer.", show_default=False)
+]
 Positions = Annotated[
     str,
     Option(

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
 from msrnn.cli.files import as_utf8, check_target, read_text, same_file, save_state
 from msrnn.cli.model_options import GivenOptions, check_chat_template, load_or_empty
-from msrnn.cli.options import Force, MaxNewTokens, SamplingOptions, SaveTo
+from msrnn.cli.options import Force, MaxNewTokens, SamplingOptions, SavedState, SaveTo
 from msrnn.cli.past_training import rnn_for
 from msrnn.cli.terminal import Stopped, note, speed_of, summary
 from msrnn.core.torchrun import started_by_torchrun
@@ -17,7 +16,7 @@ from msrnn.errors import UsageError
 def generate(
     prompt: Annotated[str, Argument(help="The text to continue; - reads standard input.")],
     *,
-    state: Annotated[Path | None, Option(help="Continue from this saved state.", show_default="an empty one")] = None,
+    state: SavedState = None,
     save: SaveTo = None,
     force: Force = False,
     chat: Annotated[

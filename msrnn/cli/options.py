@@ -70,7 +70,7 @@ SavedStateDtype = Annotated[
     str | None, Option("--state-dtype", help=STATE_DTYPE, show_default="the saved state's, or not quantized")
 ]
 
-MaxNewTokens = Annotated[int, Option(help="Most tokens to generate.")]
+MaxNewTokens = Annotated[int, Option("--max-new-tokens", "--max-tokens", help="Most tokens to generate.")]
 Sample = Annotated[
     bool | None,
     Option(
@@ -102,6 +102,9 @@ Cpus = Annotated[
     int | None, Option(help="With --ray: CPUs of each worker, which then uses no GPU.", show_default="a GPU each, or 1")
 ]
 SaveTo = Annotated[Path | None, Option("--save", help="Write the state to this file at the end.", show_default="none")]
+SavedState = Annotated[
+    Path | None, Option("--state", "--load", help="Continue from this saved state.", show_default="an empty one")
+]
 Force = Annotated[bool, Option("--force", help="Replace the output file if it exists.")]
 
 

@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from msrnn.cli.files import check_target, checkpoint_path, read_text, same_file, save_state
 from msrnn.cli.model_options import GivenOptions, load_or_empty
-from msrnn.cli.options import Force
+from msrnn.cli.options import Force, SavedState
 from msrnn.cli.past_training import rnn_for
 from msrnn.cli.terminal import Stopped, note, progress, summary
 from msrnn.core.torchrun import started_by_torchrun
@@ -29,7 +29,7 @@ def read(
     file: Annotated[str, Argument(help="The text file to read; - reads standard input.")],
     *,
     save: Annotated[Path, Option(help="Write the state to this file.")],
-    load: Annotated[Path | None, Option(help="Continue from this saved state.", show_default="an empty one")] = None,
+    load: SavedState = None,
     tokens: Annotated[int | None, Option(help="Most tokens of the text to read.", show_default="all")] = None,
     force: Force = False,
     given: GivenOptions,
@@ -37,7 +37,7 @@ def read(
     """Read a text once and save the state: a file of constant size, to continue from.
 
     Ctrl-C stops, and the same command continues: a checkpoint is saved every 30 seconds as FILE.partial, next to the
-    file to save to, and removed at the end. With --load, options that are not given are those of the saved state.
+    file to save to, and removed at the end. With --state, options that are not given are those of the saved state.
 
     With --positions auto, a text that passes the training length is read with a horizon and compressed positions from
     its beginning; a saved state that has not passed it is converted. Any other --positions stays as it is.
@@ -45,7 +45,7 @@ def read(
     Examples:
         msrnn read book.txt --save book.safetensors
         msrnn generate "The moral of the story is" --state book.safetensors
-        msrnn read sequel.txt --load book.safetensors --save both.safetensors
+        msrnn read sequel.txt --state book.safetensors --save both.safetensors
         msrnn read ten_books.txt --policy echo --save books.safetensors
     """
     if tokens is not None and tokens < 1:

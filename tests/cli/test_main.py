@@ -65,7 +65,7 @@ BAD = {
         ["generate", "hi", "--state", "list"],
         "list: not a state that msrnn saved, its description is []",
     ),
-    "null for a state": (["chat", "--load", "null"], "null: not a state that msrnn saved, its description is None"),
+    "null for a state": (["chat", "--state", "null"], "null: not a state that msrnn saved, its description is None"),
     "state of no policy": (
         ["read", "text.txt", "--load", "odd", "--save", "new"],
         "odd: not a state that msrnn saved, its policy is ['tova']",
@@ -91,20 +91,20 @@ BAD = {
     "target is a folder": (["read", "text.txt", "--save", "."], "name a file"),
     "missing state": (["generate", "hi", "--state", "none", "--size", "8"], "none: no such file"),
     "truncated state": (["generate", "hi", "--state", "truncated", "--size", "8"], "truncated: truncated"),
-    "foreign state": (["chat", "--load", "foreign", "--size", "8"], "foreign: "),
+    "foreign state": (["chat", "--state", "foreign", "--size", "8"], "foreign: "),
     "state of another size": (
         ["generate", "hi", "--state", "state", "--size", "9"],
         "--size 9: state was saved with",
     ),
     "state of another policy": (
-        ["chat", "--load", "state", "--size", "8", "--policy", "h2o"],
+        ["chat", "--state", "state", "--size", "8", "--policy", "h2o"],
         "was saved with --policy tova",
     ),
     "bounded state, full model": (
-        ["chat", "--load", "state", "--policy", "full"],
+        ["chat", "--state", "state", "--policy", "full"],
         "was saved with --policy tova",
     ),
-    "system in the middle": (["chat", "--load", "state", "--size", "8", "--system", "x"], "--system 'x'"),
+    "system in the middle": (["chat", "--state", "state", "--size", "8", "--system", "x"], "--system 'x'"),
     "demo of one token": (["demo", "--tokens", "1"], "--tokens 1"),
     "unknown option": (["generate", "hi", "--sise", "8"], "--size"),
     "unknown verb": (["converse"], "converse"),

@@ -100,7 +100,7 @@ def test_a_state_that_has_passed_the_length_is_not_converted(run: Run, short: Pa
     for more, stdin in (
         (("read", "-", "--load", saved), "b" * 20),
         (("generate", "b", "--state", saved, *short_answer), ""),
-        (("chat", "--load", saved, *short_answer), "a\nb\nc\n"),
+        (("chat", "--state", saved, *short_answer), "a\nb\nc\n"),
     ):
         ran = run(*more, *on, stdin=stdin, small=True)
         assert (ran.code, ran.err.count(warned), ran.err.count("past the")) == (0, 1, 1), ran.err

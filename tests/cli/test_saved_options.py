@@ -51,7 +51,7 @@ def test_all_that_goes_on_goes_on_alike(name: str, run: Run, tmp_path: Path) -> 
         assert run("read", "-", "--load", state, "--save", path, *more, stdin="on").code == 0
         assert says.items() <= load_description(path).items()
     assert name == "both" or same(tmp_path / "bare", tmp_path / "given")  # 8-bit floats cannot be compared
-    talk = run("chat", "--load", state, "--save", tmp_path / "talk", *SHORT, stdin="hello\n")
+    talk = run("chat", "--state", state, "--save", tmp_path / "talk", *SHORT, stdin="hello\n")
     assert talk.code == 0, talk.err
     assert says.items() <= load_description(tmp_path / "talk").items()
 
@@ -66,7 +66,7 @@ DISAGREE = [
 
 
 @pytest.mark.parametrize(
-    "words", [("generate", "hi", "--state"), ("read", "-", "--save", "new", "--load"), ("chat", "--load")]
+    "words", [("generate", "hi", "--state"), ("read", "-", "--save", "new", "--load"), ("chat", "--state")]
 )
 @pytest.mark.parametrize(("option", "given", "saved"), DISAGREE)
 def test_both_values_are_named(
