@@ -44,7 +44,9 @@ class ScoredPolicy(Policy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not callable(self.score):
-            raise UsageError("must be a function of the candidates that returns a tensor", name="score", value=self.score)
+            raise UsageError(
+                "must be a function of the candidates that returns a tensor", name="score", value=self.score
+            )
 
     @property
     def name(self) -> str:
