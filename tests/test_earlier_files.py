@@ -19,9 +19,9 @@ from msrnn.analysis.trace import TraceStore, stored_cells
 from msrnn.cli.model_options import GivenOptions
 from msrnn.evaluation.cells import cell_of, grid
 from msrnn.evaluation.data.texts import Chunk, Data
-from msrnn.evaluation.runner import Progress
+from msrnn.evaluation.runner import Progress, Runner
 from msrnn.evaluation.store import Store
-from msrnn.evaluation.tasks.perplexity import CHECK, Perplexity, Reader
+from msrnn.evaluation.tasks.perplexity import CHECK, Reader, perplexity_task
 from msrnn.policy import Policy
 from msrnn.size import Size, SizeLike
 from tests.helpers.tiny import portable
@@ -71,10 +71,10 @@ def test_stored_results_are_not_computed_again(
     assert set(asked.cells) == set(map(cell_of, rows))
     assert list(asked.policies) == [row["policy"] for row in rows], "tables print the names that users know"
     data = Data([Chunk("book", 0, IDS[0, :READ].tolist())], [], READ, 1, 0, 1, 0)
-    evaluation = Perplexity(model, data, Store(Path("perplexity.jsonl"), CHECK), 1, {})
-    assert set(evaluation.others([])) == set(asked.cells)
+    run = Runner(perplexity_task(model, data, {}), Store(Path("perplexity.jsonl"), CHECK), model, 1)
+    assert set(run.other_results([])) == set(asked.cells)
     monkeypatch.setattr(Reader, "nll", lambda *_: pytest.fail("computed again"))
-    evaluation.run(asked.cells, Progress())
+    run.run(asked.cells, Progress())
     assert Path("perplexity.jsonl").read_text() == before
 
 

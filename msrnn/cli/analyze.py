@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from msrnn.cli.evaluation import check_counts, check_positions, drawn, quiet, resumed, stoppable
+from msrnn.cli.evaluation import check_counts, check_positions, draw_if_possible, note_resumed, quiet, stoppable
 from msrnn.cli.files import MANUAL, manual
 from msrnn.cli.options import Device, Dtype, Model
 from msrnn.cli.terminal import note, progress, show_table, show_text
@@ -124,7 +124,7 @@ def analyze(
     show_text(short.note)
     out.mkdir(parents=True, exist_ok=True)
     write_tables(all_tables, out, title, {"chunks": data.summary(), **facts})
-    kinds = drawn(lambda: draw_figures(study, out, title, strings))
+    kinds = draw_if_possible(lambda: draw_figures(study, out, title, strings))
     show_text(f"All {len(all_tables)} tables with their definitions: {out / 'analysis.md'}")
     note(f"written to {out}: analysis.md, and the tables as " + ", ".join(f".{kind}" for kind in ("csv", *kinds)))
 
@@ -208,7 +208,7 @@ def run_with_progress(
         task = bar.add_task("", total=None)
 
         def on_start(done: int, total: int) -> None:
-            resumed(done, total, "traces")
+            note_resumed(done, total, "traces")
             if done == total:
                 note("nothing left to trace")
             bar.update(task, total=(total - done) * data.length)

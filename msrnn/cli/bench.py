@@ -9,7 +9,7 @@ from typer import Option
 from msrnn.cli.evaluation import (
     SkipDamaged,
     check_batch,
-    note_other_rows,
+    note_other_records,
     open_store,
     show_tables,
     stoppable,
@@ -126,12 +126,12 @@ def bench(
         raise UsageError(f"--random-weights {random_weights}: --model is given too; leave one out")
     from msrnn.evaluation.benchmark import table
     from msrnn.evaluation.benchmark.contenders import Lineup, load_factory, setup
-    from msrnn.evaluation.benchmark.measurement import Batches, Benchmark, Ledger, check_row
+    from msrnn.evaluation.benchmark.measurement import Batches, Benchmark, Ledger, check_record
     from msrnn.evaluation.environment import environment
     from msrnn.evaluation.store import Store
 
     factories = [load_factory(name) for name in others or []]
-    store = open_store(out, table.NAME, check_row, force=force, skip_damaged=skip_damaged) if out else Store(None)
+    store = open_store(out, table.NAME, check_record, force=force, skip_damaged=skip_damaged) if out else Store(None)
     decoder = load(model, random_weights, device, dtype)
     if compile is None:
         compile = decoder.device.type == "cuda"
@@ -151,7 +151,7 @@ def bench(
     with stoppable(force, kept=out is not None):
         rows = benchmark.rows(contenders)
     earlier = benchmark.others(rows)
-    note_other_rows([row.label for row in earlier], 0)
+    note_other_records([row.label for row in earlier], 0)
     rows += earlier
     result = table.table(rows, f"{facts['model']}, {length:,} tokens, {facts.get('gpu') or facts['machine']}")
     # Wrapped headers let more columns fit side by side.

@@ -14,16 +14,12 @@ from msrnn.cli.evaluation import (
     Seed,
     Text,
     check_counts,
-    computed,
-    load_chunks,
-    show_tables,
-    write_report,
+    evaluate,
+    load_texts,
+    report,
 )
 from msrnn.cli.terminal import note
-from msrnn.errors import UsageError
 from msrnn.evaluation.data.texts import check_source
-from msrnn.policy import FULL
-from msrnn.size import parse_policy, resolve
 
 SIZES, MEANS = (32, 64, 128, 256, 512, 1024, 2048), (128, 256, 512)
 
@@ -67,38 +63,35 @@ def budget(
         msrnn eval perplexity --policy echo:results/budget/budget.json
     """
     check_source(text)
-    sizes, means = sorted(set(size or SIZES)), sorted(set(mean or MEANS))
     check_counts(length=length, books=books, chunks_per_book=chunks_per_book, batch=batch)
-    value, given = parse_policy(policy)
-    if not value.evicts:
-        raise UsageError("--policy full: evicts nothing; measure a policy that does")
-    if given is not None:
-        raise UsageError(f"--policy {policy}: has a budget already; measure the policy without it")
-    sizes = [one for one in sizes if one < length] if size is None else sizes
-    means = [one for one in means if sizes and sizes[0] <= one <= sizes[-1]] if mean is None else means
-    for one in sizes:
-        resolve(value, one)
-    if len(sizes) < 2 or sizes[-1] >= length:
-        raise UsageError(f"--size {sizes}: must be two sizes or more, smaller than the {length} tokens of a chunk")
-    for one in means:
-        if not sizes[0] <= one <= sizes[-1]:
-            raise UsageError(f"--mean {one}: must be from {sizes[0]} to {sizes[-1]}, the sizes that are measured")
-    from msrnn.evaluation.data.texts import Choice
-    from msrnn.evaluation.environment import environment
-    from msrnn.evaluation.tasks.layer_losses import CHECK, NAME, Case, LayerLosses, Report, figure
-    from msrnn.hf.rnn import MultiStateRNN
+    sizes = sorted(set(size)) if size else [one for one in SIZES if one < length]
+    means = sorted(set(mean)) if mean else [one for one in MEANS if sizes and sizes[0] <= one <= sizes[-1]]
+    from msrnn import evaluation
+    from msrnn.evaluation.api.layer_budget import check_budget
+    from msrnn.evaluation.tasks.layer_losses import CHECK, NAME
 
-    choice = Choice(length, books, chunks_per_book, seed)
-    store, decoder, _, data, source = load_chunks(options, out, NAME, CHECK, text, choice)
-    layers = MultiStateRNN(decoder, FULL, None).spec.divided
-    evaluation = LayerLosses(decoder, data, store, batch, {**source, **environment(decoder.device)})
-    cells = [Case(FULL.name), *(Case(value.name, layer, one) for layer in layers for one in sizes)]
-    results, _ = computed(evaluation, cells, options)
-    report = Report(value.name, layers, sizes, results, data.predicted, means)
-    title = f"{source['model']}, {value.name}, {source['text']}, {len(data.chunks):,} chunks of {length:,} tokens"
-    tables = report.tables(title)
-    show_tables(tables)
-    facts = {"chunks": data.summary(), **evaluation.key, **evaluation.metadata}
-    report.write(out / "budget.json", facts)
-    write_report(out, tables[0], report.markdown(title, facts), lambda: figure(report, out, title))
-    note(f"use it as --policy {value.name}:{out / 'budget.json'}")
+    check_budget(policy, sizes, means, length)
+    store, model, tokenizer, texts, about = load_texts(options, out, NAME, CHECK, text)
+    result = evaluate(
+        options,
+        lambda progress: evaluation.layer_budget(
+            model,
+            texts,
+            policy,
+            sizes,
+            means,
+            tokenizer=tokenizer,
+            length=length,
+            books=books,
+            chunks_per_book=chunks_per_book,
+            seed=seed,
+            batch=batch,
+            folder=store,
+            about=about,
+            progress=progress,
+            workers=options.workers,
+        ),
+    )
+    result.report.write(out / "budget.json", result.facts)
+    report(result, out)
+    note(f"use it as --policy {result.report.policy}:{out / 'budget.json'}")

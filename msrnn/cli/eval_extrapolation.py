@@ -10,13 +10,11 @@ from msrnn.cli.evaluation import (
     EvaluationOptions,
     Text,
     check_batch,
-    check_positions,
-    computed,
-    show_tables,
-    write_report,
+    evaluate,
+    load_texts,
+    report,
 )
 from msrnn.cli.options import LayerSize
-from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
 from msrnn.evaluation.data.texts import check_source
 from msrnn.hf.extension import REACH
@@ -63,48 +61,34 @@ def extrapolation(
         msrnn eval extrapolation --text all.txt --tokens 250000 --leg 50000
     """
     check_source(text)
-    check_counts(tokens, window, leg, books=books)
+    if books is not None and books < 1:
+        raise UsageError(f"--books {books}: must be 1 or more")
     check_batch(batch=batch)
-    from msrnn.evaluation.data.texts import PG19, Choice, choose, documents
-    from msrnn.evaluation.environment import environment
-    from msrnn.evaluation.tasks.extrapolation import CHECK, Course, Extrapolation, Report, cases, figure
+    from msrnn import evaluation
+    from msrnn.evaluation.api.extrapolation import check_course, extrapolation_cases
+    from msrnn.evaluation.tasks.extrapolation import CHECK
 
-    rows = cases(row or [name.format(horizon=REACH * size) for name in ROWS], size)
-    options.check()
-    texts = documents(text)
-    store = options.open_store(out, NAME, CHECK)
-    decoder, tokenizer = options.load()
-    config = decoder.config.get_text_config(decoder=True)
-    check_positions(config, tokens, "--tokens")
-    for case in rows:
-        case.rnn(decoder)  # refuses a row that cannot be computed, before the work starts
-    note(f"looking for {tokens:,} tokens in each of {len(texts):,} texts")
-    choice = Choice(tokens, books, chunks_per_book=1, seed=seed, first=True, length_name="tokens")
-    data = choose(texts, tokenizer, choice)
-    note(data.summary())
-    if window <= data.given:
-        raise UsageError(
-            f"--window {window}: the first {data.given} tokens are given and not predicted; use a larger window"
-        )
-    source = {"model": options.model_name, "text": text.resolve().name if text else PG19, "seed": seed}
-    course = Course(tokens, data.given, window, leg)
-    evaluation = Extrapolation(decoder, data, course, store, batch, {**source, **environment(decoder.device)})
-    results, others = computed(evaluation, rows, options, lambda case: f"{case.label} {case.size}")
-    report = Report({**results, **others}, course)
-    sizes = sorted({case.size for case in report.cases if case.size is not None})
-    sized = f"size {', '.join(map(str, sizes))}" if sizes else "unbounded"
-    title = f"{source['model']}, {source['text']}, {tokens:,} tokens of {len(data.chunks):,} texts, {sized}"
-    tables = report.tables(title)
-    show_tables(tables)
-    trained = getattr(config, "max_position_embeddings", None)
-    facts = {"texts": data.summary(), **evaluation.key, **evaluation.metadata}
-    write_report(out, tables[0], report.markdown(title, facts), lambda: figure(report, out, title, trained))
-
-
-def check_counts(tokens: int, window: int, leg: int, **counts: int | None) -> None:
-    for name, value in {"tokens": tokens, "window": window, "leg": leg, **counts}.items():
-        least = 2 if name == "tokens" else 1
-        if value is not None and value < least:
-            raise UsageError(f"--{name} {value}: must be {least} or more")
-    if leg % window:
-        raise UsageError(f"--leg {leg}: must be a multiple of --window {window}, such as {-(-leg // window) * window}")
+    check_course(tokens, window, leg)
+    extrapolation_cases(row, size)
+    store, model, tokenizer, texts, about = load_texts(options, out, NAME, CHECK, text)
+    result = evaluate(
+        options,
+        lambda progress: evaluation.extrapolation(
+            model,
+            texts,
+            row,
+            size,
+            tokenizer=tokenizer,
+            tokens=tokens,
+            window=window,
+            leg=leg,
+            books=books,
+            seed=seed,
+            batch=batch,
+            folder=store,
+            about=about,
+            progress=progress,
+            workers=options.workers,
+        ),
+    )
+    report(result, out)

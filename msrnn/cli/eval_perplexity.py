@@ -15,12 +15,11 @@ from msrnn.cli.evaluation import (
     Length,
     Seed,
     Text,
+    check_against,
     check_counts,
-    compared,
-    computed,
-    load_chunks,
-    show_tables,
-    write_report,
+    evaluate,
+    load_texts,
+    report,
 )
 from msrnn.errors import UsageError
 from msrnn.evaluation.data.texts import check_source
@@ -42,9 +41,7 @@ Policies = Annotated[
 ]
 Sizes = Annotated[
     list[int] | None,
-    Option(
-        "--size", help="A column of the table: states that each layer may hold; repeat for more.", show_default="512"
-    ),
+    Option("--size", help="A column of the table: KV rows per layer; repeat for more.", show_default="512"),
 ]
 Paper = Annotated[bool, Option("--paper", help="All ten rows and seven sizes of the paper's table.")]
 Out = Annotated[Path, Option(help="Write perplexity.jsonl, .md, .csv, .png and .svg here.")]
@@ -80,27 +77,37 @@ def perplexity(
         msrnn eval perplexity --paper --model meta-llama/Llama-2-7b-hf --chunks-per-book 1000
     """
     check_source(text)
-    grid = rows(policy, size, paper, length)
-    other = compared(against, grid.policies)
+    grid = choose_cells(policy, size, paper, length)
+    reference = check_against(against, grid.policies)
     check_counts(length=length, books=books, chunks_per_book=chunks_per_book, batch=batch)
-    from msrnn.evaluation.data.texts import Choice
-    from msrnn.evaluation.environment import environment
-    from msrnn.evaluation.tasks.perplexity import CHECK, NAME, Perplexity, Report, figure
+    from msrnn import evaluation
+    from msrnn.evaluation.tasks.perplexity import CHECK, NAME
 
-    choice = Choice(length, books, chunks_per_book, seed)
-    store, decoder, tokenizer, data, source = load_chunks(options, out, NAME, CHECK, text, choice)
-    evaluation = Perplexity(decoder, data, store, batch, {**source, **environment(decoder.device)})
-    results, others = computed(evaluation, grid.cells, options)
-    report = Report(grid.extended(list(others)), {**results, **others}, data.predicted, other)
-    title = f"{source['model']}, {source['text']}, {len(data.chunks):,} chunks of {length:,} tokens"
-    tables = report.tables(title)
-    show_tables(tables)
-    first = tokenizer.decode(data.opening) if data.opening else "none"
-    facts = {"chunks": data.summary(), "first token": first, **evaluation.key, **evaluation.metadata}
-    write_report(out, tables[0], report.markdown(title, facts), lambda: figure(report, out, title))
+    store, model, tokenizer, texts, about = load_texts(options, out, NAME, CHECK, text)
+    result = evaluate(
+        options,
+        lambda progress: evaluation.perplexity(
+            model,
+            texts,
+            grid.policies,
+            grid.sizes,
+            tokenizer=tokenizer,
+            length=length,
+            books=books,
+            chunks_per_book=chunks_per_book,
+            seed=seed,
+            batch=batch,
+            against=reference,
+            folder=store,
+            about=about,
+            progress=progress,
+            workers=options.workers,
+        ),
+    )
+    report(result, out)
 
 
-def rows(policies: list[str] | None, sizes: list[int] | None, paper: bool, length: int) -> Grid:
+def choose_cells(policies: list[str] | None, sizes: list[int] | None, paper: bool, length: int) -> Grid:
     """The rows and columns of the table."""
     from msrnn.evaluation.tasks.perplexity import PAPER_ROWS, PAPER_SIZES, grid
 

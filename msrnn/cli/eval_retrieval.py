@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Option
 
@@ -11,22 +10,15 @@ from msrnn.cli.evaluation import (
     Chat,
     EvaluationOptions,
     check_counts,
-    check_positions,
-    computed,
-    show_tables,
-    write_report,
+    evaluate,
+    report,
 )
 from msrnn.cli.files import manual
 from msrnn.cli.options import as_typed
-from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
 from msrnn.evaluation.data.texts import check_source
 from msrnn.hf.model_options import ORIGINAL
 from msrnn.policy import FULL
-from msrnn.size import resolve
-
-if TYPE_CHECKING:
-    from msrnn.evaluation.cells import Grid
 
 AUTO = "auto"
 POLICIES, SIZES, LENGTHS, DEPTHS = ("tova", "echo", FULL.name), (128,), (512,), (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -52,9 +44,7 @@ Policies = Annotated[
     list[str] | None,
     Option("--policy", help="A version of the model: a policy, or full; repeat.", show_default=", ".join(POLICIES)),
 ]
-Sizes = Annotated[
-    list[int] | None, Option("--size", help="States that each layer may hold; repeat for more.", show_default="128")
-]
+Sizes = Annotated[list[int] | None, Option("--size", help="KV rows per layer; repeat for more.", show_default="128")]
 Lengths = Annotated[
     list[int] | None, Option("--length", help="Most tokens of a prompt; repeat for more.", show_default="512")
 ]
@@ -115,69 +105,44 @@ def retrieval(
     """
     if text is not None:
         check_source(text)
-    lengths, depths = sorted(set(length or LENGTHS)), sorted(set(depth or DEPTHS))
-    grid = rows(policy, size)
-    check_counts(min(lengths), limit=limit, batch=batch)
-    for value in depths:
+    check_counts(min(length or LENGTHS), limit=limit, batch=batch)
+    for value in depth or ():
         if not 0 <= value <= 1:
             raise UsageError(f"--depth {as_typed(value)}: must be from 0 to 1")
-    from msrnn.core.rope import COMPRESSED, name_of, spacing
-    from msrnn.evaluation.data.needles import PLACES, TASKS, Haystack, Sample
+    from msrnn import evaluation
+    from msrnn.evaluation.api.retrieval import check_questions, retrieval_grid
+    from msrnn.evaluation.data.needles import TASKS
     from msrnn.evaluation.data.texts import documents
-    from msrnn.evaluation.environment import environment
-    from msrnn.evaluation.tasks.retrieval import CHECK, NAME, Case, Report, Retrieval, figure
+    from msrnn.evaluation.tasks.retrieval import CHECK, NAME
 
-    tasks = list(dict.fromkeys(task or TASKS))
-    for name in tasks:
-        if name not in TASKS:
-            raise UsageError(f"--task {name}: must be one of {', '.join(TASKS)}")
-    if positions != AUTO:
-        spacing(positions)
+    policies, sizes, tasks = policy or POLICIES, size or SIZES, task or list(TASKS)
+    retrieval_grid(policies, sizes)
+    check_questions(tasks, length or LENGTHS, depth or DEPTHS, question, limit, positions)
     options.check()
     words = "\n\n".join(one.read() for one in documents(text)) if text else manual()
     store = options.open_store(out, NAME, CHECK)
-    decoder, tokenizer = options.load()
-    config = decoder.config.get_text_config(decoder=True)
-    check_positions(config, max(lengths))
-    if positions == AUTO:
-        known = getattr(config, "max_position_embeddings", None)
-        positions = COMPRESSED if known and max(lengths) > known else ORIGINAL
-    chat = bool(tokenizer.chat_template) if chat is None else chat
-    haystack = Haystack(tokenizer, words, chat, seed)
-    places = PLACES if question == Place.BOTH else (question.value,)
-    samples = [
-        Sample(name, tokens, where, number)
-        for name in tasks
-        for tokens in lengths
-        for where, number in in_turn(depths, limit)
-    ]
-    note(f"making {len(samples) * len(places):,} prompts")
-    asked = [haystack.ask(sample, place) for place in places for sample in samples]
-    source = {"model": options.model_name, "haystack": text.resolve().name if text else "Python's manual"}
-    about = {**source, "seed": seed, "chat": chat, **environment(decoder.device)}
-    evaluation = Retrieval(decoder, tokenizer, asked, name_of(spacing(positions)), store, batch, about)
-    cases = [Case(*cell, place) for place in places for cell in grid.cells]
-    results, others = computed(evaluation, cases, options)
-    report = Report({**results, **others}, evaluation.asked)
-    title = f"{source['model']}, {len(samples):,} questions in {source['haystack']}"
-    tables = report.tables(title)
-    show_tables(tables)
-    facts = {**evaluation.key, **evaluation.metadata}
-    write_report(out, tables[0], report.markdown(title, facts), lambda: figure(report, out, title))
-
-
-def in_turn(depths: list[float], limit: int) -> list[tuple[float, int]]:
-    """This many places, each with its number at the same depth; fewer places than depths are spread over them."""
-    if limit < len(depths):
-        return [(depths[i * len(depths) // limit], 0) for i in range(limit)]
-    return [(depths[i % len(depths)], i // len(depths)) for i in range(limit)]
-
-
-def rows(policies: list[str] | None, sizes: list[int] | None) -> Grid:
-    from msrnn.evaluation.cells import grid
-
-    names, columns = policies or POLICIES, sizes or SIZES
-    for name in names:
-        for states in columns:
-            resolve(name, states)
-    return grid(names, columns, sys.maxsize)
+    model, tokenizer = options.load()
+    result = evaluate(
+        options,
+        lambda progress: evaluation.retrieval(
+            model,
+            words,
+            policies,
+            sizes,
+            tokenizer=tokenizer,
+            tasks=tasks,
+            lengths=length or LENGTHS,
+            depths=depth or DEPTHS,
+            question=question,
+            limit=limit,
+            chat=chat,
+            positions=positions,
+            seed=seed,
+            batch=batch,
+            folder=store,
+            about={"model": options.model_name, "haystack": text.resolve().name if text else "Python's manual"},
+            progress=progress,
+            workers=options.workers,
+        ),
+    )
+    report(result, out)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -12,32 +11,23 @@ from msrnn.cli.evaluation import (
     Against,
     Chat,
     EvaluationOptions,
+    check_against,
     check_counts,
-    check_positions,
-    compared,
-    note_other_rows,
+    evaluate,
     quiet,
-    show_tables,
-    stoppable,
-    watched,
-    write_report,
+    report,
 )
 from msrnn.cli.terminal import note, progress
 from msrnn.errors import UsageError
 from msrnn.hf.model_options import ORIGINAL
 from msrnn.policy import FULL
-from msrnn.size import resolve
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from msrnn.evaluation.cells import Cell, Grid
+    from msrnn.evaluation.api.result import EvaluationResult
+    from msrnn.evaluation.cells import Grid
     from msrnn.evaluation.data.questions import Question
-    from msrnn.evaluation.store import Store
-    from msrnn.evaluation.tasks.answer_scores import Scores
-    from msrnn.evaluation.tasks.answers import Answers, Settings
-    from msrnn.evaluation.tasks.understanding import Task
-    from msrnn.hf.loading import Loaded
+    from msrnn.evaluation.tasks.answers import Answers
+    from msrnn.evaluation.tasks.understanding import QuestionTask
 
 ROWS, SIZES, PAPER_SIZES = ("tova", "window+4", "truncated", FULL.name), (512,), (256, 512, 1024, 2048, 4096)
 LENGTH, AUTO = 4096, "auto"
@@ -65,7 +55,9 @@ Paper = Annotated[bool, Option("--paper", help="The paper's rows and sizes, 256 
 Sizes = Annotated[
     list[int] | None,
     Option(
-        "--size", help="A column of the table: states, or tokens of row truncated; repeat for more.", show_default="512"
+        "--size",
+        help="A column of the table: KV rows per layer, or tokens of row truncated; repeat for more.",
+        show_default="512",
     ),
 ]
 Length = Annotated[
@@ -94,7 +86,7 @@ Stages = Annotated[
     ),
 ]
 Out = Annotated[
-    Path | None, Option(help="Write rows, tables and the figure here.", show_default="results/ and the verb's name")
+    Path | None, Option(help="Write records, tables and the figure here.", show_default="results/ and the verb's name")
 ]
 
 
@@ -158,12 +150,14 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
 
         if stage != Stage.SCORE:
             check_source(data, {squality: SQUALITY_HUB, qasper: QASPER_HUB}[about])
-        from msrnn.evaluation.tasks.answers import check_row
-        from msrnn.evaluation.tasks.understanding import TASKS, stored_answers
+        from msrnn.evaluation.api.understanding import resolve_settings
+        from msrnn.evaluation.environment import environment
+        from msrnn.evaluation.tasks.answers import Answers, check_record
+        from msrnn.evaluation.tasks.understanding import TASKS, answer_questions, stored_answers
 
         task = TASKS[about.__name__]
-        grid = rows(policy, size, paper)
-        other = compared(against, grid.policies)
+        grid = choose_cells(policy, size, paper)
+        reference = check_against(against, grid.policies)
         check_counts(LENGTH if length is None else length, limit=limit, batch=batch, max_new_tokens=max_new_tokens)
         if stage != Stage.ANSWER:
             task.metric.check()
@@ -173,7 +167,7 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         check_model(options, positions, stage)
         quiet()
         questions = None if stage == Stage.SCORE else load_questions(task, data, split, limit, seed)
-        store = options.open_store(folder, task.name, check_row)
+        store = options.open_store(folder, task.name, check_record)
         if questions is None:
             wanted = {"length": length, "chat": chat, "answer": max_new_tokens, "positions": positions}
             answers, keys = stored_answers(task, store, grid.cells, **wanted)
@@ -181,34 +175,37 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         else:
             loaded = options.load()
             chat = bool(loaded.tokenizer.chat_template) if chat is None else chat
-            length, most = length or LENGTH, max_new_tokens or task.answer
-            settings = resolved(task, loaded.model, chat, length, most, positions, grid.cells)
+            most = max_new_tokens or task.answer
+            settings = resolve_settings(task, loaded.model, chat, length or LENGTH, most, positions, grid.cells, note)
             source = {"model": options.model_name, "source": data.name if data else task.hub.name, "seed": seed}
             if data is None:
                 source["split"] = split
-            with stoppable(options.force):
-                answers = answered(task, loaded, settings, questions, store, batch, grid.cells, source, options)
+            metadata = {**source, **environment(loaded.model.device)}
+            known = Answers(store, settings)
+            answers = evaluate(
+                options,
+                lambda callbacks: answer_questions(
+                    loaded, task, questions, known, grid.cells, metadata, batch, callbacks, options.workers
+                ),
+            )
             keys = [question.key for question in questions]
         if stage != Stage.ANSWER:
-            report_scores(task, grid, answers, keys, other, folder)
+            result = score(task, grid, answers, keys, reference)
+            report(result, folder)
+            note(result.report.summary())
 
     command.__name__, command.__doc__ = about.__name__, about.__doc__
     return command
 
 
-def rows(policies: list[str] | None, sizes: list[int] | None, paper: bool) -> Grid:
-    """The rows and columns. Whether a size holds a whole prompt depends on the question, so no size means full."""
-    from msrnn.evaluation.cells import TRUNCATED, grid
+def choose_cells(policies: list[str] | None, sizes: list[int] | None, paper: bool) -> Grid:
+    """The rows and columns of the table."""
+    from msrnn.evaluation.api.understanding import understanding_grid
 
     if paper and sizes:
         raise UsageError("--paper: sets the sizes; leave out --paper or --size")
     names = [*(ROWS if paper or not policies else ()), *(policies or ())]
-    columns = PAPER_SIZES if paper else sizes or SIZES
-    for name in names:
-        for size in columns:
-            if name != TRUNCATED:
-                resolve(name, size)
-    return grid(names, columns, sys.maxsize)
+    return understanding_grid(names, PAPER_SIZES if paper else sizes or SIZES)
 
 
 def check_model(options: EvaluationOptions, positions: str, stage: Stage) -> None:
@@ -221,7 +218,7 @@ def check_model(options: EvaluationOptions, positions: str, stage: Stage) -> Non
         spacing(positions)
 
 
-def load_questions(task: Task, data: Path | None, split: str, limit: int | None, seed: int) -> list[Question]:
+def load_questions(task: QuestionTask, data: Path | None, split: str, limit: int | None, seed: int) -> list[Question]:
     from msrnn.evaluation.data.questions import questions
 
     loaded = questions(data, split, task.hub, task.formats, limit, seed)
@@ -229,70 +226,18 @@ def load_questions(task: Task, data: Path | None, split: str, limit: int | None,
     return loaded.questions
 
 
-def resolved(
-    task: Task, model: PreTrainedModel, chat: bool, length: int, most: int, positions: str, cells: list[Cell]
-) -> Settings:
-    """The settings of a run, with a note where positions are compressed automatically."""
-    from msrnn.evaluation.tasks.understanding import settings_of
-
-    config = model.config.get_text_config(decoder=True)
-    rotated = getattr(config, "rope_parameters", None)
-    check_positions(config, length if rotated else length + most)  # the answer needs learned positions, too
-    settings = settings_of(task, model, chat, length, most, positions, cells)
-    if positions == AUTO and settings.positions != ORIGINAL:
-        note("bounded states use compressed positions; --positions original keeps the original ones")
-    return settings
-
-
-def answered(
-    task: Task,
-    loaded: Loaded,
-    settings: Settings,
-    questions: list[Question],
-    store: Store,
-    batch: int | None,
-    cells: list[Cell],
-    source: dict[str, Any],
-    options: EvaluationOptions,
-) -> Answers:
-    from msrnn.evaluation.data.prompts import PromptBuilder
-    from msrnn.evaluation.environment import environment
-    from msrnn.evaluation.tasks.answers import Answers
-    from msrnn.evaluation.tasks.understanding import Understanding
-
-    builder = PromptBuilder(loaded.tokenizer, task.prompt, settings.chat)
-    metadata = {**source, **environment(loaded.model.device)}
-    evaluation = Understanding(loaded.model, builder, questions, Answers(store, settings), batch, metadata)
-    with options.computing(evaluation):
-        return watched(evaluation.answered, cells)
-
-
-def report_scores(task: Task, grid: Grid, answers: Answers, keys: list[str], against: str, folder: Path) -> None:
-    from msrnn.evaluation.tasks.understanding import Report, figure
-
-    others = answers.others(grid.cells, keys)
-    note_other_rows([cell.label for cell in others], 0)
-    grid = grid.extended(others)
-    report = Report(task, grid, answers, keys, against, scored(task, grid, answers, keys))
-    facts = {**answers.settings.key, **answers.metadata(grid.cells[0], keys[0])}
-    title = f"{facts['model']}, {task.title}, {len(keys):,} questions, prompts of {answers.settings.length:,} tokens"
-    tables = report.tables(title)
-    show_tables(tables)
-    note(report.summary())
-    write_report(folder, tables[0], report.markdown(title, facts), lambda: figure(report, folder, title))
-
-
-def scored(task: Task, grid: Grid, answers: Answers, keys: list[str]) -> Scores:
+def score(task: QuestionTask, grid: Grid, answers: Answers, keys: list[str], against: str) -> EvaluationResult[Any]:
     """Score with a progress bar, since ROUGE is slow."""
-    from msrnn.evaluation.tasks.answer_scores import scores
+    from msrnn.evaluation.api.understanding import score_answers
 
     with progress("answers") as bar:
         line = bar.add_task("scoring", total=None)
-        return scores(
-            task.metric,
+        return score_answers(
+            task,
+            grid,
             answers,
-            grid.cells,
             keys,
+            against,
             on_total=lambda count: bar.update(line, total=count),
             on_score=lambda: bar.advance(line),
         )

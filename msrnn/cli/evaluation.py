@@ -21,12 +21,13 @@ from msrnn.hf.model_options import SMALL
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from msrnn.evaluation.data.texts import Choice, Data
+    from msrnn.evaluation.api.result import EvaluationResult
+    from msrnn.evaluation.data.texts import Document
     from msrnn.evaluation.ray_workers import RayWorkers
     from msrnn.evaluation.report import Table
-    from msrnn.evaluation.runner import Evaluation, ModelRunner, Progress
+    from msrnn.evaluation.runner import Progress
     from msrnn.evaluation.store import Check, Store
-    from msrnn.hf.loading import Loaded
+    from msrnn.hf.loading import Loaded as LoadedModel
 
 T = TypeVar("T")
 TOVA = "tova"
@@ -53,7 +54,8 @@ Chat = Annotated[
     Option("--chat/--no-chat", help="Use the chat template, or the bare text.", show_default="chat if there is one"),
 ]
 Recompute = Annotated[
-    bool, Option("--force", help="Compute these results again, even if the folder has them; its other rows are kept.")
+    bool,
+    Option("--force", help="Compute these results again, even if the folder has them; its other records are kept."),
 ]
 SkipDamaged = Annotated[
     bool, Option("--skip-damaged", help="Move damaged lines of the folder's .jsonl to another file, and continue.")
@@ -63,7 +65,7 @@ MAX_BATCH = 2**16  # more fit into no memory
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """The group of options of every evaluation: its model, and what to do with the rows of the folder."""
+    """The group of options of every evaluation: its model, and what to do with the records of the folder."""
 
     model: Model = None
     device: Device = "auto"
@@ -103,7 +105,7 @@ class EvaluationOptions:
         note(cluster.summary())
         return RayWorkers(cluster, self.model, self.dtype)
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedModel:
         """The model and its tokenizer. If others compute, its weights are only identified here, on the CPU."""
         from msrnn.hf.loading import load
 
@@ -111,59 +113,42 @@ class EvaluationOptions:
             return load(self.model, self.device, self.dtype, on_convert=note, shared=started_by_torchrun())
         return load(self.model, "cpu", self.workers.dtype, on_convert=note)
 
-    @contextmanager
-    def computing(self, evaluation: ModelRunner[Any, Any, Any]) -> Iterator[None]:
-        """Let the cluster compute, if there is one, and leave it at the end."""
-        evaluation.leave_to(self.workers)
-        try:
-            yield
-        finally:
-            if self.workers is not None:
-                self.workers.close()
-
     def open_store(self, folder: Path, name: str, check: Check) -> Store:
         return open_store(folder, name, check, force=self.force, skip_damaged=self.skip_damaged)
 
 
-class Chunks(NamedTuple):
-    """A model, the chunks of text that it reads, and the rows of the folder."""
+class Loaded(NamedTuple):
+    """A model, the texts that it reads, and the store of the folder."""
 
     store: Store
     model: PreTrainedModel
     tokenizer: Any
-    data: Data
-    source: dict[str, Any]  # what was read: names and seed
+    texts: dict[str, Document]
+    about: dict[str, Any]  # the names of model and text
 
 
-def load_chunks(
-    options: EvaluationOptions, out: Path, name: str, check: Check, text: Path | None, choice: Choice
-) -> Chunks:
-    """Open the folder, load the model, and cut the texts; bad input is refused before the model is loaded."""
-    from msrnn.evaluation.data.texts import PG19, choose, documents
+def load_texts(options: EvaluationOptions, out: Path, name: str, check: Check, text: Path | None) -> Loaded:
+    """Open the folder, and load the texts and the model; bad input is refused before the model is loaded."""
+    from msrnn.evaluation.data.texts import PG19, documents
 
     options.check()
-    texts = documents(text)
+    texts = {document.name: document for document in documents(text)}
     store = options.open_store(out, name, check)
     model, tokenizer = options.load()
-    check_positions(model.config.get_text_config(decoder=True), choice.length)
-    count = min(choice.books or len(texts), len(texts))
-    note(f"cutting {count:,} of {len(texts):,} texts into chunks of {choice.length:,} tokens")
-    data = choose(texts, tokenizer, choice)
-    note(data.summary())
-    source = {"model": options.model_name, "text": text.resolve().name if text else PG19, "seed": choice.seed}
-    return Chunks(store, model, tokenizer, data, source)
+    about = {"model": options.model_name, "text": text.resolve().name if text else PG19}
+    return Loaded(store, model, tokenizer, texts, about)
 
 
-def compared(against: str | None, policies: Sequence[str]) -> str:
-    """The row that the others are compared with."""
-    from msrnn.evaluation.cells import row_name
+def check_against(against: str | None, policies: Sequence[str]) -> str:
+    """The policy that the others are compared with."""
+    from msrnn.evaluation.cells import reference_policy
 
-    if against is None:
-        return TOVA if TOVA in policies else policies[0]
-    name = row_name(against)
-    if name not in policies:
-        raise UsageError(f"--against {against}: not among the rows {', '.join(policies)}; add --policy {against}")
-    return name
+    try:
+        return reference_policy(against, policies)
+    except UsageError as error:
+        if error.name != "against":
+            raise
+        raise UsageError(f"--against {against}: {error.message}; add --policy {against}") from error
 
 
 def check_counts(length: int, **counts: int | None) -> None:
@@ -193,51 +178,59 @@ def quiet() -> None:
 
 def check_positions(config: Any, length: int, option: str = "--length") -> None:
     """Refuse more tokens than a model has learned positions; with RoPE, only print a note."""
-    known = getattr(config, "max_position_embeddings", None)
-    if not known or length <= known:
-        return
-    if not getattr(config, "rope_parameters", None):
-        raise UsageError(f"{option} {length}: this model has {known:,} positions; use fewer tokens")
-    note(f"{length:,} tokens are more than the {known:,} that this model was trained for")
+    from msrnn.evaluation.api import common
+
+    try:
+        common.check_positions(config, length, note)
+    except UsageError as error:
+        raise UsageError(f"{option} {length}: {error.problem}") from error
 
 
-def watched(run: Callable[[list[Any], Progress], T], cells: list[Any]) -> T:
-    """Run an evaluation with a bar that counts the tokens that are left, and names the cell."""
+@contextmanager
+def show_progress() -> Iterator[Progress]:
+    """Callbacks that show a bar: the tokens that are left, and the cell that is computed."""
     from msrnn.evaluation.runner import Progress
 
-    with progress() as bar:
-        task = bar.add_task("", total=None)
+    bar, cells = progress(), list[Any]()
+    task = bar.add_task("", total=None)
 
-        def on_cell(cell: Any) -> None:
-            label = f"{cell.label} ({cells.index(cell) + 1} of {len(cells)})" if cell in cells else cell.label
-            bar.update(task, description=label)
-            if bar.disable:
-                note(label)
+    def on_cell(cell: Any) -> None:
+        label = f"{cell.label} ({cells.index(cell) + 1} of {len(cells)})" if cell in cells else cell.label
+        bar.update(task, description=label)
+        if bar.disable:
+            note(label)
 
-        def on_total(tokens: int) -> None:
-            bar.update(task, total=tokens)
-            if not tokens:
-                note("nothing left to compute")
+    def on_total(tokens: int) -> None:
+        bar.reset(task, total=tokens)
+        bar.start()
+        if not tokens:
+            note("nothing left to compute")
 
-        return run(cells, Progress(on_total, on_cell, partial(bar.advance, task), resumed))
+    try:
+        yield Progress(on_total, on_cell, partial(bar.advance, task), note_resumed, note, cells.extend)
+    finally:
+        bar.stop()
 
 
-def computed(
-    evaluation: Evaluation[Any, Any, T],
-    cells: list[Any],
-    options: EvaluationOptions,
-    label: Callable[[Any], str] = lambda x: x.label,
-) -> tuple[dict[Any, list[T]], dict[Any, list[T]]]:
-    """The results of these cells, and those of other cells that the folder has; with progress and notes."""
-    with options.computing(evaluation), stoppable(options.force):
-        results = watched(evaluation.results, cells)
-    others = evaluation.others(cells)
-    note_other_rows([label(cell) for cell in others], evaluation.other_rows)
-    return results, others
+def evaluate(options: EvaluationOptions, run: Callable[[Progress], T]) -> T:
+    """Run an evaluation with a progress bar. Ctrl-C prints how to resume; a cluster is left at the end."""
+    try:
+        with stoppable(options.force), show_progress() as callbacks:
+            return run(callbacks)
+    finally:
+        if options.workers is not None:
+            options.workers.close()
+
+
+def report(result: EvaluationResult[Any], folder: Path) -> None:
+    """Print the tables, and write them and the figure."""
+    note_other_records(result.others, result.left_out)
+    show_tables(result.tables)
+    write_report(folder, result.table, result.page, partial(result.draw, folder) if result.draw else None)
 
 
 def open_store(folder: Path, name: str, check: Check, *, force: bool, skip_damaged: bool) -> Store:
-    """NAME.jsonl in a folder, which is made where it is missing; with `force` its rows count as not computed."""
+    """NAME.jsonl in a folder, which is made where it is missing; with `force` its records count as not computed."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--out {folder}: a file; give a folder")
     folder.mkdir(parents=True, exist_ok=True)
@@ -245,12 +238,12 @@ def open_store(folder: Path, name: str, check: Check, *, force: bool, skip_damag
 
 
 def read_store(path: Path, check: Check, *, force: bool = False, skip_damaged: bool) -> Store:
-    """The rows of a file; an error about damaged lines names the option that skips them."""
-    from msrnn.evaluation.store import DamagedRowsError, Store
+    """The records of a file; an error about damaged lines names the option that skips them."""
+    from msrnn.evaluation.store import DamagedRecordsError, Store
 
     try:
         return Store(path, check, redo=force, skip_damaged=skip_damaged, writes=is_first())
-    except DamagedRowsError as error:
+    except DamagedRecordsError as error:
         raise UsageError(f"{error}: add --skip-damaged") from error
 
 
@@ -263,23 +256,25 @@ def stoppable(force: bool = False, kept: bool = True) -> Iterator[None]:
         if not kept:
             note("stopped; without --out nothing is kept")
         elif force:
-            note("stopped; what was computed is kept. Run the same command without --force to use it with older rows")
+            note(
+                "stopped; what was computed is kept. Run the same command without --force to use it with older records"
+            )
         else:
             note("stopped; run the same command to continue")
         raise
 
 
-def resumed(done: int, total: int, what: str) -> None:
+def note_resumed(done: int, total: int, what: str) -> None:
     if done:
         note(f"{done:,} of {total:,} {what} already done")
 
 
-def note_other_rows(labels: Sequence[str], left_out: int) -> None:
-    """Note what else the folder has: rows that the tables show as well, and the number of those they do not."""
+def note_other_records(labels: Sequence[str], left_out: int) -> None:
+    """Note what else the folder has: cells that the tables show as well, and the number of records they do not."""
     if labels:
         note(f"the tables also show {', '.join(labels)}, from earlier commands")
     if left_out:
-        note(f"{left_out:,} rows of other models, dtypes or data are in the folder, but not in these tables")
+        note(f"{left_out:,} records of other models, dtypes or data are in the folder, but not in these tables")
 
 
 def show_tables(tables: Sequence[Table]) -> None:
@@ -297,11 +292,11 @@ def write_report(folder: Path, table: Table, page: str, draw: Callable[[], objec
         (folder / f"{table.name}.csv").write_text(table.csv())
         kinds.append("csv")
     if draw:
-        kinds += drawn(draw)
+        kinds += draw_if_possible(draw)
     note(f"written to {folder}: " + ", ".join(f"{table.name}.{kind}" for kind in kinds))
 
 
-def drawn(draw: Callable[[], object]) -> tuple[str, ...]:
+def draw_if_possible(draw: Callable[[], object]) -> tuple[str, ...]:
     """Draw figures; the kinds of their files, none without matplotlib."""
     from msrnn.evaluation import report
 

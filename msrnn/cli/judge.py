@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from msrnn.cli.evaluation import SkipDamaged, open_store, read_store, resumed, show_tables, stoppable, write_report
+from msrnn.cli.evaluation import SkipDamaged, note_resumed, open_store, read_store, show_tables, stoppable, write_report
 from msrnn.cli.options import Device, Dtype, as_typed
 from msrnn.cli.terminal import note, progress
 from msrnn.errors import FileError, UsageError
@@ -84,7 +84,7 @@ def judge(
     judgement = Judgement(chosen, story_pairs, answers(target, estimate, force, skip_damaged), max_requests)
     dropped = sum(story_pairs.dropped.values())
     note(f"{len(story_pairs.pairs):,} pairs; {dropped:,} more, in which nothing was evicted, are dropped")
-    resumed(*judgement.done(), "answers")
+    note_resumed(*judgement.done(), "answers")
     note(f"left to ask: {judgement.cost().summary(price)}")
     if estimate:
         return

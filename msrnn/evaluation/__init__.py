@@ -1,1 +1,46 @@
-"""Evaluations: what a bounded state costs and gains, compared with the full model."""
+"""Evaluations: what a bounded state costs and gains, compared with the full model.
+
+Each evaluation is a function that returns an `EvaluationResult`: its records, its tables, and the numbers themselves.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from msrnn.evaluation.api.extrapolation import extrapolation
+    from msrnn.evaluation.api.layer_budget import layer_budget
+    from msrnn.evaluation.api.perplexity import perplexity
+    from msrnn.evaluation.api.result import EvaluationResult
+    from msrnn.evaluation.api.retrieval import retrieval
+    from msrnn.evaluation.api.stories import stories
+    from msrnn.evaluation.api.understanding import understanding
+    from msrnn.evaluation.runner import Progress
+
+__all__ = [
+    "EvaluationResult",
+    "Progress",
+    "extrapolation",
+    "layer_budget",
+    "perplexity",
+    "retrieval",
+    "stories",
+    "understanding",
+]
+
+# Imported on first use, as torch and transformers take seconds to import.
+_LAZY_MODULES = {
+    "EvaluationResult": "api.result",
+    "Progress": "runner",
+    "extrapolation": "api.extrapolation",
+    "layer_budget": "api.layer_budget",
+    "perplexity": "api.perplexity",
+    "retrieval": "api.retrieval",
+    "stories": "api.stories",
+    "understanding": "api.understanding",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY_MODULES:
+        raise AttributeError(f"module 'msrnn.evaluation' has no attribute {name!r}")
+    return getattr(import_module(f"msrnn.evaluation.{_LAZY_MODULES[name]}"), name)

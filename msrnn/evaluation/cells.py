@@ -1,4 +1,4 @@
-"""The cells of a table: which policy, and how many states per layer."""
+"""The cells of a table: which policy, and how many KV rows per layer."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
+from msrnn.errors import UsageError
 from msrnn.evaluation.report import Value
-from msrnn.evaluation.store import Row
+from msrnn.evaluation.store import Record
 from msrnn.policy import FULL as FULL_POLICY
 from msrnn.policy import Policy
 from msrnn.size import Size, joint_name, joint_numbers, parse_policy, resolve
@@ -15,6 +16,7 @@ from msrnn.size import Size, joint_name, joint_numbers, parse_policy, resolve
 FULL = FULL_POLICY.name  # the unbounded model on whole texts
 BASELINE = "baseline"  # the unbounded model on pieces of `size` tokens
 TRUNCATED = "truncated"  # the unbounded model on the first `size` tokens
+TOVA = "tova"
 UNBOUNDED = (FULL, BASELINE, TRUNCATED)
 
 
@@ -50,17 +52,17 @@ FULL_MODEL = Cell(FULL, None)
 C = TypeVar("C")
 
 
-def cell_of(row: Row) -> Cell:
-    return Cell(row["policy"], row["size"])
+def cell_of(record: Record) -> Cell:
+    return Cell(record["policy"], record["size"])
 
 
-def stored_cells(rows: Iterable[Row], cell_of: Callable[[Row], C]) -> list[C]:
-    """The distinct cells of rows, without those whose policy's name has other fields now."""
+def stored_cells(records: Iterable[Record], cell_of: Callable[[Record], C]) -> list[C]:
+    """The distinct cells of records, without those whose policy's name has other fields now."""
     cells: dict[C, None] = {}
-    for row in rows:
-        cell: Any = cell_of(row)
+    for record in records:
+        cell: Any = cell_of(record)
         with suppress(ValueError):
-            if cell.key["numbers"] == row.get("numbers"):
+            if cell.key["numbers"] == record.get("numbers"):
                 cells[cell] = None
     return list(cells)
 
@@ -74,7 +76,7 @@ class Grid(NamedTuple):
     only: frozenset[Cell] | None = None  # the cells that have results; None: all
 
     def at(self, name: str, size: int) -> Cell:
-        """The cell of a policy and a size. With as many states as tokens nothing is evicted: the full model."""
+        """The cell of a policy and a size. With as many KV rows as tokens nothing is evicted: the full model."""
         cell = Cell(name, size)
         return FULL_MODEL if name == FULL or (cell.keeps or 0) >= self.length else cell
 
@@ -132,3 +134,15 @@ def row_name(policy: str) -> str:
     if policy.lower() in UNBOUNDED:
         return policy.lower()
     return joint_name(*parse_policy(policy))
+
+
+def reference_policy(against: str | None, policies: Sequence[str]) -> str:
+    """The policy that the others are compared with: TOVA, or else the first, unless one is named."""
+    if against is None:
+        return TOVA if TOVA in policies else policies[0]
+    name = row_name(against)
+    if name not in policies:
+        raise UsageError(
+            f"not among the policies {', '.join(policies)}", name="against", value=against, advice="add it to them"
+        )
+    return name

@@ -1,4 +1,4 @@
-"""Answers of an engine as rows, each as soon as it is finished."""
+"""Answers of an engine, each as soon as it is finished."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from msrnn.engine.engine import Engine
 from msrnn.engine.requests import SamplingParams
 from msrnn.errors import UsageError
-from msrnn.evaluation.runner import OnTokens
+from msrnn.evaluation.task import OnTokens
 from msrnn.hf.rnn import MultiStateRNN
 
 
-class Answered(NamedTuple):
+class Answer(NamedTuple):
     """The answer to one prompt of a list."""
 
     number: int  # of the prompt, from 0 on
@@ -23,13 +23,13 @@ class Answered(NamedTuple):
     seconds: float  # since the answer before it was finished; their sum is the time that all have taken
 
 
-def in_batches(
+def answer_in_batches(
     rnn: MultiStateRNN,
     prompts: Sequence[Sequence[int]],
     params: Sequence[SamplingParams],
     batch: int,
     on_tokens: OnTokens,
-) -> Iterator[Answered]:
+) -> Iterator[Answer]:
     """Answer prompts greedily, `batch` at once, each batch read together and padded on the left.
 
     For the full model on long prompts: its cache grows, while an engine's slots are as many as its longest text needs.
@@ -40,7 +40,7 @@ def in_batches(
         seconds = (perf_counter() - began) / len(some)
         for row, tokens in enumerate(said):
             on_tokens(len(some[row]) + how[row].max_tokens)
-            yield Answered(start + row, tokens, seconds)
+            yield Answer(start + row, tokens, seconds)
 
 
 def _greedy(rnn: MultiStateRNN, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
@@ -68,12 +68,12 @@ def _greedy(rnn: MultiStateRNN, prompts: Sequence[Sequence[int]], params: Sequen
         logits = rnn.step(tokens[:, None], state)
 
 
-def answered(
+def answer_prompts(
     engine: Engine,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams | Sequence[SamplingParams],
     on_tokens: OnTokens,
-) -> Iterator[Answered]:
+) -> Iterator[Answer]:
     """Answer all prompts, each as it finishes.
 
     `on_tokens` counts the tokens of each prompt, and `max_tokens` for each answer, even where it is shorter.
@@ -85,5 +85,5 @@ def answered(
             raise UsageError(f"prompt {number + 1} of {len(prompts)}: {answer.error}; compute it in another dtype")
         on_tokens(request.params.max_tokens - len(answer.tokens))
         now = perf_counter()
-        yield Answered(number, answer.tokens, now - last)
+        yield Answer(number, answer.tokens, now - last)
         last = now

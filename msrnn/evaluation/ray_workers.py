@@ -1,7 +1,7 @@
 """Cells of an evaluation as tasks of a Ray cluster.
 
-A worker sends each row as soon as it is computed; only the process that was asked writes them. If a worker dies, what
-its cell still lacks is computed again. On a CPU a worker loads the model once; Ray starts a new process for every task
+A worker sends each record as soon as it is computed; only the process that was asked writes them. If a worker dies,
+the rest of its cell is computed again. On a CPU a worker loads the model once; Ray starts a new process for every task
 that has a GPU.
 """
 
@@ -11,14 +11,18 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from transformers import PreTrainedModel
+
 from msrnn.core.ray_cluster import Cluster, reachable
 from msrnn.errors import UsageError
-from msrnn.evaluation.runner import Computed, ModelRunner
-from msrnn.evaluation.store import Row
+from msrnn.evaluation.environment import environment, model_identity
+from msrnn.evaluation.runner import Message, Runner
+from msrnn.evaluation.store import Record, Store
+from msrnn.evaluation.task import Task
 from msrnn.hf.loading import load
 
-ATTEMPTS = 3  # deaths of workers, one after another, without a row of their cell in between
-Run = ModelRunner[Any, Any, Any]
+ATTEMPTS = 3  # deaths of workers, one after another, without a record of their cell in between
+Run = Runner[Any, Any, Any]
 
 
 class Source(NamedTuple):
@@ -29,6 +33,14 @@ class Source(NamedTuple):
     dtype: str | None
 
 
+class Sent(NamedTuple):
+    """A run as a worker gets it, which has neither its model nor its records."""
+
+    task: Task[Any, Any, Any]
+    batch: int | None
+    metadata: Record
+
+
 class RayWorkers:
     def __init__(self, cluster: Cluster, model: str | None, dtype: str | None) -> None:
         self.cluster = cluster
@@ -37,13 +49,13 @@ class RayWorkers:
         self.dtype = dtype or ("float32" if cluster.device == "cpu" else "auto")
         self.source = Source(reachable(model), cluster.device, self.dtype)
 
-    def computed(self, run: Run, missing: dict[Any, list[Any]]) -> Iterator[Computed]:
-        """Compute these items of each cell, in any order; rows come as they are computed."""
+    def compute_cells(self, run: Run, missing: dict[Any, list[Any]]) -> Iterator[Message]:
+        """Compute these items of each cell, in any order; records come as they are computed."""
         tasks = _Tasks(self.cluster, self.source, run)
         waiting = dict(missing)
         try:
             while waiting or tasks:
-                for cell in [cell for cell in waiting if not any(map(run.missing, run.needs(cell)))]:
+                for cell in [cell for cell in waiting if not any(map(run.missing, run.task.needs(cell)))]:
                     tasks.start(cell, waiting.pop(cell))
                 yield from tasks.next()
         finally:
@@ -58,9 +70,9 @@ class _Tasks:
 
     def __init__(self, cluster: Cluster, source: Source, run: Run) -> None:
         self._ray, self._run = cluster.ray, run
-        self._sent = self._ray.put(run.sent())
+        self._sent = self._ray.put(Sent(run.task, run.given_batch, run.metadata))
         options = {**cluster.worker, "num_returns": "streaming", "max_retries": 0}
-        self._task = self._ray.remote(**options)(_computed_by_worker).remote
+        self._task = self._ray.remote(**options)(_compute_cell).remote
         self._source = source
         self._cells: dict[Any, Any] = {}  # by the generator of a task's results
         self._deaths: dict[Any, int] = {}
@@ -70,10 +82,10 @@ class _Tasks:
 
     def start(self, cell: Any, items: list[Any]) -> None:
         run = self._run
-        rows = [row for one in (cell, *run.needs(cell)) for row in run.store.done(run.row_key(one))]
-        self._cells[self._task(self._source, self._sent, cell, items, rows)] = cell
+        records = [record for one in (cell, *run.task.needs(cell)) for record in run.done(one)]
+        self._cells[self._task(self._source, self._sent, cell, items, records)] = cell
 
-    def next(self) -> Iterator[Computed]:
+    def next(self) -> Iterator[Message]:
         """What comes next, of any task."""
         (task, *_), _ = self._ray.wait([*self._cells], num_returns=1)
         cell, errors = self._cells[task], self._ray.exceptions
@@ -96,7 +108,7 @@ class _Tasks:
             if items := self._run.missing(cell):
                 self.start(cell, items)
         else:
-            if found.row is not None:
+            if found.record is not None:
                 self._deaths[cell] = 0
             yield found
 
@@ -105,13 +117,31 @@ class _Tasks:
             self._ray.cancel(task, force=True)
 
 
-def _computed_by_worker(source: Source, sent: Run, cell: Any, items: list[Any], rows: list[Row]) -> Iterator[Computed]:
-    run = sent.received(_model(source), rows)
+def _compute_cell(source: Source, sent: Sent, cell: Any, items: list[Any], records: list[Record]) -> Iterator[Message]:
+    """What a worker does."""
+    run = _runner_of(sent, _model(source), records)
     counted: list[int] = []
-    yield Computed(cell, None, 0)
-    for row in run.computed(cell, items, counted.append):
-        yield Computed(cell, row, sum(counted))
+    yield Message(cell, None, 0)
+    for record in run.compute_items(cell, items, counted.append):
+        yield Message(cell, record, sum(counted))
         counted.clear()
+
+
+def _runner_of(sent: Sent, model: PreTrainedModel, records: list[Record]) -> Run:
+    """The run in the worker, with the records that its work needs."""
+    found = model_identity(model)
+    for name in ("fingerprint", "dtype"):
+        if found[name] != sent.task.key[name]:
+            raise UsageError(
+                f"a worker's model has {name} {found[name]} instead of {sent.task.key[name]}: give all machines the "
+                "same model, and --dtype"
+            )
+    store = Store(None)
+    store.records = records
+    run = Runner(sent.task, store, model, sent.batch)
+    here = {**environment(model.device), "backend": found["backend"], "batch": run.batch}
+    run.metadata = {**sent.metadata, **here}
+    return run
 
 
 @lru_cache(maxsize=1)

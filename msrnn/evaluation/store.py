@@ -1,4 +1,4 @@
-"""Results as rows of JSON in a file that is only appended to."""
+"""Results as records of JSON in a file that is only appended to."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ try:
 except ImportError:  # Windows: no locks, so two processes must not write to one file
     fcntl = None  # type: ignore[assignment]
 
-Row = dict[str, Any]
-Check = Callable[[Row], str | None]  # what is wrong with a row; None: nothing
+Record = dict[str, Any]
+Check = Callable[[Record], str | None]  # what is wrong with a record; None: nothing
 _ABSENT = object()
 
 
-class DamagedRowsError(UsageError):
+class DamagedRecordsError(UsageError):
     """Lines of a store that cannot be read, or that lack a field."""
 
 
 class Store:
-    """The rows of a file, which need not exist yet; without a file, the rows of this run.
+    """The records of a file, which need not exist yet; without a file, the records of this run.
 
-    The caller says which fields identify a result. Of several rows with one identity the newest counts, so a result
-    is replaced by appending another, and an interruption loses neither. With `redo`, `done` has only rows of this run.
-    Of several processes that compute the same rows, only one `writes`.
+    The caller says which fields identify a result. Of several records with one identity the newest counts, so a result
+    is replaced by appending another, and an interruption loses neither. With `redo`, `done` has only records of this
+    run. Of several processes that compute the same records, only one `writes`.
     """
 
     def __init__(
@@ -44,49 +44,49 @@ class Store:
         writes: bool = True,
     ) -> None:
         self.path, self._writes = path, writes
-        self.rows = read_rows(path, check, skip_damaged) if path and path.exists() else []
-        self._old = len(self.rows) if redo else 0
+        self.records = read_records(path, check, skip_damaged) if path and path.exists() else []
+        self._old = len(self.records) if redo else 0
 
-    def matching(self, key: Row) -> list[Row]:
-        """Rows whose fields have these values, oldest first."""
-        return _matching(self.rows, key)
+    def matching(self, key: Record) -> list[Record]:
+        """Records whose fields have these values, oldest first."""
+        return _matching(self.records, key)
 
-    def done(self, key: Row) -> list[Row]:
-        """Of the matching rows, those that need not be computed again."""
-        return _matching(self.rows[self._old :], key)
+    def done(self, key: Record) -> list[Record]:
+        """Of the matching records, those that need not be computed again."""
+        return _matching(self.records[self._old :], key)
 
-    def append(self, row: Row) -> None:
-        """Write a row; on return it is on the disk."""
+    def append(self, record: Record) -> None:
+        """Write a record; on return it is on the disk."""
         if self.path and self._writes:
             with _locked(self.path) as file:
-                file.write(json.dumps(row).encode() + b"\n")
+                file.write(json.dumps(record).encode() + b"\n")
                 _sync(file)
-        self.rows.append(row)
+        self.records.append(record)
 
 
-def _matching(rows: list[Row], key: Row) -> list[Row]:
-    return [row for row in rows if all(row.get(name, _ABSENT) == value for name, value in key.items())]
+def _matching(records: list[Record], key: Record) -> list[Record]:
+    return [record for record in records if all(record.get(name, _ABSENT) == value for name, value in key.items())]
 
 
 class _Line(NamedTuple):
     number: int
     text: bytes
-    row: Row
+    record: Record
     damage: str | None
 
 
-def read_rows(path: Path, check: Check = lambda _: None, skip_damaged: bool = False) -> list[Row]:
-    """The rows of all complete lines; an interruption may have cut off the last one.
+def read_records(path: Path, check: Check = lambda _: None, skip_damaged: bool = False) -> list[Record]:
+    """The records of all complete lines; an interruption may have cut off the last one.
 
-    Raises DamagedRowsError for a damaged line. With `skip_damaged`, damaged lines are moved to another file.
+    Raises DamagedRecordsError for a damaged line. With `skip_damaged`, damaged lines are moved to another file.
     """
     lines = _lines(path.read_bytes(), check)
     damaged = [line for line in lines if line.damage]
     if not damaged:
-        return [line.row for line in lines]
+        return [line.record for line in lines]
     if not skip_damaged:
         first, more = damaged[0], f" (and {len(damaged) - 1} more lines)" if len(damaged) > 1 else ""
-        raise DamagedRowsError(
+        raise DamagedRecordsError(
             f"{path}, line {first.number}: damaged, {first.damage}{more}; repair it, or skip damaged lines "
             f"(they are moved to {side_file(path).name})"
         )
@@ -105,15 +105,15 @@ def _lines(data: bytes, check: Check) -> list[_Line]:
 
 def _line(number: int, text: bytes, check: Check) -> _Line:
     try:
-        row = json.loads(text.decode())
+        record = json.loads(text.decode())
     except (ValueError, RecursionError) as error:
         return _Line(number, text, {}, f"not JSON ({getattr(error, 'msg', None) or type(error).__name__})")
-    if not isinstance(row, dict):
+    if not isinstance(record, dict):
         return _Line(number, text, {}, "not a JSON object")
-    return _Line(number, text, row, check(row))
+    return _Line(number, text, record, check(record))
 
 
-def _without_damage(path: Path, check: Check) -> list[Row]:
+def _without_damage(path: Path, check: Check) -> list[Record]:
     with _locked(path) as file:
         file.seek(0)
         lines = _lines(file.read(), check)
@@ -126,7 +126,7 @@ def _without_damage(path: Path, check: Check) -> list[Row]:
             to.write_bytes(b"".join(line.text + b"\n" for line in whole))
 
         write_atomically(path, write)
-    return [line.row for line in whole]
+    return [line.record for line in whole]
 
 
 @contextmanager

@@ -45,8 +45,8 @@ def test_an_extrapolation_without_its_value_is_named(lacking: str, run: Run, tex
 
 
 FAR_BAD = {
-    "leg": (["--leg", "15", "--window", "10"], "--leg 15: must be a multiple of --window 10, such as 20"),
-    "tokens": (["--tokens", "1"], "--tokens 1: must be 2 or more"),
+    "leg": (["--leg", "15", "--window", "10"], "--leg 15: must be a multiple of the window, 10, such as 20"),
+    "tokens": (["--tokens", "1"], "--tokens 1: must be a whole number, 2 or more"),
     "row": (["--row", "tova@far"], "positions='far'"),
     "batch": (["--batch", "0"], "--batch 0"),
     "many": (["--batch", str(10**12)], f"--batch {10**12}"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from msrnn.cli.evaluation import compared
+from msrnn.cli.evaluation import check_against
 from msrnn.evaluation.cells import FULL
 from msrnn.evaluation.tasks.perplexity import Reader
 from tests.helpers.command import Run
@@ -153,7 +153,7 @@ def test_the_tables_of_a_folder_show_all_its_rows(run: Run, folder: Path, texts:
     code, out, err = run(*words, "--policy", "window+4", "--size", 16)
     assert code == 0
     assert "the tables also show full, tova 8, from earlier commands" in err
-    assert "4 rows of other models, dtypes or data are in the folder, but not in these tables" in err
+    assert "4 records of other models, dtypes or data are in the folder, but not in these tables" in err
     table = [line for line in (tmp_path / "perplexity.md").read_text().splitlines() if line.startswith("|")]
     assert table[0] == "| policy | 8 | 16 |"
     shown = {cells[1]: cells[2:4] for cells in ([x.strip() for x in line.split("|")] for line in table[2:5])}
@@ -198,7 +198,7 @@ def test_the_one_compared_with_may_have_any_of_its_names(run: Run, texts: Path, 
     code, out, err = run(*TINY, *rows, "--text", texts, "--out", tmp_path / "out", "--against", "decay=0.5")
     assert code == 0, err
     assert "against decay=0.5,per=layer" in " ".join(out.split())
-    assert [compared(name, ["tova", FULL]) for name in ("tova+0", FULL)] == ["tova", FULL]
+    assert [check_against(name, ["tova", FULL]) for name in ("tova+0", FULL)] == ["tova", FULL]
 
 
 BAD = {

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from msrnn.cli.eval_retrieval import in_turn
+from msrnn.evaluation.api.retrieval import spread_over_depths
 from msrnn.evaluation.data.needles import score
-from msrnn.evaluation.generation import answered
+from msrnn.evaluation.generation import answer_prompts
+from msrnn.evaluation.task import Job
 from msrnn.evaluation.tasks import retrieval as retrieval_file
 from tests.helpers.command import Run
 
@@ -25,13 +27,13 @@ def test_tables_and_figures(run: Run, tmp_path: Path, monkeypatch: pytest.Monkey
     """The scores are those of the answers: here the model says half of what is expected, if it is asked last."""
     compute = retrieval_file.Retrieval.prepare
 
-    def prepared(self: retrieval_file.Retrieval, cell: retrieval_file.Case, items: list[str], batch: int) -> object:
-        found = compute(self, cell, items, batch)
+    def prepared(self: retrieval_file.Retrieval, job: Job[retrieval_file.Case, str], model: Any) -> object:
+        found = compute(self, job, model)
 
         def answers(some: list[str], on_tokens: object) -> object:
             for fields in found(some, on_tokens):  # type: ignore[arg-type]
                 expected = fields["expected"]
-                said = expected[: max(1, len(expected) // 2)] if cell.place == "last" else []
+                said = expected[: max(1, len(expected) // 2)] if job.cell.place == "last" else []
                 yield {**fields, "answer": " ".join(said)}
 
         return answers
@@ -59,7 +61,7 @@ def test_tables_and_figures(run: Run, tmp_path: Path, monkeypatch: pytest.Monkey
     ],
 )
 def test_questions_are_spread_over_the_depths(limit: int, places: list[tuple[float, int]]) -> None:
-    assert in_turn([0.0, 0.5, 1.0], limit) == places
+    assert spread_over_depths([0.0, 0.5, 1.0], limit) == places
 
 
 def test_a_run_resumes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,13 +70,13 @@ def test_a_run_resumes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert run(*words, "--out", whole).code == 0
 
     def interrupted(*arguments: object) -> object:
-        for number, answer in enumerate(answered(*arguments)):  # type: ignore[arg-type]
+        for number, answer in enumerate(answer_prompts(*arguments)):  # type: ignore[arg-type]
             if number == 3:
                 raise KeyboardInterrupt
             yield answer
 
     with monkeypatch.context() as patched:
-        patched.setattr(retrieval_file, "answered", interrupted)
+        patched.setattr(retrieval_file, "answer_prompts", interrupted)
         assert run(*words, "--out", cut).code == 130
     assert len(rows(cut)) == 3
     done = run(*words, "--out", cut)

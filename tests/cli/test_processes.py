@@ -12,7 +12,7 @@ import pytest
 import transformers as tf
 
 from msrnn.cli import main
-from msrnn.evaluation.store import read_rows
+from msrnn.evaluation.store import read_records
 from tests.helpers.characters import character_tokenizer
 from tests.helpers.tiny import build
 from tests.helpers.torchrun import BASE, MSRNN, NEEDS_GLOO, TORCHRUN
@@ -66,7 +66,7 @@ def test_commands_of_two_processes(tmp_path: Path, capsys: Any) -> None:
     done = together(*evaluates, "--out", str(tmp_path / "two"))
     assert len(re.findall("written to", done.stderr)) == 1
     alone(*evaluates, "--out", str(tmp_path / "one"))
-    rows = [read_rows(tmp_path / folder / "perplexity.jsonl") for folder in ("one", "two")]
+    rows = [read_records(tmp_path / folder / "perplexity.jsonl") for folder in ("one", "two")]
     assert [row["chunks"] for row in rows[0]] == [row["chunks"] for row in rows[1]]
     assert [row["fingerprint"] for row in rows[0]] == [row["fingerprint"] for row in rows[1]]
     for one, two in zip(*rows, strict=True):

@@ -10,7 +10,7 @@ from msrnn.engine.engine import Engine
 from msrnn.engine.offline import full_model_rnn
 from msrnn.engine.requests import SamplingParams
 from msrnn.errors import UsageError
-from msrnn.evaluation.generation import answered, in_batches
+from msrnn.evaluation.generation import answer_in_batches, answer_prompts
 from msrnn.hf.rnn import MultiStateRNN
 from tests.helpers.characters import character_tokenizer
 from tests.helpers.tiny import build, llama, tokens
@@ -47,7 +47,7 @@ def all_answers(
     counted: list[int] | None = None,
 ) -> list[list[int]]:
     count = list[int]().append if counted is None else counted.append
-    found = {one.number: one.tokens for one in answered(Engine.offline(rnn, slots), prompts, params, count)}
+    found = {one.number: one.tokens for one in answer_prompts(Engine.offline(rnn, slots), prompts, params, count)}
     return [found[number] for number in range(len(prompts))]
 
 
@@ -111,7 +111,7 @@ def test_an_answer_ends_where_the_model_ends_it(model: PreTrainedModel) -> None:
 
 def test_seconds_are_those_of_all(model: PreTrainedModel) -> None:
     rnn = MultiStateRNN(model, "tova", 16)
-    found = [*answered(Engine.offline(rnn, 2), PROMPTS, greedy(4), lambda _: None)]
+    found = [*answer_prompts(Engine.offline(rnn, 2), PROMPTS, greedy(4), lambda _: None)]
     assert sorted(one.number for one in found) == [*range(len(PROMPTS))]
     assert all(one.seconds >= 0 for one in found)
     assert sum(one.seconds for one in found) > 0
@@ -123,7 +123,7 @@ def test_numbers_that_are_not_finite_are_no_answer() -> None:
     with torch.no_grad():
         model.lm_head.weight.fill_(torch.nan)
     with pytest.raises(UsageError, match="prompt 1 of 1: the model computed numbers that are not finite"):
-        next(answered(engine, [[5, 6]], greedy(4), lambda _: None))
+        next(answer_prompts(engine, [[5, 6]], greedy(4), lambda _: None))
 
 
 @pytest.mark.parametrize(("policy", "size"), [("full", None), ("tova", 20)])
@@ -141,7 +141,7 @@ def test_batches_of_prompts_are_answered_as_each_alone(
     limits = [9 if i % 2 else 5 for i in range(len(PROMPTS))]
     counted: list[int] = []
     params = [greedy(most, stop) for most in limits]
-    found = {one.number: one.tokens for one in in_batches(rnn, PROMPTS, params, batch, counted.append)}
+    found = {one.number: one.tokens for one in answer_in_batches(rnn, PROMPTS, params, batch, counted.append)}
     for number, (answer, most) in enumerate(zip(alone, limits, strict=True)):
         answer = answer[:most]
         assert found[number] == (answer[: answer.index(stop)] if stop in answer else answer)
@@ -153,7 +153,10 @@ def test_batches_of_prompts_follow_no_generation_config() -> None:
     model = build(llama(vocab_size=VOCABULARY))
     params = [greedy(9)] * len(PROMPTS)
     plain, other = (
-        [one.tokens for one in in_batches(MultiStateRNN(model, "full", None), PROMPTS, params, 3, lambda _: None)]
+        [
+            one.tokens
+            for one in answer_in_batches(MultiStateRNN(model, "full", None), PROMPTS, params, 3, lambda _: None)
+        ]
         for model.generation_config.repetition_penalty in (1.0, 9.0)
     )
     assert plain == other
@@ -163,6 +166,7 @@ def test_batches_of_prompts_refuse_numbers_that_are_not_finite() -> None:
     model = build(llama(vocab_size=VOCABULARY))
     with torch.no_grad():
         model.lm_head.weight[3] = float("nan")
-    answers = in_batches(MultiStateRNN(model, "full", None), PROMPTS, [greedy(2)] * len(PROMPTS), 8, lambda _: None)
+    rnn, params = MultiStateRNN(model, "full", None), [greedy(2)] * len(PROMPTS)
+    answers = answer_in_batches(rnn, PROMPTS, params, 8, lambda _: None)
     with pytest.raises(UsageError, match="not finite"):
         next(answers)

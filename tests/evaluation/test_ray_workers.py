@@ -13,13 +13,13 @@ import pytest
 
 from msrnn.cli import main
 from msrnn.evaluation import ray_workers
-from msrnn.evaluation.runner import Computed
-from msrnn.evaluation.store import Row, read_rows
+from msrnn.evaluation.runner import Message
+from msrnn.evaluation.store import Record, read_records
 from tests.helpers.ray_here import cluster as cluster
 from tests.helpers.ray_here import model as model
 from tests.helpers.ray_here import processes
 
-WORKER = "ray::_computed_by_worker"
+WORKER = "ray::_compute_cell"
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def texts(tmp_path: Path) -> Path:
     return tmp_path / "texts"
 
 
-def identified(rows: list[Row]) -> dict[Any, Any]:
+def identified(rows: list[Record]) -> dict[Any, Any]:
     """Results by what identifies them; none twice."""
     found: dict[Any, Any] = {}
     for row in rows:
@@ -50,16 +50,16 @@ def test_a_sweep(
         return main([*words, *sizes, "--batch", "2", "--out", str(tmp_path / out), *more])
 
     assert run("alone") == 0
-    expected = identified(read_rows(tmp_path / "alone" / "perplexity.jsonl"))
+    expected = identified(read_records(tmp_path / "alone" / "perplexity.jsonl"))
 
     # A worker dies after its first row.
     killed: list[int] = []
     begun = ray_workers._Tasks.next
 
-    def kills(tasks: Any) -> Iterator[Computed]:
+    def kills(tasks: Any) -> Iterator[Message]:
         for computed in begun(tasks):
             yield computed
-            if computed.row is not None and not killed:
+            if computed.record is not None and not killed:
                 killed.extend(processes(WORKER))
                 for number in killed:
                     os.kill(number, signal.SIGKILL)
@@ -68,21 +68,21 @@ def test_a_sweep(
         patched.setattr(ray_workers._Tasks, "next", kills)
         assert run("killed", "--ray", "--device", "cpu") == 0
     assert killed
-    rows = read_rows(tmp_path / "killed" / "perplexity.jsonl")
+    rows = read_records(tmp_path / "killed" / "perplexity.jsonl")
     assert identified(rows) == pytest.approx(expected, abs=1e-3)
     assert {row["machine"].split(", ")[-1] for row in rows} == {"1 threads"}  # what the worker has, not this process
 
     # Ctrl-C keeps what was computed, ends the workers, and the same command goes on.
-    def interrupts(tasks: Any) -> Iterator[Computed]:
+    def interrupts(tasks: Any) -> Iterator[Message]:
         for computed in begun(tasks):
             yield computed
-            if computed.row is not None:
+            if computed.record is not None:
                 raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
         patched.setattr(ray_workers._Tasks, "next", interrupts)
         assert run("stopped", "--ray", cluster, "--cpus", "1") == 130
-    kept = len(read_rows(tmp_path / "stopped" / "perplexity.jsonl"))
+    kept = len(read_records(tmp_path / "stopped" / "perplexity.jsonl"))
     assert 0 < kept < len(rows)
     until = time.monotonic() + 120
     while processes(WORKER):
@@ -91,7 +91,7 @@ def test_a_sweep(
     capsys.readouterr()
     assert run("stopped", "--ray", "--cpus", "1") == 0
     assert f"{2 * kept} of {len(expected)} chunks already done" in capsys.readouterr().err
-    assert identified(read_rows(tmp_path / "stopped" / "perplexity.jsonl")) == pytest.approx(expected, abs=1e-3)
+    assert identified(read_records(tmp_path / "stopped" / "perplexity.jsonl")) == pytest.approx(expected, abs=1e-3)
 
 
 def test_other_evaluations(cluster: str, model: Path, texts: Path, tmp_path: Path) -> None:
@@ -103,11 +103,11 @@ def test_other_evaluations(cluster: str, model: Path, texts: Path, tmp_path: Pat
         reads = ["--text", str(texts), "--tokens", "300", "--window", "50", "--leg", "100", "--row", "tova@original"]
         assert main(["eval", "extrapolation", *reads, *about, *to]) == 0
     stories = [
-        {(row["policy"], row["seed"]): row["ids"] for row in read_rows(tmp_path / out / "story.jsonl")}
+        {(row["policy"], row["seed"]): row["ids"] for row in read_records(tmp_path / out / "story.jsonl")}
         for out in ("alone", "ray")
     ]
     assert stories[0] == stories[1]
-    read = [identified(read_rows(tmp_path / out / "extrapolation.jsonl")) for out in ("alone", "ray")]
+    read = [identified(read_records(tmp_path / out / "extrapolation.jsonl")) for out in ("alone", "ray")]
     assert read[0].keys() == read[1].keys()
     assert all(read[0][key] == pytest.approx(read[1][key], abs=1e-3) for key in read[0])
     assert not (tmp_path / "ray" / "extrapolation.states").exists()

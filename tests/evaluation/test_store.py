@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from msrnn.evaluation.benchmark.measurement import Ledger, check_row
-from msrnn.evaluation.records import ChunkRecord, Record, check_of
-from msrnn.evaluation.store import Store, read_rows
+from msrnn.evaluation.benchmark.measurement import Ledger, check_record
+from msrnn.evaluation.schemas import ChunkSchema, Schema, check_of
+from msrnn.evaluation.store import Store, read_records
 
 
-class Number(Record):
+class Number(Schema):
     a: float
 
 
-class Losses(ChunkRecord):
+class Losses(ChunkSchema):
     nll: list[float]
     size: int | None
 
@@ -27,9 +27,9 @@ def test_rows_outlive_the_store(tmp_path: Path) -> None:
     first.append({"a": 1, "b": None})
     first.append({"a": 2, "c": [1.5]})
     again = Store(path)
-    assert again.rows == first.rows == [{"a": 1, "b": None}, {"a": 2, "c": [1.5]}]
+    assert again.records == first.records == [{"a": 1, "b": None}, {"a": 2, "c": [1.5]}]
     again.append({"a": 3})
-    assert [row["a"] for row in read_rows(path)] == [1, 2, 3]
+    assert [row["a"] for row in read_records(path)] == [1, 2, 3]
 
 
 def test_what_matches_has_all_of_the_key() -> None:
@@ -51,7 +51,7 @@ def test_a_row_is_on_the_disk_before_the_next_is_computed(tmp_path: Path, monkey
 def test_a_line_that_was_cut_off_is_not_read_and_makes_room_for_the_next(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"cell": "a", "value": 1}\n{"cell": "b", "va')
-    assert read_rows(path) == [{"cell": "a", "value": 1}]
+    assert read_records(path) == [{"cell": "a", "value": 1}]
     Store(path).append({"cell": "b"})
     assert path.read_text() == '{"cell": "a", "value": 1}\n{"cell": "b"}\n'
 
@@ -64,7 +64,7 @@ def test_a_process_that_is_killed_while_another_appends_costs_no_row(tmp_path: P
     with path.open("a") as killed:
         killed.write('{"a": 2, "b')
     store.append({"a": 3})
-    assert [row["a"] for row in read_rows(path)] == [1, 3]
+    assert [row["a"] for row in read_records(path)] == [1, 3]
 
 
 @pytest.mark.parametrize("content", [b"words\n", b"[1]\n", b"words\nand a rest", b"\xff\xfe\n", b"[" * 9**6 + b"\n"])
@@ -72,7 +72,7 @@ def test_a_foreign_file_is_refused_and_left_alone(content: bytes, tmp_path: Path
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"rows\.jsonl, line 1: damaged.*skip damaged lines"):
-        read_rows(path)
+        read_records(path)
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("rows.jsonl", content)]
 
 
@@ -83,10 +83,10 @@ def test_damaged_lines_are_named_and_skipped_on_demand(tmp_path: Path) -> None:
     check = check_of(Number)
     with pytest.raises(ValueError, match=r"rows\.jsonl, line 2: damaged, not JSON.* \(and 3 more lines\)"):
         Store(path, check)
-    assert [row["a"] for row in Store(path, check, skip_damaged=True).rows] == [1, 2, 4]
+    assert [row["a"] for row in Store(path, check, skip_damaged=True).records] == [1, 2, 4]
     assert (tmp_path / "rows.damaged").read_bytes() == b"\n".join([lines[1], *lines[3:6], b""])
     Store(path, check).append({"a": 5})
-    assert [row["a"] for row in Store(path, check, skip_damaged=True).rows] == [1, 2, 4, 5]
+    assert [row["a"] for row in Store(path, check, skip_damaged=True).records] == [1, 2, 4, 5]
     assert (tmp_path / "rows.damaged").read_bytes().count(b"\n") == 4
 
 
@@ -127,7 +127,7 @@ def test_two_processes_and_one_that_is_killed_lose_no_row(tmp_path: Path) -> Non
     endless.kill()
     endless.join(60)
     assert [process.exitcode for process in others] == [0, 0]
-    rows = [(row["who"], row["number"]) for row in read_rows(path)]
+    rows = [(row["who"], row["number"]) for row in read_records(path)]
     assert rows.count(("old", 0)) == 1
     for who in ("a", "b", "killed"):
         numbers = [number for name, number in rows if name == who]
@@ -145,9 +145,9 @@ def test_who_is_killed_while_damaged_lines_move_loses_nothing(tmp_path: Path, mo
     with monkeypatch.context() as patch:
         patch.setattr("msrnn.evaluation.store.write_atomically", killed)
         with pytest.raises(KeyboardInterrupt):
-            read_rows(path, skip_damaged=True)
+            read_records(path, skip_damaged=True)
     assert (path.read_bytes(), (tmp_path / "rows.damaged").read_bytes()) == (content, b"damage\n")
-    assert [row["a"] for row in read_rows(path, skip_damaged=True)] == [1, 2]
+    assert [row["a"] for row in read_records(path, skip_damaged=True)] == [1, 2]
 
 
 def test_what_is_computed_again_is_only_taken_from_this_run(tmp_path: Path) -> None:
@@ -170,21 +170,21 @@ def test_a_row_that_the_disk_has_no_room_for_is_not_there(tmp_path: Path, monkey
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         store.append({"a": 2})
-    assert [row["a"] for row in store.rows] == [1]
+    assert [row["a"] for row in store.records] == [1]
 
 
 def test_a_ledger_is_a_view_of_a_store(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
 
     def measured(model: str, value: float | None, **options: bool) -> float | None:
-        return Ledger(Store(path, check_row, **options), {"model": model}).cell({"cell": "x"}, "ms", lambda: value)
+        return Ledger(Store(path, check_record, **options), {"model": model}).cell({"cell": "x"}, "ms", lambda: value)
 
     assert measured("m", None) is None
     assert [measured("m", value) for value in (2.0, 3.0)] == [2.0, 2.0]
     assert measured("n", 3.0) == 3.0
     assert measured("m", 4.0, redo=True) == 4.0
     assert [measured(model, 9.0) for model in "mn"] == [4.0, 3.0]
-    assert [row["value"] for row in Store(path).rows] == [None, 2.0, 3.0, 4.0]
+    assert [row["value"] for row in Store(path).records] == [None, 2.0, 3.0, 4.0]
 
 
 @pytest.mark.parametrize("row", ['{"cell": "x"}', '{"cell": "x", "value": "fast"}', '{"cell": "row", "value": 1}'])
@@ -192,4 +192,4 @@ def test_a_measurement_without_its_value_is_named(row: str, tmp_path: Path) -> N
     path = tmp_path / "rows.jsonl"
     path.write_text(f"{row}\n")
     with pytest.raises(ValueError, match=r"line 1: damaged, (without the|its) field"):
-        Store(path, check_row)
+        Store(path, check_record)

@@ -14,9 +14,8 @@ from msrnn.evaluation.benchmark import PROMPT
 from msrnn.evaluation.benchmark.contenders import Contender, Setup, random_tokens
 from msrnn.evaluation.benchmark.table import Row
 from msrnn.evaluation.benchmark.timing import Floor, Times, bandwidth, milliseconds, products, weight_bytes
-from msrnn.evaluation.records import Record, Text, check_of
-from msrnn.evaluation.store import Row as StoredRow
-from msrnn.evaluation.store import Store
+from msrnn.evaluation.schemas import Schema, Text, check_of
+from msrnn.evaluation.store import Record, Store
 from msrnn.hf.cuda_graphs import WORTH_CAPTURING
 
 T = TypeVar("T")
@@ -26,30 +25,30 @@ EQUAL = 128
 ROW = "row"  # the cell that holds a whole row of the table
 
 
-class CellRecord(Record):
+class CellSchema(Schema):
     """One measurement; without a value, it did not fit into memory."""
 
     cell: Text
     value: float | None
 
 
-class RowRecord(CellRecord):
+class RowSchema(CellSchema):
     contender: Text
     asked: dict[Text, Any]
     fields: dict[Text, Any]
 
 
-_check_cell, _check_whole_row = check_of(CellRecord), check_of(RowRecord)
+_check_cell, _check_whole_row = check_of(CellSchema), check_of(RowSchema)
 
 
-def check_row(row: StoredRow) -> str | None:
-    return _check_whole_row(row) if row.get("cell") == ROW else _check_cell(row)
+def check_record(record: Record) -> str | None:
+    return _check_whole_row(record) if record.get("cell") == ROW else _check_cell(record)
 
 
 class Ledger:
     """Measurements of one environment in a store, each taken once; what did not fit into memory is tried again."""
 
-    def __init__(self, store: Store, environment: StoredRow) -> None:
+    def __init__(self, store: Store, environment: Record) -> None:
         self.store, self.environment = store, environment
 
     @property
@@ -58,7 +57,7 @@ class Ledger:
         return sum(row.get("value") is not None and row["cell"] != ROW for row in self.store.done(self.environment))
 
     def cell(
-        self, key: StoredRow, unit: str, measure: Callable[[], float | None], remeasure: bool = False
+        self, key: Record, unit: str, measure: Callable[[], float | None], remeasure: bool = False
     ) -> float | None:
         """The stored value of a cell, or a new measurement; None: it did not fit into memory."""
         stored = None if remeasure else self._stored(key)
@@ -68,7 +67,7 @@ class Ledger:
         self.store.append({**key, "value": value, "unit": unit, **self.environment})
         return value
 
-    def times(self, key: StoredRow, measure: Callable[[], Times | None], remeasure: bool = False) -> Times | None:
+    def times(self, key: Record, measure: Callable[[], Times | None], remeasure: bool = False) -> Times | None:
         """The same for a time, with its range."""
         stored = None if remeasure else self._stored(key)
         if stored:
@@ -79,17 +78,17 @@ class Ledger:
         self.store.append({**key, "value": times and times.median, "unit": "ms", **spread, **self.environment})
         return times
 
-    def _stored(self, key: StoredRow) -> StoredRow | None:
+    def _stored(self, key: Record) -> Record | None:
         rows = self.store.done({**key, **self.environment})
         return next((row for row in reversed(rows) if row.get("value") is not None), None)
 
-    def keep(self, label: str, nbytes: int, batches: StoredRow, fields: dict[str, Any]) -> None:
+    def keep(self, label: str, nbytes: int, batches: Record, fields: dict[str, Any]) -> None:
         """Store a whole row of the table, for tables of later commands."""
         if self.rows(batches).get(label) != fields:
             key = {"contender": label, "cell": ROW, "asked": batches}
             self.store.append({**key, "value": nbytes, "unit": "bytes", "fields": fields, **self.environment})
 
-    def rows(self, batches: StoredRow) -> dict[str, dict[str, Any]]:
+    def rows(self, batches: Record) -> dict[str, dict[str, Any]]:
         """Whole rows by their label, of this command and of earlier ones; the newest of each."""
         stored = self.store.matching({"cell": ROW, "asked": batches, **self.environment})
         return {row["contender"]: row["fields"] for row in stored}
@@ -149,12 +148,12 @@ class Benchmark:
         self.ledger.cell(key, "bytes", lambda: contender.nbytes)
         row = Row(contender.label, contender.size, contender.nbytes)
         batch = self.batches.batch or self._largest(contender)
-        before = len(self.ledger.store.rows)
+        before = len(self.ledger.store.records)
         ms = self._step(contender, batch, contender.rows) if batch else None
         if not batch or ms is None:
             return row
         row = replace(row, batch=batch, ms=ms, floor=self._floor(contender, batch))
-        return self._until_possible(contender, row) if len(self.ledger.store.rows) > before else row
+        return self._until_possible(contender, row) if len(self.ledger.store.records) > before else row
 
     def _until_possible(self, contender: Contender, row: Row) -> Row:
         """Measure a step that is below its floor again, and the floor as well; twice at most."""

@@ -241,8 +241,11 @@ class _Cut(NamedTuple):
 
 
 def choose(texts: Sequence[Document], tokenizer: Any, choice: Choice) -> Data:
-    """Take books in an order that the seed and their names decide, until enough of them have a chunk."""
-    opening, cuts = opening_of(tokenizer), list[_Cut]()
+    """Take books in an order that the seed and their names decide, until enough of them have a chunk.
+
+    Texts that are given as token ids need no tokenizer; without one, nothing is put in front of a chunk.
+    """
+    opening, cuts = opening_of(tokenizer) if tokenizer is not None else [], list[_Cut]()
     if choice.length <= max(1, len(opening)):
         raise UsageError(
             f"{choice.length_name}={choice.length}: the first {max(1, len(opening))} tokens are given, "

@@ -1,4 +1,4 @@
-"""Questions and answers of an evaluation as rows of a store. Scores need nothing else, and no model."""
+"""Questions and answers of an evaluation as records of a store. Scores need nothing else, and no model."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from msrnn.errors import FileError, UsageError
 from msrnn.evaluation.cells import FULL, FULL_MODEL, TRUNCATED, UNBOUNDED, Cell, cell_of, stored_cells
 from msrnn.evaluation.data.prompts import Prompt
 from msrnn.evaluation.data.questions import Question, Reference
-from msrnn.evaluation.records import Record, Text, check_of
-from msrnn.evaluation.store import Row, Store
+from msrnn.evaluation.schemas import Schema, Text, check_of
+from msrnn.evaluation.store import Record, Store
 
-MARK = "settings_used"  # the field of a row that only records that settings were used again
+MARK = "settings_used"  # the field of a record that only records that settings were used again
 
 
-class SettingsRecord(Record):
+class SettingsSchema(Schema):
     task: Text
     fingerprint: Text
     dtype: Text
@@ -27,7 +27,7 @@ class SettingsRecord(Record):
     answer: int
 
 
-class PredictionRecord(Record):
+class PredictionSchema(Schema):
     policy: Text
     numbers: Any
     size: int | None
@@ -37,7 +37,7 @@ class PredictionRecord(Record):
     answer: int
 
 
-class QuestionRecord(SettingsRecord):
+class QuestionSchema(SettingsSchema):
     """A question; `prompts` has, by length, the key of the prompt, its tokens, and the tokens that were cut."""
 
     question: Text
@@ -48,17 +48,17 @@ class QuestionRecord(SettingsRecord):
 
 
 _CHECKS = {
-    "prediction": check_of(PredictionRecord),
-    "references": check_of(QuestionRecord),
-    MARK: check_of(SettingsRecord),
+    "prediction": check_of(PredictionSchema),
+    "references": check_of(QuestionSchema),
+    MARK: check_of(SettingsSchema),
 }
 
 
-def check_row(row: Row) -> str | None:
-    """What is wrong with a row: an answer, a question, or a mark."""
+def check_record(record: Record) -> str | None:
+    """What is wrong with a record: an answer, a question, or a mark."""
     for name, check in _CHECKS.items():
-        if name in row:
-            return check(row)
+        if name in record:
+            return check(record)
     return f"without the field {', '.join(map(repr, _CHECKS))}"
 
 
@@ -74,11 +74,16 @@ class Settings(NamedTuple):
     answer: int  # tokens of an answer, at most
 
     @property
-    def answer_key(self) -> Row:
+    def answer_key(self) -> Record:
         return {"task": self.task, "fingerprint": self.fingerprint, "dtype": self.dtype, "answer": self.answer}
 
+    def answer_key_of(self, cell: Cell) -> Record:
+        """What identifies an answer of a cell, together with its prompt."""
+        positions = ORIGINAL if cell.policy == FULL else self.positions
+        return {**cell.key, **self.answer_key, "positions": positions}
+
     @property
-    def key(self) -> Row:
+    def key(self) -> Record:
         return self._asdict()
 
     @classmethod
@@ -96,11 +101,11 @@ class Settings(NamedTuple):
     @classmethod
     def used(cls, store: Store, task: str) -> list[Settings]:
         """All settings that a store has of a task, oldest first; questions have theirs."""
-        rows = [row for row in store.matching({"task": task}) if MARK in row or "references" in row]
-        return [cls(**{name: row[name] for name in cls._fields}) for row in rows]
+        records = [record for record in store.matching({"task": task}) if MARK in record or "references" in record]
+        return [cls(**{name: record[name] for name in cls._fields}) for record in records]
 
 
-def _description(key: Row) -> str:
+def _description(key: Record) -> str:
     names = {"length": "length", "positions": "positions", "answer": "max_new_tokens", "chat": "chat"}
     return ", ".join(f"{label}={key[name]}" for name, label in names.items() if name in key)
 
@@ -120,24 +125,24 @@ class Answers:
     def __init__(self, store: Store, settings: Settings) -> None:
         self.store, self.settings = store, settings
         self.questions: dict[str, StoredQuestion] = {}
-        for row in store.matching(settings.key):
-            if "references" in row:
-                self._add_question(row)
-        self.rows: dict[tuple[str, str, str], Row] = {
-            self._place(row): row for row in store.matching(settings.answer_key) if "prediction" in row
+        for record in store.matching(settings.key):
+            if "references" in record:
+                self._add_question(record)
+        self.records: dict[tuple[str, str, str], Record] = {
+            self._place(record): record for record in store.matching(settings.answer_key) if "prediction" in record
         }
 
-    def _add_question(self, row: Row) -> None:
-        prompts = {int(length): tuple(entry) for length, entry in row["prompts"].items()}
-        if row["question"] in self.questions:
-            self.questions[row["question"]].prompts.update(prompts)
+    def _add_question(self, record: Record) -> None:
+        prompts = {int(length): tuple(entry) for length, entry in record["prompts"].items()}
+        if record["question"] in self.questions:
+            self.questions[record["question"]].prompts.update(prompts)
         else:
-            references = [Reference(*one) for one in row["references"]]
-            self.questions[row["question"]] = StoredQuestion(row["name"], row["document"], references, prompts)
+            references = [Reference(*one) for one in record["references"]]
+            self.questions[record["question"]] = StoredQuestion(record["name"], record["document"], references, prompts)
 
     @staticmethod
-    def _place(row: Row) -> tuple[str, str, str]:
-        return str([row["policy"], row["numbers"], row["size"]]), row["positions"], row["prompt"]
+    def _place(record: Record) -> tuple[str, str, str]:
+        return str([record["policy"], record["numbers"], record["size"]]), record["positions"], record["prompt"]
 
     def store_question(self, question: Question, prompts: dict[int, Prompt]) -> None:
         """Store a question, unless all its prompts are stored already."""
@@ -145,7 +150,7 @@ class Answers:
         entries = {length: (p.key, len(p.ids), p.cut) for length, p in prompts.items()}
         if all(known.get(length) == entry for length, entry in entries.items()):
             return
-        row = {
+        record = {
             **self.settings.key,
             "question": question.key,
             "name": question.name,
@@ -154,11 +159,11 @@ class Answers:
             "references": question.references,
             "prompts": entries,
         }
-        self.store.append(row)
-        self._add_question(row)
+        self.store.append(record)
+        self._add_question(record)
 
     def mark_used(self) -> None:
-        """Mark these settings as the ones used last: questions that are stored already add no row."""
+        """Mark these settings as the ones used last: questions that are stored already add no record."""
         if Settings.used(self.store, self.settings.task)[-1:] != [self.settings]:
             self.store.append({**self.settings.key, MARK: True})
 
@@ -174,21 +179,16 @@ class Answers:
             return min(cell.size, self.settings.length)
         return self.settings.length
 
-    def key(self, cell: Cell) -> Row:
-        """What identifies an answer, together with its prompt."""
-        positions = ORIGINAL if cell.policy == FULL else self.settings.positions
-        return {**cell.key, **self.settings.answer_key, "positions": positions}
-
-    def answer(self, cell: Cell, question: StoredQuestion) -> Row | None:
-        """The row of a cell's answer."""
+    def answer(self, cell: Cell, question: StoredQuestion) -> Record | None:
+        """The record of a cell's answer."""
         source, prompt = self.source(cell, question)
-        return self.rows.get(self._place({**self.key(source), "prompt": prompt}))
+        return self.records.get(self._place({**self.settings.answer_key_of(source), "prompt": prompt}))
 
     def others(self, cells: list[Cell], questions: list[str]) -> list[Cell]:
         """All other cells that have answered these questions."""
         lengths = {length for question in self.questions.values() for length in question.prompts}
         truncated = [Cell(TRUNCATED, length) for length in sorted(lengths - {self.settings.length})]
-        rest = [cell for cell in (*stored_cells(self.rows.values(), cell_of), *truncated) if cell not in cells]
+        rest = [cell for cell in (*stored_cells(self.records.values(), cell_of), *truncated) if cell not in cells]
         return [cell for cell in rest if set(questions) <= set(self.answered_by([cell]))]
 
     def answered_by(self, cells: list[Cell]) -> list[str]:
@@ -200,8 +200,8 @@ class Answers:
         ]
         return sorted(done, key=lambda key: self.questions[key].name)
 
-    def metadata(self, cell: Cell, question: str) -> Row:
+    def metadata(self, cell: Cell, question: str) -> Record:
         """The metadata of an answer. Other settings may have computed it, so fields of the settings are left out."""
-        row = self.answer(cell, self.questions[question]) or {}
+        record = self.answer(cell, self.questions[question]) or {}
         own = {"prompt", "prediction", "tokens", "answer_tokens", "seconds", *cell.key, *self.settings.key}
-        return {name: value for name, value in row.items() if name not in own}
+        return {name: value for name, value in record.items() if name not in own}

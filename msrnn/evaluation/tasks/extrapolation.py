@@ -29,11 +29,11 @@ from msrnn.evaluation.cells import FULL, Cell, row_name
 from msrnn.evaluation.data.texts import Data
 from msrnn.evaluation.environment import model_identity
 from msrnn.evaluation.loss import losses
-from msrnn.evaluation.records import ChunkRecord, Text, check_of
 from msrnn.evaluation.report import Table, document, plot_estimates, saved_figure
-from msrnn.evaluation.runner import Compute, Evaluation, OnTokens, Progress
+from msrnn.evaluation.schemas import ChunkSchema, Text, check_of
 from msrnn.evaluation.statistics import Estimate
-from msrnn.evaluation.store import Row, Store
+from msrnn.evaluation.store import Record, Store
+from msrnn.evaluation.task import Compute, Job, OnTokens, Task
 from msrnn.evaluation.tasks.perplexity import formatted
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.size import resolve
@@ -41,7 +41,7 @@ from msrnn.size import resolve
 NAME = "extrapolation"
 
 
-class CourseRecord(ChunkRecord):
+class CourseSchema(ChunkSchema):
     """The losses of several texts in one stretch of tokens."""
 
     policy: Text
@@ -54,7 +54,7 @@ class CourseRecord(ChunkRecord):
     window: int
 
 
-CHECK = check_of(CourseRecord)
+CHECK = check_of(CourseSchema)
 COLUMNS = (
     *("policy", "positions", "size", "tokens", "so_far", "so_far_low", "so_far_high"),
     *("window", "window_low", "window_high", "texts"),
@@ -153,7 +153,7 @@ class SavedStates:
             state.save(self.folder / f"{self.name}-{tokens}.safetensors")
 
     def remove(self, but: int | None = None) -> None:
-        """Remove all files but the one that the newest row needs."""
+        """Remove all files but the one that the newest record needs."""
         for tokens, path in self.files.items():
             if tokens != but:
                 path.unlink(missing_ok=True)  # processes that share a model all do this
@@ -164,40 +164,41 @@ class SavedStates:
 Results = dict[Case, list[list[float]]]  # by text: the summed negative log-likelihood of each window
 
 
-class Extrapolation(Evaluation[Case, str, list[float]]):
-    """One model on the first tokens of texts. A result is the computed windows of a text, from the first on."""
+class Extrapolation(Task[Case, str, list[float]]):
+    """One model on the first tokens of texts. A result is the computed windows of a text, from the first on.
+
+    states  the folder of the states that are saved after each leg; None: none are saved
+    """
 
     unit = "tokens"
+    shrinks = False  # a saved state is that of a whole batch
 
     def __init__(
-        self, model: PreTrainedModel, data: Data, course: Course, store: Store, batch: int | None, metadata: Row
+        self, model: PreTrainedModel, data: Data, course: Course, states: Path | None, metadata: Record
     ) -> None:
-        identity = model_identity(model)
-        metadata = {"tokens": data.length, "data": data.fingerprint, "backend": identity.pop("backend"), **metadata}
+        self.key = {**model_identity(model), "window": course.window}
+        backend = self.key.pop("backend")
+        self.metadata = {"tokens": data.length, "data": data.fingerprint, "backend": backend, **metadata}
         self.gpu_batch = len(data.chunks)
-        super().__init__(model, store, {**identity, "window": course.window}, metadata, batch)
-        self.shrinks = False  # a saved state is that of a whole batch
-        self.data, self.course, self.windows = data, course, len(course.counts)
-        self.states_folder = store.path.resolve().with_suffix(".states") if store.path else None
+        self.data, self.course, self.states, self.windows = data, course, states, len(course.counts)
         self.texts = dict(zip(data.keys, data.chunks, strict=True))
 
-    def cell_of(self, row: Row) -> Case:
-        return Case(row["policy"], row["positions"], row["size"])
+    def cell_of(self, record: Record) -> Case:
+        return Case(record["policy"], record["positions"], record["size"])
 
-    def run(self, cells: Sequence[Case], progress: Progress) -> None:
-        super().run(cells, progress)
-        if self.states_folder and self.states_folder.exists() and not any(self.states_folder.iterdir()):
+    def finish(self) -> None:
+        if self.states and self.states.exists() and not any(self.states.iterdir()):
             with suppress(FileNotFoundError):
-                self.states_folder.rmdir()
+                self.states.rmdir()
 
     def items(self, cell: Case) -> list[str]:
         return self.data.keys
 
-    def read(self, rows: list[Row]) -> dict[str, list[float]]:
+    def read(self, records: list[Record]) -> dict[str, list[float]]:
         known_windows: dict[str, dict[int, float]] = {key: {} for key in self.data.keys}
-        for row in rows:
-            first = row["start"] // self.course.window
-            for key, nll in zip(row["chunks"], row["nll"], strict=True):
+        for record in records:
+            first = record["start"] // self.course.window
+            for key, nll in zip(record["chunks"], record["nll"], strict=True):
                 known_windows.setdefault(key, {}).update(enumerate(nll, first))
         return {
             key: [known[i] for i in takewhile(known.__contains__, range(self.windows))]
@@ -207,32 +208,27 @@ class Extrapolation(Evaluation[Case, str, list[float]]):
     def complete(self, result: list[float]) -> bool:
         return len(result) == self.windows
 
-    def done_of(self, missing: dict[Case, list[str]]) -> tuple[int, int]:
-        total = len(missing) * len(self.data.keys) * self.course.tokens
-        return total - sum(self.work(cell, items) for cell, items in missing.items()), total
+    def count(self, job: Job[Case, str]) -> int:
+        return self.work(job)
 
-    def work(self, cell: Case, items: list[str]) -> int:
-        batches = self.batches(cell, items, self.batch)
-        return sum(len(texts) * (self.course.tokens - self._start(cell, texts)) for texts in batches)
+    def work(self, job: Job[Case, str]) -> int:
+        return sum(len(texts) * (self.course.tokens - self._start(job, texts)) for texts in self.batches(job))
 
-    def _states(self, cell: Case, texts: list[str]) -> SavedStates:
-        return SavedStates(self.states_folder, [cell.key, self.key, texts])
+    def _saved_states(self, cell: Case, texts: list[str]) -> SavedStates:
+        return SavedStates(self.states, [cell.key, self.key, texts])
 
-    def _start(self, cell: Case, texts: list[str]) -> int:
+    def _start(self, job: Job[Case, str], texts: list[str]) -> int:
         """Tokens that a saved state of these texts has read, and whose windows are all in the store."""
-        known = self.read(self.store.done(self.row_key(cell)))
+        known = self.read(job.done(job.cell))
         done = min(min(len(known[text]) * self.course.window, self.course.tokens) for text in texts)
-        return max((tokens for tokens in self._states(cell, texts).files if tokens <= done), default=0)
+        return max((tokens for tokens in self._saved_states(job.cell, texts).files if tokens <= done), default=0)
 
-    def prepare(self, cell: Case, items: list[str], batch: int) -> Compute[str]:
-        rnn = cell.rnn(self.model)
+    def prepare(self, job: Job[Case, str], model: PreTrainedModel) -> Compute[str]:
+        rnn = job.cell.rnn(model)
 
-        def compute(texts: list[str], on_tokens: OnTokens) -> Iterator[Row]:
-            chunks, states, done = (
-                [self.texts[key] for key in texts],
-                self._states(cell, texts),
-                self._start(cell, texts),
-            )
+        def compute(texts: list[str], on_tokens: OnTokens) -> Iterator[Record]:
+            chunks, done = [self.texts[key] for key in texts], self._start(job, texts)
+            states = self._saved_states(job.cell, texts)
             ids = torch.tensor([chunk.ids for chunk in chunks])
             source = {"chunks": texts, "texts": [chunk.book for chunk in chunks]}
 
@@ -244,13 +240,18 @@ class Extrapolation(Evaluation[Case, str, list[float]]):
                 began = perf_counter()
                 nll = leg_nll(rnn, ids, state, self.course, (start, stop), on_block)
                 last = stop == self.course.tokens
-                # The new state is saved before the row that depends on it; only then may the old one be removed.
+                # The new state is saved before the record that depends on it; only then may the old one be removed.
                 if not last:
                     states.save(state, stop)
                 yield {**source, "start": start, "stop": stop, "nll": nll, "seconds": perf_counter() - began}
                 states.remove(but=None if last else stop)
 
         return compute
+
+
+def states_folder(store: Store) -> Path | None:
+    """Where the states of a run are saved: next to its records."""
+    return store.path.resolve().with_suffix(".states") if store.path else None
 
 
 @dataclass(frozen=True)

@@ -13,24 +13,25 @@ from msrnn.errors import FileError
 from msrnn.evaluation import statistics
 from msrnn.evaluation.cells import FULL_MODEL, Cell, cell_of
 from msrnn.evaluation.data.prompts import JUDGE, STORY, filled
-from msrnn.evaluation.records import Record, Text, check_of
 from msrnn.evaluation.report import Formatted, Table, document, saved_figure
-from msrnn.evaluation.runner import Compute, OnTokens, Progress, Runner
+from msrnn.evaluation.runner import Progress, Runner
+from msrnn.evaluation.schemas import Schema, Text, check_of
 from msrnn.evaluation.statistics import Estimate
-from msrnn.evaluation.store import Row, Store
+from msrnn.evaluation.store import Record, Store
+from msrnn.evaluation.task import Compute, Job, OnTokens, Task
 from msrnn.evaluation.tasks.judge_models import ANSWER_TOKENS, FINGERPRINT, LIKELIHOODS, EndpointFailedError, Judge
 from msrnn.evaluation.tasks.story import SAMPLER, evicted
 
 NAME = "judge"
 
 
-class JudgementRecord(Record):
+class JudgementSchema(Schema):
     judge: Text
     prompt: Text
     answer: Text
 
 
-CHECK = check_of(JudgementRecord)
+CHECK = check_of(JudgementSchema)
 STORY_KEY = ("fingerprint", "dtype", "prompt", "most", "temperature")  # what stories must share to be compared
 ATTEMPTS = 2  # an answer that cannot be parsed is requested once more
 CHARACTERS = 4  # of a token, about
@@ -64,7 +65,7 @@ class Pair(NamedTuple):
 class Pairs(NamedTuple):
     pairs: list[Pair]
     dropped: dict[Cell, int]  # pairs of each version in which nothing was evicted: both stories are the same
-    facts: Row  # about the stories
+    facts: Record  # about the stories
 
     @property
     def cells(self) -> list[Cell]:
@@ -73,13 +74,13 @@ class Pairs(NamedTuple):
 
 def pairs(store: Store) -> Pairs:
     """The newest stories of a store, and those that were generated with the same settings."""
-    if not store.rows:
+    if not store.records:
         raise FileError("has no stories", store.path, advice="generate some first")
-    last = store.rows[-1]
+    last = store.records[-1]
     newest = {name: last[name] for name in STORY_KEY}
-    versions: dict[Cell, dict[int, Row]] = {}
-    for row in [row for row in store.matching(newest) if row.get(SAMPLER) == last.get(SAMPLER)]:
-        versions.setdefault(cell_of(row), {})[row["seed"]] = row
+    versions: dict[Cell, dict[int, Record]] = {}
+    for record in [record for record in store.matching(newest) if record.get(SAMPLER) == last.get(SAMPLER)]:
+        versions.setdefault(cell_of(record), {})[record["seed"]] = record
     full = versions.pop(FULL_MODEL, {})
     shared = {cell: [seed for seed in sorted(stories) if seed in full] for cell, stories in versions.items()}
     if not any(shared.values()):
@@ -161,7 +162,7 @@ class Comparison(NamedTuple):
 Verdicts = dict[Cell, list[str]]  # of each version's pairs, by seed
 
 
-class Judgement(Runner[Cell, str, list[Row]]):
+class Judgement(Task[Cell, str, list[Record]]):
     """One judge on pairs of stories. An item is a prompt, by its key; a result is the answers to it.
 
     most  requests that may be made in all; None: no limit
@@ -170,9 +171,9 @@ class Judgement(Runner[Cell, str, list[Row]]):
     unit = "answers"
 
     def __init__(
-        self, judge: Judge, pairs: Pairs, store: Store, most: int | None = None, metadata: Row | None = None
+        self, judge: Judge, pairs: Pairs, store: Store, most: int | None = None, metadata: Record | None = None
     ) -> None:
-        super().__init__(store, judge.key, metadata or {}, batch=1)
+        self.key, self.metadata, self.store = judge.key, metadata or {}, store
         self.judge, self.pairs, self.most, self._before = judge, pairs, most, judge.requests
         different = [pair for pair in pairs.pairs if pair.bounded != pair.full]  # the same story is a tie
         self.both = {pair: (Comparison(pair, False), Comparison(pair, True)) for pair in different}
@@ -183,39 +184,42 @@ class Judgement(Runner[Cell, str, list[Row]]):
     def requests(self) -> int:
         return self.judge.requests - self._before
 
-    def row_key(self, cell: Cell) -> Row:
+    def cell_of(self, record: Record) -> Cell:
+        return cell_of(record)
+
+    def record_key(self, cell: Cell) -> Record:
         """Without the cell: two versions may have written the same story."""
         return self.key
 
     def items(self, cell: Cell) -> list[str]:
         return [one.key for pair, both in self.both.items() for one in both if pair.cell == cell]
 
-    def read(self, rows: list[Row]) -> dict[str, list[Row]]:
+    def read(self, records: list[Record]) -> dict[str, list[Record]]:
         """A first attempt replaces earlier answers. An endpoint may have the name of a local model."""
-        answers: dict[str, list[Row]] = {}
-        for row in rows:
-            if row.get(FINGERPRINT) == self.key.get(FINGERPRINT):
-                _add(answers, row)
+        answers: dict[str, list[Record]] = {}
+        for record in records:
+            if record.get(FINGERPRINT) == self.key.get(FINGERPRINT):
+                _add(answers, record)
         return answers
 
-    def complete(self, result: list[Row]) -> bool:
+    def complete(self, result: list[Record]) -> bool:
         return len(result) >= ATTEMPTS or _choice(result) is not None
 
-    def work(self, cell: Cell, items: list[str]) -> int:
-        return len(items)
+    def work(self, job: Job[Cell, str]) -> int:
+        return len(job.items)
 
-    def prepare(self, cell: Cell, items: list[str], batch: int) -> Compute[str]:
-        def compute(keys: list[str], on_tokens: OnTokens) -> Iterator[Row]:
+    def prepare(self, job: Job[Cell, str], model: Any) -> Compute[str]:
+        def compute(keys: list[str], on_tokens: OnTokens) -> Iterator[Record]:
             (key,) = keys
             while self._open(key):
-                row = self._ask(key)
-                yield row
-                _add(self.answers, row)
+                record = self._ask(key)
+                yield record
+                _add(self.answers, record)
             on_tokens(1)
 
         return compute
 
-    def _ask(self, key: str) -> Row:
+    def _ask(self, key: str) -> Record:
         comparison, began = self.comparisons[key], perf_counter()
         left = None if self.most is None else self.most - self.requests
         if left == 0:
@@ -240,7 +244,7 @@ class Judgement(Runner[Cell, str, list[Row]]):
     def judge_all(self, progress: Progress | None = None) -> bool:
         """Whether all pairs are judged; False: all allowed requests were made."""
         try:
-            self.run(self.pairs.cells, progress or Progress())
+            Runner(self, self.store, batch=1).run(self.pairs.cells, progress or Progress())
         except RequestLimitError:
             return False
         return True
@@ -258,7 +262,7 @@ class Judgement(Runner[Cell, str, list[Row]]):
 
     def unreadable(self) -> list[str]:
         """The answers, where there are some and none of them can be read."""
-        answers = [row["answer"] for key in self.comparisons for row in self.answers.get(key, [])]
+        answers = [record["answer"] for key in self.comparisons for record in self.answers.get(key, [])]
         return [] if any(choice(answer) for answer in answers) else answers
 
     def verdicts(self) -> Verdicts:
@@ -277,18 +281,18 @@ class Judgement(Runner[Cell, str, list[Row]]):
         leanings: dict[Cell, list[float]] = {cell: [] for cell in self.pairs.cells}
         for pair, both in self.both.items():
             first = [self.answers.get(one.key, [{}])[0] for one in both]
-            if all(LIKELIHOODS in row for row in first):
-                leanings[pair.cell].append(leaning(*(row[LIKELIHOODS] for row in first)))
+            if all(LIKELIHOODS in record for record in first):
+                leanings[pair.cell].append(leaning(*(record[LIKELIHOODS] for record in first)))
         return leanings
 
 
-def _add(answers: dict[str, list[Row]], row: Row) -> None:
-    earlier = [] if row.get("attempt") == 1 else answers.get(row["prompt"], [])
-    answers[row["prompt"]] = [*earlier, row]
+def _add(answers: dict[str, list[Record]], record: Record) -> None:
+    earlier = [] if record.get("attempt") == 1 else answers.get(record["prompt"], [])
+    answers[record["prompt"]] = [*earlier, record]
 
 
-def _choice(answers: list[Row]) -> str | None:
-    choices = (choice(row["answer"]) for row in answers)
+def _choice(answers: list[Record]) -> str | None:
+    choices = (choice(record["answer"]) for record in answers)
     return next((one for one in choices if one is not None), None)
 
 

@@ -9,14 +9,17 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from transformers import PreTrainedModel
+
 from msrnn.budget import FORMAT, Curves
 from msrnn.core.atomic import write_atomically
 from msrnn.evaluation import statistics
 from msrnn.evaluation.cells import FULL
-from msrnn.evaluation.records import check_of
+from msrnn.evaluation.data.texts import Data
 from msrnn.evaluation.report import Formatted, Table, Value, document, saved_figure
-from msrnn.evaluation.store import Row
-from msrnn.evaluation.tasks.perplexity import ChunkLosses, LossRecord, Reader
+from msrnn.evaluation.schemas import check_of
+from msrnn.evaluation.store import Record
+from msrnn.evaluation.tasks.perplexity import ChunkLosses, LossSchema, Reader
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import Policy
 from msrnn.size import Size
@@ -24,11 +27,11 @@ from msrnn.size import Size
 NAME = "budget"
 
 
-class LayerLossRecord(LossRecord):
+class LayerLossSchema(LossSchema):
     layer: int | None
 
 
-CHECK = check_of(LayerLossRecord)
+CHECK = check_of(LayerLossSchema)
 LEAST_SHOWN = 1e-5  # nats; less is noise, or nothing
 
 
@@ -44,25 +47,27 @@ class Case(NamedTuple):
         return FULL if self.layer is None else f"layer {self.layer} at {self.size}"
 
     @property
-    def key(self) -> Row:
+    def key(self) -> Record:
         numbers = Policy.parse(self.policy).numbers
         return {"policy": self.policy, "numbers": numbers, "layer": self.layer, "size": self.size}
 
 
-class LayerLosses(ChunkLosses[Case]):
+def layer_loss_task(model: PreTrainedModel, data: Data, metadata: Record) -> ChunkLosses[Case]:
     """Each cell is one bounded layer."""
+    return ChunkLosses(model, data, metadata, _layer_reader, _case_of)
 
-    def cell_of(self, row: Row) -> Case:
-        return Case(row["policy"], row["layer"], row["size"])
 
-    def reader(self, cell: Case) -> Reader:
-        opening = len(self.data.opening)
-        policy = Policy.parse(cell.policy)
-        if cell.layer is None:
-            return Reader(MultiStateRNN(self.model, policy, None), opening)
-        layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
-        size = Size(tuple(cell.size if layer == cell.layer else None for layer in range(layers)))
-        return Reader(MultiStateRNN(self.model, policy, size), opening)
+def _case_of(record: Record) -> Case:
+    return Case(record["policy"], record["layer"], record["size"])
+
+
+def _layer_reader(model: PreTrainedModel, case: Case, opening: int) -> Reader:
+    policy = Policy.parse(case.policy)
+    if case.layer is None:
+        return Reader(MultiStateRNN(model, policy, None), opening)
+    layers = model.config.get_text_config(decoder=True).num_hidden_layers
+    size = Size(tuple(case.size if layer == case.layer else None for layer in range(layers)))
+    return Reader(MultiStateRNN(model, policy, size), opening)
 
 
 @dataclass(frozen=True)

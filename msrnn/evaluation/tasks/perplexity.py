@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,11 +21,11 @@ from msrnn.evaluation.cells import grid as cells_grid
 from msrnn.evaluation.data.texts import Data
 from msrnn.evaluation.environment import model_identity
 from msrnn.evaluation.loss import losses
-from msrnn.evaluation.records import ChunkRecord, Text, check_of
 from msrnn.evaluation.report import Formatted, Table, document, plot_estimates, saved_figure
-from msrnn.evaluation.runner import C, Compute, Evaluation, OnTokens
+from msrnn.evaluation.schemas import ChunkSchema, Text, check_of
 from msrnn.evaluation.statistics import Estimate
-from msrnn.evaluation.store import Row, Store
+from msrnn.evaluation.store import Record
+from msrnn.evaluation.task import C, Compute, Job, OnTokens, Task
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.size import resolve
 
@@ -42,7 +41,7 @@ COLUMNS = (
 )
 
 
-class LossRecord(ChunkRecord):
+class LossSchema(ChunkSchema):
     """The mean loss of each chunk."""
 
     policy: Text
@@ -52,7 +51,7 @@ class LossRecord(ChunkRecord):
     dtype: Text
 
 
-CHECK = check_of(LossRecord)
+CHECK = check_of(LossSchema)
 
 
 def grid(policies: Sequence[str], sizes: Sequence[int], length: int) -> Grid:
@@ -117,36 +116,46 @@ def pieces(input_ids: Tensor, size: int, opening: int) -> list[Tensor]:
 Results = dict[Cell, list[float]]  # the summed negative log-likelihood of each chunk
 
 
-class ChunkLosses(Evaluation[C, str, float]):
-    """One model on chunks, identified by their content, so that another choice reuses the chunks it shares."""
+class ChunkLosses(Task[C, str, float]):
+    """The loss of a model on chunks, identified by their content: another choice reuses the chunks it shares.
+
+    reader_of  what reads the chunks of a cell
+    cell_of    the cell of a record
+    """
 
     unit = "chunks"
     gpu_batch = 64  # the eviction scan runs one chunk per multiprocessor, all in parallel
 
-    def __init__(self, model: PreTrainedModel, data: Data, store: Store, batch: int | None, metadata: Row) -> None:
-        identity = model_identity(model)
-        metadata = {"length": data.length, "data": data.fingerprint, "backend": identity.pop("backend"), **metadata}
-        super().__init__(model, store, identity, metadata, batch)
-        self.data = data
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        data: Data,
+        metadata: Record,
+        reader_of: Callable[[PreTrainedModel, C, int], Reader],
+        cell_of: Callable[[Record], C],
+    ) -> None:
+        self.key = model_identity(model)
+        backend = self.key.pop("backend")
+        self.metadata = {"length": data.length, "data": data.fingerprint, "backend": backend, **metadata}
+        self.data, self._reader_of, self._cell_of = data, reader_of, cell_of
         self.chunks = dict(zip(data.keys, data.chunks, strict=True))
 
-    @abstractmethod
-    def reader(self, cell: C) -> Reader:
-        """What reads the chunks of a cell."""
+    def cell_of(self, record: Record) -> C:
+        return self._cell_of(record)
 
     def items(self, cell: C) -> list[str]:
         return self.data.keys
 
-    def read(self, rows: list[Row]) -> dict[str, float]:
-        return {key: nll for row in rows for key, nll in zip(row["chunks"], row["nll"], strict=True)}
+    def read(self, records: list[Record]) -> dict[str, float]:
+        return {key: nll for record in records for key, nll in zip(record["chunks"], record["nll"], strict=True)}
 
-    def work(self, cell: C, items: list[str]) -> int:
-        return len(items) * self.data.predicted
+    def work(self, job: Job[C, str]) -> int:
+        return len(job.items) * self.data.predicted
 
-    def prepare(self, cell: C, items: list[str], batch: int) -> Compute[str]:
-        reader = self.reader(cell)
+    def prepare(self, job: Job[C, str], model: PreTrainedModel) -> Compute[str]:
+        reader = self._reader_of(model, job.cell, len(self.data.opening))
 
-        def compute(keys: list[str], on_tokens: OnTokens) -> Iterator[Row]:
+        def compute(keys: list[str], on_tokens: OnTokens) -> Iterator[Record]:
             began, chunks = perf_counter(), [self.chunks[key] for key in keys]
             nll = reader.nll(torch.tensor([chunk.ids for chunk in chunks]), on_tokens)
             source = {"chunks": keys, "texts": [[chunk.book, chunk.start] for chunk in chunks]}
@@ -155,14 +164,9 @@ class ChunkLosses(Evaluation[C, str, float]):
         return compute
 
 
-class Perplexity(ChunkLosses[Cell]):
+def perplexity_task(model: PreTrainedModel, data: Data, metadata: Record) -> ChunkLosses[Cell]:
     """Each cell is a policy at a size."""
-
-    def cell_of(self, row: Row) -> Cell:
-        return cell_of(row)
-
-    def reader(self, cell: Cell) -> Reader:
-        return cell_reader(self.model, cell, len(self.data.opening))
+    return ChunkLosses(model, data, metadata, cell_reader, cell_of)
 
 
 def cell_reader(model: PreTrainedModel, cell: Cell, opening: int) -> Reader:

@@ -16,11 +16,11 @@ from msrnn.evaluation import statistics
 from msrnn.evaluation.cells import Cell
 from msrnn.evaluation.data.needles import FIRST, LAST, TASKS, Asked, score
 from msrnn.evaluation.environment import backend_names, model_key
-from msrnn.evaluation.generation import answered, in_batches
-from msrnn.evaluation.records import Record, Text, check_of
+from msrnn.evaluation.generation import answer_in_batches, answer_prompts
 from msrnn.evaluation.report import Formatted, Share, Table, document, saved_figure
-from msrnn.evaluation.runner import Compute, Evaluation, OnTokens
-from msrnn.evaluation.store import Row, Store
+from msrnn.evaluation.schemas import Schema, Text, check_of
+from msrnn.evaluation.store import Record
+from msrnn.evaluation.task import Compute, Job, OnTokens, Task
 from msrnn.hf.generation import stop_tokens_of
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import FULL
@@ -28,7 +28,7 @@ from msrnn.policy import FULL
 NAME = "retrieval"
 
 
-class AnswerRecord(Record):
+class AnswerSchema(Schema):
     policy: Text
     size: int | None
     question: Text
@@ -43,7 +43,7 @@ class AnswerRecord(Record):
     positions: Text
 
 
-CHECK = check_of(AnswerRecord)
+CHECK = check_of(AnswerSchema)
 FULL_BLOCK = 4096  # tokens: the full model reads a long prompt in few and large steps
 PLACE = {FIRST: "question first", LAST: "question last"}
 
@@ -64,79 +64,61 @@ class Case(NamedTuple):
         return f"{self.cell.label}, {PLACE[self.place]}"
 
     @property
-    def key(self) -> Row:
+    def key(self) -> Record:
         return {**self.cell.key, "question": self.place}
 
 
 Results = dict[Case, list[float]]  # the score of each question
 
 
-class Retrieval(Evaluation[Case, str, float]):
+class Retrieval(Task[Case, str, float]):
     """One model on questions, each identified by its prompt. An answer is greedy."""
 
     unit = "answers"
     gpu_batch, cpu_batch = 16, 8
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: Any,
-        asked: Sequence[Asked],
-        positions: str,
-        store: Store,
-        batch: int | None,
-        metadata: Row,
+        self, model: PreTrainedModel, tokenizer: Any, asked: Sequence[Asked], positions: str, metadata: Record
     ) -> None:
-        super().__init__(model, store, {**model_key(model), "positions": positions}, metadata, batch)
+        self.key, self.metadata = {**model_key(model), "positions": positions}, metadata
         self.tokenizer, self.positions = tokenizer, positions
         self.stop_tokens = sorted(stop_tokens_of(model, tokenizer))
         self.asked: dict[str, dict[str, Asked]] = {FIRST: {}, LAST: {}}  # by place, and by what identifies it
         for one in asked:
             self.asked[one.place][f"{one.prompt.key}-{TASKS[one.sample.task].tokens}"] = one
 
-    def cell_of(self, row: Row) -> Case:
-        return Case(row["policy"], row["size"], row["question"])
+    def cell_of(self, record: Record) -> Case:
+        return Case(record["policy"], record["size"], record["question"])
 
     def items(self, cell: Case) -> list[str]:
         return list(self.asked[cell.place])
 
-    def read(self, rows: list[Row]) -> dict[str, float]:
-        return {row["item"]: score(row["answer"], row["expected"]) for row in rows}
+    def read(self, records: list[Record]) -> dict[str, float]:
+        return {record["item"]: score(record["answer"], record["expected"]) for record in records}
 
-    def work(self, cell: Case, items: list[str]) -> int:
-        return sum(self._tokens(self.asked[cell.place][item]) for item in items)
+    def work(self, job: Job[Case, str]) -> int:
+        asked = [self.asked[job.cell.place][item] for item in job.items]
+        return sum(len(one.prompt.ids) + TASKS[one.sample.task].tokens for one in asked)
 
-    @staticmethod
-    def _tokens(asked: Asked) -> int:
-        return len(asked.prompt.ids) + TASKS[asked.sample.task].tokens
-
-    def batches(self, cell: Case, items: list[str], batch: int) -> list[list[str]]:
+    def batches(self, job: Job[Case, str]) -> list[list[str]]:
         """All prompts of one length at once, so that little is padded."""
         lengths: dict[int, list[str]] = {}
-        for item in items:
-            lengths.setdefault(self.asked[cell.place][item].sample.length, []).append(item)
+        for item in job.items:
+            lengths.setdefault(self.asked[job.cell.place][item].sample.length, []).append(item)
         return [lengths[length] for length in sorted(lengths)]
 
-    def prepare(self, cell: Case, items: list[str], batch: int) -> Compute[str]:
-        every = self.asked[cell.place]
+    def prepare(self, job: Job[Case, str], model: PreTrainedModel) -> Compute[str]:
+        every = self.asked[job.cell.place]
 
-        def compute(some: list[str], on_tokens: OnTokens) -> Iterator[Row]:
+        def compute(some: list[str], on_tokens: OnTokens) -> Iterator[Record]:
             asked = [every[item] for item in some]
-            rnn = self._rnn(cell)
+            rnn = self._rnn(job.cell, model)
             prompts = [one.prompt.ids for one in asked]
-            params = [
-                SamplingParams(
-                    max_tokens=TASKS[one.sample.task].tokens,
-                    temperature=0,
-                    stop_token_ids=self.stop_tokens,
-                    ignore_eos=True,  # the stop tokens are all of them
-                )
-                for one in asked
-            ]
+            params = [self._params(one) for one in asked]
             answers = (
-                in_batches(rnn, prompts, params, batch, on_tokens)
-                if cell.size is None
-                else answered(Engine.offline(rnn, batch), prompts, params, on_tokens)
+                answer_in_batches(rnn, prompts, params, job.batch, on_tokens)
+                if job.cell.size is None
+                else answer_prompts(Engine.offline(rnn, job.batch), prompts, params, on_tokens)
             )
             for number, tokens, seconds in answers:
                 text = self.tokenizer.decode(tokens, skip_special_tokens=True)
@@ -146,10 +128,18 @@ class Retrieval(Evaluation[Case, str, float]):
 
         return compute
 
-    def _rnn(self, cell: Case) -> MultiStateRNN:
-        if cell.size is None:
-            return MultiStateRNN(self.model, FULL, None, block=FULL_BLOCK)
-        return MultiStateRNN(self.model, *cell.cell.bounds, positions=self.positions)
+    def _params(self, asked: Asked) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=TASKS[asked.sample.task].tokens,
+            temperature=0,
+            stop_token_ids=self.stop_tokens,
+            ignore_eos=True,  # the stop tokens are all of them
+        )
+
+    def _rnn(self, case: Case, model: PreTrainedModel) -> MultiStateRNN:
+        if case.size is None:
+            return MultiStateRNN(model, FULL, None, block=FULL_BLOCK)
+        return MultiStateRNN(model, *case.cell.bounds, positions=self.positions)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
@@ -15,18 +15,18 @@ from msrnn.engine.requests import SamplingParams
 from msrnn.evaluation import statistics
 from msrnn.evaluation.cells import FULL_MODEL, Cell, cell_of
 from msrnn.evaluation.environment import backend_names, model_key
-from msrnn.evaluation.generation import answered
-from msrnn.evaluation.records import Record, Text, check_of
+from msrnn.evaluation.generation import answer_prompts
 from msrnn.evaluation.report import Formatted, Table, document
-from msrnn.evaluation.runner import Compute, Evaluation, OnTokens, Progress
+from msrnn.evaluation.schemas import Schema, Text, check_of
 from msrnn.evaluation.statistics import Estimate
-from msrnn.evaluation.store import Row, Store
+from msrnn.evaluation.store import Record
+from msrnn.evaluation.task import Compute, Job, OnTokens, Task
 from msrnn.hf.rnn import MultiStateRNN
 
 NAME = "story"
 
 
-class StoryRecord(Record):
+class StorySchema(Schema):
     policy: Text
     size: int | None
     seed: int
@@ -41,10 +41,10 @@ class StoryRecord(Record):
     temperature: float
 
 
-CHECK = check_of(StoryRecord)
+CHECK = check_of(StorySchema)
 HEADER = ("version", "tokens", "words", "repeated", "ended", "evicted", "as full")
 NGRAM = 4  # words
-SAMPLER = "sampler"  # rows of earlier versions, whose stories were sampled in another way, do not have it
+SAMPLER = "sampler"  # records of earlier versions, whose stories were sampled in another way, do not have it
 
 
 class StorySettings(NamedTuple):
@@ -56,7 +56,7 @@ class StorySettings(NamedTuple):
     seeds: list[int]
 
     @property
-    def key(self) -> Row:
+    def key(self) -> Record:
         digest = hashlib.sha256(json.dumps(self.prompt).encode()).hexdigest()[:16]
         return {"prompt": digest, "most": self.max_new_tokens, "temperature": self.temperature, SAMPLER: "engine"}
 
@@ -79,10 +79,10 @@ class StorySettings(NamedTuple):
         return max(0, size + 2 - len(self.prompt))
 
 
-Results = dict[Cell, list[Row]]  # a story for each seed
+Results = dict[Cell, list[Record]]  # a story for each seed
 
 
-class Stories(Evaluation[Cell, int, Row]):
+class Stories(Task[Cell, int, Record]):
     """The stories of one model. An item is a seed.
 
     Until its first eviction has an effect, a version writes the full model's story: that part is copied.
@@ -92,83 +92,72 @@ class Stories(Evaluation[Cell, int, Row]):
     gpu_batch, cpu_batch = 50, 8
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: Any,
-        settings: StorySettings,
-        stop_tokens: set[int],
-        store: Store,
-        batch: int | None,
-        metadata: Row,
+        self, model: PreTrainedModel, tokenizer: Any, settings: StorySettings, stop_tokens: set[int], metadata: Record
     ) -> None:
-        super().__init__(model, store, {**model_key(model), **settings.key}, metadata, batch)
+        self.key, self.metadata = {**model_key(model), **settings.key}, metadata
         self.tokenizer, self.settings, self.stop_tokens = tokenizer, settings, stop_tokens
         self.columns = len(settings.prompt) + settings.max_new_tokens  # tokens of a prompt and its story
 
-    def cell_of(self, row: Row) -> Cell:
-        return cell_of(row)
+    def cell_of(self, record: Record) -> Cell:
+        return cell_of(record)
 
     def items(self, cell: Cell) -> list[int]:
         return self.settings.seeds
 
-    def read(self, rows: list[Row]) -> dict[int, Row]:
-        return {row["seed"]: row for row in rows}
+    def read(self, records: list[Record]) -> dict[int, Record]:
+        return {record["seed"]: record for record in records}
 
-    def work(self, cell: Cell, items: list[int]) -> int:
-        return len(items) * self.columns
+    def work(self, job: Job[Cell, int]) -> int:
+        return len(job.items) * self.columns
 
     def needs(self, cell: Cell) -> list[Cell]:
+        """All other versions begin with the full model's stories."""
         return [] if cell == FULL_MODEL else [FULL_MODEL]
 
-    def run(self, cells: Sequence[Cell], progress: Progress) -> None:
-        """The full model first, since the others begin with its stories."""
-        super().run(list(dict.fromkeys([FULL_MODEL, *cells])), progress)
-
-    def batches(self, cell: Cell, items: list[int], batch: int) -> list[list[int]]:
+    def batches(self, job: Job[Cell, int]) -> list[list[int]]:
         """Stories that are the full model's to their end come first: they need no computation."""
-        copied = [seed for seed in items if self._unaffected(cell, seed)]
-        rest = [seed for seed in items if seed not in copied]
+        copied = [seed for seed in job.items if self._unaffected(job, seed)]
+        rest = [seed for seed in job.items if seed not in copied]
         return [some for some in (copied, rest) if some]
 
-    def _unaffected(self, cell: Cell, seed: int) -> bool:
+    def _unaffected(self, job: Job[Cell, int], seed: int) -> bool:
         """Whether the full model's story ends before an eviction can change it; the stop token counts as a token."""
-        if cell.size is None:
+        if job.cell.size is None:
             return False
-        story = self._full_story(seed)
-        return len(story["ids"]) + bool(story["ended"]) <= self.settings.first_affected(cell.size)
+        story = self._full_story(job, seed)
+        return len(story["ids"]) + bool(story["ended"]) <= self.settings.first_affected(job.cell.size)
 
-    def _full_story(self, seed: int) -> Row:
-        key = {**self.row_key(FULL_MODEL), "seed": seed}
-        return self.store.matching(key)[-1]
+    def _full_story(self, job: Job[Cell, int], seed: int) -> Record:
+        return self.read(job.done(FULL_MODEL))[seed]
 
-    def prepare(self, cell: Cell, items: list[int], batch: int) -> Compute[int]:
-        rnn = self._rnn(cell)
-        first = 0 if cell.size is None else self.settings.first_affected(cell.size)
+    def prepare(self, job: Job[Cell, int], model: PreTrainedModel) -> Compute[int]:
+        rnn = self._rnn(job.cell, model)
+        first = 0 if job.cell.size is None else self.settings.first_affected(job.cell.size)
         backend = {"backend": backend_names(rnn)}
 
-        def compute(seeds: list[int], on_tokens: OnTokens) -> Iterator[Row]:
-            if self._unaffected(cell, seeds[0]):
+        def compute(seeds: list[int], on_tokens: OnTokens) -> Iterator[Record]:
+            if self._unaffected(job, seeds[0]):
                 for seed in seeds:
-                    ids = self._full_story(seed)["ids"]
+                    ids = self._full_story(job, seed)["ids"]
                     on_tokens(self.columns)
                     yield {**self._story(seed, ids), "taken_over": len(ids), **backend}
                 return
-            copied = [self._full_story(seed)["ids"][:first] if first else [] for seed in seeds]
+            copied = [self._full_story(job, seed)["ids"][:first] if first else [] for seed in seeds]
             prompts = [self.settings.prompt + ids for ids in copied]
             params = [self.settings.params(seed, first, self.stop_tokens) for seed in seeds]
-            for number, tokens, seconds in answered(Engine.offline(rnn, batch), prompts, params, on_tokens):
+            for number, tokens, seconds in answer_prompts(Engine.offline(rnn, job.batch), prompts, params, on_tokens):
                 cost = {"taken_over": first, "seconds": seconds, **backend}
                 yield {**self._story(seeds[number], copied[number] + tokens), **cost}
 
         return compute
 
-    def _rnn(self, cell: Cell) -> MultiStateRNN:
+    def _rnn(self, cell: Cell, model: PreTrainedModel) -> MultiStateRNN:
         """The full model has slots for everything: the same attention kernels, in the same dtype."""
         if cell.size is None:
-            return full_model_rnn(self.model, self.columns)
-        return MultiStateRNN(self.model, *cell.bounds)
+            return full_model_rnn(model, self.columns)
+        return MultiStateRNN(model, *cell.bounds)
 
-    def _story(self, seed: int, ids: list[int]) -> Row:
+    def _story(self, seed: int, ids: list[int]) -> Record:
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
         length = {"ended": len(ids) < self.settings.max_new_tokens, "prompt_tokens": len(self.settings.prompt)}
         return {"seed": seed, "story": text, "ids": ids, **length}
@@ -191,7 +180,7 @@ def report_lines(stories: Results) -> list[Line]:
     return [_line(cell, some, stories[FULL_MODEL]) for cell, some in stories.items()]
 
 
-def _line(cell: Cell, stories: list[Row], full: list[Row]) -> Line:
+def _line(cell: Cell, stories: list[Record], full: list[Record]) -> Line:
     count = [1] * len(stories)
     return Line(
         cell,
@@ -205,7 +194,7 @@ def _line(cell: Cell, stories: list[Row], full: list[Row]) -> Line:
     )
 
 
-def evicted(story: Row) -> bool:
+def evicted(story: Record) -> bool:
     """Whether something was evicted. The last token of a story that did not end was never read."""
     read = story["prompt_tokens"] + len(story["ids"]) - (0 if story["ended"] else 1)
     return story["size"] is not None and read > story["size"]

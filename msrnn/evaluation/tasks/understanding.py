@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
 
@@ -16,7 +16,7 @@ from msrnn.engine.offline import full_model_rnn
 from msrnn.engine.requests import SamplingParams
 from msrnn.errors import FileError
 from msrnn.evaluation import statistics
-from msrnn.evaluation.cells import FULL, TRUNCATED, UNBOUNDED, Cell, Grid
+from msrnn.evaluation.cells import FULL, TRUNCATED, UNBOUNDED, Cell, Grid, cell_of
 from msrnn.evaluation.data import prompts
 from msrnn.evaluation.data.prompts import Prompt, PromptBuilder
 from msrnn.evaluation.data.questions import (
@@ -29,20 +29,24 @@ from msrnn.evaluation.data.questions import (
     Question,
 )
 from msrnn.evaluation.environment import backend_names, model_key
-from msrnn.evaluation.generation import answered
+from msrnn.evaluation.generation import answer_prompts
 from msrnn.evaluation.report import INLINE, MISSING, Formatted, Table, document, plot_estimates, saved_figure
-from msrnn.evaluation.runner import Compute, ModelRunner, OnTokens, Progress
+from msrnn.evaluation.runner import Progress, Runner, Workers
 from msrnn.evaluation.statistics import Estimate
-from msrnn.evaluation.store import Row, Store
+from msrnn.evaluation.store import Record, Store
+from msrnn.evaluation.task import Compute, Job, OnTokens, Task
 from msrnn.evaluation.tasks.answer_scores import F1, ROUGE, Metric, Scores
 from msrnn.evaluation.tasks.answers import Answers, Settings, StoredQuestion
 from msrnn.hf.generation import stop_tokens_of
+from msrnn.hf.loading import Loaded
 from msrnn.hf.rnn import MultiStateRNN
 
 AUTO = "auto"
 
 
-class Task(NamedTuple):
+class QuestionTask(NamedTuple):
+    """A set of questions on documents, and how answers are scored."""
+
     name: str
     title: str
     prompt: str
@@ -52,8 +56,8 @@ class Task(NamedTuple):
     metric: Metric
 
 
-SQUALITY = Task("squality", "SQuALITY", prompts.SQUALITY, 512, SQUALITY_HUB, SQUALITY_FORMATS, ROUGE)
-QASPER = Task(
+SQUALITY = QuestionTask("squality", "SQuALITY", prompts.SQUALITY, 512, SQUALITY_HUB, SQUALITY_FORMATS, ROUGE)
+QASPER = QuestionTask(
     "qasper",
     "QASPER",
     prompts.QASPER,
@@ -66,7 +70,13 @@ TASKS = {task.name: task for task in (SQUALITY, QASPER)}
 
 
 def settings_of(
-    task: Task, model: PreTrainedModel, chat: bool, length: int, answer: int, positions: str, cells: Sequence[Cell]
+    task: QuestionTask,
+    model: PreTrainedModel,
+    chat: bool,
+    length: int,
+    answer: int,
+    positions: str,
+    cells: Sequence[Cell],
 ) -> Settings:
     """The settings of a run; refuses what the model cannot compute. Positions "auto" depend on its training length."""
     known = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
@@ -79,7 +89,7 @@ def settings_of(
     return Settings(task.name, **model_key(model), chat=chat, length=length, positions=name, answer=answer)
 
 
-def stored_answers(task: Task, store: Store, cells: list[Cell], **wanted: Any) -> tuple[Answers, list[str]]:
+def stored_answers(task: QuestionTask, store: Store, cells: list[Cell], **wanted: Any) -> tuple[Answers, list[str]]:
     """The answers of the last settings with these values (None: any), and the questions that all cells answered."""
     positions = wanted.pop("positions", AUTO)
     wanted["positions"] = None if positions == AUTO else name_of(spacing(positions))
@@ -96,78 +106,63 @@ def stored_answers(task: Task, store: Store, cells: list[Cell], **wanted: Any) -
     return answers, keys
 
 
-class Understanding(ModelRunner[Cell, str, Row]):
-    """One model on some questions. An item is a prompt, by its key."""
+Assigned = dict[Cell, dict[str, Prompt]]  # the prompts that each cell answers, by key
+
+
+def assign_prompts(
+    builder: PromptBuilder, questions: Sequence[Question], answers: Answers, cells: Sequence[Cell]
+) -> Assigned:
+    """Each prompt once, however many cells of the table show its answer. Questions are stored with their prompts."""
+    lengths = sorted({answers.length(cell) for cell in cells})
+    # What set the length of a prompt: the settings, or the size of a truncated row.
+    names = {length: "length" if length == answers.settings.length else "size" for length in lengths}
+    assigned: Assigned = {}
+    for question in questions:
+        built = {length: builder.build(question, length, names[length]) for length in lengths}
+        answers.store_question(question, built)
+        by_key = {prompt.key: prompt for prompt in built.values()}
+        for cell in cells:
+            source, key = answers.source(cell, answers.questions[question.key])
+            assigned.setdefault(source, {})[key] = by_key[key]
+    answers.mark_used()
+    return {cell: assigned[cell] for cell in sorted(assigned, key=lambda cell: cell.size is not None)}
+
+
+class Understanding(Task[Cell, str, Record]):
+    """One model on some prompts. An item is a prompt, by its key."""
 
     unit = "answers"
     gpu_batch, cpu_batch = 16, 8
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        builder: PromptBuilder,
-        questions: list[Question],
-        answers: Answers,
-        batch: int | None,
-        metadata: Row,
+        self, model: PreTrainedModel, tokenizer: Any, prompts: Assigned, settings: Settings, metadata: Record
     ) -> None:
-        settings = answers.settings
-        super().__init__(model, answers.store, settings.answer_key, {"length": settings.length, **metadata}, batch)
-        self.builder, self.questions, self.answers = builder, questions, answers
-        self.settings, self.stop_tokens = settings, stop_tokens_of(model, builder.tokenizer)
-        self.prompts: dict[Cell, dict[str, Prompt]] = {}  # what each cell answers
+        self.key, self.metadata = settings.answer_key, {"length": settings.length, **metadata}
+        self.tokenizer, self.prompts, self.settings = tokenizer, prompts, settings
+        self.stop_tokens = stop_tokens_of(model, tokenizer)
 
-    def run(self, cells: Sequence[Cell], progress: Progress) -> None:
-        """Each prompt once, however many cells of the table show its answer."""
-        self.prompts = self._assigned(cells)
-        super().run(sorted(self.prompts, key=lambda cell: cell.size is not None), progress)
-
-    def answered(self, cells: Sequence[Cell], progress: Progress | None = None) -> Answers:
-        self.run(cells, progress or Progress())
-        return Answers(self.store, self.settings)
-
-    def sent(self) -> Self:
-        other = super().sent()
-        other.questions, other.answers = [], Answers(other.store, self.settings)  # prompts are all that a worker needs
-        return other
-
-    def _assigned(self, cells: Sequence[Cell]) -> dict[Cell, dict[str, Prompt]]:
-        """The prompts that each cell answers. Questions are stored with their prompts."""
-        lengths = sorted({self.answers.length(cell) for cell in cells})
-        assigned: dict[Cell, dict[str, Prompt]] = {}
-        for question in self.questions:
-            built = {n: self.builder.build(question, n, self._name(n)) for n in lengths}
-            self.answers.store_question(question, built)
-            by_key = {prompt.key: prompt for prompt in built.values()}
-            for cell in cells:
-                source, key = self.answers.source(cell, self.answers.questions[question.key])
-                assigned.setdefault(source, {})[key] = by_key[key]
-        self.answers.mark_used()
-        return assigned
-
-    def _name(self, length: int) -> str:
-        """What set the length of a prompt: the settings, or the size of a truncated row."""
-        return "length" if length == self.settings.length else "size"
+    def cell_of(self, record: Record) -> Cell:
+        return cell_of(record)
 
     def items(self, cell: Cell) -> list[str]:
         return list(self.prompts[cell])
 
-    def row_key(self, cell: Cell) -> Row:
-        return self.answers.key(cell)
+    def record_key(self, cell: Cell) -> Record:
+        return self.settings.answer_key_of(cell)
 
-    def read(self, rows: list[Row]) -> dict[str, Row]:
-        return {row["prompt"]: row for row in rows if "prediction" in row}
+    def read(self, records: list[Record]) -> dict[str, Record]:
+        return {record["prompt"]: record for record in records if "prediction" in record}
 
-    def work(self, cell: Cell, items: list[str]) -> int:
-        return sum(len(self.prompts[cell][key].ids) + self.settings.answer for key in items)
+    def work(self, job: Job[Cell, str]) -> int:
+        return sum(len(self.prompts[job.cell][key].ids) + self.settings.answer for key in job.items)
 
-    def batches(self, cell: Cell, items: list[str], batch: int) -> list[list[str]]:
-        """All at once: the engine keeps its rows filled, and reads a document once for all its questions."""
-        return [items]
+    def batches(self, job: Job[Cell, str]) -> list[list[str]]:
+        """All at once: the engine keeps its batch filled, and reads a document once for all its questions."""
+        return [job.items]
 
-    def prepare(self, cell: Cell, items: list[str], batch: int) -> Compute[str]:
-        ids = {key: self.prompts[cell][key].ids for key in items}
-        rnn = self._rnn(cell, max(map(len, ids.values())) + self.settings.answer)
+    def prepare(self, job: Job[Cell, str], model: PreTrainedModel) -> Compute[str]:
+        ids = {key: self.prompts[job.cell][key].ids for key in job.items}
+        rnn = self._rnn(job.cell, model, max(map(len, ids.values())) + self.settings.answer)
         backend = {"backend": backend_names(rnn)}
         params = SamplingParams(
             max_tokens=self.settings.answer,
@@ -176,26 +171,51 @@ class Understanding(ModelRunner[Cell, str, Row]):
             ignore_eos=True,  # the stop tokens are all of them
         )
 
-        def compute(keys: list[str], on_tokens: OnTokens) -> Iterator[Row]:
+        def compute(keys: list[str], on_tokens: OnTokens) -> Iterator[Record]:
             prompts = [ids[key] for key in keys]
-            for number, answer, seconds in answered(Engine.offline(rnn, batch), prompts, params, on_tokens):
-                text = self.builder.tokenizer.decode(answer, skip_special_tokens=True).strip()
+            for number, answer, seconds in answer_prompts(Engine.offline(rnn, job.batch), prompts, params, on_tokens):
+                text = self.tokenizer.decode(answer, skip_special_tokens=True).strip()
                 counts = {"tokens": len(prompts[number]), "answer_tokens": len(answer), "seconds": seconds}
                 yield {"prompt": keys[number], "prediction": text, **counts, **backend}
 
         return compute
 
-    def _rnn(self, cell: Cell, tokens: int) -> MultiStateRNN:
+    def _rnn(self, cell: Cell, model: PreTrainedModel, tokens: int) -> MultiStateRNN:
         if cell.size is None:
-            return full_model_rnn(self.model, tokens)
-        return MultiStateRNN(self.model, *cell.bounds, positions=self.row_key(cell)["positions"])
+            return full_model_rnn(model, tokens)
+        return MultiStateRNN(model, *cell.bounds, positions=self.record_key(cell)["positions"])
+
+
+def answer_questions(
+    loaded: Loaded,
+    task: QuestionTask,
+    questions: Sequence[Question],
+    answers: Answers,
+    cells: Sequence[Cell],
+    metadata: Record,
+    batch: int | None = None,
+    progress: Progress | None = None,
+    workers: Workers | None = None,
+) -> Answers:
+    """Generate the answers that the store does not have, and read all of them."""
+    builder = PromptBuilder(loaded.tokenizer, task.prompt, answers.settings.chat)
+    prompts = assign_prompts(builder, questions, answers, cells)
+    run = Runner(
+        Understanding(loaded.model, loaded.tokenizer, prompts, answers.settings, metadata),
+        answers.store,
+        loaded.model,
+        batch,
+        workers,
+    )
+    run.run(list(prompts), progress or Progress())
+    return Answers(answers.store, answers.settings)
 
 
 @dataclass(frozen=True)
 class Report:
     """Scores, and differences between policies, on questions that every cell of the grid has answered."""
 
-    task: Task
+    task: QuestionTask
     grid: Grid
     answers: Answers
     keys: list[str]  # of the questions

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from msrnn.evaluation.benchmark.contenders import setup
-from msrnn.evaluation.benchmark.measurement import Batches, Benchmark, Ledger, check_row, steps_in_buckets
+from msrnn.evaluation.benchmark.measurement import Batches, Benchmark, Ledger, check_record, steps_in_buckets
 from msrnn.evaluation.benchmark.table import Row, markdown, remarks, table
 from msrnn.evaluation.benchmark.timing import Times
 from msrnn.evaluation.store import Store
@@ -49,7 +49,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def bench(batches: Batches, path: Path | None = None, **environment: object) -> tuple[Benchmark, list[str]]:
         said: list[str] = []
-        return Benchmark(made, batches, Ledger(Store(path, check_row), environment), said.append), said
+        return Benchmark(made, batches, Ledger(Store(path, check_record), environment), said.append), said
 
     return bench
 

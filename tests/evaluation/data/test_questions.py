@@ -18,7 +18,7 @@ from msrnn.evaluation.data.questions import (
     Reference,
     questions,
 )
-from msrnn.evaluation.tasks.understanding import QASPER, SQUALITY, Task
+from msrnn.evaluation.tasks.understanding import QASPER, SQUALITY, QuestionTask
 
 STORY: dict[str, Any] = {
     "metadata": {"passage_id": "63"},
@@ -74,7 +74,7 @@ ON_THE_HUB = {
 TEXT = "On ships\n\nWe sail.\n\nSails\nWhite.\nWide.\n\nEnd."
 
 
-def read(path: Path | None, task: Task = QASPER, limit: int | None = None, seed: int = 0) -> QuestionSet:
+def read(path: Path | None, task: QuestionTask = QASPER, limit: int | None = None, seed: int = 0) -> QuestionSet:
     return questions(path, "test", task.hub, task.formats, limit, seed)
 
 
@@ -168,7 +168,7 @@ def test_what_is_no_source(name: str, tmp_path: Path) -> None:
 ASKED = STORY["questions"][0]
 PAPER = {"title": "T", "text": "words", "qas": [{"question": "a?", "free_form_answer": "yes"}]}
 LEVAL = {"instructions": ["a?"], "outputs": ["x"], "input": "words"}
-WORDLESS: dict[str, tuple[Task, dict[str, Any], str]] = {
+WORDLESS: dict[str, tuple[QuestionTask, dict[str, Any], str]] = {
     "no text of a story": (SQUALITY, STORY | {"document": None}, "the document of question '63/1' is None"),
     "no question": (SQUALITY, STORY | {"questions": [ASKED | {"question_text": None}]}, "the question of .* is None"),
     "a list for a question": (

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from msrnn.evaluation.data.texts import Choice, Chunk, Data, Document, choose
 from msrnn.evaluation.loss import losses
-from msrnn.evaluation.runner import Progress
+from msrnn.evaluation.runner import Progress, Runner
 from msrnn.evaluation.store import Store
 from msrnn.evaluation.tasks import extrapolation
 from msrnn.evaluation.tasks.extrapolation import (
@@ -24,6 +24,7 @@ from msrnn.evaluation.tasks.extrapolation import (
     cases,
     figure,
     leg_nll,
+    states_folder,
 )
 from tests.helpers.letters import Letters
 from tests.helpers.tiny import build, llama, tokens
@@ -44,8 +45,11 @@ def data() -> Data:
     return Data(made, [], LENGTH, 3, 0, 3, 0)
 
 
-def run(model: PreTrainedModel, data: Data, store: Store, course: Course = COURSE, batch: int = 2) -> Extrapolation:
-    return Extrapolation(model, data, course, store, batch, {"note": "metadata"})
+def run(
+    model: PreTrainedModel, data: Data, store: Store, course: Course = COURSE, batch: int = 2
+) -> Runner[Case, str, list[float]]:
+    task = Extrapolation(model, data, course, states_folder(store), {"note": "metadata"})
+    return Runner(task, store, model, batch)
 
 
 @pytest.mark.parametrize("given", [1, 3])
@@ -102,21 +106,21 @@ def test_goes_on_in_the_middle_of_a_text(
             run(model, data, store).results(CASES[:1])
 
     rows, read = Store(tmp_path / "x.jsonl"), list[int]()
-    done = sum(row["stop"] - row["start"] for row in rows.rows for _ in row["chunks"])
+    done = sum(row["stop"] - row["start"] for row in rows.records for _ in row["chunks"])
     found = run(model, data, rows).results(CASES[:1], Progress(total=read.append))
     assert read == [3 * LENGTH - done]
     for mine, theirs in zip(found[CASES[0]], expected[CASES[0]], strict=True):
         assert mine == pytest.approx(theirs, rel=1e-5)
     assert [path.name for path in tmp_path.iterdir()] == ["x.jsonl"], "states are of no use at the end"
-    assert len(rows.rows) == 2 * 4
+    assert len(rows.records) == 2 * 4
 
 
 def test_a_state_that_is_gone_costs_the_text(model: PreTrainedModel, data: Data, tmp_path: Path) -> None:
     store = Store(tmp_path / "x.jsonl")
     run(model, data, store).results(CASES[:1])
-    rows = [row for row in store.rows if row["start"] != 45]
+    rows = [row for row in store.records if row["start"] != 45]
     kept = Store(None)
-    kept.rows = rows
+    kept.records = rows
     read: list[int] = []
     run(model, data, kept).results(CASES[:1], Progress(total=read.append))
     assert read == [3 * LENGTH]
@@ -129,7 +133,7 @@ def test_other_legs_and_more_cases_share_what_is_there(model: PreTrainedModel, d
     assert (read, again) == ([0], first)
     run(model, data, store).results(CASES, Progress(total=read.append))
     assert read[1:] == [2 * 3 * LENGTH]
-    assert {row["note"] for row in store.rows} == {"metadata"}
+    assert {row["note"] for row in store.records} == {"metadata"}
 
 
 def test_rows() -> None:

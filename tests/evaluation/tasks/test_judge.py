@@ -94,7 +94,7 @@ def story_row(policy: str, size: int | None, seed: int, length: int, **more: Any
 
 def test_pairs_that_forgot_nothing_are_dropped() -> None:
     store = Store(None)
-    store.rows = [
+    store.records = [
         story_row("full", None, 0, 90, temperature=0.5),
         *(story_row("full", None, seed, 20) for seed in (0, 1, 2)),
         *(story_row("tova", 8, seed, length) for seed, length in ((0, 4), (1, 5), (2, 30), (3, 30))),
@@ -106,12 +106,12 @@ def test_pairs_that_forgot_nothing_are_dropped() -> None:
         (SMALL, 2, "tova 2", "full 2"),
     ]
     assert found.dropped == {SMALL: 1, LARGE: 2}
-    old, new = store.rows, [{**row, "sampler": "engine"} for row in store.rows]
+    old, new = store.records, [{**row, "sampler": "engine"} for row in store.records]
     for rows in ([*old, new[3], new[6]], [*new, old[3], old[6]]):
-        store.rows = rows
+        store.records = rows
         assert [pair.seed for pair in pairs(store).pairs] == [2], "of the last row's sampler"
-    for rows, reason in (([], "no stories"), (store.rows[:1], "by the same seed")):
-        store.rows = rows
+    for rows, reason in (([], "no stories"), (store.records[:1], "by the same seed")):
+        store.records = rows
         with pytest.raises(ValueError, match=reason):
             pairs(store)
 
@@ -195,7 +195,7 @@ def test_what_fails_for_good_keeps_what_there_is(tmp_path: Path, monkeypatch: py
         with pytest.raises(ValueError, match=r"failed 3 times .* answers so far are kept"):
             judgement.judge_all()
     assert judgement.verdicts() == {SMALL: [WIN]}
-    assert len(Store(path).rows) == 2
+    assert len(Store(path).records) == 2
 
 
 def test_retries_count_as_requests() -> None:
@@ -241,7 +241,7 @@ def test_an_endpoint_of_a_local_judges_name_is_asked_anew() -> None:
     assert (len(server.asked), judgement.verdicts(), judgement.leanings()) == (2, {SMALL: [WIN]}, {SMALL: []})
     for judge in (Endpoint("tiny", server.base_url), Local("tiny", model, tokenizer)):
         assert Judgement(judge, paired(1), store).cost().requests == 0
-    assert all("judge_fingerprint" not in row for row in store.rows[2:])
+    assert all("judge_fingerprint" not in row for row in store.records[2:])
 
 
 def test_a_local_judge_takes_the_likeliest_option() -> None:
@@ -250,16 +250,16 @@ def test_a_local_judge_takes_the_likeliest_option() -> None:
     judge, store = Local("tiny", model, tokenizer), Store(None)
     judgement = Judgement(judge, paired(1), store)
     assert judgement.judge_all()
-    assert len(store.rows) == 2
+    assert len(store.records) == 2
     assert judgement.verdicts()[SMALL] != [UNREADABLE]
-    row, prompt = store.rows[0], opening(tokenizer, paired(1).pairs[0].prompt(False))
+    row, prompt = store.records[0], opening(tokenizer, paired(1).pairs[0].prompt(False))
     model.set_attn_implementation("eager")
     for option, found in zip(("(A)", "(B)", "(C)"), row["log_likelihoods"], strict=True):
         ids = tokenizer(prompt + option, add_special_tokens=False, return_tensors="pt").input_ids
         with torch.no_grad():
             logs = model(input_ids=ids).logits[0, -4:-1].log_softmax(-1)
         assert found == pytest.approx(float(logs.gather(-1, ids[0, -3:, None]).sum()), rel=1e-4)
-    (one,), (first, swapped) = judgement.leanings()[SMALL], (row["log_likelihoods"] for row in store.rows)
+    (one,), (first, swapped) = judgement.leanings()[SMALL], (row["log_likelihoods"] for row in store.records)
     assert one == pytest.approx((first[0] - swapped[0]) - (first[1] - swapped[1]))
     assert row["answer"] == ("(A)", "(B)", "(C)")[max(range(3), key=lambda i: row["log_likelihoods"][i])]
 
@@ -268,7 +268,7 @@ def test_a_local_judge_tells_once_that_prompts_are_long() -> None:
     tokenizer, heard = character_tokenizer(), list[int]()
     model = build(llama(vocab_size=len(tokenizer), max_position_embeddings=64))
     assert Judgement(Local("tiny", model, tokenizer, heard.append), paired(1, 2), store := Store(None)).judge_all()
-    assert heard == [store.rows[0]["prompt_tokens"]]
+    assert heard == [store.records[0]["prompt_tokens"]]
 
 
 def test_what_speaks_for_a_letter_cancels() -> None:

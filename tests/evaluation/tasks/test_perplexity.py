@@ -16,13 +16,12 @@ from transformers import PreTrainedModel
 
 from msrnn.evaluation.cells import BASELINE, Cell, Grid
 from msrnn.evaluation.data.texts import Choice, Chunk, Data, Document, choose
-from msrnn.evaluation.runner import Progress
+from msrnn.evaluation.runner import Progress, Runner
 from msrnn.evaluation.statistics import Estimate
-from msrnn.evaluation.store import Store
+from msrnn.evaluation.store import Record, Store
 from msrnn.evaluation.tasks.perplexity import (
     PAPER_ROWS,
     PAPER_SIZES,
-    Perplexity,
     Reader,
     Report,
     cell_reader,
@@ -30,6 +29,7 @@ from msrnn.evaluation.tasks.perplexity import (
     formatted,
     formatted_ratio,
     grid,
+    perplexity_task,
     pieces,
 )
 from msrnn.hf.cache import MultiStateCache
@@ -40,6 +40,12 @@ from tests.helpers.tiny import build, llama, tokens
 
 LENGTH = 40
 FULL = Cell("full", None)
+
+
+def runner(
+    model: PreTrainedModel, made: Data, store: Store, batch: int | None, metadata: Record
+) -> Runner[Cell, str, float]:
+    return Runner(perplexity_task(model, made, metadata), store, model, batch)
 
 
 @pytest.fixture(scope="module")
@@ -171,25 +177,23 @@ def test_a_run_that_was_stopped_goes_on(
     model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int, cut_off: bool
 ) -> None:
     made, path = data(5), tmp_path / "rows.jsonl"
-    expected = Perplexity(model, made, Store(None), 2, {}).results(CELLS)
+    expected = runner(model, made, Store(None), 2, {}).results(CELLS)
     with monkeypatch.context() as patched:
         first = Counted(patched, stop)
         with pytest.raises(KeyboardInterrupt):
-            Perplexity(model, made, Store(path), 2, {"commit": "a"}).results(CELLS)
+            runner(model, made, Store(path), 2, {"commit": "a"}).results(CELLS)
     if cut_off:
         path.write_bytes(path.read_bytes() + b'{"policy": "tova", "nll": [12')
     with monkeypatch.context() as patched:
         second = Counted(patched)
-        assert Perplexity(model, made, Store(path), 2, {"commit": "b"}).results(CELLS) == expected
+        assert runner(model, made, Store(path), 2, {"commit": "b"}).results(CELLS) == expected
     both = first.read + second.read
     assert len(both) == len(set(both)) == 15
     assert len(first.read) == len([chunk for row in Store(path).matching({"commit": "a"}) for chunk in row["chunks"]])
     with monkeypatch.context() as patched:
         third = Counted(patched)
         heard: list[object] = []
-        assert (
-            Perplexity(model, made, Store(path), 1, {}).results(CELLS, Progress(heard.append, heard.append)) == expected
-        )
+        assert runner(model, made, Store(path), 1, {}).results(CELLS, Progress(heard.append, heard.append)) == expected
     assert (third.read, heard) == ([], [0])
 
 
@@ -199,7 +203,7 @@ def test_what_makes_another_result(model: PreTrainedModel, tmp_path: Path, monke
     def read(model: PreTrainedModel, made: Data, cells: list[Cell]) -> int:
         with monkeypatch.context() as patched:
             counted = Counted(patched)
-            Perplexity(model, made, Store(path), 2, {}).results(cells)
+            runner(model, made, Store(path), 2, {}).results(cells)
         return len(counted.read)
 
     assert read(model, data(2), cells) == 2
@@ -216,7 +220,7 @@ def test_what_makes_another_result(model: PreTrainedModel, tmp_path: Path, monke
 def test_a_row_tells_where_it_is_from(model: PreTrainedModel, tmp_path: Path) -> None:
     path, counted = tmp_path / "rows.jsonl", list[int]()
     made = data(3)
-    Perplexity(model, made, Store(path), 2, {"torch": "2"}).results(CELLS[1:2], Progress(tokens=counted.append))
+    runner(model, made, Store(path), 2, {"torch": "2"}).results(CELLS[1:2], Progress(tokens=counted.append))
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["texts"] for row in rows] == [[["book", 0], ["book", 40]], [["book", 80]]]
     assert rows[0]["numbers"] == {
@@ -238,14 +242,14 @@ def test_a_batch_that_does_not_fit(model: PreTrainedModel, monkeypatch: pytest.M
 
     monkeypatch.setattr(Reader, "nll", nll)
     with pytest.raises(ValueError, match="batch=2: tova 8 does not fit"):
-        Perplexity(model, data(2), Store(None), 8, {}).results([Cell("tova", 8)])
+        runner(model, data(2), Store(None), 8, {}).results([Cell("tova", 8)])
 
 
 def test_a_batch_that_nobody_asked_for_is_halved_until_it_fits(
     model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried, counted, original = list[int](), list[int](), Reader.nll
-    expected = Perplexity(model, data(5), Store(None), 1, {}).results([Cell("tova", 8)])
+    expected = runner(model, data(5), Store(None), 1, {}).results([Cell("tova", 8)])
 
     def nll(self: Reader, ids: torch.Tensor, on_tokens: Callable[[int], object]) -> list[float]:
         tried.append(len(ids))
@@ -255,7 +259,7 @@ def test_a_batch_that_nobody_asked_for_is_halved_until_it_fits(
         return original(self, ids, on_tokens)
 
     monkeypatch.setattr(Reader, "nll", nll)
-    evaluation = Perplexity(model, data(5), Store(None), None, {})
+    evaluation = runner(model, data(5), Store(None), None, {})
     assert evaluation.batch == 1, "on a CPU"
     evaluation.batch = 4
     found = evaluation.results([Cell("tova", 8)], Progress(tokens=counted.append))
@@ -304,7 +308,7 @@ def test_letters_as_tokens(model: PreTrainedModel) -> None:
     """From a text to its perplexity, by hand."""
     text = "".join(chr(3 + i * i % 90) for i in range(35))
     made = choose([Document("one", lambda: text)], Letters(1), Choice(length=11, chunks_per_book=2))
-    sums = Perplexity(model, made, Store(None), 2, {}).results([FULL])[FULL]
+    sums = runner(model, made, Store(None), 2, {}).results([FULL])[FULL]
     report = Report(grid(["full"], [4], 11), {FULL: sums}, made.predicted, "full")
     expected = sum(unmodified(model, torch.tensor([1, *map(ord, text[c.start : c.start + 10])])) for c in made.chunks)
     assert report.perplexity("full", 4).value == pytest.approx(math.exp(expected / 20), rel=1e-5)

@@ -11,7 +11,7 @@ from msrnn.engine.decode_batch import DecodeBatch
 from msrnn.engine.noise import uniform
 from msrnn.errors import UsageError
 from msrnn.evaluation.cells import Cell
-from msrnn.evaluation.runner import Progress
+from msrnn.evaluation.runner import Progress, Runner
 from msrnn.evaluation.store import Store
 from msrnn.evaluation.tasks.story import (
     SAMPLER,
@@ -49,7 +49,8 @@ def generated(
     settings: StorySettings = SETTINGS,
     progress: Progress | None = None,
 ) -> Results:
-    return Stories(model, TOKENIZER, settings, STOPS, store, batch, {"model": "tiny"}).results(cells, progress)
+    task = Stories(model, TOKENIZER, settings, STOPS, {"model": "tiny"})
+    return Runner(task, store, model, batch).results(cells, progress)
 
 
 def ids_of(stories: Results) -> dict[Cell, list[list[int]]]:
@@ -145,12 +146,12 @@ def test_what_was_killed_goes_on(model: PreTrainedModel, tmp_path: Path, monkeyp
     total, read = list[int](), list[int]()
     found = generated(model, store, cells, 2, progress=Progress(total.append, tokens=read.append))
     assert ids_of(found) == expected
-    assert len(store.rows) == 10
+    assert len(store.records) == 10
     assert sum(read) == total[0] == (10 - len(rows)) * (len(PROMPT) + SETTINGS.max_new_tokens)
     generated(model, store, cells, progress=Progress(total.append))
     assert total[1:] == [0]
     generated(model, store, [FULL], settings=SETTINGS._replace(temperature=1.0))
-    assert len(store.rows) == 15
+    assert len(store.records) == 15
 
 
 def test_fewer_stories_at_once_where_memory_runs_out(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +161,7 @@ def test_fewer_stories_at_once_where_memory_runs_out(model: PreTrainedModel, mon
     capacities = failing(monkeypatch, 30, torch.OutOfMemoryError("CUDA out of memory"))
     found = generated(model, store, CELLS[:2], None, progress=Progress(total.append, tokens=read.append))
     assert ids_of(found) == expected
-    assert len(store.rows) == 10
+    assert len(store.records) == 10
     assert capacities == [5, 2, 5]
     assert sum(read) == total[0]
 
@@ -176,12 +177,12 @@ def test_a_batch_that_was_asked_for_is_not_made_smaller(
 def test_stories_of_the_sampler_before_are_not_used(model: PreTrainedModel) -> None:
     store = Store(None)
     generated(model, store, [FULL])
-    before = [{name: value for name, value in row.items() if name != SAMPLER} for row in store.rows]
+    before = [{name: value for name, value in row.items() if name != SAMPLER} for row in store.records]
     old = Store(None)
     for row in before:
         old.append(row)
     generated(model, old, [FULL])
-    assert len(old.rows) == 10
+    assert len(old.records) == 10
 
 
 def story(length: int, ended: bool, size: int | None = 12, word: int = 7) -> dict[str, object]:

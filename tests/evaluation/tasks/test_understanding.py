@@ -4,6 +4,7 @@ import csv
 import json
 import string
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from msrnn.evaluation.runner import Progress
 from msrnn.evaluation.store import Store
 from msrnn.evaluation.tasks.answer_scores import WORTH_PROCESSES, scores
 from msrnn.evaluation.tasks.answers import Answers, Settings
-from msrnn.evaluation.tasks.understanding import QASPER, SQUALITY, Report, Understanding, figure, formatted
+from msrnn.evaluation.tasks.understanding import QASPER, SQUALITY, Report, answer_questions, figure, formatted
 from msrnn.hf.cache import MultiStateCache
 from msrnn.hf.loading import Loaded
 from tests.helpers.characters import END, character_tokenizer
@@ -51,16 +52,18 @@ def settings_of(model: PreTrainedModel, chat: bool = False, positions: str = "or
     return Settings("squality", **model_key(model), chat=chat, length=LENGTH, positions=positions, answer=ANSWER)
 
 
-def started(
+def answered(
     model: PreTrainedModel,
     store: Store,
+    cells: list[Cell],
+    progress: Progress | None = None,
     batch: int = 2,
     settings: Settings | None = None,
     template: str = TEMPLATE,
-) -> Understanding:
-    settings = settings or settings_of(model)
-    builder = PromptBuilder(TOKENIZER, template, settings.chat)
-    return Understanding(model, builder, asked(), Answers(store, settings), batch, {"model": "tiny"})
+) -> Answers:
+    answers = Answers(store, settings or settings_of(model))
+    task, loaded = SQUALITY._replace(prompt=template), Loaded(model, TOKENIZER)
+    return answer_questions(loaded, task, asked(), answers, cells, {"model": "tiny"}, batch, progress)
 
 
 def test_prompts_are_filled_in_once() -> None:
@@ -111,12 +114,12 @@ def stepped(model: PreTrainedModel, ids: list[int], cell: Cell) -> str:
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_answers_are_those_of_each_question_alone(model: PreTrainedModel, chat: bool) -> None:
-    run = started(model, Store(None), batch=3, settings=settings_of(model, chat))
-    answers = run.answered(CELLS)
+    answers = answered(model, Store(None), CELLS, batch=3, settings=settings_of(model, chat))
+    builder = PromptBuilder(TOKENIZER, TEMPLATE, chat)
     for question in asked():
         for cell in CELLS:
             stored = answers.questions[question.key]
-            prompt = run.builder.build(question, 50 if cell.policy == TRUNCATED else LENGTH)
+            prompt = builder.build(question, 50 if cell.policy == TRUNCATED else LENGTH)
             assert prompt.key == answers.source(cell, stored)[1]
             row = answers.answer(cell, stored)
             assert row is not None
@@ -129,8 +132,8 @@ def test_answers_are_those_of_each_question_alone(model: PreTrainedModel, chat: 
 def test_answers_on_a_gpu_are_those_on_a_cpu(model: PreTrainedModel) -> None:
     """The unbounded model's too, which has room for everything there."""
     other = build(llama(vocab_size=len(TOKENIZER)), "cuda")
-    found = [started(one, Store(None)).answered(CELLS) for one in (model, other)]
-    cpu, gpu = ([row["prediction"] for _, row in sorted(answers.rows.items())] for answers in found)
+    found = [answered(one, Store(None), CELLS) for one in (model, other)]
+    cpu, gpu = ([row["prediction"] for _, row in sorted(answers.records.items())] for answers in found)
     assert cpu == gpu
 
 
@@ -159,8 +162,8 @@ def test_on_words(small: Loaded) -> None:
 def test_what_is_the_same_is_answered_once(model: PreTrainedModel) -> None:
     """Where all fits the size nobody forgets, and a short document is not truncated."""
     store = Store(None)
-    answers = started(model, store).answered(CELLS)
-    rows = [row for row in store.rows if "prediction" in row]
+    answers = answered(model, store, CELLS)
+    rows = [row for row in store.records if "prediction" in row]
     assert len(rows) == 3 + 2 * 3 + 2  # full; two policies at 16; two of truncated
     first = answers.questions[asked()[0].key]
     assert answers.source(CELLS[4], first) == answers.source(FULL, first)
@@ -178,10 +181,10 @@ def test_a_run_that_was_killed_goes_on(
         return [row and row["prediction"] for row in found]
 
     def predictions(store: Store) -> int:
-        return len([row for row in store.rows if "prediction" in row])
+        return len([row for row in store.records if "prediction" in row])
 
     path, append = tmp_path / "rows.jsonl", Store.append
-    expected = texts(started(model, Store(None)).answered(CELLS))
+    expected = texts(answered(model, Store(None), CELLS))
 
     def killed(self: Store, row: dict[str, object]) -> None:
         if "prediction" in row and predictions(self) == stop:
@@ -191,42 +194,42 @@ def test_a_run_that_was_killed_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(Store, "append", killed)
         with pytest.raises(KeyboardInterrupt):
-            started(model, Store(path)).answered(CELLS)
+            answered(model, Store(path), CELLS)
     if cut_off:
         path.write_bytes(path.read_bytes() + b'{"policy": "tova", "predi')
     assert predictions(Store(path)) == stop
     total, read = list[int](), list[int]()
-    again = started(model, Store(path)).answered(CELLS, Progress(total.append, tokens=read.append))
+    again = answered(model, Store(path), CELLS, Progress(total.append, tokens=read.append))
     assert texts(again) == expected
     assert predictions(Store(path)) == 11
     assert sum(read) == total[0] > 0
-    started(model, Store(path)).answered(CELLS, Progress(total.append))
+    answered(model, Store(path), CELLS, Progress(total.append))
     assert total[1:] == [0]
 
 
 def test_progress_counts_what_was_announced(model: PreTrainedModel) -> None:
     total, read = list[int](), list[int]()
-    started(model, Store(None)).answered(CELLS, Progress(total.append, tokens=read.append))
+    answered(model, Store(None), CELLS, Progress(total.append, tokens=read.append))
     assert sum(read) == total[0] > 0
 
 
 def test_what_makes_another_answer(model: PreTrainedModel) -> None:
     store, cells = Store(None), [Cell("tova", 16)]
 
-    def answered(run: Understanding) -> int:
-        before = len([row for row in store.rows if "prediction" in row])
-        run.answered(cells)
-        return len([row for row in store.rows if "prediction" in row]) - before
+    def new(model: PreTrainedModel, **changed: Any) -> int:
+        before = len([row for row in store.records if "prediction" in row])
+        answered(model, store, cells, **changed)
+        return len([row for row in store.records if "prediction" in row]) - before
 
-    assert answered(started(model, store)) == 3
-    assert answered(started(model, store, batch=1)) == 0
-    assert answered(started(model, store, template="{document} {question}")) == 3
-    assert answered(started(model, store, settings=settings_of(model, chat=True))) == 3
-    assert answered(started(model, store, settings=settings_of(model, positions="compact"))) == 3
-    assert answered(started(model, store, settings=settings_of(model)._replace(answer=5))) == 3
-    assert answered(started(build(llama(vocab_size=len(TOKENIZER)), seed=1), store)) == 3
+    assert new(model) == 3
+    assert new(model, batch=1) == 0
+    assert new(model, template="{document} {question}") == 3
+    assert new(model, settings=settings_of(model, chat=True)) == 3
+    assert new(model, settings=settings_of(model, positions="compact")) == 3
+    assert new(model, settings=settings_of(model)._replace(answer=5)) == 3
+    assert new(build(llama(vocab_size=len(TOKENIZER)), seed=1)) == 3
     cells = [Cell("tova", 17)]
-    assert answered(started(model, store)) == 3
+    assert new(model) == 3
 
 
 def test_the_last_settings_are_the_ones_used_last(model: PreTrainedModel, tmp_path: Path) -> None:
@@ -234,12 +237,12 @@ def test_the_last_settings_are_the_ones_used_last(model: PreTrainedModel, tmp_pa
     path, one = tmp_path / "rows.jsonl", settings_of(model)
     other = one._replace(length=50)
     for settings, cell in ((one, "tova"), (other, "tova"), (one, "window"), (one, "tova"), (other, "tova")):
-        started(model, Store(path), settings=settings).answered([Cell(cell, 16)])
+        answered(model, Store(path), [Cell(cell, 16)], settings=settings)
         assert Settings.last(Store(path), "squality") == settings
     before = path.read_bytes()
-    started(model, Store(path), settings=other).answered([Cell("tova", 16)])
+    answered(model, Store(path), [Cell("tova", 16)], settings=other)
     assert path.read_bytes() == before, "the same settings again add nothing"
-    assert len([row for row in Store(path).rows if "settings_used" in row]) == 2
+    assert len([row for row in Store(path).records if "settings_used" in row]) == 2
     assert Settings.last(Store(path), "squality", length=LENGTH, answer=ANSWER) == one
     with pytest.raises(
         ValueError, match=r"^length=9, chat=False: no answers like this in .*; use length=60, positions="
@@ -250,9 +253,9 @@ def test_the_last_settings_are_the_ones_used_last(model: PreTrainedModel, tmp_pa
 def test_the_metadata_of_an_answer_is_not_what_the_settings_say(model: PreTrainedModel) -> None:
     """The first document fits both lengths, so that its answer is one row, which the first settings wrote."""
     store, one = Store(None), settings_of(model)
-    started(model, store, settings=one).answered([FULL])
+    answered(model, store, [FULL], settings=one)
     other = one._replace(length=LENGTH + 1, positions="compact")
-    answers = started(model, store, settings=other).answered([FULL])
+    answers = answered(model, store, [FULL], settings=other)
     metadata = answers.metadata(FULL, asked()[0].key)
     assert metadata["model"] == "tiny"
     assert not metadata.keys() & other.key.keys()
@@ -262,7 +265,6 @@ def reported(tmp_path: Path | None = None) -> Report:
     """Three questions on two documents, and answers whose scores are known."""
     store = Store(tmp_path and tmp_path / "rows.jsonl")
     settings = Settings("qasper", "f", "float32", False, 64, "original", 4)
-    answers = Answers(store, settings)
     table = grid(["tova", "full"], [8], 10**6)
     said = {FULL: ["x y", "yes", "no"], Cell("tova", 8): ["x", "no", "no"]}
     keys = []
@@ -275,7 +277,9 @@ def reported(tmp_path: Path | None = None) -> Report:
         keys.append(f"q{i}")
     for cell, texts in said.items():
         for i, text in enumerate(texts):
-            store.append({**answers.key(cell), "prompt": f"p{i}", "prediction": text, "model": "m", "torch": "2"})
+            store.append(
+                {**settings.answer_key_of(cell), "prompt": f"p{i}", "prediction": text, "model": "m", "torch": "2"}
+            )
     return remade(Answers(store, settings), table, keys)
 
 
@@ -309,7 +313,7 @@ def test_scores_are_the_same_in_many_processes_and_made_once() -> None:
         store.append({**settings.key, **row, "references": [[f"the cat {i} sat there", ""], ["no cats", ""]]})
         for cell in cells:
             text = f"a cat {i}{' sits' * (cell == FULL and i == 0)}"
-            store.append({**Answers(Store(None), settings).key(cell), "prompt": f"p{i}", "prediction": text})
+            store.append({**settings.answer_key_of(cell), "prompt": f"p{i}", "prediction": text})
     answers, heard = Answers(store, settings), list[object]()
     found = scores(SQUALITY.metric, answers, cells, keys, heard.append, lambda: heard.append(1))
     assert heard == [WORTH_PROCESSES + 1] + [1] * (WORTH_PROCESSES + 1)

@@ -7,44 +7,44 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, InstanceOf, ValidationError, model_validator
 
-from msrnn.evaluation.store import Check, Row
+from msrnn.evaluation.store import Check, Record
 
 Text = InstanceOf[str]  # a plain `str` field would refuse half of a surrogate pair, which JSON can hold
 
 
-class Record(BaseModel):
+class Schema(BaseModel):
     """What a record must have; it may have more. A number is not taken from a string, nor from true."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
-class ChunkRecord(Record):
+class ChunkSchema(Schema):
     """A record with one loss for each chunk of text."""
 
     chunks: list[Text]
     nll: list[Any]
 
     @model_validator(mode="after")
-    def _check_pairs(self) -> ChunkRecord:
+    def _check_pairs(self) -> ChunkSchema:
         if len(self.chunks) != len(self.nll):
             raise ValueError(f"{len(self.chunks)} chunks with {len(self.nll)} nll")
         return self
 
 
-def check_of(kind: type[Record]) -> Check:
+def check_of(kind: type[Schema]) -> Check:
     """A check that tells what is wrong with a record of this kind."""
 
-    def check(row: Row) -> str | None:
+    def check(record: Record) -> str | None:
         try:
-            kind.model_validate(row)
+            kind.model_validate(record)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             if not first["loc"]:
                 return str(first["ctx"]["error"])
             name = str(first["loc"][0])
-            if name not in row:
+            if name not in record:
                 return f"without the field {name!r}"
-            return f"its field {name!r} is {reprlib.repr(row[name])}"
+            return f"its field {name!r} is {reprlib.repr(record[name])}"
         return None
 
     return check
