@@ -1,149 +1,58 @@
-"""Every table's and figure's numbers, from two chunks made by hand."""
+"""Studies from a model: what is traced, what is taken from the folder, and what callbacks get."""
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import numpy
 import pytest
-from numpy.testing import assert_allclose
+from transformers import PreTrainedModel
 
-from msrnn.analysis import tables
-from msrnn.analysis.figures import draw_figures
-from msrnn.analysis.study import Study, study
-from msrnn.analysis.summary import agreement, summarize
-from msrnn.analysis.tables import make_tables, write_tables
-from msrnn.evaluation.report import Table
-from tests.helpers.handmade import LENGTH, SINK, SIZE, WINDOW, traced
+import msrnn
+from msrnn.analysis.explorer import token_texts, trace_policies
+from msrnn.analysis.study import StudyProgress, run_study
+from msrnn.analysis.tagging import passage
+from msrnn.policy import Policy
+from tests.helpers.characters import character_model, character_tokenizer
+from tests.helpers.tiny import build, llama, tokens
 
-# Chunks of one policy: a window in both layers, then a sink in both. Another: heads that differ in layer 0.
-PLAIN = [traced(WINDOW, WINDOW), traced(SINK, SINK)]
-HEADS = [traced([WINDOW, SINK], [WINDOW, WINDOW])] * 2
-IDS = numpy.array([[5, 1, 2, 3, 4, 1, 2, 7], [5, 1, 1, 1, 9, 9, 9, 9]])
-TAGS = [["NN", ".", "NN", ".", "XX", ".", "newline", "NN"], ["NN", *["."] * 3, *["no word"] * 4]]
-TRACES = {("tova", SIZE): PLAIN, ("h2o", SIZE): HEADS}
+IDS = tokens(2, 30).numpy()
 
 
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Study:
-    monkeypatch.setattr(tables, "OFTEN", 2)
-    return study(list(TRACES), TRACES.__getitem__, IDS, TAGS)
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return build(llama())
 
 
-def test_a_summary() -> None:
-    one = summarize("tova", SIZE, PLAIN)
-    assert one.life.tolist() == [[3, 3, 3, 3, 3, 3, 2, 1], [8, 2, 2, 2, 2, 2, 2, 1]]
-    assert one.first(3).tolist() == [5.5, 2.5, 2.5]
-    assert_allclose(one.recent, [[5 / 6], [5 / 6]])  # all of one chunk, two thirds of the other
-    assert one.recent_at_all_steps == pytest.approx((1 + (3 + 5 * 2 / 3) / 8) / 2)
-    assert one.held == pytest.approx((2 + 2) / 16)  # tokens 6 and 7; tokens 0 and 7
-    assert one.counts.tolist() == [0, 4, 14, 12, 0, 0, 0, 0, 2]
-    assert [one.quantile(q) for q in (0.1, 0.5, 0.9, 0.99)] == [1, 2, 3, 8]
-    assert_allclose(one.survival, [1, 1, 7 / 12, 1 / 10, 1 / 8, 1 / 6, 1 / 4, 1 / 2])
-    assert_allclose(one.between_layers, numpy.ones((2, 2)))
-    assert numpy.isnan(one.between_heads).all()
+def test_only_missing_traces_are_computed_and_earlier_ones_are_included(model: PreTrainedModel, tmp_path: Path) -> None:
+    calls: list[object] = []
+    read: list[int] = []
+    watch = StudyProgress(lambda *counts: calls.append(counts), calls.append, read.append)
+    first = run_study(model, IDS, [("tova", 6)], tmp_path, 1, {}, None, watch)
+    assert (calls, sum(read)) == ([(0, 2), "tova 6"], 60)
+    both = run_study(model, IDS, [("h2o", 6), ("tova", 7)], tmp_path, 2, {}, None, watch)
+    assert calls[2:] == [(0, 4), "h2o 6", "tova 7"]
+    assert list(both.summaries) == [("h2o", 6), ("tova", 7), ("tova", 6)]
+    assert numpy.array_equal(both.summaries["tova", 6].life, first.summaries["tova", 6].life)
+    again = run_study(model, IDS, [("tova", 6)], tmp_path, 1, {}, None, watch)
+    assert (calls[5:], sum(read)) == ([(2, 2)], 180)
+    assert numpy.array_equal(again.summaries["h2o", 6].recent, both.summaries["h2o", 6].recent)
+    other = run_study(model, IDS[:, :-1], [("tova", 6)], tmp_path, 1, {}, None, watch)  # no h2o of these chunks
+    assert list(other.summaries) == [("tova", 6)]
 
 
-def test_heads_that_differ() -> None:
-    one = summarize("h2o", SIZE, HEADS)
-    assert_allclose(one.recent, [[1.0, 2 / 3], [1.0, 1.0]])
-    assert_allclose(one.between_heads, [[2 / 3, 2 / 3], [1.0, 1.0]])
-    assert_allclose(one.between_layers, [[1, 5 / 6], [5 / 6, 1]])
-
-
-def test_policies_that_agree_and_that_do_not() -> None:
-    assert agreement(PLAIN, PLAIN) == 1
-    assert agreement(PLAIN[:1], PLAIN[1:]) == pytest.approx(2 / 3)
-    # Layer 0 of the first chunk: a window against a window and a sink.
-    assert agreement(PLAIN[:1], HEADS[:1]) == pytest.approx((5 / 6 + 1) / 2)
-
-
-def rows(table: Table | None) -> list[list[str]]:
-    assert table is not None
-    return table.strings()
-
-
-def test_the_papers_tables(made: Study) -> None:
-    assert rows(tables.retention(made))[:4] == [
-        ["tova", "2", "2", "3", "0", "1", "2"],
-        ["tova", "2", "4", "3", "2", "1", "2"],
-        ["tova", "2", "6", "3", "4", "1", "2"],
-        ["tova", "2", "7", "3", "5", "1", "2"],
-    ]
-    assert rows(tables.recent(made)) == [
-        ["tova", "83.3%"],
-        ["tova, all steps", "89.6%"],
-        ["h2o", "91.7%"],
-        ["h2o, all steps", "94.8%"],
-    ]
-    assert rows(tables.recent_by_layer(made)) == [["0", "83.3%", "83.3%"], ["1", "83.3%", "100.0%"]]
-    first = rows(tables.first_positions(made))
-    assert len(first) == LENGTH
-    assert first[:2] == [["0", "5.5", "4.2"], ["1", "2.5", "2.8"]]
-    assert rows(tables.tags(made)) == [
-        ["`all`", "16", "2.6", "2.6"],  # whatever the policy
-        ["`.`", "6", "2.5", "2.8"],
-        ["`newline`", "1", "2.0", "2.0"],
-        ["`NN`", "4", "3.8", "3.1"],
-        ["`XX`", "1", "3.0", "2.8"],
-        ["`no word`", "4", "1.8", "2.1"],
-    ]
-
-
-def test_the_papers_figures_stand_beside_its_sizes() -> None:
-    long = traced(list(range(256, 600)) + [600] * 256, size=256)
-    beside = study([("tova", 256)], lambda _: [long], numpy.zeros((1, 600)), [["POS"] * 300 + ["JJ"] * 300])
-    assert rows(tables.recent(beside))[-1] == ["tova, the paper's LLaMA-2-7B", "73%–76%"]  # noqa: RUF001
-    table = tables.tags(beside)
-    assert table is not None
-    assert table.header == ["tag", "tokens", "tova 256", "paper 256"]
-    assert [row[-1] for row in table.strings()] == ["249", "1,134", "240"]
-    lines = list(csv.DictReader(table.csv().splitlines()))
-    assert [line["paper"] for line in lines] == ["249", "1134", "240"]
-    assert {line["low"] for line in lines} == {""}  # one chunk cannot tell
-    assert "none of these here: `''`, `$`, `)`," in table.note
-
-
-def test_tables_beyond_the_paper(made: Study) -> None:
-    assert rows(tables.lifetimes(made))[0] == ["tova", "2", "2.6", "1", "2", "2", "3", "3", "8", "25.0%"]
-    longest = rows(tables.longest_lived(made, lambda token: f"<{token}|"))
-    assert longest[:4] == [
-        ["tova", "2", "`'<5|'`", "2", "5.5"],
-        ["tova", "2", "`'<2|'`", "2", "2.5"],
-        ["tova", "2", "`'<1|'`", "5", "2.4"],
-        ["tova", "2", "`'<9|'`", "4", "1.8"],
-    ]
-    assert rows(tables.between_policies(made)) == [["tova and h2o", "83.3%"]]
-    assert rows(tables.between_layers(made)) == [
-        ["0", "100.0%", "100.0%", "83.3%", "83.3%"],
-        ["1", "—", "100.0%", "—", "83.3%"],
-    ]
-    assert rows(tables.between_heads(made)) == [
-        ["0", "66.7%", "66.7%–100.0%"],  # noqa: RUF001
-        ["1", "100.0%", "100.0%–100.0%"],  # noqa: RUF001
-    ]
-
-
-def test_what_there_is_nothing_to_tell_of_is_left_out() -> None:
-    alone = study([("tova", SIZE)], lambda _: [traced(WINDOW)], IDS[:1])
-    assert [table.name for table in make_tables(alone, str)] == [
-        *("retention", "recent", "recent-by-layer", "first-positions", "lifetimes"),
-    ]
-    with pytest.raises(ValueError, match="no traces"):
-        summarize("tova", SIZE, [])
-
-
-def test_files(made: Study, tmp_path: Path) -> None:
-    shown = make_tables(made, str)
-    write_tables(shown, tmp_path, "a title", {"torch": "2", "commit": ""})
-    draw_figures(made, tmp_path, "a title", str)
-    names = {"retention", "recent", "recent-by-layer", "first-positions", "tags", "lifetimes", "longest-lived"}
-    names |= {"policies", "layers", "heads"}
-    assert {path.stem for path in tmp_path.glob("*.csv")} == {table.name for table in shown} == names
-    pictures = {path.stem for path in tmp_path.glob("*.png")}
-    maps = {f"retention-{kind}{policy}-2" for kind in ("", "layers-") for policy in ("tova", "h2o")}
-    assert pictures == {path.stem for path in tmp_path.glob("*.svg")} == names - {"retention", "recent"} | maps
-    text = (tmp_path / "analysis.md").read_text()
-    assert all(f"## {table.title}\n\n{table.note}\n" in text for table in shown)
-    assert text.endswith("\n- torch: 2\n")
+def test_one_text_under_several_policies() -> None:
+    model, tokenizer = character_model(), character_tokenizer()
+    read = passage("some words", tokenizer, add_special_tokens=True)
+    counts: dict[str, list[int]] = {"tova": [], "h2o": []}
+    found = trace_policies(
+        model, read.ids, [Policy.parse(name) for name in counts], 4, lambda name: counts[name].append
+    )
+    assert [(one.name, one.size) for one in found] == [("tova", 4), ("h2o", 4)]
+    assert {name: sum(tokens) for name, tokens in counts.items()} == {"tova": 11, "h2o": 11}
+    for one in found:
+        expected = msrnn.trace(
+            msrnn.MultiStateRNN(model, one.name, 4), tokenizer("some words", return_tensors="pt").input_ids
+        )
+        assert (one.trace.evicted_at == expected.evicted_at[0].numpy()).all()
+    assert token_texts(read, tokenizer) == ["<s>", *"some words"]

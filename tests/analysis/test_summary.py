@@ -7,6 +7,7 @@ from numpy.testing import assert_allclose
 import msrnn
 from msrnn.analysis.study import ALL, PAPER_SIZES, PAPER_TAGS
 from msrnn.analysis.summary import (
+    agreement,
     between_rows,
     coverage,
     off_diagonal,
@@ -15,10 +16,11 @@ from msrnn.analysis.summary import (
     recent,
     seen_together,
     steps_kept,
+    summarize,
     survivors,
     window,
 )
-from tests.helpers.handmade import LENGTH, SINK, SIZE, WINDOW
+from tests.helpers.handmade import HEADS, LENGTH, PLAIN, SINK, SIZE, WINDOW
 from tests.helpers.tiny import build, llama, tokens
 
 A, B = numpy.array(WINDOW), numpy.array(SINK)
@@ -86,3 +88,31 @@ def test_any_policy_has_the_same_mean(policy: str) -> None:
     times = msrnn.trace(msrnn.MultiStateRNN(build(llama()), policy, 8), tokens(1, 40)).evicted_at[0, :, 0].numpy()
     assert steps_kept(times).mean(-1).tolist() == [steps_kept(window(40, 8)).mean()] * 2
     assert recent(times, 8) == pytest.approx([1, 1]) if policy == "window" else (recent(times, 8) < 1).all()
+
+
+def test_a_summary() -> None:
+    one = summarize("tova", SIZE, PLAIN)
+    assert one.life.tolist() == [[3, 3, 3, 3, 3, 3, 2, 1], [8, 2, 2, 2, 2, 2, 2, 1]]
+    assert one.first(3).tolist() == [5.5, 2.5, 2.5]
+    assert_allclose(one.recent, [[5 / 6], [5 / 6]])  # all of one chunk, two thirds of the other
+    assert one.recent_at_all_steps == pytest.approx((1 + (3 + 5 * 2 / 3) / 8) / 2)
+    assert one.held == pytest.approx((2 + 2) / 16)  # tokens 6 and 7; tokens 0 and 7
+    assert one.counts.tolist() == [0, 4, 14, 12, 0, 0, 0, 0, 2]
+    assert [one.quantile(q) for q in (0.1, 0.5, 0.9, 0.99)] == [1, 2, 3, 8]
+    assert_allclose(one.survival, [1, 1, 7 / 12, 1 / 10, 1 / 8, 1 / 6, 1 / 4, 1 / 2])
+    assert_allclose(one.between_layers, numpy.ones((2, 2)))
+    assert numpy.isnan(one.between_heads).all()
+
+
+def test_heads_that_differ() -> None:
+    one = summarize("h2o", SIZE, HEADS)
+    assert_allclose(one.recent, [[1.0, 2 / 3], [1.0, 1.0]])
+    assert_allclose(one.between_heads, [[2 / 3, 2 / 3], [1.0, 1.0]])
+    assert_allclose(one.between_layers, [[1, 5 / 6], [5 / 6, 1]])
+
+
+def test_policies_that_agree_and_that_do_not() -> None:
+    assert agreement(PLAIN, PLAIN) == 1
+    assert agreement(PLAIN[:1], PLAIN[1:]) == pytest.approx(2 / 3)
+    # Layer 0 of the first chunk: a window against a window and a sink.
+    assert agreement(PLAIN[:1], HEADS[:1]) == pytest.approx((5 / 6 + 1) / 2)

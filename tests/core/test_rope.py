@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from threading import Thread
@@ -14,13 +13,14 @@ import pytest
 import torch
 
 from msrnn.backends import resolve_backend
-from msrnn.backends.numba.rope import new_gap, rotation, spacing_code
 from msrnn.core.rope import SPACINGS, Capped, GapFunction, Repositioning, Rope, spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.layer import attend
 from msrnn.policy import Bound, Policy
+from tests.helpers.ropes import FAR, FREQUENCY, decoded
+from tests.helpers.ropes import impatient as impatient
 from tests.helpers.tiny import build, llama
 
 KEPT = [3, 4, 14, 25, 26, 1000, 70_000]
@@ -30,8 +30,6 @@ BY_HAND: dict[str, Callable[[int], float]] = {
     "compressed:ln": lambda gap: gap if gap <= 10 else math.log(gap),
     "compressed:sqrt": lambda gap: gap if gap <= 10 else math.sqrt(gap),
 }
-FREQUENCY = 10_000.0 ** -(torch.arange(16, dtype=torch.float32) / 16)
-FAR = 1_000_000
 
 
 @pytest.mark.parametrize("name", SPACINGS)
@@ -72,18 +70,6 @@ def test_any_function_of_a_gap() -> None:
     assert chosen.name == same.name != other.name
 
 
-def decoded(function: Callable[[int], float], at: int, backend: str) -> Slots:
-    """A layer that keeps its first token and the newest, and reads three tokens from position `at` on."""
-    apart = spacing(function)
-    assert apart is not None
-    slots = Slots(1, LayerShape(1, 1, 8, 8, torch.float32, torch.device("cpu")), Bound(Policy.parse("window+1"), 3))
-    slots.position[0, 0, :2] = torch.tensor([0, at - 1])
-    slots.seen.fill_(at)
-    rows, scoring = torch.ones(1, 1, 3, 8), Scoring(0.5, repositioning=Repositioning(apart, Rope(FREQUENCY[:4])))
-    attend(slots, rows, rows, rows, slots.advance(3, None), scoring, 128, resolve_backend(backend, rows.device))
-    return slots
-
-
 @pytest.mark.parametrize("backend", ["numba", "torch"])
 def test_a_function_is_asked_only_for_gaps_that_occur(backend: str) -> None:
     decoded(lambda gap: gap / 3, 10, backend)  # compiled now
@@ -110,15 +96,6 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         gaps = torch.arange(start, start + 90)
         assert torch.equal(function(gaps), gaps.double() / 3)
         assert len(function._known) <= 100
-
-
-@pytest.fixture
-def impatient() -> Iterator[None]:
-    """Threads take turns as often as they can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -176,31 +153,6 @@ def test_threads_share_a_table() -> None:
     assert len(tables) == 1
 
 
-@pytest.mark.usefixtures("impatient")
-def test_threads_share_a_function_in_compiled_loops() -> None:
-    def third(gap: int) -> float:
-        return gap / 3
-
-    expected = {at: decoded(third, at, "torch") for at in range(20, 400, 20)}
-    with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(lambda at: decoded(third, at, "numba"), expected))
-    for mine, theirs in zip(found, expected.values(), strict=True):
-        assert torch.equal(mine.position, theirs.position)
-
-
-@pytest.mark.parametrize("error", [ValueError("seven"), KeyboardInterrupt()])
-def test_what_a_function_raises_passes_through_compiled_loops(error: BaseException) -> None:
-    def bad(gap: int) -> float:
-        if gap == 10**6 - 1:
-            raise error
-        return gap / 3
-
-    with pytest.raises(type(error)) as raised:
-        decoded(bad, 10**6, "numba")
-    assert raised.value is error
-    decoded(bad, 500, "numba")
-
-
 def test_a_spacing_is_a_value() -> None:
     chosen = spacing(lambda gap: gap / 3)
     assert copy.deepcopy(chosen) is chosen
@@ -223,17 +175,6 @@ def test_names() -> None:
         spacing("xyz")
     with pytest.raises(TypeError, match="positions=10"):
         spacing(10)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("name", [*SPACINGS, "compressed:7", "its own"])
-def test_the_compiled_function_is_the_named_one(name: str) -> None:
-    chosen = spacing((lambda gap: gap / 3) if name == "its own" else name)
-    assert chosen is not None
-    code = spacing_code(chosen)
-    for gap in (1, 2, 7, 8, 10, 11, 12, 99, FAR // 10):
-        assert new_gap(gap, code.kind, code.limit, code.own.pointer) == pytest.approx(
-            float(chosen.function(torch.tensor([float(gap)], dtype=torch.float64))), rel=1e-14
-        )
 
 
 def test_a_largest_gap() -> None:
@@ -293,18 +234,6 @@ def test_far_positions_lose_no_precision(position: int) -> None:
     naive = (torch.tensor(new_position - position, dtype=torch.float32) * FREQUENCY).double()
     if position >= FAR:
         assert (Rope(FREQUENCY).rotate(written, naive) - exact).abs().max() > 1e-2
-
-
-@pytest.mark.parametrize("new_position", [0.0, 0.87, 511.5, 8_000.25])
-@pytest.mark.parametrize("position", [0, 7, 70_001, FAR])
-def test_compiled_cosines_are_exact_to_rounding(position: int, new_position: float) -> None:
-    cos, sin = torch.empty(16), torch.empty(16)
-    rotation(
-        FREQUENCY.numpy(), torch.tensor(position, dtype=torch.int32).numpy()[()], new_position, cos.numpy(), sin.numpy()
-    )
-    angle = Rope(FREQUENCY).angle(torch.tensor(position), torch.tensor(new_position).double())
-    torch.testing.assert_close(cos.double(), angle.cos(), atol=2e-7, rtol=0)
-    torch.testing.assert_close(sin.double(), angle.sin(), atol=2e-7, rtol=0)
 
 
 def test_a_thousand_turns_are_one() -> None:

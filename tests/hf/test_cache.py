@@ -9,8 +9,6 @@ import transformers as tf
 from transformers import DynamicCache
 
 import msrnn
-from msrnn.errors import UsageError
-from msrnn.hf.fingerprint import fingerprint_of
 from tests.helpers.tiny import SMALL, build, llama, tokens
 
 
@@ -44,102 +42,6 @@ def test_a_cache_goes_on_under_stock_generate() -> None:
     assert torch.equal(again, rnn.generate(longer, **settings))
 
 
-_IDS = {"vocab_size": 97, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-LEARNED = {  # positions 0 to 23
-    "gpt2": tf.GPT2Config(**_IDS, n_embd=48, n_layer=2, n_head=6, n_positions=24),
-    "gpt_bigcode": tf.GPTBigCodeConfig(**_IDS, n_embd=48, n_layer=2, n_head=6, n_positions=24),
-    "opt": tf.OPTConfig(
-        **_IDS,
-        hidden_size=48,
-        num_hidden_layers=2,
-        ffn_dim=64,
-        num_attention_heads=6,
-        max_position_embeddings=24,
-        word_embed_proj_dim=48,
-    ),
-}
-PAST_THE_TABLE = "position 24: this model has learned positions 0 to 23 only; read a shorter text"
-
-
-@pytest.mark.parametrize("family", ["gpt2", "gpt_bigcode"])
-def test_a_forward_past_the_learned_positions_is_refused_and_reads_nothing(family: str) -> None:
-    model, ids = build(LEARNED[family]), tokens(2, 24)
-    cache, other = cached(model), cached(model)
-    with torch.no_grad():
-        with pytest.raises(UsageError, match=PAST_THE_TABLE):
-            model(tokens(2, 25), past_key_values=cache)
-        assert cache.get_seq_length() == 0
-        model(ids[:, :20], past_key_values=cache)
-        with pytest.raises(UsageError, match=PAST_THE_TABLE):
-            model(tokens(2, 5), past_key_values=cache)
-        assert cache.state.seen.tolist() == [20, 20]
-        for column in range(20, 24):
-            last = model(ids[:, column : column + 1], past_key_values=cache).logits
-        for _ in range(2):
-            with pytest.raises(UsageError, match=PAST_THE_TABLE):
-                model(ids[:, :1], past_key_values=cache)
-            assert cache.get_seq_length() == 24
-            assert cache.state.seen.tolist() == [24, 24]
-        torch.testing.assert_close(model(ids, past_key_values=other).logits[:, -1:], last, atol=1e-5, rtol=1e-5)
-
-
-def test_position_ids_of_the_caller_that_the_table_has_are_read_past_its_length() -> None:
-    model = build(LEARNED["gpt2"])
-    cache = cached(model)
-    with torch.no_grad():
-        model(tokens(1, 24), past_key_values=cache)
-        for count in (1, 3):
-            model(tokens(1, count), past_key_values=cache, position_ids=torch.full((1, count), 23))
-    assert cache.state.seen.tolist() == [28]
-
-
-@pytest.mark.parametrize("family", LEARNED)
-def test_generate_from_a_cache_at_the_end_of_the_learned_positions_is_refused(family: str) -> None:
-    model, ids = build(LEARNED[family]), tokens(1, 25)
-    settings = {"max_new_tokens": 1, "eos_token_id": None, "pad_token_id": 0}
-    cache = cached(model)
-    model.generate(ids[:, :24], attention_mask=torch.ones(1, 24), past_key_values=cache, **settings)
-    before = cache.state.fork(1)
-    with pytest.raises(UsageError, match=PAST_THE_TABLE):
-        model.generate(ids, attention_mask=torch.ones(1, 25), past_key_values=cache, **settings)
-    assert torch.equal(cache.state.positions(0), before.positions(0))
-
-
-@pytest.mark.parametrize("family", LEARNED)
-def test_generate_with_a_prompt_past_the_learned_positions_reads_nothing(family: str) -> None:
-    """The model looks into its table before it asks the cache how long the prompt is."""
-    model, ids = build(LEARNED[family]), tokens(1, 25)
-    cache = cached(model)
-    with pytest.raises(IndexError):
-        model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, max_new_tokens=1)
-    assert cache.get_seq_length() == 0
-
-
-def test_a_reset_cache_is_empty_again() -> None:
-    model = build(llama())
-    cache = cached(model)
-    ids = tokens(1, 20)
-    with torch.no_grad():
-        first = model(ids, past_key_values=cache).logits
-        cache.reset()
-        assert cache.get_seq_length() == 0
-        assert torch.equal(model(ids, past_key_values=cache).logits, first)
-
-
-def test_rows_of_a_cache_can_be_repeated_and_selected() -> None:
-    model = build(llama())
-    cache = cached(model)
-    with torch.no_grad():
-        model(tokens(2, 20), past_key_values=cache)
-        cache.batch_repeat_interleave(2)
-        cache.batch_select_indices(torch.tensor([0, 3]))
-        logits = model(tokens(2, 3, seed=2), past_key_values=cache).logits
-    rnn = msrnn.MultiStateRNN(model, "tova", 8)
-    state = rnn.state(2)
-    rnn.read(tokens(2, 20), state)
-    torch.testing.assert_close(logits, rnn.read(tokens(2, 3, seed=2), state))
-
-
 def test_another_attention_implementation_is_noticed() -> None:
     model = build(llama())
     cache = cached(model)
@@ -157,35 +59,6 @@ def test_an_ordinary_cache_still_works() -> None:
     expected = model.generate(ids, **settings)
     cached(model)
     assert torch.equal(model.generate(ids, past_key_values=DynamicCache(config=model.config), **settings), expected)
-
-
-def test_a_batch_that_does_not_fit_is_named() -> None:
-    model = build(llama())
-    cache = cached(model)
-    with torch.no_grad():
-        model(tokens(2, 5), past_key_values=cache)
-        with pytest.raises(ValueError, match="batch of 3 does not fit a state of 2"):
-            model(tokens(3, 5), past_key_values=cache)
-
-
-def test_gradients_are_refused_rather_than_lost() -> None:
-    model = build(llama())
-    with pytest.raises(ValueError, match="no_grad"):
-        model(tokens(1, 5), past_key_values=cached(model))
-
-
-def test_taking_tokens_back_is_refused() -> None:
-    model = build(llama(eos_token_id=None))
-    ids = tokens(1, 20)
-    with pytest.raises(ValueError, match="cannot remove its last tokens"):
-        model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            past_key_values=cached(model),
-            prompt_lookup_num_tokens=3,
-            max_new_tokens=30,
-            do_sample=False,
-        )
 
 
 def test_a_float_mask_is_refused() -> None:
@@ -250,11 +123,6 @@ def test_what_cannot_be_bounded_is_refused_with_a_reason(kind: str) -> None:
     with pytest.raises(ValueError, match=reason):
         msrnn.MultiStateRNN(model, "tova", 8)
     assert model.config._attn_implementation == before
-
-
-def test_a_fingerprint_tells_weights_apart() -> None:
-    assert fingerprint_of(build(llama())) == fingerprint_of(build(llama()))
-    assert fingerprint_of(build(llama())) != fingerprint_of(build(llama(), seed=1))
 
 
 def test_an_image_is_seen_whole() -> None:

@@ -10,7 +10,6 @@ import torch
 import transformers as tf
 
 import msrnn
-from msrnn.hf.fingerprint import fingerprint_of
 from tests.helpers.tiny import SMALL, build, llama, tokens
 
 
@@ -129,37 +128,6 @@ def test_attention_weights_are_returned_or_refused() -> None:
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
     with pytest.raises(ValueError, match="output_attentions"):
         model(ids, past_key_values=cache, output_attentions=True)
-
-
-def test_a_model_with_damaged_weights_is_named() -> None:
-    model = build(llama())
-    with torch.no_grad():
-        model.model.layers[1].self_attn.k_proj.weight[3, 3] = torch.nan
-    with pytest.raises(ValueError, match="keys of layer 1 are NaN or infinite"):
-        msrnn.MultiStateRNN(model, "tova", 8)
-    assert model.config._attn_implementation == "eager"
-
-
-def test_quantized_weights_have_a_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.quantized, "engine", "qnnpack")  # torch's own choice fails on some ARM machines
-    model = build(llama())
-    quantized = torch.ao.quantization.quantize_dynamic(build(llama()), {torch.nn.Linear}, dtype=torch.qint8)
-    other = torch.ao.quantization.quantize_dynamic(build(llama(), seed=1), {torch.nn.Linear}, dtype=torch.qint8)
-    assert len({fingerprint_of(m) for m in (model, quantized, other)}) == 3
-    rnn = msrnn.MultiStateRNN(quantized, "tova", 8)
-    assert rnn.read(tokens(1, 12), rnn.state()).isfinite().all()
-
-
-def test_offloaded_weights_have_a_fingerprint(tmp_path: Path) -> None:
-    accelerate = pytest.importorskip("accelerate")
-    plain = msrnn.MultiStateRNN(build(llama()), "tova", 8)
-    expected = plain.read(tokens(1, 12), plain.state())
-    places = {"model.layers.1": "disk", "model.layers.0": "cpu", "lm_head": "cpu"}
-    rest = {f"model.{name}": "cpu" for name in ("embed_tokens", "norm", "rotary_emb")}
-    model = accelerate.dispatch_model(build(llama()), {**places, **rest}, main_device="cpu", offload_dir=tmp_path)
-    rnn = msrnn.MultiStateRNN(model, "tova", 8)
-    torch.testing.assert_close(rnn.read(tokens(1, 12), rnn.state()), expected)
-    assert torch.equal(rnn.generate(tokens(1, 12), max_new_tokens=5), plain.generate(tokens(1, 12), max_new_tokens=5))
 
 
 def test_a_sliding_window_is_part_of_what_a_state_fits() -> None:

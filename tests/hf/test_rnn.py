@@ -1,18 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import PreTrainedModel
 
 import msrnn
 from msrnn.core.slots import MOST_COLUMNS
-from msrnn.errors import UsageError
 from tests.helpers.tiny import FAMILIES, build, greedy, left_padded, llama, tokens
 
 
@@ -96,82 +91,9 @@ def test_a_model_in_training_mode_is_put_into_evaluation() -> None:
     torch.testing.assert_close(rnn.read(ids, rnn.state()), expected, atol=1e-4, rtol=1e-4)
 
 
-def read_with(ids: Any, mask: Any = None, rows: int = 1) -> None:
-    rnn = msrnn.MultiStateRNN(build(llama()), "tova", 9)
-    rnn.read(ids, rnn.state(rows), mask)
-
-
-@pytest.mark.parametrize(
-    ("ids", "error", "named"),
-    [
-        ([[1, 2]], TypeError, "list"),
-        (torch.ones(1, 3), TypeError, "float32"),
-        (torch.ones(1, 3, dtype=torch.bool), TypeError, "bool"),
-        (torch.ones(3, dtype=torch.long), ValueError, r"\[3\]"),
-        (torch.ones(1, 0, dtype=torch.long), ValueError, r"\[1, 0\]"),
-        (torch.ones(2, 3, dtype=torch.long), ValueError, "2 rows do not fit a state of 1"),
-        (torch.tensor([[5, 97]]), ValueError, "97"),
-        (torch.tensor([[-1, 5]]), ValueError, "-1"),
-    ],
-)
-def test_bad_ids_are_named(ids: Any, error: type[Exception], named: str) -> None:
-    with pytest.raises(error, match=named):
-        read_with(ids)
-
-
-def test_a_mask_must_cover_the_columns() -> None:
-    with pytest.raises(ValueError, match=r"\[1, 4\]"):
-        read_with(tokens(1, 3), torch.ones(1, 4))
-
-
-@pytest.fixture
-def passes() -> Iterator[list[torch.nn.Module]]:
-    """The models that computed something, one entry per forward pass."""
-    models: list[torch.nn.Module] = []
-
-    def note(module: torch.nn.Module, *_: Any) -> None:
-        if isinstance(module, PreTrainedModel):
-            models.append(module)
-
-    hook = register_module_forward_pre_hook(note)
-    yield models
-    hook.remove()
-
-
-@pytest.mark.parametrize("wrong", [{"chunk": 0}, {"block": 0}, {"size": 0}, {"policy": "tovas"}, {"backend": "none"}])
-def test_a_refused_wrap_leaves_the_model_alone(wrong: dict[str, Any], passes: list[torch.nn.Module]) -> None:
-    model = build(llama())
-    with pytest.raises(ValueError, match=str(next(iter(wrong.values())))):
-        msrnn.MultiStateRNN(model, **{"policy": "tova", "size": 9, **wrong})
-    assert model.config._attn_implementation == "eager"
-    if "backend" not in wrong:  # which depends on the devices that the layers are on
-        assert passes == []
-
-
 def test_a_wrap_of_something_else_is_refused() -> None:
     with pytest.raises(TypeError, match="Linear"):
         msrnn.MultiStateRNN(torch.nn.Linear(2, 2), "tova", 9)
-
-
-def test_arguments_are_checked_before_any_work(model: PreTrainedModel, passes: list[torch.nn.Module]) -> None:
-    rnn = msrnn.MultiStateRNN(model, "tova", 9)
-    state = rnn.state()
-    rnn.read(tokens(1, 1), state)
-    assert passes, "work would be noticed"
-    passes.clear()
-    with pytest.raises(ValueError, match="batch_size=0"):
-        rnn.state(0)
-    with pytest.raises(ValueError, match="one token per row"):
-        rnn.step(tokens(1, 2), state)
-    for read in (rnn.read, rnn.step):
-        with pytest.raises(TypeError, match="dict"):
-            read(tokens(1, 1), {})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="left"):
-        rnn.generate(tokens(1, 3), state=state, attention_mask=torch.tensor([[1, 1, 0]]))
-    with pytest.raises(ValueError, match="num_return_sequences=2"):
-        rnn.generate(tokens(1, 3), state=state, num_return_sequences=2, do_sample=True)
-    assert passes == []
-    assert state.seen.tolist() == [1]
 
 
 def test_a_batch_goes_on_with_padding_between_turns(model: PreTrainedModel) -> None:
@@ -186,60 +108,6 @@ def test_a_batch_goes_on_with_padding_between_turns(model: PreTrainedModel) -> N
         rnn.generate(first[row : row + 1, a:], state=alone, **greedy())
         assert torch.equal(together[row, b:], rnn.generate(second[row : row + 1, b:], state=alone, **greedy())[0])
         assert alone.seen[0] == state.seen[row]
-
-
-def test_a_row_without_tokens_stays_as_it_is(model: PreTrainedModel) -> None:
-    rnn = msrnn.MultiStateRNN(model, "h2o", 9)
-    state = rnn.state(2)
-    rnn.read(tokens(2, 15), state)
-    before = state.positions(1)[1].sort().values
-    mask = torch.tensor([[1] * 5, [0] * 5])
-    rnn.read(tokens(2, 5), state, mask)
-    rnn.read(tokens(2, 1), state, mask[:, :1])
-    assert state.seen.tolist() == [21, 15]
-    assert torch.equal(state.positions(1)[1].sort().values, before)
-
-
-def test_learned_positions_end() -> None:
-    rnn = msrnn.MultiStateRNN(build(FAMILIES["gpt2"]()), "tova", 8)
-    known = rnn.model.config.n_positions
-    state = rnn.state()
-    rnn.read(tokens(1, known), state, last_only=True)
-    with pytest.raises(ValueError, match=f"learned positions 0 to {known - 1:,}"):
-        rnn.step(tokens(1, 1), state)
-
-
-@pytest.mark.parametrize("backend", ["torch", "numba"])
-def test_the_default_dtype_does_not_matter(backend: str) -> None:
-    model, ids = build(llama()), tokens(1, 30)
-    for policy, positions in (("echo", "original"), ("h2o", "compressed")):
-        rnn = msrnn.MultiStateRNN(model, policy, 8, backend=backend, positions=positions)
-        expected = rnn.read(ids, rnn.state())
-        torch.set_default_dtype(torch.bfloat16)
-        try:
-            found = rnn.read(ids, rnn.state())
-        finally:
-            torch.set_default_dtype(torch.float32)
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-
-
-def test_tokens_whose_position_does_not_fit_are_refused(model: PreTrainedModel) -> None:
-    """Positions are 32 bits wide: beyond them every token would be padding."""
-    rnn = msrnn.MultiStateRNN(model, "tova", 9)
-    state = rnn.state()
-    rnn.read(tokens(1, 12), state)
-    state.columns = MOST_COLUMNS - 2
-    for layer in state.layers:
-        layer.seen.fill_(MOST_COLUMNS - 2)
-    rnn.step(tokens(1, 1), state)
-    before = state.positions(0)
-    assert before.max() == MOST_COLUMNS - 2
-    with pytest.raises(ValueError, match=r"2,146,435,073 columns: a state reads 2,146,435,072 at most"):
-        rnn.read(tokens(1, 2), state)
-    assert torch.equal(state.positions(0), before)
-    rnn.step(tokens(1, 1), state)
-    with pytest.raises(ValueError, match="at most"):
-        rnn.step(tokens(1, 1), state)
 
 
 def test_a_cache_ends_where_positions_end(model: PreTrainedModel) -> None:
@@ -269,18 +137,6 @@ def test_a_state_made_in_inference_mode_is_a_state(model: PreTrainedModel, tmp_p
             torch.testing.assert_close(rnn.read(ids[:, 100:], other), second)
 
 
-def test_autocast_is_refused_before_anything_is_read(model: PreTrainedModel) -> None:
-    rnn = msrnn.MultiStateRNN(model, "tova", 9)
-    state = rnn.state()
-    with (
-        torch.autocast("cpu", torch.bfloat16),
-        pytest.raises(ValueError, match=r"autocast computes in torch\.bfloat16"),
-    ):
-        rnn.read(tokens(1, 12), state)
-    assert state.seen.tolist() == [0]
-    assert rnn.read(tokens(1, 12), state).isfinite().all()
-
-
 def test_what_a_state_tells_is_a_copy(model: PreTrainedModel) -> None:
     rnn = msrnn.MultiStateRNN(model, "tova", 9)
     state = rnn.state()
@@ -294,36 +150,6 @@ def test_what_a_state_tells_is_a_copy(model: PreTrainedModel) -> None:
     state.seen.zero_()
     assert state.seen.tolist() == [24]
     assert (state.positions(0) >= 0).sum() == 9
-
-
-def test_learned_positions_end_with_a_line() -> None:
-    config = FAMILIES["gpt2"]()
-    config.n_positions = 24
-    rnn = msrnn.MultiStateRNN(build(config), "tova", 9)
-    with pytest.raises(ValueError, match="position 24: this model has learned positions 0 to 23"):
-        rnn.generate(tokens(1, 20), max_new_tokens=10, eos_token_id=None)
-    assert rnn.generate(tokens(1, 20), max_new_tokens=5, eos_token_id=None).shape == (1, 25)
-
-
-def test_a_cache_reads_to_the_end_of_learned_positions_and_not_past_it() -> None:
-    config = FAMILIES["gpt2"]()
-    config.n_positions = 24
-    model, ids, mask = build(config), tokens(1, 25), torch.ones(1, 25, dtype=torch.long)
-    mask[:, :5] = 0  # padding takes no position
-    past_it = pytest.raises(UsageError, match="position 24: this model has learned positions 0 to 23 only; read a shor")
-    for count, beams, end in ((5, 1, nullcontext()), (6, 1, past_it), (5, 2, nullcontext()), (6, 2, past_it)):
-        cache = msrnn.MultiStateCache(model, "tova", 9)
-        with end:
-            model.generate(
-                ids,
-                attention_mask=mask,
-                past_key_values=cache,
-                max_new_tokens=count,
-                num_beams=beams,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        assert set(cache.state.seen.tolist()) == {24}
 
 
 def test_a_block_is_bounded_by_the_tokens_of_all_rows(model: PreTrainedModel) -> None:

@@ -12,9 +12,12 @@ import transformers as tf
 
 import msrnn
 from msrnn.core.state_file import load_tensors
+from msrnn.errors import UsageError
+from msrnn.hf.tensor_parallel import check_heads_divide, is_split, shards_of
 from tests.helpers import in_ranks
 from tests.helpers.in_ranks import names
-from tests.helpers.tiny import build, tokens
+from tests.helpers.shards import Others
+from tests.helpers.tiny import build, llama, tokens
 from tests.helpers.torchrun import BASE, NEEDS_GLOO, torchrun
 
 pytestmark = NEEDS_GLOO
@@ -62,3 +65,28 @@ def test_processes_that_share_a_model_compute_what_one_computes(
     for ranks in patterns_for:
         loaded = rnn.load_state(tmp_path / "llama-states" / f"echo-{ranks}.safetensors")
         torch.testing.assert_close(rnn.read(tokens(2, 12, seed=5), loaded), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "count", "refused"),
+    [
+        (6, 2, 2, None),
+        (6, 3, 3, None),
+        (6, 3, 2, "3 KV heads, which 2 processes"),
+        (6, 2, 4, "6 query heads, which 4 processes"),
+    ],
+)
+def test_processes_must_divide_the_heads(heads: int, kv_heads: int, count: int, refused: str | None) -> None:
+    model = build(llama(heads, kv_heads))
+    shards = Others([torch.zeros(1)] * (count - 1))
+    if refused is None:
+        check_heads_divide(model, model.config, shards)
+    else:
+        with pytest.raises(UsageError, match=refused):
+            check_heads_divide(model, model.config, shards)
+
+
+def test_a_model_of_one_process() -> None:
+    model = build(llama())
+    assert shards_of(model) is None
+    assert not is_split(model)

@@ -25,7 +25,6 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from msrnn.integrations import lm_eval as harness
-from msrnn.integrations import lm_eval_options
 from msrnn.integrations.lm_eval import BoundedLM
 
 BEYOND = 500  # a size that no text here reaches
@@ -272,29 +271,6 @@ def test_the_command_knows_the_model_and_finds_a_device(
     harness.main()
     (written,) = tmp_path.glob("out*.json")
     assert json.loads(written.read_text())["config"]["model"] == "msrnn"
-
-
-@pytest.mark.parametrize(
-    ("words", "added"),
-    [
-        ("--model msrnn --tasks x", True),
-        ("run -M msrnn --tasks x", True),
-        ("--model msrnn --device cuda:0", False),
-        ("--model hf --tasks x", False),
-        ("--tasks x", False),
-        ("--config FILE", True),
-        ("--config FILE --model hf", False),
-        ("--config WITH", False),
-        ("--config none --model msrnn", True),
-    ],
-)
-def test_a_device_is_added_where_none_is_named(words: str, added: bool, tmp_path: Path) -> None:
-    files = {"FILE": "model: msrnn", "WITH": "model: msrnn\ndevice: cuda:0"}
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-        words = words.replace(name, str(tmp_path / name))
-    given = words.split()
-    assert lm_eval_options.with_device(given) == given + ["--device", "auto"] * added
 
 
 def test_what_the_model_refuses_is_one_line(

@@ -31,8 +31,6 @@ MADE: dict[str, tuple[tuple[object, ...], dict[str, Any]]] = {
     ),
     "full": (("--policy", "full"), {"policy": "full", "size": None}),
 }
-
-
 FURTHER = ("size", "numbers", "bfloat16")  # others differ in the same way, and in more
 
 

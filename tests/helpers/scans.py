@@ -1,21 +1,16 @@
-"""Every scan kernel against `scan_torch`: the same eviction times and importances, and attention where it gives it."""
+"""Random chunks for scans, and a kernel compared with `scan_torch`."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from msrnn.backends.numba.scan import scan_numba
 from msrnn.backends.torch import scan_torch
-from msrnn.core.slots import HELD
 from msrnn.policy import Bound, Policy
-from tests.helpers.weights import scan_by_weights
 
 
 @st.composite
@@ -69,44 +64,3 @@ def check(kernel: Any, case: dict[str, Any], device: str) -> None:
     held: Tensor = (mine[1] >= 0) & (expected == expected.max())
     if case["bound"].policy.decay:
         torch.testing.assert_close(mine[2][held], theirs[2][held], atol=1e-5, rtol=1e-4)
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(case=chunks(rows=20))
-def test_the_compiled_loop(case: dict[str, Any]) -> None:
-    check(scan_numba, case, "cpu")
-
-
-@settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(case=chunks(rows=8))
-def test_the_triton_kernel(case: dict[str, Any], device: str) -> None:
-    check(scan_by_weights, case, device)
-
-
-def test_rows_that_do_not_fit_into_shared_memory(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msrnn.backends.triton.scan._shared_memory", lambda _: 0)
-    monkeypatch.setattr("msrnn.backends.triton.scan.TILE", 64)
-    case = {"heads": 5, "new": 8, "held": 12, "padding": 1, "sinks": True, "seed": 3}
-    check(scan_by_weights, {**case, "bound": Bound(Policy(0.5), 12)}, device)
-
-
-@pytest.mark.parametrize("number", [math.nan, -math.nan], ids=["nan", "-nan"])
-@pytest.mark.parametrize("kernel", [scan_torch, scan_numba, scan_by_weights])
-def test_an_importance_that_is_nan_counts_as_infinity(kernel: Any, number: float, device: str) -> None:
-    """The bits of a NaN with a sign are those of a negative integer, which would sort below every importance."""
-    if kernel is scan_numba and device != "cpu":
-        pytest.skip("this one runs on a CPU")
-    case = {"heads": 2, "new": 2, "held": 4, "padding": 0, "sinks": False, "seed": 5}
-    given = arguments({**case, "bound": Bound(Policy(1.0), 4)}, device)
-    position, importance = given[1], given[2]
-    importance[(position == 0) | (position == 1)] = number
-    evicted_at = kernel(*given)
-    assert (evicted_at[(position == 0) | (position == 1)] == HELD).all()
-    assert ((position >= 0) & (evicted_at == HELD)).sum(-1).eq(4).all()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("size", "heads"), [(512, 32), (1000, 5), (4096, 8)])
-def test_wide_rows(size: int, heads: int) -> None:
-    case = {"heads": heads, "new": 128, "held": size, "padding": 3, "sinks": False, "seed": 1}
-    check(scan_by_weights, {**case, "bound": Bound(Policy(0.0), size)}, "cuda")

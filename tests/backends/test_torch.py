@@ -2,21 +2,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from msrnn.backends.numba.rows import LIFT, lifted_exp
 from msrnn.backends.numba.scan import scan_numba
 from msrnn.backends.torch import scan_torch
 from msrnn.core.slots import HELD
 from msrnn.policy import Bound, Policy
+from tests.helpers.scans import arguments
 from tests.helpers.weights import scan_by_weights
 
 Scan = Callable[..., Tensor]
-
-
 every = pytest.mark.parametrize("scan", [scan_numba, scan_torch, scan_by_weights])
 gives_attention = pytest.mark.parametrize("scan", [scan_numba, scan_torch])
 
@@ -105,11 +104,16 @@ def test_sinks_take_part_and_are_no_states(scan: Scan) -> None:
     torch.testing.assert_close(scores[0, 0, 0, 1], expected)
 
 
-def test_the_exponential_is_exact_to_rounding() -> None:
-    x = -torch.logspace(-6, 2.2, 4000)
-    mine = torch.tensor([float(lifted_exp(v)) for v in x.numpy()])
-    torch.testing.assert_close(mine.double(), x.double().exp() * 2.0**LIFT, rtol=3e-7, atol=0)
-    for v, expected in ((3.0, 1.0), (0.0, 1.0), (torch.inf, 1.0)):
-        assert lifted_exp(torch.tensor(v).numpy()[()]) == expected * 2.0**LIFT
-    assert math.isnan(lifted_exp(torch.tensor(torch.nan).numpy()[()]))
-    assert 0 < lifted_exp(torch.tensor(-torch.inf).numpy()[()]) < 2.0**-125
+@pytest.mark.parametrize("number", [math.nan, -math.nan], ids=["nan", "-nan"])
+@pytest.mark.parametrize("kernel", [scan_torch, scan_numba, scan_by_weights])
+def test_an_importance_that_is_nan_counts_as_infinity(kernel: Any, number: float, device: str) -> None:
+    """The bits of a NaN with a sign are those of a negative integer, which would sort below every importance."""
+    if kernel is scan_numba and device != "cpu":
+        pytest.skip("this one runs on a CPU")
+    case = {"heads": 2, "new": 2, "held": 4, "padding": 0, "sinks": False, "seed": 5}
+    given = arguments({**case, "bound": Bound(Policy(1.0), 4)}, device)
+    position, importance = given[1], given[2]
+    importance[(position == 0) | (position == 1)] = number
+    evicted_at = kernel(*given)
+    assert (evicted_at[(position == 0) | (position == 1)] == HELD).all()
+    assert ((position >= 0) & (evicted_at == HELD)).sum(-1).eq(4).all()
