@@ -2,19 +2,22 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: demo test test-all test-minimum test-gpu test-ray check bench models docs package install clean
+.PHONY: demo test test-all coverage test-minimum test-gpu test-ray check bench models docs package install clean
 
 demo: install  ## the main job, on the small default model; a minute or two
 	$(BIN)/msrnn demo
 
 # Tests start dozens of processes, and all of them would compile the package and pytest its plugins.
-test test-all test-minimum: export PYTHONDONTWRITEBYTECODE =
+test test-all coverage test-minimum: export PYTHONDONTWRITEBYTECODE =
 
 test: install  ## CPU, offline; what needs a GPU is skipped without one
 	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "not slow"
 
 test-all: install  ## and the variants that `make test` leaves out since they take long
 	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal
+
+coverage: install  ## `make test`, and which lines it runs: a table, and coverage.xml
+	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "not slow" --cov --cov-report term:skip-covered --cov-report xml
 
 test-minimum: .venv-minimum/installed  ## with the oldest torch and transformers that are supported
 	.venv-minimum/bin/pytest -q -n $(WORKERS) --dist worksteal -m "not slow"
@@ -72,4 +75,5 @@ install: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-minimum .venv-ray .peers build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-minimum .venv-ray .peers build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+		.coverage coverage.xml

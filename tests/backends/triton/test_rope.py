@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from functools import partial
 from typing import Any
 
@@ -39,6 +38,10 @@ def test_turns_are_exact_to_rounding(name: str, device: str) -> None:
     torch.testing.assert_close(rotations[held], expected[held], atol=3e-7, rtol=0)
 
 
+def divide(by: int, gap: int) -> float:
+    return gap / by
+
+
 def compress(gap: str | Gap) -> Spacing:
     found = spacing(gap)
     assert found is not None
@@ -49,7 +52,7 @@ def test_a_spacing_owns_its_table(device: str, monkeypatch: pytest.MonkeyPatch) 
     """Captured graphs read it: it must not move or be freed, however many others there are."""
     monkeypatch.setattr("msrnn.backends.triton.rope.GAPS", 50)
     where = torch.device(device)
-    spacings = [compress(partial(operator.mul, 1 / n)) for n in range(2, 12)]
+    spacings = [compress(partial(divide, n)) for n in range(2, 12)]
     spacings += [compress(f"compressed:{n}") for n in range(1, 11)]
     tables = [_coded(chosen, where)[1] for chosen in spacings]
     addresses = [table.data_ptr() for table in tables]
