@@ -27,16 +27,17 @@ def test_numbers(value: Any, whole: bool, number: bool) -> None:
     assert (is_whole(value), is_number(value)) == (whole, number)
 
 
-@pytest.mark.parametrize("value", [0, 9, 1.0, True, "1", None])
-def test_counts_out_of_bounds(value: Any) -> None:
-    assert check_count("--size", 8, most=8) == 8
-    with pytest.raises(UsageError, match=r"--size=.*: must be a whole number of rows, from 1 to 8") as refused:
-        check_count("--size", value, most=8, of="rows")
-    assert (refused.value.name, refused.value.value) == ("--size", value)
+@pytest.mark.parametrize("value", [True, False, 0, -1, 8, 1.0, "1", None, [1], 10**400, float("nan")])
+def test_a_count_that_is_none(value: Any) -> None:
+    with pytest.raises(UsageError, match=r"must be a whole number of rows, from 1 to 7") as error:
+        check_count("rows", value, 1, 7, of="rows")
+    assert (error.value.name, error.value.value is value) == ("rows", True)
+    assert [check_count("rows", one, 1, 7) for one in (1, 7)] == [1, 7]
+    assert check_count("rows", 10**30) == 10**30
 
 
-@pytest.mark.parametrize("value", [-0.1, 2.1, math.nan, True, "1"])
-def test_numbers_out_of_bounds(value: Any) -> None:
-    assert check_number("--top-p", 2, 0, 2) == 2.0
-    with pytest.raises(UsageError, match=r"--top-p=.*: must be a number from 0 to 2"):
-        check_number("--top-p", value, 0, 2)
+@pytest.mark.parametrize("value", [True, "0.5", None, float("nan"), float("inf"), 10**400, -0.1, 1.1])
+def test_a_number_that_is_none(value: Any) -> None:
+    with pytest.raises(UsageError, match=r"^share=.*: must be a number from 0 to 1$"):
+        check_number("share", value, 0, 1)
+    assert [check_number("share", one, 0, 1) for one in (0, 0.5, 1)] == [0, 0.5, 1]

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import msrnn
-from msrnn.checks import check_count, check_number
 from msrnn.errors import (
     ABSENT,
     DoesNotFitError,
@@ -62,22 +61,6 @@ def test_a_large_or_deep_value_is_cut() -> None:
         deep = [deep]
     for value in (deep, [*range(10**6)], {str(i): i for i in range(10**5)}, "x" * 10**6):
         assert len(show(value)) <= 100
-
-
-@pytest.mark.parametrize("value", [True, False, 0, -1, 8, 1.0, "1", None, [1], 10**400, float("nan")])
-def test_a_count_that_is_none(value: Any) -> None:
-    with pytest.raises(UsageError, match=r"must be a whole number of rows, from 1 to 7") as error:
-        check_count("rows", value, 1, 7, of="rows")
-    assert (error.value.name, error.value.value is value) == ("rows", True)
-    assert [check_count("rows", one, 1, 7) for one in (1, 7)] == [1, 7]
-    assert check_count("rows", 10**30) == 10**30
-
-
-@pytest.mark.parametrize("value", [True, "0.5", None, float("nan"), float("inf"), 10**400, -0.1, 1.1])
-def test_a_number_that_is_none(value: Any) -> None:
-    with pytest.raises(UsageError, match=r"^share=.*: must be a number from 0 to 1$"):
-        check_number("share", value, 0, 1)
-    assert [check_number("share", one, 0, 1) for one in (0, 0.5, 1)] == [0, 0.5, 1]
 
 
 def test_nobody_writes_a_name_and_a_value_into_a_message() -> None:

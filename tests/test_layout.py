@@ -22,9 +22,9 @@ STILL_WITHOUT = {
     "evaluation": "cells generation records",
     "evaluation/data": "prompts",
     "evaluation/tasks": "layer_losses retrieval",
-    "serve": (
-        "affinity app application backlog defaults errors forward in_process keys limits metrics prompts "
-        "protocol refusals replies request_models retention sessions usual_fields"
+    "server": (
+        "affinity asgi backlog defaults errors in_process keys limits metrics prompts protocol proxy refusals "
+        "replies request_models retention sessions usual_fields"
     ),
 }
 
