@@ -71,7 +71,7 @@ install: .venv/installed
 
 .venv-ray/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/pip install -q -c constraints.txt -e '.[dev,ray]' pytest-timeout
+	.venv-ray/bin/pip install -q -c constraints.txt -e '.[dev,ray]'
 	touch $@
 
 clean:

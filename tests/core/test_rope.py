@@ -121,7 +121,7 @@ def test_threads_share_a_function() -> None:
         return inside.pop() / 3
 
     with ThreadPoolExecutor(8) as threads:
-        for _ in range(20):
+        for _ in range(6):
             function = GapFunction(third)
             assert all(threads.map(ask, [function] * 8, range(8)))
             gaps = torch.arange(1, 3000)
