@@ -17,7 +17,6 @@ from msrnn.cli.files import manual
 from msrnn.cli.options import as_typed
 from msrnn.errors import UsageError
 from msrnn.evaluation.data.texts import check_source
-from msrnn.hf.model_options import ORIGINAL
 from msrnn.policy import FULL
 
 AUTO = "auto"

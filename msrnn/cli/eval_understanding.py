@@ -19,7 +19,6 @@ from msrnn.cli.evaluation import (
 )
 from msrnn.cli.terminal import note, progress
 from msrnn.errors import UsageError
-from msrnn.hf.model_options import ORIGINAL
 from msrnn.policy import FULL
 
 if TYPE_CHECKING:
