@@ -175,6 +175,11 @@ def test_the_drawn_graph_is_the_code() -> None:
     assert drawn == {(one, other) for one, other in found if one != other and other not in everywhere}
 
 
+def test_the_map_is_short() -> None:
+    """A map is read in one sitting; decisions have pages of their own."""
+    assert len((ROOT.parent / "docs" / "architecture.md").read_text().splitlines()) <= 120
+
+
 def test_no_two_modules_import_each_other() -> None:
     """Directly or through others; raises CycleError, which names them."""
     graph = {module: imported(path) - {module} for module, path in MODULES.items()}
