@@ -37,18 +37,18 @@ def test_addresses_that_cannot_be_used() -> None:
     with bind("127.0.0.1", 0) as first, bind("127.0.0.1", first.getsockname()[1]) as second:
         port = first.getsockname()[1]
         listen(first, "127.0.0.1")
-        in_use = rf"--port {port}: in use by another program on 127.0.0.1; choose another, or 0 for a free one"
+        in_use = rf"port={port}: in use by another program on 127.0.0.1; choose another, or 0 for a free one"
         with pytest.raises(UsageError, match=in_use):
             listen(second, "127.0.0.1")
         with pytest.raises(UsageError, match=in_use):
             bind("127.0.0.1", port)
-    with pytest.raises(UsageError, match=r"--host 192.0.2.1: not an address of this machine; 0.0.0.0 is every"):
+    with pytest.raises(UsageError, match=r"host='192.0.2.1': not an address of this machine; 0.0.0.0 is every"):
         bind("192.0.2.1", 0)
-    for host, shown in (("not an address", "'not an address'"), ("a..b", "a..b"), ("", "''")):
-        with pytest.raises(UsageError, match=rf"--host {shown}: unknown \(.*\); give an address of this machine"):
+    for host in ("not an address", "a..b", ""):
+        with pytest.raises(UsageError, match=rf"host={host!r}: unknown \(.*\); give an address of this machine"):
             bind(host, 0)
     denied = _address_error(PermissionError(errno.EACCES, "Permission denied"), "127.0.0.1", 80)
-    assert str(denied) == "--port 80: this user may not listen on it; choose one from 1024 to 65535"
+    assert str(denied) == "port=80: this user may not listen on it; choose one from 1024 to 65535"
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="the limits of another process can be set on Linux only")

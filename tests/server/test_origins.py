@@ -60,7 +60,7 @@ def test_names_of_a_server(bound: str, hosts: tuple[str, ...], known: str, unkno
 
 @pytest.mark.parametrize("host", ["", "*", "http://mybox", "mybox:80", "[::1]:80", "my box", "mybox/v1"])
 def test_bad_names(host: str) -> None:
-    with pytest.raises(UsageError, match=r"--allowed-host .*: must be a name or an address"):
+    with pytest.raises(UsageError, match=r"allowed_host=.*: must be a name or an address"):
         Origins(hosts=(host,))
 
 
@@ -68,7 +68,7 @@ def test_bad_names(host: str) -> None:
     "origin", ["", "null", "example.org", "https://", "https://a.b/c", "https://a b", "https://*.a.b"]
 )
 def test_bad_origins(origin: str) -> None:
-    with pytest.raises(UsageError, match=r"--cors-origin .*: must be like https://example.org"):
+    with pytest.raises(UsageError, match=r"cors_origin=.*: must be like https://example.org"):
         Origins(cors=(origin,))
 
 
