@@ -25,7 +25,7 @@ PRINTED = {  # something that the snippets of a page print
     "docs/index.md": "The captain opened the door and",
     "docs/guides/batches-and-gpus.md": "The capital of France is",
     "docs/guides/endless-chat.md": "",
-    "docs/guides/evaluating-a-policy.md": "first=4",
+    "docs/guides/evaluating-a-policy.md": "perplexity against tova",
     "docs/guides/extending.md": "",
     "docs/guides/long-documents.md": "The next morning",
     "docs/guides/new-policy.md": "SnapKV: ",
