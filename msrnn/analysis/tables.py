@@ -251,11 +251,11 @@ def summary_table(study: Study) -> Table:
         "Steps kept: how many steps see a token. Recent: of the states kept, the share that a window of the same size "
         "keeps as well.",
         ["policy", "size", "mean steps\nkept", "median\nsteps", "never\ndropped", "recent"],
-        [_summarized(one) for one in study.summaries.values()],
+        [_summary_values(one) for one in study.summaries.values()],
     )
 
 
-def _summarized(one: Summary) -> list[Value]:
+def _summary_values(one: Summary) -> list[Value]:
     shares = Share(one.held), Share(float(numpy.nanmean(one.recent)))
     return [one.policy, one.size, float(one.life.mean()), one.quantile(0.5), *shares]
 

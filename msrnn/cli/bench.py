@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SIZES, DEFAULT_STATE_DTYPES, DEFAULT_POSITIONS = [256, 512, 1024, 2048], [NATIVE], [ORIGINAL]
 
-Sizes = Annotated[list[int], Option("--size", help="States that each layer may hold; repeat to measure several.")]
+Sizes = Annotated[list[int], Option("--size", help="KV rows per layer; repeat to measure several.")]
 Length = Annotated[int, Option(help="Tokens of a prompt, and of a whole sequence.")]
 Batch = Annotated[
     int | None, Option(help="Measure at this batch size, not at the largest that fits.", show_default=False)

@@ -106,7 +106,7 @@ def scores(
     different = list(dict.fromkeys(text for some in texts.values() for text in some))
     on_total(len(different))
     scored: dict[Scored, Score] = {}
-    for text, score in zip(different, _scored(metric, different), strict=True):
+    for text, score in zip(different, _score_all(metric, different), strict=True):
         scored[text] = score
         on_score()
     return {cell: [scored[text] for text in some] for cell, some in texts.items()}
@@ -118,7 +118,7 @@ def _prediction(answers: Answers, cell: Cell, question: StoredQuestion) -> str:
     return str(row["prediction"])
 
 
-def _scored(metric: Metric, answers: Sequence[Scored]) -> Iterator[Score]:
+def _score_all(metric: Metric, answers: Sequence[Scored]) -> Iterator[Score]:
     texts, references = [text for text, _ in answers], [references for _, references in answers]
     if not metric.slow or len(answers) < WORTH_PROCESSES:
         yield from map(metric.score, texts, references)

@@ -305,4 +305,4 @@ def _scales(axes: Any, sizes: Sequence[int]) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_locator(NullLocator())
-    axes.set_xlabel("size: states in each layer")
+    axes.set_xlabel("size: KV rows per layer")

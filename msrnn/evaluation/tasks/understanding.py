@@ -346,7 +346,7 @@ def figure(report: Report, folder: Path, title: str) -> None:
             plot_estimates(axes, sizes, points, marker="o", markersize=3, label=name, **style)
         axes.set_xscale("log", base=2)
         axes.set_xticks(report.grid.sizes, [f"{size:,}" for size in report.grid.sizes])
-        axes.set_xlabel("size: states in each layer")
+        axes.set_xlabel("size: KV rows per layer")
         axes.set_ylabel(report.task.metric.name)
         axes.legend(frameon=False, fontsize=8)
         axes.set_title(title, fontsize=10)
