@@ -11,7 +11,7 @@ demo: install  ## the main job, on the small default model; a minute or two
 test test-all coverage test-minimum: export PYTHONDONTWRITEBYTECODE =
 
 test: install  ## CPU, offline; what needs a GPU is skipped without one
-	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "not slow"
+	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal --durations 40 -m "not slow"
 
 test-all: install  ## and the variants that `make test` leaves out since they take long
 	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal

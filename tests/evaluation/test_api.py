@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from msrnn import evaluation
 from msrnn.cli import main
 from msrnn.errors import UsageError
+from msrnn.evaluation.report import has_matplotlib
 from msrnn.evaluation.tasks.perplexity import Reader
 from msrnn.hf.loading import Loaded
 from tests.helpers.characters import character_model, character_tokenizer
@@ -71,9 +72,8 @@ def test_perplexity_is_that_of_the_command(
     assert f"{result.report.perplexity('tova', 8).value:.1f}" in str(result)
     assert [line.split()[0] for line in str(result).splitlines()[1:4]] == ["policy", "tova", "full"]
     result.write(tmp_path / "python")
-    assert sorted(path.name for path in (tmp_path / "python").iterdir()) == [
-        f"perplexity.{kind}" for kind in ("csv", "jsonl", "md")
-    ]
+    kinds = ["csv", "jsonl", "md", *(["png", "svg"] if has_matplotlib() else [])]
+    assert sorted(path.name for path in (tmp_path / "python").iterdir()) == [f"perplexity.{kind}" for kind in kinds]
 
     # A folder is a store: nothing is read again, and cells of earlier calls are shown as well.
     with monkeypatch.context() as patched:

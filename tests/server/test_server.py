@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -229,9 +231,15 @@ def test_limits(rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.Mon
 
 
 def test_the_guide(address: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The Python of the guide runs."""
+    """The Python of the guide runs; what starts a server has arguments that `msrnn.serve` takes."""
     guide = (Path(__file__).parents[2] / "docs" / "guides" / "serving.md").read_text()
-    code = "".join(re.findall(r"```py\n(.*?)```", guide, flags=re.DOTALL))
+    blocks = re.findall(r"```py\n(.*?)```", guide, flags=re.DOTALL)
+    starts = [block for block in blocks if "msrnn.serve(" in block]
+    for call in [node for block in starts for node in ast.walk(ast.parse(block)) if isinstance(node, ast.Call)]:
+        if ast.unparse(call.func) == "msrnn.serve":
+            inspect.signature(msrnn.serve).bind(*call.args, **{str(given.arg): given for given in call.keywords})
+    assert len(starts) == 2
+    code = "".join(block for block in blocks if block not in starts)
     assert code.count("create(") == 2
     code = code.replace("http://127.0.0.1:8000", address).replace('"none"', repr(KEY))
     exec(compile(code, "serving.md", "exec"), {})
