@@ -99,6 +99,7 @@ INSIDE = {
         "writer",
         "prefix_cache_files",
         "prefix_cache",
+        "session_notes",
         "session_files",
         "sessions",
         "pending_saves",

@@ -6,16 +6,13 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import Any, NamedTuple
 
 from msrnn.core.state_folder import StateFolder, printable
 from msrnn.engine.executor import Executor, StateHandle
 from msrnn.engine.session_id import SessionId, is_owner
 from msrnn.errors import FileError, SessionUnreadableError, UsageError
 
-_LATEST = 2**40  # seconds since 1970: a time stamp beyond this year 36,812 is damage
 _log = logging.getLogger(__name__)
 
 
@@ -171,27 +168,8 @@ def _decode_name(stem: str) -> str:
     return re.sub("=([a-z])", lambda letter: letter[1].upper(), stem)
 
 
-Count = Annotated[int, Field(ge=0, lt=2**63)]
-Seconds = Annotated[float, Field(ge=0, lt=_LATEST, allow_inf_nan=False)]
-
-
-class _Notes(BaseModel):
-    """The notes of a session's file."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    unread: list[Count]
-    last: Count | None = None
-    turns: Count
-    created: Seconds
-    updated: Seconds
-
-
 def _fields(notes: Any, path: Path) -> dict[str, Any]:
-    """The checked notes of a session's file; an old file does not have the last token."""
-    try:
-        found = _Notes.model_validate(notes)
-    except ValidationError as error:
-        raise FileError("not a session that the engine saved", path, advice="move it out of this folder") from error
-    unread = found.unread
-    return {"last": unread[-1] if unread else None, **found.model_dump(exclude_unset=True)}
+    """The checked notes of a session's file."""
+    from msrnn.engine.session_notes import check_notes  # an engine without session files does not need pydantic
+
+    return check_notes(notes, path)
