@@ -74,9 +74,14 @@ def hub_is_local(small: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(auto, "from_pretrained", from_pretrained)
 
 
+def _marked(page: Path) -> Any:
+    """Guides take long; the README and the quickstart always run."""
+    return pytest.param(page, id=name_of(page), marks=pytest.mark.slow if page.parent.name == "guides" else ())
+
+
 @pytest.mark.small_model
 @pytest.mark.usefixtures("hub_is_local")
-@pytest.mark.parametrize("page", [page for page in PAGES if snippets(page)], ids=name_of)
+@pytest.mark.parametrize("page", [_marked(page) for page in PAGES if snippets(page)])
 def test_snippets_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,6 +52,7 @@ def test_addresses_that_cannot_be_used() -> None:
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="the limits of another process can be set on Linux only")
+@pytest.mark.slow
 def test_without_file_descriptors(model: Path, tmp_path: Path) -> None:
     """Connections wait, which is said once and not thousands of times, and are answered when others have ended."""
     command = [sys.executable, "-c", "from msrnn.cli import main; main()", "serve", "--model", str(model)]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 import msrnn
 from tests.helpers.characters import END, character_model, character_tokenizer
@@ -65,6 +66,7 @@ def replayed(rnn: msrnn.MultiStateRNN, tokenizer: Any, session: int, turns: int)
     return texts
 
 
+@pytest.mark.slow
 def test_sessions_of_a_server_that_is_killed(model: Path, tmp_path: Path) -> None:
     options = ("--model", model, "--size", 16, "--slots", 4, "--sessions", tmp_path / "sessions", "--device", "cpu")
     seen: list[list[str]] = [[] for _ in range(SESSIONS)]

@@ -13,6 +13,7 @@ from tests.helpers.ropes import FAR, FREQUENCY, decoded
 from tests.helpers.ropes import impatient as impatient
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_threads_share_a_function_in_compiled_loops() -> None:
     def third(gap: int) -> float:
