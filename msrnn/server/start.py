@@ -92,7 +92,7 @@ def serve(
     shutdown_timeout   seconds that running answers have after the signal to stop
     quiet              do not print a line for each request
     replicas, ray, cpus    servers behind this address, on the Ray cluster at the address `ray` ("auto": that of this
-                       machine, or a new one), with so many CPUs each
+                       machine, or a new one); `cpus` is the number of each
     """
     options, rnn = _read_model(
         model,

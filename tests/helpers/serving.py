@@ -30,7 +30,7 @@ class Reply(NamedTuple):
 async def ask(
     address: str, body: dict[str, Any], leave_after: int | None = None, path: str = "/v1/completions", key: str = ""
 ) -> Reply:
-    """Stream one answer over a raw connection; `leave_after` so many chunks the client disconnects."""
+    """Stream one answer over a raw connection; the client disconnects after `leave_after` chunks."""
     host, _, port = address.removeprefix("http://").partition(":")
     sent = json.dumps({"stream": True, "stream_options": {"include_usage": True}, **body}).encode()
     head = f"POST {path} HTTP/1.0\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\nContent-Length: {len(sent)}\r\n\r\n"
