@@ -32,7 +32,7 @@ from msrnn.cli.processes import SHARED_VERBS, print_error, speaking_once
 from msrnn.cli.read import read
 from msrnn.cli.serve import serve
 from msrnn.cli.terminal import Stopped, quiet_torchao
-from msrnn.core.torchrun import is_first, started_by_torchrun
+from msrnn.core.torchrun import is_first, is_torchrun
 from msrnn.errors import ABSENT, UsageError, show
 
 BAD_INPUT, INTERRUPTED = 2, 130
@@ -76,7 +76,7 @@ def _app(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code: 2 for bad input, 130 after Ctrl-C."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    if started_by_torchrun() and words[:1] and words[0] not in SHARED_VERBS:
+    if is_torchrun() and words[:1] and words[0] not in SHARED_VERBS:
         known = f"{', '.join(SHARED_VERBS[:-1])} and {SHARED_VERBS[-1]}"
         return _print_error(f"torchrun: {words[0]} works in one process; {known} in several")
     quiet_torchao()

@@ -14,7 +14,7 @@ from typer import Option
 from msrnn.cli.options import Cpus, Device, Dtype, Model, Ray
 from msrnn.cli.terminal import note, progress, show_table
 from msrnn.core.ray_cluster import check_cpus
-from msrnn.core.torchrun import is_first, started_by_torchrun
+from msrnn.core.torchrun import is_first, is_torchrun
 from msrnn.errors import UsageError
 from msrnn.hf.model_options import SMALL
 
@@ -84,7 +84,7 @@ class EvaluationOptions:
         from msrnn.hf.loading import check_dtype, device_named
 
         check_cpus(self.ray, self.cpus)
-        if self.ray is not None and started_by_torchrun():
+        if self.ray is not None and is_torchrun():
             raise UsageError(
                 "--ray: workers load whole models, which torchrun's processes share; leave one of them out"
             )
@@ -110,7 +110,7 @@ class EvaluationOptions:
         from msrnn.hf.loading import load
 
         if self.workers is None:
-            return load(self.model, self.device, self.dtype, on_convert=note, shared=started_by_torchrun())
+            return load(self.model, self.device, self.dtype, on_convert=note, shared=is_torchrun())
         return load(self.model, "cpu", self.workers.dtype, on_convert=note)
 
     def open_store(self, folder: Path, name: str, check: Check) -> Store:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msrnn.core.atomic import make_private_folder, target_of
-from msrnn.core.torchrun import started_by_torchrun
+from msrnn.core.torchrun import is_torchrun
 from msrnn.errors import FileError, UsageError
 from msrnn.evaluation.data.texts import decoded
 
@@ -24,7 +24,7 @@ _MANUAL_TOPICS = ("objects", "naming", "exceptions", "import", "customization", 
 
 def read_text(source: str) -> str:
     """The text of a file, or of standard input for `-`."""
-    if source == "-" and started_by_torchrun():
+    if source == "-" and is_torchrun():
         raise UsageError("-: standard input has one reader, but there are several processes; give a file")
     data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
     text = decoded(data, source)

@@ -9,7 +9,7 @@ from msrnn.cli.model_options import GivenOptions, check_chat_template, load_or_e
 from msrnn.cli.options import Force, MaxNewTokens, SamplingOptions, SavedState, SaveTo
 from msrnn.cli.past_training import rnn_for
 from msrnn.cli.terminal import Stopped, note, speed_of, summary
-from msrnn.core.torchrun import started_by_torchrun
+from msrnn.core.torchrun import is_torchrun
 from msrnn.errors import UsageError
 
 
@@ -70,7 +70,7 @@ def generate(
     except KeyboardInterrupt:
         answer.end()
         stopped = f"stopped after {speed_of(answer)}"
-        if started_by_torchrun():  # the processes have stopped at different tokens
+        if is_torchrun():  # the processes have stopped at different tokens
             raise Stopped(f"{stopped}; the state is not saved") from None
         if not save:
             raise Stopped(f"{stopped}; the state is not saved, --save FILE saves it") from None

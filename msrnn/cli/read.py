@@ -16,7 +16,7 @@ from msrnn.cli.model_options import GivenOptions, load_or_empty
 from msrnn.cli.options import Force, SavedState
 from msrnn.cli.past_training import rnn_for
 from msrnn.cli.terminal import Stopped, note, progress, summary
-from msrnn.core.torchrun import started_by_torchrun
+from msrnn.core.torchrun import is_torchrun
 from msrnn.errors import FileError, UsageError
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _has_positions_of(rnn: MultiStateRNN, path: Path) -> bool:
 def _run(reading: LongRead, rnn: MultiStateRNN, state: MultiState) -> float:
     """Read with a progress bar; returns tokens per second. Ctrl-C saves a checkpoint and raises `Stopped`."""
     started, resumed_at = perf_counter(), reading.done
-    shared, ctrl_c = started_by_torchrun(), CtrlC()
+    shared, ctrl_c = is_torchrun(), CtrlC()
     with progress() as bar, nullcontext() if shared else ctrl_c:
         task = bar.add_task("reading", total=reading.total, completed=reading.done)
 

@@ -37,7 +37,7 @@ class Cluster:
             raise UsageError(
                 "a worker has one GPU at most", name="device", value=device, advice="use 'auto', 'cpu' or 'cuda'"
             )
-        self.ray, self._opened = _connected(address)
+        self.ray, self._opened = _connect(address)
         try:
             self._divide(device, cpus)
         except BaseException:
@@ -77,7 +77,7 @@ def reachable(model: str | None) -> str | None:
     return str(Path(model).resolve()) if model and Path(model).exists() else model
 
 
-def _connected(address: str) -> tuple[Any, bool]:
+def _connect(address: str) -> tuple[Any, bool]:
     """Ray, connected to a cluster; and whether the connection was made here."""
     try:
         import ray

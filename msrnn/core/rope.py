@@ -37,7 +37,7 @@ class Spacing:
     function: Callable[[Tensor], Tensor]  # of gaps [...] float64, 1 or more
     _tables: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
-    def cached_table(self, key: Hashable, build: Callable[[], Any]) -> Any:
+    def get_table(self, key: Hashable, build: Callable[[], Any]) -> Any:
         """A table that a backend derives from this function; built once and cached as long as this object lives.
 
         Captured CUDA graphs read such tables, so they must not be freed while a graph lives.
@@ -127,16 +127,16 @@ class GapFunction:
             if gap not in self._known:
                 if len(self._known) >= REMEMBERED:
                     self._known = {}
-                self._known[gap] = self._checked(gap)
+                self._known[gap] = self._evaluate(gap)
             return self._known[gap]
 
     def table(self, count: int) -> Tensor:
         """[count] float64, of gaps from 0."""
         with self._calling:
-            new_gaps = [0.0, *(self._checked(gap) for gap in range(1, count))]
+            new_gaps = [0.0, *(self._evaluate(gap) for gap in range(1, count))]
         return torch.tensor(new_gaps, dtype=torch.float64)
 
-    def _checked(self, gap: int) -> float:
+    def _evaluate(self, gap: int) -> float:
         new = float(self.gap(gap))
         if not (math.isfinite(new) and new >= 0):
             raise UsageError(f"positions: the function returns {new} for a gap of {gap}; it must be finite, 0 or more")

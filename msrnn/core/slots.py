@@ -71,16 +71,16 @@ class _Buffers:
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self.tensors().values())
 
-    def divided(self) -> set[str]:
+    def head_tensors(self) -> set[str]:
         """The tensors whose second dimension is heads, which processes may share."""
         return {"keys", "values"}
 
     @ordinary_tensors
-    def gathered(self) -> Any:
+    def gather_heads(self) -> Any:
         """The layer with the heads of all processes, as one process alone would have it."""
         other = self._with(lambda tensor: tensor)
         if self.shards is not None:
-            for name in sorted(self.divided() & self.tensors().keys()):  # every process in one order
+            for name in sorted(self.head_tensors() & self.tensors().keys()):  # every process in one order
                 setattr(other, name, self.shards.gather(getattr(self, name), 1))
             other.shards = None
         return other
@@ -89,7 +89,7 @@ class _Buffers:
     def divide(self, shards: Shards | None) -> Any:
         """The heads of one process, of a layer that has all of them."""
         other = self._with(lambda tensor: tensor)
-        for name in sorted(self.divided() & self.tensors().keys()):  # every process in one order
+        for name in sorted(self.head_tensors() & self.tensors().keys()):  # every process in one order
             setattr(other, name, own_part(getattr(self, name), 1, shards).contiguous())
         other.shards = shards
         return other
@@ -134,14 +134,14 @@ class _Buffers:
     def restore(self, tensors: dict[str, Tensor], columns: int, batch_size: int) -> None:
         """Replace the buffers by copies of saved tensors. Dtypes and shapes must agree, except for the batch size."""
         for name, mine in self.tensors().items():
-            saved, shape = tensors[name], self._saved_shape(mine, tensors, batch_size)
+            saved, shape = tensors[name], self._shape_to_restore(mine, tensors, batch_size)
             if saved.dtype != mine.dtype or list(saved.shape) != shape:
                 raise UsageError(f"{name}: {saved.dtype} {list(saved.shape)}, not {mine.dtype} {shape}")
         for name, mine in self.tensors().items():
             # A copy: a loaded tensor may lie in a mapped file, at an address that kernels do not expect.
             setattr(self, name, tensors[name].to(mine.device, copy=True))
 
-    def _saved_shape(self, mine: Tensor, tensors: dict[str, Tensor], batch_size: int) -> list[int]:
+    def _shape_to_restore(self, mine: Tensor, tensors: dict[str, Tensor], batch_size: int) -> list[int]:
         return [batch_size, *mine.shape[1:]]
 
     def advance(self, columns: int, real: Tensor | None) -> Tensor:
@@ -173,8 +173,8 @@ class Slots(_Buffers):
             torch.ones(rows, dtype=SCALE_DTYPE, device=shape.device) if shape.state_dtype else None for _ in range(2)
         )
 
-    def divided(self) -> set[str]:
-        names = super().divided() | {"key_scale", "value_scale"}
+    def head_tensors(self) -> set[str]:
+        names = super().head_tensors() | {"key_scale", "value_scale"}
         return names | {"position", "importance", "norm"} if self.bound.policy.per == "head" else names
 
     @property
@@ -229,7 +229,7 @@ class Slots(_Buffers):
         squares = squares.view(B, self.norm.shape[1], -1, C).sum(2)
         return (squares if self.joint is None else self.joint.sum(squares)).sqrt()
 
-    def stored_norms(self) -> Tensor | None:
+    def norms_of_rows(self) -> Tensor | None:
         """`norms` of the held values."""
         return self.norms(Rows(self.values, self.value_scale))
 
@@ -299,11 +299,11 @@ class Growing(_Buffers):
     @ordinary_tensors
     def cat(self, layers: Sequence[Any], columns: int) -> Any:
         rows = max(layer.keys.shape[2] for layer in layers)
-        other = super().cat([layer._grown(rows) for layer in layers], columns)
+        other = super().cat([layer._grow(rows) for layer in layers], columns)
         other.padded = bool((other.seen != columns).any())
         return other
 
-    def _grown(self, rows: int) -> Any:
+    def _grow(self, rows: int) -> Any:
         """The same layer with this many rows, or as many as it has."""
         more = max(0, rows - self.keys.shape[2])
         other = self._with(lambda tensor: tensor)
@@ -315,7 +315,7 @@ class Growing(_Buffers):
         super().restore(tensors, columns, batch_size)
         self.padded = bool((self.seen != columns).any())
 
-    def _saved_shape(self, mine: Tensor, tensors: dict[str, Tensor], batch_size: int) -> list[int]:
+    def _shape_to_restore(self, mine: Tensor, tensors: dict[str, Tensor], batch_size: int) -> list[int]:
         """As many rows as were saved, the same number of keys, values and positions."""
         rows = list(tensors["position"].shape[2:3])
         return [batch_size, *mine.shape[1:2], *rows, *mine.shape[3:]] if mine.ndim > 1 else [batch_size]
@@ -326,7 +326,7 @@ class Growing(_Buffers):
         stop = start + key.shape[2]
         capacity = self.keys.shape[2]
         if stop > capacity:
-            grown = self._grown(max(2 * capacity, stop))
+            grown = self._grow(max(2 * capacity, stop))
             self.keys, self.values, self.position = grown.keys, grown.values, grown.position
         self.keys[:, :, start:stop] = key
         self.values[:, :, start:stop] = value

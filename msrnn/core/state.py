@@ -230,7 +230,7 @@ class MultiState:
         share the model, all of them must call this: the first one writes the heads of all, and the file fits any number
         of processes.
         """
-        whole, shards, error = self.gathered(), self._shards, None
+        whole, shards, error = self.gather_heads(), self._shards, None
         if shards is None or shards.rank == 0:
             try:
                 whole._save(Path(path), notes)
@@ -242,11 +242,11 @@ class MultiState:
         if not saved:
             raise FileError("not saved", path, advice="the first process says why")
 
-    def gathered(self) -> MultiState:
+    def gather_heads(self) -> MultiState:
         """The state as one process alone would have it, with the heads of all: every process must ask for it."""
-        return self._with([layer.gathered() for _, layer in self._savable()])
+        return self._with([layer.gather_heads() for _, layer in self._savable()])
 
-    def _divided_like(self, other: MultiState) -> MultiState:
+    def _divide_like(self, other: MultiState) -> MultiState:
         """The heads of this process, of a state that has all of them."""
         pairs = zip(self._savable(), other._savable(), strict=True)
         return self._with([mine.divide(theirs.shards) for (_, mine), (_, theirs) in pairs])
@@ -284,12 +284,12 @@ class MultiState:
         if difference := _difference(description, fingerprint):
             raise FileError(f"was saved {difference}", path)
         own = empty(1)  # the file's batch size is not trusted until its tensors agree
-        state = own.gathered()
+        state = own.gather_heads()
         try:
             state._restore(tensors, description)
         except ValueError as error:
             raise FileError(f"not a usable state, {error}", path, advice="use a copy, or make it again") from error
-        return state if own._shards is None else state._divided_like(own)
+        return state if own._shards is None else state._divide_like(own)
 
     def _restore(self, tensors: dict[str, Tensor], description: dict[str, Any]) -> None:
         layers = self._savable()

@@ -58,13 +58,13 @@ def _system_error(error: SafetensorError, path: Path) -> Exception:
 
 def load_description(path: Path) -> dict[str, Any]:
     """The description alone, which is small; the tensors are not read."""
-    with _opened(path) as (_, description):
+    with _open(path) as (_, description):
         return description
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and description. Refuses a file whose tensors do not match its checksum."""
-    with _opened(path) as (file, description):
+    with _open(path) as (file, description):
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if description.get(_CHECKSUM, expected := checksum(tensors)) != expected:
         raise FileError("damaged, its values do not match its checksum", path, advice="use a copy, or create it again")
@@ -72,7 +72,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
+def _open(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
     if not path.is_file():
         what = "not a regular file" if path.exists() else "no such file"
         raise FileError(what, path, advice="name a saved state")

@@ -106,7 +106,7 @@ def _check_growing(layer: Growing, columns: int) -> None:
 
 
 def _check_numbers(layer: Memory) -> None:
-    held = held_rows(layer)
+    held = mask_held_rows(layer)
     for name in ("keys", "values"):
         wrong = held & ~_finite(getattr(layer, name))
         if bool(wrong.any()):
@@ -126,7 +126,7 @@ def _check_numbers(layer: Memory) -> None:
             layer.importance.flatten(1),
             "is not an importance that attention can sum to: must be from 0 to the number of tokens read",
         )
-    stored = layer.stored_norms()
+    stored = layer.norms_of_rows()
     if layer.norm is not None and stored is not None:
         wrong = present & ~_close(layer.norm, stored)
         _refuse(wrong.flatten(1), layer.norm.flatten(1), "is not the norm of the stored values")
@@ -136,7 +136,7 @@ def _close(one: Tensor, other: Tensor) -> Tensor:
     return one.isfinite() & (one >= 0) & torch.isclose(one, other, rtol=0.01, atol=1e-6)
 
 
-def held_rows(layer: Memory) -> Tensor:
+def mask_held_rows(layer: Memory) -> Tensor:
     """[B, K, S]: which rows of keys and values belong to a token."""
     (_, K, _, _), G = layer.keys.shape, layer.position.shape[1]
     return (layer.position >= 0).repeat_interleave(K // G, 1)
@@ -148,7 +148,7 @@ def clear_free(layer: Memory) -> None:
     Finite numbers stay: kernels take an upper bound of the scores over all rows, and another bound would round
     differently.
     """
-    free = ~held_rows(layer)
+    free = ~mask_held_rows(layer)
     for rows in (layer.keys, layer.values):
         bits = rows.view(torch.int8) if rows.itemsize == 1 else rows  # not every 8-bit float can be filled
         bits.masked_fill_((free & ~_finite(rows))[..., None], 0)

@@ -58,7 +58,7 @@ class Rank:
         state = self.states[number].state
         if state.device != self.rnn.device:  # the backend of the model's device carries it
             state = state.to(self.rnn.device)
-        return state.gathered()
+        return state.gather_heads()
 
     def read(self, number: int, tokens: Sequence[int], last_only: bool) -> Tensor:
         return self.local.read_logits(self.states[number], tokens, last_only)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from msrnn.core.notes import loading
-from msrnn.core.torchrun import started_by_torchrun
+from msrnn.core.torchrun import is_torchrun
 from msrnn.errors import UsageError
 from msrnn.hf.extension import COMPRESSED, extended_policy, largest_size
 from msrnn.policy import Policy
@@ -62,7 +62,7 @@ class ModelOptions:
 
     def load(self) -> tuple[MultiStateRNN, PreTrainedTokenizerBase]:
         """Load the model and its tokenizer, and bound its state."""
-        shared = started_by_torchrun()
+        shared = is_torchrun()
         with loading(self.model or SMALL) as remark:
             import transformers
 

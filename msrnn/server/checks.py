@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from msrnn.core.ray_cluster import check_cpus
-from msrnn.core.torchrun import started_by_torchrun
+from msrnn.core.torchrun import is_torchrun
 from msrnn.errors import UsageError
 from msrnn.hf.model_options import AUTO
 
@@ -87,7 +87,7 @@ def check_replicas(replicas: int | None, ray: str | None, cpus: int | None, load
         raise UsageError("must be 1 or more", name="replicas", value=replicas)
     if replicas is not None and ray is None:
         raise UsageError("they are processes of a Ray cluster", name="replicas", value=replicas, advice="add --ray")
-    if ray is not None and started_by_torchrun():
+    if ray is not None and is_torchrun():
         raise UsageError(
             "a model that torchrun's processes share has one server", name="ray", advice="leave one of them out"
         )

@@ -19,7 +19,7 @@ import uvicorn
 from msrnn.core.atomic import make_private_folder
 from msrnn.core.notes import loading, note
 from msrnn.core.ray_cluster import Cluster, reachable
-from msrnn.core.torchrun import started_by_torchrun
+from msrnn.core.torchrun import is_torchrun
 from msrnn.server.factory import make_replica, make_server
 from msrnn.server.http_server import DrainingServer, listen
 from msrnn.server.limits import Limits
@@ -46,7 +46,7 @@ class Bound(NamedTuple):
 
 def run_server(setup: Setup, rnn: MultiStateRNN, tokenizer: Any, bound: Bound) -> None:
     """Serve from this process; others that torchrun has started follow it."""
-    server = make_server(setup, bound.limits, rnn, tokenizer, shared=started_by_torchrun())
+    server = make_server(setup, bound.limits, rnn, tokenizer, shared=is_torchrun())
     facts, long = server.engine.executor.facts, server.engine.lanes[1:]
     more = "".join(f", and {lane.executor.facts.slots} past the training length" for lane in long)
     note(f"a conversation takes {facts.slot_nbytes:,} bytes, at any length; {facts.slots} are answered at once{more}")

@@ -145,11 +145,11 @@ def test_threads_share_a_table() -> None:
             other.join(0.5)  # it waits for this table; if nothing made it wait, it would make its own now
         return table
 
-    other = Thread(target=lambda: found.append(chosen.cached_table("table", make)))
-    found.append(chosen.cached_table("table", make))
+    other = Thread(target=lambda: found.append(chosen.get_table("table", make)))
+    found.append(chosen.get_table("table", make))
     other.join()
     assert found == [tables[0], tables[0]]
-    assert chosen.cached_table("table", make) is tables[0]
+    assert chosen.get_table("table", make) is tables[0]
     assert len(tables) == 1
 
 

@@ -52,7 +52,7 @@ def same(mine: torch.Tensor, theirs: torch.Tensor, tolerance: float = 1e-4) -> N
 
 
 def same_states(mine: msrnn.MultiState, theirs: msrnn.MultiState) -> None:
-    whole = mine.gathered()
+    whole = mine.gather_heads()
     assert torch.equal(whole.seen, theirs.seen)
     for i in range(len(theirs.layers)):
         assert torch.equal(whole.positions(i).sort(-1).values, theirs.positions(i).sort(-1).values), f"layer {i}"

@@ -112,7 +112,7 @@ NO_FUNCTION = Called(None)
 def spacing_code(spacing: Spacing) -> Code:
     function = spacing.function
     if isinstance(function, GapFunction):
-        return Code(OWN, 0.0, spacing.cached_table("called", lambda: Called(function)))
+        return Code(OWN, 0.0, spacing.get_table("called", lambda: Called(function)))
     if isinstance(function, Capped):
         return Code(CAPPED, float(function.limit), NO_FUNCTION)
     return Code(KINDS[spacing.name], 0.0, NO_FUNCTION)

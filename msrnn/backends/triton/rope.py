@@ -147,7 +147,7 @@ def _coded(spacing: Spacing, device: torch.device) -> tuple[int, Tensor]:
             return function.table(GAPS).to(device)
         return torch.tensor([code.limit], dtype=torch.float64, device=device)
 
-    return code.kind, spacing.cached_table(device, numbers)
+    return code.kind, spacing.get_table(device, numbers)
 
 
 def check_reach(spacing: Spacing, bound: Bound, columns: int) -> None:
