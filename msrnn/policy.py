@@ -1,4 +1,4 @@
-"""Eviction policies: which state a bounded layer evicts. A policy has six fields; a name stands for their values.
+"""Eviction policies: which KV row a bounded layer evicts. A policy has six fields; a name stands for their values.
 
 This module reads no file and does not use torch: backends, slots, evaluations and the command line all use the same
 `Policy` value. How many rows a layer may hold is a `Size` (`msrnn.size`).
@@ -20,7 +20,7 @@ from msrnn.errors import UsageError
 
 @dataclass(frozen=True)
 class Policy:
-    """An eviction policy: of the states that are not protected, the least important one is evicted.
+    """An eviction policy: of the KV rows that are not protected, the least important one is evicted.
 
     importance <- decay * importance + attention of the newest query; `decay=None`: importance is the position itself.
     The policy `full` protects every token (`recent=inf`), and has no size.
@@ -30,7 +30,7 @@ class Policy:
     per: Literal["layer", "head"] = "layer"  # which heads evict the same token: all of a layer, or those of one KV head
     first: int = 0  # the first tokens of a sequence, which are never evicted (attention sinks)
     recent: int | float = 0  # the newest tokens, never evicted; below 1 a share of the size, rounded down; inf: all
-    value_norm: bool = False  # whether states are ranked by importance times the norm of their value vector
+    value_norm: bool = False  # whether KV rows are ranked by importance times the norm of their value vector
     horizon: int | None = None  # tokens that are not among the last `horizon` are evicted, except the `first`
 
     def __post_init__(self) -> None:
@@ -205,7 +205,7 @@ def _parse_fields(name: str) -> Policy:
 
 @dataclass(frozen=True)
 class Bound:
-    """What one layer may hold: at most `size` states, chosen by `policy`, and how far back a query sees."""
+    """What one layer may hold: at most `size` KV rows, chosen by `policy`, and how far back a query sees."""
 
     policy: Policy
     size: int

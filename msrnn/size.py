@@ -100,7 +100,7 @@ def _check_rows(rows: object) -> None:
 
 
 def _not_a_number(rows: object) -> TypeError:
-    return TypeError(f"size={rows!r}: must be a whole number of states; only policy 'full' has no size")
+    return TypeError(f"size={rows!r}: must be a whole number of KV rows; only policy 'full' has no size")
 
 
 def _parse_rows(text: str) -> int | tuple[int | None, ...]:
@@ -116,7 +116,7 @@ def _parse_rows(text: str) -> int | tuple[int | None, ...]:
 
 
 def divided_layers(windows: Sequence[int | None], linear: Sequence[bool]) -> list[int]:
-    """The layers that a budget is divided among: those without a sliding window; all with states where each slides."""
+    """The layers that a budget is divided among: those without a sliding window; all with KV rows where each slides."""
     states = [i for i, one in enumerate(linear) if not one]
     return [i for i in states if windows[i] is None] or states
 

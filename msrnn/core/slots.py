@@ -22,7 +22,7 @@ from msrnn.policy import Bound
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Heads, dimensions, dtype and device of a layer's states."""
+    """Heads, dimensions, dtype and device of a layer's KV rows."""
 
     heads: int
     kv_heads: int
@@ -34,7 +34,7 @@ class LayerShape:
     shards: Shards | None = None  # the processes that have the layer's other heads; `heads` are those of this one
 
 
-HELD = 2**31 - 1  # the eviction time of a state that is still held
+HELD = 2**31 - 1  # the eviction time of a KV row that is still held
 MOST_COLUMNS = 2**31 - 2**20  # positions are int32, below HELD
 
 # Tensors made in inference mode cannot be changed outside of it, and a state outlives the mode it was made in.
@@ -42,7 +42,7 @@ ordinary_tensors = torch.inference_mode(False)
 
 
 class _Buffers:
-    """Tensors whose first dimension is the batch: rows of keys and values, and their positions."""
+    """Tensors whose first dimension is the batch: KV rows and their positions."""
 
     @ordinary_tensors
     def __init__(self, batch_size: int, shape: LayerShape, rows: int, groups: int) -> None:
@@ -77,7 +77,7 @@ class _Buffers:
 
     @ordinary_tensors
     def gather_heads(self) -> Any:
-        """The layer with the heads of all processes, as one process alone would have it."""
+        """Gather the heads of all processes: the layer, as one process alone would have it."""
         other = self._with(lambda tensor: tensor)
         if self.shards is not None:
             for name in sorted(self.head_tensors() & self.tensors().keys()):  # every process in one order
@@ -94,9 +94,9 @@ class _Buffers:
         other.shards = shards
         return other
 
-    def select(self, rows: Tensor) -> Any:
-        """A new layer with these rows; the old one is untouched."""
-        return self._with(lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
+    def select(self, sequences: Tensor) -> Any:
+        """A new layer with these sequences; the old one is untouched."""
+        return self._with(lambda tensor: tensor.index_select(0, sequences.to(tensor.device)))
 
     @ordinary_tensors
     def _with(self, change: Callable[[Tensor], Tensor]) -> Any:
@@ -105,13 +105,13 @@ class _Buffers:
         vars(other).update({name: change(tensor) for name, tensor in self.tensors().items()})
         return other
 
-    def view(self, rows: slice) -> Any:
-        """The same buffers, of these rows only."""
-        return self._with(lambda tensor: tensor[rows])
+    def view(self, sequences: slice) -> Any:
+        """The same buffers, of these sequences only."""
+        return self._with(lambda tensor: tensor[sequences])
 
-    def copy(self, rows: slice) -> Any:
-        """A copy of these rows."""
-        return self._with(lambda tensor: tensor[rows].clone())
+    def copy(self, sequences: slice) -> Any:
+        """A copy of these sequences."""
+        return self._with(lambda tensor: tensor[sequences].clone())
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Any:
         """A copy on another device."""
@@ -119,16 +119,16 @@ class _Buffers:
 
     @ordinary_tensors
     def cat(self, layers: Sequence[Any], columns: int) -> Any:
-        """The rows of several layers of this kind, this one's first; `columns` is the most that one has read."""
+        """The sequences of several layers of this kind, this one's first; `columns` is the most that one has read."""
         other = self._with(lambda tensor: tensor)
         for name in self.tensors():
             setattr(other, name, torch.cat([getattr(layer, name).to(self.seen.device) for layer in layers]))
         return other
 
-    def reorder(self, rows: Tensor) -> None:
+    def reorder(self, sequences: Tensor) -> None:
         """`select` in place, for beams: no buffer moves, so pointers in captured graphs stay valid."""
         for value in self.tensors().values():
-            value.copy_(value.index_select(0, rows.to(value.device)))
+            value.copy_(value.index_select(0, sequences.to(value.device)))
 
     @ordinary_tensors
     def restore(self, tensors: dict[str, Tensor], columns: int, batch_size: int) -> None:
@@ -304,7 +304,7 @@ class Growing(_Buffers):
         return other
 
     def _grow(self, rows: int) -> Any:
-        """The same layer with this many rows, or as many as it has."""
+        """A copy of the layer with this many rows, or as many as it has."""
         more = max(0, rows - self.keys.shape[2])
         other = self._with(lambda tensor: tensor)
         other.keys, other.values = (pad(tensor, (0, 0, 0, more)) for tensor in (self.keys, self.values))

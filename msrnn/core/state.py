@@ -36,7 +36,9 @@ class MultiState:
 
     def __repr__(self) -> str:
         policy, size, seen = self.fingerprint.get("policy"), self.fingerprint.get("size"), self.seen.tolist()
-        return f"MultiState(policy={policy!r}, size={size}, rows={len(seen)}, seen={seen}, nbytes={self.nbytes:,})"
+        return (
+            f"MultiState(policy={policy!r}, size={size}, batch_size={len(seen)}, seen={seen}, nbytes={self.nbytes:,})"
+        )
 
     def _own(self) -> Iterator[tuple[int, Memory]]:
         return ((i, layer) for i, layer in enumerate(self.layers) if isinstance(layer, Memory))
@@ -47,7 +49,7 @@ class MultiState:
 
     @property
     def seen(self) -> Tensor:
-        """Tokens read so far, per row: [B], a copy. Padding does not count."""
+        """Tokens read so far, per sequence: [B], a copy. Padding does not count."""
         return next(layer for _, layer in self._own()).seen.clone()
 
     @property
@@ -111,7 +113,7 @@ class MultiState:
         """Positions of the tokens that a layer holds: [B, G, size + 1], -1 where a slot is empty; a copy."""
         own = dict(self._own())
         if layer not in own:
-            raise UsageError(f"must be one of {sorted(own)}, the layers that hold states", name="layer", value=layer)
+            raise UsageError(f"must be one of {sorted(own)}, the layers that hold KV rows", name="layer", value=layer)
         return own[layer].position.clone()
 
     def check_fits(self, fingerprint: dict[str, Any]) -> None:
@@ -127,9 +129,9 @@ class MultiState:
                 "this state was interrupted inside a forward pass and is unusable: continue from a saved or forked one"
             )
 
-    def select(self, rows: Sequence[int] | Tensor) -> MultiState:
-        """A new state with these rows of the batch; the old one is untouched."""
-        index = self.row_index(rows)
+    def select(self, sequences: Sequence[int] | Tensor) -> MultiState:
+        """A new state with these sequences of the batch; the old one is untouched."""
+        index = self.sequence_index(sequences)
         self._check_memory(len(index))
         return self._with([layer.select(index) for layer in self.layers])
 
@@ -137,26 +139,28 @@ class MultiState:
         """A state that has read the same columns, with other layers."""
         return replace(self, layers=layers)
 
-    def row_index(self, numbers: Sequence[int] | Tensor) -> Tensor:
-        """Row numbers as an index [N]; refuses those that this state does not have."""
+    def sequence_index(self, numbers: Sequence[int] | Tensor) -> Tensor:
+        """Numbers of sequences as an index [N]; refuses those that this state does not have."""
         index = torch.as_tensor(numbers)
         if index.ndim != 1 or index.numel() == 0 or index.is_floating_point() or index.dtype == torch.bool:
-            raise UsageError("must be a non-empty list of row numbers", name="rows", value=numbers)
+            raise UsageError("must be a non-empty list of numbers of sequences", name="sequences", value=numbers)
         if int(index.min()) < 0 or int(index.max()) >= self.batch_size:
             raise UsageError(
-                f"must be from 0 to {self.batch_size - 1}, the rows of this state", name="rows", value=index.tolist()
+                f"must be from 0 to {self.batch_size - 1}, the sequences of this state",
+                name="sequences",
+                value=index.tolist(),
             )
         return index
 
     def fork(self, copies: int) -> MultiState:
-        """A new state with every row `copies` times, copies of a row side by side; the old one is untouched."""
+        """A new state with every sequence `copies` times, copies of one side by side; the old one is untouched."""
         check_count("copies", copies)
         self._check_memory(self.batch_size * copies)
         return self.select(each(self.batch_size, copies))
 
     @classmethod
     def cat(cls, states: Sequence[MultiState]) -> MultiState:
-        """A new state with the rows of several, in order; the old ones are untouched. They must be of one kind."""
+        """A new state with the sequences of several, in order; the old ones are untouched. They must be of one kind."""
         if not states or not all(isinstance(state, MultiState) for state in states):
             raise UsageError(f"cat({states!r:.80}): must be a list of states, 1 or more")
         first = states[0]
@@ -167,8 +171,7 @@ class MultiState:
             raise UsageError(
                 f"cat: states of models in {', '.join(sorted(map(str, dtypes)))}; they must compute in one"
             )
-        rows, one = sum(state.batch_size for state in states), first.nbytes // first.batch_size
-        check_fits(one * rows, first.device, f"a state of {rows:,} rows", lambda free: f"{free // one:,} rows fit")
+        first._check_memory(sum(state.batch_size for state in states))
         groups = [first._savable(), *(state._savable() for state in states[1:])]
         columns = max(state.columns for state in states)
         layers = [layer.cat([group[i][1] for group in groups], columns) for i, (_, layer) in enumerate(groups[0])]
@@ -191,37 +194,38 @@ class MultiState:
         """A copy on the CPU, to keep a conversation that is not needed now."""
         return self.to("cpu")
 
-    def _check_memory(self, rows: int) -> None:
+    def _check_memory(self, count: int) -> None:
         one = self.nbytes // self.batch_size
-        check_fits(one * rows, self.device, f"a state of {rows:,} rows", lambda free: f"{free // one:,} rows fit")
+        what = f"a state of {count:,} sequences"
+        check_fits(one * count, self.device, what, lambda free: f"{free // one:,} sequences fit")
 
-    def become(self, other: MultiState, rows: Tensor) -> None:
-        """Take over the values of `other.select(rows)`, in the buffers that are here already."""
+    def become(self, other: MultiState, sequences: Tensor) -> None:
+        """Take over the values of `other.select(sequences)`, in the buffers that are here already."""
         self.columns, self.whole = other.columns, other.whole
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             for name, buffer in mine.tensors().items():
-                buffer.copy_(getattr(theirs, name)[rows.to(buffer.device)])
+                buffer.copy_(getattr(theirs, name)[sequences.to(buffer.device)])
 
-    def view(self, rows: int) -> MultiState:
-        """A view of the first rows: the buffers are the same."""
-        return self._with([layer.view(slice(rows)) for layer in self.layers])
+    def view(self, count: int) -> MultiState:
+        """A view of the first sequences: the buffers are the same."""
+        return self._with([layer.view(slice(count)) for layer in self.layers])
 
-    def copy_row(self, row: int, columns: int) -> MultiState:
-        """A copy of one row that has read `columns` columns; `select` without a check, which would wait for the device.
+    def copy_sequence(self, index: int, columns: int) -> MultiState:
+        """A copy of one sequence that has read `columns` columns; `select` without a check that waits for the device.
 
-        Rows of a decode batch are written one by one, so the columns of the batch are not those of a row.
+        Slots of a decode batch are written one by one, so the columns of the batch are not those of a sequence.
         """
-        layers = [layer.copy(slice(row, row + 1)) for layer in self.layers]
+        layers = [layer.copy(slice(index, index + 1)) for layer in self.layers]
         return MultiState(layers, self.fingerprint, columns)
 
     @ordinary_tensors
-    def set_row(self, row: int, other: MultiState, source: int = 0) -> None:
-        """Copy a row of another state, or of this one, into a row, in place. Columns are not counted by row."""
+    def set_sequence(self, index: int, other: MultiState, source: int = 0) -> None:
+        """Overwrite a sequence by one of another state, or of this one, in place; `columns` stays as it is."""
 
         def tensors(state: MultiState, number: int) -> list[Tensor]:
             return [tensor[number] for layer in state.layers for tensor in layer.tensors().values()]
 
-        torch._foreach_copy_(tensors(self, row), tensors(other, source))
+        torch._foreach_copy_(tensors(self, index), tensors(other, source))
 
     def save(self, path: str | os.PathLike[str], notes: dict[str, Any] | None = None) -> None:
         """Write the state to one safetensors file, whole or not at all; `notes` are kept in its description.
@@ -243,7 +247,7 @@ class MultiState:
             raise FileError("not saved", path, advice="the first process says why")
 
     def gather_heads(self) -> MultiState:
-        """The state as one process alone would have it, with the heads of all: every process must ask for it."""
+        """Gather the heads of all processes: the state as one process alone would have it. All must call it."""
         return self._with([layer.gather_heads() for _, layer in self._savable()])
 
     def _divide_like(self, other: MultiState) -> MultiState:
@@ -260,7 +264,7 @@ class MultiState:
             check_layers(layers, self.columns, incomplete)
         except ValueError as error:
             raise FileError(
-                f"not saved, {error}", path, advice="save the other rows of the batch with select()"
+                f"not saved, {error}", path, advice="save the other sequences of the batch with select()"
             ) from error
         description = {
             **self.fingerprint,
@@ -316,9 +320,9 @@ class MultiState:
         return list(self._own())
 
 
-def each(rows: int, copies: int) -> Tensor:
-    """Row indices, each repeated `copies` times: 0, 0, 1, 1, … for two copies."""
-    return torch.arange(rows).repeat_interleave(copies)
+def each(count: int, copies: int) -> Tensor:
+    """Indices of sequences, each repeated `copies` times: 0, 0, 1, 1, … for two copies."""
+    return torch.arange(count).repeat_interleave(copies)
 
 
 def _difference(actual: dict[str, Any], expected: dict[str, Any]) -> str | None:

@@ -22,7 +22,7 @@ def check_counts(description: dict[str, Any], layers: int) -> tuple[int, int]:
     """Batch size and columns of a file's description, before anything of that size is allocated."""
     batch_size: Any = description.get("batch_size")
     columns: Any = description.get("columns")
-    check_count("batch_size", batch_size, of="rows")
+    check_count("batch_size", batch_size, of="sequences")
     if not isinstance(columns, list) or len(columns) != layers or not all(map(is_whole, columns)):
         raise UsageError(f"columns {columns!r:.40}: must be a list of {layers} whole numbers, one for each layer")
     if len(set(columns)) != 1 or not 0 <= columns[0] < 2**62:
@@ -97,7 +97,7 @@ def _check_growing(layer: Growing, columns: int) -> None:
     """Every token that was read has its column, in order; the other columns are padding or empty."""
     position = layer.position[:, 0]
     if columns > position.shape[1]:
-        raise UsageError(f"row 0: {columns} columns were read, and there are {position.shape[1]}")
+        raise UsageError(f"sequence 0: {columns} columns were read, and there are {position.shape[1]}")
     real = position >= 0
     ordered = torch.where(real, real.cumsum(-1, dtype=torch.int32) - 1, -1)
     _refuse(position != ordered, position, "is a position out of order")
@@ -110,7 +110,7 @@ def _check_numbers(layer: Memory) -> None:
     for name in ("keys", "values"):
         wrong = held & ~_finite(getattr(layer, name))
         if bool(wrong.any()):
-            raise UsageError(f"row {int(wrong.nonzero()[0, 0])}: {name} that are not finite")
+            raise UsageError(f"sequence {int(wrong.nonzero()[0, 0])}: {name} that are not finite")
     if isinstance(layer, Growing):
         return
     for name, scale in (("keys", layer.key_scale), ("values", layer.value_scale)):
@@ -170,7 +170,7 @@ def _finite(rows: Tensor) -> Tensor:
 
 
 def _refuse(wrong: Tensor, values: Tensor, why: str) -> None:
-    """Name the first row of [B] or [B, N] that is wrong, and its value."""
+    """Name the first sequence of [B] or [B, N] that is wrong, and its value."""
     if bool(wrong.any()):
-        row, *column = wrong.nonzero()[0].tolist()
-        raise UsageError(f"row {row}: {values[(row, *column)].item():g} {why}")
+        sequence, *column = wrong.nonzero()[0].tolist()
+        raise UsageError(f"sequence {sequence}: {values[(sequence, *column)].item():g} {why}")

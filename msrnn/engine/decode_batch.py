@@ -85,13 +85,13 @@ class DecodeBatch:
 
     def put(self, slot: int, state: MultiState) -> None:
         """Copy a state of one sequence into a slot."""
-        self.state.set_row(slot, state)
+        self.state.set_sequence(slot, state)
 
     def move(self, source: int, target: int) -> None:
         """Copy one slot over another, and its next token."""
-        self.state.set_row(target, self.state, source)
+        self.state.set_sequence(target, self.state, source)
         self.next[target] = self.next[source]
 
     def take(self, slot: int, seen: int) -> MultiState:
         """A copy of the state in a slot, which has read `seen` tokens."""
-        return self.state.copy_row(slot, columns=seen)
+        return self.state.copy_sequence(slot, columns=seen)

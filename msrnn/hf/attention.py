@@ -97,7 +97,7 @@ class NotCausalError(UsageError):
 
 
 @contextmanager
-def watched_windows() -> Iterator[list[int | None]]:
+def watch_windows() -> Iterator[list[int | None]]:
     """Collect the sliding windows of the masks that are built inside this context; None for a mask without one."""
     built: list[int | None] = []
     token = _windows.set(built)
@@ -162,11 +162,12 @@ def _check_causal(mask: Tensor, real: Tensor, window: int | None) -> None:
         expected = expected & (distance < window)
     wrong = (mask != expected) & real[:, None, :, None]  # what padding would see does not matter
     if bool(wrong.any()):
-        row, _, query, key = wrong.nonzero()[0].tolist()
+        sequence, _, query, key = wrong.nonzero()[0].tolist()
         what = "sees" if key > query else "does not see"
         raise NotCausalError(
-            f"attention mask: in row {row}, column {query} {what} column {key}. A bounded state reads in causal order, "
-            "with padding at most: masks for images, prefixes, packed sequences or holes are not supported"
+            f"attention mask: in sequence {sequence}, column {query} {what} column {key}. A bounded state reads in "
+            "causal order, with padding at most: masks for images, prefixes, packed sequences or holes are not "
+            "supported"
         )
 
 

@@ -85,7 +85,7 @@ class MultiStateCache(OwnedCache):
         end_block(self.spec.model.reference(), self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MultiStateCache:
-        """A copy of the states, for the same model."""
+        """A copy of the state, for the same model."""
         other = copy.copy(self)
         other.layers, other._cached = copy.deepcopy((self.layers, self._cached), memo)
         return other

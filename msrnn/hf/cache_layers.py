@@ -49,7 +49,7 @@ class OwnedLayer(CacheLayerMixin):
         active = self.config._attn_implementation
         if active != NAME:
             raise UsageError(
-                f"the model's attention is now {active!r}, which cannot read bounded states: wrap the model again"
+                f"the model's attention is now {active!r}, which cannot read a bounded state: wrap the model again"
             )
         self.lazy_initialization(key_states, value_states)
         self.waiting = True
@@ -66,7 +66,7 @@ class OwnedLayer(CacheLayerMixin):
         """Refuse tokens whose positions cannot follow what the layer has read."""
 
     def check_ends(self, real: Tensor, mask: Any) -> None:
-        """Refuse rows that end with padding; `real` is that of the `mask`."""
+        """Refuse sequences that end with padding; `real` is that of the `mask`."""
 
     @abstractmethod
     def attend(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scoring: Scoring) -> Tensor:
@@ -90,7 +90,7 @@ class OwnedCache(Cache):
         # If our attention function did not take the keys, another one did, and saw the new tokens only.
         if isinstance(before, OwnedLayer) and before.waiting:
             raise UsageError(
-                f"the model that was given this cache does not read its states: its attention is not {NAME!r}; "
+                f"the model that was given this cache does not read its state: its attention is not {NAME!r}; "
                 "make a MultiStateCache for that model"
             )
         self._last = layer_idx
@@ -99,7 +99,7 @@ class OwnedCache(Cache):
 
 @dataclass(frozen=True, eq=False)
 class LayerSetup:
-    """What one layer needs to attend to its states."""
+    """What one layer needs to attend to its KV rows."""
 
     config: Any  # of the decoder; it names the active attention implementation
     module: Callable[[], nn.Module | None]  # a weak reference to the layer's attention module
@@ -140,7 +140,7 @@ class StateLayer(OwnedLayer):
         return memory
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StateLayer:
-        """A copy of the states, for the same model."""
+        """A copy of the state, for the same model."""
         cached = copy.deepcopy(self.cached, memo)
         other = StateLayer(self.setup, self.index, cached, self.record, self.real, self.place)
         other.waiting, other.is_initialized = self.waiting, self.is_initialized
@@ -176,7 +176,7 @@ class StateLayer(OwnedLayer):
             raise UsageError(f"position 0 again after other tokens: use_cache=False {READS_AGAIN}")
 
     def check_ends(self, real: Tensor, mask: Any) -> None:
-        """Refuse padding after a token: callers of the model continue a row from its last column.
+        """Refuse padding after a token: callers of the model continue a sequence from its last column.
 
         One mask serves all layers, and is checked by the first.
         """
@@ -185,8 +185,8 @@ class StateLayer(OwnedLayer):
         wrong = ~real[:, -1] & (real.any(-1) | (self.memory.seen > 0))
         if bool(wrong.any()):
             raise UsageError(
-                f"attention_mask: row {int(wrong.nonzero()[0])} ends with padding, and the model continues from the "
-                "last column; pad on the left (tokenizer.padding_side = 'left'), or use MultiStateRNN.read"
+                f"attention_mask: sequence {int(wrong.nonzero()[0])} ends with padding, and the model continues from "
+                "the last column; pad on the left (tokenizer.padding_side = 'left'), or use MultiStateRNN.read"
             )
         mask.ends_checked = self.cached.columns
 
@@ -264,7 +264,7 @@ class LinearLayer:
     def reset(self) -> None:
         self.layer.reset()
 
-    def select(self, rows: Tensor) -> LinearLayer:
+    def select(self, sequences: Tensor) -> LinearLayer:
         other = copy.deepcopy(self.layer)
-        other.reorder_cache(rows)
+        other.reorder_cache(sequences)
         return LinearLayer(other)

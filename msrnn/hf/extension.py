@@ -48,10 +48,10 @@ def extension(policy: str | Policy, size: int, length: int) -> Extension:
     every layer. Raises a UsageError where the rule cannot hold.
     """
     value, budget = parse_policy(policy)
-    return Extension(joint_name(extended_policy(value, size, length), budget))
+    return Extension(joint_name(extend_policy(value, size, length), budget))
 
 
-def extended_policy(policy: Policy, size: int, length: int) -> Policy:
+def extend_policy(policy: Policy, size: int, length: int) -> Policy:
     """The policy with its first token protected and a horizon, at the size of the largest layer.
 
     The horizon is four times the size, or the training length where that is less: then all positions are among those

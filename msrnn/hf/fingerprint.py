@@ -28,14 +28,14 @@ def fingerprint_of(model: PreTrainedModel) -> str:
     parts: list[bytes] = []
     samples: dict[torch.device, list[tuple[int, Tensor]]] = {}  # of each device, by their index in `parts`
     closed: list[str] = []
-    for name, weight in _named_weights(model):
+    for name, weight in _iterate_weights(model):
         if not isinstance(weight, Tensor):
             parts.append(f"{name}{type(weight).__name__}".encode())
             continue
         parts.append(f"{name}{list(weight.shape)}".encode())
         if weight.device.type == "meta":
             continue
-        found = _sampled(weight.detach())
+        found = _sample(weight.detach())
         if not found:
             parts[-1] += type(weight).__name__.encode()
             closed.append(name)
@@ -58,7 +58,7 @@ def digest_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def _named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
+def _iterate_weights(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
     """The entries of the state dict, those of packed weights (tuples of tensors) one by one."""
     for name, weight in model.state_dict().items():
         if isinstance(weight, tuple | list):
@@ -67,7 +67,7 @@ def _named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
             yield name, weight
 
 
-def _sampled(weight: Tensor) -> list[Tensor]:
+def _sample(weight: Tensor) -> list[Tensor]:
     """Some values of a weight, as float32; none if it refuses to be looked into, as quantized tensors may."""
     ways: list[Callable[[Tensor], list[Tensor]]] = [_of_values]
     if not isinstance(weight, DTensor):  # processes that share a model must all look into it in the same way

@@ -32,7 +32,7 @@ _UNSUPPORTED = {
     "output_attentions": "a bounded state has no fixed columns; msrnn.trace gives eviction times",
 }
 _OWN_INPUTS = ("attention_mask", "position_ids", "cache_position")  # tensors of a forward pass that are not data
-_WHOLE_BATCH = (MaxLengthCriteria, MaxTimeCriteria)  # end all rows at once
+_WHOLE_BATCH = (MaxLengthCriteria, MaxTimeCriteria)  # end all sequences at once
 
 
 class Reader(Protocol):
@@ -46,7 +46,7 @@ class Reader(Protocol):
 
     def step(self, input_ids: Tensor, state: MultiState, attention_mask: Tensor | None = None) -> Tensor: ...
 
-    def select(self, state: MultiState, rows: Tensor) -> MultiState: ...
+    def select(self, state: MultiState, sequences: Tensor) -> MultiState: ...
 
 
 class Settings:
@@ -64,7 +64,7 @@ class Settings:
 
     @property
     def pad_token(self) -> int:
-        """The token that fills up a row after its end, as transformers chooses it; 0 where it would write none."""
+        """The token that fills up a sequence after its end, as transformers chooses it; 0 where it would write none."""
         pad, eos = self["pad_token_id"], self["eos_token_id"]
         if pad is None:
             pad = 0 if eos is None else torch.as_tensor(eos).flatten()[0]
@@ -96,8 +96,9 @@ class Settings:
         return arguments
 
 
-class RowEnds(StoppingCriteria):
-    """The caller's stopping criteria; records the length at which each row first ended, by these or by a stop token."""
+class SequenceEnds(StoppingCriteria):
+    """The caller's stopping criteria; records the length at which each sequence first ended, by these or by a stop
+    token."""
 
     def __init__(self, settings: Settings) -> None:
         given = StoppingCriteriaList(settings["stopping_criteria"] or [])
@@ -112,7 +113,7 @@ class RowEnds(StoppingCriteria):
             self.watched.append(EosTokenCriteria(eos))
         if strings and tokenizer is not None and StopStringCriteria not in kinds:
             self.watched.append(StopStringCriteria(tokenizer, strings))
-        self.columns: Tensor | None = None  # [B]: the length of each row with its stop token; a huge number: not ended
+        self.columns: Tensor | None = None  # [B]: lengths with the stop token; a huge number: not ended
 
     @property
     def criteria(self) -> StoppingCriteriaList:
@@ -129,8 +130,8 @@ class RowEnds(StoppingCriteria):
         return stop
 
 
-def generated_columns(out: Any, prompt: int, ends: RowEnds | None) -> Tensor:
-    """[B, N], 1 for a generated token, 0 for the padding of a row that ended before the others.
+def mask_generated(out: Any, prompt: int, ends: SequenceEnds | None) -> Tensor:
+    """The mask [B, N]: 1 for a generated token, 0 for the padding of a sequence that ended before the others.
 
     out: generate's result with all its fields. The lengths of beams are in it; otherwise `ends` has them.
     """
@@ -148,12 +149,13 @@ def generated_columns(out: Any, prompt: int, ends: RowEnds | None) -> Tensor:
 class Continuation:
     """The forward passes of one call of `generate`.
 
-    The prompt is read once. Without beams, the caller's state itself decodes, and rows that have ended are masked:
-    their states stay as they were at their end. With beams or several sequences, each row decodes in `copies` copies.
+    The prompt is read once. Without beams, the caller's state itself decodes, and sequences that have ended are
+    masked: their states stay as they were at their end. With beams or several answers, each sequence decodes in
+    `copies` copies.
     """
 
     def __init__(
-        self, model: PreTrainedModel, rnn: Reader, state: MultiState, copies: int, ends: RowEnds | None
+        self, model: PreTrainedModel, rnn: Reader, state: MultiState, copies: int, ends: SequenceEnds | None
     ) -> None:
         self.model, self.rnn, self.state, self.copies, self.ends = model, rnn, state, copies, ends
         self.cache = OwnedCache(layers=[])
@@ -194,7 +196,7 @@ class Continuation:
 
     def _decode(self, ids: Tensor, kwargs: dict[str, Any]) -> Any:
         assert self.cached is not None
-        mask, state = self._unfinished(), self.cached.state
+        mask, state = self._mask_ended(), self.cached.state
         if not kwargs.get("output_hidden_states"):
             logits = self.rnn.step(ids, state, mask)
             self.cached.report(1)
@@ -208,8 +210,8 @@ class Continuation:
         self.cached.report(1)
         return out
 
-    def _unfinished(self) -> Tensor | None:
-        """[B, 1], 0 for rows that ended before the column that is read next; None: there is only one row."""
+    def _mask_ended(self) -> Tensor | None:
+        """The mask [B, 1], 0 for sequences that ended before the column that is read next; None for one sequence."""
         if self.cached is None or self.ends is None or self.ends.columns is None or self.state.batch_size == 1:
             return None
         return (self.cached.columns < self.ends.columns)[:, None].long()
@@ -226,16 +228,16 @@ class Continuation:
     def finish(self, out: Any, prompt: int, pad: int) -> None:
         """Let the caller's state read what it has not read of the result: the last token, or with beams the answer.
 
-        Columns after the end of a row become `pad`, which transformers itself writes only where there is a stop token.
-        The cache is taken out of the result: the state has read one token more, and is the caller's own.
+        Columns after the end of a sequence become `pad`, which transformers itself writes only where there is a stop
+        token. The cache is taken out of the result: the state has read one token more, and is the caller's own.
         """
         out.past_key_values = None
         if self.copies > 1:
             new = out.sequences[:, prompt - 1 :]
-            real = torch.cat([torch.ones_like(new[:, :1]), generated_columns(out, prompt, self.ends)], dim=1)
+            real = torch.cat([torch.ones_like(new[:, :1]), mask_generated(out, prompt, self.ends)], dim=1)
             self.rnn.read(new.masked_fill(real == 0, 0), self.state, real, last_only=True)
             return
-        generated, real = out.sequences[:, prompt:], generated_columns(out, prompt, self.ends)
+        generated, real = out.sequences[:, prompt:], mask_generated(out, prompt, self.ends)
         read = torch.cat(self.fed, dim=1) if self.fed else generated[:, :0]
         expected = generated[:, :-1]
         if read.shape != expected.shape or bool(((read != expected) & (real[:, :-1] == 1)).any()):
@@ -246,7 +248,7 @@ class Continuation:
             self.rnn.read(generated[:, -1:].masked_fill(real[:, -1:] == 0, 0), self.state, real[:, -1:], last_only=True)
 
 
-def redirected_copy(model: PreTrainedModel, continuation: Continuation) -> Any:
+def redirect_forward(model: PreTrainedModel, continuation: Continuation) -> Any:
     """A shallow copy of the model whose forward passes go to `continuation`; the model itself is unchanged."""
 
     @wraps(model.forward)

@@ -15,7 +15,7 @@ from msrnn.hf.state_spec import StateSpec
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def checked_input(
+def check_input(
     model: PreTrainedModel, spec: StateSpec, input_ids: Tensor, state: MultiState, attention_mask: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Ids and mask on the model's device, the mask only where there is padding. Refuses what cannot be read."""
@@ -30,7 +30,7 @@ def checked_input(
     spec.check_device(state)
     if input_ids.shape[0] != state.batch_size:
         raise UsageError(
-            f"input_ids of {input_ids.shape[0]} rows do not fit a state of {state.batch_size}: "
+            f"input_ids of {input_ids.shape[0]} sequences do not fit a state of {state.batch_size}: "
             "use a state of the same batch size"
         )
     state.check_room(input_ids.shape[1])
@@ -54,7 +54,7 @@ def checked_input(
     if attention_mask is not None and spec.hybrid and bool((state.seen > 0).any()):
         raise UsageError(
             "attention_mask: the linear-attention layers of this model also read padding, unless it comes first; "
-            "select the rows and read each alone"
+            "select the sequences and read each alone"
         )
     input_ids = input_ids.long().to(model.device)
     if spec.model.last_position is not None:
@@ -63,6 +63,6 @@ def checked_input(
 
 
 def positions_of(seen: Tensor, input_ids: Tensor, mask: Tensor | None) -> Tensor:
-    """The position of each column among its row's tokens; padding gets that of the token before it, and is not read."""
+    """The position of each column in its sequence; padding gets that of the token before it, and is not read."""
     columns = torch.ones_like(input_ids) if mask is None else mask
     return (seen.to(input_ids.device)[:, None] + columns.cumsum(-1) - 1).clamp(min=0)

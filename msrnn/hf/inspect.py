@@ -162,10 +162,10 @@ def sliding_windows(model: PreTrainedModel, config: Any) -> list[int | None]:
     """The sliding window of each layer, None where it has none; refuses, with the reason, what cannot be bounded."""
     name = type(model).__name__
     if model.config.is_encoder_decoder:
-        raise UsageError(f"{name} is an encoder-decoder: msrnn bounds decoders, whose states grow with the text")
+        raise UsageError(f"{name} is an encoder-decoder: msrnn bounds decoders, whose KV cache grows with the text")
     if getattr(config, "num_kv_shared_layers", None):
         raise UsageError(
-            f"{name} has layers that share the states of others, and those cannot be evicted by one layer alone"
+            f"{name} has layers that share the KV rows of others, and those cannot be evicted by one layer alone"
         )
     layers = host_layers(config)
     known = (DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer)

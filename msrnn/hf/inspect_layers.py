@@ -18,7 +18,7 @@ from msrnn.core.rope import Rope
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape
 from msrnn.errors import UsageError
-from msrnn.hf.attention import NAME, MaskError, NotCausalError, watched_windows
+from msrnn.hf.attention import NAME, MaskError, NotCausalError, watch_windows
 from msrnn.hf.cache_layers import OwnedLayer
 from msrnn.hf.fingerprint import non_finite_weights
 from msrnn.layer import plain_attention
@@ -36,7 +36,7 @@ class RecordedLayer(NamedTuple):
     """What reached one attention layer."""
 
     shape: LayerShape
-    key: Tensor  # [rows, K, 1, D] of the first token
+    key: Tensor  # [B, K, 1, D] of the first token
     module: nn.Module  # the attention module
     passes_use_cache: bool  # whether `use_cache` of the model's call reaches the attention function
 
@@ -103,7 +103,7 @@ def record_layers(
     )
     repeated = [i for i, layer in enumerate(layers) if isinstance(layer, _RecordingLayer) and layer.times > 1]
     if repeated:
-        raise UsageError(f"{type(model).__name__} attends more than once to the states of layers {repeated}")
+        raise UsageError(f"{type(model).__name__} attends more than once to the KV rows of layers {repeated}")
     missed = [i for i, layer in enumerate(layers) if isinstance(layer, _RecordingLayer) and layer.seen is None]
     if missed:
         raise UsageError(f"{unreached} in layers {missed}, so msrnn cannot bound it")
@@ -114,7 +114,7 @@ def inspect_layers(model: PreTrainedModel, config: Any) -> list[RecordedLayer | 
     """Inspect each layer; refuse a model that does not attend in causal order, or whose keys are NaN."""
     name = type(model).__name__
     try:
-        with watched_windows() as masked:
+        with watch_windows() as masked:
             seen = record_layers(model, config, length=2)
     except NotCausalError as error:
         raise UsageError(
@@ -229,7 +229,7 @@ def _kinds(model: PreTrainedModel) -> set[str]:
 
 
 def _rotation(keys: dict[int, Tensor], frequencies: list[Tensor], layer: str) -> Rope | None:
-    """The rotation that turns a layer's keys at position 0 [rows, K, 1, D] into its keys at the others."""
+    """The rotation that turns a layer's keys at position 0 [B, K, 1, D] into its keys at the others."""
     if all(torch.equal(keys[0], key) for key in keys.values()):
         return None
     candidates = list(_candidates(keys[0], frequencies))

@@ -61,7 +61,7 @@ def load(
     """
     where = device_named(device)
     check_dtype(dtype)
-    source = pretrained_source(name, on_convert)
+    source = find_pretrained(name, on_convert)
     try:
         with _quiet(bars=not isinstance(source, Path)):
             model = _weights(source, dtype=dtype or _default_dtype(where), **_plan(shared))
@@ -138,8 +138,8 @@ def _default_dtype(device: torch.device) -> str:
     return "float32" if device.type == "cpu" else "auto"
 
 
-def pretrained_source(name: str | None, on_convert: Callable[[str], None] | None = None) -> str | Path:
-    """The argument of `from_pretrained`: a folder that exists, or a name on the hub."""
+def find_pretrained(name: str | None, on_convert: Callable[[str], None] | None = None) -> str | Path:
+    """Find the argument of `from_pretrained`: a folder that exists, or a name on the hub; a GGUF file is converted."""
     if name is None:
         return small_model(on_convert)
     path = Path(os.path.expanduser(name))  # unlike Path.expanduser, leaves an unknown user's home as it is
@@ -148,7 +148,7 @@ def pretrained_source(name: str | None, on_convert: Callable[[str], None] | None
     if path.is_file():
         if path.suffix != ".gguf":
             raise UsageError(f"model {name!r}: not a .gguf file; {_SOURCES}")
-        return converted(path, on_convert)
+        return convert_gguf(path, on_convert)
     if path.suffix == ".gguf" or not _HUB_NAME.fullmatch(name):
         raise UsageError(f"model {name!r}: no such folder or file; {_SOURCES}")
     return name
@@ -159,13 +159,13 @@ def small_model(on_convert: Callable[[str], None] | None = None) -> Path:
     folder = model_cache.small_folder()
     if folder.is_dir():
         return folder
-    file = model_cache.installed_file()
+    file = model_cache.find_installed_file()
     if file is None or model_cache.missing_gguf_packages():
         raise model_cache.missing_model()
-    return converted(file, on_convert)
+    return convert_gguf(file, on_convert)
 
 
-def converted(file: Path, on_convert: Callable[[str], None] | None = None) -> Path:
+def convert_gguf(file: Path, on_convert: Callable[[str], None] | None = None) -> Path:
     """Convert a GGUF file to a folder in the cache, once; the folder's name contains a digest of the file.
 
     The folder appears whole or not at all: of two processes the first to finish wins, and an interrupted conversion

@@ -97,7 +97,7 @@ def encode_messages(tokenizer: PreTrainedTokenizerBase, messages: Messages, rend
     marked, actual = _render_marks(messages, render), render(messages)
     specials, located = _Specials.of(tokenizer, marked), _locate(messages, marked, actual)
     if located is None:
-        if specials.found_in(actual) != specials.found_in(marked):
+        if specials.find_in(actual) != specials.find_in(marked):
             raise UsageError(
                 "a message has the text of a special token, and this model's chat template changes messages, so that "
                 "the two cannot be told apart: leave that text out"
@@ -140,7 +140,7 @@ class _Specials:
         copy.no_truncation()
         copy.no_padding()
         copy.encode_special_tokens = True
-        copy.add_tokens([self._marked(token) for _, token in self._tokens.values()])
+        copy.add_tokens([self._add_mark(token) for _, token in self._tokens.values()])
         marked: dict[str, int] = copy.get_vocab()
         return copy, {marked[self._mark + name]: number for name, (number, _) in self._tokens.items()}
 
@@ -148,11 +148,11 @@ class _Specials:
     def of(tokenizer: Any, template_text: str) -> _Specials:
         """Those of a tokenizer whose chat template has written this text."""
         size = len(tokenizer)
-        written = _written_for_roles(tokenizer, size, str(tokenizer.chat_template))
+        written = _find_role_markers(tokenizer, size, str(tokenizer.chat_template))
         here = {marker for marker in _markers(tokenizer, size) if marker in template_text}
         return _specials_of(tokenizer, size, written | here)
 
-    def _marked(self, token: AddedToken) -> AddedToken:
+    def _add_mark(self, token: AddedToken) -> AddedToken:
         flags = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
         return AddedToken(self._mark + token.content, special=False, **flags)
 
@@ -162,7 +162,7 @@ class _Specials:
             return True
         return self._normalizer is not None and bool(self._pattern.search(self._normalizer.normalize_str(content)))
 
-    def found_in(self, text: str) -> list[list[str]]:
+    def find_in(self, text: str) -> list[list[str]]:
         """The special tokens that a text has, as it is and after the tokenizer has normalized it."""
         texts = [text] if self._normalizer is None else [text, self._normalizer.normalize_str(text)]
         return [self._pattern.findall(one) for one in texts]
@@ -194,7 +194,7 @@ def _specials_of(tokenizer: Any, size: int, written: frozenset[str]) -> _Special
 
 
 @lru_cache(maxsize=8)
-def _written_for_roles(tokenizer: Any, size: int, template: str) -> frozenset[str]:
+def _find_role_markers(tokenizer: Any, size: int, template: str) -> frozenset[str]:
     """The added tokens that the chat template writes around messages of any role."""
     written: set[str] = set()
     for roles in _CONVERSATIONS:

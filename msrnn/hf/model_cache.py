@@ -22,8 +22,8 @@ def small_folder() -> Path:
     return folder_of(Path(SMALL_FILE), SMALL_DIGEST)
 
 
-def installed_file() -> Path | None:
-    """The small default model's GGUF file, if its wheel is installed; the package is not imported.
+def find_installed_file() -> Path | None:
+    """Find the small default model's GGUF file, if its wheel is installed; the package is not imported.
 
     Another file of this name is not the small default model.
     """

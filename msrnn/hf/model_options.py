@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msrnn.core.notes import loading
 from msrnn.core.torchrun import is_torchrun
 from msrnn.errors import UsageError
-from msrnn.hf.extension import COMPRESSED, extended_policy, largest_size
+from msrnn.hf.extension import COMPRESSED, extend_policy, largest_size
 from msrnn.policy import Policy
 from msrnn.size import Size, joint_name, resolve
 
@@ -97,7 +97,7 @@ class ModelOptions:
 
         Raises a UsageError where the rule of `msrnn.hf.extension` cannot hold.
         """
-        policy = extended_policy(self.policy, largest_size(rnn.spec), length)
+        policy = extend_policy(self.policy, largest_size(rnn.spec), length)
         return replace(self, policy=policy, positions=COMPRESSED)
 
     @property

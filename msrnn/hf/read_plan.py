@@ -47,7 +47,7 @@ def plan_read(width: int, wave: Wave, stepwise: bool, has_graph: Callable[[Shape
     if stepwise and width > wave.block:
         blocks = width // wave.block
         return [step for _ in range(blocks) for step in plan_read(wave.block, wave, stepwise, has_graph)]
-    return [ReadStep(width, Shape(width, _launched_block(width, wave)), replays=False)]
+    return [ReadStep(width, Shape(width, _choose_block(width, wave)), replays=False)]
 
 
 def _plan_rest(width: int, wave: Wave, has_graph: Callable[[Shape], bool]) -> ReadStep:
@@ -57,7 +57,7 @@ def _plan_rest(width: int, wave: Wave, has_graph: Callable[[Shape], bool]) -> Re
     return ReadStep(width, shape, has_graph(shape))
 
 
-def _launched_block(width: int, wave: Wave) -> int:
+def _choose_block(width: int, wave: Wave) -> int:
     """The largest block that divides the columns, where no graph limits it."""
     block = wave.block
     while width % (2 * block) == 0 and 2 * block <= wave.alone:

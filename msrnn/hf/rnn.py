@@ -19,9 +19,9 @@ from msrnn.errors import UsageError
 from msrnn.hf.cache import MultiStateCache
 from msrnn.hf.cache_state import CachedState
 from msrnn.hf.cuda_graphs import Graphs
-from msrnn.hf.generation import Continuation, RowEnds, Settings, redirected_copy
+from msrnn.hf.generation import Continuation, SequenceEnds, Settings, redirect_forward
 from msrnn.hf.handover import begin_block, end_block, give_back, hand_over
-from msrnn.hf.inputs import checked_input, positions_of
+from msrnn.hf.inputs import check_input, positions_of
 from msrnn.hf.state_spec import state_spec
 from msrnn.hf.tensor_parallel import check_same_input, naming_lost_ranks
 from msrnn.hf.wavefront import Wave
@@ -38,8 +38,8 @@ class MultiStateRNN:
 
     The model is put into evaluation mode and its attention becomes "msrnn"; its weights are untouched.
 
-    policy       a name such as "tova" or "window+4", or a `Policy`: which row is evicted
-    size         rows per layer; or a list, a number for each layer (None: this layer keeps every row); or a mean and
+    policy       a name such as "tova" or "window+4", or a `Policy`: which KV row is evicted
+    size         KV rows per layer; or a list, a number for each layer (None: this layer keeps every row); or a mean and
                  the budget that divides it among the layers, as in "512:upper"; or a `Size`. None alone only with
                  policy "full", which evicts nothing. ("echo:upper", 512) means ("echo", "512:upper")
     positions    which position ids the kept tokens get, for texts longer than the training length: "original",
@@ -51,7 +51,7 @@ class MultiStateRNN:
     compile      whether torch.compile compiles the model's code between the attention kernels of a captured CUDA graph:
                  takes seconds once, then decode steps take about a tenth less time
     chunk        tokens that are scored at once inside a layer. It bounds memory, and does not change the result
-    block        tokens of a row that pass through the model at once. It bounds memory, and does not change the result
+    block        tokens of a sequence that pass through the model at once; bounds memory, does not change the result
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class MultiStateRNN:
         return self._graphs.state(batch_size)
 
     def block_of(self, batch_size: int) -> int:
-        """Tokens of each row that pass through the model at once: as given, or fewer in a larger batch."""
+        """Tokens of each sequence that pass through the model at once: as given, or fewer in a larger batch."""
         return self._wave(batch_size, last_only=True).block
 
     def _wave(self, batch_size: int, last_only: bool) -> Wave:
@@ -160,9 +160,9 @@ class MultiStateRNN:
                 layer.bound = bound
         return MultiState(layers, self.spec.fingerprint, state.columns)
 
-    def select(self, state: MultiState, rows: Sequence[int] | Tensor) -> MultiState:
+    def select(self, state: MultiState, sequences: Sequence[int] | Tensor) -> MultiState:
         """`state.select`, into buffers that already have a captured graph, if there are any."""
-        index = state.row_index(rows)
+        index = state.sequence_index(sequences)
         if not self._graphs.possible:
             return state.select(index)
         chosen = self.state(len(index))
@@ -171,14 +171,14 @@ class MultiStateRNN:
 
     @torch.no_grad()
     def step(self, input_ids: Tensor, state: MultiState, attention_mask: Tensor | None = None) -> Tensor:
-        """One decode step, one token per row: [B, 1] -> logits [B, 1, V].
+        """One decode step, one token per sequence: [B, 1] -> logits [B, 1, V].
 
         Rows where `attention_mask` [B, 1] is 0 read nothing: their states do not change, and their logits are
         meaningless.
         """
         if isinstance(input_ids, Tensor) and input_ids.ndim == 2 and input_ids.shape[1] != 1:
-            raise UsageError(f"input_ids of {input_ids.shape[1]} columns: step reads one token per row; use read")
-        ids, mask = checked_input(self.model, self.spec, input_ids, state, attention_mask)
+            raise UsageError(f"input_ids of {input_ids.shape[1]} columns: step reads one token per sequence; use read")
+        ids, mask = check_input(self.model, self.spec, input_ids, state, attention_mask)
         graph = self._graphs.of(state)
         with state.reading(1):
             if graph is None:
@@ -201,7 +201,7 @@ class MultiStateRNN:
         into calls. `on_block` is called with the number of columns that were read since. `record(layer)` returns a
         function that receives the layer's eviction times.
         """
-        input_ids, mask = checked_input(self.model, self.spec, input_ids, state, attention_mask)
+        input_ids, mask = check_input(self.model, self.spec, input_ids, state, attention_mask)
         check_same_input(input_ids, self.spec.model.shards)
         wave = self._wave(state.batch_size, last_only)
         logits: Tensor | None = None
@@ -266,7 +266,7 @@ class MultiStateRNN:
         """transformers' `generate` over a bounded state: its arguments, its result.
 
         With a `state`, `input_ids` are the new tokens only, and the state advances over them and over the answer of
-        each row, its stop token included; later columns of a row are padding. An interrupted call leaves the state
+        each sequence, its stop token included; later columns are padding. An interrupted call leaves the state
         after the tokens it has read (`state.seen`), or unusable if it stopped inside a forward pass. Logits processors
         and stopping criteria see the tokens of this call only, not what the state has read before. Without an
         `attention_mask`, every id is a token. What cannot be done is refused before a token is read.
@@ -276,7 +276,7 @@ class MultiStateRNN:
         continues = state is not None
         if state is None:
             state = self.state(input_ids.shape[0] if isinstance(input_ids, Tensor) and input_ids.ndim == 2 else 1)
-        input_ids, mask = checked_input(self.model, self.spec, input_ids, state, kwargs.get("attention_mask"))
+        input_ids, mask = check_input(self.model, self.spec, input_ids, state, kwargs.get("attention_mask"))
         if mask is not None and not mask[:, -1].all():
             raise UsageError("attention_mask: generate continues from the last column, so pad on the left")
         check_same_input(input_ids, self.spec.model.shards, samples=bool(settings["do_sample"]))
@@ -290,10 +290,10 @@ class MultiStateRNN:
             )
         if continues and state.batch_size > 1 and self.spec.hybrid:
             raise UsageError(
-                f"a state of {state.batch_size} rows: the linear-attention layers of this model cannot skip rows that "
-                "have ended; select a row and generate from it alone"
+                f"a state of {state.batch_size} sequences: the linear-attention layers of this model cannot skip those "
+                "that have ended; select one and generate from it alone"
             )
-        ends = RowEnds(settings) if continues and beams == 1 else None
+        ends = SequenceEnds(settings) if continues and beams == 1 else None
         continuation = Continuation(self.model, self, state, max(sequences, beams), ends)
         forced: dict[str, Any] = {"use_cache": True, **({"return_dict_in_generate": True} if continues else {})}
         if settings["prefill_chunk_size"] is not None:
@@ -301,7 +301,7 @@ class MultiStateRNN:
         arguments = settings.arguments(**forced)
         if ends is not None:
             arguments["stopping_criteria"] = ends.criteria
-        out = redirected_copy(self.model, continuation).generate(
+        out = redirect_forward(self.model, continuation).generate(
             input_ids,
             attention_mask=torch.ones_like(input_ids) if mask is None else mask,
             past_key_values=continuation.cache,

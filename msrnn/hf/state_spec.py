@@ -78,7 +78,7 @@ class StateSpec:
 
     @property
     def sizes(self) -> list[int | None]:
-        """The rows that each layer may hold; None: the layer is not bounded."""
+        """The KV rows that each layer may hold; None: the layer is not bounded."""
         return [bound.size if bound else None for bound in self.bounds]
 
     @property

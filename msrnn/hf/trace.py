@@ -78,13 +78,13 @@ def _groups(rnn: MultiStateRNN, layer: int) -> int:
 
 
 def _by_column(by_position: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """From token positions, where a row's first token is 0, to the columns of the input."""
+    """From token positions, where a sequence's first token is 0, to the columns of the input."""
     length = by_position.shape[-1]
     result = torch.full_like(by_position, -1)
-    for b, row in enumerate(by_position):
+    for b, times in enumerate(by_position):
         columns = torch.arange(length) if attention_mask is None else attention_mask[b].cpu().nonzero()[:, 0]
         column_of = torch.cat([columns, torch.tensor([length])]).to(torch.int32)
-        step = row[..., : len(columns)].long().clamp(max=len(columns))
+        step = times[..., : len(columns)].long().clamp(max=len(columns))
         result[b, ..., columns] = column_of[step]
     return result
 

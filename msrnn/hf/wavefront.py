@@ -25,9 +25,13 @@ from msrnn.hf.cache_state import CachedState
 from msrnn.hf.state_spec import StateSpec
 
 PRIORITIES = 4  # levels that CUDA streams have in torch
-IN_FLIGHT = 16_384  # tokens of all rows and blocks together: bounds the memory of activations at any batch size
-BLOCK_TOKENS = 512  # of all rows in a block: from 1,024 on, cuBLAS clears memory, and a CUDA graph runs that in order
-SHORTEST_BLOCK = 32  # tokens of a row: below, kernels that read all slots for a few tokens cost more than is gained
+IN_FLIGHT = 16_384  # tokens of all sequences and blocks together: bounds the memory of activations at any batch size
+BLOCK_TOKENS = (
+    512  # of all sequences in a block: from 1,024 on, cuBLAS clears memory, and a CUDA graph runs that in order
+)
+SHORTEST_BLOCK = (
+    32  # tokens of a sequence: below, kernels that read all slots for a few tokens cost more than is gained
+)
 MOST_BLOCKS, MOST_STEPWISE_BLOCKS = 64, 8  # in flight; where blocks are read token by token, a graph has many kernels
 LOGIT_BYTES = 2**30  # of a captured read that returns the logits of all tokens
 
@@ -52,7 +56,7 @@ class Wave(NamedTuple):
 def wave_of(batch_size: int, block: int | None, largest: int, blocks: int, fitting: int) -> Wave:
     """How a batch is read: in blocks as given, or of at most `largest` columns; at most `blocks` blocks at once.
 
-    Of blocks in flight together, `fitting` tokens over all rows fit into memory.
+    Of blocks in flight together, `fitting` tokens over all sequences fit into memory.
     """
     columns = max(1, IN_FLIGHT // batch_size)
     if blocks == 1:

@@ -10,7 +10,7 @@ from typing import Any
 from lm_eval._cli.utils import MergeDictAction
 from lm_eval.utils import simple_parse_args_string
 
-from msrnn.hf.loading import pretrained_source
+from msrnn.hf.loading import find_pretrained
 
 MODEL = "msrnn"
 
@@ -30,7 +30,7 @@ def with_tokenizer(words: list[str]) -> list[str]:
     metadata = _dict(options.get("metadata"))
     if options.get("model") != MODEL or "tokenizer" in metadata:
         return words
-    source = pretrained_source(_dict(options.get("model_args")).get("pretrained"))
+    source = find_pretrained(_dict(options.get("model_args")).get("pretrained"))
     return [*words, "--metadata", json.dumps({**metadata, "tokenizer": str(source)})]  # whole: it replaces a file's
 
 

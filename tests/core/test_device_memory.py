@@ -44,7 +44,7 @@ def test_what_would_fit_fits() -> None:
     with pytest.raises(ValueError, match=r"for \d+ sequences takes .*: [\d,]+ sequences fit"):
         rnn.state(rows)
     state = rnn.state(2)
-    with pytest.raises(ValueError, match=r"a state of .* rows takes .* rows fit"):
+    with pytest.raises(ValueError, match=r"a state of .* sequences takes .* sequences fit"):
         state.fork(rows)
 
 

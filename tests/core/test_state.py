@@ -108,10 +108,10 @@ def test_selected_rows_go_on_alone(rnn: msrnn.MultiStateRNN) -> None:
     torch.testing.assert_close(rnn.read(more[[2, 0]], picked), expected[[2, 0]])
 
 
-@pytest.mark.parametrize("rows", [[], [3], [-1], [0.5], [[0]]])
-def test_rows_that_are_not_there_are_refused(rows: list[object], rnn: msrnn.MultiStateRNN) -> None:
-    with pytest.raises(ValueError, match="rows"):
-        rnn.state(3).select(rows)  # type: ignore[arg-type]
+@pytest.mark.parametrize("sequences", [[], [3], [-1], [0.5], [[0]]])
+def test_sequences_that_are_not_there_are_refused(sequences: list[object], rnn: msrnn.MultiStateRNN) -> None:
+    with pytest.raises(ValueError, match="sequences"):
+        rnn.state(3).select(sequences)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("copies", [0, -1, 1.5, True])
@@ -173,7 +173,7 @@ def test_hybrid_models_refuse_padding_that_their_linear_layers_would_read() -> N
     torch.testing.assert_close(rnn.read(more, state)[1:], rnn.read(more[1:], alone), atol=1e-4, rtol=1e-4)
     with pytest.raises(ValueError, match="read padding"):
         rnn.read(ids, state, mask)
-    with pytest.raises(ValueError, match="select a row"):
+    with pytest.raises(ValueError, match="select one and generate"):
         rnn.generate(more, state=state, max_new_tokens=2)
 
 

@@ -27,7 +27,7 @@ DESCRIBED: dict[str, tuple[dict[str, Any], str]] = {
     "fewer than none": ({"batch_size": -1}, "batch_size=-1"),
     "more than fit": ({"batch_size": 10**12}, r"keys: .*, not .*\[1000000000000, "),
     "true rows": ({"batch_size": True}, "batch_size=True"),
-    "no number of rows": ({"batch_size": None}, "batch_size=None"),
+    "no number of sequences": ({"batch_size": None}, "batch_size=None"),
     "rows by half": ({"batch_size": 2.0}, "batch_size=2.0"),
     "columns": ({"columns": 17}, "columns 17"),
     "true columns": ({"columns": [True, True]}, "columns .True, True."),

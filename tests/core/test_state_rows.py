@@ -64,7 +64,7 @@ def test_a_state_on_another_device_is_refused(model: PreTrainedModel) -> None:
 
 def test_a_state_shows_what_it_is(model: PreTrainedModel) -> None:
     state = msrnn.MultiStateRNN(model, "tova+1", 8).state(2)
-    assert repr(state) == f"MultiState(policy='tova+1', size=8, rows=2, seen=[0, 0], nbytes={state.nbytes:,})"
+    assert repr(state) == f"MultiState(policy='tova+1', size=8, batch_size=2, seen=[0, 0], nbytes={state.nbytes:,})"
 
 
 def test_linear_attention_states_stay_where_they_are() -> None:

@@ -20,7 +20,11 @@ FORGED: dict[str, tuple[str, dict[str, Callable[[Tensor], Any]], str]] = {
     "no free slot": ("head", {"position": lambda p: p[0, 0].copy_(torch.arange(7))}, "no slot is free"),
     "beyond what was read": ("head", {"position": lambda p: p.clamp_(min=17)}, "17 is not the position of a token"),
     "below -1": ("head", {"position": lambda p: p[p < 0].numel() and p.clamp_(max=-2)}, "-2 is not the position"),
-    "held twice": ("head", {"position": lambda p: p[1, 1].fill_(3)[6:].fill_(-1)}, "row 1: 3 is a position .* twice"),
+    "held twice": (
+        "head",
+        {"position": lambda p: p[1, 1].fill_(3)[6:].fill_(-1)},
+        "sequence 1: 3 is a position .* twice",
+    ),
     "too few": ("head", {"position": lambda p: p[0, 0, :6].fill_(-1)}, "too few for size 6"),
     "none of a window": ("horizon", {"position": lambda p: p.fill_(-1)}, "0 tokens are held"),
     "other count": ("head", {"seen": lambda s: s.add_(100)}, "117 tokens of 17 columns|100 tokens"),
@@ -73,7 +77,7 @@ def test_numbers_that_cannot_be_loaded_are_not_saved(tmp_path: Path) -> None:
     state = rnn.state(3)
     rnn.read(tokens(3, 5), state)
     state.layers[1].importance[1] = torch.nan
-    with pytest.raises(ValueError, match=r"layer 1, row 1: nan is not an importance .*; save the other rows"):
+    with pytest.raises(ValueError, match=r"layer 1, sequence 1: nan is not an importance .*; save the other sequences"):
         state.save(tmp_path / "state")
     assert os.listdir(tmp_path) == []
     state.select([0, 2]).save(tmp_path / "state")

@@ -79,7 +79,7 @@ def test_other_masks_are_refused_and_change_nothing(make: Any) -> None:
     model, ids = build(llama()), tokens(1, 10)
     expected = model(ids).logits
     cache = cached(model)
-    with pytest.raises(ValueError, match=r"attention mask: in row 0, column \d+ (sees|does not see) column \d+"):
+    with pytest.raises(ValueError, match=r"attention mask: in sequence 0, column \d+ (sees|does not see) column \d+"):
         model(ids, attention_mask=make(10), past_key_values=cache)
     assert cache.get_seq_length() == 0
     torch.testing.assert_close(model(ids, past_key_values=cache).logits, expected, atol=1e-4, rtol=1e-4)
@@ -182,7 +182,7 @@ def test_padding_on_the_right_is_refused_where_the_model_continues(pad: Any, chu
     mask = torch.ones_like(ids)
     pad(mask)
     cache = cached(model)
-    with pytest.raises(UsageError, match=r"row 1 ends with padding.*pad on the left"):
+    with pytest.raises(UsageError, match=r"sequence 1 ends with padding.*pad on the left"):
         model.generate(ids, attention_mask=mask, past_key_values=cache, prefill_chunk_size=chunk, **greedy())
     if chunk is None:
         assert cache.get_seq_length() == 0
@@ -199,7 +199,7 @@ def test_a_forward_pass_refuses_padding_after_tokens_and_step_reads_it() -> None
     mask[1, -1] = 0
     cache, rnn = cached(model), msrnn.MultiStateRNN(model, "tova", 64)
     model(ids[:, :-1], past_key_values=cache)
-    with pytest.raises(UsageError, match="row 1 ends with padding"):
+    with pytest.raises(UsageError, match="sequence 1 ends with padding"):
         model(ids[:, -1:], attention_mask=mask, past_key_values=cache)
     assert cache.state.seen.tolist() == [11, 11]
     state = rnn.state(2)

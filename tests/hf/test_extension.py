@@ -12,7 +12,7 @@ import pytest
 import msrnn
 from msrnn.cli.eval_extrapolation import ROWS
 from msrnn.errors import UsageError
-from msrnn.hf.extension import REACH, extended_policy, extension, largest_size, training_length
+from msrnn.hf.extension import REACH, extend_policy, extension, largest_size, training_length
 from msrnn.size import joint_name, parse_policy
 from tests.helpers.tiny import FAMILIES, build, llama
 
@@ -33,7 +33,7 @@ from tests.helpers.tiny import FAMILIES, build, llama
 def test_the_rule(policy: str, size: int, length: int, expected: str) -> None:
     assert extension(policy, size, length) == (expected, "compressed")
     value, budget = parse_policy(policy)
-    assert joint_name(extended_policy(value, size, length), budget) == expected
+    assert joint_name(extend_policy(value, size, length), budget) == expected
 
 
 def test_the_rule_is_the_row_that_was_measured() -> None:

@@ -131,4 +131,4 @@ def test_what_wrappers_say_of_themselves(model: PreTrainedModel) -> None:
     with torch.no_grad():
         model(tokens(2, 12), past_key_values=cache)
     assert repr(cache) == f"MultiStateCache({named}, seen=[12, 12])"
-    assert repr(cache.state).startswith("MultiState(policy='tova', size=8, rows=2, seen=[12, 12]")
+    assert repr(cache.state).startswith("MultiState(policy='tova', size=8, batch_size=2, seen=[12, 12]")

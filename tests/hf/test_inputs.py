@@ -31,7 +31,7 @@ def read_with(ids: Any, mask: Any = None, rows: int = 1) -> None:
         (torch.ones(1, 3, dtype=torch.bool), TypeError, "bool"),
         (torch.ones(3, dtype=torch.long), ValueError, r"\[3\]"),
         (torch.ones(1, 0, dtype=torch.long), ValueError, r"\[1, 0\]"),
-        (torch.ones(2, 3, dtype=torch.long), ValueError, "2 rows do not fit a state of 1"),
+        (torch.ones(2, 3, dtype=torch.long), ValueError, "2 sequences do not fit a state of 1"),
         (torch.tensor([[5, 97]]), ValueError, "97"),
         (torch.tensor([[-1, 5]]), ValueError, "-1"),
     ],

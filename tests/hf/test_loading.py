@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from msrnn.errors import UsageError
 from msrnn.hf import loading as models
-from msrnn.hf.loading import converted, device_named, load
+from msrnn.hf.loading import convert_gguf, device_named, load
 from msrnn.hf.rnn import MultiStateRNN
 from tests.helpers.characters import character_model, character_tokenizer
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -54,14 +54,14 @@ def test_a_gpu_beyond_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_conversion_is_done_once(file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(models, "_convert", write_whole)
-    folder = converted(file, told.append)
+    folder = convert_gguf(file, told.append)
     assert (folder / "weights").read_text() == "whole"
     assert folder.parent == cache
-    assert converted(file, told.append) == folder
+    assert convert_gguf(file, told.append) == folder
     assert len(told) == 1
     assert "tiny.gguf" in told[0]
     file.write_bytes(b"another file of the same name")
-    assert converted(file, told.append) != folder
+    assert convert_gguf(file, told.append) != folder
     assert len(told) == 2
 
 
@@ -75,7 +75,7 @@ def test_interrupted_conversion_leaves_nothing(
 
     monkeypatch.setattr(models, "_convert", interrupted)
     with pytest.raises(failure):
-        converted(file)
+        convert_gguf(file)
     assert list(cache.iterdir()) == []
 
 
@@ -87,7 +87,7 @@ def test_who_converts_first_wins(file: Path, cache: Path, monkeypatch: pytest.Mo
         (rival / "weights").write_text("the rival's")
 
     monkeypatch.setattr(models, "_convert", overtaken)
-    folder = converted(file)
+    folder = convert_gguf(file)
     assert (folder / "weights").read_text() == "the rival's"
     assert list(cache.iterdir()) == [folder]
 
@@ -109,7 +109,7 @@ def test_missing_extra_names_the_mend(file: Path, monkeypatch: pytest.MonkeyPatc
     for package in ("gguf", "accelerate"):
         monkeypatch.setattr(importlib.util, "find_spec", without(package))
         with pytest.raises(ValueError, match=r"pip install 'msrnn\[gguf\]'"):
-            converted(file)
+            convert_gguf(file)
 
 
 @pytest.mark.parametrize("name", ["/none/such", "none.gguf", "./none", "a/b/c", "no-such/model", __file__])

@@ -38,7 +38,7 @@ def test_an_answer_streams_and_tokens_fade(
     fast = slow_down(engine, monkeypatch, 0.5)
     browser = visit(open_address)
     set_settings(browser, max_tokens=40, temperature=1, seed=3, system="Be naïve 🌊.")
-    assert "0 of 16 states" in text(browser, "#use")
+    assert "0 of 16 KV rows" in text(browser, "#use")
     type_message(browser, "I am Ann from Tromsø.")
     lengths, faded, gauges = set(), set(), set()
     while browser.execute_script("return document.querySelector('.assistant') === null"):
@@ -103,7 +103,7 @@ def test_settings_reach_the_server(
 ) -> None:
     requests = recorded(engine, monkeypatch)
     browser = visit(open_address)
-    assert "policy tova · 16 states" in text(browser, "#about")
+    assert "policy tova · 16 KV rows" in text(browser, "#about")
     assert "tova" in text(browser, "#server")
     set_settings(browser, temperature=0.25, top_p=0.5, max_tokens=3, seed=11, system="Be brief.")
     say(browser, "One")

@@ -34,7 +34,7 @@ class Text {
     this.panel = element("article", "panel");
     this.head = element("div", "head");
     const title = element("h2", "", policy.name);
-    title.append(" ", element("small", "", `${number(policy.size)} states in each layer`));
+    title.append(" ", element("small", "", `${number(policy.size)} KV rows in each layer`));
     this.head.append(title, this.stats);
     this.panel.append(this.head, this.body);
     this.fill();

@@ -110,7 +110,7 @@ def _attend(
     """Continue the softmax with the scores [BR, BS] of a block of slots."""
     b_s = tl.where(m_held[None, :], b_s, float("-inf"))
     b_max = tl.maximum(seen.b_max, tl.max(b_s, axis=1))
-    # Until a state was seen the maximum is -inf, and -inf - -inf is NaN.
+    # Until a KV row was seen the maximum is -inf, and -inf - -inf is NaN.
     b_base = tl.where(b_max == float("-inf"), 0.0, b_max)
     b_p = tl.exp(b_s - b_base[:, None])
     b_old = tl.exp(seen.b_max - b_base)
@@ -170,7 +170,7 @@ def attend_kernel(
     BR: tl.constexpr = HEADS if R == 1 else width(R)
     BV: tl.constexpr = width(DV)
     SPLITS: tl.constexpr = triton.cdiv(S, SPAN)
-    # Re-rotated rows are float32: tf32 has as many mantissa bits as 16-bit states, or more.
+    # Re-rotated rows are float32: tf32 has as many mantissa bits as 16-bit rows, or more.
     PRECISION: tl.constexpr = "ieee" if query.dtype.element_ty == tl.float32 else "tf32"
     # Heads of one sequence run side by side, so that what they share is in the cache: rotations and positions.
     i_program, i_s = tl.program_id(0), tl.program_id(1)

@@ -63,11 +63,11 @@ def evict_kernel(
     S: tl.constexpr, G: tl.constexpr, M: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
     """Write the new token's position, add the group's mean attention to the importances, and evict the least important
-    state that is not protected. `squares` [B, K] are the squared norms of the new token's values. Where a group is
+    KV row that is not protected. `squares` [B, K] are the squared norms of the new token's values. Where a group is
     joint, `observed` has the sums over its processes, and M counts the heads of all of them. What a policy does not
     have is None: importance, norm, squares, observed, decay, window.
 
-    Without observation every importance is 0, and the oldest state is evicted, as in every tie. NaN counts as infinity.
+    Without observation every importance is 0, and the oldest KV row is evicted, as in every tie. NaN is infinity.
     """
     i_b, i_g = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i_group = i_b * G + i_g

@@ -179,7 +179,7 @@ def _attend_scores(
         m_seen = _find_seen(b_t, b_position, p_evicted, o_n, m_n)
         b_s = tl.where(m_seen, _score(b_q, keys, o_n, m_n, scale, softcap, S), float("-inf"))
         b_new = tl.maximum(b_max, tl.max(b_s, axis=1))
-        # Until a state was seen the maximum is -inf, and -inf - -inf is NaN.
+        # Until a KV row was seen the maximum is -inf, and -inf - -inf is NaN.
         b_base = tl.where(b_new == float("-inf"), 0.0, b_new)
         b_p = tl.exp(b_s - b_base[:, None])
         b_old = tl.exp(b_max - b_base)
@@ -222,7 +222,7 @@ def attend_kernel(
     H: tl.constexpr, K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr, WEIGHED: tl.constexpr,
 ):  # fmt: skip
-    """Masked attention: the rows from a state's position to its eviction see the state.
+    """Masked attention: the queries from a token's position to its eviction see its KV row.
 
     Where the weights of `weigh_kernel` are given, they are used. Where all that a row still sees has vanished beside
     what was evicted, its program computes scores instead. Scales, sinks and softcap may be None.

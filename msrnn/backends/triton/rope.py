@@ -164,7 +164,7 @@ def check_reach(spacing: Spacing, bound: Bound, columns: int) -> None:
 
 
 def rotations_of(slots: Slots, query_position: Tensor, repositioning: Repositioning) -> Tensor:
-    """[B, G, S + 1, 2, F] for every slot and, at the end, the new token; float16 where states have 16 bits or fewer."""
+    """[B, G, S + 1, 2, F] for every slot and, at the end, the new token; float16 where rows have 16 bits or fewer."""
     (B, G, S), F = slots.position.shape, len(repositioning.rope.frequency)
     device, window = slots.position.device, slots.bound.window
     kind, table = _coded(repositioning.spacing, device)

@@ -25,7 +25,7 @@ from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
 from msrnn.evaluation.benchmark import NATIVE
 from msrnn.evaluation.benchmark.timing import captured, milliseconds
-from msrnn.hf.cuda_graphs import compiled, layers_share_code
+from msrnn.hf.cuda_graphs import compile_model, layers_share_code
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.size import Size, joint_name, parse_policy
 
@@ -224,7 +224,7 @@ class StaticFull(Contender):
                 torch._dynamo.reset()  # after some shapes, torch would compile no more, without a word
                 try:
                     with layers_share_code():
-                        fast = if_it_fits(lambda: captured(partial(step, compiled(self.model, batch)), device))
+                        fast = if_it_fits(lambda: captured(partial(step, compile_model(self.model, batch)), device))
                 except torch._dynamo.exc.TorchDynamoException as error:
                     reason = (str(error) or type(error).__name__).splitlines()[0]
                     warnings.warn(

@@ -21,7 +21,7 @@ async function chat() {
       panel = new MemoryPanel(model, pointAtMap, scrollTo);
     }
     document.title = `${model.id} · a memory of fixed size`;
-    find("about").textContent = `${model.id} · policy ${model.policy} · ${number(model.size)} states in each layer`;
+    find("about").textContent = `${model.id} · policy ${model.policy} · ${number(model.size)} KV rows in each layer`;
     settings.describe(model);
     await guarded(async () => {
       await refresh();

@@ -67,7 +67,7 @@ class MemoryPanel {
     gauge.firstElementChild.style.width = `${100 * share}%`;
     gauge.setAttribute("aria-valuemax", size);
     gauge.setAttribute("aria-valuenow", Math.round(share * size));
-    gauge.setAttribute("aria-valuetext", `${used} of ${number(size)} states in each layer`);
+    gauge.setAttribute("aria-valuetext", `${used} of ${number(size)} KV rows in each layer`);
     this.line(used, memory);
     const texts = { seen: memory.seen, "held-all": all, "held-some": some, forgotten };
     for (const [id, count] of Object.entries(texts)) find(id).textContent = number(count);
@@ -82,7 +82,7 @@ class MemoryPanel {
   }
 
   line(used, memory) {
-    const parts = [[used, ` of ${number(this.model.size)} states`, " in each layer"],
+    const parts = [[used, ` of ${number(this.model.size)} KV rows`, " in each layer"],
       [number(memory.seen), memory.seen === 1 ? " token read" : " tokens read", ""], [inBytes(this.model.bytes), " held", ""]];
     find("use").replaceChildren(...parts.map(([count, after, more]) => {
       const part = element("span");

@@ -72,7 +72,7 @@ class Settings {
     top_p.placeholder = start.top_p;
     max_tokens.placeholder = model.max_tokens;
     const whose = stated ? "from the model" : "of this page, since the model states none";
-    const rows = { Model: model.id, Policy: model.policy, Size: `${number(model.size)} states in each layer`,
+    const rows = { Model: model.id, Policy: model.policy, Size: `${number(model.size)} KV rows in each layer`,
       Positions: model.positions, "A conversation": `${number(model.bytes)} bytes, at any length`,
       "Empty fields": `temperature ${start.temperature} (${whose}), top-p ${start.top_p}, ${number(model.max_tokens)} tokens` };
     find("server").replaceChildren(...Object.entries(rows).map(([name, value]) => {
