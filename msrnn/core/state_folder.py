@@ -29,15 +29,14 @@ class StateFiles(Protocol[S]):
     def describe(self, path: Path) -> dict[str, Any]: ...
 
 
-class StateFolder(Generic[S]):
-    """States and their notes by name; the file of a name is NAME.safetensors.
+class StateNames:
+    """State files in a folder, by name; what they hold does not matter. The file of a name is NAME.safetensors.
 
-    files   saves, loads and describes states
     is_own  whether a name belongs to this object; all other files of the folder are left alone
     """
 
-    def __init__(self, path: Path, files: StateFiles[S], is_own: Callable[[str], bool] = lambda _: True) -> None:
-        self.path, self._files, self._is_own = path, files, is_own
+    def __init__(self, path: Path, is_own: Callable[[str], bool] = lambda _: True) -> None:
+        self.path, self._is_own = path, is_own
 
     def create(self) -> None:
         """Make the folder, which only its owner can enter; an existing one keeps its permissions."""
@@ -51,6 +50,33 @@ class StateFolder(Generic[S]):
 
     def list_names(self) -> list[str]:
         return sorted(path.stem for path in self.path.glob(f"*{SUFFIX}") if self._is_own(path.stem))
+
+    def delete(self, name: str) -> None:
+        self.path_of(name).unlink(missing_ok=True)
+
+    def remove_unfinished(self) -> None:
+        """Remove the unfinished files of a process that was killed."""
+        remove_unfinished(self.path, lambda name: name.endswith(SUFFIX) and self._is_own(name.removesuffix(SUFFIX)))
+
+    def set_aside(self, name: str, error: Exception) -> None:
+        """Rename a damaged file, so that it is not read again and can be examined."""
+        path = self.path_of(name)
+        _log.warning("%s cannot be used, and is set aside as *%s: %s", printable(path), DAMAGED, printable(error))
+        try:
+            path.rename(path.with_name(path.name + DAMAGED))
+        except OSError as cause:
+            _log.warning("%s stays where it is: %s", printable(path), printable(cause))
+
+
+class StateFolder(StateNames, Generic[S]):
+    """States and their notes by name.
+
+    files  saves, loads and describes states
+    """
+
+    def __init__(self, path: Path, files: StateFiles[S], is_own: Callable[[str], bool] = lambda _: True) -> None:
+        super().__init__(path, is_own)
+        self._files = files
 
     def save(self, name: str, state: S, notes: Mapping[str, Any]) -> int:
         """Write the file of a name, or replace it -> its bytes. Until it is complete, the old file stays."""
@@ -70,22 +96,6 @@ class StateFolder(Generic[S]):
         """The description of a file, unchecked, and its bytes."""
         path = self.path_of(name)
         return self._files.describe(path), path.stat().st_size
-
-    def delete(self, name: str) -> None:
-        self.path_of(name).unlink(missing_ok=True)
-
-    def remove_unfinished(self) -> None:
-        """Remove the unfinished files of a process that was killed."""
-        remove_unfinished(self.path, lambda name: name.endswith(SUFFIX) and self._is_own(name.removesuffix(SUFFIX)))
-
-    def set_aside(self, name: str, error: Exception) -> None:
-        """Rename a damaged file, so that it is not read again and can be examined."""
-        path = self.path_of(name)
-        _log.warning("%s cannot be used, and is set aside as *%s: %s", printable(path), DAMAGED, printable(error))
-        try:
-            path.rename(path.with_name(path.name + DAMAGED))
-        except OSError as cause:
-            _log.warning("%s stays where it is: %s", printable(path), printable(cause))
 
 
 class LimitedStateFolder(StateFolder[S]):

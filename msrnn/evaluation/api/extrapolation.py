@@ -23,17 +23,11 @@ from msrnn.evaluation.api.result import EvaluationResult
 from msrnn.evaluation.data.texts import Choice, choose
 from msrnn.evaluation.environment import environment
 from msrnn.evaluation.runner import Progress, Runner, Workers
-from msrnn.evaluation.tasks.extrapolation import (
-    CHECK,
-    NAME,
-    Case,
-    Course,
-    Extrapolation,
-    Report,
-    cases,
-    figure,
-    states_folder,
-)
+from msrnn.evaluation.tasks.extrapolation import CHECK, Extrapolation
+from msrnn.evaluation.tasks.extrapolation_cases import Case, cases
+from msrnn.evaluation.tasks.extrapolation_legs import Course
+from msrnn.evaluation.tasks.extrapolation_report import NAME, Report, figure
+from msrnn.evaluation.tasks.leg_states import states_folder
 from msrnn.hf.extension import REACH
 
 ROWS = ("tova@compressed", "window+4@compact", "tova@original", "echo+1~{horizon}@compressed")

@@ -201,3 +201,11 @@ def test_too_long_and_too_short_chunks() -> None:
         choose(books(a=40, b=3), Letters(), Choice(length=50))
     with pytest.raises(ValueError, match="length=2: the first 2 tokens are given"):
         choose(books(a=40), Letters(1, 2), Choice(length=2))
+
+
+def test_the_first_tokens_of_every_text_that_has_them() -> None:
+    texts = {"long": "abcdefghij" * 3, "longer": "klmnopqrst" * 5, "short": "uvw"}
+    found = [Document(name, lambda name=name: texts[name]) for name in texts]  # type: ignore[misc]
+    made = choose(found, Letters(), Choice(12, chunks_per_book=1, first=True))
+    assert [(chunk.book, chunk.start) for chunk in made.chunks] == [("long", 0), ("longer", 0)]
+    assert made.short == 1
