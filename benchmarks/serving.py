@@ -78,7 +78,7 @@ class Client:
         """Rows in use, with answers at any point between their beginning and their end."""
         for _ in range(int(share * self.engine.executor.facts.slots)):
             self.add(answer=self.draw.randint(1, self.answer))
-        while self.engine.counts["waiting"]:
+        while self.engine.counts.waiting:
             self.step()
 
     def run(self, seconds: float, arrive: Callable[[float], None]) -> dict[str, float]:
@@ -100,7 +100,7 @@ class Client:
         return {
             **rates,
             "ms_per_step": 1000 * took / max(1, steps),
-            "slots": self.engine.counts["running"],
+            "slots": self.engine.counts.running,
             **self.waits(),
         }
 
@@ -113,14 +113,14 @@ class Client:
         return found
 
     def saturated(self, _: float) -> None:
-        while self.engine.counts["waiting"] < 2:
+        while self.engine.counts.waiting < 2:
             self.add()
 
     def mixed(self) -> None:
         self.add(prompt=LONG if self.draw.random() < SHARE_OF_LONG else None)
 
     def saturated_and_mixed(self, _: float) -> None:
-        while self.engine.counts["waiting"] < 2:
+        while self.engine.counts.waiting < 2:
             self.mixed()
 
     def poisson(self, rate: float) -> Callable[[float], None]:

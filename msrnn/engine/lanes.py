@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from msrnn.engine.engine import PREFIX_DISK_BYTES, PREFIX_HOST_BYTES, PREFIX_STATES, Engine, make_executor
 from msrnn.engine.executor import Executor, StateHandle
 from msrnn.engine.requests import Event, Request
+from msrnn.engine.scheduler import Counts
 from msrnn.errors import UsageError
 
 if TYPE_CHECKING:
@@ -114,9 +115,9 @@ class LongEngine(Engine):
         return before + len(request.prompt) + request.params.max_tokens > self.length
 
     @property
-    def counts(self) -> dict[str, int]:
-        long = self.long.counts
-        return {name: count + long[name] for name, count in super().counts.items()}
+    def counts(self) -> Counts:
+        """Of both lanes together."""
+        return Counts(*map(sum, zip(super().counts, self.long.counts, strict=True)))
 
     def step(self) -> list[Event]:
         """A step of one lane; the lanes alternate. So a step that fails ends the answers of one lane only."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from msrnn.engine.batch import Batch
 from msrnn.engine.executor import Executor
@@ -23,6 +23,14 @@ from msrnn.errors import SessionError, UsageError
 PROMPT_TOKENS = {"cpu": 512, "cuda": 2048}  # prefill tokens between two decode steps
 INTERRUPTED = "the engine was interrupted; ask again"
 ALONE = {"cpu": 2048, "cuda": 8192}  # prefill tokens of a step while no answer is generated
+
+
+class Counts(NamedTuple):
+    """What an engine has to do now."""
+
+    waiting: int  # requests whose prefill has not begun
+    prefill: int  # requests whose prompt is being read
+    running: int  # batch slots in use
 
 
 class Scheduler:
@@ -62,10 +70,8 @@ class Scheduler:
         return sum(lane.executor.facts.slots for lane in self.lanes)
 
     @property
-    def counts(self) -> dict[str, int]:
-        """Waiting requests, requests in prefill, and batch slots in use."""
-        waiting, prefill = len(self.queue.waiting), len(self.queue.prefills)
-        return {"waiting": waiting, "prefill": prefill, "running": len(self._batch.running)}
+    def counts(self) -> Counts:
+        return Counts(len(self.queue.waiting), len(self.queue.prefills), len(self._batch.running))
 
     def step(self) -> list[Event]:
         """Prefill a chunk of the waiting prompts, and decode one token of every running answer."""

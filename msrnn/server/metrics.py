@@ -25,9 +25,9 @@ class Metrics:
         self.registry = CollectorRegistry()
         kinds: dict[str, Any] = {"namespace": "msrnn", "registry": self.registry}
         self.running = Gauge("num_requests_running", "Answers that are generated now", **kinds)
-        self.running.set_function(lambda: engine.counts["running"])
+        self.running.set_function(lambda: engine.counts.running)
         waiting = Gauge("num_requests_waiting", "Requests that wait, or whose prompt is being read", **kinds)
-        waiting.set_function(lambda: engine.counts["waiting"] + engine.counts["prefill"])
+        waiting.set_function(lambda: engine.counts.waiting + engine.counts.prefill)
         Gauge("num_rows", "Batch slots of the decode batch", **kinds).set(engine.capacity)
         self.registry.register(_Counts(engine))
         sessions = Gauge("num_sessions", "Sessions that can be continued", **kinds)

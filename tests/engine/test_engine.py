@@ -11,6 +11,7 @@ import torch
 
 import msrnn
 from msrnn.engine.requests import Event, Request
+from msrnn.engine.scheduler import Counts
 from msrnn.errors import UsageError
 from tests.helpers.tiny import FAMILIES, build, llama
 
@@ -54,7 +55,7 @@ def test_requests_that_arrive_at_random(policy: str, kept: int, device: str) -> 
         engine.step()
     assert [request.answers[0].tokens for request in everything] == [generated(rnn, p) for p in prompts(20)]
     assert {request.answers[0].finish_reason for request in everything} <= {"stop", "length"}
-    assert engine.counts == {"waiting": 0, "prefill": 0, "running": 0}
+    assert engine.counts == Counts(waiting=0, prefill=0, running=0)
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt2"])
@@ -169,7 +170,7 @@ def test_cancelling_gives_the_row_back(rnn: msrnn.MultiStateRNN) -> None:
         engine.add(request)
     for _ in range(8):
         engine.step()
-    assert engine.counts["running"] == 2
+    assert engine.counts.running == 2
     two.cancel()
     waiting.cancel()
     events = engine.step()

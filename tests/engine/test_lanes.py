@@ -224,7 +224,7 @@ def test_cancelled_requests_of_both_lanes_end(pair: Pair) -> None:
     for request in requests:
         engine.add(request)
     engine.step()
-    assert engine.counts["waiting"] + engine.counts["running"] == 2
+    assert engine.counts.waiting + engine.counts.running == 2
     for request in requests:
         request.cancel()
     while not engine.idle:

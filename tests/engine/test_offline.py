@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import msrnn
+from msrnn.engine.scheduler import Counts
 from msrnn.errors import UsageError
 from tests.helpers.tiny import build, llama
 
@@ -55,7 +56,7 @@ def test_an_iterator_that_is_left_cancels_the_rest(engine: msrnn.Engine) -> None
     _, first = next(answers)
     answers.close()  # type: ignore[attr-defined]
     assert first.answers[0].finish_reason == "length"
-    assert engine.counts == {"waiting": 0, "prefill": 0, "running": 1}, "of the request that was there before"
+    assert engine.counts == Counts(waiting=0, prefill=0, running=1), "of the request that was there before"
     assert [len(request.answers[0].tokens) for request in engine.generate(prompts(3), greedy(4))] == [4] * 3
     assert len(other.answers[0].tokens) == 30
 

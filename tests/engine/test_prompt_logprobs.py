@@ -11,6 +11,7 @@ import torch
 import msrnn
 from msrnn.engine import prefill, prompt_logprobs
 from msrnn.engine.requests import Request
+from msrnn.engine.scheduler import Counts
 from msrnn.errors import UsageError
 from tests.helpers.tiny import build, llama
 
@@ -78,7 +79,7 @@ def test_nothing_is_generated_for_no_tokens(rnn: msrnn.MultiStateRNN) -> None:
     for request in found:
         check(rnn, request, 2)
         assert [(answer.tokens, answer.finish_reason) for answer in request.answers] == [([], "length")] * 2
-    assert engine.counts == {"waiting": 0, "prefill": 0, "running": 0}
+    assert engine.counts == Counts(waiting=0, prefill=0, running=0)
     assert not engine.under_way
 
 

@@ -15,6 +15,7 @@ from msrnn.engine import prefill as prefill_module
 from msrnn.engine.engine import Engine
 from msrnn.engine.lanes import LongEngine
 from msrnn.engine.requests import Event, Request, SamplingParams
+from msrnn.engine.scheduler import Counts
 from msrnn.errors import UsageError
 from tests.helpers.fake_executor import STOP, FakeExecutor, answer_to, next_token
 
@@ -105,7 +106,7 @@ def test_answers_to_one_prompt_need_as_many_slots(executor: FakeExecutor) -> Non
     first, many = add(engine, [5], 6), add(engine, [6], 2, n=4)
     later = add(engine, [7], 2)
     run(engine, 3)
-    assert engine.counts == {"waiting": 2, "prefill": 0, "running": 1}, "nobody overtakes the one that needs four"
+    assert engine.counts == Counts(waiting=2, prefill=0, running=1), "nobody overtakes the one that needs four"
     run(engine)
     assert [answer.tokens for answer in many.answers] == [answer_to([6], 2)] * 4
     assert tokens(first, later) == [answer_to([5], 6), answer_to([7], 2)]
@@ -125,7 +126,7 @@ def test_a_cancelled_answer_leaves_the_others_as_they_are(executor: FakeExecutor
     assert {event.request for event in events if event.finish_reason == "cancelled"} == {requests[which], requests[5]}
     others = [number for number in range(5) if number != which]
     assert tokens(*(requests[number] for number in others)) == [answer_to(text(number, 4), 12) for number in others]
-    assert engine.counts == {"waiting": 0, "prefill": 0, "running": 0}
+    assert engine.counts == Counts(waiting=0, prefill=0, running=0)
     assert not engine.under_way
 
 

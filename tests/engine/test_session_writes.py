@@ -12,6 +12,7 @@ import pytest
 import msrnn
 from msrnn.engine.executor import StateHandle
 from msrnn.engine.requests import Event, Request
+from msrnn.engine.scheduler import Counts
 from msrnn.engine.sessions import Sessions
 from msrnn.errors import UsageError
 from tests.helpers.tiny import build, llama
@@ -74,7 +75,7 @@ def test_other_answers_go_on_while_a_session_is_written(engine: msrnn.Engine, di
     assert disk.asked.wait(60)
     assert len(long.answers[0].tokens) >= 19
     assert not short.finished
-    assert engine.counts["running"] == 1
+    assert engine.counts.running == 1
     assert [event.finish_reason for event in events if event.request is short] == [None]
     assert (engine.uses_session("talk"), "talk" in engine.sessions) == (True, False)
     other = begin(engine, [8], SHORT, "talk")
@@ -143,7 +144,7 @@ def test_no_further_session_begins_when_the_disk_is_far_behind(
     many = [begin(engine, [5, 6, i], SHORT, f"s{i}") for i in range(3, 9)]
     for _ in range(20):
         engine.step()
-    assert (len(engine.sessions._writing), engine.counts) == (2, {"waiting": 4, "prefill": 0, "running": 0})
+    assert (len(engine.sessions._writing), engine.counts) == (2, Counts(waiting=4, prefill=0, running=0))
     disk.allowed.set()
     run(engine)
     assert {request.answers[0].finish_reason for request in many} == {"length"}

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 import msrnn
+from msrnn.engine.scheduler import Counts
 from msrnn.hf.loading import Loaded
 from msrnn.server.limits import Limits
 from tests.helpers.bad_bodies import not_json, right_fields, wrong_fields
@@ -119,7 +120,7 @@ def test_every_field_with_every_wrong_value(address: str, engine: msrnn.Engine) 
     assert counts.total() > 1000
     assert len(counts) == 28
     assert post(address, {"prompt": "The sea", "max_tokens": 5, "temperature": 0}).json()["choices"] == before
-    assert engine.counts == {"waiting": 0, "prefill": 0, "running": 0}
+    assert engine.counts == Counts(waiting=0, prefill=0, running=0)
     assert len(engine.sessions) == 0
 
 

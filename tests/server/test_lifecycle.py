@@ -102,7 +102,7 @@ def test_the_time_in_the_queue(engine: msrnn.Engine, monkeypatch: pytest.MonkeyP
             lines = first.iter_lines()  # if nothing held it, the connection would be closed
             next(lines)
             with httpx.stream("POST", url, json=body) as second:
-                wait_until(lambda: engine.counts["waiting"] == 1)
+                wait_until(lambda: engine.counts.waiting == 1)
                 time.sleep(0.06)
                 fast.set()
                 second.read()

@@ -24,7 +24,12 @@ CLIENTS, TOKENS = 100, 6
 def in_use(found: Live) -> dict[str, int]:
     """Everything that a request holds while it is answered."""
     engine, server = found.server.engine, found.server
-    return {**engine.counts, "active": server.active, "tasks": found.tasks(), "files": len(os.listdir("/proc/self/fd"))}
+    return {
+        **engine.counts._asdict(),
+        "active": server.active,
+        "tasks": found.tasks(),
+        "files": len(os.listdir("/proc/self/fd")),
+    }
 
 
 def more_than(before: dict[str, int], found: Live) -> dict[str, int]:

@@ -158,12 +158,12 @@ def test_a_client_that_leaves() -> None:
 
         scope = {**SCOPE}
         app = asyncio.ensure_future(router.app()(scope, receive, send))
-        while not any(replica.engine.counts["running"] for replica in replicas):
+        while not any(replica.engine.counts.running for replica in replicas):
             await asyncio.sleep(0.01)
         left.set()
         await app
         async with asyncio.timeout(60):
-            while any(replica.engine.counts["running"] for replica in replicas):
+            while any(replica.engine.counts.running for replica in replicas):
                 await asyncio.sleep(0.01)
 
     with_router(test)

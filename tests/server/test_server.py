@@ -14,6 +14,7 @@ import openai
 import pytest
 
 import msrnn
+from msrnn.engine.scheduler import Counts
 from msrnn.hf.loading import Loaded
 from msrnn.server.limits import Limits
 from tests.helpers.live_server import KEY, greedy, post, running, slow_down, wait_until
@@ -176,7 +177,7 @@ def test_a_client_that_leaves_frees_its_row(address: str, engine: msrnn.Engine) 
     with httpx.stream("POST", f"{address}/v1/completions", json={**body, "stream": True}, headers=headers) as stream:
         next(stream.iter_lines())
     wait_until(lambda: engine.idle)
-    assert engine.counts == {"waiting": 0, "prefill": 0, "running": 0}
+    assert engine.counts == Counts(waiting=0, prefill=0, running=0)
 
 
 def test_a_client_that_leaves_while_it_waits(
@@ -190,9 +191,9 @@ def test_a_client_that_leaves_while_it_waits(
         lines = stream.iter_lines()
         next(lines)
         with httpx.stream("POST", f"{address}/v1/completions", json=body):
-            wait_until(lambda: engine.counts["waiting"] == 1)
-        wait_until(lambda: engine.counts["waiting"] == 0)
-        assert engine.counts == {"waiting": 0, "prefill": 0, "running": 1}
+            wait_until(lambda: engine.counts.waiting == 1)
+        wait_until(lambda: engine.counts.waiting == 0)
+        assert engine.counts == Counts(waiting=0, prefill=0, running=1)
 
 
 def test_limits(rnn: msrnn.MultiStateRNN, small: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def check(sent: list[bytes]) -> None:
 def test_a_stream_that_nobody_reads_is_cancelled(rnn: msrnn.MultiStateRNN, small: Loaded) -> None:
     engine = msrnn.Engine(rnn, slots=2, tokenizer=small.tokenizer)
     server = Server(engine, served_by(engine), Limits(behind=20))
-    asking = ask_without_reading(server.app(), lambda: server.active == 0 and engine.counts["running"] == 0)
+    asking = ask_without_reading(server.app(), lambda: server.active == 0 and engine.counts.running == 0)
     check(asyncio.run(asyncio.wait_for(asking, 60)))
     engine.close()
 
@@ -65,11 +65,9 @@ def test_behind_several_replicas() -> None:
     async def run() -> list[bytes]:
         replicas = [Local(number, None) for number in range(COUNT)]
         router = Router(replicas, Limits(behind=20), sessions=False)
-        sent = await ask_without_reading(
-            router.app(), lambda: not any(one.engine.counts["running"] for one in replicas)
-        )
+        sent = await ask_without_reading(router.app(), lambda: not any(one.engine.counts.running for one in replicas))
         for replica in replicas:
-            assert replica.engine.counts["running"] == 0
+            assert replica.engine.counts.running == 0
             replica.engine.close()
         return sent
 
