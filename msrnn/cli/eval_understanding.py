@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from msrnn.evaluation.cells import Grid
     from msrnn.evaluation.data.questions import Question
     from msrnn.evaluation.tasks.answers import Answers
-    from msrnn.evaluation.tasks.understanding import QuestionTask
+    from msrnn.evaluation.tasks.question_tasks import QuestionTask
 
 ROWS, SIZES, PAPER_SIZES = ("tova", "window+4", "truncated", FULL.name), (512,), (256, 512, 1024, 2048, 4096)
 LENGTH, AUTO = 4096, "auto"
@@ -152,7 +152,8 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         from msrnn.evaluation.api.understanding import resolve_settings
         from msrnn.evaluation.environment import environment
         from msrnn.evaluation.tasks.answers import Answers, check_record
-        from msrnn.evaluation.tasks.understanding import TASKS, answer_questions, stored_answers
+        from msrnn.evaluation.tasks.question_tasks import TASKS
+        from msrnn.evaluation.tasks.understanding import answer_questions, stored_answers
 
         task = TASKS[about.__name__]
         grid = choose_cells(policy, size, paper)

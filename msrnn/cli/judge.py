@@ -76,7 +76,8 @@ def judge(
     check(judge, base_url, model, max_requests, timeout)
     check_price(price)
     from msrnn.evaluation.environment import environment
-    from msrnn.evaluation.tasks.judge import Judgement, pairs
+    from msrnn.evaluation.tasks.judge import Judgement
+    from msrnn.evaluation.tasks.story_pairs import pairs
 
     story_pairs = pairs(stories(folder, skip_damaged))
     target = out or folder
@@ -174,7 +175,7 @@ def run(judgement: Judgement) -> None:
 
 
 def report(judgement: Judgement, folder: Path, facts: dict[str, Any]) -> None:
-    from msrnn.evaluation.tasks.judge import figure, markdown, report_lines, table
+    from msrnn.evaluation.tasks.judge_report import figure, markdown, report_lines, table
 
     lines = report_lines(judgement.verdicts(), judgement.leanings(), judgement.pairs.dropped)
     title = f"{facts['model']}, judged by {facts['judge']}"

@@ -18,15 +18,9 @@ from msrnn.evaluation.environment import environment
 from msrnn.evaluation.runner import Progress, Workers
 from msrnn.evaluation.tasks.answer_scores import scores
 from msrnn.evaluation.tasks.answers import Answers, Settings, check_record
-from msrnn.evaluation.tasks.understanding import (
-    AUTO,
-    TASKS,
-    QuestionTask,
-    Report,
-    answer_questions,
-    figure,
-    settings_of,
-)
+from msrnn.evaluation.tasks.question_tasks import TASKS, QuestionTask
+from msrnn.evaluation.tasks.understanding import AUTO, answer_questions, settings_of
+from msrnn.evaluation.tasks.understanding_report import Report, figure
 from msrnn.hf.loading import Loaded
 from msrnn.policy import FULL
 from msrnn.size import resolve

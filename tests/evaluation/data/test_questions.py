@@ -18,7 +18,7 @@ from msrnn.evaluation.data.questions import (
     Reference,
     questions,
 )
-from msrnn.evaluation.tasks.understanding import QASPER, SQUALITY, QuestionTask
+from msrnn.evaluation.tasks.question_tasks import QASPER, SQUALITY, QuestionTask
 
 STORY: dict[str, Any] = {
     "metadata": {"passage_id": "63"},

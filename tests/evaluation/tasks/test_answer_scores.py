@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from msrnn.evaluation.cells import FULL_MODEL, Cell
 from msrnn.evaluation.data.questions import EXTRACTIVE, FREE, UNANSWERABLE, YES_NO, Reference
-from msrnn.evaluation.tasks.answer_scores import F1, ROUGE, f1, normalised, rouge, token_f1
+from msrnn.evaluation.store import Store
+from msrnn.evaluation.tasks.answer_scores import F1, ROUGE, WORTH_PROCESSES, f1, normalised, rouge, scores, token_f1
+from msrnn.evaluation.tasks.answers import Answers, Settings
 
 
 def test_rouge_of_a_published_example() -> None:
@@ -57,3 +60,23 @@ def test_the_nearest_annotator_and_the_kind_of_the_answer() -> None:
     assert f1("unanswerable", answers) == ([100], UNANSWERABLE)
     assert f1("No", [Reference("Yes", YES_NO)]) == ([0], YES_NO)
     assert f1("selu", answers) == ([0], UNANSWERABLE), "the first, as in QASPER's own evaluation"
+
+
+def test_scores_are_the_same_in_many_processes_and_made_once() -> None:
+    """ROUGE is slow: other processes score what differs, and what two cells say alike counts once."""
+    settings = Settings("squality", "f", "float32", False, 64, "original", 4)
+    store, cells = Store(None), [FULL_MODEL, Cell("tova", 8)]
+    keys = [f"q{i}" for i in range(WORTH_PROCESSES)]
+    for i, key in enumerate(keys):
+        row = {"question": key, "name": key, "document": key, "question_text": "?", "prompts": {64: [f"p{i}", 60, 0]}}
+        store.append({**settings.key, **row, "references": [[f"the cat {i} sat there", ""], ["no cats", ""]]})
+        for cell in cells:
+            text = f"a cat {i}{' sits' * (cell == FULL_MODEL and i == 0)}"
+            store.append({**settings.answer_key_of(cell), "prompt": f"p{i}", "prediction": text})
+    answers, heard = Answers(store, settings), list[object]()
+    found = scores(ROUGE, answers, cells, keys, heard.append, lambda: heard.append(1))
+    assert heard == [WORTH_PROCESSES + 1] + [1] * (WORTH_PROCESSES + 1)
+    assert found == scores(ROUGE._replace(slow=False), answers, cells, keys)
+    assert found[FULL_MODEL][0] != found[cells[1]][0]
+    assert found[FULL_MODEL][1:] == found[cells[1]][1:]
+    assert len({tuple(score.values) for score in found[FULL_MODEL]}) > 1

@@ -1,33 +1,17 @@
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from msrnn.evaluation.cells import Cell
 from msrnn.evaluation.store import Store
-from msrnn.evaluation.tasks.judge import (
-    LOSS,
-    TIE,
-    UNREADABLE,
-    WIN,
-    Judgement,
-    Pair,
-    Pairs,
-    choice,
-    figure,
-    leaning,
-    markdown,
-    pairs,
-    report_lines,
-    table,
-    verdict,
-)
+from msrnn.evaluation.tasks.judge import Judgement
 from msrnn.evaluation.tasks.judge_models import Endpoint, Local
+from msrnn.evaluation.tasks.story_pairs import Pair, Pairs
+from msrnn.evaluation.tasks.verdicts import TIE, UNREADABLE, WIN
 from msrnn.hf.chat_template import opening
 from tests.helpers import served
 from tests.helpers.characters import character_tokenizer
@@ -35,85 +19,12 @@ from tests.helpers.served import SECRET, answering, asked
 from tests.helpers.tiny import build, llama
 
 pytestmark = pytest.mark.usefixtures("api_key")
-SMALL, LARGE = Cell("tova", 8), Cell("tova", 16)
+SMALL = Cell("tova", 8)
 
 
 def paired(*seeds: int, cell: Cell = SMALL) -> Pairs:
     found = [Pair(cell, seed, f"bounded {seed}", f"full {seed}") for seed in seeds]
     return Pairs(found, {cell: 3}, {"model": "tiny"})
-
-
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [
-        ("(A)", "A"),
-        ("B", "B"),
-        (" c.\n", None),
-        ("C.", "C"),
-        ("Response (B) is better.", "B"),
-        ("**(A)**", "A"),
-        ("Response A is better", "A"),
-        ("A is more coherent", "A"),
-        ("B: it has more characters", "B"),
-        ("(C) equal quality", "C"),
-        ("Both are of equal quality", "C"),
-        ("Response (A) and Response (B) are equally good", "C"),
-        ("(A) or (B)", None),
-        ("A better plot is in the second one", None),
-        ("I cannot decide", None),
-        ("", None),
-    ],
-)
-def test_what_an_answer_means(answer: str, expected: str | None) -> None:
-    assert choice(answer) == expected
-
-
-def test_a_win_only_if_both_agree() -> None:
-    outcomes = {("A", "B"): WIN, ("B", "A"): LOSS, ("A", "A"): TIE, ("B", "B"): TIE, ("C", "C"): TIE, ("A", "C"): TIE}
-    assert {given: verdict(*given) for given in outcomes} == outcomes
-    assert verdict(None, "A") == verdict("A", None) == UNREADABLE
-
-
-def test_the_prompt_is_that_of_the_paper() -> None:
-    first, swapped = (paired(1).pairs[0].prompt(order) for order in (False, True))
-    assert first.startswith("Help me decide which response is better given the prompt:\n### Instruction:\nWrite a very")
-    line = "-" * 24
-    assert (
-        f"(the responses are separated by '{line}'):\nResponse (A):\nbounded 1\n{line}\nResponse (B):\nfull 1\n"
-        in first
-    )
-    assert f"Response (A):\nfull 1\n{line}\nResponse (B):\nbounded 1\n" in swapped
-    assert first.endswith("please select one and only one option, be as concisely as you can, using a single phrase.")
-
-
-def story_row(policy: str, size: int | None, seed: int, length: int, **more: Any) -> dict[str, Any]:
-    shared = {"fingerprint": "f", "dtype": "float32", "prompt": "p", "most": 99, "temperature": 1.0, "model": "tiny"}
-    story = {"ids": [1] * length, "story": f"{policy} {seed}", "ended": True, "prompt_tokens": 4}
-    return {**shared, "policy": policy, "size": size, "seed": seed, **story, **more}
-
-
-def test_pairs_that_forgot_nothing_are_dropped() -> None:
-    store = Store(None)
-    store.records = [
-        story_row("full", None, 0, 90, temperature=0.5),
-        *(story_row("full", None, seed, 20) for seed in (0, 1, 2)),
-        *(story_row("tova", 8, seed, length) for seed, length in ((0, 4), (1, 5), (2, 30), (3, 30))),
-        *(story_row("tova", 16, seed, 10) for seed in (0, 1)),
-    ]
-    found = pairs(store)
-    assert [(pair.cell, pair.seed, pair.bounded, pair.full) for pair in found.pairs] == [
-        (SMALL, 1, "tova 1", "full 1"),
-        (SMALL, 2, "tova 2", "full 2"),
-    ]
-    assert found.dropped == {SMALL: 1, LARGE: 2}
-    old, new = store.records, [{**row, "sampler": "engine"} for row in store.records]
-    for rows in ([*old, new[3], new[6]], [*new, old[3], old[6]]):
-        store.records = rows
-        assert [pair.seed for pair in pairs(store).pairs] == [2], "of the last row's sampler"
-    for rows, reason in (([], "no stories"), (store.records[:1], "by the same seed")):
-        store.records = rows
-        with pytest.raises(ValueError, match=reason):
-            pairs(store)
 
 
 @pytest.mark.parametrize("by_environment", [False, True])
@@ -271,13 +182,6 @@ def test_a_local_judge_tells_once_that_prompts_are_long() -> None:
     assert heard == [store.records[0]["prompt_tokens"]]
 
 
-def test_what_speaks_for_a_letter_cancels() -> None:
-    """A judge that likes (A) whatever it stands for, and one that likes the bounded model's story a little."""
-    assert leaning([-1, -5, -9], [-1, -5, -9]) == 0
-    assert leaning([-1, -5, -9], [-1, -4, -9]) == 1
-    assert leaning([-2, -5, -9], [-1, -5, -9]) == -1
-
-
 def test_a_guess_of_the_cost() -> None:
     with served.served(served.failing) as server:
         cost = Judgement(asked(server.base_url, []), paired(1, 2), Store(None)).cost()
@@ -288,19 +192,3 @@ def test_a_guess_of_the_cost() -> None:
     assert (
         cost._replace(read=2_000_000, written=1000).summary((2.5, 10)).endswith("about 5.01 at 2.5 and 10 per million")
     )
-
-
-def test_shares_and_files(tmp_path: Path) -> None:
-    verdicts = {SMALL: [WIN, TIE, LOSS, LOSS, UNREADABLE], LARGE: []}
-    found = report_lines(verdicts, {SMALL: [0.5, -2.0, -0.1, 1.0, 3.0], LARGE: []}, {SMALL: 2, LARGE: 5})
-    assert {name: share.value for name, share in found[0].shares.items()} == {WIN: 0.25, TIE: 0.25, LOSS: 0.5}
-    assert found[0][3:] == (4, 1, 2)
-    assert found[0].leaning is not None
-    assert found[0].leaning.value == pytest.approx(0.6)
-    text = markdown(found, "a model", {"torch": "2"})
-    assert "| tova 8 | 25% · 0% to 75% | 25% · 0% to 75% | 50% · 0% to 100% | 60% · 20% to 100% | 4 | 1 | 2 |" in text
-    assert "| tova 16 | — | — | — | — | 0 | 0 | 5 |" in text
-    rows = list(csv.DictReader(table(found, "").csv().splitlines()))
-    assert (rows[0]["loss"], rows[1]["loss"], rows[1]["dropped"]) == ("0.5", "", "5")
-    figure(found, tmp_path, "a model")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["judge.png", "judge.svg"]

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import csv
-import json
 import string
 from pathlib import Path
 from typing import Any
@@ -13,15 +11,15 @@ from transformers import PreTrainedModel
 from msrnn.engine.engine import Engine
 from msrnn.engine.offline import full_model_rnn
 from msrnn.engine.requests import SamplingParams
-from msrnn.evaluation.cells import TRUNCATED, Cell, Grid, grid
-from msrnn.evaluation.data.prompts import PromptBuilder, filled
+from msrnn.evaluation.cells import TRUNCATED, Cell
+from msrnn.evaluation.data.prompts import PromptBuilder
 from msrnn.evaluation.data.questions import Question, Reference
 from msrnn.evaluation.environment import model_key
 from msrnn.evaluation.runner import Progress
 from msrnn.evaluation.store import Store
-from msrnn.evaluation.tasks.answer_scores import WORTH_PROCESSES, scores
 from msrnn.evaluation.tasks.answers import Answers, Settings
-from msrnn.evaluation.tasks.understanding import QASPER, SQUALITY, Report, answer_questions, figure, formatted
+from msrnn.evaluation.tasks.question_tasks import QASPER, SQUALITY
+from msrnn.evaluation.tasks.understanding import answer_questions
 from msrnn.hf.cache import MultiStateCache
 from msrnn.hf.loading import Loaded
 from tests.helpers.characters import END, character_tokenizer
@@ -64,18 +62,6 @@ def answered(
     answers = Answers(store, settings or settings_of(model))
     task, loaded = SQUALITY._replace(prompt=template), Loaded(model, TOKENIZER)
     return answer_questions(loaded, task, asked(), answers, cells, {"model": "tiny"}, batch, progress)
-
-
-def test_prompts_are_filled_in_once() -> None:
-    assert filled("{a} and {b}", a="{b}", b="{a}") == "{b} and {a}"
-    assert filled(QASPER.prompt, document="D {x}", question="Q") == (
-        "D {x}\n\nAnswer the question as concisely as you can, using a single phrase or sentence if possible. If the "
-        'question cannot be answered based on the information in the article, write "unanswerable". If the question is '
-        'a yes/no question, answer "yes", "no", or "unanswerable".\n\nQuestion:\n\nQ\n\nAnswer:'
-    )
-    assert filled(SQUALITY.prompt, document="D", question="Q") == (
-        "D\n\nAnswer the question in a paragraph.\n\nQuestion:\n\nQ\n\nAnswer:"
-    )
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -259,96 +245,3 @@ def test_the_metadata_of_an_answer_is_not_what_the_settings_say(model: PreTraine
     metadata = answers.metadata(FULL, asked()[0].key)
     assert metadata["model"] == "tiny"
     assert not metadata.keys() & other.key.keys()
-
-
-def reported(tmp_path: Path | None = None) -> Report:
-    """Three questions on two documents, and answers whose scores are known."""
-    store = Store(tmp_path and tmp_path / "rows.jsonl")
-    settings = Settings("qasper", "f", "float32", False, 64, "original", 4)
-    table = grid(["tova", "full"], [8], 10**6)
-    said = {FULL: ["x y", "yes", "no"], Cell("tova", 8): ["x", "no", "no"]}
-    keys = []
-    for i, (document, truth) in enumerate((("a", "x y"), ("a", "yes"), ("b", "no"))):
-        row = {"question": f"q{i}", "name": f"{document}/{i}", "document": document, "question_text": "?"}
-        prompts = {64: [f"p{i}", 60, 10 * i]}
-        store.append(
-            {**settings.key, **row, "references": [[truth, "yes/no" if i else "free-form"]], "prompts": prompts}
-        )
-        keys.append(f"q{i}")
-    for cell, texts in said.items():
-        for i, text in enumerate(texts):
-            store.append(
-                {**settings.answer_key_of(cell), "prompt": f"p{i}", "prediction": text, "model": "m", "torch": "2"}
-            )
-    return remade(Answers(store, settings), table, keys)
-
-
-def remade(answers: Answers, table: Grid, keys: list[str]) -> Report:
-    return Report(QASPER, table, answers, keys, "tova", scores(QASPER.metric, answers, table.cells, keys))
-
-
-def test_scores_and_differences() -> None:
-    report = reported()
-    assert report.score("full", 8).value == 100
-    assert report.score("tova", 8).value == pytest.approx((200 / 3 + 0 + 100) / 3)
-    found = report.difference("full", 8)
-    assert found is not None
-    assert found.value == pytest.approx(100 - (200 / 3 + 100) / 3)
-    # Of two documents, a quarter of the draws is the first alone, with two questions, and a quarter the second.
-    assert (found.low, found.high) == (pytest.approx(0), pytest.approx(100 - 100 / 3))
-    assert report.difference("tova", 8) is None
-    assert report.kinds("tova", 8) == {"free-form": [pytest.approx(200 / 3)], "yes/no": [0, 100]}
-    assert report.summary() == (
-        "3 on 2 documents; prompts of 60 tokens on average; 10 tokens of the document cut on average, in 2 of them"
-    )
-
-
-def test_scores_are_the_same_in_many_processes_and_made_once() -> None:
-    """ROUGE is slow: other processes score what differs, and what two cells say alike counts once."""
-    settings = Settings("squality", "f", "float32", False, 64, "original", 4)
-    store, cells = Store(None), [FULL, Cell("tova", 8)]
-    keys = [f"q{i}" for i in range(WORTH_PROCESSES)]
-    for i, key in enumerate(keys):
-        row = {"question": key, "name": key, "document": key, "question_text": "?", "prompts": {64: [f"p{i}", 60, 0]}}
-        store.append({**settings.key, **row, "references": [[f"the cat {i} sat there", ""], ["no cats", ""]]})
-        for cell in cells:
-            text = f"a cat {i}{' sits' * (cell == FULL and i == 0)}"
-            store.append({**settings.answer_key_of(cell), "prompt": f"p{i}", "prediction": text})
-    answers, heard = Answers(store, settings), list[object]()
-    found = scores(SQUALITY.metric, answers, cells, keys, heard.append, lambda: heard.append(1))
-    assert heard == [WORTH_PROCESSES + 1] + [1] * (WORTH_PROCESSES + 1)
-    assert found == scores(SQUALITY.metric._replace(slow=False), answers, cells, keys)
-    assert found[FULL][0] != found[cells[1]][0]
-    assert found[FULL][1:] == found[cells[1]][1:]
-    assert len({tuple(score.values) for score in found[FULL]}) > 1
-
-
-def test_files(tmp_path: Path) -> None:
-    report = reported(tmp_path)
-    text = report.markdown("a model", {"torch": "2", "commit": ""})
-    assert "| full | 100.00 · 100.00 to 100.00 |" in text
-    assert "| full | +44.44 · +0.00 to +66.67 |" in text
-    assert "| tova 8 | 66.67 · 1 | 50.00 · 2 |" in text
-    assert text.endswith("- torch: 2\n")
-    lines = list(csv.DictReader(report.tables("")[0].csv().splitlines()))
-    assert [(line["policy"], line["questions"]) for line in lines] == [("tova", "3"), ("full", "3")]
-    assert float(lines[1]["difference"]) == pytest.approx(400 / 9)
-    figure(report, tmp_path, "a model")
-    assert (tmp_path / "qasper.png").read_bytes().startswith(b"\x89PNG")
-    assert formatted(report.score("full", 8)).text(" ") == "100.00 100.00 to 100.00"
-
-
-def test_rows_alone_make_the_report(tmp_path: Path) -> None:
-    """Answers may be scored where there is no model."""
-    report = reported(tmp_path)
-    store = Store(tmp_path / "rows.jsonl")
-    assert all(isinstance(json.loads(line), dict) for line in (tmp_path / "rows.jsonl").read_text().splitlines())
-    settings = Settings.last(store, "qasper")
-    answers = Answers(store, settings)
-    assert settings == report.answers.settings
-    assert answers.answered_by(report.grid.cells) == report.keys
-    assert remade(answers, report.grid, report.keys).tables("")[0].csv() == report.tables("")[0].csv()
-    assert answers.answered_by([Cell("tova", 9)]) == []
-    assert answers.metadata(FULL, "q0")["model"] == "m"
-    with pytest.raises(ValueError, match="no question of squality"):
-        Settings.last(store, "squality")
