@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from msrnn.cli.evaluation import check_counts, check_positions, draw_if_possible, note_resumed, quiet, stoppable
+from msrnn.cli.evaluation import note_resumed, stoppable
+from msrnn.cli.evaluation_checks import check_counts, check_length, check_positions
 from msrnn.cli.files import MANUAL, manual
 from msrnn.cli.options import Device, Dtype, Model
-from msrnn.cli.terminal import note, progress, show_table, show_text
+from msrnn.cli.results_folder import draw_if_possible
+from msrnn.cli.terminal import note, progress, quiet, show_table, show_text
 from msrnn.errors import UsageError
 from msrnn.evaluation.data.texts import check_source
 from msrnn.hf.model_options import SMALL
@@ -92,7 +94,8 @@ def analyze(
     if text is not None:
         check_source(text)
     cells = check_cells(policy, size, paper, length)
-    check_counts(length=length, books=books, chunks_per_book=chunks_per_book, batch=batch)
+    check_length(length)
+    check_counts(books=books, chunks_per_book=chunks_per_book, batch=batch)
     from msrnn.analysis.figures import draw_figures
     from msrnn.analysis.tables import make_tables, summary_table, write_tables
     from msrnn.analysis.tagging import passages

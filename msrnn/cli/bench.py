@@ -6,16 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from msrnn.cli.evaluation import (
-    SkipDamaged,
-    check_batch,
-    note_other_records,
-    open_store,
-    show_tables,
-    stoppable,
-    write_report,
-)
+from msrnn.cli.evaluation import stoppable
+from msrnn.cli.evaluation_checks import check_batch
+from msrnn.cli.evaluation_options import SkipDamaged
 from msrnn.cli.options import Device, Dtype, Model, PolicyName
+from msrnn.cli.results_folder import note_other_records, open_store, show_tables, write_report
 from msrnn.cli.terminal import note, show_text
 from msrnn.errors import UsageError
 from msrnn.evaluation.benchmark import NATIVE, PROMPT

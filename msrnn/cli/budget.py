@@ -1,23 +1,15 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
-from msrnn.cli.evaluation import (
-    Batch,
-    Books,
-    ChunksPerBook,
-    EvaluationOptions,
-    Length,
-    Seed,
-    Text,
-    check_counts,
-    evaluate,
-    load_texts,
-    report,
-)
+from msrnn.cli.evaluation import evaluate_model, load_texts
+from msrnn.cli.evaluation_checks import check_counts, check_length
+from msrnn.cli.evaluation_options import Batch, Books, ChunksPerBook, EvaluationOptions, Length, Seed, Text
+from msrnn.cli.results_folder import report
 from msrnn.cli.terminal import note
 from msrnn.evaluation.data.texts import check_source
 
@@ -63,7 +55,8 @@ def budget(
         msrnn eval perplexity --policy echo:results/budget/budget.json
     """
     check_source(text)
-    check_counts(length=length, books=books, chunks_per_book=chunks_per_book, batch=batch)
+    check_length(length)
+    check_counts(books=books, chunks_per_book=chunks_per_book, batch=batch)
     sizes = sorted(set(size)) if size else [one for one in SIZES if one < length]
     means = sorted(set(mean)) if mean else [one for one in MEANS if sizes and sizes[0] <= one <= sizes[-1]]
     from msrnn import evaluation
@@ -71,27 +64,20 @@ def budget(
     from msrnn.evaluation.tasks.layer_losses import CHECK, NAME
 
     check_budget(policy, sizes, means, length)
-    store, model, tokenizer, texts, about = load_texts(options, out, NAME, CHECK, text)
-    result = evaluate(
-        options,
-        lambda progress: evaluation.layer_budget(
-            model,
-            texts,
-            policy,
-            sizes,
-            means,
-            tokenizer=tokenizer,
-            length=length,
-            books=books,
-            chunks_per_book=chunks_per_book,
-            seed=seed,
-            batch=batch,
-            folder=store,
-            about=about,
-            progress=progress,
-            workers=options.workers,
-        ),
+    loaded, texts = load_texts(options, out, NAME, CHECK, text)
+    run = partial(
+        evaluation.layer_budget,
+        texts=texts,
+        policy=policy,
+        sizes=sizes,
+        means=means,
+        length=length,
+        books=books,
+        chunks_per_book=chunks_per_book,
+        seed=seed,
+        batch=batch,
     )
+    result = evaluate_model(options, loaded, run)
     result.report.write(out / "budget.json", result.facts)
     report(result, out)
     note(f"use it as --policy {result.report.policy}:{out / 'budget.json'}")

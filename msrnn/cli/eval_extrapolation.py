@@ -1,21 +1,16 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
-from msrnn.cli.evaluation import (
-    Books,
-    EvaluationOptions,
-    Text,
-    check_batch,
-    evaluate,
-    load_texts,
-    report,
-)
+from msrnn.cli.evaluation import evaluate_model, load_texts
+from msrnn.cli.evaluation_checks import check_batch, check_counts
+from msrnn.cli.evaluation_options import Books, EvaluationOptions, Text
 from msrnn.cli.options import LayerSize
-from msrnn.errors import UsageError
+from msrnn.cli.results_folder import report
 from msrnn.evaluation.data.texts import check_source
 from msrnn.hf.extension import REACH
 
@@ -61,8 +56,7 @@ def extrapolation(
         msrnn eval extrapolation --text all.txt --tokens 250000 --leg 50000
     """
     check_source(text)
-    if books is not None and books < 1:
-        raise UsageError(f"--books {books}: must be 1 or more")
+    check_counts(books=books)
     check_batch(batch=batch)
     from msrnn import evaluation
     from msrnn.evaluation.api.extrapolation import check_course, extrapolation_cases
@@ -70,25 +64,17 @@ def extrapolation(
 
     check_course(tokens, window, leg)
     extrapolation_cases(row, size)
-    store, model, tokenizer, texts, about = load_texts(options, out, NAME, CHECK, text)
-    result = evaluate(
-        options,
-        lambda progress: evaluation.extrapolation(
-            model,
-            texts,
-            row,
-            size,
-            tokenizer=tokenizer,
-            tokens=tokens,
-            window=window,
-            leg=leg,
-            books=books,
-            seed=seed,
-            batch=batch,
-            folder=store,
-            about=about,
-            progress=progress,
-            workers=options.workers,
-        ),
+    loaded, texts = load_texts(options, out, NAME, CHECK, text)
+    run = partial(
+        evaluation.extrapolation,
+        texts=texts,
+        rows=row,
+        size=size,
+        tokens=tokens,
+        window=window,
+        leg=leg,
+        books=books,
+        seed=seed,
+        batch=batch,
     )
-    report(result, out)
+    report(evaluate_model(options, loaded, run), out)

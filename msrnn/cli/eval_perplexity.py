@@ -1,26 +1,15 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from msrnn.cli.evaluation import (
-    TOVA,
-    Against,
-    Batch,
-    Books,
-    ChunksPerBook,
-    EvaluationOptions,
-    Length,
-    Seed,
-    Text,
-    check_against,
-    check_counts,
-    evaluate,
-    load_texts,
-    report,
-)
+from msrnn.cli.evaluation import evaluate_model, load_texts
+from msrnn.cli.evaluation_checks import check_against, check_counts, check_length
+from msrnn.cli.evaluation_options import Against, Batch, Books, ChunksPerBook, EvaluationOptions, Length, Seed, Text
+from msrnn.cli.results_folder import report
 from msrnn.errors import UsageError
 from msrnn.evaluation.data.texts import check_source
 from msrnn.policy import FULL
@@ -29,7 +18,7 @@ if TYPE_CHECKING:
     from msrnn.evaluation.cells import Grid
 
 SIZES = (512,)
-POLICIES = (TOVA, "window+4", FULL.name)
+POLICIES = ("tova", "window+4", FULL.name)
 
 Policies = Annotated[
     list[str] | None,
@@ -79,32 +68,25 @@ def perplexity(
     check_source(text)
     grid = choose_cells(policy, size, paper, length)
     reference = check_against(against, grid.policies)
-    check_counts(length=length, books=books, chunks_per_book=chunks_per_book, batch=batch)
+    check_length(length)
+    check_counts(books=books, chunks_per_book=chunks_per_book, batch=batch)
     from msrnn import evaluation
     from msrnn.evaluation.tasks.perplexity import CHECK, NAME
 
-    store, model, tokenizer, texts, about = load_texts(options, out, NAME, CHECK, text)
-    result = evaluate(
-        options,
-        lambda progress: evaluation.perplexity(
-            model,
-            texts,
-            grid.policies,
-            grid.sizes,
-            tokenizer=tokenizer,
-            length=length,
-            books=books,
-            chunks_per_book=chunks_per_book,
-            seed=seed,
-            batch=batch,
-            against=reference,
-            folder=store,
-            about=about,
-            progress=progress,
-            workers=options.workers,
-        ),
+    loaded, texts = load_texts(options, out, NAME, CHECK, text)
+    run = partial(
+        evaluation.perplexity,
+        texts=texts,
+        policies=grid.policies,
+        sizes=grid.sizes,
+        length=length,
+        books=books,
+        chunks_per_book=chunks_per_book,
+        seed=seed,
+        batch=batch,
+        against=reference,
     )
-    report(result, out)
+    report(evaluate_model(options, loaded, run), out)
 
 
 def choose_cells(policies: list[str] | None, sizes: list[int] | None, paper: bool, length: int) -> Grid:

@@ -1,20 +1,18 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
-from msrnn.cli.evaluation import (
-    Chat,
-    EvaluationOptions,
-    check_counts,
-    evaluate,
-    report,
-)
+from msrnn.cli.evaluation import evaluate_model, load_model
+from msrnn.cli.evaluation_checks import check_counts, check_length
+from msrnn.cli.evaluation_options import Chat, EvaluationOptions
 from msrnn.cli.files import manual
 from msrnn.cli.options import as_typed
+from msrnn.cli.results_folder import report
 from msrnn.errors import UsageError
 from msrnn.evaluation.data.texts import check_source
 from msrnn.policy import FULL
@@ -104,7 +102,8 @@ def retrieval(
     """
     if text is not None:
         check_source(text)
-    check_counts(min(length or LENGTHS), limit=limit, batch=batch)
+    check_length(min(length or LENGTHS))
+    check_counts(limit=limit, batch=batch)
     for value in depth or ():
         if not 0 <= value <= 1:
             raise UsageError(f"--depth {as_typed(value)}: must be from 0 to 1")
@@ -119,29 +118,21 @@ def retrieval(
     check_questions(tasks, length or LENGTHS, depth or DEPTHS, question, limit, positions)
     options.check()
     words = "\n\n".join(one.read() for one in documents(text)) if text else manual()
-    store = options.open_store(out, NAME, CHECK)
-    model, tokenizer = options.load()
-    result = evaluate(
-        options,
-        lambda progress: evaluation.retrieval(
-            model,
-            words,
-            policies,
-            sizes,
-            tokenizer=tokenizer,
-            tasks=tasks,
-            lengths=length or LENGTHS,
-            depths=depth or DEPTHS,
-            question=question,
-            limit=limit,
-            chat=chat,
-            positions=positions,
-            seed=seed,
-            batch=batch,
-            folder=store,
-            about={"model": options.model_name, "haystack": text.resolve().name if text else "Python's manual"},
-            progress=progress,
-            workers=options.workers,
-        ),
+    haystack = text.resolve().name if text else "Python's manual"
+    loaded = load_model(options, out, NAME, CHECK, haystack=haystack)
+    run = partial(
+        evaluation.retrieval,
+        text=words,
+        policies=policies,
+        sizes=sizes,
+        tasks=tasks,
+        lengths=length or LENGTHS,
+        depths=depth or DEPTHS,
+        question=question,
+        limit=limit,
+        chat=chat,
+        positions=positions,
+        seed=seed,
+        batch=batch,
     )
-    report(result, out)
+    report(evaluate_model(options, loaded, run), out)

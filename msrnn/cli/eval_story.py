@@ -1,18 +1,16 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
-from msrnn.cli.evaluation import (
-    Chat,
-    EvaluationOptions,
-    check_counts,
-    evaluate,
-    report,
-)
+from msrnn.cli.evaluation import evaluate_model, load_model
+from msrnn.cli.evaluation_checks import check_counts
+from msrnn.cli.evaluation_options import Chat, EvaluationOptions
 from msrnn.cli.options import MaxNewTokens, as_typed
+from msrnn.cli.results_folder import report
 from msrnn.errors import UsageError
 
 NAME = "story"
@@ -60,7 +58,7 @@ def story(
         msrnn eval story --policy tova --policy window+4 --size 256
     """
     policies, sizes = policy or POLICIES, size or SIZES
-    check_counts(2, stories=stories, max_new_tokens=max_new_tokens, batch=batch)
+    check_counts(stories=stories, max_new_tokens=max_new_tokens, batch=batch)
     if not 0 < temperature <= 100:
         raise UsageError(
             f"--temperature {as_typed(temperature)}: must be above 0, and at most 100; 0.01 is nearly greedy"
@@ -71,25 +69,16 @@ def story(
 
     check_versions(policies, sizes)
     options.check()
-    store = options.open_store(out, NAME, CHECK)
-    model, tokenizer = options.load()
-    result = evaluate(
-        options,
-        lambda progress: evaluation.stories(
-            model,
-            policies,
-            sizes,
-            tokenizer=tokenizer,
-            count=stories,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            seed=seed,
-            chat=chat,
-            batch=batch,
-            folder=store,
-            about={"model": options.model_name},
-            progress=progress,
-            workers=options.workers,
-        ),
+    loaded = load_model(options, out, NAME, CHECK)
+    run = partial(
+        evaluation.stories,
+        policies=policies,
+        sizes=sizes,
+        count=stories,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seed=seed,
+        chat=chat,
+        batch=batch,
     )
-    report(result, out)
+    report(evaluate_model(options, loaded, run), out)

@@ -7,17 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from msrnn.cli.evaluation import (
-    Against,
-    Chat,
-    EvaluationOptions,
-    check_against,
-    check_counts,
-    evaluate,
-    quiet,
-    report,
-)
-from msrnn.cli.terminal import note, progress
+from msrnn.cli.evaluation import evaluate
+from msrnn.cli.evaluation_checks import check_against, check_counts, check_length
+from msrnn.cli.evaluation_options import Against, Chat, EvaluationOptions
+from msrnn.cli.results_folder import report
+from msrnn.cli.terminal import note, progress, quiet
 from msrnn.errors import UsageError
 from msrnn.policy import FULL
 
@@ -158,7 +152,8 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         task = TASKS[about.__name__]
         grid = choose_cells(policy, size, paper)
         reference = check_against(against, grid.policies)
-        check_counts(LENGTH if length is None else length, limit=limit, batch=batch, max_new_tokens=max_new_tokens)
+        check_length(LENGTH if length is None else length)
+        check_counts(limit=limit, batch=batch, max_new_tokens=max_new_tokens)
         if stage != Stage.ANSWER:
             task.metric.check()
         if stage == Stage.SCORE and options.force:

@@ -121,7 +121,7 @@ def load_model(
     name: str | None, device: str, dtype: str | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
     """The model, its tokenizer and its name."""
-    from msrnn.cli.evaluation import quiet
+    from msrnn.cli.terminal import quiet
     from msrnn.hf.loading import load
 
     quiet()

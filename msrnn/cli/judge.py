@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from msrnn.cli.evaluation import SkipDamaged, note_resumed, open_store, read_store, show_tables, stoppable, write_report
+from msrnn.cli.evaluation import note_resumed, stoppable
+from msrnn.cli.evaluation_options import SkipDamaged
 from msrnn.cli.options import Device, Dtype, as_typed
+from msrnn.cli.results_folder import open_store, read_store, show_tables, write_report
 from msrnn.cli.terminal import note, progress
 from msrnn.errors import FileError, UsageError
 
@@ -148,7 +150,8 @@ def endpoint(name: str, base_url: str | None, timeout: float, estimate: bool) ->
 
 
 def local(model: str | None, device: str, dtype: str | None) -> Judge:
-    from msrnn.cli.evaluation import check_positions, quiet
+    from msrnn.cli.evaluation_checks import check_positions
+    from msrnn.cli.terminal import quiet
     from msrnn.evaluation.tasks.judge_models import Local
     from msrnn.hf.loading import load
 

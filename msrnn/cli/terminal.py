@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
@@ -113,3 +113,13 @@ def _parts(widths: Sequence[int], console_width: int) -> Iterator[slice]:
             start, used = column, first + widths[column] + _COLUMN_FRAME
     if start < len(widths):
         yield slice(start, len(widths))
+
+
+def quiet() -> None:
+    """Silence warnings of transformers about long texts, and of the hub about retries."""
+    import huggingface_hub
+    import transformers
+
+    loggers: tuple[Any, Any] = transformers.logging, huggingface_hub.logging
+    for logger in loggers:
+        logger.set_verbosity_error()

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
+from functools import partial
+from typing import Any
 
 import pytest
 
 from msrnn.cli import evaluations
-from msrnn.cli.evaluation import check_positions
+from msrnn.cli.evaluation import Loaded, evaluate_model, stoppable
+from msrnn.cli.evaluation_options import EvaluationOptions
+from msrnn.evaluation.runner import Progress
+from msrnn.evaluation.store import Store
 from tests.helpers.command import Run
+from tests.helpers.tiny import build, llama
 
 VERBS = [command.callback.__name__ for command in evaluations.registered_commands if command.callback]
 
@@ -25,11 +30,28 @@ def test_verbs_are_listed(run: Run) -> None:
     assert all(verb in run("eval", "--help", small=True).out for verb in VERBS)
 
 
-def test_chunks_longer_than_a_model(capsys: pytest.CaptureFixture[str]) -> None:
-    check_positions(SimpleNamespace(max_position_embeddings=64), 64)
-    check_positions(SimpleNamespace(), 65)
-    assert capsys.readouterr().err == ""
-    check_positions(SimpleNamespace(max_position_embeddings=64, rope_parameters={"rope_theta": 1e4}), 65)
-    assert "more than the 64" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="--length 65: this model has 64 positions"):
-        check_positions(SimpleNamespace(max_position_embeddings=64), 65)
+def test_an_evaluation_gets_what_all_share() -> None:
+    def run(model: object, *, texts: list[str], progress: Progress, **shared: Any) -> tuple[object, ...]:
+        progress.total(0)
+        return model, texts, shared
+
+    loaded = Loaded(Store(None), build(llama()), "tokenizer", {"model": "tiny"})
+    found = evaluate_model(EvaluationOptions(), loaded, partial(run, texts=["a"]))
+    shared = {"tokenizer": "tokenizer", "folder": loaded.store, "about": {"model": "tiny"}, "workers": None}
+    assert found == (loaded.model, ["a"], shared)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, "run the same command to continue"),
+        ({"force": True}, "without --force"),
+        ({"kept": False}, "nothing is kept"),
+    ],
+)
+def test_an_interrupted_command_says_how_to_resume(
+    arguments: dict[str, bool], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(KeyboardInterrupt), stoppable(**arguments):
+        raise KeyboardInterrupt
+    assert expected in capsys.readouterr().err
