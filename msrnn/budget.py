@@ -60,7 +60,7 @@ class Curves:
     losses: tuple[tuple[float, ...], ...]  # nats per token, by layer and size
 
     @classmethod
-    def parsed(cls, data: Any) -> Curves:
+    def parse(cls, data: Any) -> Curves:
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ValueError(f"its format is not {FORMAT!r}")
         sizes: Any = data.get("sizes")
@@ -159,7 +159,7 @@ def load_budget(name: str) -> Budget:
     try:
         if not path.is_file():
             raise UsageError(f"budget {name!r:.200}: neither a file nor one of {', '.join(NAMES)}")
-        return Budget(name, Curves.parsed(json.loads(path.read_bytes())))
+        return Budget(name, Curves.parse(json.loads(path.read_bytes())))
     except UsageError:
         raise
     except (OSError, ValueError, OverflowError, RecursionError) as error:

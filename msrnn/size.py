@@ -83,7 +83,7 @@ class Size:
             return list(self.rows)
         sizes: list[int | None] = [self.rows] * count
         if self.budget is not None:
-            chosen = divided_layers(windows, linear)
+            chosen = find_budget_layers(windows, linear)
             for layer, rows in zip(chosen, self.budget.sizes(self.rows, len(chosen)), strict=True):
                 sizes[layer] = rows
         return sizes
@@ -115,7 +115,7 @@ def _parse_rows(text: str) -> int | tuple[int | None, ...]:
         ) from error
 
 
-def divided_layers(windows: Sequence[int | None], linear: Sequence[bool]) -> list[int]:
+def find_budget_layers(windows: Sequence[int | None], linear: Sequence[bool]) -> list[int]:
     """The layers that a budget is divided among: those without a sliding window; all with KV rows where each slides."""
     states = [i for i, one in enumerate(linear) if not one]
     return [i for i in states if windows[i] is None] or states

@@ -28,7 +28,7 @@ from msrnn.hf.inspect_layers import host_layers
 from msrnn.layer import Record
 from msrnn.policy import Bound, Policy, layer_bound
 from msrnn.scored import ScoredPolicy, refuse_scored
-from msrnn.size import Size, SizeLike, divided_layers, layer_sizes, resolve
+from msrnn.size import Size, SizeLike, find_budget_layers, layer_sizes, resolve
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class StateSpec:
     @property
     def divided(self) -> list[int]:
         """The layers that a budget is divided among."""
-        return divided_layers(self.model.windows, [shape is None for shape in self.shapes])
+        return find_budget_layers(self.model.windows, [shape is None for shape in self.shapes])
 
     @property
     def sizes(self) -> list[int | None]:

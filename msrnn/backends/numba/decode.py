@@ -9,7 +9,7 @@ import torch
 from numpy import float32 as f32
 from torch import Tensor
 
-from msrnn.backends.numba.jit import compiled
+from msrnn.backends.numba.jit import compile_loop
 from msrnn.backends.numba.rows import (
     LANES,
     Array,
@@ -25,7 +25,7 @@ from msrnn.core.scores import Scoring
 from msrnn.core.slots import Slots
 
 
-@compiled(fastmath=LANES)
+@compile_loop(fastmath=LANES)
 def dots(query: Array, keys: Array, scale: f32, into: Array) -> None:
     """Scores of four slots at a time, so that a query's row is loaded once for all four."""
     S = keys.shape[0]
@@ -48,8 +48,8 @@ def dots(query: Array, keys: Array, scale: f32, into: Array) -> None:
             into[r, j] = s0 * scale
 
 
-@compiled(fastmath=LANES)
-def _weighted_sum(attention: Array, values: Array, into: Array) -> None:
+@compile_loop(fastmath=LANES)
+def _sum_values(attention: Array, values: Array, into: Array) -> None:
     """Values of four slots at a time, so that a sum is stored once for all four."""
     S = values.shape[0]
     into[:] = f32(0.0)
@@ -65,7 +65,7 @@ def _weighted_sum(attention: Array, values: Array, into: Array) -> None:
                 into[r, d] += attention[r, j] * values[j, d]
 
 
-@compiled(fastmath=LANES)
+@compile_loop(fastmath=LANES)
 def _length(rows: Array) -> f32:
     """The norm of some rows together."""
     total = f32(0.0)
@@ -75,9 +75,9 @@ def _length(rows: Array) -> f32:
     return f32(math.sqrt(total))
 
 
-@compiled()
+@compile_loop()
 def _exact_sum(attention: Array, values: Array, present: Array, into: Array) -> None:
-    """`_weighted_sum` over what is present only: 0 times a value that is NaN or infinite would be NaN."""
+    """`_sum_values` over what is present only: 0 times a value that is NaN or infinite would be NaN."""
     for r in range(attention.shape[0]):
         for d in range(values.shape[1]):
             total = f32(0.0)
@@ -87,14 +87,14 @@ def _exact_sum(attention: Array, values: Array, present: Array, into: Array) -> 
             into[r, d] = total
 
 
-@compiled()
+@compile_loop()
 def cap(scores: Array, softcap: f32) -> None:
     for m in range(scores.shape[0]):
         for j in range(scores.shape[1]):
             scores[m, j] = softcap * f32(math.tanh(scores[m, j] / softcap))
 
 
-@compiled()
+@compile_loop()
 def _free_slots(position: Array) -> Array:
     """The first empty slot of each group, [B, G]; searched before anything is written."""
     B, G, S = position.shape
@@ -110,7 +110,7 @@ def _free_slots(position: Array) -> Array:
     return free
 
 
-@compiled()
+@compile_loop()
 def _decode(
     query: Array,
     key: Array,
@@ -170,7 +170,7 @@ def _decode(
                 attend_row(scores[m], highest(scores[m], present, sink), sink, present, scratch, observed)
             for local in range(members):
                 kv, rows = g * members + local, scores[local * R : (local + 1) * R]
-                _weighted_sum(rows, values[b, kv, :N], output[b, kv])
+                _sum_values(rows, values[b, kv, :N], output[b, kv])
                 if not np.isfinite(output[b, kv].sum()):
                     _exact_sum(rows, values[b, kv, :N], present, output[b, kv])
             if norm.shape[0]:

@@ -26,7 +26,7 @@ CORE = HERE.parent.parent / "core"
 SOURCES = (*sorted(HERE.glob("*.py")), CORE / "rope.py", CORE / "slots.py")
 
 
-def compiled(**options: Any) -> Callable[[Any], Any]:
+def compile_loop(**options: Any) -> Callable[[Any], Any]:
     """`numba.njit` without the GIL, cached where that is possible; options as of njit."""
 
     def decorate(function: Any) -> Any:

@@ -12,7 +12,7 @@ from numpy import float32 as f32
 from numpy import float64 as f64
 from numpy import int32 as i32
 
-from msrnn.backends.numba.jit import compiled
+from msrnn.backends.numba.jit import compile_loop
 from msrnn.backends.numba.rows import Array
 from msrnn.core.rope import NEAR, Capped, GapFunction, Rope, Spacing
 
@@ -26,7 +26,7 @@ _S3, _S5, _S7 = (f32(x) for x in SINE)
 _C4, _C6, _C8 = (f32(x) for x in COSINE)
 
 
-@compiled()
+@compile_loop()
 def new_gap(gap: int, kind: int, limit: float, function: Any) -> float:
     """The new distance of two adjacent kept tokens that were `gap` apart; other arguments as in `Code`."""
     if kind == OWN:
@@ -40,7 +40,7 @@ def new_gap(gap: int, kind: int, limit: float, function: Any) -> float:
     return math.log(gap) if kind == LN else math.log(math.log(gap))
 
 
-@compiled()
+@compile_loop()
 def rotation(frequency: Array, position: i32, new_position: f64, cos: Array, sin: Array) -> None:
     """Cosine and sine of `Rope.angle`, reduced in float64; library calls would keep the loop from vectorising."""
     for d in range(frequency.shape[0]):
@@ -56,7 +56,7 @@ def rotation(frequency: Array, position: i32, new_position: f64, cos: Array, sin
         cos[d] = -swapped_c if (q + 1) & 2 else swapped_c
 
 
-@compiled(fastmath={"contract"})
+@compile_loop(fastmath={"contract"})
 def rotate(row: Array, start: int, step: int, cos: Array, sin: Array, into: Array) -> None:
     """First dimensions of all pairs, then the second ones, then what is not rotated.
 

@@ -15,7 +15,7 @@ from numpy import float32 as f32
 from numpy import int32 as i32
 from torch import Tensor
 
-from msrnn.backends.numba.jit import compiled
+from msrnn.backends.numba.jit import compile_loop
 from msrnn.core.slots import HELD
 from msrnn.policy import Bound
 
@@ -37,8 +37,8 @@ _C7, _C6, _C5, _C4, _C3 = f32(1 / 5040), f32(1 / 720), f32(1 / 120), f32(1 / 24)
 _EXPONENT = i32((127 + LIFT) << 23)
 
 
-@compiled(fastmath={"contract"})
-def lifted_exp(x: f32) -> f32:
+@compile_loop(fastmath={"contract"})
+def lift_exp(x: f32) -> f32:
     """2**LIFT * exp(min(x, 0)) to two units in the last place; math.exp would keep the loop from vectorising.
 
     NaN stays NaN: both comparisons are false.
@@ -59,19 +59,19 @@ def lifted_exp(x: f32) -> f32:
     return p * i32(i32(n * f32(8388608.0)) + _EXPONENT).view(f32)  # times 2**(n + LIFT), by its exponent bits
 
 
-@compiled(fastmath=LANES)
+@compile_loop(fastmath=LANES)
 def _exponentials(scores: Array, top: f32, present: Array, into: Array) -> f32:
     """Scaled exponentials, 0 for what is not present; returns their sum."""
     total = f32(0.0)
     for j in range(scores.shape[0]):
-        e = lifted_exp(scores[j] - top)
+        e = lift_exp(scores[j] - top)
         e = e if present[j] > f32(0.0) else f32(0.0)
         into[j] = e
         total += e
     return total
 
 
-@compiled()
+@compile_loop()
 def highest(scores: Array, present: Array, sink: f32) -> f32:
     """The maximum of the present scores and the sink; NaN is ignored."""
     top = sink
@@ -81,23 +81,23 @@ def highest(scores: Array, present: Array, sink: f32) -> f32:
     return top
 
 
-@compiled(fastmath={"contract"})
+@compile_loop(fastmath={"contract"})
 def _share(total: f32) -> f32:
     """A function of its own, so that it is never reassociated: exponentials times UNIT would overflow."""
     return UNIT / total
 
 
-@compiled(fastmath=LANES)
+@compile_loop(fastmath=LANES)
 def attend_row(scores: Array, top: f32, sink: f32, present: Array, scratch: Array, observed: Array) -> None:
     """One head's scores become its attention over the present candidates; times UNIT, it is added to `observed`.
 
     `top` is an upper bound of the scores. The true maximum is searched only where `top` is NaN, or far above every
     present score. A present score that is NaN makes the whole row NaN.
     """
-    total = _exponentials(scores, top, present, scratch) + lifted_exp(sink - top)
+    total = _exponentials(scores, top, present, scratch) + lift_exp(sink - top)
     if not total > VANISHED:
         top = highest(scores, present, sink)
-        total = _exponentials(scores, top, present, scratch) + lifted_exp(sink - top)
+        total = _exponentials(scores, top, present, scratch) + lift_exp(sink - top)
     share = _share(total)
     for j in range(scores.shape[0]):
         a = scratch[j] * share
@@ -105,7 +105,7 @@ def attend_row(scores: Array, top: f32, sink: f32, present: Array, scratch: Arra
         observed[j] += a
 
 
-@compiled(fastmath=LANES)
+@compile_loop(fastmath=LANES)
 def expire(position: Array, present: Array, evicted_at: Array, spared: i32, last: i32, t: i32) -> int:
     """Drop positions `spared` to `last`, which token t no longer sees; returns how many were dropped."""
     dropped = 0
@@ -117,7 +117,7 @@ def expire(position: Array, present: Array, evicted_at: Array, spared: i32, last
     return dropped
 
 
-@compiled(fastmath=LANES)
+@compile_loop(fastmath=LANES)
 def observe(importance: Array, observed: Array, present: Array, position: Array, decay: f32, heads: int) -> None:
     """The importances after a token, and 0 for what is not present; in units of UNIT where decay is 0."""
     if decay == NO_DECAY:
@@ -137,13 +137,13 @@ def observe(importance: Array, observed: Array, present: Array, position: Array,
         importance[j] = updated if present[j] > f32(0.0) else f32(0.0)
 
 
-@compiled(fastmath=LANES)
+@compile_loop(fastmath=LANES)
 def weigh(importance: Array, norm: Array, into: Array) -> None:
     for j in range(importance.shape[0]):
         into[j] = importance[j] * norm[j]
 
 
-@compiled()
+@compile_loop()
 def least_important(importance: Array, present: Array, position: Array, oldest: i32, newest: i32) -> Any:
     """The candidate to evict, among positions oldest..newest; the older one of a tie, and NaN counts as infinity."""
     least, lowest, age = -1, f32(np.inf), i32(HELD)
@@ -157,7 +157,7 @@ def least_important(importance: Array, present: Array, position: Array, oldest: 
     return least
 
 
-@compiled()
+@compile_loop()
 def observe_and_evict(
     importance: Array,
     observed: Array,

@@ -16,7 +16,7 @@ from numpy import float64 as f64
 from torch import Tensor
 
 from msrnn.backends.numba.decode import cap, dots
-from msrnn.backends.numba.jit import compiled
+from msrnn.backends.numba.jit import compile_loop
 from msrnn.backends.numba.rope import layout, new_gap, rotate, rotation, spacing_code
 from msrnn.backends.numba.rows import (
     PER_UNIT,
@@ -34,7 +34,7 @@ from msrnn.core.slots import HELD
 from msrnn.policy import Bound
 
 
-@compiled()
+@compile_loop()
 def _scan(
     scores: Array,
     tops: Array,
@@ -111,7 +111,7 @@ def scan_numba(
     return evicted_at
 
 
-@compiled()
+@compile_loop()
 def append_token(
     j: int, order: Array, held: int, new_position: Array, position: Array, kind: int, limit: float, fn: Any
 ) -> int:
@@ -124,7 +124,7 @@ def append_token(
     return held + 1
 
 
-@compiled()
+@compile_loop()
 def remove_token(
     j: int, order: Array, held: int, new_position: Array, position: Array, kind: int, limit: float, fn: Any
 ) -> int:
@@ -151,7 +151,7 @@ def remove_token(
     return held - 1
 
 
-@compiled()
+@compile_loop()
 def rerotate_moved(
     keys: Array,
     frequency: Array,
@@ -174,7 +174,7 @@ def rerotate_moved(
             rotated_to[j] = new_position[j]
 
 
-@compiled()
+@compile_loop()
 def _scan_repositioned(
     query: Array,
     keys: Array,

@@ -47,7 +47,7 @@ def _products(b_rows, b_keys, HEADS: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _lifted(b_x, HEADS: tl.constexpr):
+def _add_head_axis(b_x, HEADS: tl.constexpr):
     """[a, b], or [a, 1, b] where a program has several heads that have rows of their own."""
     return b_x[:, None, :] if HEADS > 1 else b_x
 
@@ -55,7 +55,7 @@ def _lifted(b_x, HEADS: tl.constexpr):
 @triton.jit
 def _locate_rows(rows, o_s, S: tl.constexpr, HEADS: tl.constexpr):
     """Pointers to the rows of slots that all heads of a program share, [BS, 1], or to those of each, [BS, HEADS, 1]."""
-    o_row = _lifted(o_s[:, None], HEADS)
+    o_row = _add_head_axis(o_s[:, None], HEADS)
     if HEADS > 1:
         o_row += tl.arange(0, HEADS)[None, :, None] * S
     return rows.p_rows + rows.i_row * rows.W + o_row * rows.W
@@ -70,8 +70,8 @@ def _score_rotated(
     o_f = tl.arange(0, width(F))
     b_cos, b_sin = load_rotations(p_rotations + o_s[:, None] * (2 * F), m_s[:, None], o_f[None, :], F)
     b_x, b_y = load_rotated(
-        p_keys, _lifted(b_cos, HEADS), _lifted(b_sin, HEADS), _lifted(m_s[:, None], HEADS),
-        _lifted(o_f[None, :], HEADS), F, START, NEIGHBOURS,
+        p_keys, _add_head_axis(b_cos, HEADS), _add_head_axis(b_sin, HEADS), _add_head_axis(m_s[:, None], HEADS),
+        _add_head_axis(o_f[None, :], HEADS), F, START, NEIGHBOURS,
     )  # fmt: skip
     return _products(q.b_x, b_x, HEADS, PRECISION) + _products(q.b_y, b_y, HEADS, PRECISION)
 
@@ -89,8 +89,8 @@ def _score(
         b_s = _score_rotated(q, p_keys, p_rotations, o_s, m_s, F, START, NEIGHBOURS, HEADS, PRECISION)
         m_d = m_d & ((o_d < START) | (o_d >= START + 2 * F))
     if 2 * F < D:
-        m_k = _lifted(m_s[:, None] & m_d[None, :], HEADS)
-        b_k = tl.load(p_keys + _lifted(o_d[None, :], HEADS), mask=m_k, other=0.0)
+        m_k = _add_head_axis(m_s[:, None] & m_d[None, :], HEADS)
+        b_k = tl.load(p_keys + _add_head_axis(o_d[None, :], HEADS), mask=m_k, other=0.0)
         if F > 0:
             b_s += _products(q.b_q.to(tl.float32), b_k.to(tl.float32), HEADS, PRECISION)
         elif q.b_q.shape[0] == 1:
@@ -117,8 +117,8 @@ def _attend(
     b_sum = seen.b_sum * b_old + tl.sum(b_p, axis=1)
     if values.p_scale is not None:
         b_p *= tl.load(values.p_scale + values.i_row + o_s, mask=m_held, other=0.0).to(tl.float32)[None, :]
-    m_v = _lifted(m_held[:, None] & (values.o_w < values.W)[None, :], HEADS)
-    b_v = tl.load(_locate_rows(values, o_s, S, HEADS) + _lifted(values.o_w[None, :], HEADS), mask=m_v, other=0.0)
+    m_v = _add_head_axis(m_held[:, None] & (values.o_w < values.W)[None, :], HEADS)
+    b_v = tl.load(_locate_rows(values, o_s, S, HEADS) + _add_head_axis(values.o_w[None, :], HEADS), mask=m_v, other=0.0)
     b_bias = seen.b_bias
     if HEADS > 1:
         b_pv = tl.sum(tl.trans(b_p)[:, :, None] * b_v.to(tl.float32), axis=0)

@@ -15,7 +15,7 @@ BYTES = 2**14  # of rows at once: with those loaded ahead they fit into 99 KiB, 
 
 
 @triton.jit
-def lifted_exp(b_x):
+def lift_exp(b_x):
     """UNIT * exp(b_x) for b_x up to 0: a normal number down to -147, where exp alone ends at -87.
 
     It is computed as a square: adding log(UNIT) to b_x instead would lose precision.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from msrnn.backends.triton.common import PER_UNIT, lifted_exp
+from msrnn.backends.triton.common import PER_UNIT, lift_exp
 from msrnn.core.slots import HELD
 
 FAR = tl.constexpr(HELD)
@@ -30,7 +30,7 @@ def _attention_sum(scores, log_sums, i_group, o_s, S: tl.constexpr, M: tl.conste
         m_tile = (o_m < M)[:, None] & (o_s < S)[None, :]
         b_s = tl.load(scores + i_h[:, None] * S + o_s[None, :], mask=m_tile, other=float("-inf"))
         b_log_sum = tl.load(log_sums + i_h, mask=o_m < M, other=0.0)
-        b_sum += tl.sum(lifted_exp(b_s - b_log_sum[:, None]), axis=0)
+        b_sum += tl.sum(lift_exp(b_s - b_log_sum[:, None]), axis=0)
     return b_sum
 
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from msrnn.backends.base import Prefilled
-from msrnn.backends.triton.common import at_once, cap_scores, lifted_exp, width
+from msrnn.backends.triton.common import at_once, cap_scores, lift_exp, width
 from msrnn.backends.triton.keep import keep_triton
 from msrnn.backends.triton.scan import room, scan_triton
 from msrnn.core.scores import Scoring
@@ -90,7 +90,7 @@ def _weigh(
         o_n = first + tl.arange(0, BN)
         b_s = _score_seen(b_q, b_t, keys, p_position, o_n, scale, softcap, N, S)
         b_max = tl.maximum(b_max, tl.max(b_s, axis=1))
-        b_w = lifted_exp(b_s - b_base[:, None])
+        b_w = lift_exp(b_s - b_base[:, None])
         # There is room for a whole block: a mask of its columns would make the stores narrower.
         tl.store(p_weights + o_row[:, None] + o_n[None, :], b_w, mask=(o_row >= 0)[:, None])
     return b_max
@@ -151,7 +151,7 @@ def weigh_kernel(
         b_base = tl.where(b_max == float("-inf"), 0.0, b_max)
         _weigh(b_q, b_t, b_base, b_none, key_rows, p_position, weights, o_row, scale, softcap, stop, N, S, BN)
     if sinks is not None:
-        tl.store(sink_weights + o_head, lifted_exp(tl.load(sinks + i_h) - b_base), mask=m_c)
+        tl.store(sink_weights + o_head, lift_exp(tl.load(sinks + i_h) - b_base), mask=m_c)
     if (i_c == 0) & (i_h % (H // K) == 0):
         o_v, p_value = tl.arange(0, width(DV)), value + i_b * v_b + i_k * v_h
         value_rows = Candidates(values + o_slots * DV, p_value, v_t, None, None, o_v, DV)

@@ -138,7 +138,7 @@ def load_rotated(p_rows, b_cos, b_sin, m_rows, o_f, F: tl.constexpr, START: tl.c
     return b_x * b_cos - b_y * b_sin, b_y * b_cos + b_x * b_sin
 
 
-def _coded(spacing: Spacing, device: torch.device) -> tuple[int, Tensor]:
+def _encode_spacing(spacing: Spacing, device: torch.device) -> tuple[int, Tensor]:
     """The kind of a spacing, and its numbers on a GPU: the new distance of every gap, its limit, or none."""
     code, function = spacing_code(spacing), spacing.function
 
@@ -167,7 +167,7 @@ def rotations_of(slots: Slots, query_position: Tensor, repositioning: Reposition
     """[B, G, S + 1, 2, F] for every slot and, at the end, the new token; float16 where rows have 16 bits or fewer."""
     (B, G, S), F = slots.position.shape, len(repositioning.rope.frequency)
     device, window = slots.position.device, slots.bound.window
-    kind, table = _coded(repositioning.spacing, device)
+    kind, table = _encode_spacing(repositioning.spacing, device)
     ordered = torch.empty(B, G, S, dtype=torch.int32, device=device)
     ordered_new, new_position = (torch.empty(B, G, n, dtype=torch.float64, device=device) for n in (S, S + 1))
     reposition_kernel[(B * G,)](

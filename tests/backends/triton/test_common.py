@@ -7,14 +7,14 @@ import torch
 import triton
 import triton.language as tl
 
-from msrnn.backends.triton.common import BYTES, LEAST, at_once, cap_scores, lifted_exp, width
+from msrnn.backends.triton.common import BYTES, LEAST, at_once, cap_scores, lift_exp, width
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def numbers_kernel(x: Any, lifted: Any, capped: Any, uncapped: Any, N: tl.constexpr) -> None:
     o_n = tl.arange(0, N)
     b_x = tl.load(x + o_n)
-    tl.store(lifted + o_n, lifted_exp(b_x))
+    tl.store(lifted + o_n, lift_exp(b_x))
     tl.store(capped + o_n, cap_scores(b_x, 30.0))
     tl.store(uncapped + o_n, cap_scores(b_x, None))
 

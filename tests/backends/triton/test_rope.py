@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from msrnn.backends.triton.rope import GAPS, _coded, check_reach, rotations_of
+from msrnn.backends.triton.rope import GAPS, _encode_spacing, check_reach, rotations_of
 from msrnn.core.rope import SPACINGS, Gap, Repositioning, Rope, Spacing, spacing
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.policy import Bound, Policy
@@ -54,12 +54,12 @@ def test_a_spacing_owns_its_table(device: str, monkeypatch: pytest.MonkeyPatch) 
     where = torch.device(device)
     spacings = [compress(partial(divide, n)) for n in range(2, 12)]
     spacings += [compress(f"compressed:{n}") for n in range(1, 11)]
-    tables = [_coded(chosen, where)[1] for chosen in spacings]
+    tables = [_encode_spacing(chosen, where)[1] for chosen in spacings]
     addresses = [table.data_ptr() for table in tables]
     for n in range(20):
-        _coded(compress(f"compressed:{n + 100}"), where)
+        _encode_spacing(compress(f"compressed:{n + 100}"), where)
     for n, (chosen, table, address) in enumerate(zip(spacings, tables, addresses, strict=True)):
-        assert _coded(chosen, where)[1] is table
+        assert _encode_spacing(chosen, where)[1] is table
         assert table.data_ptr() == address
         gaps = torch.arange(50, dtype=torch.float64)
         expected = gaps / (n + 2) if n < 10 else torch.tensor([n - 9.0], dtype=torch.float64)
