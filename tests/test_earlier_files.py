@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 import msrnn
-from msrnn.analysis.trace import TraceStore, stored_cells
+from msrnn.analysis.trace import TraceStore, find_traced_cells
 from msrnn.cli.model_options import GivenOptions
 from msrnn.evaluation.cells import cell_of, grid
 from msrnn.evaluation.data.texts import Chunk, Data
@@ -50,13 +50,13 @@ def test_a_state_loads_and_goes_on(model: PreTrainedModel, policy: str | Policy,
 
 
 def test_the_options_of_a_state() -> None:
-    options = GivenOptions().completed(STATE)
+    options = GivenOptions().complete(STATE)
     assert (options.policy, options.size) == (Policy.parse("echo+1~40"), Size((6, 10)))
-    assert GivenOptions(policy="echo", size="[6, 10]").completed(STATE) == options
+    assert GivenOptions(policy="echo", size="[6, 10]").complete(STATE) == options
     with pytest.raises(msrnn.UsageError, match=r"--size 8: .* was saved with --size \[6, 10\]"):
-        GivenOptions(size="8").completed(STATE)
+        GivenOptions(size="8").complete(STATE)
     with pytest.raises(msrnn.UsageError, match=r"--policy echo:upper: .* was saved with --policy echo"):
-        GivenOptions(policy="echo:upper").completed(STATE)
+        GivenOptions(policy="echo:upper").complete(STATE)
 
 
 def test_stored_results_are_not_computed_again(
@@ -92,4 +92,4 @@ def test_traces_have_the_same_files(model: PreTrainedModel, tmp_path: Path) -> N
     for policy, name in names.items():
         assert TraceStore(tmp_path, model, policy, 8).path([1, 2, 3]).name == name
         (tmp_path / name).touch()
-    assert sorted(stored_cells(tmp_path)) == [("echo:upper", 8), ("tova", 8)]
+    assert sorted(find_traced_cells(tmp_path)) == [("echo:upper", 8), ("tova", 8)]

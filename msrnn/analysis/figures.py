@@ -56,7 +56,7 @@ def _map(axes: Any, one: Summary, layer: int, pixels: int) -> None:
 
 
 def recent_by_layer(study: Study, folder: Path, title: str) -> None:
-    """The share of kept states that are recent, by layer, beside the paper's range."""
+    """The share of kept KV rows that are recent, by layer, with the paper's range."""
     policies = study.policies
     with saved_figure(folder, "recent-by-layer", len(policies), 1.2 + 4 * len(policies)) as (whole, panels):
         for axes, policy in zip(panels, policies, strict=True):
@@ -67,7 +67,7 @@ def recent_by_layer(study: Study, folder: Path, title: str) -> None:
                 axes.axhspan(*PAPER_RECENT, color=INK, alpha=0.12, linewidth=0, label="paper, all layers")
             axes.set_ylim(0, 1.03)
             _percent(axes)
-            _label(axes, policy, "layer", "recent share of kept states")
+            _label(axes, policy, "layer", "recent share of kept KV rows")
         panels[0].legend(frameon=False, title="size", loc="lower right")
         whole.suptitle(title, fontsize=9)
 
@@ -116,7 +116,7 @@ def tags(study: Study, folder: Path, title: str) -> None:
 
 
 def lifetimes(study: Study, folder: Path, title: str) -> None:
-    """The share of states that survive a number of steps."""
+    """The share of KV rows that survive a number of steps."""
     policies = study.policies
     with saved_figure(folder, "lifetimes", len(policies), 1.2 + 4 * len(policies)) as (whole, panels):
         for axes, policy in zip(panels, policies, strict=True):
@@ -125,7 +125,7 @@ def lifetimes(study: Study, folder: Path, title: str) -> None:
                 axes.plot(numpy.arange(1, len(survival) + 1), survival, label=f"{size:,}")
             axes.set_xscale("log", base=2)
             _percent(axes)
-            _label(axes, policy, "steps", "share of states kept this long or longer")
+            _label(axes, policy, "steps", "share of KV rows kept this long or longer")
         panels[-1].legend(frameon=False, title="size")
         whole.suptitle(title, fontsize=9)
 

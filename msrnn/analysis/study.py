@@ -13,7 +13,7 @@ import numpy
 from transformers import PreTrainedModel
 
 from msrnn.analysis.summary import Numbers, Summary, agreement, summarize
-from msrnn.analysis.trace import TraceStore, stored_cells
+from msrnn.analysis.trace import TraceStore, find_traced_cells
 from msrnn.evaluation.statistics import Estimate, mean
 from msrnn.hf.trace import ChunkTrace
 
@@ -23,7 +23,7 @@ Load = Callable[[Cell], Iterable[ChunkTrace]]
 # The paper's results for TOVA on LLaMA-2-7B, on 31 chunks of 4,096 tokens of PG-19.
 PAPER_POLICY, PAPER_SIZES = "tova", (256, 512, 1024, 2048)
 PAPER_POSITIONS = 25
-PAPER_RECENT = (0.73, 0.76)  # the share of kept states that are recent: the lowest and the highest over its sizes
+PAPER_RECENT = (0.73, 0.76)  # the share of kept KV rows that are recent: the lowest and the highest over its sizes
 ALL = "all"  # tokens, of any tag
 
 # Mean steps kept by part of speech, at each of the sizes, in the paper's order.
@@ -181,7 +181,7 @@ def run_study(
         if store.missing(ids):
             progress.on_cell(store.label)
             store.fill(ids, batch, progress.on_tokens)
-    for cell in stored_cells(folder):
+    for cell in find_traced_cells(folder):
         if cell not in stores and cell[1] + 1 < ids.shape[1]:
             earlier = TraceStore(folder, model, *cell, beside)
             if not earlier.missing(ids):

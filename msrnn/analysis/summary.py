@@ -33,7 +33,7 @@ def window(length: int, size: int) -> Numbers:
     return numpy.minimum(numpy.arange(length) + size, length)
 
 
-def seen_together(one: Numbers, other: Numbers, start: int) -> Numbers:
+def count_seen_by_both(one: Numbers, other: Numbers, start: int) -> Numbers:
     """[..., T] twice -> [...]: tokens that both see, summed over the steps from `start` on."""
     length = one.shape[-1]
     last = numpy.minimum(numpy.minimum(one, other), length - 1)
@@ -47,8 +47,8 @@ def overlap(one: Numbers, other: Numbers, start: int) -> Numbers:
 
     NaN if there is no such step.
     """
-    both = seen_together(one, other, start)
-    each = seen_together(one, one, start) + seen_together(other, other, start)
+    both = count_seen_by_both(one, other, start)
+    each = count_seen_by_both(one, one, start) + count_seen_by_both(other, other, start)
     shares: Numbers = numpy.divide(2.0 * both, each, out=numpy.full(both.shape, numpy.nan), where=each > 0)
     return shares
 
@@ -121,9 +121,9 @@ class Summary:
     life: Numbers  # [N, T]: mean steps kept
     recent: Numbers  # [L, G]: share that `window` also sees, over the steps from `first_choice` on
     recent_at_all_steps: float
-    counts: Numbers  # [T + 1]: how many states (a token in a group of a layer) are kept for this number of steps
-    survival: Numbers  # [T]: share of states kept for n + 1 steps or more, of those that could have been
-    held: float  # share of states that are never evicted
+    counts: Numbers  # [T + 1]: how many KV rows (a token in a group of a layer) are kept for this number of steps
+    survival: Numbers  # [T]: share of rows kept for n + 1 steps or more, of those that could have been
+    held: float  # share of rows that are never evicted
     between_layers: Numbers  # [L, L]
     between_heads: Numbers  # [L, G]: mean overlap of each head with the layer's other heads; NaN for one group
 
@@ -145,7 +145,7 @@ class Summary:
         return means
 
     def quantile(self, share: float) -> int:
-        """The smallest number of steps that at least this share of states does not exceed."""
+        """The smallest number of steps that at least this share of rows does not exceed."""
         below = self.counts.cumsum()
         return int(numpy.searchsorted(below, share * below[-1]))
 

@@ -25,7 +25,7 @@ Strings = Callable[[int], str]  # the string of a token id
 OFTEN, LONGEST = 10, 20  # the fewest occurrences of a token that is listed, and the number of tokens listed
 
 OVERLAP = (
-    "Overlap: of the states that two see, the share that both see, over the steps that see what a policy chose "
+    "Overlap: of the KV rows that two see, the share that both see, over the steps that see what a policy chose "
     "(those after the first eviction)."
 )
 
@@ -60,7 +60,7 @@ def recent(study: Study) -> Table:
         rows.append(["tova, the paper's LLaMA-2-7B", *(range_ if n in PAPER_SIZES else None for n in study.sizes)])
     return Table(
         "recent",
-        "Share of kept states that are recent",
+        "Share of kept KV rows that are recent",
         "Recent: the policy `window` of the same size sees it as well. Averaged over chunks, layers, KV heads and the "
         "steps that see what the policy chose (those after the first eviction); then over all steps, including those "
         "before the first eviction, which see everything. The paper does not define its measure.",
@@ -73,7 +73,7 @@ def recent_by_layer(study: Study) -> Table:
     cells = list(study.summaries.values())
     return Table(
         "recent-by-layer",
-        "Share of kept states that are recent, by layer",
+        "Share of kept KV rows that are recent, by layer",
         "As above, over the steps that see what the policy chose.",
         ["layer", *(one.label for one in cells)],
         [
@@ -124,9 +124,9 @@ def tags(study: Study) -> Table | None:
 def lifetimes(study: Study) -> Table:
     return Table(
         "lifetimes",
-        "How long states are kept",
-        f"{KEPT} Quantiles are over states: a token in one layer and KV head. The picture shows the share of states "
-        "that are kept for a number of steps, among those that are old enough.",
+        "How long KV rows are kept",
+        f"{KEPT} Quantiles are over KV rows: a token in one layer and KV head. The picture shows the share of "
+        "rows that are kept for a number of steps, among those that are old enough.",
         ["policy", "size", "mean", *(f"{share:.0%}" for share in QUANTILES), "never dropped"],
         [
             [one.policy, one.size, float(one.life.mean()), *(one.quantile(q) for q in QUANTILES), Share(one.held)]
@@ -214,7 +214,7 @@ def between_heads(study: Study) -> Table | None:
     return Table(
         "heads",
         "Differences between heads",
-        f"{OVERLAP} The mean over pairs of KV heads of a layer; and the share of recent states, from the head with the "
+        f"{OVERLAP} The mean over pairs of KV heads of a layer; and the share of recent rows, from the head with the "
         "least to the head with the most. The CSV has each head.",
         ["layer", *(f"{one.label}, {which}" for one in cells for which in ("overlap", "recent"))],
         rows,
@@ -248,7 +248,7 @@ def summary_table(study: Study) -> Table:
     return Table(
         "summary",
         "Which tokens stay",
-        "Steps kept: how many steps see a token. Recent: of the states kept, the share that a window of the same size "
+        "Steps kept: how many steps see a token. Recent: of the KV rows kept, the share that a window of the same size "
         "keeps as well.",
         ["policy", "size", "mean steps\nkept", "median\nsteps", "never\ndropped", "recent"],
         [_summary_values(one) for one in study.summaries.values()],

@@ -27,7 +27,7 @@ from msrnn.size import Size, joint_name, joint_numbers, parse_policy
 FORMAT = 1  # of trace files
 
 
-def stored_cells(folder: Path) -> list[tuple[str, int]]:
+def find_traced_cells(folder: Path) -> list[tuple[str, int]]:
     """The policies and sizes of the traces in a folder, of any model and text, by their file names."""
     cells: dict[tuple[str, int], None] = {}
     for path in sorted(folder.glob("*-*-*.npz")):

@@ -39,7 +39,8 @@ PrefillBatch = Annotated[int | None, Option(help="Prompts read at once.", show_d
 StateDtypes = Annotated[
     list[str],
     Option(
-        "--state-dtype", help="Dtype of states: 16-bit (the model's own dtype), int8 or fp8; repeat to measure several."
+        "--state-dtype",
+        help="Dtype of KV rows: 16-bit (the model's own dtype), int8 or fp8; repeat to measure several.",
     ),
 ]
 Positions = Annotated[
@@ -70,7 +71,8 @@ Shape = Annotated[
 ]
 Out = Annotated[Path | None, Option(help="Write efficiency.jsonl, .md, .png and .svg here.", show_default=False)]
 Recompute = Annotated[
-    bool, Option("--force", help="Measure again, even if the folder has these measurements; its other rows are kept.")
+    bool,
+    Option("--force", help="Measure again, even if the folder has these measurements; its other records are kept."),
 ]
 
 

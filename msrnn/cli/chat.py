@@ -12,7 +12,7 @@ from typer import Option
 from msrnn.cli.files import as_utf8, check_target, same_file, save_state, user_state_folder
 from msrnn.cli.model_options import GivenOptions, check_chat_template, load_or_empty
 from msrnn.cli.options import Force, MaxNewTokens, SamplingOptions, SaveTo
-from msrnn.cli.past_training import extended_rnn
+from msrnn.cli.past_training import extend_rnn
 from msrnn.cli.terminal import note, summary
 from msrnn.core.atomic import PRIVATE, make_private_folder, write_atomically
 from msrnn.errors import FileError, UsageError
@@ -55,7 +55,7 @@ def chat(
         printf 'Hello!\\n/state\\n' | msrnn chat --size 256
     """
     settings = sampling.settings(max_new_tokens)
-    options = given.completed(load)
+    options = given.complete(load)
     check_target(save, force or same_file(save, load), [given.model])
     if system and load:
         raise UsageError(f"--system {system!r}: {load} is a conversation that has begun; leave out --system or --state")
@@ -64,7 +64,7 @@ def chat(
     from msrnn.cli.conversation import Conversation
 
     def extend(length: int) -> MultiStateRNN:
-        return extended_rnn(rnn, options, length, int(conversation.state.seen[0]))
+        return extend_rnn(rnn, options, length, int(conversation.state.seen[0]))
 
     conversation = Conversation(
         rnn,
@@ -109,7 +109,7 @@ def _converse(conversation: Conversation, own_files: set[Path], model: str | Non
 def _answer(conversation: Conversation, line: str) -> None:
     message = as_utf8(line)
     try:
-        conversation.encoded(message)
+        conversation.encode(message)
     except UsageError as error:  # this message cannot be rendered, another one may
         note(str(error))
         return

@@ -65,7 +65,7 @@ class Conversation:
 
     def turn(self, message: str) -> Turn:
         """Print the answer to a message. KeyboardInterrupt ends the answer, and what was generated so far counts."""
-        ids = torch.tensor([self.encoded(message)])
+        ids = torch.tensor([self.encode(message)])
         self._extend_if_needed(ids.shape[1])
         streamer = AnswerStreamer(self.tokenizer)
         state = self.state.fork(1)
@@ -82,7 +82,7 @@ class Conversation:
         cut = not interrupted and streamer.is_cut(self.settings["max_new_tokens"], self.rnn.model)
         return Turn(interrupted, cut)
 
-    def encoded(self, message: str) -> list[int]:
+    def encode(self, message: str) -> list[int]:
         """The tokens of the message as the chat template writes it, up to where the answer begins."""
         if int(self.state.seen[0]):
             return encode_following(self.tokenizer, message)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from msrnn.evaluation.benchmark.reading import Measured
 
 POLICIES = (FULL, Policy.parse("window+4"), Policy.parse("tova"))
-COLUMNS = ("policy", "perplexity", "states\nheld", "bytes\nheld", "ms/token\nreading", "ms/token\ndecoding")
+COLUMNS = ("policy", "perplexity", "KV rows\nheld", "bytes\nheld", "ms/token\nreading", "ms/token\ndecoding")
 LAST_TOKENS, NEW_TOKENS = 24, 48  # of the text, printed again; generated after them
 
 
@@ -85,7 +85,7 @@ def check_size(size: int, tokens: int) -> None:
 
 def cells(row: Measured) -> list[str]:
     times = (f"{times.median:.1f}" for times in (row.reading, row.decoding))
-    return [row.policy, f"{row.perplexity:.2f}", f"{row.states:,}", decimal(row.nbytes), *times]
+    return [row.policy, f"{row.perplexity:.2f}", f"{row.rows:,}", decimal(row.nbytes), *times]
 
 
 def announcement(tokens: int, seconds: float) -> str:
@@ -111,6 +111,6 @@ def verdict(rows: list[Measured]) -> str:
     largest = max(bounded, key=lambda row: row.nbytes)
     changes = (f"{row.perplexity / full.perplexity - 1:+.1%} under {row.policy}" for row in bounded)
     return (
-        f"Holding {largest.states:,} of {full.states:,} states ({decimal(largest.nbytes)} instead of "
+        f"Holding {largest.rows:,} of {full.rows:,} KV rows per layer ({decimal(largest.nbytes)} instead of "
         f"{decimal(full.nbytes)}) changes perplexity by {' and '.join(changes)}."
     )

@@ -40,7 +40,7 @@ def generate(
         echo "The moral of the story is" | msrnn generate - --state book.safetensors
     """
     settings = sampling.settings(max_new_tokens)
-    options = given.completed(state)
+    options = given.complete(state)
     check_target(save, force or same_file(save, state), ["-" if prompt == "-" else None, given.model])
     text = read_text("-").removesuffix("\n") if prompt == "-" else as_utf8(prompt)
     if not text.strip():

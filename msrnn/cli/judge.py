@@ -42,7 +42,8 @@ Out = Annotated[
     Path | None, Option(help=f"Write {NAME}.jsonl, .md, .csv, .png and .svg here.", show_default="the folder")
 ]
 Recompute = Annotated[
-    bool, Option("--force", help="Ask this judge again, even if the folder has its answers; its other rows are kept.")
+    bool,
+    Option("--force", help="Ask this judge again, even if the folder has its answers; its other records are kept."),
 ]
 
 

@@ -51,17 +51,17 @@ class GivenOptions:
         """Whether positions and horizon may change past the training length."""
         return self.positions == AUTO
 
-    def completed(self, state: Path | None) -> ModelOptions:
+    def complete(self, state: Path | None) -> ModelOptions:
         """Fill in what was not given: from the state file, or with the defaults. Refuse what contradicts the file.
 
         With positions `auto`, the policy may be given without the horizon and the protected first tokens that a text
         past the training length was saved under.
         """
         if self.auto:
-            return replace(self, positions=None)._completed(state, extendable=True)
-        return self._completed(state, extendable=False)
+            return replace(self, positions=None)._complete(state, extendable=True)
+        return self._complete(state, extendable=False)
 
-    def _completed(self, state: Path | None, extendable: bool) -> ModelOptions:
+    def _complete(self, state: Path | None, extendable: bool) -> ModelOptions:
         own = ModelOptions(self.model, device=self.device, dtype=self.dtype, seed=self.seed, backend=self.backend)
         if state is None:
             size = _DEFAULT_SIZE if self.size is None else Size.parse(self.size)

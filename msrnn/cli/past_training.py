@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from msrnn.hf.rnn import MultiStateRNN
 
 
-def extended_rnn(
+def extend_rnn(
     rnn: MultiStateRNN, options: ModelOptions, length: int, seen: int, tell: Callable[[str], object] = note
 ) -> MultiStateRNN:
     """The model to continue with past its training length, from a state that has read `seen` tokens, with a remark.
@@ -44,7 +44,7 @@ def rnn_for(
 ) -> MultiStateRNN:
     """The model to read at most `new` tokens with, from a state that has read `seen`.
 
-    Within the training length, and with positions that are not original, it is `rnn`. Farther, `extended_rnn` decides
+    Within the training length, and with positions that are not original, it is `rnn`. Farther, `extend_rnn` decides
     if positions are `auto`; original positions that were asked for stay, with a warning before the work.
     """
     from msrnn.hf.extension import training_length
@@ -53,7 +53,7 @@ def rnn_for(
     if length is None or seen + new <= length or options.positions != ORIGINAL:
         return rnn
     if auto:
-        return extended_rnn(rnn, options, length, seen, tell)
+        return extend_rnn(rnn, options, length, seen, tell)
     tell(
         f"--positions original: the text may reach token {seen + new:,}, past the {length:,} that this model was "
         f"trained on, and answers may get worse{_advice(rnn, options, length)}"

@@ -50,7 +50,7 @@ def read(
     """
     if tokens is not None and tokens < 1:
         raise UsageError(f"--tokens {tokens}: must be 1 or more")
-    options = given.completed(load)
+    options = given.complete(load)
     check_target(save, force or same_file(save, load), [file, given.model])
     checkpoint = checkpoint_path(save)
     check_target(checkpoint, force=True, inputs=[file, given.model, load])
@@ -68,7 +68,7 @@ def read(
         remarks.clear()
         return rnn_for(rnn, options, given.auto, before + done, reading.total - done, remarks.append)
 
-    extended, state = _resumed(reading, rnn, extend, force)
+    extended, state = _resume(reading, rnn, extend, force)
     if state is None:
         state = begun if extended is rnn else extended.convert_state(begun) if load else extended.state()
     rnn = extended
@@ -82,7 +82,7 @@ def read(
     print(f"{save}: {summary(state)} ({speed:,.0f} tokens/s){rest}")
 
 
-def _resumed(
+def _resume(
     reading: LongRead, rnn: MultiStateRNN, extend: Callable[[int], MultiStateRNN], force: bool
 ) -> tuple[MultiStateRNN, MultiState | None]:
     """The model to continue with, and the state of an interrupted read; None: start from the beginning.
@@ -139,11 +139,11 @@ def _run(reading: LongRead, rnn: MultiStateRNN, state: MultiState) -> float:
         except KeyboardInterrupt:
             if shared:  # the processes have stopped at different tokens
                 raise Stopped("stopped; run the same command to continue from the last checkpoint") from None
-            raise Stopped(_saved_checkpoint(reading, state)) from None
+            raise Stopped(_save_checkpoint(reading, state)) from None
     return (reading.total - resumed_at) / max(perf_counter() - started, 1e-9)
 
 
-def _saved_checkpoint(reading: LongRead, state: MultiState) -> str:
+def _save_checkpoint(reading: LongRead, state: MultiState) -> str:
     """Save what was read before Ctrl-C; what to tell the user."""
     if not reading.done:
         return "stopped before anything was read"

@@ -55,12 +55,12 @@ def progress(what: str = "tokens") -> Progress:
 
 
 def summary(state: MultiState) -> str:
-    from msrnn.evaluation.loss import states_of_layers
+    from msrnn.evaluation.loss import count_rows
 
-    held = states_of_layers(state)
-    each = f"{held[0]:,} states held in each layer"
+    held = count_rows(state)
+    each = f"{held[0]:,} KV rows held in each layer"
     if len(set(held)) > 1:
-        each = f"{sum(held):,} states held, {sum(held) / len(held):,.0f} in a layer on average"
+        each = f"{sum(held):,} KV rows held, {sum(held) / len(held):,.0f} in a layer on average"
     return f"{int(state.seen[0]):,} tokens read, {each}, {decimal(state.nbytes)}"
 
 

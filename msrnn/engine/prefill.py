@@ -118,7 +118,7 @@ class PrefillQueue:
         done = cached.length if cached else 0
         state = self.executor.copy(cached.state, "device") if cached else self.executor.new_state()
         stops: list[int] = []
-        shared_lengths = self.prefixes.shared_lengths(request.prompt, others, request.owner)
+        shared_lengths = self.prefixes.find_shared_lengths(request.prompt, others, request.owner)
         for shared in shared_lengths:  # a shorter one serves more prompts
             if shared >= max([done, *stops]) + WORTH_KEEPING:
                 stops.append(shared)

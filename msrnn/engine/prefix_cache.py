@@ -133,7 +133,7 @@ class PrefixCache:
                 self._tiers[name].move_to_end(key)
         return used
 
-    def shared_lengths(self, prompt: Sequence[int], others: Iterable[Sequence[int]], owner: str = "") -> list[int]:
+    def find_shared_lengths(self, prompt: Sequence[int], others: Iterable[Sequence[int]], owner: str = "") -> list[int]:
         """The lengths of the prefixes that a prompt shares with other prompts of its owner, and with the cache.
 
         In ascending order, each less than the length of the prompt.
@@ -142,7 +142,7 @@ class PrefixCache:
         place = bisect_left(self._sorted, tokens)
         near = self._sorted[max(0, place - 1) : place + 1]  # no other entry shares a longer prefix
         known = [other.ids for other in near if other.owner == owner]
-        return sorted({_shared_length(tokens.ids, array("i", other)) for other in [*known, *others]})
+        return sorted({_common_length(tokens.ids, array("i", other)) for other in [*known, *others]})
 
     def _use(self, name: Place, key: tuple[int, int]) -> CachedPrefix:
         """Make an entry the most recently used one; an entry on the host returns to the device, if it fits there."""
@@ -203,7 +203,7 @@ def _hashes(tokens: Tokens) -> list[int]:
     return found
 
 
-def _shared_length(one: array[int], other: array[int]) -> int:
+def _common_length(one: array[int], other: array[int]) -> int:
     """The length of the common prefix, less than that of `one`; by bisection, since slices compare fast."""
     low, high = 0, min(len(one) - 1, len(other))
     while low < high:

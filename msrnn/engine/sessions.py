@@ -29,11 +29,11 @@ R = TypeVar("R")
 
 def _with_lock(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
     @wraps(method)
-    def locked(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call_with_lock(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with self._lock:
             return method(self, *args, **kwargs)
 
-    return locked
+    return call_with_lock
 
 
 class Sessions:

@@ -1,4 +1,4 @@
-"""The loss of each token of a text, and the states that are held after it."""
+"""The loss of each token of a text, and the KV rows that are held after it."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def _losses(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.cat([cross_entropy(some.float(), true, reduction="none") for some, true in slices]).view_as(targets)
 
 
-def states_held(state: MultiState) -> int:
-    """The most states that a head of any layer holds."""
-    return max(states_of_layers(state))
+def count_most_rows(state: MultiState) -> int:
+    """The most KV rows that a head of any layer holds."""
+    return max(count_rows(state))
 
 
-def states_of_layers(state: MultiState) -> list[int]:
-    """The most states that a head holds, for each layer."""
+def count_rows(state: MultiState) -> list[int]:
+    """The most KV rows that a head holds, for each layer."""
     return [int((layer.position >= 0).sum(-1).max()) for layer in state.layers if hasattr(layer, "position")]

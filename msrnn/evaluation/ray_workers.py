@@ -134,7 +134,7 @@ def _runner_of(sent: Sent, model: PreTrainedModel, records: list[Record]) -> Run
         if found[name] != sent.task.key[name]:
             raise UsageError(
                 f"a worker's model has {name} {found[name]} instead of {sent.task.key[name]}: give all machines the "
-                "same model, and --dtype"
+                "same model and dtype"
             )
     store = Store(None)
     store.records = records

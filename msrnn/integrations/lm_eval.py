@@ -177,7 +177,7 @@ class BoundedLM(TemplateLM):
     ) -> Iterator[tuple[int, Score]]:
         """Read a batch of contexts and score their continuations, which `indices` names for each context."""
         state = self.rnn.state(len(contexts))
-        ids, mask = self._padded(contexts, left=True)
+        ids, mask = self._pad(contexts, left=True)
         logits = self.rnn.read(ids, state, mask, last_only=True)
         pairs = [(row, index) for row, row_indices in enumerate(indices) for index in row_indices]
         pairs.sort(key=lambda pair: len(continuations[pair[1]]))
@@ -189,8 +189,8 @@ class BoundedLM(TemplateLM):
     def _score_rows(
         self, state: MultiState, logits: Tensor, rows: list[int], continuations: list[list[int]]
     ) -> list[Score]:
-        """Score one continuation for each of these rows of a state; the state is not changed."""
-        ids, mask = self._padded(continuations, left=False)
+        """Score one continuation for each of these sequences of a state; the state is not changed."""
+        ids, mask = self._pad(continuations, left=False)
         total, greedy = _score_targets(logits[rows], ids[:, :1], mask[:, :1])
         last = ids.shape[1] - 1
         if last > 0:  # a single token is scored by its context's logits
@@ -202,13 +202,13 @@ class BoundedLM(TemplateLM):
             total, greedy = total + more, greedy & agrees
         return list(zip(total.tolist(), greedy.tolist(), strict=True))
 
-    def _padded(self, rows: Sequence[Sequence[int]], left: bool) -> tuple[Tensor, Tensor]:
+    def _pad(self, sequences: Sequence[Sequence[int]], left: bool) -> tuple[Tensor, Tensor]:
         """Ids and mask [B, T]; padding is never read."""
-        width = max(map(len, rows))
-        ids, mask = torch.zeros(2, len(rows), width, dtype=torch.long)
-        for i, row in enumerate(rows):
-            columns = slice(width - len(row), width) if left else slice(len(row))
-            ids[i, columns], mask[i, columns] = torch.tensor(row, dtype=torch.long), 1
+        width = max(map(len, sequences))
+        ids, mask = torch.zeros(2, len(sequences), width, dtype=torch.long)
+        for i, one in enumerate(sequences):
+            columns = slice(width - len(one), width) if left else slice(len(one))
+            ids[i, columns], mask[i, columns] = torch.tensor(one, dtype=torch.long), 1
         return ids.to(self._device), mask.to(self._device)
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
@@ -285,7 +285,7 @@ class _WithSpecialTokens:
 
 
 def _score_targets(logits: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """For each row of targets [B, T] without padding: the sum of log-probabilities, and whether all are the argmax."""
+    """Of each sequence of targets [B, T], without padding: the sum of log-probabilities, and whether all are argmax."""
     logprobs = logits.float().log_softmax(-1).gather(-1, targets[..., None])[..., 0]
     padding = mask == 0
     return logprobs.masked_fill(padding, 0.0).sum(-1), ((logits.argmax(-1) == targets) | padding).all(-1)

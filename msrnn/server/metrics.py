@@ -28,7 +28,7 @@ class Metrics:
         self.running.set_function(lambda: engine.counts.running)
         waiting = Gauge("num_requests_waiting", "Requests that wait, or whose prompt is being read", **kinds)
         waiting.set_function(lambda: engine.counts.waiting + engine.counts.prefill)
-        Gauge("num_rows", "Batch slots of the decode batch", **kinds).set(engine.capacity)
+        Gauge("num_batch_slots", "Batch slots of the decode batch", **kinds).set(engine.capacity)
         self.registry.register(_Counts(engine))
         sessions = Gauge("num_sessions", "Sessions that can be continued", **kinds)
         sessions.set_function(lambda: len(engine.sessions))

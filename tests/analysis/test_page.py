@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import numpy
 import pytest
 
-from msrnn.analysis.explorer import PolicyTrace, embedded, packed, page, visible
+from msrnn.analysis.explorer import PolicyTrace, embed_json, pack_trace, page, visible
 from tests.helpers.handmade import LENGTH, SINK, WINDOW, traced
 
 HOSTILE = (
@@ -69,14 +69,14 @@ def test_only_these_bytes_may_run() -> None:
 
 
 def test_times_are_packed_in_two_planes() -> None:
-    raw = zlib.decompress(base64.b64decode(packed(traced(WINDOW, SINK))))
+    raw = zlib.decompress(base64.b64decode(pack_trace(traced(WINDOW, SINK))))
     low, high = numpy.frombuffer(raw, dtype=numpy.uint8).reshape(2, 2, LENGTH)
     assert (low + numpy.arange(LENGTH)).tolist() == [WINDOW, SINK]
     assert not high.any()
 
 
 def test_json_that_stays_in_its_element() -> None:
-    text = embedded({"a": "</script>&<!--\u2028"})
+    text = embed_json({"a": "</script>&<!--\u2028"})
     assert not set("<>&\u2028") & set(text)
     assert json.loads(text) == {"a": "</script>&<!--\u2028"}
 

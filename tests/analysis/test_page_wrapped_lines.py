@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from msrnn.analysis.explorer import wrapped_tokens
+from msrnn.analysis.explorer import find_wrapped_tokens
 
 PROSE = (
     "There was a slight jarring through the whole frame of the coach, a grinding and hissing from the brakes, and then "
@@ -41,7 +41,7 @@ def tokens(text: str) -> list[str]:
 
 def shown(pieces: list[str]) -> str:
     """The text as the page shows it."""
-    joined = set(wrapped_tokens(pieces))
+    joined = set(find_wrapped_tokens(pieces))
     return "".join(piece.replace("\n", " ") if i in joined else piece for i, piece in enumerate(pieces))
 
 
@@ -79,4 +79,4 @@ PLAIN = {
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_other_texts_keep_their_lines(name: str) -> None:
-    assert wrapped_tokens(tokens(PLAIN[name])) == []
+    assert find_wrapped_tokens(tokens(PLAIN[name])) == []

@@ -9,12 +9,12 @@ from msrnn.analysis.study import ALL, PAPER_SIZES, PAPER_TAGS
 from msrnn.analysis.summary import (
     agreement,
     between_rows,
+    count_seen_by_both,
     coverage,
     off_diagonal,
     over_all_steps,
     overlap,
     recent,
-    seen_together,
     steps_kept,
     summarize,
     survivors,
@@ -54,7 +54,7 @@ def test_recent_is_what_a_window_sees_as_well() -> None:
 def test_overlap_by_the_definition() -> None:
     for start in (0, 3, 7):
         both = (mask(A) & mask(B))[start:].sum()
-        assert seen_together(A, B, start) == both
+        assert count_seen_by_both(A, B, start) == both
         assert overlap(A, B, start) == pytest.approx(2 * both / (mask(A)[start:].sum() + mask(B)[start:].sum()))
     assert_allclose(between_rows(numpy.stack([A, B, A]), 3), [[1, 2 / 3, 1], [2 / 3, 1, 2 / 3], [1, 2 / 3, 1]])
     assert_allclose(off_diagonal(between_rows(numpy.stack([A, B, A]), 3)), [5 / 6, 2 / 3, 5 / 6])

@@ -23,7 +23,7 @@ def test_bench_writes_rows_a_table_and_a_figure(run: Run, tmp_path: Path) -> Non
     code, out, err = run(*words, small=True)
     assert code == 0
     assert all(name in out for name in ("full", "full, dynamic", "tova 8", "published tova 8"))
-    assert "tova 8: a step of 3 sequences, 8 states each" in err
+    assert "tova 8: a step of 3 sequences, 8 KV rows each" in err
     rows = [json.loads(line) for line in (folder / "efficiency.jsonl").read_text().splitlines()]
     assert {row["cell"] for row in rows} == {"state", "step", "largest", "bandwidth", "products", "prefill", "row"}
     assert all(row["low"] <= row["value"] <= row["high"] for row in rows if row["cell"] in ("step", "prefill"))

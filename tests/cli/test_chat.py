@@ -21,7 +21,7 @@ def test_chat_stays_bounded(run: Run, tmp_path: Path) -> None:
     lines = "".join(f"message {i}\n/state\n" for i in range(4))
     code, out, err = run("chat", *SIZE, *SHORT, "--save", tmp_path / "talk", stdin=lines)
     assert code == 0, err
-    shown = re.findall(r"(\d+) tokens read, (\d+) states held in each layer, (.*)", out)
+    shown = re.findall(r"(\d+) tokens read, (\d+) KV rows held in each layer, (.*)", out)
     assert len(shown) == 4
     seen, held, size = zip(*shown, strict=True)
     assert sorted(map(int, seen)) == list(map(int, seen))

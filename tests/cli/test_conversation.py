@@ -129,7 +129,7 @@ def test_extend_is_called_once_before_the_turn_that_may_pass_the_training_length
     switched = 0
     for i in range(6):
         message = f"message {i}, which is not short"
-        ids = plain.encoded(message)
+        ids = plain.encode(message)
         if not switched and int(plain.state.seen[0]) + len(ids) + 12 + len(plain.closing) > 200:
             switched = int(plain.state.seen[0])
             plain.rnn, plain.state = extended, extended.convert_state(plain.state)

@@ -32,7 +32,7 @@ def test_demo_on_a_file(run: Run, folder: Path, tmp_path: Path) -> None:
         perplexity = model(input_ids=ids, labels=ids).loss.exp().item()
     assert float(rows[0][1]) == pytest.approx(perplexity, rel=1e-3)
     assert len({row[1] for row in rows}) == 3
-    assert "Holding 32 of 199 states" in out
+    assert "Holding 32 of 199 KV rows per layer" in out
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120])
@@ -106,7 +106,7 @@ def test_how_long_it_takes(seconds: float, told: str) -> None:
 
 def test_verdict_is_computed() -> None:
     assert verdict(ROWS) == (
-        "Holding 100 of 1,000 states (400.0 kB instead of 4.0 MB) "
+        "Holding 100 of 1,000 KV rows per layer (400.0 kB instead of 4.0 MB) "
         "changes perplexity by +20.0% under window+4 and -5.0% under tova."
     )
 

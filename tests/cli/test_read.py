@@ -13,7 +13,7 @@ def test_read_saves_a_bounded_state(run: Run, tmp_path: Path) -> None:
     (tmp_path / "text").write_text(TEXT)
     code, out, err = run("read", tmp_path / "text", "--save", tmp_path / "state", "--size", 16)
     assert (code, err) == (0, "")  # no remark on the length either
-    assert f"{1 + len(TEXT)} tokens read, 16 states held" in out
+    assert f"{1 + len(TEXT)} tokens read, 16 KV rows held" in out
     assert load_file(tmp_path / "state")["0.keys"].shape[2] == 17
 
 
@@ -31,7 +31,7 @@ def test_layers_of_different_sizes(run: Run, tmp_path: Path) -> None:
     """What is told are the sum and the mean; what is saved goes on without naming the budget again."""
     code, out, err = run("read", "-", "--save", tmp_path / "state", "--policy", "tova:upper", "--size", 16, stdin=TEXT)
     assert (code, err) == (0, "")
-    assert f"{1 + len(TEXT)} tokens read, 32 states held, 16 in a layer on average" in out
+    assert f"{1 + len(TEXT)} tokens read, 32 KV rows held, 16 in a layer on average" in out
     saved = load_file(tmp_path / "state")
     assert [saved[f"{i}.keys"].shape[2] for i in range(2)] == [13, 21]
     assert run("read", "-", "--save", tmp_path / "same", "--size", "16:upper", stdin=TEXT).code == 0
@@ -48,7 +48,7 @@ def test_layers_of_different_sizes(run: Run, tmp_path: Path) -> None:
 def test_full_ignores_the_size(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("read", "-", "--save", tmp_path / "state", "--policy", "full", "--size", 16, stdin=TEXT)
     assert code == 0
-    assert f"{1 + len(TEXT)} states held" in out
+    assert f"{1 + len(TEXT)} KV rows held" in out
 
 
 def test_force_replaces(run: Run, tmp_path: Path) -> None:

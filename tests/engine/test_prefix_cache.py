@@ -93,10 +93,10 @@ def test_nothing_is_kept_without_memory(state: FakeState) -> None:
 def test_what_prompts_share(state: FakeState) -> None:
     kept = PrefixCache(CPU, 10**9, 0)
     kept.put([1, 2, 3, 4], state)
-    assert kept.shared_lengths([1, 2, 3, 9, 9], []) == [3]
-    assert kept.shared_lengths([1, 2, 3, 9, 9], [[1, 2, 3, 9, 8], [1, 2, 7], [8]]) == [0, 2, 3, 4]
-    assert kept.shared_lengths([1, 2, 3, 4], []) == [3]  # one token is always left to read
-    assert kept.shared_lengths([7], []) == [0]
+    assert kept.find_shared_lengths([1, 2, 3, 9, 9], []) == [3]
+    assert kept.find_shared_lengths([1, 2, 3, 9, 9], [[1, 2, 3, 9, 8], [1, 2, 7], [8]]) == [0, 2, 3, 4]
+    assert kept.find_shared_lengths([1, 2, 3, 4], []) == [3]  # one token is always left to read
+    assert kept.find_shared_lengths([7], []) == [0]
 
 
 def test_shorter_prefixes_outlive_longer_ones(state: FakeState) -> None:
@@ -118,11 +118,11 @@ def test_owners_share_no_states(state: FakeState) -> None:
     kept.put([1, 2, 3], FakeState(has_logits=True), owner="a")
     for owner in ("", "b"):
         assert kept.find_longest([1, 2, 3, 4], owner) is None
-        assert kept.shared_lengths([1, 2, 3, 9], [], owner) == []
+        assert kept.find_shared_lengths([1, 2, 3, 9], [], owner) == []
     found = kept.find_longest([1, 2, 3, 4], "a")
     assert found is not None
     assert found.length == 3
-    assert kept.shared_lengths([1, 2, 9], [], "a") == [2]
+    assert kept.find_shared_lengths([1, 2, 9], [], "a") == [2]
 
 
 def test_long_prompts_take_memory_too(state: FakeState) -> None:

@@ -113,7 +113,7 @@ def test_the_time_in_the_queue(engine: msrnn.Engine, monkeypatch: pytest.MonkeyP
     expected |= {f"{name}_seconds_count" for name in ("time_to_first_token", "inter_token_latency")}
     expected |= {
         "e2e_request_latency_seconds_count",
-        "num_rows",
+        "num_batch_slots",
         "prefix_state_hits_total",
         "prefix_state_misses_total",
     }

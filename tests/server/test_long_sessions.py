@@ -59,7 +59,7 @@ def test_prompts_on_both_sides_of_the_length(pair: Pair, long_address: str, smal
         assert said(long_address, prompt) == small.tokenizer.decode(greedy(rnn, prompt, 6))
     counts = metrics(long_address)
     assert counts["long_requests_total"] == before + 1
-    assert counts["num_rows"] == 5
+    assert counts["num_batch_slots"] == 5
     assert counts["prefix_state_misses_total"] >= 2
 
 

@@ -164,7 +164,7 @@ def test_metrics(client: openai.OpenAI, address: str) -> None:
         "num_requests_running",
         "generation_tokens_total",
         "time_to_first_token_seconds_count",
-        "num_rows 4.0",
+        "num_batch_slots 4.0",
     ):
         assert f"msrnn_{name}" in text
 

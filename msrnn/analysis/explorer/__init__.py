@@ -66,18 +66,23 @@ def page(name: str, about: str, tokens: Sequence[str], policies: Sequence[Policy
         "name": visible(name),
         "about": visible(about),
         "tokens": [visible(token) for token in tokens],
-        "wrapped": wrapped_tokens(tokens),
+        "wrapped": find_wrapped_tokens(tokens),
         "layers": policies[0].trace.layers,
         "policies": [
-            {"name": one.name, "size": one.size, "groups": one.trace.evicted_at.shape[1], "after": packed(one.trace)}
+            {
+                "name": one.name,
+                "size": one.size,
+                "groups": one.trace.evicted_at.shape[1],
+                "after": pack_trace(one.trace),
+            }
             for one in policies
         ],
     }
     parts = page_parts(__package__, SCRIPTS)
-    return parts.document({"policy": parts.security_policy(), "data": embedded(data)})
+    return parts.document({"policy": parts.security_policy(), "data": embed_json(data)})
 
 
-def packed(trace: ChunkTrace) -> str:
+def pack_trace(trace: ChunkTrace) -> str:
     """Steps that each token stays after its own: all low bytes, then all high bytes (which repeat), deflated."""
     times = trace.evicted_at
     after = (times - numpy.arange(times.shape[-1])).astype(numpy.uint16).ravel()
@@ -85,7 +90,7 @@ def packed(trace: ChunkTrace) -> str:
     return base64.b64encode(zlib.compress(planes, 9)).decode()
 
 
-def embedded(data: Any) -> str:
+def embed_json(data: Any) -> str:
     """JSON that can neither end the element that contains it nor begin another: ASCII without markup characters."""
     text = json.dumps(data, separators=(",", ":"))
     for character in "<>&":
@@ -133,7 +138,7 @@ class LineBreak(NamedTuple):
     needed: int  # width of that line with the next word on it
 
 
-def wrapped_tokens(tokens: Sequence[str]) -> list[int]:
+def find_wrapped_tokens(tokens: Sequence[str]) -> list[int]:
     """Indices of the tokens whose line feed only wraps a paragraph."""
     breaks = list(_line_breaks("".join(tokens)))
     column = _wrap_column(breaks)

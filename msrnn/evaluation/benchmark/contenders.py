@@ -38,13 +38,13 @@ class Contender(Protocol):
     """Takes decode steps from states that hold random keys and values."""
 
     label: str
-    size: int | None  # states that a layer may hold; None: every token is kept
-    nbytes: int  # of one sequence's states
-    rows: int  # states that a layer holds at the end of a sequence
+    size: int | None  # KV rows that a layer may hold; None: every token is kept
+    nbytes: int  # of one sequence's state
+    rows: int  # KV rows that a layer holds at the end of a sequence
     buckets: Sequence[int]  # rows at which steps are timed for a whole sequence; empty: it is not measured
 
     def stepping(self, batch: int, rows: int) -> AbstractContextManager[Step]:
-        """A decode step of `batch` sequences whose layers hold `rows` states; it can be called many times."""
+        """A decode step of `batch` sequences whose layers hold `rows` KV rows; it can be called many times."""
 
     def reading(self, input_ids: Tensor) -> Step | None:
         """The prefill of prompts [B, T]; None: not measured."""
@@ -113,7 +113,7 @@ class Bounded(Contender):
 
 
 def fill(state: MultiState) -> None:
-    """Fill every slot but the spare one with random states."""
+    """Fill every slot but the spare one with random KV rows."""
     for layer in state.layers:
         if not isinstance(layer, Slots):
             continue

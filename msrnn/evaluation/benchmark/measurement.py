@@ -202,7 +202,7 @@ class Benchmark:
 
         key = {"contender": contender.label, "cell": "step", "batch": batch, "rows": rows}
         return self._times(
-            key, timed, f"{contender.label}: a step of {_sequences(batch)}, {rows:,} states each", remeasure
+            key, timed, f"{contender.label}: a step of {_sequences(batch)}, {rows:,} KV rows each", remeasure
         )
 
     def _prefill(self, contender: Contender) -> Times | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from msrnn.core.state import MultiState
 from msrnn.evaluation.benchmark.timing import Times, milliseconds_in_turns
-from msrnn.evaluation.loss import losses, states_held
+from msrnn.evaluation.loss import count_most_rows, losses
 from msrnn.hf.rnn import MultiStateRNN
 
 PIECE, READINGS = 128, 5  # tokens at the end of the text that are read again, and how often, to time the prefill
@@ -25,7 +25,7 @@ class Measured(NamedTuple):
 
     policy: str
     perplexity: float
-    states: int
+    rows: int  # KV rows that a head of a layer holds at most
     nbytes: int
     reading: Times  # milliseconds per token of a prefill at the end of the text
     decoding: Times  # milliseconds per decode step at the end of the text
@@ -60,7 +60,7 @@ class _Reading:
     def measured(self, reading: Times, decoding: Times) -> Measured:
         count, name = self.piece.shape[1], str(self.rnn.spec.fingerprint["policy"])
         per_token = Times(reading.median / count, reading.low / count, reading.high / count, reading.steady)
-        return Measured(name, self.perplexity, states_held(self.state), self.state.nbytes, per_token, decoding)
+        return Measured(name, self.perplexity, count_most_rows(self.state), self.state.nbytes, per_token, decoding)
 
 
 def measure(

@@ -26,7 +26,7 @@ class Row:
 
     label: str
     size: int | None
-    nbytes: int  # of one sequence's states
+    nbytes: int  # of one sequence's state
     batch: int | None = None  # the largest that fits
     ms: Times | None = None  # of a step at that batch
     floor: float | None = None  # of that step, in milliseconds

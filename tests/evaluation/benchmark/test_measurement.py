@@ -145,7 +145,7 @@ def test_a_batch_that_cannot_fit_is_not_tried(measured: Any, monkeypatch: pytest
     contender = Pretended("full", 100)
     (row,) = bench.rows([contender])
     assert (row.batch, row.equal_batch, set(contender.taken)) == (None, 4, {1, 4})
-    assert "full: a step of 40 sequences, 8 states each: does not fit into memory" in said
+    assert "full: a step of 40 sequences, 8 KV rows each: does not fit into memory" in said
 
 
 def test_every_step_is_in_one_bucket() -> None:

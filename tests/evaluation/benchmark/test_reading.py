@@ -29,7 +29,7 @@ def test_a_measurement(piece: int, model: PreTrainedModel, monkeypatch: pytest.M
     (found,), (state,) = measure([rnn], ids, [read.append])
     whole = rnn.state()
     assert found.perplexity == pytest.approx(math.exp(losses(rnn, ids, whole).mean().item()), rel=1e-5)
-    assert (found.policy, found.states, found.nbytes) == ("tova", 8, state.nbytes)
+    assert (found.policy, found.rows, found.nbytes) == ("tova", 8, state.nbytes)
     assert (sum(read), state.seen.tolist()) == (tokens_of(20), [19])
     assert torch.allclose(rnn.step(ids[:, -1:], state), rnn.step(ids[:, -1:], whole), atol=1e-5)
 
