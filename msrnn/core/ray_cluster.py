@@ -18,7 +18,7 @@ HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]) 
 def check_cpus(ray: str | None, cpus: int | None) -> None:
     """Refuse CPUs of workers without a cluster at the address `ray`."""
     if cpus is not None and ray is None:
-        raise UsageError("is for workers of a Ray cluster", name="cpus", value=cpus, advice="add --ray")
+        raise UsageError("is for workers of a Ray cluster", name="cpus", value=cpus, advice="add ray (--ray)")
     if cpus is not None and cpus < 1:
         raise UsageError("must be 1 or more", name="cpus", value=cpus)
 
@@ -89,20 +89,24 @@ def _connect(address: str) -> tuple[Any, bool]:
     named = (os.environ.get("RAY_ADDRESS") or ANY) if address == ANY else address
     if "://" in named or client.is_connected():
         raise UsageError(
-            f"--ray {named}: Ray Client cannot stream what workers compute; run msrnn on a machine of the cluster with "
-            "--ray HOST:PORT"
+            "Ray Client cannot stream what workers compute",
+            name="ray",
+            value=named,
+            advice="run msrnn on a machine of the cluster, with HOST:PORT",
         )
     asked = None if address == ANY else address
     try:
         where = canonicalize_bootstrap_address(asked)  # HOST:PORT; None: no cluster is known, so Ray starts one
     except ValueError as error:
-        raise UsageError(f"--ray {named}: not the address of a Ray cluster; use HOST:PORT") from error
+        raise UsageError("not the address of a Ray cluster", name="ray", value=named, advice="use HOST:PORT") from error
     if ray.is_initialized():
         connected = ray.get_runtime_context().gcs_address
         if address != ANY and where is not None and not same_address(where, connected):
             raise UsageError(
-                f"--ray {address}: this process is connected to the Ray cluster at {connected}; call ray.shutdown() "
-                "first, or leave the address out"
+                f"this process is connected to the Ray cluster at {connected}",
+                name="ray",
+                value=address,
+                advice="call ray.shutdown() first, or leave the address out",
             )
         return ray, False
     if where is not None:
@@ -143,9 +147,14 @@ def same_address(one: str, other: str) -> bool:
 
 def _no_answer(given: str, where: str | None, reason: str) -> UsageError:
     if given == ANY:
-        told = f"--ray: no Ray cluster answers at {where}, which RAY_ADDRESS or the last `ray start` names ({reason}); "
-        return UsageError(told + "start it again, or end it with `ray stop`")
+        return UsageError(
+            f"no Ray cluster answers at {where}, which RAY_ADDRESS or the last `ray start` names ({reason})",
+            name="ray",
+            advice="start it again, or end it with `ray stop`",
+        )
     return UsageError(
-        f"--ray {given}: no Ray cluster answers there ({reason}); start one with `ray start --head`, or leave the "
-        "address out"
+        f"no Ray cluster answers there ({reason})",
+        name="ray",
+        value=given,
+        advice="start one with `ray start --head`, or leave the address out",
     )

@@ -101,6 +101,12 @@ class ModelOptions:
         return replace(self, policy=policy, positions=COMPRESSED)
 
     @property
+    def summary(self) -> str:
+        """The policy and the positions, as a phrase."""
+        policy = joint_name(self.policy, self.size.budget if self.size else None)
+        return f"policy {policy} and positions {self.positions}"
+
+    @property
     def flags(self) -> str:
         """The policy and the positions, as the command line takes them."""
         policy = joint_name(self.policy, self.size.budget if self.size else None)

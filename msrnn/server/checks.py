@@ -86,7 +86,9 @@ def check_replicas(replicas: int | None, ray: str | None, cpus: int | None, load
     if replicas is not None and replicas < 1:
         raise UsageError("must be 1 or more", name="replicas", value=replicas)
     if replicas is not None and ray is None:
-        raise UsageError("they are processes of a Ray cluster", name="replicas", value=replicas, advice="add --ray")
+        raise UsageError(
+            "they are processes of a Ray cluster", name="replicas", value=replicas, advice="add ray (--ray)"
+        )
     if ray is not None and is_torchrun():
         raise UsageError(
             "a model that torchrun's processes share has one server", name="ray", advice="leave one of them out"
@@ -101,12 +103,12 @@ def check_packages() -> None:
 
 
 def describe_open_folders(folders: Mapping[str, Path | None]) -> list[str]:
-    """A remark for each folder, by its option, that exists and that other users may enter, list or change."""
+    """A remark for each folder, by its parameter, that exists and that other users may enter, list or change."""
     found = []
-    for option, folder in folders.items():
+    for name, folder in folders.items():
         if folder is not None and folder.is_dir() and (mode := stat.S_IMODE(folder.stat().st_mode)) & 0o077:
             reason = f"other users have access to this folder (mode {mode:04o}), which holds tokens of conversations"
-            found.append(f"{option} {folder}: {reason}; run chmod 700 {shlex.quote(str(folder))}")
+            found.append(f"{name} {folder}: {reason}; run chmod 700 {shlex.quote(str(folder))}")
     return found
 
 

@@ -22,5 +22,5 @@ def sampling_defaults(config: Any) -> dict[str, Any]:
     try:
         SamplingParams(**stated)
     except UsageError as error:
-        raise UsageError(f"the model's generation config: {error}; --generation-config none ignores it") from error
+        raise UsageError(f"the model's generation config: {error}; generation_config=none ignores it") from error
     return stated

@@ -47,17 +47,17 @@ class _Longer(NamedTuple):
 def _find_longer(rnn: MultiStateRNN, options: ModelOptions, shared: bool) -> _Longer | None:
     length = training_length(rnn.model)
     if length is None:
-        note("--positions auto: the config of this model states no training length, so positions are original")
+        note("positions=auto: the config of this model gives no training length, so positions are original")
         return None
     try:
         found = options.extend(rnn, length)
         if shared:
-            raise UsageError(f"processes that share a model have one kind of positions; start it with {found.flags}")
+            raise UsageError(f"processes that share a model have one kind of positions; start it with {found.summary}")
         return _Longer(found.rnn(rnn.model), found, length)
     except UsageError as reason:
         learned = rnn.spec.model.last_position is not None
         then = "requests are refused" if learned else "positions are original, and answers may get worse"
-        note(f"--positions auto: past the {length:,} tokens that this model was trained on, {then} ({reason})")
+        note(f"positions=auto: past the {length:,} tokens that this model was trained on, {then} ({reason})")
         return None
 
 
@@ -65,5 +65,5 @@ def _note_long(longer: _Longer) -> None:
     with suppress(OSError, ValueError):  # a closed standard error must not end the engine's thread
         note(
             f"a request may pass the {longer.length:,} tokens that this model was trained on: such requests are "
-            f"answered with {longer.options.flags}"
+            f"answered with {longer.options.summary}"
         )

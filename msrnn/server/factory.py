@@ -63,7 +63,12 @@ def make_replica(setup: Setup, limits: Limits, marker: Path | None, count: int, 
     """
     assert setup.model is not None
     if marker is not None and not marker.exists():
-        raise UsageError(f"--sessions {setup.sessions}: not the same folder on every machine; name one that all share")
+        raise UsageError(
+            "not the same folder on every machine",
+            name="sessions",
+            value=str(setup.sessions),
+            advice="name one that all share",
+        )
     server = make_server(setup, limits, *setup.model.load(), number=number, count=count)
     server.engine.warm_up()
     return server

@@ -51,10 +51,10 @@ def run_server(setup: Setup, rnn: MultiStateRNN, tokenizer: Any, bound: Bound) -
     more = "".join(f", and {lane.executor.facts.slots} past the training length" for lane in long)
     note(f"a conversation takes {facts.slot_nbytes:,} bytes, at any length; {facts.slots} are answered at once{more}")
     if setup.api_key and (without := len(server.engine.sessions.infos())):
-        note(f"--sessions {setup.sessions}: {without} of them were made without a key, and no key can use them")
+        note(f"sessions {setup.sessions}: {without} of them were made without a key, and no key can use them")
     if defaults := server.served.defaults:
         stated = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
-        note(f"the model's own sampling defaults: {stated}; --generation-config none ignores them")
+        note(f"the model's own sampling defaults: {stated}; generation_config=none ignores them")
     if rnn.device.type == "cuda":
         note("compiling and capturing what requests need")
     server.engine.warm_up()
@@ -77,7 +77,7 @@ def run_replicas(setup: Setup, count: int, ray: str, cpus: int | None, bound: Bo
     note(cluster.summary())
     marker: Path | None = None
     if setup.sessions is None:
-        note("without --sessions FOLDER, requests with a session_id are refused: they would end with their replica")
+        note("without a folder for sessions, requests with a session_id are refused: they would end with their replica")
     else:
         make_private_folder(setup.sessions)
         marker = setup.sessions.resolve() / f".replicas-{uuid4().hex}"

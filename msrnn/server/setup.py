@@ -61,10 +61,8 @@ class Setup:
     def note_access(self, host: str) -> None:
         """Remark on a server that anyone may ask, and on folders that other users may read."""
         if not self.api_key and not checks.is_local(host):
-            note(f"--host {host}: anyone who can reach this machine can use the model; --api-key guards it")
-        for remark in checks.describe_open_folders(
-            {"--sessions": self.sessions, "--prefix-states": self.prefix_states}
-        ):
+            note(f"host {host}: anyone who can reach this machine can use the model; an API key (--api-key) guards it")
+        for remark in checks.describe_open_folders({"sessions": self.sessions, "prefix_states": self.prefix_states}):
             note(remark)
 
 

@@ -79,11 +79,11 @@ def test_folders_that_others_can_read(tmp_path: Path) -> None:
     for folder, mode in ((shared, 0o750), (private, 0o700)):
         folder.mkdir()
         folder.chmod(mode)
-    assert describe_open_folders({"--sessions": shared, "--prefix-states": private}) == [
-        f"--sessions {shared}: other users have access to this folder (mode 0750), which holds tokens of "
+    assert describe_open_folders({"sessions": shared, "prefix_states": private}) == [
+        f"sessions {shared}: other users have access to this folder (mode 0750), which holds tokens of "
         f"conversations; run chmod 700 '{shared}'"
     ]
-    assert describe_open_folders({"--sessions": None, "--prefix-states": tmp_path / "new"}) == []
+    assert describe_open_folders({"sessions": None, "prefix_states": tmp_path / "new"}) == []
 
 
 @contextmanager
@@ -117,8 +117,8 @@ def test_a_server(short: Path, tmp_path_factory: pytest.TempPathFactory) -> None
             r"a conversation takes [\d,]+ bytes, at any length; 2 are answered at once, and 1 past the training length",
             said,
         )
-        assert "--api-key guards it" in said
-        assert f"--sessions {tmp_path}: other users have access to this folder (mode 0755)" in said
+        assert "(--api-key) guards it" in said
+        assert f"sessions {tmp_path}: other users have access to this folder (mode 0755)" in said
         assert "the model's own sampling defaults: temperature 0.6, top_k 20;" in said
         assert f"to chat in a browser, open http://0.0.0.0:{found[1]}\n" in said
         assert "<!doctype html>" in httpx.get(f"http://127.0.0.1:{found[1]}/", timeout=60).text
@@ -142,7 +142,7 @@ def test_a_server(short: Path, tmp_path_factory: pytest.TempPathFactory) -> None
         assert "hello" not in said + rest
         assert re.search(r"POST /v1/completions 200, \d+ prompt \+ \d completion tokens, \d+ ms\n", rest)
         assert rest.count("\n") == 9, rest
-        assert rest.count("are answered with --policy tova+1~64 --positions compressed") == 1
+        assert rest.count("are answered with policy tova+1~64 and positions compressed") == 1
     assert (tmp_path / "talk.safetensors").exists()
 
 

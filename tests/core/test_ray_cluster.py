@@ -59,7 +59,7 @@ def test_an_address_without_a_cluster(
         monkeypatch.setattr(ray_cluster, "ANSWER", 0.5)
     with port(says, listens) as address, pytest.raises(UsageError) as refused:
         check_answer(address, address)
-    assert str(refused.value).startswith(f"--ray {address}: no Ray cluster answers there ({reason}); start one with")
+    assert str(refused.value).startswith(f"ray={address!r}: no Ray cluster answers there ({reason}); start one with")
 
 
 def test_an_address_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_an_address_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("address", ["nobody.invalid:6379", "127.0.0.1:99999", "127.0.0.1:many"])
 def test_an_address_that_is_none(address: str) -> None:
-    with pytest.raises(UsageError, match=f"--ray {address}: no Ray cluster answers there"):
+    with pytest.raises(UsageError, match=f"ray='{address}': no Ray cluster answers there"):
         check_answer(address, address)
 
 
@@ -134,10 +134,10 @@ def test_a_connection_that_is_made_here_ends_here(monkeypatch: pytest.MonkeyPatc
 @needs_ray
 def test_bad_clusters(cluster: str, model: Path, capsys: Any) -> None:
     for words, message in (
-        (["eval", "story", "--cpus", "2"], "--cpus 2: is for workers of a Ray cluster; add --ray"),
+        (["eval", "story", "--cpus", "2"], "--cpus 2: is for workers of a Ray cluster; add ray (--ray)"),
         (["eval", "story", "--ray", "--cpus", "64"], "--cpus 64: no machine of this Ray cluster has more than 2"),
         (["eval", "story", "--ray", "--device", "cuda"], "--device cuda: this Ray cluster has no GPU"),
-        (["serve", "--replicas", "2"], "--replicas 2: they are processes of a Ray cluster; add --ray"),
+        (["serve", "--replicas", "2"], "--replicas 2: they are processes of a Ray cluster; add ray (--ray)"),
         (["serve", "--replicas", "3", "--ray"], "--replicas 3: this Ray cluster has room for 2"),
     ):
         assert main([*words, "--model", str(model)]) == 2
@@ -156,7 +156,7 @@ def test_a_connection_of_the_caller_stays_open(cluster: str) -> None:
         Cluster(cpus=64)
     # Ray itself would go on with the cluster that it is connected to, without a word.
     with pytest.raises(
-        UsageError, match=f"--ray 127.0.0.1:1: this process is connected to the Ray cluster at {cluster}"
+        UsageError, match=f"ray='127.0.0.1:1': this process is connected to the Ray cluster at {cluster}"
     ):
         Cluster("127.0.0.1:1")
     assert ray.get(ray.put("still here")) == "still here"

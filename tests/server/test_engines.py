@@ -25,16 +25,16 @@ def test_the_engine_of_a_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
     for _ in range(2):
         engine.generate([[*range(3, 80)]], SamplingParams(max_tokens=2), progress=False)
-    told = "such requests are answered with --policy tova+1~36 --positions compressed"
+    told = "such requests are answered with policy tova+1~36 and positions compressed"
     assert capsys.readouterr().err.count(told) == 1
 
 
 @pytest.mark.parametrize(
     ("family", "length", "size", "shared", "message"),
     [
-        ("llama", 0, 9, False, "states no training length, so positions are original"),
+        ("llama", 0, 9, False, "gives no training length, so positions are original"),
         ("llama", 64, 70, False, "positions are original, and answers may get worse (size=70 is not below the 64"),
-        ("llama", 64, 9, True, "one kind of positions; start it with --policy tova+1~36 --positions compressed"),
+        ("llama", 64, 9, True, "one kind of positions; start it with policy tova+1~36 and positions compressed"),
         ("gpt2", 512, 9, False, "past the 512 tokens that this model was trained on, requests are refused ("),
     ],
 )
