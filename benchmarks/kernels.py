@@ -21,7 +21,7 @@ from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.core.state import MultiState
 from msrnn.evaluation.benchmark.contenders import fill
-from msrnn.evaluation.benchmark.timing import bandwidth, captured, milliseconds
+from msrnn.evaluation.benchmark.timing import bandwidth, capture_graph, milliseconds
 from msrnn.evaluation.environment import environment
 from msrnn.layer import attend
 from msrnn.policy import Bound, Policy
@@ -96,13 +96,13 @@ def main() -> None:
         if args.only not in case.name:
             continue
         step, nbytes = work(case, args.batch, args.size, 1)
-        step_ms = milliseconds(captured(step, device), device).median
+        step_ms = milliseconds(capture_graph(step, device), device).median
         result: dict[str, Any] = {"case": case.name, "batch": args.batch, "size": args.size, "step_ms": step_ms}
         result |= {"TB/s": nbytes / step_ms / 1e9, "memory TB/s": memory}
         del step
         if case.positions == ORIGINAL:  # other positions are read by decode steps
             read, _ = work(case, max(1, args.batch // 8), args.size, ROWS)
-            result["µs per row"] = 1000 * milliseconds(captured(read, device), device).median / ROWS
+            result["µs per row"] = 1000 * milliseconds(capture_graph(read, device), device).median / ROWS
             del read
         torch.cuda.empty_cache()
         print(

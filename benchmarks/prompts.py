@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import msrnn
-from msrnn.evaluation.benchmark.contenders import random_tokens, unmodified
+from msrnn.evaluation.benchmark.contenders import random_tokens, use_default_attention
 from msrnn.evaluation.benchmark.random_weights import random_model
 from msrnn.evaluation.benchmark.timing import milliseconds
 from msrnn.evaluation.environment import environment
@@ -26,7 +26,7 @@ from msrnn.hf.loading import load
 
 
 def prefill_ms(model: Any, ids: torch.Tensor) -> float:
-    with unmodified(model):
+    with use_default_attention(model):
         return milliseconds(
             lambda: model(ids, logits_to_keep=1, use_cache=False), model.device, repeats=3, warm_ups=1, least=1
         ).median

@@ -11,7 +11,7 @@ import torch
 
 import msrnn
 from benchmarks.common import model_and_tokens, report, seconds
-from msrnn.evaluation.benchmark.contenders import unmodified
+from msrnn.evaluation.benchmark.contenders import use_default_attention
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
 
     @torch.no_grad()
     def forward(count: int) -> None:
-        with unmodified(model):
+        with use_default_attention(model):
             model(ids[:, :count], logits_to_keep=1, use_cache=False)
 
     def read(count: int) -> None:

@@ -10,7 +10,7 @@ import numpy
 from msrnn.analysis.study import ALL, PAPER_POLICY, PAPER_POSITIONS, PAPER_RECENT, PAPER_SIZES, PAPER_TAGS, Study
 from msrnn.analysis.summary import Summary, coverage
 from msrnn.analysis.tables import Strings, headwise, longest
-from msrnn.evaluation.report import saved_figure
+from msrnn.evaluation.report import save_figure
 
 COLOURS, INK = ("#fffefb", "#fee8ae", "#fba450", "#e9633f", "#9c2c13"), "#4a3b32"
 MAP_PIXELS, SMALL_MAP_PIXELS, MAPS_IN_A_ROW = 768, 192, 6
@@ -32,7 +32,7 @@ def draw_figures(study: Study, folder: Path, title: str, strings: Strings) -> No
 
 def retention(one: Summary, folder: Path, title: str) -> None:
     """Maps of steps and tokens: the last layer, and all layers; for policies per head, the first KV head."""
-    with saved_figure(folder, f"retention-{one.policy}-{one.size}", 1, 6, height=5.6) as (whole, (axes,)):
+    with save_figure(folder, f"retention-{one.policy}-{one.size}", 1, 6, height=5.6) as (whole, (axes,)):
         _map(axes, one, -1, MAP_PIXELS)
         _label(axes, f"{one.label}, layer {one.layers[-1]}", "token attended to", "step")
         whole.suptitle(title, fontsize=8)
@@ -40,7 +40,7 @@ def retention(one: Summary, folder: Path, title: str) -> None:
     rows = -(-len(one.layers) // columns)
     size = (1.7 * columns + 0.3, 1.85 * rows + 0.6)
     name = f"retention-layers-{one.policy}-{one.size}"
-    with saved_figure(folder, name, columns, size[0], rows, size[1]) as (whole, sheet):
+    with save_figure(folder, name, columns, size[0], rows, size[1]) as (whole, sheet):
         for axes in sheet:
             axes.set_axis_off()
         for i, axes in enumerate(sheet[: len(one.layers)]):
@@ -58,7 +58,7 @@ def _map(axes: Any, one: Summary, layer: int, pixels: int) -> None:
 def recent_by_layer(study: Study, folder: Path, title: str) -> None:
     """The share of kept KV rows that are recent, by layer, with the paper's range."""
     policies = study.policies
-    with saved_figure(folder, "recent-by-layer", len(policies), 1.2 + 4 * len(policies)) as (whole, panels):
+    with save_figure(folder, "recent-by-layer", len(policies), 1.2 + 4 * len(policies)) as (whole, panels):
         for axes, policy in zip(panels, policies, strict=True):
             for size in study.sizes_of(policy):
                 one = study.summaries[policy, size]
@@ -75,7 +75,7 @@ def recent_by_layer(study: Study, folder: Path, title: str) -> None:
 def first_positions(study: Study, folder: Path, title: str) -> None:
     """Mean steps kept of the first positions."""
     policies = study.policies
-    with saved_figure(folder, "first-positions", len(policies), 1.2 + 4 * len(policies)) as (whole, panels):
+    with save_figure(folder, "first-positions", len(policies), 1.2 + 4 * len(policies)) as (whole, panels):
         for axes, policy in zip(panels, policies, strict=True):
             for size in study.sizes_of(policy):
                 means = study.summaries[policy, size].first(PAPER_POSITIONS)
@@ -95,7 +95,7 @@ def tags(study: Study, folder: Path, title: str) -> None:
     known = [lived for lived in rest if lived.name in PAPER_TAGS]
     panels = list(study.summaries)
     height = 1.4 + 0.19 * len(known)
-    with saved_figure(folder, "tags", len(panels), 0.8 + 2.6 * len(panels), height=height) as (whole, drawn_panels):
+    with save_figure(folder, "tags", len(panels), 0.8 + 2.6 * len(panels), height=height) as (whole, drawn_panels):
         for axes, cell in zip(drawn_panels, panels, strict=True):
             rows = numpy.arange(len(known))
             axes.axvline(1, color=INK, linewidth=0.8)
@@ -118,7 +118,7 @@ def tags(study: Study, folder: Path, title: str) -> None:
 def lifetimes(study: Study, folder: Path, title: str) -> None:
     """The share of KV rows that survive a number of steps."""
     policies = study.policies
-    with saved_figure(folder, "lifetimes", len(policies), 1.2 + 4 * len(policies)) as (whole, panels):
+    with save_figure(folder, "lifetimes", len(policies), 1.2 + 4 * len(policies)) as (whole, panels):
         for axes, policy in zip(panels, policies, strict=True):
             for size in study.sizes_of(policy):
                 survival = study.summaries[policy, size].survival
@@ -135,7 +135,7 @@ def longest_lived(study: Study, folder: Path, title: str, strings: Strings) -> N
     cells = list(study.summaries)
     if not longest(study, cells[0]):
         return
-    with saved_figure(folder, "longest-lived", len(cells), 0.6 + 2.7 * len(cells), height=5) as (whole, panels):
+    with save_figure(folder, "longest-lived", len(cells), 0.6 + 2.7 * len(cells), height=5) as (whole, panels):
         for axes, cell in zip(panels, cells, strict=True):
             top = longest(study, cell)
             axes.barh(range(len(top)), [steps for _, _, steps in top], color="#f08c3a")
@@ -152,7 +152,7 @@ def between_policies(study: Study, folder: Path, title: str) -> None:
         return
     names, sizes = study.policies, study.sizes
     width = 1 + len(sizes) * (1.4 + 0.55 * len(names))
-    with saved_figure(folder, "policies", len(sizes), width, height=1.6 + 0.55 * len(names)) as (whole, panels):
+    with save_figure(folder, "policies", len(sizes), width, height=1.6 + 0.55 * len(names)) as (whole, panels):
         for axes, size in zip(panels, sizes, strict=True):
             square = numpy.full((len(names), len(names)), numpy.nan)  # a pair that was not traced is left blank
             numpy.fill_diagonal(square, 1)
@@ -172,7 +172,7 @@ def between_layers(study: Study, folder: Path, title: str) -> None:
         return
     columns = min(4, len(cells))
     rows = -(-len(cells) // columns)
-    with saved_figure(folder, "layers", columns, 0.8 + 3.2 * columns, rows, 3.2 * rows + 0.4) as (whole, panels):
+    with save_figure(folder, "layers", columns, 0.8 + 3.2 * columns, rows, 3.2 * rows + 0.4) as (whole, panels):
         for axes in panels:
             axes.set_axis_off()
         for axes, one in zip(panels, cells, strict=False):
@@ -188,7 +188,7 @@ def between_heads(study: Study, folder: Path, title: str) -> None:
     cells = headwise(study)
     if not cells:
         return
-    with saved_figure(folder, "heads", len(cells), 1.2 + 3.6 * len(cells)) as (whole, panels):
+    with save_figure(folder, "heads", len(cells), 1.2 + 3.6 * len(cells)) as (whole, panels):
         for axes, one in zip(panels, cells, strict=True):
             axes.plot(one.layers, one.between_heads.mean(-1), color=INK, label="overlap of a layer's heads")
             for head in range(one.heads):

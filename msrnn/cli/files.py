@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msrnn.core.atomic import make_private_folder, target_of
 from msrnn.core.torchrun import is_torchrun
 from msrnn.errors import FileError, UsageError
-from msrnn.evaluation.data.texts import decoded
+from msrnn.evaluation.data.texts import decode_utf8
 
 if TYPE_CHECKING:
     from msrnn.core.state import MultiState
@@ -27,7 +27,7 @@ def read_text(source: str) -> str:
     if source == "-" and is_torchrun():
         raise UsageError("-: standard input has one reader, but there are several processes; give a file")
     data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
-    text = decoded(data, source)
+    text = decode_utf8(data, source)
     if not text.strip():
         raise UsageError(f"{source}: empty; give a text to read")
     return text

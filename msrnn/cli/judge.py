@@ -88,7 +88,7 @@ def judge(
     judgement = Judgement(chosen, story_pairs, answers(target, estimate, force, skip_damaged), max_requests)
     dropped = sum(story_pairs.dropped.values())
     note(f"{len(story_pairs.pairs):,} pairs; {dropped:,} more, in which nothing was evicted, are dropped")
-    note_resumed(*judgement.done(), "answers")
+    note_resumed(*judgement.count_done(), "answers")
     note(f"left to ask: {judgement.cost().summary(price)}")
     if estimate:
         return

@@ -13,14 +13,14 @@ from msrnn.errors import DoesNotFitError, UsageError
 SHARE = {"cuda": 0.97, "cpu": 0.5}  # of the free memory; the rest is for activations and for other processes
 
 
-def unused_bytes(device: torch.device) -> int:
+def query_free_memory(device: torch.device) -> int:
     """Free memory of a device; 0 where the system does not say."""
     return available_bytes(device) or 0
 
 
 def free_bytes(device: torch.device) -> int:
     """The part of the free memory that states may take."""
-    return int(SHARE["cuda" if device.type == "cuda" else "cpu"] * unused_bytes(device))
+    return int(SHARE["cuda" if device.type == "cuda" else "cpu"] * query_free_memory(device))
 
 
 @contextmanager
@@ -46,22 +46,22 @@ def largest(fits: Callable[[int], bool], estimate: int, cap: int, more: Callable
     The estimate is lowered in growing steps until one fits. Then it is raised to what `more` estimates from a batch
     that fits, but at most half-way to the smallest batch that failed.
     """
-    batch, failed, cut = max(1, min(rounded(estimate), cap)), cap + 1, 16
+    batch, failed, cut = max(1, min(round_batch(estimate), cap)), cap + 1, 16
     while not fits(batch):
         if batch == 1:
             return 0
-        failed, batch, cut = batch, max(1, rounded(batch - max(1, batch // cut))), max(2, cut // 2)
+        failed, batch, cut = batch, max(1, round_batch(batch - max(1, batch // cut))), max(2, cut // 2)
     while True:
         higher = min(more(batch), cap if failed > cap else (batch + failed) // 2)
-        if rounded(higher) <= batch + batch // 32:
+        if round_batch(higher) <= batch + batch // 32:
             return batch
-        if fits(rounded(higher)):
-            batch = rounded(higher)
+        if fits(round_batch(higher)):
+            batch = round_batch(higher)
         else:
-            failed = rounded(higher)
+            failed = round_batch(higher)
 
 
-def rounded(batch: int) -> int:
+def round_batch(batch: int) -> int:
     """Round a large batch down to a multiple of 8 or 4, for which matrix products are faster."""
     unit = 8 if batch >= 128 else 4 if batch >= 64 else 1
     return batch // unit * unit

@@ -56,7 +56,7 @@ def cell_of(record: Record) -> Cell:
     return Cell(record["policy"], record["size"])
 
 
-def stored_cells(records: Iterable[Record], cell_of: Callable[[Record], C]) -> list[C]:
+def find_cells(records: Iterable[Record], cell_of: Callable[[Record], C]) -> list[C]:
     """The distinct cells of records, without those whose policy's name has other fields now."""
     cells: dict[C, None] = {}
     for record in records:
@@ -98,7 +98,7 @@ class Grid(NamedTuple):
         cells = dict.fromkeys(self.at(name, size) for name, size in self.places)
         return sorted(cells, key=lambda cell: cell.size is not None)
 
-    def compared_with(self, against: str) -> list[str]:
+    def find_comparable(self, against: str) -> list[str]:
         """The other policies that have results at a size of this one."""
         sizes = set(self.sizes_of(against))
         return [name for name in self.policies if name != against and sizes & set(self.sizes_of(name))]
@@ -109,7 +109,7 @@ class Grid(NamedTuple):
         pairs = dict.fromkeys((self.at(name, size), self.at(against, size)) for name, size in places)
         return [(cell, other) for cell, other in pairs if cell != other]
 
-    def extended(self, others: Sequence[Cell]) -> Grid:
+    def extend(self, others: Sequence[Cell]) -> Grid:
         """The table with more cells, those of earlier commands, in rows below its own."""
         policies = dict.fromkeys([*self.policies, *(cell.policy for cell in others)])
         sizes = {*self.sizes, *(cell.size for cell in others if cell.size is not None)}

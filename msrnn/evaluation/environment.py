@@ -39,7 +39,7 @@ def model_identity(model: PreTrainedModel) -> dict[str, str]:
     return {
         "fingerprint": spec.fingerprint,
         "dtype": spec.dtype,
-        "backend": _joined(resolve_backend("auto", device).name for device in devices),
+        "backend": _join(resolve_backend("auto", device).name for device in devices),
     }
 
 
@@ -50,10 +50,10 @@ def model_key(model: PreTrainedModel) -> dict[str, str]:
 
 
 def backend_names(rnn: MultiStateRNN) -> str:
-    return _joined(rnn.spec.backends)
+    return _join(rnn.spec.backends)
 
 
-def _joined(names: Iterable[str]) -> str:
+def _join(names: Iterable[str]) -> str:
     return "/".join(sorted(set(names)))
 
 

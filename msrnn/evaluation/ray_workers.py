@@ -82,7 +82,7 @@ class _Tasks:
 
     def start(self, cell: Any, items: list[Any]) -> None:
         run = self._run
-        records = [record for one in (cell, *run.task.needs(cell)) for record in run.done(one)]
+        records = [record for one in (cell, *run.task.needs(cell)) for record in run.find_done(one)]
         self._cells[self._task(self._source, self._sent, cell, items, records)] = cell
 
     def next(self) -> Iterator[Message]:

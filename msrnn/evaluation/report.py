@@ -122,7 +122,7 @@ def plot_estimates(axes: Any, x: Sequence[float], points: Sequence[Estimate], **
 
 
 @contextmanager
-def saved_figure(
+def save_figure(
     folder: Path, name: str, columns: int, width: float, rows: int = 1, height: float = 4.2
 ) -> Iterator[tuple[Any, list[Any]]]:
     """A figure and its axes, row by row, saved as NAME.png and NAME.svg; the same data gives the same bytes."""

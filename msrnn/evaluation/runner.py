@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from msrnn.core.device_memory import is_out_of_memory, release
 from msrnn.evaluation.batch_size import batch_that_fits
-from msrnn.evaluation.cells import stored_cells
+from msrnn.evaluation.cells import find_cells
 from msrnn.evaluation.store import Record, Store
 from msrnn.evaluation.task import C, Item, Job, OnTokens, Result, Task
 
@@ -77,14 +77,14 @@ class Runner(Generic[C, Item, Result]):
     def results(self, cells: Sequence[C], progress: Progress | None = None) -> dict[C, list[Result]]:
         """The results of every cell, by item; computes what the store does not have."""
         self.run(cells, progress or Progress())
-        return {cell: self._stored_results(cell) for cell in cells}
+        return {cell: self._read_results(cell) for cell in cells}
 
     def other_results(self, cells: Sequence[C]) -> dict[C, list[Result]]:
         """The results of all other cells that the store has in full, with the same key and items."""
         found = {}
-        for cell in stored_cells(self.store.matching(self.task.key), self.task.cell_of):
+        for cell in find_cells(self.store.matching(self.task.key), self.task.cell_of):
             known = self.task.read(self.records([cell]))
-            if cell not in cells and self.task.items(cell) and not self._unknown(cell, known):
+            if cell not in cells and self.task.items(cell) and not self._find_missing(cell, known):
                 found[cell] = [known[item] for item in self.task.items(cell)]
         return found
 
@@ -102,7 +102,7 @@ class Runner(Generic[C, Item, Result]):
         ordered = dict.fromkeys(one for cell in cells for one in (*self.task.needs(cell), cell))
         progress.cells(list(cells))
         missing = {cell: self.missing(cell) for cell in ordered}
-        progress.resumed(*self._done_of(missing), self.task.unit)
+        progress.resumed(*self._count_done(missing), self.task.unit)
         left = {cell: items for cell, items in missing.items() if items}
         progress.total(sum(self.task.work(self._job(cell, items)) for cell, items in left.items()))
         if self.workers is None:
@@ -113,11 +113,11 @@ class Runner(Generic[C, Item, Result]):
 
     def missing(self, cell: C) -> list[Item]:
         """The items that are not computed yet."""
-        return self._unknown(cell, self.task.read(self.done(cell)))
+        return self._find_missing(cell, self.task.read(self.find_done(cell)))
 
-    def done(self, cell: C) -> list[Record]:
+    def find_done(self, cell: C) -> list[Record]:
         """The records of a cell that need not be computed again."""
-        return self.store.done(self.task.record_key(cell))
+        return self.store.find_done(self.task.record_key(cell))
 
     def compute_items(self, cell: C, items: list[Item], on_tokens: OnTokens) -> Iterator[Record]:
         """Compute items; each record is in the store when it is returned."""
@@ -175,20 +175,20 @@ class Runner(Generic[C, Item, Result]):
                 yield record
 
     def _job(self, cell: C, items: list[Item], batch: int | None = None) -> Job[C, Item]:
-        return Job(cell, items, batch or self.batch, self.done)
+        return Job(cell, items, batch or self.batch, self.find_done)
 
-    def _unknown(self, cell: C, known: dict[Item, Result]) -> list[Item]:
+    def _find_missing(self, cell: C, known: dict[Item, Result]) -> list[Item]:
         items = dict.fromkeys(self.task.items(cell))
         return [item for item in items if item not in known or not self.task.complete(known[item])]
 
-    def _done_of(self, missing: dict[C, list[Item]]) -> tuple[int, int]:
+    def _count_done(self, missing: dict[C, list[Item]]) -> tuple[int, int]:
         """How much needs no more work, of how much, in the unit of the task."""
         every = {cell: list(dict.fromkeys(self.task.items(cell))) for cell in missing}
         total = sum(self.task.count(Job(cell, items, self.batch, lambda _: [])) for cell, items in every.items())
         left = sum(self.task.count(self._job(cell, items)) for cell, items in missing.items())
         return total - left, total
 
-    def _stored_results(self, cell: C) -> list[Result]:
+    def _read_results(self, cell: C) -> list[Result]:
         known = self.task.read(self.records([cell]))
         return [known[item] for item in self.task.items(cell)]
 

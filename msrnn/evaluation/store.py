@@ -51,14 +51,14 @@ class Store:
         """Records whose fields have these values, oldest first."""
         return _matching(self.records, key)
 
-    def done(self, key: Record) -> list[Record]:
+    def find_done(self, key: Record) -> list[Record]:
         """Of the matching records, those that need not be computed again."""
         return _matching(self.records[self._old :], key)
 
     def append(self, record: Record) -> None:
         """Write a record; on return it is on the disk."""
         if self.path and self._writes:
-            with _locked(self.path) as file:
+            with _lock(self.path) as file:
                 file.write(json.dumps(record).encode() + b"\n")
                 _sync(file)
         self.records.append(record)
@@ -114,7 +114,7 @@ def _line(number: int, text: bytes, check: Check) -> _Line:
 
 
 def _without_damage(path: Path, check: Check) -> list[Record]:
-    with _locked(path) as file:
+    with _lock(path) as file:
         file.seek(0)
         lines = _lines(file.read(), check)
         with side_file(path).open("ab") as side:
@@ -130,7 +130,7 @@ def _without_damage(path: Path, check: Check) -> list[Record]:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[BinaryIO]:
+def _lock(path: Path) -> Iterator[BinaryIO]:
     """The file, locked by this process and open for appending, its last line complete.
 
     While this process waits for the lock, another may replace the file: then the new one is opened.

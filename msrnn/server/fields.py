@@ -32,7 +32,7 @@ R = TypeVar("R", bound=GenerationRequest)
 
 def read_request(kind: type[R], body: Any, not_used: Mapping[str, Schema], model: str) -> R:
     """The fields that are given, checked one by one. Raises an ApiError that names the first one that is wrong."""
-    fields = _used_fields(kind, body, not_used)
+    fields = _select_fields(kind, body, not_used)
     if fields.get("model", model) != model:
         message = f"model {fields['model']!r:.100} is not served here: the model is {model!r}"
         raise ApiError(404, message, param="model", code="model_not_found")
@@ -42,7 +42,7 @@ def read_request(kind: type[R], body: Any, not_used: Mapping[str, Schema], model
         raise refusal(error, kind, fields) from None
 
 
-def _used_fields(kind: type[R], body: Any, not_used: Mapping[str, Schema]) -> dict[str, Any]:
+def _select_fields(kind: type[R], body: Any, not_used: Mapping[str, Schema]) -> dict[str, Any]:
     """The fields of the request's class; null counts as not given, and others must ask for what happens anyway."""
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")

@@ -103,7 +103,7 @@ class OriginCheck:
     def _refusal(self, origins: Origins, scope: Scope, headers: Headers) -> ApiError | None:
         hosts = headers.getlist("host")
         if not self._keyed and (len(hosts) != 1 or not origins.has_name(hosts[0])):
-            return _unknown_host(", ".join(hosts))
+            return _host_error(", ".join(hosts))
         origin = headers.get("origin", "")
         allowed = origin != "" and origins.allows(origin)
         if allowed or not _is_foreign(headers) or _opens_a_page(scope, headers):
@@ -149,7 +149,7 @@ def _preflight(headers: Headers) -> dict[str, str]:
     return allowed
 
 
-def _unknown_host(host: str) -> ApiError:
+def _host_error(host: str) -> ApiError:
     mend = "ask by its address, or start it with --allowed-host NAME or --api-key KEY"
     message = f"Host {host!r:.80}: not a name of this server; {mend}"
     return ApiError(403, message, kind="permission_error", code="host_not_allowed")

@@ -123,7 +123,7 @@ def _make_job(
         if getattr(request, name) and not request.stream:
             raise bad_value(name, f"{name} needs stream: true")
     options, every = request.stream_options or StreamOptions(), request.retention
-    before, start = _unread_answer(session)
+    before, start = _find_unread_answer(session)
     return Job(
         prompts=[prompt.tokens for prompt in prompts],
         params=params,
@@ -138,7 +138,7 @@ def _make_job(
     )
 
 
-def _unread_answer(session: Session | None) -> tuple[list[int], int]:
+def _find_unread_answer(session: Session | None) -> tuple[list[int], int]:
     """Tokens of the last answer that `retention` tells before the prompt, and the position of the first one.
 
     A stop token is not told with its answer, and the state may have read it by now.

@@ -97,7 +97,7 @@ class Reply:
             "finish_reason": answer.finish_reason,
         }
         if self.job.params.logprobs is not None:
-            found["logprobs"] = self._answer_logprobs(index, _scored_tokens(answer))
+            found["logprobs"] = self._answer_logprobs(index, _join_tokens(answer))
         if self.job.echo:
             echo = self._echo(request, index)
             found["text"] = echo["text"] + answer.text
@@ -183,7 +183,7 @@ class ChatReply(Reply):
         return {"content": [{**entry(t, p.chosen), "top_logprobs": [entry(*top) for top in p.top]} for t, p in pairs]}
 
 
-def _scored_tokens(answer: Answer) -> list[Scored]:
+def _join_tokens(answer: Answer) -> list[Scored]:
     """The tokens of an answer and the stop token that ended it."""
     return [*zip(answer.tokens, answer.logprobs, strict=True), *([answer.ending] if answer.ending else [])]
 

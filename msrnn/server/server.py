@@ -65,7 +65,7 @@ class _Feed:
                     unfinished -= 1
                     continue
                 if event.finish_reason == "error":
-                    raise _failed_answer_error(event)
+                    raise _make_answer_error(event)
                 yield event
         finally:
             self.cancel()
@@ -270,7 +270,7 @@ async def _stream_reply(http: HttpRequest, feed: _Feed, reply: Reply) -> AsyncIt
         gone.cancel()
 
 
-def _failed_answer_error(event: Event) -> ApiError:
+def _make_answer_error(event: Event) -> ApiError:
     answer = event.request.answers[event.number]
     message = answer.error or "the answer failed"
     return internal_error(message) if answer.error_code is None else session_error(message, answer.error_code)

@@ -143,7 +143,7 @@ def test_unknown_shape(run: Run) -> None:
 
 
 def test_weights_that_do_not_fit_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msrnn.evaluation.benchmark.random_weights.unused_bytes", lambda _: 1000)
+    monkeypatch.setattr("msrnn.evaluation.benchmark.random_weights.query_free_memory", lambda _: 1000)
     code, _, err = run("bench", "--random-weights", "tiny", "--device", "cpu", small=True)
     assert code == 2
     assert "do not fit into the 1.0 kB that cpu has free" in err

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from msrnn.core.device_memory import if_it_fits
-from msrnn.evaluation.batch_size import free_bytes, largest, unused_bytes
+from msrnn.evaluation.batch_size import free_bytes, largest, query_free_memory
 
 MEMINFO = Path("/proc/meminfo")
 
@@ -60,10 +60,10 @@ def test_the_cap_holds_and_nothing_may_fit() -> None:
 @pytest.mark.skipif(not MEMINFO.exists(), reason="the system does not say what is free")
 def test_what_is_free_is_what_the_system_says() -> None:
     told = {line.split(":")[0]: 1024 * int(line.split()[1]) for line in MEMINFO.read_text().splitlines()}
-    assert told["MemFree"] / 2 < unused_bytes(torch.device("cpu")) < told["MemTotal"]
+    assert told["MemFree"] / 2 < query_free_memory(torch.device("cpu")) < told["MemTotal"]
 
 
 def test_states_may_take_half_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
-    monkeypatch.setattr("msrnn.evaluation.batch_size.unused_bytes", lambda _: 1000)
+    monkeypatch.setattr("msrnn.evaluation.batch_size.query_free_memory", lambda _: 1000)
     assert (free_bytes(cpu), free_bytes(torch.device("cuda"))) == (500, 970)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from msrnn.evaluation.report import Formatted, Share, Table, code, document, plot_estimates, saved_figure
+from msrnn.evaluation.report import Formatted, Share, Table, code, document, plot_estimates, save_figure
 from msrnn.evaluation.statistics import Estimate
 
 
@@ -42,7 +42,7 @@ def test_a_document() -> None:
 def test_a_figure_has_the_same_bytes_again(tmp_path: Path) -> None:
     made = []
     for _ in range(2):
-        with saved_figure(tmp_path, "lines", 1, 4) as (_, (axes,)):
+        with save_figure(tmp_path, "lines", 1, 4) as (_, (axes,)):
             plot_estimates(axes, [1, 2], [Estimate(1, 0, 2), Estimate(2, 1, 3)], label="x")
         made.append([(tmp_path / f"lines.{kind}").read_bytes() for kind in ("png", "svg")])
     assert made[0] == made[1]

@@ -154,10 +154,10 @@ def test_what_is_computed_again_is_only_taken_from_this_run(tmp_path: Path) -> N
     path = tmp_path / "rows.jsonl"
     Store(path).append({"a": 1, "value": 1})
     again = Store(path, redo=True)
-    assert (again.done({"a": 1}), len(again.matching({"a": 1}))) == ([], 1)
+    assert (again.find_done({"a": 1}), len(again.matching({"a": 1}))) == ([], 1)
     again.append({"a": 1, "value": 2})
-    assert [row["value"] for row in again.done({"a": 1})] == [2]
-    assert [row["value"] for row in Store(path).done({"a": 1})] == [1, 2]
+    assert [row["value"] for row in again.find_done({"a": 1})] == [2]
+    assert [row["value"] for row in Store(path).find_done({"a": 1})] == [1, 2]
 
 
 def test_a_row_that_the_disk_has_no_room_for_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

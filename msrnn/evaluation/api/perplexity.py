@@ -65,7 +65,7 @@ def perplexity(
     run = Runner(perplexity_task(model, data, {**source, **environment(model.device)}), store, model, batch, workers)
     results = run.results(table.cells, told)
     others = run.other_results(table.cells)
-    report = Report(table.extended(list(others)), {**results, **others}, data.predicted, reference)
+    report = Report(table.extend(list(others)), {**results, **others}, data.predicted, reference)
     title = f"{source['model']}, {source['text']}, {len(data.chunks):,} chunks of {length:,} tokens"
     first = tokenizer.decode(data.opening) if data.opening else "none"
     facts = {"chunks": data.summary(), "first token": first, **run.facts}

@@ -41,7 +41,7 @@ class EvaluationResult(Generic[R]):
         return self.tables[0]
 
     def __str__(self) -> str:
-        return "\n".join(f"{table.title}\n{_aligned(table)}" for table in self.tables)
+        return "\n".join(f"{table.title}\n{_align(table)}" for table in self.tables)
 
     def write(self, folder: str | Path) -> None:
         """Write NAME.md, NAME.csv and, where matplotlib is installed, NAME.png and NAME.svg."""
@@ -53,7 +53,7 @@ class EvaluationResult(Generic[R]):
             self.draw(folder)
 
 
-def _aligned(table: Table) -> str:
+def _align(table: Table) -> str:
     """Columns of text; names on the left, numbers on the right."""
     rows = [list(table.header), *table.strings(INLINE)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

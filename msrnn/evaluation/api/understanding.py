@@ -117,7 +117,7 @@ def score_answers(
 ) -> EvaluationResult[Report]:
     """Score the answers to these questions; also those of other cells that have answered all of them."""
     others = answers.others(table.cells, keys)
-    table = table.extended(others)
+    table = table.extend(others)
     found = scores(task.metric, answers, table.cells, keys, on_total=on_total, on_score=on_score)
     report = Report(task, table, answers, keys, against, found)
     facts = {**answers.settings.key, **answers.metadata(table.cells[0], keys[0])}

@@ -24,7 +24,7 @@ from msrnn.core.slots import LayerShape, Slots
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
 from msrnn.evaluation.benchmark import NATIVE
-from msrnn.evaluation.benchmark.timing import captured, milliseconds
+from msrnn.evaluation.benchmark.timing import capture_graph, milliseconds
 from msrnn.hf.cuda_graphs import compile_model, layers_share_code
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.size import Size, joint_name, parse_policy
@@ -150,7 +150,7 @@ def attending(model: PreTrainedModel, name: str) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-def unmodified(model: PreTrainedModel) -> AbstractContextManager[None]:
+def use_default_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
     """The model as transformers runs it by default."""
     return attending(model, "sdpa")
 
@@ -176,7 +176,7 @@ class PlacedLayer(StaticLayer):
         return self.keys, self.values
 
 
-def placed_cache(model: PreTrainedModel, rows: int, position: Tensor) -> Cache:
+def make_placed_cache(model: PreTrainedModel, rows: int, position: Tensor) -> Cache:
     layers = StaticCache(config=model.config, max_cache_len=rows).layers
     return Cache(layers=[PlacedLayer(rows, position) for _ in layers])
 
@@ -204,14 +204,14 @@ class StaticFull(Contender):
     def stepping(self, batch: int, rows: int) -> Iterator[Step]:
         device = self.model.device
         position = torch.full((1,), rows - 1, device=device)
-        cache = placed_cache(self.model, rows, position)
+        cache = make_placed_cache(self.model, rows, position)
         ids = random_tokens(self.model, batch)
 
         def step(forward: Callable[..., object]) -> object:
             places = position.expand(batch, 1)
             return forward(input_ids=ids, position_ids=places, past_key_values=cache, use_cache=True)
 
-        with unmodified(self.model), torch.no_grad():
+        with use_default_attention(self.model), torch.no_grad():
             step(self.model)
             for layer in cache.layers:
                 assert isinstance(layer, PlacedLayer)
@@ -219,12 +219,14 @@ class StaticFull(Contender):
                 assert layer.values is not None
                 layer.keys.normal_()
                 layer.values.normal_()
-            steps = [captured(partial(step, self.model), device)]
+            steps = [capture_graph(partial(step, self.model), device)]
             if self.compile and device.type == "cuda":
                 torch._dynamo.reset()  # after some shapes, torch would compile no more, without a word
                 try:
                     with layers_share_code():
-                        fast = if_it_fits(lambda: captured(partial(step, compile_model(self.model, batch)), device))
+                        fast = if_it_fits(
+                            lambda: capture_graph(partial(step, compile_model(self.model, batch)), device)
+                        )
                 except torch._dynamo.exc.TorchDynamoException as error:
                     reason = (str(error) or type(error).__name__).splitlines()[0]
                     warnings.warn(
@@ -237,7 +239,7 @@ class StaticFull(Contender):
 
     @torch.no_grad()
     def _prefill(self, input_ids: Tensor) -> object:
-        with unmodified(self.model):
+        with use_default_attention(self.model):
             return self.model(input_ids, logits_to_keep=1, use_cache=False)
 
     def reading(self, input_ids: Tensor) -> Step:
@@ -266,7 +268,7 @@ class DynamicFull(Contender):
                 if type(layer) is DynamicLayer:
                     layer.crop(-1)  # every step has the same length
 
-        with unmodified(self.model), torch.no_grad():
+        with use_default_attention(self.model), torch.no_grad():
             yield step
 
     def _fill(self, cache: Cache, batch: int, rows: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from msrnn.core.device_memory import if_it_fits
-from msrnn.evaluation.batch_size import free_bytes, largest, unused_bytes
+from msrnn.evaluation.batch_size import free_bytes, largest, query_free_memory
 from msrnn.evaluation.benchmark import PROMPT
 from msrnn.evaluation.benchmark.contenders import Contender, Setup, random_tokens
 from msrnn.evaluation.benchmark.table import Row
@@ -54,13 +54,15 @@ class Ledger:
     @property
     def known(self) -> int:
         """The number of measurements that are known."""
-        return sum(row.get("value") is not None and row["cell"] != ROW for row in self.store.done(self.environment))
+        return sum(
+            row.get("value") is not None and row["cell"] != ROW for row in self.store.find_done(self.environment)
+        )
 
     def cell(
         self, key: Record, unit: str, measure: Callable[[], float | None], remeasure: bool = False
     ) -> float | None:
         """The stored value of a cell, or a new measurement; None: it did not fit into memory."""
-        stored = None if remeasure else self._stored(key)
+        stored = None if remeasure else self._find_stored(key)
         if stored:
             return float(stored["value"])
         value = measure()
@@ -69,7 +71,7 @@ class Ledger:
 
     def times(self, key: Record, measure: Callable[[], Times | None], remeasure: bool = False) -> Times | None:
         """The same for a time, with its range."""
-        stored = None if remeasure else self._stored(key)
+        stored = None if remeasure else self._find_stored(key)
         if stored:
             value = float(stored["value"])
             return Times(value, stored.get("low", value), stored.get("high", value), stored.get("steady", True))
@@ -78,8 +80,8 @@ class Ledger:
         self.store.append({**key, "value": times and times.median, "unit": "ms", **spread, **self.environment})
         return times
 
-    def _stored(self, key: Record) -> Record | None:
-        rows = self.store.done({**key, **self.environment})
+    def _find_stored(self, key: Record) -> Record | None:
+        rows = self.store.find_done({**key, **self.environment})
         return next((row for row in reversed(rows) if row.get("value") is not None), None)
 
     def keep(self, label: str, nbytes: int, batches: Record, fields: dict[str, Any]) -> None:
@@ -192,8 +194,8 @@ class Benchmark:
         return int(self.ledger.cell(key, "sequences", search) or 0)
 
     def _step(self, contender: Contender, batch: int, rows: int, remeasure: bool = False) -> Times | None:
-        def timed() -> Times:
-            if 0 < unused_bytes(self.device) < batch * contender.nbytes * rows // contender.rows:
+        def time_step() -> Times:
+            if 0 < query_free_memory(self.device) < batch * contender.nbytes * rows // contender.rows:
                 raise MemoryError  # some systems overcommit memory, and kill a process that uses it
             with contender.stepping(batch, rows) as step:
                 took = milliseconds(step, self.device)
@@ -202,7 +204,7 @@ class Benchmark:
 
         key = {"contender": contender.label, "cell": "step", "batch": batch, "rows": rows}
         return self._times(
-            key, timed, f"{contender.label}: a step of {_sequences(batch)}, {rows:,} KV rows each", remeasure
+            key, time_step, f"{contender.label}: a step of {_sequences(batch)}, {rows:,} KV rows each", remeasure
         )
 
     def _prefill(self, contender: Contender) -> Times | None:
@@ -250,12 +252,12 @@ class Benchmark:
         remeasure: bool,
     ) -> float | None:
         unit = "GB/s" if better is max else "ms"
-        known = self.ledger.cell(key, unit, lambda: self._measured(measure, what))
+        known = self.ledger.cell(key, unit, lambda: self._measure(measure, what))
         if known is None or not remeasure:
             return known
 
         def again() -> float:
-            value = self._measured(measure, what)
+            value = self._measure(measure, what)
             return known if value is None else better(known, value)
 
         return self.ledger.cell(key, unit, again, remeasure=True)
@@ -263,9 +265,9 @@ class Benchmark:
     def _times(
         self, key: dict[str, Any], measure: Callable[[], Times], what: str, remeasure: bool = False
     ) -> Times | None:
-        return self.ledger.times(key, lambda: self._measured(measure, what), remeasure)
+        return self.ledger.times(key, lambda: self._measure(measure, what), remeasure)
 
-    def _measured(self, measure: Callable[[], T], what: str) -> T | None:
+    def _measure(self, measure: Callable[[], T], what: str) -> T | None:
         self.note(what)
         value = if_it_fits(measure)
         if value is None:

@@ -10,7 +10,7 @@ from rich.filesize import decimal
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from msrnn.errors import UsageError
-from msrnn.evaluation.batch_size import unused_bytes
+from msrnn.evaluation.batch_size import query_free_memory
 from msrnn.hf.loading import check_dtype, device_named
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -76,7 +76,7 @@ def _build(name: str, where: torch.device) -> LlamaForCausalLM:
 
 def _check_fits(name: str, where: torch.device) -> None:
     """Refuse a model that does not fit: running out of CPU memory can stop the whole machine."""
-    needed, unused = sum(p.nbytes for p in _build(name, torch.device("meta")).parameters()), unused_bytes(where)
+    needed, unused = sum(p.nbytes for p in _build(name, torch.device("meta")).parameters()), query_free_memory(where)
     if needed > unused > 0:
         reason = f"{decimal(needed)} do not fit into the {decimal(unused)} that {where} has free"
         raise UsageError(f"random weights {name!r}: {reason}; use a smaller shape, a smaller dtype or another device")

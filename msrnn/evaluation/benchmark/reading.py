@@ -57,7 +57,7 @@ class _Reading:
     def step(self) -> None:
         self.rnn.step(self.last, self._decoded)
 
-    def measured(self, reading: Times, decoding: Times) -> Measured:
+    def describe(self, reading: Times, decoding: Times) -> Measured:
         count, name = self.piece.shape[1], str(self.rnn.spec.fingerprint["policy"])
         per_token = Times(reading.median / count, reading.low / count, reading.high / count, reading.steady)
         return Measured(name, self.perplexity, count_most_rows(self.state), self.state.nbytes, per_token, decoding)
@@ -74,7 +74,7 @@ def measure(
     device = rnns[0].model.device
     prefills = milliseconds_in_turns([each.read for each in readings], device, READINGS, warm_ups=1)
     steps = milliseconds_in_turns([each.step for each in readings], device, DECODED, warm_ups=UNTIMED)
-    rows = [each.measured(*times) for each, *times in zip(readings, prefills, steps, strict=True)]
+    rows = [each.describe(*times) for each, *times in zip(readings, prefills, steps, strict=True)]
     return rows, [each.state for each in readings]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from msrnn.evaluation.benchmark.timing import Times, busy_remark
-from msrnn.evaluation.report import MISSING, Formatted, Table, markdown_list, saved_figure
+from msrnn.evaluation.report import MISSING, Formatted, Table, markdown_list, save_figure
 from msrnn.evaluation.statistics import Estimate
 
 NAME = "efficiency"
@@ -154,7 +154,7 @@ def markdown(rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
 
 def figure(rows: Sequence[Row], folder: Path, title: str) -> None:
     """efficiency.png and .svg: relative throughput beside the paper's, and the time of a step over its floor."""
-    with saved_figure(folder, NAME, 2, max(9, 1.6 * len(rows) + 4)) as (whole, (left, right)):
+    with save_figure(folder, NAME, 2, max(9, 1.6 * len(rows) + 4)) as (whole, (left, right)):
         _throughput(left, rows)
         _over_floor(right, rows)
         whole.suptitle(title)

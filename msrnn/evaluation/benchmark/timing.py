@@ -128,7 +128,7 @@ def _once(work: Callable[[], object], device: torch.device) -> float:
     return float(start.elapsed_time(stop))
 
 
-def captured(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
+def capture_graph(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
     """The work as the replay of a CUDA graph; the work itself on other devices."""
     if device.type != "cuda":
         return work
@@ -190,4 +190,4 @@ def products(model: PreTrainedModel, batch: int) -> float:
         for linear in linears:
             linear(inputs[linear.in_features, linear.weight.dtype, linear.weight.device])
 
-    return milliseconds(captured(work, model.device), model.device).low
+    return milliseconds(capture_graph(work, model.device), model.device).low

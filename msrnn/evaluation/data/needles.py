@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from msrnn.errors import UsageError
-from msrnn.evaluation.data.prompts import Prompt, filled, prompt_ids
+from msrnn.evaluation.data.prompts import Prompt, fill_template, prompt_ids
 
 FIRST, LAST = "first", "last"  # where the question is: before the haystack, or after it
 PLACES = (FIRST, LAST)
@@ -171,7 +171,9 @@ class Haystack:
         """Tokens of such a prompt without its JSON object."""
         key = str(uuid.UUID(int=0))
         return len(
-            self._ids("", Hidden([], filled(JSON_QUESTION, key=key), [], f'The value of the key "{key}" is'), LAST)
+            self._ids(
+                "", Hidden([], fill_template(JSON_QUESTION, key=key), [], f'The value of the key "{key}" is'), LAST
+            )
         )
 
     def ask(self, sample: Sample, place: str) -> Asked:
@@ -197,7 +199,7 @@ class Haystack:
             draw.setstate(state)
 
     def _ids(self, text: str, hidden: Hidden, place: str) -> list[int]:
-        words = filled(TEMPLATES[place], text=text, question=hidden.question)
+        words = fill_template(TEMPLATES[place], text=text, question=hidden.question)
         return prompt_ids(self.tokenizer, words if self.chat else f"{words}\n\n{hidden.lead}", self.chat)
 
     def _text(self, task: Task, sample: Sample, draw: random.Random, most: int) -> tuple[str, Hidden, int]:
@@ -214,7 +216,7 @@ class Haystack:
                 break
             picked.append(self._sentences[at])
             count += 1
-        return " ".join(_hidden_in(picked, hidden.needles, sample.depth, task.ordered, draw)), hidden, count
+        return " ".join(_insert_needles(picked, hidden.needles, sample.depth, task.ordered, draw)), hidden, count
 
     def _json(self, _: Task, sample: Sample, draw: random.Random, most: int) -> tuple[str, Hidden, int]:
         """A JSON object with as many pairs of UUIDs as fit; the one at the depth is asked for."""
@@ -222,12 +224,14 @@ class Haystack:
         count = max(1, (most - self._around_json) // one)
         pairs = [(_uuid(draw), _uuid(draw)) for _ in range(count)]
         key, value = pairs[round(sample.depth * (count - 1))]
-        question = filled(JSON_QUESTION, key=key)
+        question = fill_template(JSON_QUESTION, key=key)
         lead = f'The value of the key "{key}" is'
         return json.dumps(dict(pairs), indent=1), Hidden([], question, [value], lead), count - 1
 
 
-def _hidden_in(sentences: list[str], needles: list[str], depth: float, ordered: bool, draw: random.Random) -> list[str]:
+def _insert_needles(
+    sentences: list[str], needles: list[str], depth: float, ordered: bool, draw: random.Random
+) -> list[str]:
     """The first needle at the depth, the others at random places: after it in their order, or anywhere."""
     start = round(depth * len(sentences))
     others = [draw.randint(start if ordered else 0, len(sentences)) for _ in needles[1:]]

@@ -51,7 +51,7 @@ Comparing these two responses, which response is better (A), (B) or (C) for equa
 one option, be as concisely as you can, using a single phrase."""
 
 
-def filled(template: str, **parts: str) -> str:
+def fill_template(template: str, **parts: str) -> str:
     """The template with each {name} replaced once; what replaces it may have braces."""
     pieces, rest = [], template
     for name in sorted(parts, key=lambda name: template.index(f"{{{name}}}")):
@@ -101,7 +101,7 @@ class PromptBuilder:
         )
 
     def _ids(self, document: str, question: str) -> list[int]:
-        return prompt_ids(self.tokenizer, filled(self.template, document=document, question=question), self.chat)
+        return prompt_ids(self.tokenizer, fill_template(self.template, document=document, question=question), self.chat)
 
     def _token_ends(self, text: str) -> list[int]:
         """Where each token of a document ends in its text; kept, since a document has several questions."""

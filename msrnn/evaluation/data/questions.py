@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from msrnn.errors import UsageError
-from msrnn.evaluation.data.texts import check_datasets, hub_rows, parsed_line, rank, read_file
+from msrnn.evaluation.data.texts import check_datasets, hub_rows, parse_line, rank, read_file
 
 Row = dict[str, Any]
 YES_NO, UNANSWERABLE, EXTRACTIVE, FREE = "yes/no", "unanswerable", "extractive", "free-form"
@@ -67,11 +67,11 @@ def _qasper(row: Row, number: int) -> Iterator[Question]:
     ]
     text = "\n\n".join(part for part in (row.get("title"), row.get("abstract"), *sections) if part)
     for i, entry in enumerate(_records(row["qas"]), start=1):
-        given = [_annotated(one["answer"]) for one in _records(entry["answers"])]
+        given = [_read_annotation(one["answer"]) for one in _records(entry["answers"])]
         yield Question(f"{name}/{entry.get('question_id', i)}", name, text, entry["question"], given)
 
 
-def _annotated(answer: Row) -> Reference:
+def _read_annotation(answer: Row) -> Reference:
     """The answer of one annotator, as the official evaluation reads it."""
     if answer["unanswerable"]:
         return Reference("Unanswerable", UNANSWERABLE)
@@ -172,7 +172,7 @@ def questions(
     """
     rows, where = _rows(source, split, hub), str(source or hub.name)
     form = _format(rows, formats, where)
-    merged = _merged(one for number, row in enumerate(rows, start=1) for one in _read(form, row, where, number))
+    merged = _merge(one for number, row in enumerate(rows, start=1) for one in _read(form, row, where, number))
     answered = [question for question in merged if question.references]
     if not answered:
         raise UsageError(f"{where}: none of its {len(merged)} questions has a reference answer; add reference answers")
@@ -213,7 +213,7 @@ def _lines(text: str, source: Path) -> list[Any]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        rows.append(parsed_line(line, f"{source}, line {number}"))
+        rows.append(parse_line(line, f"{source}, line {number}"))
     return rows
 
 
@@ -248,7 +248,7 @@ def _check_words(question: Question, where: str) -> None:
             )
 
 
-def _merged(questions: Iterable[Question]) -> list[Question]:
+def _merge(questions: Iterable[Question]) -> list[Question]:
     """Merge repeated questions: SCROLLS repeats a question for each of its answers, L-Eval for no reason."""
     merged: dict[tuple[str, str], Question] = {}
     for one in questions:

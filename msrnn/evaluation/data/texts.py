@@ -44,13 +44,13 @@ def documents(source: Path | None) -> list[Document]:
         texts = _pg19()
     elif source.is_dir():
         texts = [Document(path.stem, partial(read_file, path)) for path in source.glob("*.txt")]
-        texts = texts or [_tokenized(path) for path in source.glob("*.npy")]
+        texts = texts or [_open_tokenized(path) for path in source.glob("*.npy")]
         if not texts:
             raise UsageError(f"{source}: a folder without .txt files; give one with a .txt file for each text")
     elif source.suffix == ".jsonl":
         texts = _lines(source)
     elif source.suffix == ".npy":
-        texts = [_tokenized(source)]
+        texts = [_open_tokenized(source)]
     else:
         texts = [Document(source.stem, partial(read_file, source))]
     return sorted(_check_names(texts, source), key=lambda document: document.name)
@@ -71,7 +71,7 @@ def check_datasets(what: str, instead: str) -> None:
         )
 
 
-def _tokenized(path: Path) -> Document:
+def _open_tokenized(path: Path) -> Document:
     def read() -> str:
         raise FileError("has token ids, but the text is needed", path, advice="give a .txt file")
 
@@ -93,10 +93,10 @@ def _ids(path: Path) -> list[int]:
 
 
 def read_file(path: Path) -> str:
-    return decoded(path.read_bytes(), path)
+    return decode_utf8(path.read_bytes(), path)
 
 
-def decoded(data: bytes, source: object) -> str:
+def decode_utf8(data: bytes, source: object) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -119,7 +119,7 @@ def _lines(path: Path) -> list[Document]:
     return texts
 
 
-def parsed_line(line: str, where: str) -> Any:
+def parse_line(line: str, where: str) -> Any:
     """A line of a .jsonl file."""
     try:
         return json.loads(line)
@@ -128,7 +128,7 @@ def parsed_line(line: str, where: str) -> Any:
 
 
 def _row(line: str, where: str) -> dict[str, Any]:
-    row = parsed_line(line, where)
+    row = parse_line(line, where)
     if not (isinstance(row, dict) and isinstance(row.get("text"), str)):
         raise UsageError(f"{where}: no text; each line must be a JSON object with the field 'text'")
     return row

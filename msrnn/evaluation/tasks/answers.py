@@ -8,7 +8,7 @@ from pydantic import Field, Strict
 
 from msrnn.core.rope import ORIGINAL
 from msrnn.errors import FileError, UsageError
-from msrnn.evaluation.cells import FULL, FULL_MODEL, TRUNCATED, UNBOUNDED, Cell, cell_of, stored_cells
+from msrnn.evaluation.cells import FULL, FULL_MODEL, TRUNCATED, UNBOUNDED, Cell, cell_of, find_cells
 from msrnn.evaluation.data.prompts import Prompt
 from msrnn.evaluation.data.questions import Question, Reference
 from msrnn.evaluation.schemas import Schema, Text, check_of
@@ -188,7 +188,7 @@ class Answers:
         """All other cells that have answered these questions."""
         lengths = {length for question in self.questions.values() for length in question.prompts}
         truncated = [Cell(TRUNCATED, length) for length in sorted(lengths - {self.settings.length})]
-        rest = [cell for cell in (*stored_cells(self.records.values(), cell_of), *truncated) if cell not in cells]
+        rest = [cell for cell in (*find_cells(self.records.values(), cell_of), *truncated) if cell not in cells]
         return [cell for cell in rest if set(questions) <= set(self.answered_by([cell]))]
 
     def answered_by(self, cells: list[Cell]) -> list[str]:

@@ -16,7 +16,7 @@ from msrnn.core.atomic import write_atomically
 from msrnn.evaluation import statistics
 from msrnn.evaluation.cells import FULL
 from msrnn.evaluation.data.texts import Data
-from msrnn.evaluation.report import Formatted, Table, Value, document, saved_figure
+from msrnn.evaluation.report import Formatted, Table, Value, document, save_figure
 from msrnn.evaluation.schemas import check_of
 from msrnn.evaluation.store import Record
 from msrnn.evaluation.tasks.perplexity import ChunkLosses, LossSchema, Reader
@@ -138,7 +138,7 @@ def _formatted(cost: statistics.Estimate) -> Formatted:
 
 def figure(report: Report, folder: Path, title: str) -> None:
     """budget.png and .svg: the cost of each layer by size, and the rows that each layer gets."""
-    with saved_figure(folder, NAME, 2, 11) as (whole, panels):
+    with save_figure(folder, NAME, 2, 11) as (whole, panels):
         for size in report.sizes:
             costs = [max(LEAST_SHOWN, report.cost(layer, size).value) for layer in report.layers]
             panels[0].plot(report.layers, costs, marker="o", markersize=3, label=f"{size:,}")

@@ -21,7 +21,7 @@ from msrnn.evaluation.cells import grid as cells_grid
 from msrnn.evaluation.data.texts import Data
 from msrnn.evaluation.environment import model_identity
 from msrnn.evaluation.loss import losses
-from msrnn.evaluation.report import Formatted, Table, document, plot_estimates, saved_figure
+from msrnn.evaluation.report import Formatted, Table, document, plot_estimates, save_figure
 from msrnn.evaluation.schemas import ChunkSchema, Text, check_of
 from msrnn.evaluation.statistics import Estimate
 from msrnn.evaluation.store import Record
@@ -229,7 +229,7 @@ class Report:
         rows = self.grid.rows(self.grid.policies, lambda name, size: formatted(self.perplexity(name, size)))
         lines = [COLUMNS, *(self._line(name, size) for name, size in self.grid.places)]
         tables = [Table(NAME, f"perplexity of {title}", "", self.grid.header, rows, lines)]
-        if compared := self.grid.compared_with(self.against):
+        if compared := self.grid.find_comparable(self.against):
             against = f"perplexity against {self.against} at the same size, on the same chunks"
             tables.append(Table("", against, "", self.grid.header, self.grid.rows(compared, self._ratio)))
         return tables
@@ -246,7 +246,7 @@ class Report:
         first, *differences = self.tables(title)
         about = f"{title}. Beside each value its 95 % interval, by bootstrap over the chunks."
         note = f"Against {self.against} at the same size, on the same chunks: nats per token, and perplexity."
-        rows = self.grid.rows(self.grid.compared_with(self.against), self._nats_and_ratio)
+        rows = self.grid.rows(self.grid.find_comparable(self.against), self._nats_and_ratio)
         return document("Perplexity", about, [first, *(t._replace(note=note, rows=rows) for t in differences)], facts)
 
     def _line(self, name: str, size: int) -> list[object]:
@@ -273,7 +273,7 @@ def formatted_ratio(difference: Estimate) -> Formatted:
 def figure(report: Report, folder: Path, title: str) -> None:
     """perplexity.png and .svg: perplexity over size, the full model dashed; and how far each policy is from it."""
     distances, sizes_of = report.distances, report.grid.sizes_of
-    with saved_figure(folder, NAME, 2 if distances else 1, 11 if distances else 7.5) as (whole, panels):
+    with save_figure(folder, NAME, 2 if distances else 1, 11 if distances else 7.5) as (whole, panels):
         for name in report.grid.policies:
             if name != FULL:
                 values = [report.perplexity(name, size) for size in sizes_of(name)]

@@ -17,7 +17,7 @@ from msrnn.evaluation.cells import Cell
 from msrnn.evaluation.data.needles import FIRST, LAST, TASKS, Asked, score
 from msrnn.evaluation.environment import backend_names, model_key
 from msrnn.evaluation.generation import answer_in_batches, answer_prompts
-from msrnn.evaluation.report import Formatted, Share, Table, document, saved_figure
+from msrnn.evaluation.report import Formatted, Share, Table, document, save_figure
 from msrnn.evaluation.schemas import Schema, Text, check_of
 from msrnn.evaluation.store import Record
 from msrnn.evaluation.task import Compute, Job, OnTokens, Task
@@ -233,7 +233,7 @@ def figure(report: Report, folder: Path, title: str) -> None:
     depths = report.values(lambda one: one.sample.depth)
     columns, rows = len(report.cells), len(report.places)
     width, height = 1.6 + columns * max(1.8, 0.55 * len(lengths) + 0.8), 0.8 + rows * (0.9 + 0.32 * len(depths))
-    with saved_figure(folder, NAME, columns, width, rows, height) as (whole, panels):
+    with save_figure(folder, NAME, columns, width, rows, height) as (whole, panels):
         places = iter(panels)
         for place in report.places:
             for cell in report.cells:

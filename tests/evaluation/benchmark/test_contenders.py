@@ -15,10 +15,10 @@ from msrnn.evaluation.benchmark.contenders import (
     StaticFull,
     fill,
     load_factory,
-    placed_cache,
+    make_placed_cache,
     randomize,
     setup,
-    unmodified,
+    use_default_attention,
 )
 from tests.helpers.tiny import FAMILIES, build, llama, tokens
 
@@ -31,8 +31,8 @@ def test_a_placed_cache_gives_the_unmodified_models_logits(family: str, rows: in
     ids = tokens(2, 20).to(device)
     expected = model(input_ids=ids).logits
     position = torch.zeros(1, dtype=torch.long, device=device)
-    cache = placed_cache(model, rows, position)
-    with unmodified(model):
+    cache = make_placed_cache(model, rows, position)
+    with use_default_attention(model):
         for t in range(20):
             places = position.expand(2, 1)
             step = model(input_ids=ids[:, t : t + 1], position_ids=places, past_key_values=cache, use_cache=True)

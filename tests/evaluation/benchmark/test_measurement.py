@@ -140,7 +140,7 @@ def test_what_stays_below_its_floor_is_marked(measured: Any) -> None:
 
 
 def test_a_batch_that_cannot_fit_is_not_tried(measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msrnn.evaluation.benchmark.measurement.unused_bytes", lambda _: 10)
+    monkeypatch.setattr("msrnn.evaluation.benchmark.measurement.query_free_memory", lambda _: 10)
     bench, said = measured(Batches(batch=40, equal_batch=4))
     contender = Pretended("full", 100)
     (row,) = bench.rows([contender])
