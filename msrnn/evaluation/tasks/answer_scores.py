@@ -74,12 +74,12 @@ def f1(prediction: str, references: Sequence[Reference]) -> Score:
 
 def token_f1(prediction: str, truth: str) -> float:
     """SQuAD's F1 of words; a word counts as often as both texts have it."""
-    predicted, true = normalised(prediction).split(), normalised(truth).split()
+    predicted, true = normalise(prediction).split(), normalise(truth).split()
     common = sum((Counter(predicted) & Counter(true)).values())
     return 2 * common / (len(predicted) + len(true)) if common else 0.0
 
 
-def normalised(text: str) -> str:
+def normalise(text: str) -> str:
     """Lower case, without punctuation, articles and repeated spaces."""
     bare = "".join(letter for letter in text.lower() if letter not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())

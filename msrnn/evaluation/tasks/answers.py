@@ -89,7 +89,7 @@ class Settings(NamedTuple):
     @classmethod
     def last(cls, store: Store, task: str, **wanted: Any) -> Settings:
         """The settings that were used last, of those that have these values."""
-        used = cls.used(store, task)
+        used = cls.find_used(store, task)
         if not used:
             raise FileError(f"has no question of {task}", store.path, advice="answer some first")
         matching = [settings for settings in used if wanted.items() <= settings.key.items()]
@@ -99,7 +99,7 @@ class Settings(NamedTuple):
         return matching[-1]
 
     @classmethod
-    def used(cls, store: Store, task: str) -> list[Settings]:
+    def find_used(cls, store: Store, task: str) -> list[Settings]:
         """All settings that a store has of a task, oldest first; questions have theirs."""
         records = [record for record in store.matching({"task": task}) if MARK in record or "references" in record]
         return [cls(**{name: record[name] for name in cls._fields}) for record in records]
@@ -164,7 +164,7 @@ class Answers:
 
     def mark_used(self) -> None:
         """Mark these settings as the ones used last: questions that are stored already add no record."""
-        if Settings.used(self.store, self.settings.task)[-1:] != [self.settings]:
+        if Settings.find_used(self.store, self.settings.task)[-1:] != [self.settings]:
             self.store.append({**self.settings.key, MARK: True})
 
     def source(self, cell: Cell, question: StoredQuestion) -> tuple[Cell, str]:
@@ -189,9 +189,9 @@ class Answers:
         lengths = {length for question in self.questions.values() for length in question.prompts}
         truncated = [Cell(TRUNCATED, length) for length in sorted(lengths - {self.settings.length})]
         rest = [cell for cell in (*find_cells(self.records.values(), cell_of), *truncated) if cell not in cells]
-        return [cell for cell in rest if set(questions) <= set(self.answered_by([cell]))]
+        return [cell for cell in rest if set(questions) <= set(self.find_answered([cell]))]
 
-    def answered_by(self, cells: list[Cell]) -> list[str]:
+    def find_answered(self, cells: list[Cell]) -> list[str]:
         """The questions that all these cells have answered, by name."""
         done = [
             key

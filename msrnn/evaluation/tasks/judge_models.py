@@ -102,7 +102,7 @@ class Endpoint:
                     response = super().send(request, **options)
                     response.read()
                 except Exception as error:
-                    endpoint._reason = endpoint._redacted(error)
+                    endpoint._reason = endpoint._redact(error)
                     if unreachable(error):
                         raise OpenAIError(endpoint._reason) from error  # the client does not retry its own errors
                     raise
@@ -160,9 +160,9 @@ class Endpoint:
     def _status_reason(self, response: Any) -> str:
         if response.status_code == 401:
             return f"status 401: the key in {KEY} is not accepted"
-        return f"status {response.status_code}: {self._redacted(response.text)}"
+        return f"status {response.status_code}: {self._redact(response.text)}"
 
-    def _redacted(self, reason: object) -> str:
+    def _redact(self, reason: object) -> str:
         """One line without the key, which some endpoints repeat in their errors."""
         text = " ".join(str(reason).split())[:200] or type(reason).__name__
         return text.replace(self._key, "…") if self._key != NO_KEY else text

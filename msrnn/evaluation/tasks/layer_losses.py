@@ -99,7 +99,7 @@ class Report:
 
     def tables(self, title: str) -> list[Table]:
         costs: list[list[Value]] = [
-            [layer, *(_formatted(self.cost(layer, size)) for size in self.sizes)] for layer in self.layers
+            [layer, *(_format_cost(self.cost(layer, size)) for size in self.sizes)] for layer in self.layers
         ]
         note = "Thousandths of a nat per token more than the full model, where only this layer is bounded."
         header = ["layer", *(f"{size:,}" for size in self.sizes)]
@@ -132,7 +132,7 @@ def _write(text: str, path: Path) -> None:
     path.write_text(text)
 
 
-def _formatted(cost: statistics.Estimate) -> Formatted:
+def _format_cost(cost: statistics.Estimate) -> Formatted:
     return Formatted(cost, lambda nats: f"{1000 * nats:.2f}")
 
 

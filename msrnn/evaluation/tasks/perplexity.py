@@ -226,7 +226,7 @@ class Report:
 
     def tables(self, title: str) -> list[Table]:
         """The perplexities; and the difference of each policy to the one compared with, in percent."""
-        rows = self.grid.rows(self.grid.policies, lambda name, size: formatted(self.perplexity(name, size)))
+        rows = self.grid.rows(self.grid.policies, lambda name, size: format_perplexity(self.perplexity(name, size)))
         lines = [COLUMNS, *(self._line(name, size) for name, size in self.grid.places)]
         tables = [Table(NAME, f"perplexity of {title}", "", self.grid.header, rows, lines)]
         if compared := self.grid.find_comparable(self.against):
@@ -236,11 +236,11 @@ class Report:
 
     def _ratio(self, name: str, size: int) -> Formatted | None:
         difference = self.difference(name, size)
-        return formatted_ratio(difference) if difference else None
+        return format_ratio(difference) if difference else None
 
     def _nats_and_ratio(self, name: str, size: int) -> str | None:
         difference = self.difference(name, size)
-        return f"{difference.value:+.4f}, {formatted_ratio(difference).text(' · ')}" if difference else None
+        return f"{difference.value:+.4f}, {format_ratio(difference).text(' · ')}" if difference else None
 
     def markdown(self, title: str, facts: dict[str, Any]) -> str:
         first, *differences = self.tables(title)
@@ -256,7 +256,7 @@ class Report:
         return [name, size, *nll.exp(), *nll, chunks, chunks * self.predicted, *compared]
 
 
-def formatted(perplexity: Estimate) -> Formatted:
+def format_perplexity(perplexity: Estimate) -> Formatted:
     return Formatted(perplexity, _number, "–")  # noqa: RUF001
 
 
@@ -265,7 +265,7 @@ def _number(value: float) -> str:
     return f"{value:,.{2 if value < 100 else 1 if value < 1000 else 0}f}"
 
 
-def formatted_ratio(difference: Estimate) -> Formatted:
+def format_ratio(difference: Estimate) -> Formatted:
     """A difference in nats as the change of the perplexity, in percent."""
     return Formatted(difference.exp(), lambda x: f"{x - 1:+.1%}")
 

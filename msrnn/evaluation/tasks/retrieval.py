@@ -180,7 +180,7 @@ class Report:
         for place in self.places:
             for name, part in parts.items():
                 values = self.values(part)
-                header = [name, *(_shown(value) for value in values), "all"]
+                header = [name, *(_format_value(value) for value in values), "all"]
                 rows = [
                     [
                         cell.label,
@@ -223,7 +223,7 @@ def _has(part: Callable[[Asked], Any], value: Any, one: Asked) -> bool:
     return bool(part(one) == value)
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{Share(value):.0%}" if isinstance(value, float) else value
 
 

@@ -116,11 +116,11 @@ class Stories(Task[Cell, int, Record]):
 
     def batches(self, job: Job[Cell, int]) -> list[list[int]]:
         """Stories that are the full model's to their end come first: they need no computation."""
-        copied = [seed for seed in job.items if self._unaffected(job, seed)]
+        copied = [seed for seed in job.items if self._is_unaffected(job, seed)]
         rest = [seed for seed in job.items if seed not in copied]
         return [some for some in (copied, rest) if some]
 
-    def _unaffected(self, job: Job[Cell, int], seed: int) -> bool:
+    def _is_unaffected(self, job: Job[Cell, int], seed: int) -> bool:
         """Whether the full model's story ends before an eviction can change it; the stop token counts as a token."""
         if job.cell.size is None:
             return False
@@ -136,7 +136,7 @@ class Stories(Task[Cell, int, Record]):
         backend = {"backend": backend_names(rnn)}
 
         def compute(seeds: list[int], on_tokens: OnTokens) -> Iterator[Record]:
-            if self._unaffected(job, seeds[0]):
+            if self._is_unaffected(job, seeds[0]):
                 for seed in seeds:
                     ids = self._full_story(job, seed)["ids"]
                     on_tokens(self.columns)
@@ -187,20 +187,20 @@ def _line(cell: Cell, stories: list[Record], full: list[Record]) -> Line:
         len(stories),
         statistics.mean([len(story["ids"]) for story in stories], count),
         statistics.mean([len(story["story"].split()) for story in stories], count),
-        statistics.mean([repeated(story["story"]) for story in stories], count),
+        statistics.mean([measure_repetition(story["story"]) for story in stories], count),
         sum(story["ended"] for story in stories),
-        sum(evicted(story) for story in stories),
+        sum(has_evictions(story) for story in stories),
         sum(one["ids"] == other["ids"] for one, other in zip(stories, full, strict=True)),
     )
 
 
-def evicted(story: Record) -> bool:
+def has_evictions(story: Record) -> bool:
     """Whether something was evicted. The last token of a story that did not end was never read."""
     read = story["prompt_tokens"] + len(story["ids"]) - (0 if story["ended"] else 1)
     return story["size"] is not None and read > story["size"]
 
 
-def repeated(story: str) -> float:
+def measure_repetition(story: str) -> float:
     """Of all runs of four words, the share that occurred earlier in the story."""
     words = story.lower().split()
     runs = list(zip(*(words[i:] for i in range(NGRAM)), strict=False))

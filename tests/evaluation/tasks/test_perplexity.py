@@ -26,8 +26,8 @@ from msrnn.evaluation.tasks.perplexity import (
     Report,
     cell_reader,
     figure,
-    formatted,
-    formatted_ratio,
+    format_perplexity,
+    format_ratio,
     grid,
     perplexity_task,
     pieces,
@@ -285,8 +285,8 @@ def test_tables(report: Report) -> None:
     ]
     assert [row[0] for row in second.rows] == ["window", "full"]
     assert second.strings(" ")[1] == ["full", "-50.0% -50.0% to -50.0%", "—"]
-    assert formatted(Estimate(7.155)).text("\n") == "7.16"
-    assert formatted_ratio(Estimate(0.0)).text("\n") == "+0.0%"
+    assert format_perplexity(Estimate(7.155)).text("\n") == "7.16"
+    assert format_ratio(Estimate(0.0)).text("\n") == "+0.0%"
 
 
 def test_files(report: Report, tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from msrnn.evaluation.tasks.story import (
     Results,
     Stories,
     StorySettings,
-    evicted,
+    has_evictions,
     markdown,
-    repeated,
+    measure_repetition,
     report_lines,
     table,
 )
@@ -190,8 +190,13 @@ def story(length: int, ended: bool, size: int | None = 12, word: int = 7) -> dic
 
 
 def test_the_numbers_of_stories() -> None:
-    assert [evicted(story(n, ended)) for n, ended in ((8, True), (9, True), (9, False), (10, False))] == [0, 1, 0, 1]
-    assert not evicted(story(100, True, None))
+    assert [has_evictions(story(n, ended)) for n, ended in ((8, True), (9, True), (9, False), (10, False))] == [
+        0,
+        1,
+        0,
+        1,
+    ]
+    assert not has_evictions(story(100, True, None))
     whole = [story(8, True, None), story(40, False, None), story(20, True, None)]
     bounded = [story(8, True), story(40, False, word=9), story(15, True)]
     found = report_lines({FULL: whole, TOVA: bounded})
@@ -203,6 +208,6 @@ def test_the_numbers_of_stories() -> None:
 
 
 def test_what_a_story_repeats() -> None:
-    assert repeated("a b c d e") == 0
-    assert repeated("a b") == 0
-    assert repeated("Once upon a time once upon a time once upon a time") == pytest.approx(5 / 9)
+    assert measure_repetition("a b c d e") == 0
+    assert measure_repetition("a b") == 0
+    assert measure_repetition("Once upon a time once upon a time once upon a time") == pytest.approx(5 / 9)
