@@ -46,7 +46,7 @@ class DecodeBatch:
         if not all(isinstance(layer, Slots) for layer in self.state.layers):
             raise UsageError(
                 "the engine needs states of a fixed size in every layer: give a policy and a size, and a model without "
-                "linear-attention layers; as many slots as a text has tokens are the full model"
+                "linear-attention layers; a size as large as the text is the full model"
             )
         self._graphs = rnn.new_graphs()
         self._buckets = bucket_sizes(slots) if self._graphs.possible else range(1, slots + 1)

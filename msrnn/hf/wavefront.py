@@ -26,12 +26,8 @@ from msrnn.hf.state_spec import StateSpec
 
 PRIORITIES = 4  # levels that CUDA streams have in torch
 IN_FLIGHT = 16_384  # tokens of all sequences and blocks together: bounds the memory of activations at any batch size
-BLOCK_TOKENS = (
-    512  # of all sequences in a block: from 1,024 on, cuBLAS clears memory, and a CUDA graph runs that in order
-)
-SHORTEST_BLOCK = (
-    32  # tokens of a sequence: below, kernels that read all slots for a few tokens cost more than is gained
-)
+BLOCK_TOKENS = 512  # over all sequences: from 1,024 on, cuBLAS clears memory, and a CUDA graph runs that in order
+SHORTEST_BLOCK = 32  # of one sequence: below, kernels that read all slots for a few tokens cost more than is gained
 MOST_BLOCKS, MOST_STEPWISE_BLOCKS = 64, 8  # in flight; where blocks are read token by token, a graph has many kernels
 LOGIT_BYTES = 2**30  # of a captured read that returns the logits of all tokens
 
