@@ -147,7 +147,7 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         from msrnn.evaluation.environment import environment
         from msrnn.evaluation.tasks.answers import Answers, check_record
         from msrnn.evaluation.tasks.question_tasks import TASKS
-        from msrnn.evaluation.tasks.understanding import answer_questions, stored_answers
+        from msrnn.evaluation.tasks.understanding import answer_questions, load_answers
 
         task = TASKS[about.__name__]
         grid = choose_cells(policy, size, paper)
@@ -165,7 +165,7 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         store = options.open_store(folder, task.name, check_record)
         if questions is None:
             wanted = {"length": length, "chat": chat, "answer": max_new_tokens, "positions": positions}
-            answers, keys = stored_answers(task, store, grid.cells, **wanted)
+            answers, keys = load_answers(task, store, grid.cells, **wanted)
             note(f"{len(keys):,} of {len(answers.questions):,} questions are answered by all rows")
         else:
             loaded = options.load()

@@ -88,23 +88,21 @@ class Extrapolation(Task[Case, str, list[float]]):
     def work(self, job: Job[Case, str]) -> int:
         return sum(len(texts) * (self.course.tokens - self._start(job, texts)) for texts in self.batches(job))
 
-    def _saved_states(self, cell: Case, texts: list[str]) -> LegStates:
+    def _open_states(self, cell: Case, texts: list[str]) -> LegStates:
         return LegStates(self.states, [cell.key, self.key, texts])
 
     def _start(self, job: Job[Case, str], texts: list[str]) -> int:
         """Tokens that a saved state of these texts has read, and whose windows are all in the store."""
         known = self.read(job.done(job.cell))
         done = min(min(len(known[text]) * self.course.window, self.course.tokens) for text in texts)
-        return max(
-            (tokens for tokens in self._saved_states(job.cell, texts).list_tokens() if tokens <= done), default=0
-        )
+        return max((tokens for tokens in self._open_states(job.cell, texts).list_tokens() if tokens <= done), default=0)
 
     def prepare(self, job: Job[Case, str], model: PreTrainedModel) -> Compute[str]:
         rnn = job.cell.rnn(model)
 
         def compute(texts: list[str], on_tokens: OnTokens) -> Iterator[Record]:
             chunks, done = [self.texts[key] for key in texts], self._start(job, texts)
-            states = self._saved_states(job.cell, texts)
+            states = self._open_states(job.cell, texts)
             ids = torch.tensor([chunk.ids for chunk in chunks])
             source = {"chunks": texts, "texts": [chunk.book for chunk in chunks]}
 

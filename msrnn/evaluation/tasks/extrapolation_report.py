@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from msrnn.evaluation import statistics
-from msrnn.evaluation.report import Table, document, plot_estimates, saved_figure
+from msrnn.evaluation.report import Table, document, plot_estimates, save_figure
 from msrnn.evaluation.statistics import Estimate
 from msrnn.evaluation.tasks.extrapolation_cases import Case
 from msrnn.evaluation.tasks.extrapolation_legs import Course
-from msrnn.evaluation.tasks.perplexity import formatted
+from msrnn.evaluation.tasks.perplexity import format_perplexity
 
 NAME = "extrapolation"
 COLUMNS = (
@@ -83,7 +83,9 @@ class Report:
         ]
 
     def _rows(self, estimates: dict[Case, list[Estimate]]) -> list[list[Any]]:
-        return [[self.label(case), *(formatted(estimates[case][i]) for i in self.columns)] for case in self.cases]
+        return [
+            [self.label(case), *(format_perplexity(estimates[case][i]) for i in self.columns)] for case in self.cases
+        ]
 
     def _lines(self) -> list[Sequence[Any]]:
         """A line for each window of each case."""
@@ -100,7 +102,7 @@ class Report:
 
 def figure(report: Report, folder: Path, title: str, trained: int | None) -> None:
     """extrapolation.png and .svg: perplexity over tokens read; the dashed line is the training length."""
-    with saved_figure(folder, NAME, 2, 13) as (whole, (left, right)):
+    with save_figure(folder, NAME, 2, 13) as (whole, (left, right)):
         for axes, estimates in ((left, report.so_far), (right, report.windows)):
             for case, points in estimates.items():
                 plot_estimates(axes, report.ends, points, linewidth=1.2, label=report.label(case))

@@ -63,7 +63,7 @@ class Judgement(Task[Cell, str, list[Record]]):
         different = [pair for pair in pairs.pairs if pair.bounded != pair.full]  # the same story is a tie
         self.both = {pair: (Comparison(pair, False), Comparison(pair, True)) for pair in different}
         self.comparisons = {one.key: one for both in self.both.values() for one in both}
-        self.answers = self.read(store.done(judge.key))
+        self.answers = self.read(store.find_done(judge.key))
 
     @property
     def requests(self) -> int:
@@ -141,7 +141,7 @@ class Judgement(Task[Cell, str, list[Record]]):
         prompts = [one.prompt for key, one in self.comparisons.items() if self._open(key)]
         return Cost(len(prompts), sum(len(p) for p in prompts) // CHARACTERS, len(prompts) * ANSWER_TOKENS)
 
-    def done(self) -> tuple[int, int]:
+    def count_done(self) -> tuple[int, int]:
         """How many prompts are answered, of how many."""
         return sum(not self._open(key) for key in self.comparisons), len(self.comparisons)
 

@@ -145,7 +145,7 @@ class Endpoint:
             usage = getattr(completion, "usage", None)
             counts = {name: getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens")}
             text = str(completion.choices[0].message.content or "")
-            return Answer(text, {"answered_by": getattr(completion, "model", None), **counts})
+            return Answer(text, {"find_answered": getattr(completion, "model", None), **counts})
         times = self.requests - before
         raise EndpointFailedError(
             f"judge {self.name!r}: the endpoint failed {times} times ({self._reason}); {RESUME}"

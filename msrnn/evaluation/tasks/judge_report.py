@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from msrnn.evaluation import statistics
 from msrnn.evaluation.cells import Cell
-from msrnn.evaluation.report import Formatted, Table, document, saved_figure
+from msrnn.evaluation.report import Formatted, Table, document, save_figure
 from msrnn.evaluation.statistics import Estimate
 from msrnn.evaluation.tasks.verdicts import LOSS, OUTCOMES, TIE, UNREADABLE, WIN, Verdicts
 
@@ -67,7 +67,7 @@ def figure(results: list[Line], folder: Path, title: str) -> None:
     """judge.png and .svg: a stacked bar for each version."""
     judged = [line for line in results if line.shares]
     labels = [line.cell.label for line in judged]
-    with saved_figure(folder, NAME, 1, 7.5) as (_, (axes,)):
+    with save_figure(folder, NAME, 1, 7.5) as (_, (axes,)):
         left = [0.0] * len(judged)
         for name in OUTCOMES:
             widths = [100 * line.shares[name].value for line in judged]

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from msrnn.errors import FileError
 from msrnn.evaluation.cells import FULL_MODEL, Cell, cell_of
-from msrnn.evaluation.data.prompts import JUDGE, STORY, filled
+from msrnn.evaluation.data.prompts import JUDGE, STORY, fill_template
 from msrnn.evaluation.store import Record, Store
-from msrnn.evaluation.tasks.story import SAMPLER, evicted
+from msrnn.evaluation.tasks.story import SAMPLER, has_evictions
 
 STORY_KEY = ("fingerprint", "dtype", "prompt", "most", "temperature")  # what stories must share to be compared
 
@@ -25,7 +25,7 @@ class Pair(NamedTuple):
     def prompt(self, swapped: bool) -> str:
         """The bounded model's story is response (A), or (B) if swapped."""
         first, second = (self.full, self.bounded) if swapped else (self.bounded, self.full)
-        return filled(JUDGE, prompt=STORY, first=first, second=second)
+        return fill_template(JUDGE, prompt=STORY, first=first, second=second)
 
 
 class Pairs(NamedTuple):
@@ -70,7 +70,7 @@ def pairs(store: Store) -> Pairs:
             store.path,
             advice="generate both first",
         )
-    kept = {cell: [seed for seed in seeds if evicted(versions[cell][seed])] for cell, seeds in shared.items()}
+    kept = {cell: [seed for seed in seeds if has_evictions(versions[cell][seed])] for cell, seeds in shared.items()}
     matched = [
         Pair(cell, seed, versions[cell][seed]["story"], full[seed]["story"])
         for cell, seeds in kept.items()

@@ -51,15 +51,15 @@ def settings_of(
     return Settings(task.name, **model_key(model), chat=chat, length=length, positions=name, answer=answer)
 
 
-def stored_answers(task: QuestionTask, store: Store, cells: list[Cell], **wanted: Any) -> tuple[Answers, list[str]]:
+def load_answers(task: QuestionTask, store: Store, cells: list[Cell], **wanted: Any) -> tuple[Answers, list[str]]:
     """The answers of the last settings with these values (None: any), and the questions that all cells answered."""
     positions = wanted.pop("positions", AUTO)
     wanted["positions"] = None if positions == AUTO else name_of(spacing(positions))
     given = {name: value for name, value in wanted.items() if value is not None}
     answers = Answers(store, Settings.last(store, task.name, **given))
-    keys = answers.answered_by(cells)
+    keys = answers.find_answered(cells)
     if not keys:
-        missing = ", ".join(cell.label for cell in cells if not answers.answered_by([cell]))
+        missing = ", ".join(cell.label for cell in cells if not answers.find_answered([cell]))
         raise FileError(
             f"no question that all rows have answered ({missing} none)",
             store.path,

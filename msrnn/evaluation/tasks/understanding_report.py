@@ -10,7 +10,7 @@ from typing import Any
 
 from msrnn.evaluation import statistics
 from msrnn.evaluation.cells import FULL, TRUNCATED, Cell, Grid
-from msrnn.evaluation.report import INLINE, MISSING, Formatted, Table, document, plot_estimates, saved_figure
+from msrnn.evaluation.report import INLINE, MISSING, Formatted, Table, document, plot_estimates, save_figure
 from msrnn.evaluation.statistics import Estimate
 from msrnn.evaluation.tasks.answer_scores import Scores
 from msrnn.evaluation.tasks.answers import Answers, StoredQuestion
@@ -92,9 +92,9 @@ class Report:
     def tables(self, title: str) -> list[Table]:
         """The scores; and the difference of each policy to the one compared with."""
         grid = self.grid
-        rows = grid.rows(grid.policies, lambda name, size: formatted(self.score(name, size)))
+        rows = grid.rows(grid.policies, lambda name, size: format_score(self.score(name, size)))
         tables = [Table(self.task.name, f"{self.task.metric.name}: {title}", "", grid.header, rows, self._lines())]
-        if compared := grid.compared_with(self.against):
+        if compared := grid.find_comparable(self.against):
             against = f"points against {self.against} at the same size, on the same questions"
             note = f"{against[0].upper()}{against[1:]}."
             tables.append(Table("", against, note, grid.header, grid.rows(compared, self._points)))
@@ -102,7 +102,7 @@ class Report:
 
     def _points(self, name: str, size: int) -> Formatted | None:
         difference = self.difference(name, size)
-        return formatted(difference, "+") if difference else None
+        return format_score(difference, "+") if difference else None
 
     def _lines(self) -> list[Sequence[Any]]:
         names = "policy", "size", "score", "low", "high", *self.task.metric.parts, "questions"
@@ -135,13 +135,13 @@ class Report:
         return document(self.task.title, about, tables, {"questions": self.summary(), **facts})
 
 
-def formatted(estimate: Estimate, sign: str = "") -> Formatted:
+def format_score(estimate: Estimate, sign: str = "") -> Formatted:
     return Formatted(estimate, lambda x: f"{x:{sign}.2f}")
 
 
 def figure(report: Report, folder: Path, title: str) -> None:
     """TASK.png and .svg: score over size, a line for each policy; the full model is dashed."""
-    with saved_figure(folder, report.task.name, 1, 7.5) as (_, (axes,)):
+    with save_figure(folder, report.task.name, 1, 7.5) as (_, (axes,)):
         for name in report.grid.policies:
             sizes = report.grid.sizes_of(name)
             points = [report.score(name, size) for size in sizes]

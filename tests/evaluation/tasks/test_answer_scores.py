@@ -5,7 +5,7 @@ import pytest
 from msrnn.evaluation.cells import FULL_MODEL, Cell
 from msrnn.evaluation.data.questions import EXTRACTIVE, FREE, UNANSWERABLE, YES_NO, Reference
 from msrnn.evaluation.store import Store
-from msrnn.evaluation.tasks.answer_scores import F1, ROUGE, WORTH_PROCESSES, f1, normalised, rouge, scores, token_f1
+from msrnn.evaluation.tasks.answer_scores import F1, ROUGE, WORTH_PROCESSES, f1, normalise, rouge, scores, token_f1
 from msrnn.evaluation.tasks.answers import Answers, Settings
 
 
@@ -35,8 +35,8 @@ def test_the_geometric_mean() -> None:
 
 
 def test_words_as_squad_compares_them() -> None:
-    assert normalised("The  Eiffel-Tower, a  tower.") == "eiffeltower tower"
-    assert normalised("An apple; the theatre") == "apple theatre"
+    assert normalise("The  Eiffel-Tower, a  tower.") == "eiffeltower tower"
+    assert normalise("An apple; the theatre") == "apple theatre"
 
 
 @pytest.mark.parametrize(

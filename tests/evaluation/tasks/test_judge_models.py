@@ -28,7 +28,7 @@ def test_what_may_pass_is_tried_again(manner: served.Manner, reason: str) -> Non
     with served.served(manner, manner, answering("(A)")) as server:
         endpoint = asked(server.base_url, retries, timeout=1.5 if manner is served.slow else 60)
         found = endpoint.ask("Which?")
-    assert found == Answer("(A)", {"answered_by": "served-model", "prompt_tokens": 11, "completion_tokens": 2})
+    assert found == Answer("(A)", {"find_answered": "served-model", "prompt_tokens": 11, "completion_tokens": 2})
     assert (endpoint.requests, len(server.asked), len(retries)) == (3, 3, 2)
     assert all(reason.lower() in retry.lower() and "trying again" in retry for retry in retries)
     assert server.asked[0]["messages"] == [{"role": "user", "content": "Which?"}]

@@ -81,9 +81,9 @@ def test_rows_alone_make_the_report(tmp_path: Path) -> None:
     settings = Settings.last(store, "qasper")
     answers = Answers(store, settings)
     assert settings == report.answers.settings
-    assert answers.answered_by(report.grid.cells) == report.keys
+    assert answers.find_answered(report.grid.cells) == report.keys
     assert remade(answers, report.grid, report.keys).tables("")[0].csv() == report.tables("")[0].csv()
-    assert answers.answered_by([Cell("tova", 9)]) == []
+    assert answers.find_answered([Cell("tova", 9)]) == []
     assert answers.metadata(FULL, "q0")["model"] == "m"
     with pytest.raises(ValueError, match="no question of squality"):
         Settings.last(store, "squality")
