@@ -11,6 +11,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive
 
 from msrnn.server.errors import ApiError
 from msrnn.server.keys import KeyCheck
@@ -36,3 +37,9 @@ async def _http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     found = ApiError(error.status_code, error.detail, code="not_found" if error.status_code == 404 else None)
     return JSONResponse(found.body, error.status_code, error.headers)
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from msrnn.server.asgi import wait_for_disconnect
 from msrnn.server.backlog import with_backlog
 from msrnn.server.errors import ApiError, internal_error, shutting_down_error
 from msrnn.server.limits import read_body
@@ -33,7 +34,7 @@ class Proxy:
                 raise shutting_down_error()
             body = await read_body(http, self._router.limits)
             work = asyncio.ensure_future(self._answer(http, body, send))
-            gone = asyncio.ensure_future(_wait_for_disconnect(receive))
+            gone = asyncio.ensure_future(wait_for_disconnect(receive))
             ending = asyncio.ensure_future(self._router.ending.wait())
             try:
                 await asyncio.wait({work, gone, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -61,7 +62,7 @@ class Proxy:
             job = await self._router.job(http, body)
             if isinstance(job, Response):
                 return await job(http.scope, http.receive, send)
-            answer = with_backlog(self._router.stream_answer(job), self._router.limits.behind)
+            answer = with_backlog(self._router.pool.stream_answer(job), self._router.limits.behind)
             async with aclosing(answer) as messages:
                 async for message in messages:
                     begun, more = True, message.get("more_body", message["type"] == "http.response.start")
@@ -87,8 +88,3 @@ class Proxy:
 async def _send_last(send: Send, error: ApiError) -> None:
     """End a stream with an error."""
     await send({"type": "http.response.body", "body": format_error(error.body), "more_body": False})
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

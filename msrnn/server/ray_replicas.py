@@ -15,7 +15,7 @@ from starlette.types import Message, Scope
 from msrnn.core.ray_cluster import Cluster
 from msrnn.errors import UsageError
 from msrnn.server.in_process import answer_in_process
-from msrnn.server.router import LostReplicaError
+from msrnn.server.replica_pool import LostReplicaError
 from msrnn.server.server import Server
 
 # Seconds without a ping from the router, after which a replica removes itself. The first ping may come late: the

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from starlette.applications import Starlette
@@ -17,9 +16,9 @@ from starlette.routing import Route
 import msrnn
 from msrnn.engine.engine import Engine
 from msrnn.engine.lanes import LongEngine
-from msrnn.engine.requests import Event, Request
+from msrnn.engine.requests import Request
 from msrnn.errors import SessionError, UsageError
-from msrnn.server.asgi import make_app
+from msrnn.server.asgi import make_app, wait_for_disconnect
 from msrnn.server.docs_page import docs_routes
 from msrnn.server.errors import (
     ApiError,
@@ -30,6 +29,7 @@ from msrnn.server.errors import (
     shutting_down_error,
     slow_client_error,
 )
+from msrnn.server.feed import Feed, read_all, stream_reply
 from msrnn.server.keys import owner_of
 from msrnn.server.limits import RETRY_SECONDS, Limits, Parsing, read_body
 from msrnn.server.metrics import Metrics, Timer
@@ -38,43 +38,9 @@ from msrnn.server.openapi import describe_api
 from msrnn.server.page import page_routes
 from msrnn.server.prompts import check_answers
 from msrnn.server.protocol import Job, Served, parse_chat, parse_completion
-from msrnn.server.replies import ChatReply, Reply, format_error
+from msrnn.server.replies import ChatReply, Reply
 from msrnn.server.request_log import USAGE
 from msrnn.server.sessions import SessionEndpoints
-
-
-@dataclass(frozen=True, eq=False)
-class _Feed:
-    """The events of a job's requests in order of arrival; None ends those of one request."""
-
-    requests: list[Request]
-    events: asyncio.Queue[Event | Exception | None]
-    tasks: list[asyncio.Task[None]]
-
-    async def read(self) -> AsyncGenerator[Event, None]:
-        """Yield all events. Closing the generator early cancels the requests."""
-        try:
-            unfinished = len(self.tasks)
-            while unfinished:
-                event = await self.events.get()
-                if isinstance(event, ApiError):
-                    raise event
-                if isinstance(event, Exception):
-                    raise internal_error(f"internal error ({type(event).__name__})") from event
-                if event is None:
-                    unfinished -= 1
-                    continue
-                if event.finish_reason == "error":
-                    raise _make_answer_error(event)
-                yield event
-        finally:
-            self.cancel()
-            for task in self.tasks:
-                task.cancel()
-
-    def cancel(self) -> None:
-        for request in self.requests:
-            request.cancel()
 
 
 class Server:
@@ -86,7 +52,7 @@ class Server:
         self.parsing = Parsing()
         self.active = 0  # waiting and running requests
         self.draining = False  # new requests are refused
-        self._feeds: set[_Feed] = set()  # of answers that are not finished
+        self._feeds: set[Feed] = set()  # of answers that are not finished
 
     def app(self) -> Starlette:
         routes = [
@@ -169,9 +135,9 @@ class Server:
         http.scope.get(USAGE, []).append(reply.usage)
         feed = self._start(requests)
         if job.stream:
-            return StreamingResponse(_stream_reply(http, feed, reply), media_type="text/event-stream")
-        work = asyncio.ensure_future(_read_all(feed))
-        gone = asyncio.ensure_future(_wait_for_disconnect(http))
+            return StreamingResponse(stream_reply(http, feed, reply), media_type="text/event-stream")
+        work = asyncio.ensure_future(read_all(feed))
+        gone = asyncio.ensure_future(wait_for_disconnect(http.receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
@@ -184,9 +150,9 @@ class Server:
                 await asyncio.gather(work, gone, return_exceptions=True)
         return await asyncio.to_thread(lambda: JSONResponse(reply.complete()))
 
-    def _start(self, requests: list[Request]) -> _Feed:
+    def _start(self, requests: list[Request]) -> Feed:
         """Add requests to the engine. They count until they end, even if the client does not read the reply."""
-        feed = _Feed(requests, asyncio.Queue(), [])
+        feed = Feed(requests, asyncio.Queue(), [])
 
         async def collect(request: Request) -> None:
             timer = Timer(self.metrics, request)
@@ -242,40 +208,3 @@ class Server:
 
     async def version(self, _: HttpRequest) -> Response:
         return JSONResponse({"version": msrnn.__version__})
-
-
-async def _read_all(feed: _Feed) -> None:
-    async with aclosing(feed.read()) as events:
-        async for _ in events:
-            pass
-
-
-async def _stream_reply(http: HttpRequest, feed: _Feed, reply: Reply) -> AsyncIterator[bytes]:
-    gone = asyncio.ensure_future(_wait_for_disconnect(http))  # also noticed while there is nothing to send yet
-    gone.add_done_callback(lambda _: feed.cancel())  # the engine then ends the events, and so this stream
-    first = reply.first_chunks()  # sent with the first event: until then, another server can still take over
-    try:
-        async with aclosing(feed.read()) as events:
-            async for event in events:
-                echoes = reply.echoes_now(event)  # a prompt that is sent back may be long
-                new = await asyncio.to_thread(reply.chunks, event) if echoes else reply.chunks(event)
-                for chunk in [*first, *new]:
-                    yield chunk
-                first = []
-        for chunk in [*first, *reply.last_chunks()]:
-            yield chunk
-    except ApiError as error:
-        yield format_error(error.body)
-    finally:
-        gone.cancel()
-
-
-def _make_answer_error(event: Event) -> ApiError:
-    answer = event.request.answers[event.number]
-    message = answer.error or "the answer failed"
-    return internal_error(message) if answer.error_code is None else session_error(message, answer.error_code)
-
-
-async def _wait_for_disconnect(http: HttpRequest) -> None:
-    while (await http.receive())["type"] != "http.disconnect":
-        pass

@@ -16,7 +16,8 @@ from msrnn.server.affinity import assign_replica
 from msrnn.server.in_process import answer_in_process
 from msrnn.server.limits import Limits
 from msrnn.server.protocol import Served
-from msrnn.server.router import LostReplicaError, Router
+from msrnn.server.replica_pool import LostReplicaError
+from msrnn.server.router import Router
 from msrnn.server.server import Server
 from tests.helpers.characters import character_model, character_tokenizer
 
@@ -68,7 +69,7 @@ def with_router(test: Test, folder: Path | None = None, **limits: Any) -> None:
         transport = httpx.ASGITransport(router.app(), raise_app_exceptions=True)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
             await test(router, replicas, client)
-        assert (router.active, router.loads) == (0, [0] * COUNT)
+        assert (router.active, router.pool.loads) == (0, [0] * COUNT)
         for replica in replicas:
             replica.engine.close()
 

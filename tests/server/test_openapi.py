@@ -169,7 +169,7 @@ def test_several_replicas_have_one_description() -> None:
         assert sum("/openapi.json" in replica.asked for replica in replicas) == 1
         assert (await client.get("/docs")).headers["content-type"].startswith("text/html")
         for number in range(len(replicas)):
-            router.mark(number, up=False)
+            router.pool.mark(number, up=False)
         monkeypatch.setattr("msrnn.server.router.METRICS_TIMEOUT", 0.2)
         assert (await client.get("/openapi.json")).status_code == 503
 

@@ -141,7 +141,7 @@ def test_requests_through_replicas_are_logged_once(tmp_path: Path) -> None:
             replicas[0].dies_before = 0
             for more in ({}, {"stream": True}, {"session_id": "talk"}):
                 replicas[0].dies_before = None if more else 0
-                router.mark(0, up=True)
+                router.pool.mark(0, up=True)
                 await client.post("/v1/completions", json=body("hello", ignore_eos=True, **more))
             await client.get("/v1/sessions")
 

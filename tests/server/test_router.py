@@ -26,36 +26,6 @@ SCOPE = {"type": "http", "method": "POST", "path": "/v1/completions", "query_str
 SCOPE |= {"headers": [(b"host", b"localhost")]}
 
 
-def test_a_replica_that_is_lost_before_it_answers() -> None:
-    async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
-        expected = await texts(client, body())
-        for before in (AT_ONCE, 0, 1):
-            router.mark(0, up=True)
-            replicas[0].dies_before = before
-            streams = [body(stream=True) for _ in range(6)]
-            assert {*await texts(client, *(body() for _ in range(6)))} == {*expected}
-            assert router.up == [False, True, True]
-            router.mark(0, up=True)
-            for found in await asyncio.gather(*(client.post("/v1/completions", json=one) for one in streams)):
-                assert found.text.endswith("data: [DONE]\n\n")
-                assert "error" not in found.text
-
-    with_router(test)
-
-
-def test_a_replica_that_is_lost_in_the_middle_of_a_stream() -> None:
-    async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
-        for replica in replicas:
-            replica.dies_before = 3
-        found = await client.post("/v1/completions", json=body(stream=True))
-        *chunks, last = [line for line in found.text.split("\n\n") if line]
-        assert len(chunks) == 2
-        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "internal_error"
-        assert router.up.count(False) == 1
-
-    with_router(test)
-
-
 def test_answers_that_the_end_of_the_front_cuts() -> None:
     """A stream ends with an error, and what has not begun with 503."""
 
@@ -64,7 +34,7 @@ def test_answers_that_the_end_of_the_front_cuts() -> None:
         async with aclosing(answer_in_process(app, {**SCOPE}, content)) as messages:
             while not (await anext(messages)).get("body"):
                 pass
-            router.up = [False] * COUNT  # the next request waits
+            router.pool.up = [False] * COUNT  # the next request waits
             waiting = asyncio.ensure_future(client.post("/v1/completions", json=body()))
             while router.active < 2:
                 await asyncio.sleep(0.01)
@@ -75,19 +45,6 @@ def test_answers_that_the_end_of_the_front_cuts() -> None:
         assert not last["more_body"]
         refused = await waiting
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
-
-    with_router(test)
-
-
-def test_a_request_that_no_replica_survives() -> None:
-    async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
-        for replica in replicas:
-            replica.dies_before = 0
-        found = await client.post("/v1/completions", json=body())
-        assert found.status_code == 500
-        assert found.json()["error"]["message"] == "3 replicas ended while they answered this request"
-        health = await client.get("/health")
-        assert (health.status_code, health.json()["replicas_up"]) == (503, 0)
 
     with_router(test)
 
@@ -187,29 +144,12 @@ def test_a_replica_that_hangs_or_is_lost_while_metrics_are_read(monkeypatch: pyt
         assert 'replica="2"' in text
         assert 'replica="1"' not in text
         # A prompt that waits for such a replica goes elsewhere when the replica is found to be down.
-        router.mark(0, up=False)
-        router.mark(2, up=False)
+        router.pool.mark(0, up=False)
+        router.pool.mark(2, up=False)
         waiting = asyncio.ensure_future(texts(client, body()))
         await asked.wait()
-        router.mark(2, up=True)
-        router.mark(1, up=False)
+        router.pool.mark(2, up=True)
+        router.pool.mark(1, up=False)
         await waiting
-
-    with_router(test)
-
-
-def test_replicas_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_file, "PING_SECONDS", 0.01)
-
-    async def test(router: Router, replicas: list[Local], client: httpx.AsyncClient) -> None:
-        app = router.app()
-        async with app.router.lifespan_context(app):
-            for how in (AT_ONCE, 0):
-                replicas[1].dies_before = how
-                while router.up != [True, False, True]:
-                    await asyncio.sleep(0.01)
-                replicas[1].dies_before = None
-                while not all(router.up):
-                    await asyncio.sleep(0.01)
 
     with_router(test)

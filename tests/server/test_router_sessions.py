@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 import msrnn
-from msrnn.server import router as front_file
 from msrnn.server.affinity import assign_replica
 from msrnn.server.router import Router
 from tests.helpers.characters import character_model, character_tokenizer
@@ -65,21 +64,21 @@ def test_a_session_waits_for_its_replica(tmp_path: Path, monkeypatch: pytest.Mon
         await texts(client, body(session_id="talk"), body(session_id="other"))
         home.dies_before = AT_ONCE
         waiting = asyncio.ensure_future(texts(client, body(" more", session_id="talk")))
-        while router.up[home.number]:
+        while router.pool.up[home.number]:
             await asyncio.sleep(0.01)
         assert not waiting.done()
         home.engine.close()
         home.start()  # from the files
         home.dies_before = None
-        router.mark(home.number, up=True)
+        router.pool.mark(home.number, up=True)
         assert await waiting == await texts(client, body(" more", session_id="other"))
         assert (await client.get("/v1/sessions/talk")).json()["turns"] == 2
 
-        monkeypatch.setattr(front_file, "PATIENCE", 0.2)
-        router.mark(home.number, up=False)
+        monkeypatch.setattr("msrnn.server.replica_pool.PATIENCE", 0.2)
+        router.pool.mark(home.number, up=False)
         found = await client.post("/v1/completions", json=body(session_id="talk"))
         assert (found.status_code, found.headers["retry-after"]) == (503, "10")
-        router.mark(home.number, up=True)
+        router.pool.mark(home.number, up=True)
 
     with_router(test, tmp_path)
 
@@ -93,10 +92,10 @@ def test_a_turn_that_is_saved_but_whose_answer_is_lost(tmp_path: Path) -> None:
         home.dies_before = 0
 
         async def start_again() -> None:
-            while router.up[home.number]:
+            while router.pool.up[home.number]:
                 await asyncio.sleep(0.01)
             home.dies_before = None
-            router.mark(home.number, up=True)
+            router.pool.mark(home.number, up=True)
 
         asked = client.post("/v1/completions", json=body(" more", session_id="talk"))
         found, _ = await asyncio.gather(asked, start_again())
@@ -130,11 +129,11 @@ def test_a_session_with_two_writers(tmp_path: Path) -> None:
         home = replicas[assign_replica("talk", COUNT)]
         other = Local(home.number, tmp_path)
         await texts(client, body(session_id="talk"))
-        router.replicas = [other] * COUNT
+        router.pool.replicas = [other] * COUNT
         for turns, code in ((0, 409), (1, 200)):  # it has not seen the first turn, and then has
             found = await client.post("/v1/completions", json=body(" more", session_id="talk", session_turns=turns))
             assert found.status_code == code, found.text
-        router.replicas = replicas
+        router.pool.replicas = replicas
         found = await client.post("/v1/completions", json=body(" more", session_id="talk"))
         assert found.status_code == 409
         assert "another process has continued it" in found.text

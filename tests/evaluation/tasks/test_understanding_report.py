@@ -11,7 +11,7 @@ from msrnn.evaluation.store import Store
 from msrnn.evaluation.tasks.answer_scores import scores
 from msrnn.evaluation.tasks.answers import Answers, Settings
 from msrnn.evaluation.tasks.question_tasks import QASPER
-from msrnn.evaluation.tasks.understanding_report import Report, figure, formatted
+from msrnn.evaluation.tasks.understanding_report import Report, figure, format_score
 
 FULL = Cell("full", None)
 
@@ -70,7 +70,7 @@ def test_files(tmp_path: Path) -> None:
     assert float(lines[1]["difference"]) == pytest.approx(400 / 9)
     figure(report, tmp_path, "a model")
     assert (tmp_path / "qasper.png").read_bytes().startswith(b"\x89PNG")
-    assert formatted(report.score("full", 8)).text(" ") == "100.00 100.00 to 100.00"
+    assert format_score(report.score("full", 8)).text(" ") == "100.00 100.00 to 100.00"
 
 
 def test_rows_alone_make_the_report(tmp_path: Path) -> None:
