@@ -6,13 +6,8 @@ of buffers, which belongs to one state at a time. When another state is read, it
 
 from __future__ import annotations
 
-import copy
-import gc
 import warnings
-import weakref
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -22,9 +17,10 @@ from transformers import PreTrainedModel
 
 from msrnn.core.device_memory import is_out_of_memory
 from msrnn.core.shards import CHECKS, least
-from msrnn.core.slots import ordinary_tensors
 from msrnn.core.state import MultiState
+from msrnn.hf.captured_graph import Graph
 from msrnn.hf.fingerprint import addresses_of
+from msrnn.hf.graph_buffers import GraphBuffers
 from msrnn.hf.read_plan import STEP, ReadStep, Shape, plan_read
 from msrnn.hf.state_spec import StateSpec
 from msrnn.hf.wavefront import (
@@ -34,7 +30,6 @@ from msrnn.hf.wavefront import (
     fitting_tokens,
     in_flight_together,
     read_blocks,
-    warm_up_streams,
     wave_of,
 )
 
@@ -42,122 +37,9 @@ WORTH_CAPTURING = 2  # reads of one shape before one is captured, which takes ab
 WORTH_CAPTURING_STEPS = 64  # the same for several blocks that are read token by token: some hundred thousand kernels
 
 
-class Graph:
-    """A read of [B, T] ids in blocks, captured on the buffers that a state has now."""
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        spec: StateSpec,
-        state: MultiState,
-        shape: Shape,
-        last_only: bool,
-        compiles: bool,
-        pool: Any,
-    ) -> None:
-        B, device = state.batch_size, model.device
-        self.ids = torch.zeros(B, shape.width, dtype=torch.long, device=device)
-        # Warm-up and capture read padding only, which does not change the state.
-        self.real = torch.zeros(B, shape.width, dtype=torch.bool, device=device)
-        self.graph = torch.cuda.CUDAGraph()
-        forward: Any = compile_model(model, B * shape.block) if compiles else model
-        blocks = shape.width // shape.block
-
-        def read(width: int) -> list[Tensor]:
-            return read_blocks(forward, spec, state, self.ids[:, :width], self.real[:, :width], shape.block, last_only)
-
-        with torch.cuda.device(device), layers_share_code() if compiles else nullcontext():
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(2):
-                    read(shape.block)
-                if blocks > 1:
-                    warm_up_streams(device, model.dtype, blocks)
-            torch.cuda.current_stream().wait_stream(side)
-            with capturing(self.graph, device, pool):
-                self.logits = read(shape.width)
-        self.real.fill_(True)
-        self._masked = False
-
-    def __call__(self, input_ids: Tensor, mask: Tensor | None = None) -> list[Tensor]:
-        """ids [B, T] and a mask of the same shape, or none -> logits of each block, which the next call overwrites."""
-        self.ids.copy_(input_ids)
-        if mask is not None:
-            self.real.copy_(mask)
-            self._masked = True
-        elif self._masked:
-            self.real.fill_(True)
-            self._masked = False
-        self.graph.replay()
-        return self.logits
-
-
-@contextmanager
-def capturing(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any = None) -> Iterator[None]:
-    """Capture what is launched meanwhile.
-
-    Python collects no garbage meanwhile: freeing an old graph or pinned memory is not allowed then, and breaks the
-    capture. Other threads may use the device. After an aborted capture, CUDA's random numbers would wait for its end,
-    and fail, so their state is restored.
-    """
-    generator = torch.cuda.default_generators[device.index if device.index is not None else torch.cuda.current_device()]
-    before, collects = generator.clone_state(), gc.isenabled()
-    gc.disable()
-    try:
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            yield
-    except BaseException:
-        generator.graphsafe_set_state(before)
-        raise
-    finally:
-        if collects:
-            gc.enable()
-
-
 def _first_error(error: BaseException) -> BaseException:
     """The error that began it: an aborted capture raises a second one."""
     return error if error.__context__ is None else _first_error(error.__context__)
-
-
-def compile_model(model: PreTrainedModel, tokens: int) -> Any:
-    """Compile the model. Products of one token with a matrix become kernels that are tuned to read at full speed."""
-    return torch.compile(model, options={"coordinate_descent_tuning": True} if tokens == 1 else None)
-
-
-def layers_share_code() -> Any:
-    """torch.compile treats a layer's index as a variable, so that layers of one kind share their compiled code."""
-    return torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True)
-
-
-class _GraphBuffers:
-    """The buffers of one batch size, the graphs captured on them, and the state that owns them now, if any."""
-
-    def __init__(self, state: MultiState) -> None:
-        self.layers = [copy.copy(layer) for layer in state.layers]
-        self.graphs: dict[tuple[Shape, bool], Graph | None] = {}
-        self.owner = weakref.ref(state)
-
-    @ordinary_tensors
-    def assign(self, state: MultiState) -> None:
-        """Copy a state into these buffers, which are then its own. The state that had them before gets a copy."""
-        before = self.owner()
-        if before is state:
-            return
-        for i, layer in enumerate(self.layers):
-            for name, buffer in layer.tensors().items():
-                if before is not None:
-                    setattr(before.layers[i], name, buffer.clone())
-                buffer.copy_(getattr(state.layers[i], name))
-                setattr(state.layers[i], name, buffer)
-        self.owner = weakref.ref(state)
-
-    def empty_state(self, fingerprint: dict[str, Any]) -> MultiState:
-        """An empty state in buffers that no state uses any more."""
-        state = MultiState([copy.copy(layer) for layer in self.layers], fingerprint, columns=0)
-        state.reset()
-        self.owner = weakref.ref(state)
-        return state
 
 
 class Graphs:
@@ -178,7 +60,7 @@ class Graphs:
                 stacklevel=4,
             )
             self.possible = False
-        self._buffers: dict[int, _GraphBuffers] = {}
+        self._buffers: dict[int, GraphBuffers] = {}
         self._waves: dict[tuple[int, bool], Wave] = {}
         # Enough to notice a move or a cast, which changes all weights.
         weights = [*model.parameters()]
@@ -215,7 +97,7 @@ class Graphs:
             return None
         buffers = self._buffers.get(state.batch_size)
         if buffers is None:
-            buffers = self._buffers[state.batch_size] = _GraphBuffers(state)
+            buffers = self._buffers[state.batch_size] = GraphBuffers(state)
         buffers.assign(state)
         key = shape, last_only
         if key not in buffers.graphs:

@@ -12,9 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from msrnn.backends import resolve_backend, resolve_scored_backend
 from msrnn.backends.base import Backend
-from msrnn.checks import check_count
 from msrnn.core.device_memory import check_fits
 from msrnn.core.quantization import parse_state_dtype, state_dtype_name
 from msrnn.core.rope import FITTED, ORIGINAL, Gap, Repositioning, Spacing, name_of, spacing
@@ -25,10 +23,11 @@ from msrnn.hf.cache_layers import LayerSetup, LinearLayer, OwnedCache, Place, St
 from msrnn.hf.cache_state import CachedState
 from msrnn.hf.inspect import ModelSpec, inspect_model
 from msrnn.hf.inspect_layers import host_layers
+from msrnn.hf.state_options import check_chunk, check_partly_bounded, check_unbounded, fitting_gap, layer_backend
 from msrnn.layer import Record
 from msrnn.policy import Bound, Policy, layer_bound
-from msrnn.scored import ScoredPolicy, refuse_scored
-from msrnn.size import Size, SizeLike, find_budget_layers, layer_sizes, resolve
+from msrnn.scored import refuse_scored
+from msrnn.size import SizeLike, find_budget_layers, layer_sizes, resolve
 
 
 @dataclass(frozen=True)
@@ -198,19 +197,19 @@ def state_spec(
     policy, size = resolve(policy, size)
     quantized = parse_state_dtype(state_dtype)
     if not policy.evicts:
-        _check_unbounded(state_dtype, positions)
-    _check_chunk(chunk)
+        check_unbounded(state_dtype, positions)
+    check_chunk(chunk)
     spec = inspect_model(model)
     if spec.shards is not None:
         refuse_scored(policy, "processes that share a model cannot compute a Python function; use one process")
     linear = [layer is None for layer in spec.layers]
     sizes = layer_sizes(policy, size, spec.windows, linear)
     if size and any(one is None and not skipped for one, skipped in zip(sizes, linear, strict=True)):
-        _check_partly_bounded(size, quantized, positions)
+        check_partly_bounded(size, quantized, positions)
     bounds = [layer_bound(policy, rows, window) for rows, window in zip(sizes, spec.windows, strict=True)]
     devices = [layer.shape.device if layer else model.device for layer in spec.layers]
-    backends = [_layer_backend(backend, policy, *layer) for layer in zip(bounds, devices, strict=True)]
-    spaced = spacing(positions, _fitting(spec.config, sizes) if positions == FITTED else 1)
+    backends = [layer_backend(backend, policy, *layer) for layer in zip(bounds, devices, strict=True)]
+    spaced = spacing(positions, fitting_gap(spec.config, sizes) if positions == FITTED else 1)
     setups = _setups(spec, backends, spaced, chunk)
     spec.check_readable(in_blocks)
     return StateSpec(
@@ -220,36 +219,6 @@ def state_spec(
         setups=setups,
         fingerprint=_fingerprint(spec, policy, sizes, quantized, spaced),
     )
-
-
-def _check_unbounded(state_dtype: str | torch.dtype | None, positions: str | Gap) -> None:
-    """Refuse options that policy 'full' does not have."""
-    if parse_state_dtype(state_dtype):
-        raise UsageError(
-            "policy 'full' does not quantize",
-            name="state_dtype",
-            value=state_dtype,
-            advice="use a bounded policy, or leave it out",
-        )
-    if named := spacing(positions):
-        raise UsageError(
-            "policy 'full' leaves no gaps",
-            name="positions",
-            value=named.name,
-            advice="use a bounded policy, or leave it out",
-        )
-
-
-def _check_partly_bounded(size: Size, quantized: torch.dtype | None, positions: str | Gap) -> None:
-    """Refuse options that need a size for every layer."""
-    for name, value in (("state_dtype", quantized), ("positions", spacing(positions))):
-        if value:
-            raise UsageError(f"{name}: needs a size for every layer, and one of size={size.name:.60} is None")
-
-
-def _check_chunk(chunk: int | None) -> None:
-    if chunk is not None:
-        check_count("chunk", chunk, of="tokens")
 
 
 def _setups(
@@ -290,24 +259,3 @@ def _fingerprint(
         "rotary": spec.rope_digest,
         "windows": sorted({window for window in spec.windows if window is not None}),
     }
-
-
-def _layer_backend(name: str, policy: Policy, bound: Bound | None, device: torch.device) -> Backend:
-    """The backend of a layer. A policy with a Python function needs its own, and torch for the layers that slide."""
-    if not isinstance(policy, ScoredPolicy):
-        return resolve_backend(name, device)
-    scored = resolve_scored_backend(name)
-    return scored if bound and bound.policy is policy else resolve_backend("torch", device)
-
-
-def _fitting(config: Any, sizes: Sequence[int | None]) -> int:
-    """The largest gap at which the tokens of every layer, and a new one, always fit the training length."""
-    length: int | None = getattr(config, "max_position_embeddings", None)
-    size = max((size for size in sizes if size is not None), default=None)
-    if not length or size is None:
-        reason = "the config of this model has no max_position_embeddings; name a largest gap, as in 'compressed:16'"
-        raise UsageError(reason, name="positions", value=FITTED)
-    if size >= length:
-        reason = f"size={size} does not fit the {length:,} positions of this model; take a smaller size"
-        raise UsageError(reason, name="positions", value=FITTED)
-    return (length - 1) // size

@@ -13,7 +13,7 @@ import pytest
 
 from msrnn.backends import resolve_backend
 from msrnn.core.state_file import load_tensors
-from msrnn.hf import state_spec
+from msrnn.hf import state_options
 from msrnn.policy import NAMES
 from tests.helpers.command import TEXT, Run, same
 
@@ -107,7 +107,7 @@ def test_backends_give_the_same_state(verb: str, run: Run, tmp_path: Path, monke
         used.append(name)
         return resolve_backend(name, device)
 
-    monkeypatch.setattr(state_spec, "resolve_backend", resolved)
+    monkeypatch.setattr(state_options, "resolve_backend", resolved)
     speech = () if verb == "read" else SHORT
     for backend in ("torch", "numba"):
         words = (verb, *ASKED[verb], *SIZE, *speech, *CPU, "--backend", backend, "--save", tmp_path / backend)

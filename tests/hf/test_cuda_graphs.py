@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -109,35 +108,6 @@ def test_generate_captures_once_per_batch_size() -> None:
     state = rnn.state(2)
     assert torch.equal(rnn.generate(tokens(2, 20), state=state, **SETTINGS), first)
     assert torch.equal(state.seen.cpu(), torch.tensor([32, 32]))
-
-
-@pytest.mark.gpu
-def test_a_fused_step_is_the_step() -> None:
-    model = build(llama(num_hidden_layers=12, eos_token_id=None), "cuda")
-    fused, plain = msrnn.MultiStateRNN(model, "tova", 9, compile=True), msrnn.MultiStateRNN(model, "tova", 9)
-    for batch in (1, 3):
-        mine, theirs = fused.state(batch), plain.state(batch)
-        for token in tokens(batch, 15).split(1, dim=1):
-            torch.testing.assert_close(fused.step(token, mine), plain.step(token, theirs), atol=1e-4, rtol=1e-4)
-        assert fused._graphs.of(mine) is not None
-
-
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("error:this model cannot be captured")
-def test_old_graphs_and_pinned_memory_are_not_freed_during_a_capture() -> None:
-    model, before = build(llama(), "cuda"), gc.get_threshold()
-    gc.set_threshold(20, 1, 1)  # garbage is collected all the time
-    try:
-        for _ in range(10):
-            rnn = msrnn.MultiStateRNN(model, "tova", 9)
-            state = rnn.state()
-            rnn.step(tokens(1, 1), state)
-            assert rnn._graphs.of(state) is not None
-            cycle: list[Any] = [rnn, state, torch.zeros(8).pin_memory()]
-            cycle.append(cycle)
-        assert gc.isenabled()
-    finally:
-        gc.set_threshold(*before)
 
 
 @pytest.mark.gpu

@@ -25,7 +25,7 @@ from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
 from msrnn.evaluation.benchmark import NATIVE
 from msrnn.evaluation.benchmark.timing import capture_graph, milliseconds
-from msrnn.hf.cuda_graphs import compile_model, layers_share_code
+from msrnn.hf.captured_graph import compile_model, layers_share_code
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.size import Size, joint_name, parse_policy
 

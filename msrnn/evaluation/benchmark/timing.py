@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from msrnn.evaluation.benchmark.other_processes import OtherProcesses
-from msrnn.hf.cuda_graphs import capturing
+from msrnn.hf.captured_graph import capturing
 
 BUFFER_BYTES = {"cuda": 2**33, "cpu": 2**29}  # far more than a hardware cache holds
 ROUNDS, DISAGREE = 3, 0.1  # most rounds; the spread above which a round is repeated

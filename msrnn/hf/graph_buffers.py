@@ -1,0 +1,42 @@
+"""Buffers that states of one batch size share, one state at a time, and the CUDA graphs that were captured on them."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from typing import Any
+
+from msrnn.core.slots import ordinary_tensors
+from msrnn.core.state import MultiState
+from msrnn.hf.captured_graph import Graph
+from msrnn.hf.read_plan import Shape
+
+
+class GraphBuffers:
+    """The buffers of one batch size, the graphs captured on them, and the state that owns them now, if any."""
+
+    def __init__(self, state: MultiState) -> None:
+        self.layers = [copy.copy(layer) for layer in state.layers]
+        self.graphs: dict[tuple[Shape, bool], Graph | None] = {}
+        self.owner = weakref.ref(state)
+
+    @ordinary_tensors
+    def assign(self, state: MultiState) -> None:
+        """Copy a state into these buffers, which are then its own. The state that had them before gets a copy."""
+        before = self.owner()
+        if before is state:
+            return
+        for i, layer in enumerate(self.layers):
+            for name, buffer in layer.tensors().items():
+                if before is not None:
+                    setattr(before.layers[i], name, buffer.clone())
+                buffer.copy_(getattr(state.layers[i], name))
+                setattr(state.layers[i], name, buffer)
+        self.owner = weakref.ref(state)
+
+    def empty_state(self, fingerprint: dict[str, Any]) -> MultiState:
+        """An empty state in buffers that no state uses any more."""
+        state = MultiState([copy.copy(layer) for layer in self.layers], fingerprint, columns=0)
+        state.reset()
+        self.owner = weakref.ref(state)
+        return state
