@@ -93,7 +93,7 @@ def capturing(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any = Non
             gc.enable()
 
 
-def compiled(model: PreTrainedModel, tokens: int) -> Any:
+def compile_model(model: PreTrainedModel, tokens: int) -> Any:
     """Compile the model. Products of one token with a matrix become kernels that are tuned to read at full speed."""
     return torch.compile(model, options={"coordinate_descent_tuning": True} if tokens == 1 else None)
 
