@@ -22,7 +22,15 @@ ROOT = Path(__file__).parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
 SMALL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 BOOK = "The captain opened the door and looked at the sea. It was a dark and stormy night, and nobody slept. " * 20
-IN_SDIST = {"CHANGELOG.md", "LICENSE", "README.md", "constraints.txt", "pyproject.toml", "tests/conftest.py"}
+IN_SDIST = {
+    "CHANGELOG.md",
+    "LICENSE",
+    "README.md",
+    "constraints.txt",
+    "constraints-minimum.txt",
+    "pyproject.toml",
+    "tests/conftest.py",
+}
 IS_INSTALLED = "import msrnn, sys; sys.exit(not msrnn.__file__.startswith(sys.prefix))"
 SMALL_FOLDER = "from msrnn.hf.loading import small_model; print(small_model())"
 
