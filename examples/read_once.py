@@ -2,7 +2,7 @@
 
     msrnn download                                    # the small default model, once; not needed with --model
     python examples/read_once.py read book.txt book.safetensors [--model NAME]
-    python examples/read_once.py go-on book.safetensors "The next morning"
+    python examples/read_once.py continue book.safetensors "The next morning"
 
 A bounded state continues a text and knows its end. Ask it for no detail that is far back: most are evicted.
 """
@@ -18,9 +18,9 @@ from msrnn.hf.loading import load
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("verb", choices=["read", "go-on"])
+    parser.add_argument("verb", choices=["read", "continue"])
     parser.add_argument("source", help="a text to read, or a saved state")
-    parser.add_argument("target", help="the file to save the state in, or the words to go on with")
+    parser.add_argument("target", help="the file to save the state in, or the words to continue with")
     parser.add_argument("--model", help="a name on the hub, a folder or a .gguf file")
     given = parser.parse_args()
     model, tokenizer = load(given.model)

@@ -65,7 +65,7 @@ def test_chat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 def test_a_book_is_read_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run(monkeypatch, "read_once.py", "read", "book.txt", "book.safetensors")
     assert "tokens read" in capsys.readouterr().out
-    run(monkeypatch, "read_once.py", "go-on", "book.safetensors", "The next morning")
+    run(monkeypatch, "read_once.py", "continue", "book.safetensors", "The next morning")
     assert capsys.readouterr().out.startswith("The next morning")
 
 
