@@ -51,7 +51,7 @@ def test_arguments_are_checked_before_any_work(model: PreTrainedModel, passes: l
     passes.clear()
     with pytest.raises(ValueError, match="batch_size=0"):
         rnn.state(0)
-    with pytest.raises(ValueError, match="one token per row"):
+    with pytest.raises(ValueError, match="one token per sequence"):
         rnn.step(tokens(1, 2), state)
     for read in (rnn.read, rnn.step):
         with pytest.raises(TypeError, match="dict"):
