@@ -1,4 +1,4 @@
-"""Which tokens a state holds: against states made by hand, and against reading the same tokens one by one."""
+"""Which tokens a state holds, against reading the same tokens one by one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 import msrnn
 from msrnn.core.state import MultiState
 from msrnn.engine.requests import Event
-from msrnn.engine.state_retention import retention_of
 from msrnn.errors import UsageError
 from tests.helpers.tiny import FAMILIES, build, llama
 
@@ -26,24 +25,6 @@ def counted(state: MultiState) -> dict[int, float]:
             for position in {position for position in held if position >= 0}:
                 shares[position] = shares.get(position, 0) + 1 / len(groups) / len(state.layers)
     return {position: round(share, 4) for position, share in sorted(shares.items())}
-
-
-def test_a_state_made_by_hand() -> None:
-    """Two layers, two KV heads that evict on their own; of two rows, the second one is asked for."""
-    rnn = msrnn.MultiStateRNN(build(llama(), "cpu"), msrnn.Policy(decay=0.0, per="head"), 3)
-    state = rnn.state(2)
-    first, second = state.layers
-    first.position[1] = torch.tensor([[0, 7, -1, 5], [-1, 7, 2, 6]], dtype=torch.int32)
-    second.position[1] = torch.tensor([[7, 6, 5, -1], [5, 6, 7, -1]], dtype=torch.int32)
-    first.seen[1] = second.seen[1] = 8
-    found = retention_of(state, 1)
-    assert found.list_shares() == [(0, 0.25), (2, 0.25), (5, 0.75), (6, 0.75), (7, 1.0)]
-    assert (found.seen, found.slots, found.used) == (8, 12, 12)
-    assert found.nbytes == rnn.state(1).nbytes
-    assert found.full_nbytes == 8 * 2 * 2 * 2 * 8 * 4  # tokens, layers, KV heads, keys and values, numbers, bytes
-    assert retention_of(state, 0).list_shares() == []
-    first.position[1, 0] = torch.tensor([8, 7, -1, 5])
-    assert retention_of(state, 1).list_shares(found) == [(0, 0.0), (8, 0.25)]
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,8 @@ import transformers as tf
 from torch import Tensor
 
 from msrnn.engine.executor import FAILED, NOT_FINITE
-from msrnn.engine.noise import uniform
 from msrnn.engine.requests import SamplingParams
 from msrnn.engine.sampling import SequenceSampler, choose
-from msrnn.errors import UsageError
 
 VOCABULARY = 50
 CPU = torch.device("cpu")
@@ -31,15 +29,6 @@ def sampler(seed: int = 0, prompt: list[int] | None = None, **params: Any) -> Se
 def drawn(count: int, **params: Any) -> Counter[int]:
     rows = [sampler(seed, **params) for seed in range(count)]
     return Counter(choose(logits().expand(count, -1), rows).tokens.tolist())
-
-
-def test_noise_is_uniform_and_depends_on_both_numbers() -> None:
-    values = torch.tensor([uniform(seed, number) for seed in range(64) for number in range(64)])
-    assert len(values.unique()) > 4090
-    assert abs(float(values.mean()) - 0.5) < 0.02
-    assert 0 <= float(values.min()) < 0.01
-    assert 0.99 < float(values.max()) < 1
-    assert uniform(-1, 3) == uniform(2**64 - 1, 3)
 
 
 def test_samples_follow_the_distribution() -> None:
@@ -128,39 +117,6 @@ def test_logits_that_are_no_numbers_are_marked() -> None:
     broken[0, 7] = torch.nan
     assert choose(broken, [sampler(temperature=1), sampler(temperature=0)]).tokens[0] == -1
     assert choose(broken, [sampler(temperature=1), sampler(temperature=0)]).tokens[1] >= 0
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"temperature": -0.1}, "temperature=-0.1: must be a number from 0 to 100"),
-        ({"temperature": float("nan")}, "temperature=nan"),
-        ({"top_p": 0}, "top_p=0: must be a number from 1e-06 to 1"),
-        ({"top_p": 1e-46}, "top_p=1e-46: must be a number from 1e-06 to 1"),
-        ({"top_k": 10**400}, "top_k=1000000"),
-        ({"repetition_penalty": 1e-300}, "repetition_penalty=1e-300: must be a number from 0.01"),
-        ({"repetition_penalty": 5e-324}, "repetition_penalty=5e-324: must be a number from 0.01"),
-        ({"max_tokens": 10**400}, "max_tokens=1000000"),
-        ({"top_p": True}, "top_p=True"),
-        ({"top_k": -1}, "top_k=-1: must be a whole number, from 0 to 2,147,483,647"),
-        ({"min_p": 1.5}, "min_p=1.5"),
-        ({"max_tokens": -1}, "max_tokens=-1: must be a whole number, from 0 to 2,147,483,647"),
-        ({"max_tokens": 2.0}, "max_tokens=2.0"),
-        ({"n": 0}, "n=0"),
-        ({"repetition_penalty": 0}, "repetition_penalty=0: must be a number from 0.01 to 100"),
-        ({"presence_penalty": 2.5}, "presence_penalty=2.5: must be a number from -2 to 2"),
-        ({"frequency_penalty": "1"}, "frequency_penalty='1'"),
-        ({"logprobs": 21}, "logprobs=21: must be a whole number, from 0 to 20"),
-        ({"seed": 2**64}, "seed=18446744073709551616"),
-        ({"stop": "end"}, "stop='end': must be a list of strings"),
-        ({"stop": [""]}, "none of them empty"),
-        ({"logit_bias": {3: 101}}, "logit_bias: token 3 has 101; must be from -100 to 100"),
-    ],
-)
-def test_values_out_of_range_are_refused(params: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError) as error:
-        SamplingParams(**params)
-    assert message in str(error.value)
 
 
 def test_a_top_p_that_float32_does_not_tell_from_0() -> None:
