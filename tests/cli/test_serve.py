@@ -14,12 +14,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from msrnn.hf.model_options import ModelOptions
-from msrnn.server.checks import describe_open_folders, is_local
-from msrnn.server.factory import make_server
-from msrnn.server.limits import Limits
-from msrnn.server.setup import Setup
-from msrnn.size import Size
 from tests.helpers.command import Run
 
 
@@ -64,26 +58,6 @@ def test_a_port_in_use_is_found_before_a_model_is_loaded(run: Run) -> None:
     assert ran.code == 2
     said = "in use by another program on 127.0.0.1; choose another, or 0 for a free one"
     assert ran.err == f"msrnn: --port {port}: {said}\n"
-
-
-def test_addresses_beyond_this_machine() -> None:
-    assert [is_local(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "example.org")] == [
-        *[True] * 3,
-        *[False] * 3,
-    ]
-
-
-def test_folders_that_others_can_read(tmp_path: Path) -> None:
-    """One that the server makes is private; of one that exists, the mode stays, and a note says so."""
-    shared, private = tmp_path / "my sessions", tmp_path / "private"
-    for folder, mode in ((shared, 0o750), (private, 0o700)):
-        folder.mkdir()
-        folder.chmod(mode)
-    assert describe_open_folders({"sessions": shared, "prefix_states": private}) == [
-        f"sessions {shared}: other users have access to this folder (mode 0750), which holds tokens of "
-        f"conversations; run chmod 700 '{shared}'"
-    ]
-    assert describe_open_folders({"sessions": None, "prefix_states": tmp_path / "new"}) == []
 
 
 @contextmanager
@@ -144,13 +118,3 @@ def test_a_server(short: Path, tmp_path_factory: pytest.TempPathFactory) -> None
         assert rest.count("\n") == 9, rest
         assert rest.count("are answered with policy tova+1~64 and positions compressed") == 1
     assert (tmp_path / "talk.safetensors").exists()
-
-
-def test_neutral_sampling_and_special_tokens(folder: Path) -> None:
-    """The two options reach the server."""
-    rnn, tokenizer = ModelOptions(model=str(folder), size=Size(16)).load()
-    rnn.model.generation_config.temperature = 0.3
-    for generation_config, allows, defaults in (("auto", False, {"temperature": 0.3}), ("none", True, {})):
-        setup = Setup("tiny", slots=1, generation_config=generation_config, allow_special_tokens=allows)
-        served = make_server(setup, Limits(), rnn, tokenizer).served
-        assert (served.defaults, served.allow_special) == (defaults, allows)

@@ -7,8 +7,12 @@ import pytest
 from msrnn.engine import scheduler
 from msrnn.engine.batch import Batch
 
-# For tests that gain nothing from the other order: what is generated does not matter, or another process does it.
-one_order = pytest.mark.parametrize("overlaps", [False], indirect=True)
+ORDERS = ["in-order", "overlapping"]
+both_orders = pytest.mark.parametrize("overlaps", [False, True], ids=ORDERS, indirect=True)
+# For tests of what the engine's own tests have in both orders: the other one runs with the slow tests.
+second_order_slow = pytest.mark.parametrize(
+    "overlaps", [False, pytest.param(True, marks=pytest.mark.slow)], ids=ORDERS, indirect=True
+)
 
 
 def use_order(monkeypatch: pytest.MonkeyPatch, overlaps: bool) -> None:

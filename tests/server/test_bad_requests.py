@@ -17,7 +17,6 @@ from msrnn.hf.loading import Loaded
 from msrnn.server.limits import Limits
 from tests.helpers.bad_bodies import not_json, right_fields, wrong_fields
 from tests.helpers.live_server import KEY, post, running
-from tests.helpers.step_orders import one_order
 from tests.helpers.streams import streaming
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
@@ -86,7 +85,6 @@ def test_bad_completions(address: str, body: Any, status: int, param: str | None
         ({"messages": [{"role": "user", "content": "a"}], "prompt": "a"}, "prompt"),
     ],
 )
-@one_order
 def test_bad_chats(address: str, body: Any, param: str) -> None:
     found = post(address, body, "/v1/chat/completions")
     assert found.status_code == 400
@@ -102,7 +100,6 @@ def check_shape(found: httpx.Response) -> None:
     assert error["type"] == "invalid_request_error"
 
 
-@one_order
 def test_every_field_with_every_wrong_value(address: str, engine: msrnn.Engine) -> None:
     before = post(address, {"prompt": "The sea", "max_tokens": 5, "temperature": 0}).json()["choices"]
     counts: Counter[str] = Counter()
@@ -124,7 +121,6 @@ def test_every_field_with_every_wrong_value(address: str, engine: msrnn.Engine) 
     assert len(engine.sessions) == 0
 
 
-@one_order  # odd requests are sent in both
 def test_every_field_with_every_right_value(
     address: str, engine: msrnn.Engine, rnn: msrnn.MultiStateRNN, small: Loaded
 ) -> None:
@@ -144,7 +140,6 @@ def test_every_field_with_every_right_value(
     assert count > 100
 
 
-@one_order
 def test_paths_methods_and_keys(address: str) -> None:
     """A path that is not there is a 404, not a redirect."""
     paths = ["/v1", "/v1/", "/v1/models/", "//v1/models", "/v1/embeddings", "/v1/sessions/%2e%2e%2fx", "/v1/%ff"]
@@ -198,7 +193,6 @@ async def sent(address: str, *parts: bytes, pause: float = 0.0) -> httpx.Respons
     return httpx.Response(int(head.split()[1]), content=body)
 
 
-@one_order
 def test_large_bodies_and_slow_senders(rnn: msrnn.MultiStateRNN, small: Loaded) -> None:
     """Many at once, while others are answered."""
     engine = msrnn.Engine(rnn, slots=2, tokenizer=small.tokenizer)

@@ -25,11 +25,8 @@ from tests.helpers.page_browser import (
     until,
     wait_idle,
 )
-from tests.helpers.step_orders import one_order
 
 HOSTILE = "<img src=x onerror='hacked=1'></script><script>hacked=1</script>&lt;b&gt; {{script}} a\u202eb"
-
-pytestmark = one_order  # the page's turns are tested in both
 
 
 def test_an_answer_streams_and_tokens_fade(

@@ -24,13 +24,9 @@ from tests.helpers.page_browser import (
     type_message,
     until,
 )
-from tests.helpers.step_orders import one_order
 
 READY = "document.documentElement.dataset.ready"
 MARK = "no longer on the server"
-
-
-pytestmark = one_order
 
 
 def kept_texts(browser: Any) -> int:

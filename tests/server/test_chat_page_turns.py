@@ -25,7 +25,9 @@ from tests.helpers.page_browser import (
     until,
     wait_idle,
 )
-from tests.helpers.step_orders import one_order
+from tests.helpers.step_orders import second_order_slow
+
+pytestmark = second_order_slow
 
 AT_END = "(({ scrollHeight, scrollTop, clientHeight }) => scrollHeight - scrollTop - clientHeight < 5)(log)"
 ANSWERING = "document.querySelectorAll('.turn:last-child .assistant .body span').length > 5"
@@ -121,7 +123,6 @@ def test_a_message_that_is_stopped_before_its_answer_comes_back(
     assert browser.execute_script("return location.hash") == ""  # the server has no such session
 
 
-@one_order
 def test_a_lost_message_comes_back_and_is_retried(
     visit: Visit, open_address: str, engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,7 +166,6 @@ def test_a_turn_that_the_server_cannot_stop(
     wait_idle(engine)  # the row is free
 
 
-@one_order
 def test_a_conversation_that_goes_on_elsewhere(visit: Visit, open_address: str) -> None:
     """The message is not sent below a text that has missed turns."""
     browser = visit(open_address, errors=("409",))
@@ -182,7 +182,6 @@ def test_a_conversation_that_goes_on_elsewhere(visit: Visit, open_address: str) 
     assert turns(open_address, browser) == 3
 
 
-@one_order
 @pytest.mark.parametrize("secure", [True, False])
 def test_an_answer_is_copied(visit: Visit, open_address: str, secure: bool) -> None:
     """Also where the clipboard's interface is missing, as for pages over HTTP from another machine."""

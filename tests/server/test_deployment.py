@@ -11,9 +11,6 @@ from pathlib import Path
 import pytest
 
 from msrnn.cli.serve_options import ServeOptions
-from tests.helpers.step_orders import one_order
-
-pytestmark = one_order
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OPTIONS = {f"--{field.name.replace('_', '-')}" for field in fields(ServeOptions)}

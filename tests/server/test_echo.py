@@ -12,7 +12,10 @@ import torch
 import msrnn
 from msrnn.hf.loading import Loaded
 from tests.helpers.live_server import KEY, post, running
+from tests.helpers.step_orders import both_orders
 from tests.helpers.tiny import build, llama
+
+pytestmark = both_orders
 
 TEXT = "The sea was calm, 🌊 and the old harbour lay still."
 

@@ -10,10 +10,7 @@ from msrnn.errors import UsageError
 from msrnn.hf.model_options import ModelOptions
 from msrnn.server.engines import make_engine
 from msrnn.size import Size
-from tests.helpers.step_orders import one_order
 from tests.helpers.tiny import FAMILIES, build, llama
-
-pytestmark = one_order
 
 
 def test_the_engine_of_a_server(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,9 @@ import pytest
 import msrnn
 from msrnn.hf.loading import Loaded
 from tests.helpers.live_server import KEY, greedy, running
+from tests.helpers.step_orders import second_order_slow
+
+pytestmark = second_order_slow
 
 COUNT, TOKENS = 32, 5
 

@@ -7,21 +7,15 @@ from typing import Any
 
 import httpx
 import pytest
-from transformers import GenerationConfig
 
 import msrnn
 from msrnn.errors import UsageError
 from msrnn.hf.loading import Loaded
-from msrnn.server.defaults import sampling_defaults
 from msrnn.server.errors import ApiError
 from msrnn.server.fields import read_request
-from msrnn.server.protocol import Served, parse_completion
 from msrnn.server.request_models import CompletionRequest
 from msrnn.server.usual_fields import NOT_USED_IN_CHATS, NOT_USED_IN_COMPLETIONS, NOT_USED_IN_MESSAGES
 from tests.helpers.live_server import KEY, live, post
-from tests.helpers.step_orders import one_order
-
-pytestmark = one_order
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "temperature": 0}
 COMPLETION: dict[str, Any] = {"prompt": "a", "max_tokens": 1, "temperature": 0}
@@ -167,30 +161,6 @@ def test_as_much_as_the_limits_allow(address: str) -> None:
     for wrong in ({"stop": ["x"] * 17}, {"stop": ["x" * 1001]}, {"stop_token_ids": [1] * 1001}):
         with pytest.raises(UsageError, match="at most"):
             msrnn.SamplingParams(**wrong)
-
-
-def test_sampling_defaults_of_a_model() -> None:
-    """Only what the file states; nothing else is changed, and wrong values are not passed over."""
-    assert sampling_defaults(GenerationConfig()) == {}
-    assert sampling_defaults(GenerationConfig(eos_token_id=5, max_new_tokens=9)) == {}
-    stated = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.05}
-    assert sampling_defaults(GenerationConfig(do_sample=True, **stated)) == stated
-    assert sampling_defaults(GenerationConfig(temperature=0.6)) == {"temperature": 0.6}
-    assert sampling_defaults(GenerationConfig(do_sample=False, repetition_penalty=1.1)) == {
-        "temperature": 0.0,
-        "repetition_penalty": 1.1,
-    }
-    assert sampling_defaults(GenerationConfig(do_sample=True, top_k=-1))["top_k"] == 0
-    config = GenerationConfig()
-    config.temperature = -3.0
-    with pytest.raises(UsageError, match="generation config: temperature"):
-        sampling_defaults(config)
-
-
-def test_requests_go_before_the_model(engine: msrnn.Engine) -> None:
-    served = Served("tiny", engine.tokenizer, 16, 2000, engine.sessions, {"temperature": 0.0, "top_k": 5})
-    params = parse_completion({"prompt": "a", "top_k": 9}, served).params
-    assert (params.temperature, params.top_k, params.top_p) == (0.0, 9, 1.0)
 
 
 def test_the_model_list_tells_the_defaults(rnn: msrnn.MultiStateRNN, small: Loaded) -> None:

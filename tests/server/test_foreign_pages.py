@@ -16,9 +16,6 @@ from msrnn.server.origins import Origins
 from tests.helpers.characters import character_model, character_tokenizer
 from tests.helpers.live_server import running, wait_until
 from tests.helpers.page_browser import recorded, until
-from tests.helpers.step_orders import one_order
-
-pytestmark = one_order
 
 TURN = {"prompt": "hello", "max_tokens": 2, "session_id": "talk"}
 

@@ -18,9 +18,6 @@ import pytest
 
 from msrnn.errors import UsageError
 from msrnn.server.http_server import _address_error, bind, listen
-from tests.helpers.step_orders import one_order
-
-pytestmark = one_order
 
 
 def test_a_socket_takes_connections_when_told_and_does_not_collect_small_packets() -> None:

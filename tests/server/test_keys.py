@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
 import pytest
 
 import msrnn
+from msrnn.engine.session_id import is_owner
 from msrnn.hf.loading import Loaded
+from msrnn.server.keys import KeyCheck, is_guarded, owner_of
 from msrnn.server.limits import Limits
 from tests.helpers.live_server import running, slow_down
 
@@ -75,3 +78,41 @@ def test_a_prompt_cannot_be_guessed_from_the_cache(address: str) -> None:
     assert cached(ANN, SECRET) == 0
     assert cached(BOB, SECRET + " Really.") == 0
     assert cached(ANN, SECRET + " Really.") > 20
+
+
+def owner(key: bytes | None, path: str = "/v1/models", keys: Sequence[str] = ("sk-ann", "sk-bob")) -> str | None:
+    """The owner that the application sees; None: the request is refused."""
+    found: list[Any] = []
+    headers = [] if key is None else [(b"authorization", key)]
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            assert message["status"] == 401
+
+    async def app(scope: Any, *_: Any) -> None:
+        found.append(owner_of(scope))
+
+    scope = {"type": "http", "method": "GET", "path": path, "headers": headers}
+    asyncio.run(KeyCheck(app, keys)(scope, None, send))  # type: ignore[arg-type]
+    return found[0] if found else None
+
+
+def test_the_owner_of_a_key() -> None:
+    ann, bob = owner(b"Bearer sk-ann"), owner(b"bearer  sk-bob ")
+    assert ann is not None
+    assert bob is not None
+    assert ann != bob
+    assert is_owner(ann)
+    assert "ann" not in ann
+    assert owner(b"Bearer sk-ann", keys=["sk-ann"]) == ann  # other keys do not change it
+
+
+@pytest.mark.parametrize("key", [None, b"", b"Bearer", b"Bearer sk-eve", b"Basic sk-ann", b"sk-ann", b"Bearer \xff"])
+def test_wrong_keys(key: bytes | None) -> None:
+    assert owner(key) is None
+    assert owner(key, keys=()) == ""
+
+
+def test_paths_that_need_a_key() -> None:
+    assert [is_guarded(path) for path in ("/v1", "/v1/models", "/v1x", "/health", "/")] == [True, True, *[False] * 3]
+    assert owner(None, "/health") == ""

@@ -16,9 +16,6 @@ import msrnn
 from tests.helpers.characters import END, character_model, character_tokenizer
 from tests.helpers.live_server import greedy
 from tests.helpers.serving import Reply, ask, serving
-from tests.helpers.step_orders import one_order
-
-pytestmark = one_order
 
 SESSIONS, TOKENS, KILLED_AFTER = 50, 3, 60
 

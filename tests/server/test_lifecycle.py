@@ -15,12 +15,10 @@ from msrnn.hf.loading import Loaded
 from msrnn.server.limits import Limits
 from tests.helpers.live_server import live, post, slow_down, wait_until
 from tests.helpers.serving import metrics
-from tests.helpers.step_orders import one_order
 
 HOLD = 0.5  # seconds of a step; what runs goes on for longer than a test needs, until it is told to be fast
 LONG = {"prompt": "a", "max_tokens": 30, "ignore_eos": True, "temperature": 0}
 FOREVER = {"max_tokens": 1900, "stream": True}
-pytestmark = one_order
 
 
 @pytest.fixture

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 import msrnn
 from msrnn.hf.chat_template import encode
 from msrnn.hf.loading import Loaded
 from msrnn.server import limits, prompts
+from msrnn.server.errors import ApiError
 from msrnn.server.limits import Limits
 from tests.helpers.live_server import live, post, wait_until
-from tests.helpers.step_orders import one_order
-
-pytestmark = one_order
 
 LARGE = "large " * 20_000
 
@@ -97,11 +97,49 @@ def test_one_large_request_alone_is_checked(
         assert post(server.address, {"prompt": LARGE, "max_tokens": 1}).status_code == 400  # too long, and not 429
 
 
-def test_many_prompts_are_refused_before_one_is_tokenized(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def encode(*_: object) -> None:
-        raise AssertionError("a prompt was tokenized")
+def post_to(body: list[bytes], seconds: float = 30, length: str | None = None) -> Request:
+    """A request whose body arrives in these parts; after the last one, nothing does."""
+    parts = [{"type": "http.request", "body": part, "more_body": True} for part in body[:-1]]
+    parts += [{"type": "http.request", "body": part, "more_body": seconds < 1} for part in body[-1:]]
 
-    monkeypatch.setattr(prompts, "encode", encode)
-    for body in ({"prompt": ["a"] * 40_000}, {"prompt": ["a"] * 200, "n": 4}, {"prompt": [[1]] * 1000}):
-        found = post(address, body)
-        assert (found.status_code, found.json()["error"]["param"]) == (400, "prompt"), found.text
+    async def receive() -> Any:
+        if not parts:
+            await asyncio.Event().wait()
+        return parts.pop(0)
+
+    named = {"content-type": "application/json", **({} if length is None else {"content-length": length})}
+    encoded = [(name.encode(), value.encode()) for name, value in named.items()]
+    return Request({"type": "http", "method": "POST", "path": "/", "headers": encoded}, receive)
+
+
+def test_a_body_in_parts() -> None:
+    assert asyncio.run(limits.read_body(post_to([b"ab", b"", b"cd"]), Limits(body_bytes=4))) == b"abcd"
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "code"),
+    [
+        (post_to([b"abc", b"de"]), 413, "body_too_large"),
+        (post_to([b"ab"], length="5"), 413, "body_too_large"),
+        (post_to([b"ab"], seconds=0), 408, "body_too_slow"),
+    ],
+)
+def test_bodies_that_are_refused(request_: Request, status: int, code: str) -> None:
+    with pytest.raises(ApiError) as error:
+        asyncio.run(limits.read_body(request_, Limits(body_bytes=4, body_seconds=0.01)))
+    assert (error.value.status, error.value.code) == (status, code)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[NaN]", b"-Infinity", b"[" * 100_000])
+def test_bodies_that_are_not_json(body: bytes) -> None:
+    with pytest.raises(ApiError, match="the body is not JSON") as error:
+        limits.parse_json(body)
+    assert (error.value.status, error.value.code) == (400, "invalid_json")
+    assert len(error.value.message) < 300
+
+
+def test_a_small_body() -> None:
+    assert limits.parse_small_json(b'{"to": "a"}') == {"to": "a"}
+    with pytest.raises(ApiError) as error:
+        limits.parse_small_json(b" " * (limits.SMALL_BODY + 1))
+    assert error.value.status == 413

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tests.helpers.live_server import running
-from tests.helpers.step_orders import one_order
 from tests.helpers.tiny import build, llama
 
 pytest.importorskip("lm_eval", reason="the harness is not installed: pip install 'msrnn[lm-eval]'")
@@ -22,8 +21,6 @@ import msrnn
 from msrnn.hf.loading import Loaded
 from msrnn.integrations.lm_eval import BoundedLM
 from msrnn.server.limits import Limits
-
-pytestmark = one_order
 
 CONTEXT = "The quick brown fox jumps over the lazy dog, and then it"
 PAIRS = [

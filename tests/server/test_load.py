@@ -16,7 +16,6 @@ from msrnn.hf.loading import Loaded
 from msrnn.server.limits import Limits
 from tests.helpers.live_server import Live, greedy, live, post, wait_until
 from tests.helpers.serving import ask_at_once, leaving, usage_of
-from tests.helpers.step_orders import one_order
 
 CLIENTS, TOKENS = 100, 6
 
@@ -36,7 +35,6 @@ def more_than(before: dict[str, int], found: Live) -> dict[str, int]:
     return {name: count for name, count in in_use(found).items() if count > before[name]}
 
 
-@one_order
 def test_many_clients_of_which_some_leave(rnn: msrnn.MultiStateRNN, small: Loaded) -> None:
     rnn = msrnn.MultiStateRNN(rnn.model, "tova", 48)  # states that are large enough for a leak to be seen
     draw = random.Random(0)

@@ -14,7 +14,10 @@ from msrnn.engine.lanes import LongEngine
 from msrnn.hf.loading import Loaded
 from tests.helpers.live_server import KEY, greedy, post, running
 from tests.helpers.serving import metrics
+from tests.helpers.step_orders import both_orders
 from tests.helpers.tiny import build, llama
+
+pytestmark = both_orders
 
 LENGTH = 64
 HEADERS = {"Authorization": f"Bearer {KEY}"}

@@ -13,7 +13,10 @@ import msrnn
 from msrnn.hf.loading import Loaded
 from tests.helpers.live_server import KEY, running
 from tests.helpers.odd_requests import requests
+from tests.helpers.step_orders import second_order_slow
 from tests.helpers.streams import streaming
+
+pytestmark = second_order_slow
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 CLIENTS = 8

@@ -22,9 +22,6 @@ from msrnn.server.router import Router
 from msrnn.server.server import Server
 from tests.helpers.live_server import KEY, served_by
 from tests.helpers.replicas_here import Local, with_router
-from tests.helpers.step_orders import one_order
-
-pytestmark = one_order
 
 NEEDED: dict[str, dict[str, Any]] = {
     "stream_options": {"stream": True},

@@ -19,9 +19,6 @@ from msrnn.server.router import Router
 from tests.helpers.characters import character_model, character_tokenizer
 from tests.helpers.live_server import KEY, running
 from tests.helpers.replicas_here import Local, body, with_router
-from tests.helpers.step_orders import one_order
-
-pytestmark = one_order
 
 FOREIGN, FRIEND = "https://evil.example", "http://localhost:3000"
 PATHS = ("/", "/health", "/metrics", "/version", "/v1/models", "/v1/sessions")

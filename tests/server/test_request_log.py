@@ -19,9 +19,6 @@ from msrnn.server.router import Router
 from msrnn.server.server import Server
 from tests.helpers.characters import character_model, character_tokenizer
 from tests.helpers.replicas_here import Local, body, with_router
-from tests.helpers.step_orders import one_order
-
-pytestmark = one_order
 
 TIMES = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d |, \d+ ms$")
 KEY, SECRET = "sk-very-secret", "a secret word"

@@ -20,6 +20,9 @@ from msrnn.hf.messages import locate_contents
 from msrnn.server.retention import PromptTexts, RetentionField, prompt_texts
 from tests.helpers.characters import character_tokenizer
 from tests.helpers.live_server import KEY, post
+from tests.helpers.step_orders import both_orders
+
+pytestmark = both_orders
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 SYSTEM = "Answer naïvely — in Tromsø 🌊."

@@ -14,6 +14,9 @@ from msrnn.server.affinity import assign_replica
 from msrnn.server.router import Router
 from tests.helpers.characters import character_model, character_tokenizer
 from tests.helpers.replicas_here import AT_ONCE, COUNT, Local, body, texts, with_router
+from tests.helpers.step_orders import second_order_slow
+
+pytestmark = second_order_slow
 
 
 def test_sessions(tmp_path: Path) -> None:

@@ -19,7 +19,10 @@ from msrnn.hf.loading import Loaded
 from msrnn.server.limits import Limits
 from tests.helpers.live_server import KEY, greedy, post, running, slow_down, wait_until
 from tests.helpers.serving import metrics
+from tests.helpers.step_orders import both_orders
 from tests.helpers.tiny import build, llama
+
+pytestmark = both_orders
 
 
 @pytest.fixture

@@ -8,10 +8,16 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from starlette.datastructures import QueryParams
 
 import msrnn
 from msrnn.hf.loading import Loaded
+from msrnn.server.errors import ApiError
+from msrnn.server.sessions import page_of
 from tests.helpers.live_server import KEY, post, running, slow_down
+from tests.helpers.step_orders import both_orders
+
+pytestmark = both_orders
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 
@@ -105,3 +111,35 @@ def test_errors_do_not_tell_where_files_are(
         ]
     assert [reply.status_code for reply in found] == [409, 409, 409]
     assert not any("of-the-server" in reply.text for reply in found)
+
+
+SESSIONS: list[dict[str, Any]] = [{"id": f"s{number}"} for number in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("query", "names", "more"),
+    [
+        ({}, ["s0", "s1", "s2", "s3", "s4"], False),
+        ({"limit": "2"}, ["s0", "s1"], True),
+        ({"limit": "2", "after": "s1"}, ["s2", "s3"], True),
+        ({"limit": "2", "after": "s3"}, ["s4"], False),
+        ({"after": "s4"}, [], False),
+    ],
+)
+def test_a_page_of_a_list(query: dict[str, str], names: list[str], more: bool) -> None:
+    page = page_of(SESSIONS, QueryParams(query))
+    assert ([found["id"] for found in page["data"]], page["has_more"], page["object"]) == (names, more, "list")
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        *(({"limit": limit}, "limit") for limit in ("0", "1001", "-1", "1.5", "", "٣", "9" * 5000)),
+        ({"after": "x"}, "after"),
+    ],
+)
+def test_pages_that_are_refused(query: dict[str, str], param: str) -> None:
+    with pytest.raises(ApiError) as error:
+        page_of(SESSIONS, QueryParams(query))
+    assert (error.value.status, error.value.param) == (400, param)
+    assert len(error.value.message) < 300

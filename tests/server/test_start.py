@@ -18,9 +18,6 @@ import msrnn
 from msrnn.errors import UsageError
 from tests.helpers.characters import character_model, character_tokenizer
 from tests.helpers.live_server import wait_until
-from tests.helpers.step_orders import one_order
-
-pytestmark = one_order
 
 
 def free_port() -> int:

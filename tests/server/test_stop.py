@@ -10,6 +10,9 @@ import pytest
 
 import msrnn
 from tests.helpers.live_server import KEY, post, slow_down
+from tests.helpers.step_orders import both_orders
+
+pytestmark = both_orders
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 

@@ -14,9 +14,6 @@ from msrnn.hf.loading import Loaded
 from msrnn.server.token_texts import TokenTexts, _bound, fewest_tokens
 from tests.helpers.characters import character_tokenizer
 from tests.helpers.live_server import post
-from tests.helpers.step_orders import one_order
-
-pytestmark = one_order
 
 
 def falling_back(**options: Any) -> Tokenizer:

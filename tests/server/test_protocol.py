@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from msrnn.engine.engine import Engine
+from msrnn.engine.requests import SamplingParams
+from msrnn.errors import UsageError
+from msrnn.server.errors import ApiError
+from msrnn.server.protocol import Served, parse_chat, parse_completion
+from tests.helpers.characters import BOS, character_tokenizer
+from tests.helpers.fake_executor import FakeExecutor
+
+OWNER = "0123456789abcdef"
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    """It has a session of one turn, which nothing has been read of but its prompt and answer."""
+    engine = Engine(FakeExecutor(), tokenizer=character_tokenizer())
+    engine.add(engine.request([80, 81], SamplingParams(max_tokens=3), "talk"))
+    while not engine.idle:
+        engine.step()
+    return engine
+
+
+@pytest.fixture
+def served(engine: Engine) -> Served:
+    return Served("tiny", engine.tokenizer, 16, 200, engine.sessions, {"temperature": 0.0, "top_k": 5})
+
+
+def test_a_completion(served: Served) -> None:
+    job = parse_completion({"prompt": ["ab", [7]], "n": 2, "top_k": 9, "stop": "x"}, served)
+    assert job.prompts == [[BOS, 80 - 4, 80 - 3], [7]]
+    params = job.params
+    assert (params.temperature, params.top_k, params.top_p) == (0.0, 9, 1.0)  # the request goes before the model
+    assert (params.max_tokens, params.n, [*params.stop], params.logprobs) == (16, 2, ["x"], None)
+    assert (job.stream, job.echo, job.session, job.turns, job.retention, job.texts) == (False, [], None, 0, 0, [])
+
+
+def test_a_chat(served: Served) -> None:
+    job = parse_chat({**HELLO, "max_completion_tokens": 3, "logprobs": True, "top_logprobs": 2}, served)
+    assert (job.params.max_tokens, job.params.logprobs) == (3, 2)
+    assert served.tokenizer.decode(job.prompts[0]).endswith("<user>hi<end>\n<model>")
+    assert parse_chat({**HELLO, "logprobs": True}, served).params.logprobs == 0
+
+
+def test_the_stream_and_its_usage(served: Served) -> None:
+    def usage(**options: bool) -> tuple[bool, bool]:
+        job = parse_completion({"prompt": "a", "stream": True, "stream_options": options}, served)
+        return job.include_usage, job.continuous_usage
+
+    assert usage() == usage(continuous_usage_stats=True) == (False, False)
+    assert usage(include_usage=True) == (True, False)
+    assert usage(include_usage=True, continuous_usage_stats=True) == (True, True)
+
+
+def test_an_echo_has_its_log_probabilities(served: Served) -> None:
+    job = parse_completion({"prompt": "ab", "echo": True, "logprobs": 3, "max_tokens": 0}, served)
+    assert (job.params.logprobs, job.params.prompt_logprobs, job.params.max_tokens) == (3, 3, 0)
+    assert [echo.text for echo in job.echo] == ["ab"]
+
+
+def test_a_request_goes_on_with_a_session(served: Served) -> None:
+    job = parse_completion(
+        {"prompt": "a", "session_id": "talk", "session_turns": 1, "stream": True, "retention": 2}, served
+    )
+    assert (job.session, job.turns, job.prompts) == ("talk", 1, [[76]])  # without the token that opens a text
+    (texts,) = job.texts
+    assert (texts.stop, texts.pieces[-1]) == (6, "a")  # after two tokens, three of the answer, and this one
+    other = parse_completion({"prompt": "a", "session_id": "talk"}, served, OWNER)
+    assert (other.turns, other.prompts) == (0, [[BOS, 76]])
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 0, "echo": True, "session_id": "new"}, "max_tokens"),
+        ({"echo": True, "logprobs": 1, "session_id": "new"}, "logprobs"),
+        ({"prompt": ["a", "b"], "session_id": "new"}, "prompt"),
+        ({"session_turns": 1}, "session_turns"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"retention": 1}, "retention"),
+        ({"prompt": [5] * 199, "max_tokens": 2}, "max_tokens"),
+        ({"prompt": ""}, None),
+    ],
+)
+def test_completions_that_are_refused(served: Served, body: dict[str, Any], param: str | None) -> None:
+    if param is None:  # the token that opens a text is one
+        assert parse_completion({"prompt": "a", **body}, served).prompts == [[BOS]]
+        return
+    with pytest.raises(ApiError) as error:
+        parse_completion({"prompt": "a", **body}, served)
+    assert (error.value.status, error.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"messages": HELLO["messages"] * 2, "session_id": "talk"}, "messages"),
+    ],
+)
+def test_chats_that_are_refused(served: Served, body: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as error:
+        parse_chat({**HELLO, **body}, served)
+    assert (error.value.status, error.value.param) == (400, param)
+
+
+def test_a_session_that_has_gone_on(served: Served) -> None:
+    with pytest.raises(ApiError, match="has 1 finished turns, and not the 0 that this request follows") as error:
+        parse_completion({"prompt": "a", "session_id": "talk", "session_turns": 0}, served)
+    assert (error.value.status, error.value.param) == (409, "session_turns")
+
+
+def test_log_probabilities_of_a_reply_are_bounded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msrnn.server.protocol.MOST_PROMPT_LOGPROBS", 12)
+    body = {"prompt": [[5, 6], [7]], "echo": True, "logprobs": 1, "n": 2}
+    parse_completion(body, served)
+    with pytest.raises(ApiError, match="18 log probabilities of the prompt: this server returns 12 at most"):
+        parse_completion({**body, "logprobs": 2}, served)
+
+
+def test_defaults_that_are_shown(served: Served) -> None:
+    shown = served.shown
+    assert (shown["max_tokens"], shown["stated_defaults"]) == (16, ["temperature", "top_k"])
+    assert (shown["defaults"]["temperature"], shown["defaults"]["top_p"]) == (0.0, 1.0)
+
+
+def test_sampling_that_the_model_states_wrongly(engine: Engine) -> None:
+    served = Served("tiny", engine.tokenizer, 16, 200, engine.sessions, {"temperature": -1})
+    with pytest.raises((ApiError, UsageError), match="temperature"):
+        parse_completion({"prompt": "a"}, served)
