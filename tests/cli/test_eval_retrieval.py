@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from msrnn.evaluation.api.retrieval import spread_over_depths
 from msrnn.evaluation.data.needles import score
 from msrnn.evaluation.generation import answer_prompts
 from msrnn.evaluation.task import Job
 from msrnn.evaluation.tasks import retrieval as retrieval_file
 from tests.helpers.command import Run
 
-FEW = ("--size", "24", "--length", "900", "--task", "number", "--task", "values", "--depth", "0", "--depth", "1")
+FEW = ("--size", "24", "--length", "700", "--task", "number", "--depth", "0", "--depth", "1")
 
 
 def rows(folder: Path) -> list[dict[str, object]]:
@@ -39,29 +38,30 @@ def test_tables_and_figures(run: Run, tmp_path: Path, monkeypatch: pytest.Monkey
         return answers
 
     monkeypatch.setattr(retrieval_file.Retrieval, "prepare", prepared)
-    done = run("eval", "retrieval", *FEW, "--policy", "tova", "--policy", "full", "--limit", "4", "--out", tmp_path)
+    done = run(
+        "eval",
+        "retrieval",
+        *FEW,
+        "--task",
+        "values",
+        "--policy",
+        "tova",
+        "--policy",
+        "full",
+        "--limit",
+        "2",
+        "--out",
+        tmp_path,
+    )
     assert done.code == 0, done.err
     lines = list(csv.DictReader((tmp_path / "retrieval.csv").open()))
     shares = {(line["question"], line["task"]): float(line["accuracy"]) for line in lines}
     assert shares == {("first", "number"): 0, ("first", "values"): 0, ("last", "number"): 1, ("last", "values"): 0.5}
     assert {line["policy"] for line in lines} == {"tova", "full"}
-    assert {line["questions"] for line in lines} == {"2"}
+    assert {line["questions"] for line in lines} == {"1"}
     page = (tmp_path / "retrieval.md").read_text()
     assert "| tova 24 | 100% · 100% to 100% | 50% · 50% to 50% |" in page
     assert (tmp_path / "retrieval.png").stat().st_size > 10_000
-
-
-@pytest.mark.parametrize(
-    ("limit", "places"),
-    [
-        (1, [(0.0, 0)]),
-        (2, [(0.0, 0), (0.5, 0)]),
-        (3, [(0.0, 0), (0.5, 0), (1.0, 0)]),
-        (4, [(0.0, 0), (0.5, 0), (1.0, 0), (0.0, 1)]),
-    ],
-)
-def test_questions_are_spread_over_the_depths(limit: int, places: list[tuple[float, int]]) -> None:
-    assert spread_over_depths([0.0, 0.5, 1.0], limit) == places
 
 
 def test_a_run_resumes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,10 +80,10 @@ def test_a_run_resumes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert run(*words, "--out", cut).code == 130
     assert len(rows(cut)) == 3
     done = run(*words, "--out", cut)
-    assert "3 of 8 answers already done" in done.err
+    assert "3 of 4 answers already done" in done.err
     said = [{row["item"]: row["answer"] for row in rows(folder)} for folder in (whole, cut)]
     assert said[0] == said[1]
-    assert len(rows(cut)) == 8
+    assert len(rows(cut)) == 4
     assert all(0 <= score(str(row["answer"]), row["expected"]) <= 1 for row in rows(cut))  # type: ignore[arg-type]
     assert (whole / "retrieval.csv").read_text() == (cut / "retrieval.csv").read_text()
 

@@ -8,17 +8,12 @@ from pathlib import Path
 import pytest
 
 from msrnn.evaluation.benchmark.measurement import Ledger, check_record
-from msrnn.evaluation.schemas import ChunkSchema, Schema, check_of
+from msrnn.evaluation.schemas import Schema, check_of
 from msrnn.evaluation.store import Store, read_records
 
 
 class Number(Schema):
     a: float
-
-
-class Losses(ChunkSchema):
-    nll: list[float]
-    size: int | None
 
 
 def test_rows_outlive_the_store(tmp_path: Path) -> None:
@@ -88,25 +83,6 @@ def test_damaged_lines_are_named_and_skipped_on_demand(tmp_path: Path) -> None:
     Store(path, check).append({"a": 5})
     assert [row["a"] for row in Store(path, check, skip_damaged=True).records] == [1, 2, 4, 5]
     assert (tmp_path / "rows.damaged").read_bytes().count(b"\n") == 4
-
-
-def test_the_reason_why_a_row_is_damaged(tmp_path: Path) -> None:
-    check = check_of(Losses)
-    good = {"chunks": ["a"], "nll": [1.5], "size": None}
-    assert check(good) is None
-    assert check({**good, "nll": [1], "more": "\ud800", "chunks": ["\ud800"]}) is None
-    for change, reason in (
-        ({"nll": [1, 2]}, "1 chunks with 2 nll"),
-        ({"nll": "12"}, "its field 'nll' is '12'"),
-        ({"nll": ["12"]}, "its field 'nll' is ['12']"),
-        ({"nll": [True]}, "its field 'nll' is [True]"),
-        ({"size": True}, "its field 'size' is True"),
-        ({"size": 1.0}, "its field 'size' is 1.0"),
-        ({"chunks": None}, "its field 'chunks' is None"),
-        ({"chunks": [1]}, "its field 'chunks' is [1]"),
-    ):
-        assert check({**good, **change}) == reason
-    assert check({"chunks": ["a"], "size": 3}) == "without the field 'nll'"
 
 
 def append(path: Path, who: str, rows: int | None) -> None:

@@ -153,20 +153,3 @@ def test_every_step_is_in_one_bucket() -> None:
     assert steps_in_buckets((512, 1024), 600, 1024) == [0, 424]
     assert steps_in_buckets((64,), 16, 1000) == [984]
     assert steps_in_buckets((), 16, 1000) == []
-
-
-def test_a_table() -> None:
-    ten, five, one = Times(10, 10, 10), Times(5, 4, 6.5), Times(1, 1, 1, steady=False)
-    rows = [Row("full", None, 4000, 2, ten, 8.0, 2, ten, five, Times(700, 700, 700), 300.0)]
-    rows.append(Row("tova 8", 8, 400, 10, five, 4.0, 2, one, one, None, 1200.0))
-    shown = by_column(rows, 1)
-    assert shown["relative"] == "10.00"
-    assert shown["relative, whole sequences"] == "4.00"
-    assert shown["over floor"] == "1.25"
-    assert shown["tokens/s at batch 2"] == "2,000"
-    assert shown["prefill ms"] == "—"
-    text = markdown(rows, {"torch": "2", "commit": ""})
-    assert "| tova 8 | 400 bytes | 10 | 5.00 · 4.00–6.50 | 2,000 | 10.00 | 1.25 |" in text  # noqa: RUF001
-    assert "Runs of tova 8 still differ" in text
-    assert "below the floor" not in text
-    assert text.endswith("\n\n- torch: 2\n")

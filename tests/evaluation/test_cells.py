@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+
+from msrnn.errors import UsageError
+from msrnn.evaluation.cells import FULL_MODEL, Cell, Grid, cell_of, grid, reference_policy, row_name, stored_cells
+
+TOVA, H2O, WINDOW = Cell("tova", 8), Cell("h2o", 8), Cell("window", 16)
+
+
+def test_a_cell_and_the_model_that_computes_it() -> None:
+    assert (TOVA.label, FULL_MODEL.label) == ("tova 8", "full")
+    policy, size = TOVA.bounds
+    assert (policy.name, size and size.rows) == ("tova", 8)
+    for unbounded in (FULL_MODEL, Cell("baseline", 8), Cell("truncated", 8)):
+        assert (unbounded.bounds[0].name, unbounded.bounds[1]) == ("full", None)
+
+
+def test_what_keeps_a_whole_text() -> None:
+    assert (TOVA.keeps, FULL_MODEL.keeps, Cell("baseline", 8).keeps) == (8, None, 8)
+    assert Cell("tova:upper", 8).keeps == 0  # some layers have fewer KV rows
+
+
+def test_a_name_whose_numbers_have_changed_is_another_result() -> None:
+    record = dict(TOVA.key)
+    assert cell_of(record) == TOVA
+    changed = {**H2O.key, "numbers": TOVA.key["numbers"]}
+    unknown = {"policy": "of-another-version", "numbers": None, "size": 8}
+    assert stored_cells([record, record, changed, unknown, FULL_MODEL.key], cell_of) == [TOVA, FULL_MODEL]
+
+
+def test_a_table_has_each_cell_once_and_the_full_model_first() -> None:
+    table = grid(["tova", "TOVA", "full"], [16, 8, 8, 100], 100)
+    assert (table.policies, table.sizes) == (["tova", "full"], [8, 16, 100])
+    assert table.cells == [FULL_MODEL, TOVA, Cell("tova", 16)]
+    assert table.at("tova", 100) == FULL_MODEL  # nothing is evicted
+    assert table.at("tova:upper", 100) == Cell("tova:upper", 100)
+    assert table.header == ["policy", "8", "16", "100"]
+
+
+def test_pairs_have_one_size() -> None:
+    table = grid(["tova", "h2o", "full"], [8, 100], 100)
+    assert table.compared_with("tova") == ["h2o", "full"]
+    assert table.pairs_with("tova") == [(H2O, TOVA), (FULL_MODEL, TOVA)]
+
+
+def test_cells_of_earlier_runs_are_rows_below() -> None:
+    table = grid(["tova"], [8], 100).extended([WINDOW])
+    assert (table.policies, table.sizes) == (["tova", "window"], [8, 16])
+    assert table.places == [("tova", 8), ("window", 16)]
+    assert table.rows(["tova", "window"], lambda name, size: f"{name}{size}") == [
+        ["tova", "tova8", None],
+        ["window", None, "window16"],
+    ]
+    assert table.compared_with("tova") == []
+    assert table.pairs_with("tova") == []
+
+
+def test_all_spellings_of_a_policy_are_one_row() -> None:
+    assert (row_name("FULL"), row_name("Tova"), row_name("tova+0")) == ("full", "tova", "tova")
+    with pytest.raises(UsageError, match="did you mean 'tova'"):
+        row_name("tovas")
+
+
+def test_the_policy_that_others_are_compared_with() -> None:
+    assert reference_policy(None, ["h2o", "tova"]) == "tova"
+    assert reference_policy(None, ["h2o", "window"]) == "h2o"
+    assert reference_policy("WINDOW", ["h2o", "window"]) == "window"
+    with pytest.raises(UsageError) as refused:
+        reference_policy("tova", ["h2o"])
+    assert refused.value.name == "against"
+
+
+def test_a_grid_without_results_has_no_cells() -> None:
+    assert Grid(["tova"], [8], 100, frozenset()).cells == []
