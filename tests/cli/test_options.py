@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
@@ -9,12 +8,10 @@ import typer
 from typer import Argument, Option
 from typer.testing import CliRunner
 
-import msrnn
 from msrnn.backends import BACKENDS
 from msrnn.cli import app
 from msrnn.cli.model_options import GivenOptions
 from msrnn.cli.options import register
-from msrnn.cli.serve_options import ServeOptions
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
@@ -68,14 +65,6 @@ def test_verbs_with_a_state_have_the_same_model_options(verb: str) -> None:
 def test_options_with_two_names(verb: str, name: str, other: str) -> None:
     """Verbs share the first; the second is that of another tool, or an earlier one."""
     assert [name, other] in [parameter.opts for parameter in COMMANDS[verb].params]
-
-
-def test_the_options_of_serve_are_the_arguments_of_the_function() -> None:
-    arguments = inspect.signature(msrnn.serve).parameters
-    assert [field.name for field in fields(ServeOptions)] == [name for name in arguments if name != "tokenizer"]
-    defaults = {field.name: field.default for field in fields(ServeOptions)}
-    different = {name for name, value in defaults.items() if value != arguments[name].default}
-    assert different == {"policy", "size"}  # with a loaded model, they must not be given
 
 
 @pytest.mark.parametrize("verb", ["demo", "generate", "chat", "read", "serve", "analyze", "explore"])
