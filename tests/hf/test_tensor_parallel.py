@@ -28,7 +28,12 @@ CONFIGS = {
     "phi3": tf.Phi3Config(**BASE),
     "gpt_oss": tf.GptOssConfig(**BASE, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
 }
-FOR_TWO = ("llama: *", "*: tova *", "*: h2o reads*")
+# One check of each kind; `all` has every policy, and every family of models.
+FOR_TWO = (
+    *("llama: full reads*", "llama: h2o reads*", "llama: echo reads*", "llama: tova generates", "llama: tova, comp*"),
+    *("llama: echo, int8", "llama: MultiStateCache", "llama: fork*", "llama: an engine*", "llama: echo is saved"),
+    *("llama: a broken state", "llama: other *", "*: tova reads*"),
+)
 FOR_FOUR = ("llama: tova reads*", "llama: h2o reads*", "llama: an engine on the leader rank", "llama: echo is saved")
 
 
