@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from msrnn.core.torchrun import is_first, started_by_torchrun
+from msrnn.core.torchrun import is_first, is_torchrun
 
 
 @pytest.mark.parametrize(
@@ -22,4 +22,4 @@ def test_a_process_of_a_job(
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert (started_by_torchrun(), is_first()) == (started, first)
+    assert (is_torchrun(), is_first()) == (started, first)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from msrnn.errors import UsageError
-from msrnn.evaluation.cells import FULL_MODEL, Cell, Grid, cell_of, grid, reference_policy, row_name, stored_cells
+from msrnn.evaluation.cells import FULL_MODEL, Cell, Grid, cell_of, find_cells, grid, reference_policy, row_name
 
 TOVA, H2O, WINDOW = Cell("tova", 8), Cell("h2o", 8), Cell("window", 16)
 
@@ -26,7 +26,7 @@ def test_a_name_whose_numbers_have_changed_is_another_result() -> None:
     assert cell_of(record) == TOVA
     changed = {**H2O.key, "numbers": TOVA.key["numbers"]}
     unknown = {"policy": "of-another-version", "numbers": None, "size": 8}
-    assert stored_cells([record, record, changed, unknown, FULL_MODEL.key], cell_of) == [TOVA, FULL_MODEL]
+    assert find_cells([record, record, changed, unknown, FULL_MODEL.key], cell_of) == [TOVA, FULL_MODEL]
 
 
 def test_a_table_has_each_cell_once_and_the_full_model_first() -> None:
@@ -40,19 +40,19 @@ def test_a_table_has_each_cell_once_and_the_full_model_first() -> None:
 
 def test_pairs_have_one_size() -> None:
     table = grid(["tova", "h2o", "full"], [8, 100], 100)
-    assert table.compared_with("tova") == ["h2o", "full"]
+    assert table.find_comparable("tova") == ["h2o", "full"]
     assert table.pairs_with("tova") == [(H2O, TOVA), (FULL_MODEL, TOVA)]
 
 
 def test_cells_of_earlier_runs_are_rows_below() -> None:
-    table = grid(["tova"], [8], 100).extended([WINDOW])
+    table = grid(["tova"], [8], 100).extend([WINDOW])
     assert (table.policies, table.sizes) == (["tova", "window"], [8, 16])
     assert table.places == [("tova", 8), ("window", 16)]
     assert table.rows(["tova", "window"], lambda name, size: f"{name}{size}") == [
         ["tova", "tova8", None],
         ["window", None, "window16"],
     ]
-    assert table.compared_with("tova") == []
+    assert table.find_comparable("tova") == []
     assert table.pairs_with("tova") == []
 
 
@@ -62,7 +62,7 @@ def test_all_spellings_of_a_policy_are_one_row() -> None:
         row_name("tovas")
 
 
-def test_the_policy_that_others_are_compared_with() -> None:
+def test_the_policy_that_others_are_find_comparable() -> None:
     assert reference_policy(None, ["h2o", "tova"]) == "tova"
     assert reference_policy(None, ["h2o", "window"]) == "h2o"
     assert reference_policy("WINDOW", ["h2o", "window"]) == "window"

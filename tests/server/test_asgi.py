@@ -51,7 +51,8 @@ def test_errors_are_in_openais_shape() -> None:
         "code": "not_found",
     }
     found = ask("/v1/thing", Limits(), "POST")
-    assert (found.status_code, error_of(found)["code"], found.headers["allow"]) == (405, None, "GET, HEAD")
+    assert (found.status_code, error_of(found)["code"]) == (405, None)
+    assert {*found.headers["allow"].split(", ")} == {"GET", "HEAD"}
 
 
 def test_there_are_no_redirects() -> None:

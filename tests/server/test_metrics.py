@@ -27,12 +27,12 @@ def test_gauges_read_the_engine(engine: Engine) -> None:
     assert [value(metrics, f"num_requests_{state}") for state in ("running", "waiting")] == [0, 0]
     for number in range(3):
         engine.add(engine.request([5, number + 3], SamplingParams(max_tokens=9), "talk" if number == 0 else None))
-    while engine.counts["running"] < 2:
+    while engine.counts.running < 2:
         engine.step()
     assert [value(metrics, f"num_requests_{state}") for state in ("running", "waiting")] == [2, 1]
     while not engine.idle:
         engine.step()
-    assert (value(metrics, "num_rows"), value(metrics, "num_sessions")) == (2, 1)
+    assert (value(metrics, "num_batch_slots"), value(metrics, "num_sessions")) == (2, 1)
     assert value(metrics, "session_bytes") == BYTES
     assert value(metrics, "prefix_state_misses_total") + value(metrics, "prefix_state_hits_total") == 2
 

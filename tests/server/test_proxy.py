@@ -11,7 +11,8 @@ from starlette.types import Message, Scope
 
 from msrnn.server.limits import Limits
 from msrnn.server.proxy import Proxy
-from msrnn.server.router import LostReplicaError, Router
+from msrnn.server.replica_pool import LostReplicaError
+from msrnn.server.router import Router
 
 START: Message = {"type": "http.response.start", "status": 200, "headers": []}
 SCOPE: dict[str, Any] = {
@@ -73,7 +74,7 @@ def ask(replica: Replica, then: Then | None = None, body: bytes = b'{"prompt": "
             await asyncio.wait_for(begun.wait(), 60)
             await then(router, left)
         await asyncio.wait_for(answering, 60)
-        assert (router.active, router.loads) == (0, [0])
+        assert (router.active, router.pool.loads) == (0, [0])
 
     asyncio.run(run())
     return sent

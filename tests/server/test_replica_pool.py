@@ -10,9 +10,6 @@ import pytest
 
 from msrnn.server.router import Router
 from tests.helpers.replicas_here import AT_ONCE, Local, body, texts, with_router
-from tests.helpers.step_orders import one_order
-
-pytestmark = one_order
 
 SCOPE = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b""}
 SCOPE |= {"headers": [(b"host", b"localhost")]}

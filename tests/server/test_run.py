@@ -57,8 +57,8 @@ def test_a_server_notes_its_costs_answers_and_stops(
     assert found == [200]
     said = capsys.readouterr().err
     assert f"a conversation takes {rnn.state().nbytes:,} bytes, at any length; 2 are answered at once\n" in said
-    assert f"--sessions {tmp_path}: 1 of them were made without a key, and no key can use them" in said
-    assert "the model's own sampling defaults: temperature 0.5; --generation-config none ignores them" in said
+    assert f"sessions {tmp_path}: 1 of them were made without a key, and no key can use them" in said
+    assert "the model's own sampling defaults: temperature 0.5;" in said
     assert f"tiny at {url}/v1; to chat in a browser, open {url}\n" in said
     assert "GET /v1/models 200" in said
 

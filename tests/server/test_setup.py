@@ -53,8 +53,8 @@ def test_remarks_on_access(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == ""
     Setup("tiny", sessions=tmp_path).note_access("0.0.0.0")
     said = capsys.readouterr().err
-    assert "--host 0.0.0.0: anyone who can reach this machine can use the model; --api-key guards it" in said
-    assert f"--sessions {tmp_path}: other users have access" in said
+    assert "host 0.0.0.0: anyone who can reach this machine can use the model; an API key (--api-key) guards it" in said
+    assert f"sessions {tmp_path}: other users have access" in said
     Setup("tiny", api_key=("a",)).note_access("0.0.0.0")
     assert capsys.readouterr().err == ""
 

@@ -14,7 +14,7 @@ from msrnn.evaluation.api.understanding import resolve_settings, understanding_g
 from msrnn.evaluation.cells import Cell
 from msrnn.evaluation.data.questions import Question, Reference
 from msrnn.evaluation.runner import Progress
-from msrnn.evaluation.tasks.understanding import TASKS
+from msrnn.evaluation.tasks.question_tasks import TASKS
 from tests.helpers.word_counts import TEXTS, TOKENIZER
 
 QUESTIONS = [

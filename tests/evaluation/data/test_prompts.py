@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from msrnn.errors import UsageError
-from msrnn.evaluation.data.prompts import JUDGE, QASPER, SQUALITY, STORY, Prompt, PromptBuilder, filled, prompt_ids
+from msrnn.evaluation.data.prompts import (
+    JUDGE,
+    QASPER,
+    SQUALITY,
+    STORY,
+    Prompt,
+    PromptBuilder,
+    fill_template,
+    prompt_ids,
+)
 from msrnn.evaluation.data.questions import Question
 from tests.helpers.characters import BOS, character_tokenizer
 
@@ -17,10 +26,10 @@ QUESTION = Question("a/1", "a", string.ascii_lowercase, "why?", [])
 
 
 def test_what_replaces_a_name_may_have_braces() -> None:
-    assert filled("{a} and {b}", a="{b}", b="{a}") == "{b} and {a}"
-    assert filled("{b}{a}", a="1", b="2") == "21"
+    assert fill_template("{a} and {b}", a="{b}", b="{a}") == "{b} and {a}"
+    assert fill_template("{b}{a}", a="1", b="2") == "21"
     with pytest.raises(ValueError, match="substring not found"):
-        filled("{a}", b="1")
+        fill_template("{a}", b="1")
 
 
 @pytest.mark.parametrize(("template", "names"), [(SQUALITY, 2), (QASPER, 2), (STORY, 0), (JUDGE, 3)])
