@@ -94,7 +94,7 @@ def test_kept_states_in_files_and_after_a_restart(rnn: msrnn.MultiStateRNN, expe
     assert sum(kept == len(prompt) for (_, kept), prompt in zip(after, prompts(), strict=True)) > COUNT // 4
 
 
-@pytest.mark.parametrize("folder", [False, True])
+@pytest.mark.parametrize("folder", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_sessions(rnn: msrnn.MultiStateRNN, expected: Expected, tmp_path: Path, folder: bool) -> None:
     """Two turns each; with a folder by two servers, of which the second has room for one session in memory."""
     engine = msrnn.Engine(rnn, slots=5, tokenizer=expected.tokenizer, sessions=tmp_path if folder else None)
