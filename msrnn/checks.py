@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 from msrnn.errors import UsageError
@@ -35,3 +36,10 @@ def check_number(name: str, value: Any, least: float, most: float) -> float:
 def bounds(least: float, most: float | None) -> str:
     """Bounds in words."""
     return f"{least:,} or more" if most is None else f"from {least:,} to {most:,}"
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
+    """Refuse anything but one of some words."""
+    if isinstance(value, str) and value in choices:
+        return value
+    raise UsageError(f"must be one of {', '.join(choices)}", name=name, value=value)

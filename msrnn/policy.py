@@ -210,7 +210,19 @@ class Bound:
     policy: Policy
     size: int
     window: int | None = None  # tokens that a query sees, its own included: a sliding window, or the policy's horizon
-    spared: int = 0  # first tokens that a query sees even outside the window
+    sliding: bool = (
+        False  # whether the layer slides: no query sees a token outside the window, not even a protected one
+    )
+
+    @property
+    def spared(self) -> int:
+        """First tokens that a query sees even outside the window."""
+        return 0 if self.sliding else self.policy.first
+
+    @property
+    def protects(self) -> bool:
+        """Whether protected tokens are never chosen. A layer that holds its whole sliding window chooses the oldest."""
+        return not self.sliding or self.window is not None
 
     @property
     def recent(self) -> int:
@@ -247,9 +259,10 @@ def layer_bound(policy: Policy, size: int | None, window: int | None) -> Bound |
     tokens outside its window, even if the policy protects them.
     """
     if window is not None and (size is None or window - 1 <= size):
-        return Bound(NAMES["window"], window - 1)
+        return Bound(NAMES["window"], window - 1, sliding=True)
     if not policy.evicts or size is None:
         return None
+    sliding = window is not None
     if policy.horizon is None or (window is not None and window <= policy.horizon):
-        return Bound(policy, size, window)
-    return Bound(policy, size, policy.horizon, spared=policy.first if window is None else 0)
+        return Bound(policy, size, window, sliding)
+    return Bound(policy, size, policy.horizon, sliding)

@@ -6,6 +6,7 @@ One layer and one sequence, without padding or slots, and not optimized, so that
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
@@ -31,14 +32,16 @@ def recurrent(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     repositioning: Repositioning | None = None,
+    protected: Collection[int] = (),
 ) -> Recurrence:
     """query [H, T, D], key [K, T, D], value [K, T, Dv], sinks [H]; bound None: nothing is evicted.
 
-    Without `repositioning`, keys stay as the model rotated them.
+    Without `repositioning`, keys stay as the model rotated them. `protected` are positions of tokens that are never
+    evicted, as the `first` tokens are not.
     """
     groups = bound.groups(key.shape[0]) if bound else 1
     parts = [
-        _one_group(q, k, v, bound, scale, softcap, s, repositioning)
+        _one_group(q, k, v, bound, scale, softcap, s, repositioning, protected if bound and bound.protects else ())
         for q, k, v, s in zip(
             query.chunk(groups),
             key.chunk(groups),
@@ -63,6 +66,7 @@ def _one_group(
     softcap: float | None,
     sinks: Tensor | None,
     repositioning: Repositioning | None,
+    protected: Collection[int],
 ) -> Recurrence:
     """The heads of one group, which evict the same token."""
     share = query.shape[0] // key.shape[0]  # query heads that share a KV head
@@ -77,7 +81,8 @@ def _one_group(
     for t in range(length):
         # append
         if bound and bound.window is not None:
-            for j in [j for j in held if bound.spared <= j <= t - bound.window]:
+            spared = () if bound.sliding else protected
+            for j in [j for j in held if bound.spared <= j <= t - bound.window and j not in spared]:
                 held.remove(j)
                 evicted_at[0, j] = t - 1
         held.append(t)
@@ -107,7 +112,7 @@ def _one_group(
 
         # evict
         if len(held) > bound.size:
-            free = [j for j in held if bound.policy.first <= j <= t - bound.recent]
+            free = [j for j in held if bound.policy.first <= j <= t - bound.recent and j not in protected]
             rank = {j: _rank(importance[j] * (norm[j] if bound.policy.value_norm else 1.0)) for j in free}
             ranked = sorted(free, key=lambda j: (rank[j], j))
             if len(ranked) > 1:

@@ -31,6 +31,10 @@ TOLERANCE = 1e-4
 PROSE = "\n".join(topics[name] for name in ("objects", "naming"))
 
 
+def positions_in(ranges: list[tuple[int, int]]) -> set[int]:
+    return {position for begin, end in ranges for position in range(begin, end)}
+
+
 def run_layer(
     case: dict[str, Any], inputs: tuple[Tensor, Tensor, Tensor], scoring: Scoring, backend: str
 ) -> tuple[Tensor, Tensor]:
@@ -40,6 +44,7 @@ def run_layer(
     real = torch.arange(length)[None] >= torch.tensor(case["padding"])[:, None]
     shape = LayerShape(query.shape[1], key.shape[1], key.shape[3], value.shape[3], key.dtype, key.device, case["code"])
     slots = Slots(2, shape, bound)
+    slots.protected.copy_(torch.tensor(case["protected"]))
     times = torch.full((2, slots.position.shape[1], length), HELD, dtype=torch.int32)
 
     def record(position: Tensor, evicted_at: Tensor) -> None:
@@ -83,7 +88,8 @@ def test_chunked_layer_is_recurrent_layer(backend: str, case: dict[str, Any]) ->
     key, value = (quantize(x, case["code"]).dequantized(x.dtype) for x in (key, value))
     for row, start in enumerate(case["padding"]):
         inputs = [x[row, :, start:] for x in (query, key, value)]
-        truth = recurrent(*inputs, case["bound"], scoring.scale, scoring.softcap, scoring.sinks, scoring.repositioning)
+        rest = scoring.scale, scoring.softcap, scoring.sinks, scoring.repositioning
+        truth = recurrent(*inputs, case["bound"], *rest, positions_in(case["protected"][row]))
         close = (truth.margin < 1e-5).any(0).nonzero()
         cut = int(close[0]) if len(close) else length - start
         assert torch.equal(truth.evicted_at.clamp(max=cut), times[row, :, : length - start].long().clamp(max=cut))
@@ -104,6 +110,7 @@ def test_decoded_layer_is_recurrent_layer(backend: str, case: dict[str, Any]) ->
         0.5, case["softcap"], torch.randn(heads, generator=draw) if case["sinks"] else None, case["repositioning"]
     )
     slots = Slots(1, LayerShape(heads, kv_heads, 8, 8, query.dtype, query.device, case["code"]), case["bound"])
+    slots.protected.copy_(torch.tensor(case["protected"][:1]))
     output = [
         attend(
             slots,
@@ -116,9 +123,8 @@ def test_decoded_layer_is_recurrent_layer(backend: str, case: dict[str, Any]) ->
         for t in range(length)
     ]
     key, value = (quantize(x, case["code"]).dequantized(x.dtype) for x in (key, value))
-    truth = recurrent(
-        query[0], key[0], value[0], case["bound"], scoring.scale, scoring.softcap, scoring.sinks, scoring.repositioning
-    )
+    rest = scoring.scale, scoring.softcap, scoring.sinks, scoring.repositioning
+    truth = recurrent(query[0], key[0], value[0], case["bound"], *rest, positions_in(case["protected"][0]))
     close = (truth.margin < 1e-5).any(0).nonzero()
     cut = int(close[0]) if len(close) else length
     mine = torch.cat(output, dim=1)[0].transpose(0, 1)

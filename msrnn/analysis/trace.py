@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from transformers import PreTrainedModel
 
 from msrnn.core.atomic import write_atomically
-from msrnn.core.state import ARCHITECTURE
+from msrnn.core.fingerprint import ARCHITECTURE
 from msrnn.errors import FileError
 from msrnn.evaluation.batch_size import batch_that_fits
 from msrnn.hf.rnn import MultiStateRNN

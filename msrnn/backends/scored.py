@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from msrnn.backends.base import Prefilled
+from msrnn.core.protection import hide_protected
 from msrnn.core.rope import Spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import HELD, Slots
@@ -67,7 +68,10 @@ def _step(
         for g in range(G if t >= 0 else 0):  # padding attends to nothing and evicts nothing
             heads = slice(g * K // G, (g + 1) * K // G)
             own = None if sinks is None else sinks[0, heads.start * R : heads.stop * R]
-            group = _Group(slots.bound, slots.position[b, g], importance[b, g], keys[b, heads], values[b, heads])
+            ranges = None if slots.ranges is None else slots.ranges[b : b + 1]
+            group = _Group(
+                slots.bound, slots.position[b, g], importance[b, g], keys[b, heads], values[b, heads], ranges
+            )
             output[b, heads], evicted = group.read(query[b, heads], t, scoring, own)
             evictions += [(b, g, *one) for one in evicted]
     return output, evictions
@@ -81,6 +85,7 @@ class _Group(NamedTuple):
     importance: Tensor  # [S]
     keys: Tensor  # [K, S, D]
     values: Tensor  # [K, S, Dv]
+    ranges: Tensor | None  # [1, RANGES, 2]
 
     def read(
         self, query: Tensor, t: int, scoring: Scoring, sinks: Tensor | None
@@ -94,7 +99,7 @@ class _Group(NamedTuple):
         rank = _score(self.bound.policy, Candidates(attention, self.importance[held], keys, values, position))
         self.importance[held] = rank.to(self.importance.dtype)
         if len(held) > self.bound.size:
-            lowest = _lowest(rank, position, self.bound, t)
+            lowest = _lowest(rank, self._hide_protected(position), self.bound, t)
             evicted.append((int(position[lowest]), t))
             self.position[held[lowest]] = -1
         return output, evicted
@@ -103,10 +108,14 @@ class _Group(NamedTuple):
         """Free the slots of tokens outside the window -> their positions."""
         if self.bound.window is None:
             return []
-        expired = (self.position >= self.bound.spared) & (self.position <= t - self.bound.window)
+        position = self.position if self.bound.sliding else self._hide_protected(self.position)
+        expired = (position >= self.bound.spared) & (position <= t - self.bound.window)
         positions: list[int] = self.position[expired].tolist()
         self.position.masked_fill_(expired, -1)
         return positions
+
+    def _hide_protected(self, position: Tensor) -> Tensor:
+        return hide_protected(position[None, None], self.ranges)[0, 0]
 
 
 def _attend(query: Tensor, position: Tensor, keys: Tensor, scoring: Scoring, sinks: Tensor | None) -> Tensor:
@@ -134,7 +143,7 @@ def _score(policy: Policy, candidates: Candidates) -> Tensor:
 
 
 def _lowest(rank: Tensor, position: Tensor, bound: Bound, t: int) -> int:
-    """The oldest of the rows with the lowest rank that are not protected; positions are in ascending order."""
+    """The oldest of the rows with the lowest rank; positions are in ascending order, -1 for protected rows."""
     free = (position >= bound.policy.first) & (position <= t - bound.recent)
     ranked = rank.masked_fill(~free | rank.isnan(), torch.inf)
     return int((free & (ranked == ranked.min())).int().argmax())

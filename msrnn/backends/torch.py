@@ -14,15 +14,18 @@ import torch
 from torch import Tensor
 
 from msrnn.backends.base import Prefilled
+from msrnn.core.protection import hide_protected
 from msrnn.core.rope import Spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.shards import own_part
 from msrnn.core.slots import HELD, Slots
 from msrnn.policy import Bound
 
-Scan = Callable[[Tensor, Tensor, Tensor, Tensor, Bound, Tensor | None, Tensor | None], Tensor]  # as `scan_torch`
+Scan = Callable[
+    [Tensor, Tensor, Tensor, Tensor, Bound, Tensor | None, Tensor | None, Tensor | None], Tensor
+]  # as `scan_torch`
 RepositionedScan = Callable[
-    [Tensor, Tensor, Tensor, Tensor, Tensor, Bound, Scoring, Tensor | None], tuple[Tensor, Tensor]
+    [Tensor, Tensor, Tensor, Tensor, Tensor, Bound, Scoring, Tensor | None, Tensor | None], tuple[Tensor, Tensor]
 ]
 
 
@@ -34,6 +37,7 @@ def scan_torch(
     bound: Bound,
     sinks: Tensor | None = None,
     norm: Tensor | None = None,
+    protected: Tensor | None = None,
     score: Callable[[int, Tensor], Tensor] | None = None,
 ) -> Tensor:
     """The eviction scan: attend, observe and evict for C tokens, in order. A rank that is NaN counts as infinity.
@@ -44,19 +48,22 @@ def scan_torch(
     query_position  [B, C] int32, -1 for padding, which attends to nothing and evicts nothing
     sinks           [G, M] float32: learned attention sinks: scores that take part in the softmax without a state
     norm            [B, G, N] float32, the norms of the candidates' values, where the policy ranks by them
+    protected       [B, RANGES, 2] int32: ranges of positions that are not evicted
     score           (i, seen [B, G, N]) -> scores of token i [B, G, M, N], where they depend on what is kept; else None
     returns         [B, G, N] int32: the last step (a token's position) that sees the candidate, or HELD
     """
     policy = bound.policy
     precise = torch.float32 if scores.device.type == "mps" else torch.float64  # exponentials of -100 and less
     present = position >= 0
+    open_to_policy = hide_protected(position, protected)
+    open_to_window = position if bound.sliding else open_to_policy
     evicted_at = torch.full_like(position, HELD)
     if policy.decay is None:
         importance.copy_(position)
     for i in range(scores.shape[3]):
         t = query_position[:, i, None, None]
         if bound.window is not None:
-            expired = present & (position >= bound.spared) & (position <= t - bound.window)
+            expired = present & (open_to_window >= bound.spared) & (open_to_window <= t - bound.window)
             evicted_at = torch.where(expired, t - 1, evicted_at)
             present = present & ~expired
         seen = present & (position <= t)  # none for padding: no position is at most -1 and present
@@ -76,7 +83,7 @@ def scan_torch(
             rank = importance if policy.decay else observed
         rank = rank if norm is None else rank * norm
 
-        free = seen & (position >= policy.first) & (position <= t - bound.recent)
+        free = seen & (open_to_policy >= policy.first) & (open_to_policy <= t - bound.recent)
         ranked = rank.masked_fill(~free | rank.isnan(), torch.inf)
         least = free & (ranked == ranked.amin(-1, keepdim=True))
         oldest = position.masked_fill(~least, HELD)
@@ -95,6 +102,7 @@ def scan_repositioned_torch(
     bound: Bound,
     scoring: Scoring,
     norm: Tensor | None = None,
+    protected: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The eviction scan with re-rotated keys: an eviction changes later positions, so tokens are scored one by one.
 
@@ -114,7 +122,7 @@ def scan_repositioned_torch(
 
     attention = torch.zeros(B, G, K * R // G, C, N, dtype=torch.float32, device=query.device)
     sinks = scoring.sinks_of(G)
-    return attention, scan_torch(attention, position, importance, query_position, bound, sinks, norm, score)
+    return attention, scan_torch(attention, position, importance, query_position, bound, sinks, norm, protected, score)
 
 
 def weighted_values(
@@ -213,10 +221,10 @@ class TorchBackend:
         if scoring.repositioning is not None:
             if joint is not None:
                 query, keys = joint.gather(query, 1), joint.gather(keys, 1)
-            attention, evicted_at = self.scan_repositioned(query, keys, *rest, scoring, norm)
+            attention, evicted_at = self.scan_repositioned(query, keys, *rest, scoring, norm, slots.ranges)
         else:
             attention = scoring(query.flatten(2, 3), keys).view(B, G, -1, C, keys.shape[2])
             if joint is not None:
                 attention = joint.gather(attention, 2)
-            evicted_at = self.scan(attention, *rest, scoring.sinks_of(G), norm)
+            evicted_at = self.scan(attention, *rest, scoring.sinks_of(G), norm, slots.ranges)
         return own_part(attention, 2, joint).contiguous(), evicted_at

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from msrnn.core.protection import RANGES, no_ranges
 from msrnn.core.quantization import SCALE_DTYPE, Rows, quantize
 from msrnn.core.shards import Shards, own_part
 from msrnn.errors import UsageError
@@ -163,6 +164,7 @@ class Slots(_Buffers):
         super().__init__(batch_size, shape, bound.slots, bound.groups(shape.kv_heads))
         self.bound = bound
         self.state_dtype = shape.state_dtype
+        self.protected = no_ranges(batch_size, shape.device)  # [B, RANGES, 2] int32: positions that are not evicted
         remembers = bool(bound.policy.decay)  # otherwise only the newest query, or the position, decides
         zeros = partial(torch.zeros, self.position.shape, dtype=torch.float32, device=shape.device)
         self.importance = zeros() if remembers else None
@@ -176,6 +178,11 @@ class Slots(_Buffers):
     def head_tensors(self) -> set[str]:
         names = super().head_tensors() | {"key_scale", "value_scale"}
         return names | {"position", "importance", "norm"} if self.bound.policy.per == "head" else names
+
+    @property
+    def ranges(self) -> Tensor | None:
+        """The protected ranges that a backend spares [B, RANGES, 2]; None where the layer's window does not."""
+        return self.protected if self.bound.protects else None
 
     @property
     def joint(self) -> Shards | None:
@@ -193,7 +200,7 @@ class Slots(_Buffers):
             row += 2 * shape.kv_heads * SCALE_DTYPE.itemsize
         numbers = 1 + bool(policy.decay) + policy.value_norm  # position, importance, norm: 4 bytes each
         row += bound.groups(shape.kv_heads) * numbers * 4
-        return batch_size * (bound.slots * row + 8)
+        return batch_size * (bound.slots * row + 8 + RANGES * 2 * 4)
 
     def reset(self) -> None:
         super().reset()
@@ -213,7 +220,9 @@ class Slots(_Buffers):
         count = (int(held[-1]) + 1 if len(held) else 0) + more + 1  # one slot always stays free
         if count >= self.position.shape[2]:
             return self
-        slots: Slots = self._with(lambda tensor: tensor if tensor is self.seen else tensor[:, :, :count])
+        slots: Slots = self._with(
+            lambda tensor: tensor if tensor is self.seen or tensor is self.protected else tensor[:, :, :count]
+        )
         return slots
 
     def quantize(self, key: Tensor, value: Tensor) -> tuple[Rows, Rows]:

@@ -14,15 +14,14 @@ from torch import Tensor
 
 from msrnn.checks import check_count
 from msrnn.core.device_memory import check_fits
+from msrnn.core.fingerprint import find_difference
+from msrnn.core.layer_files import restore_layers, save_layers
+from msrnn.core.protection import add_ranges
+from msrnn.core.protection import check_fits as check_protected_fit
 from msrnn.core.shards import Shards, least
-from msrnn.core.slots import MOST_COLUMNS, Memory, ordinary_tensors
-from msrnn.core.state_file import load_tensors, save_tensors
-from msrnn.core.validation import check_counts, check_layers, check_savable, clear_free, is_incomplete
+from msrnn.core.slots import MOST_COLUMNS, Memory, Slots, ordinary_tensors
+from msrnn.core.state_file import load_tensors
 from msrnn.errors import FileError, UsageError
-
-LATER = ("rotary", "windows")  # fields that older files do not have: states without them fit
-ARCHITECTURE = "architecture"  # a field that names a model in messages, and decides nothing
-_NAMED = {"model": "weights", "rotary": "RoPE parameters"}  # fields that hold a digest, which says nothing to a reader
 
 
 @dataclass(eq=False, repr=False)
@@ -97,6 +96,49 @@ class MultiState:
         yield
         self.end_read(columns)
 
+    @property
+    def protected(self) -> list[list[tuple[int, int]]]:
+        """The ranges [begin, end) of positions of each sequence whose tokens are not evicted until `release`."""
+        layers = self._bounded()
+        ranges = layers[0].protected.tolist() if layers else [[] for _ in range(self.batch_size)]
+        return [[(begin, end) for begin, end in own if begin < end] for own in ranges]
+
+    @contextmanager
+    def protecting(self, counts: Tensor) -> Iterator[None]:
+        """Protect the next `counts` [B] tokens of each sequence, which are read meanwhile; refuses more than fit.
+
+        Tokens that were not read, because of an error, are not protected.
+        """
+        self._set_ranges(self.find_ranges(counts))
+        try:
+            yield
+        finally:
+            for layer in self._bounded():
+                layer.protected.copy_(torch.minimum(layer.protected, layer.seen[:, None, None].to(torch.int32)))
+
+    def find_ranges(self, counts: Tensor) -> Tensor | None:
+        """The protected ranges with the next `counts` [B] tokens of each sequence; None: nothing is ever evicted."""
+        layers = self._bounded()
+        if not layers:
+            return None
+        begin, counts = self.seen.cpu(), counts.cpu()
+        ranges = add_ranges(layers[0].protected.cpu(), begin, begin + counts)
+        check_protected_fit(ranges, [layer.bound for layer in layers], counts)
+        return ranges
+
+    def release(self) -> None:
+        """Protect no token any more: all may be evicted, as the policy says."""
+        for layer in self._bounded():
+            layer.protected.zero_()
+
+    def _set_ranges(self, ranges: Tensor | None) -> None:
+        if ranges is not None:
+            for layer in self._bounded():
+                layer.protected.copy_(ranges)
+
+    def _bounded(self) -> list[Slots]:
+        return [layer for _, layer in self._own() if isinstance(layer, Slots)]
+
     def advance(self, real: Tensor) -> Tensor:
         """The positions [B, T] int32 of the next columns, -1 where `real` is False; counts their tokens in every layer.
 
@@ -118,7 +160,7 @@ class MultiState:
 
     def check_fits(self, fingerprint: dict[str, Any]) -> None:
         """Refuse a state of another model, policy, size, dtype or positions than the fingerprint's."""
-        if difference := _difference(self.fingerprint, fingerprint):
+        if difference := find_difference(self.fingerprint, fingerprint):
             raise UsageError(f"the state was made {difference}")
         self.check_whole()
 
@@ -237,7 +279,8 @@ class MultiState:
         whole, shards, error = self.gather_heads(), self._shards, None
         if shards is None or shards.rank == 0:
             try:
-                whole._save(Path(path), notes)
+                self.check_whole()
+                save_layers(Path(path), whole._savable(), self.columns, self.fingerprint, notes or {})
             except Exception as raised:  # the other processes wait
                 error = raised
         saved = least(int(error is None), shards, self.device)
@@ -255,27 +298,6 @@ class MultiState:
         pairs = zip(self._savable(), other._savable(), strict=True)
         return self._with([mine.divide(theirs.shards) for (_, mine), (_, theirs) in pairs])
 
-    def _save(self, path: Path, notes: dict[str, Any] | None) -> None:
-        self.check_whole()
-        layers = self._savable()
-        check_savable(layers)
-        incomplete = is_incomplete(layers)
-        try:
-            check_layers(layers, self.columns, incomplete)
-        except ValueError as error:
-            raise FileError(
-                f"not saved, {error}", path, advice="save the other sequences of the batch with select()"
-            ) from error
-        description = {
-            **self.fingerprint,
-            "batch_size": self.batch_size,
-            "columns": [self.columns] * len(layers),
-            "model_dtype": "/".join(sorted({str(layer.dtype).removeprefix("torch.") for _, layer in layers})),
-            "notes": notes or {},
-        }
-        tensors = {f"{i}.{name}": tensor for i, layer in layers for name, tensor in layer.tensors().items()}
-        save_tensors(path, tensors, {**description, "incomplete": True} if incomplete else description)
-
     @classmethod
     def load_fitting(
         cls, path: str | os.PathLike[str], fingerprint: dict[str, Any], empty: Callable[[int], MultiState]
@@ -285,30 +307,15 @@ class MultiState:
         Everything that kernels rely on is checked, so that no file can make one write outside of its buffers.
         """
         tensors, description = load_tensors(Path(path))
-        if difference := _difference(description, fingerprint):
+        if difference := find_difference(description, fingerprint):
             raise FileError(f"was saved {difference}", path)
         own = empty(1)  # the file's batch size is not trusted until its tensors agree
         state = own.gather_heads()
         try:
-            state._restore(tensors, description)
+            state.columns = restore_layers(state._savable(), tensors, description)
         except ValueError as error:
             raise FileError(f"not a usable state, {error}", path, advice="use a copy, or make it again") from error
         return state if own._shards is None else state._divide_like(own)
-
-    def _restore(self, tensors: dict[str, Tensor], description: dict[str, Any]) -> None:
-        layers = self._savable()
-        batch_size, columns = check_counts(description, len(layers))
-        expected = {f"{i}.{name}" for i, layer in layers for name in layer.tensors()}
-        if expected != tensors.keys():
-            mismatched = sorted(expected ^ tensors.keys())
-            problem = "is missing" if mismatched[0] in expected else "belongs to no layer"
-            raise UsageError(f"tensor {mismatched[0]} {problem}")
-        for i, layer in layers:
-            layer.restore({name: tensors[f"{i}.{name}"] for name in layer.tensors()}, columns, batch_size)
-        check_layers(layers, columns, incomplete=description.get("incomplete") is True)
-        self.columns = columns
-        for _, layer in layers:
-            clear_free(layer)
 
     def _savable(self) -> list[tuple[int, Memory]]:
         for index, layer in enumerate(self.layers):
@@ -323,17 +330,3 @@ class MultiState:
 def each(count: int, copies: int) -> Tensor:
     """Indices of sequences, each repeated `copies` times: 0, 0, 1, 1, … for two copies."""
     return torch.arange(count).repeat_interleave(copies)
-
-
-def _difference(actual: dict[str, Any], expected: dict[str, Any]) -> str | None:
-    """What makes a state of one fingerprint unusable under another; None: nothing."""
-    theirs, mine = actual.get(ARCHITECTURE), expected.get(ARCHITECTURE, "the model")
-    for name, value in expected.items():
-        if name != ARCHITECTURE and actual.get(name, value if name in LATER else None) != value:
-            difference = f"{name} {actual.get(name)!r}, and this model has {name} {value!r}"
-            if name in _NAMED and theirs not in (None, mine):
-                difference = f"the {_NAMED[name]} of {theirs}, and this model is {mine}"
-            elif name in _NAMED:
-                difference = f"other {_NAMED[name]} than those of this model, {mine}"
-            return f"with {difference}: use the model and options that it was made with"
-    return None

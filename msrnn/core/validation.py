@@ -5,12 +5,14 @@ Kernels check nothing. They rely on a free slot, distinct positions and finite n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from msrnn.checks import check_count, is_whole
+from msrnn.core.protection import check_fits
 from msrnn.core.slots import MOST_COLUMNS, Growing, Memory, Slots
 from msrnn.errors import UsageError
 from msrnn.scored import refuse_scored
@@ -30,7 +32,7 @@ def check_counts(description: dict[str, Any], layers: int) -> tuple[int, int]:
     return batch_size, columns[0]
 
 
-def check_layers(layers: list[tuple[int, Memory]], columns: int, incomplete: bool) -> None:
+def check_layers(layers: Sequence[tuple[int, Memory]], columns: int, incomplete: bool) -> None:
     """Refuse layers that no forward pass over `columns` columns can produce.
 
     `incomplete`: a layer may hold fewer tokens than fit, for example after a horizon was removed.
@@ -47,14 +49,14 @@ def check_layers(layers: list[tuple[int, Memory]], columns: int, incomplete: boo
             raise UsageError(f"layer {index}, {error}") from error
 
 
-def check_savable(layers: list[tuple[int, Memory]]) -> None:
+def check_savable(layers: Sequence[tuple[int, Memory]]) -> None:
     """Refuse layers that no file can hold."""
     for _, layer in layers:
         if isinstance(layer, Slots):
             refuse_scored(layer.bound.policy, "a file cannot hold its Python function; keep a copy with state.fork(1)")
 
 
-def is_incomplete(layers: list[tuple[int, Memory]]) -> bool:
+def is_incomplete(layers: Sequence[tuple[int, Memory]]) -> bool:
     """Whether a layer without a window holds fewer tokens than it has read and has room for."""
     return any(bool(_short(layer).any()) for _, layer in layers if isinstance(layer, Slots) and not layer.bound.window)
 
@@ -87,10 +89,22 @@ def _check_slots(slots: Slots, incomplete: bool) -> None:
     ordered = slots.position.sort(-1).values
     twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
     _refuse(twice.flatten(1), ordered[..., 1:].flatten(1), "is a position that is held twice")
+    _check_ranges(slots)
     if slots.bound.window or incomplete:  # here a token may be dropped although its slot is not needed
         _refuse((held == 0) & (seen > 0), held, "tokens are held, although some were read")
     else:
         _refuse(_short(slots), held, f"tokens are held, too few for size {size} and the tokens that were read")
+
+
+def _check_ranges(slots: Slots) -> None:
+    """Refuse protected ranges of tokens that were not read, that overlap, or that leave the policy no row."""
+    begin, end = slots.protected.unbind(-1)
+    wrong = (begin < 0) | (end < begin) | (end > slots.seen[:, None])
+    _refuse(wrong, end, "is the end of no range of tokens that were read, so they cannot be protected")
+    ordered = begin.argsort(-1)
+    begin, end = begin.gather(-1, ordered), end.gather(-1, ordered)
+    _refuse(begin[:, 1:] < end[:, :-1].cummax(-1).values, begin[:, 1:], "begins a protected range inside another")
+    check_fits(slots.protected.cpu(), [slots.bound], torch.zeros_like(slots.seen))
 
 
 def _check_growing(layer: Growing, columns: int) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from msrnn.checks import check_count, is_whole
+from msrnn.checks import check_choice, check_count, is_whole
 from msrnn.engine.executor import Executor, StateHandle
 from msrnn.engine.loop import Loop
 from msrnn.engine.offline import OnTokens, answer_all
@@ -135,15 +135,19 @@ class Engine(Scheduler):
         turns: int | None = None,
         retention: int = 0,
         owner: str = "",
+        protect: int | str = "none",
+        keeps_protected: bool = False,
     ) -> Request:
         """A request, checked; `add` queues it. A prompt is token ids, or text if there is a tokenizer.
 
         With the name of a `session`, the prompt is only the new text of that session, which is created if it does not
         exist. The session changes when the answer is finished; a request that is cancelled or fails does not change it.
         `turns` are the finished turns that the prompt follows, by default all; the request fails if the session has
-        another number of turns when its prefill begins. `retention`: one event in this many tokens lists
-        the tokens that the state holds. Sessions and cached prefixes belong to an `owner`, 16 hexadecimal digits, or to
-        no owner.
+        another number of turns when its prefill begins. `retention`: one event in this many tokens lists the tokens
+        that the state holds. `protect`: the first tokens of the prompt, or "prompt" for all of them, are not evicted
+        while the answer is generated, nor later in the session until its next turn; with `keeps_protected`, the tokens
+        that earlier turns have protected stay protected in this one. Sessions and cached prefixes belong to an `owner`,
+        16 hexadecimal digits, or to no owner.
         """
         session_id = None if session is None else SessionId.of(SessionId(session, owner))
         params = params or SamplingParams()
@@ -175,7 +179,10 @@ class Engine(Scheduler):
         if session is not None:
             params.check_session()
         check_count("retention", retention, 0, of="tokens")
+        protected = _count_protected(protect, len(ids))
+        self.executor.check_protect(protected)
         about: Any = {"turns": turns, "created": info.created if info else None, "retention": retention}
+        about |= {"protect": protected, "keeps_protected": keeps_protected}
         return Request(ids, params, session=session_id, owner=owner, **about)
 
     @property
@@ -252,3 +259,10 @@ class Engine(Scheduler):
             self._loop = None
         self.writer.close()
         self.executor.close()
+
+
+def _count_protected(protect: int | str, tokens: int) -> int:
+    """The first tokens of a prompt that are protected, of so many tokens."""
+    if isinstance(protect, str):
+        return tokens if check_choice("protect", protect, ("none", "prompt")) == "prompt" else 0
+    return check_count("protect", protect, 0, tokens, of="tokens of the prompt")

@@ -108,12 +108,23 @@ class Executor(ABC):
         """An empty state on the device."""
 
     @abstractmethod
-    def read(self, state: StateHandle, tokens: Sequence[int], logprobs: int | None = None) -> list[Logprobs | None]:
+    def read(
+        self, state: StateHandle, tokens: Sequence[int], logprobs: int | None = None, protect: bool = False
+    ) -> list[Logprobs | None]:
         """Read tokens, one or more, into a state on the device, which changes; its logits are known afterwards.
 
         With `logprobs`, returns the log probability of each of the tokens, and that many of the most likely ones: None
-        for a token before which no logits are known. Without, returns nothing.
+        for a token before which no logits are known. Without, returns nothing. With `protect`, these tokens are not
+        evicted until the state is released.
         """
+
+    @abstractmethod
+    def check_protect(self, tokens: int, state: StateHandle | None = None) -> None:
+        """Refuse with a `UsageError` to protect more tokens of a state, or of an empty one, than fit."""
+
+    @abstractmethod
+    def release(self, state: StateHandle) -> None:
+        """Protect no token of a state any more."""
 
     @abstractmethod
     def copy(self, state: StateHandle, place: Place, wait: bool = True) -> StateHandle:

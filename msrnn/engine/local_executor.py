@@ -109,16 +109,27 @@ class LocalExecutor(Executor):
     def new_state(self) -> LocalState:
         return LocalState(self.rnn.state())
 
-    def read(self, state: StateHandle, tokens: Sequence[int], logprobs: int | None = None) -> list[Logprobs | None]:
+    def read(
+        self, state: StateHandle, tokens: Sequence[int], logprobs: int | None = None, protect: bool = False
+    ) -> list[Logprobs | None]:
         before = local(state).logits
-        logits = self.read_logits(state, tokens, last_only=logprobs is None)
+        logits = self.read_logits(state, tokens, logprobs is None, protect)
         return [] if logprobs is None else score_block(logits, before, tokens, logprobs)
 
-    def read_logits(self, state: StateHandle, tokens: Sequence[int], last_only: bool) -> Tensor:
+    def check_protect(self, tokens: int, state: StateHandle | None = None) -> None:
+        if state is None:
+            self.rnn.spec.check_protect(tokens)
+        else:
+            local(state).state.find_ranges(torch.tensor([tokens]))
+
+    def release(self, state: StateHandle) -> None:
+        local(state).state.release()
+
+    def read_logits(self, state: StateHandle, tokens: Sequence[int], last_only: bool, protect: bool = False) -> Tensor:
         """Read tokens into a state -> logits [T, V], or the last [1, V]."""
         mine = local(state)
         ids = on_device(tokens, self.rnn.device)[None]
-        logits = self.rnn.read(ids, mine.state, last_only=last_only)[0]
+        logits = self.rnn.read(ids, mine.state, last_only=last_only, protect=protect)[0]
         mine.logits = logits[-1].clone()
         return logits
 

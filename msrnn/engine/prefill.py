@@ -35,6 +35,7 @@ class Prefill:
     state: StateHandle
     done: int  # tokens read
     stops: list[int]  # lengths after which the state is put into the prefix cache, in order; the last is the end
+    protect: range = range(0)  # the tokens that are protected
 
     @property
     def left(self) -> int:
@@ -49,6 +50,7 @@ class Prefill:
         if request.session is not None or self.request.session is not None or request.owner != self.request.owner:
             return False
         coming = [stop for stop in self.stops if max(self.done, WORTH_KEEPING) <= stop <= len(request.prompt)]
+        coming = [stop for stop in coming if min(request.protect, stop) == min(self.request.protect, stop)]
         return any(request.prompt[:stop] == self.tokens[:stop] for stop in coming)
 
 
@@ -114,7 +116,7 @@ class PrefillQueue:
         """Begin with the longest cached prefix, or with an empty state."""
         others = [other.prompt for other in islice(self.waiting, COMPARED) if other.owner == request.owner]
         scores = request.params.prompt_logprobs is not None  # a cached prefix has the logits of its last token only
-        cached = None if scores else self.prefixes.find_longest(request.prompt, request.owner)
+        cached = None if scores else self.prefixes.find_longest(request.prompt, request.owner, request.protect)
         done = cached.length if cached else 0
         state = self.executor.copy(cached.state, "device") if cached else self.executor.new_state()
         stops: list[int] = []
@@ -124,7 +126,7 @@ class PrefillQueue:
                 stops.append(shared)
         request.cached_tokens = done
         stops.append(len(request.prompt))
-        return Prefill(request, request.prompt, state, done, stops)
+        return Prefill(request, request.prompt, state, done, stops, range(request.protect))
 
     def _begin_turn(self, request: Request, session_id: SessionId) -> Prefill:
         """Begin with the state after the session's last turn, or with an empty one."""
@@ -134,7 +136,8 @@ class PrefillQueue:
                 "has changed since this prompt was made for it", session_id, advice="make the prompt again"
             )
         if session is None:
-            return Prefill(request, request.prompt, self.executor.new_state(), 0, [len(request.prompt)])
+            state = self.executor.new_state()
+            return Prefill(request, request.prompt, state, 0, [len(request.prompt)], range(request.protect))
         if any(token >= self.executor.facts.vocabulary for token in session.unread):
             raise SessionError("has a token that this model does not have", session_id, advice="delete the session")
         state = self.convert(session.state)
@@ -145,7 +148,11 @@ class PrefillQueue:
         request.cached_tokens = state.seen
         tokens = [*session.unread, *request.prompt]
         self.executor.check_length(request.cached_tokens + len(tokens) + request.params.max_tokens)
-        return Prefill(request, tokens, self.executor.copy(state, "device"), 0, [len(tokens)])
+        state, unread = self.executor.copy(state, "device"), len(session.unread)
+        if not request.keeps_protected:
+            self.executor.release(state)
+        self.executor.check_protect(request.protect, state)
+        return Prefill(request, tokens, state, 0, [len(tokens)], range(unread, unread + request.protect))
 
     def read_chunk(self, prefill: Prefill, most: int) -> int:
         """Read up to `most` tokens, and not past the next stop; returns how many."""
@@ -153,11 +160,13 @@ class PrefillQueue:
         stop = next(stop for stop in prefill.stops if stop > prefill.done)
         scores = prefill.request.params.prompt_logprobs
         most = most if scores is None else min(most, SCORED)
-        tokens = prefill.tokens[prefill.done : min(stop, prefill.done + most)]
-        prefill.request.prompt_logprobs += self.executor.read(prefill.state, tokens, scores)
+        edges = [edge for edge in (prefill.protect.start, prefill.protect.stop) if edge > prefill.done]
+        tokens = prefill.tokens[prefill.done : min([stop, prefill.done + most, *edges])]
+        protect = prefill.done in prefill.protect
+        prefill.request.prompt_logprobs += self.executor.read(prefill.state, tokens, scores, protect)
         prefill.done += len(tokens)
         caches = self.prefixes.active if prefill.done < len(prefill.tokens) else self.prefixes.keeps_ends
         if prefill.done == stop and caches and prefill.request.session is None:
             state = self.executor.copy(prefill.state, "device")
-            self.prefixes.put(prefill.tokens[:stop], state, prefill.request.owner)
+            self.prefixes.put(prefill.tokens[:stop], state, prefill.request.owner, prefill.request.protect)
         return len(tokens)

@@ -1,4 +1,4 @@
-"""The prefix cache: states by the tokens that they have read.
+"""The prefix cache: states by the tokens that they have read, and how many of them are protected.
 
 A prompt that begins with the tokens of a cached prefix reads only the rest.
 """
@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from msrnn.engine.executor import Executor, Place, StateHandle
 from msrnn.engine.prefix_cache_files import PrefixCacheFiles
+
+_Key = tuple[int, int, int]  # length, protected tokens, hash
 
 
 class Tokens(NamedTuple):
@@ -30,6 +32,7 @@ class CachedPrefix(NamedTuple):
 
     tokens: Tokens
     state: StateHandle
+    protected: int = 0  # the first tokens, which the state does not evict
 
     @property
     def nbytes(self) -> int:
@@ -44,7 +47,8 @@ class PrefixCache:
     """Cached prefixes in bounded memory, on the device first, then on the host; the least recently used one is evicted.
 
     On a CPU, both limits are added. With `files`, evicted prefixes are written to disk, without their logits: so a file
-    serves prompts that are longer than its prefix, and not the prefix itself as a prompt. `ends`: also cache whole
+    serves prompts that are longer than its prefix, and not the prefix itself as a prompt. If tokens are protected, no
+    file is written. `ends`: also cache whole
     prompts and answers.
     """
 
@@ -61,7 +65,7 @@ class PrefixCache:
         if self._is_host:
             device_bytes, host_bytes = device_bytes + host_bytes, 0
         self._most: dict[Place, int] = {"device": device_bytes, "host": host_bytes}
-        self._tiers: dict[Place, OrderedDict[tuple[int, int], CachedPrefix]] = {
+        self._tiers: dict[Place, OrderedDict[_Key, CachedPrefix]] = {
             "device": OrderedDict(),
             "host": OrderedDict(),
         }
@@ -84,10 +88,10 @@ class PrefixCache:
     def nbytes(self) -> int:
         return sum(self._bytes.values())
 
-    def put(self, ids: Sequence[int], state: StateHandle, owner: str = "") -> None:
-        """Add the state of one sequence, which must not change from now on."""
-        tokens = _tokens(owner, ids)
-        key, entry = (len(ids), _hashes(tokens)[-1]), CachedPrefix(tokens, state)
+    def put(self, ids: Sequence[int], state: StateHandle, owner: str = "", protect: int = 0) -> None:
+        """Add the state of one sequence, which must not change from now on; it protects the first `protect` tokens."""
+        tokens, protected = _tokens(owner, ids), min(protect, len(ids))
+        key, entry = (len(ids), protected, _hashes(tokens)[-1]), CachedPrefix(tokens, state, protected)
         self._pop("host", key)
         before = self._pop("device", key)
         if before is not None and before.tokens == tokens and before.state.has_logits and not state.has_logits:
@@ -98,10 +102,14 @@ class PrefixCache:
             self._push_out(key, entry)
         self._make_room()
 
-    def find_longest(self, prompt: Sequence[int], owner: str = "") -> CachedPrefix | None:
-        """The longest cached prefix of a prompt, on the device; that of a whole prompt must have its logits."""
-        entry = self._find_in_memory(_tokens(owner, prompt))
-        if self.files is not None and (found := self.files.find_longest(owner, prompt, entry.length if entry else 0)):
+    def find_longest(self, prompt: Sequence[int], owner: str = "", protect: int = 0) -> CachedPrefix | None:
+        """The longest cached prefix of a prompt, on the device; that of a whole prompt must have its logits.
+
+        Its state must protect the same tokens as the prompt, of which the first `protect` are protected.
+        """
+        entry = self._find_in_memory(_tokens(owner, prompt), protect)
+        files = None if protect else self.files
+        if files is not None and (found := files.find_longest(owner, prompt, entry.length if entry else 0)):
             ids, state = found
             entry = CachedPrefix(_tokens(owner, ids), state)
             self.put(ids, state, owner=owner)
@@ -111,13 +119,13 @@ class PrefixCache:
             self.hits += 1
         return entry
 
-    def _find_in_memory(self, prompt: Tokens) -> CachedPrefix | None:
+    def _find_in_memory(self, prompt: Tokens, protect: int) -> CachedPrefix | None:
         """The longest prefix in memory; shorter ones count as used, too: later prompts may share only these."""
         hashes = _hashes(prompt)
-        lengths = {length for tier in self._tiers.values() for length, _ in tier if length <= len(prompt.ids)}
-        found: list[tuple[Place, tuple[int, int]]] = []
+        lengths = {length for tier in self._tiers.values() for length, *_ in tier if length <= len(prompt.ids)}
+        found: list[tuple[Place, _Key]] = []
         for length in sorted(lengths, reverse=True):
-            key = length, hashes[length - 1]
+            key = length, min(protect, length), hashes[length - 1]
             for name, tier in self._tiers.items():
                 entry = tier.get(key)
                 if entry is None or entry.tokens != prompt.first(length):
@@ -144,7 +152,7 @@ class PrefixCache:
         known = [other.ids for other in near if other.owner == owner]
         return sorted({_common_length(tokens.ids, array("i", other)) for other in [*known, *others]})
 
-    def _use(self, name: Place, key: tuple[int, int]) -> CachedPrefix:
+    def _use(self, name: Place, key: _Key) -> CachedPrefix:
         """Make an entry the most recently used one; an entry on the host returns to the device, if it fits there."""
         entry = self._pop(name, key)
         assert entry is not None
@@ -165,11 +173,11 @@ class PrefixCache:
                 assert entry is not None
                 self._push_out(key, entry, full=name == "host")
 
-    def _push_out(self, key: tuple[int, int], entry: CachedPrefix, full: bool = False) -> None:
+    def _push_out(self, key: _Key, entry: CachedPrefix, full: bool = False) -> None:
         """Move an entry from the device to the host, or to a file if the host is full or too small."""
         if not full and entry.nbytes <= self._most["host"]:
             self._add("host", key, self._copy(entry, "host"))
-        elif self.files is not None:
+        elif self.files is not None and not entry.protected:
             on_host = entry if self._is_host or full else self._copy(entry, "host")
             self.files.put(*entry.tokens, on_host.state)
 
@@ -177,12 +185,12 @@ class PrefixCache:
         """A copy in the other memory. A GPU copies asynchronously, and the host does not wait for it."""
         return entry._replace(state=self._executor.copy(entry.state, place, wait=False))
 
-    def _add(self, name: Place, key: tuple[int, int], entry: CachedPrefix) -> None:
+    def _add(self, name: Place, key: _Key, entry: CachedPrefix) -> None:
         self._tiers[name][key] = entry
         self._bytes[name] += entry.nbytes
         insort(self._sorted, entry.tokens)
 
-    def _pop(self, name: Place, key: tuple[int, int]) -> CachedPrefix | None:
+    def _pop(self, name: Place, key: _Key) -> CachedPrefix | None:
         entry = self._tiers[name].pop(key, None)
         if entry is not None:
             self._bytes[name] -= entry.nbytes

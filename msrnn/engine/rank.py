@@ -60,8 +60,11 @@ class Rank:
             state = state.to(self.rnn.device)
         return state.gather_heads()
 
-    def read(self, number: int, tokens: Sequence[int], last_only: bool) -> Tensor:
-        return self.local.read_logits(self.states[number], tokens, last_only)
+    def read(self, number: int, tokens: Sequence[int], last_only: bool, protect: bool) -> Tensor:
+        return self.local.read_logits(self.states[number], tokens, last_only, protect)
+
+    def release(self, number: int) -> None:
+        self.local.release(self.states[number])
 
     def put(self, slot: int, number: int) -> None:
         self.local.batch.put(slot, self.states[number].state)

@@ -170,6 +170,8 @@ class Request:
     cancelled: bool = False
     stopped: bool = False
     prompt_logprobs: list[Logprobs | None] = field(default_factory=list)  # None for the first token
+    protect: int = 0  # the first tokens of the prompt, which are not evicted until the session's next turn
+    keeps_protected: bool = False  # whether tokens that earlier turns have protected stay so
     retention: int = 0  # one event in this many tokens has the retention, and the last one; 0: none
     begun: float | None = None  # when its prefill began, on the monotonic clock
 

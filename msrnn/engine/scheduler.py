@@ -219,5 +219,5 @@ class Scheduler:
             except (UsageError, OSError) as error:
                 return make_done_future(error)
         if running.reads and self.queue.prefixes.keeps_ends:
-            self.queue.prefixes.put(read, self.executor.take(slot, len(read)), owner=request.owner)
+            self.queue.prefixes.put(read, self.executor.take(slot, len(read)), request.owner, request.protect)
         return None

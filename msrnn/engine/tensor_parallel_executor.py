@@ -143,11 +143,20 @@ class TensorParallelExecutor(Executor):
     def new_state(self) -> SharedState:
         return self._make("new_state")
 
-    def read(self, state: StateHandle, tokens: Sequence[int], logprobs: int | None = None) -> list[Logprobs | None]:
+    def read(
+        self, state: StateHandle, tokens: Sequence[int], logprobs: int | None = None, protect: bool = False
+    ) -> list[Logprobs | None]:
         before = self._check_own(state).own.logits
         with self._lend_number(state) as number:
-            logits: Tensor = self._do("read", number, [*tokens], logprobs is None)
+            logits: Tensor = self._do("read", number, [*tokens], logprobs is None, protect)
         return [] if logprobs is None else score_block(logits, before, tokens, logprobs)
+
+    def check_protect(self, tokens: int, state: StateHandle | None = None) -> None:
+        self._rank.local.check_protect(tokens, None if state is None else self._check_own(state).own)
+
+    def release(self, state: StateHandle) -> None:
+        with self._lend_number(state) as number:
+            self._do("release", number)
 
     def copy(self, state: StateHandle, place: Place, wait: bool = True) -> SharedState:
         with self._lend_number(state) as source:

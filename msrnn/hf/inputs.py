@@ -66,3 +66,8 @@ def positions_of(seen: Tensor, input_ids: Tensor, mask: Tensor | None) -> Tensor
     """The position of each column in its sequence; padding gets that of the token before it, and is not read."""
     columns = torch.ones_like(input_ids) if mask is None else mask
     return (seen.to(input_ids.device)[:, None] + columns.cumsum(-1) - 1).clamp(min=0)
+
+
+def count_tokens(input_ids: Tensor, mask: Tensor | None) -> Tensor:
+    """The tokens of each sequence, without padding: [B]"""
+    return torch.full(input_ids.shape[:1], input_ids.shape[1]) if mask is None else mask.sum(-1)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from msrnn.checks import check_count
+from msrnn.checks import check_choice, check_count
 from msrnn.core.rope import ORIGINAL, Gap
 from msrnn.core.slots import Slots
 from msrnn.core.state import MultiState
@@ -21,7 +21,7 @@ from msrnn.hf.cache_state import CachedState
 from msrnn.hf.cuda_graphs import Graphs
 from msrnn.hf.generation import Continuation, SequenceEnds, Settings, redirect_forward
 from msrnn.hf.handover import begin_block, end_block, give_back, hand_over
-from msrnn.hf.inputs import check_input, positions_of
+from msrnn.hf.inputs import check_input, count_tokens, positions_of
 from msrnn.hf.state_spec import state_spec
 from msrnn.hf.tensor_parallel import check_same_input, naming_lost_ranks
 from msrnn.hf.wavefront import Wave
@@ -158,7 +158,11 @@ class MultiStateRNN:
         for layer, bound in zip(layers, self.spec.bounds, strict=True):
             if isinstance(layer, Slots) and bound is not None:
                 layer.bound = bound
-        return MultiState(layers, self.spec.fingerprint, state.columns)
+        converted = MultiState(layers, self.spec.fingerprint, state.columns)
+        if any(state.protected):
+            self.spec.check_protect()
+            converted.find_ranges(torch.zeros(state.batch_size))
+        return converted
 
     def select(self, state: MultiState, sequences: Sequence[int] | Tensor) -> MultiState:
         """`state.select`, into buffers that already have a captured graph, if there are any."""
@@ -194,22 +198,40 @@ class MultiStateRNN:
         last_only: bool = False,
         on_block: Callable[[int], None] | None = None,
         record: Callable[[int], Record] | None = None,
+        protect: bool = False,
     ) -> Tensor:
         """Read any number of tokens [B, T] (prefill); the state advances. -> logits [B, T, V], or the last [B, 1, V].
 
         `attention_mask` [B, T] covers these columns, 0 for padding. The result does not depend on how a text is split
         into calls. `on_block` is called with the number of columns that were read since. `record(layer)` returns a
-        function that receives the layer's eviction times.
+        function that receives the layer's eviction times. With `protect`, these tokens are never evicted, until
+        `state.release()`; more than fit are refused before a token is read.
         """
         input_ids, mask = check_input(self.model, self.spec, input_ids, state, attention_mask)
         check_same_input(input_ids, self.spec.model.shards)
+        with self._protecting(state, input_ids, mask) if protect else nullcontext():
+            return self._read(input_ids, state, mask, last_only, on_block, record)
+
+    def _protecting(self, state: MultiState, input_ids: Tensor, mask: Tensor | None) -> AbstractContextManager[None]:
+        self.spec.check_protect()
+        return state.protecting(count_tokens(input_ids, mask))
+
+    def _read(
+        self,
+        input_ids: Tensor,
+        state: MultiState,
+        mask: Tensor | None,
+        last_only: bool,
+        on_block: Callable[[int], None] | None,
+        record: Callable[[int], Record] | None,
+    ) -> Tensor:
         wave = self._wave(state.batch_size, last_only)
         logits: Tensor | None = None
         start = 0
         for width in wave.widths(input_ids.shape[1]):
             columns = slice(start, start + width)
             ids, part = input_ids[:, columns], None if mask is None else mask[:, columns]
-            blocks = self._read(ids, state, part, wave, last_only, record)
+            blocks = self._read_wave(ids, state, part, wave, last_only, record)
             if last_only:
                 logits = blocks[-1][:, -1:].clone()
             else:
@@ -222,7 +244,7 @@ class MultiStateRNN:
         assert logits is not None
         return logits
 
-    def _read(
+    def _read_wave(
         self,
         ids: Tensor,
         state: MultiState,
@@ -262,15 +284,19 @@ class MultiStateRNN:
         return logits
 
     @torch.no_grad()
-    def generate(self, input_ids: Tensor, state: MultiState | None = None, **kwargs: Any) -> Any:
+    def generate(
+        self, input_ids: Tensor, state: MultiState | None = None, *, protect: str = "none", **kwargs: Any
+    ) -> Any:
         """transformers' `generate` over a bounded state: its arguments, its result.
 
         With a `state`, `input_ids` are the new tokens only, and the state advances over them and over the answer of
         each sequence, its stop token included; later columns are padding. An interrupted call leaves the state
         after the tokens it has read (`state.seen`), or unusable if it stopped inside a forward pass. Logits processors
         and stopping criteria see the tokens of this call only, not what the state has read before. Without an
-        `attention_mask`, every id is a token. What cannot be done is refused before a token is read.
+        `attention_mask`, every id is a token. With protect="prompt", `input_ids` are never evicted, until
+        `state.release()`. What cannot be done is refused before a token is read.
         """
+        check_choice("protect", protect, ("none", "prompt"))
         settings = Settings(self.model, kwargs)
         settings.check()
         continues = state is not None
@@ -301,13 +327,14 @@ class MultiStateRNN:
         arguments = settings.arguments(**forced)
         if ends is not None:
             arguments["stopping_criteria"] = ends.criteria
-        out = redirect_forward(self.model, continuation).generate(
-            input_ids,
-            attention_mask=torch.ones_like(input_ids) if mask is None else mask,
-            past_key_values=continuation.cache,
-            **arguments,
-        )
-        if not continues:
-            return out
-        continuation.finish(out, input_ids.shape[1], pad=settings.pad_token)
+        with self._protecting(state, input_ids, mask) if protect == "prompt" else nullcontext():
+            out = redirect_forward(self.model, continuation).generate(
+                input_ids,
+                attention_mask=torch.ones_like(input_ids) if mask is None else mask,
+                past_key_values=continuation.cache,
+                **arguments,
+            )
+            if not continues:
+                return out
+            continuation.finish(out, input_ids.shape[1], pad=settings.pad_token)
         return out if settings["return_dict_in_generate"] else out.sequences

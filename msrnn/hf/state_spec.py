@@ -14,10 +14,13 @@ from transformers.cache_utils import Cache
 
 from msrnn.backends.base import Backend
 from msrnn.core.device_memory import check_fits
+from msrnn.core.fingerprint import ARCHITECTURE
+from msrnn.core.protection import add_ranges, no_ranges
+from msrnn.core.protection import check_fits as check_protected_fit
 from msrnn.core.quantization import parse_state_dtype, state_dtype_name
 from msrnn.core.rope import FITTED, ORIGINAL, Gap, Repositioning, Spacing, name_of, spacing
-from msrnn.core.slots import Growing, LayerShape, Memory, Slots
-from msrnn.core.state import ARCHITECTURE, MultiState
+from msrnn.core.slots import MOST_COLUMNS, Growing, LayerShape, Memory, Slots
+from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
 from msrnn.hf.cache_layers import LayerSetup, LinearLayer, OwnedCache, Place, StateLayer
 from msrnn.hf.cache_state import CachedState
@@ -138,6 +141,16 @@ class StateSpec:
         for setup, bound in zip(self.setups, self.bounds, strict=True):
             if setup and bound and setup.repositioning:
                 setup.backend.check_gaps(setup.repositioning.spacing, bound, columns)
+
+    def check_protect(self, tokens: int = 0) -> None:
+        """Refuse to protect this many tokens of an empty state, and gaps to them that a backend cannot compute."""
+        bounds = [bound for bound in self.bounds if bound is not None]
+        count = torch.tensor([tokens])
+        check_protected_fit(add_ranges(no_ranges(1, count.device), torch.zeros_like(count), count), bounds, count)
+        for setup, bound in zip(self.setups, self.bounds, strict=True):
+            if setup and bound and setup.repositioning and bound.window and not bound.sliding:
+                kept = replace(bound, policy=replace(bound.policy, first=max(1, bound.policy.first)))
+                setup.backend.check_gaps(setup.repositioning.spacing, kept, MOST_COLUMNS)
 
     def state(self, batch_size: int, host: Sequence[Any] | None = None) -> MultiState:
         """An empty state; `host` has at their indices the cache layers that linear attention shall use."""

@@ -34,7 +34,7 @@ SMALL = {
     "h2o": (128, "query", torch.nan, Bound(Policy.parse("h2o"), 4)),
     "h2o, token by token": (1, "value", torch.inf, Bound(Policy.parse("h2o"), 4)),
     "window+1": (3, "value", torch.nan, Bound(Policy.parse("window+1"), 3)),
-    "echo+1~5": (3, "value", -torch.inf, Bound(Policy.parse("echo+1~5"), 4, window=5, spared=1)),
+    "echo+1~5": (3, "value", -torch.inf, Bound(Policy.parse("echo+1~5"), 4, window=5)),
     "echo, token by token": (1, "query", torch.nan, Bound(Policy.parse("echo"), 4)),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from msrnn.core.slots import Slots
 from msrnn.policy import Bound, Policy
 
 BOUNDS = {
@@ -13,8 +14,8 @@ BOUNDS = {
     "window+4": Bound(Policy.parse("window+4"), 7),
     "h2o": Bound(Policy.parse("h2o"), 8),
     "decay": Bound(Policy(0.5, "layer", 2, 0.25), 9),
-    "decay-sliding": Bound(Policy(0.9, "head", 1, 2), 6, window=9),
-    "echo+2~12": Bound(Policy.parse("echo+2~12"), 9, window=12, spared=2),
+    "decay-sliding": Bound(Policy(0.9, "head", 1, 2), 6, window=9, sliding=True),
+    "echo+2~12": Bound(Policy.parse("echo+2~12"), 9, window=12),
     "decay-value": Bound(Policy(0.9, "layer", 0, 0.5, value_norm=True), 9),
     "value-head": Bound(Policy(0.0, "head", 1, value_norm=True), 6),
 }
@@ -23,3 +24,14 @@ FURTHER = ("tova-head", "decay", "value-head")
 CASES = [
     pytest.param(bound, id=name, marks=pytest.mark.slow if name in FURTHER else ()) for name, bound in BOUNDS.items()
 ]
+
+
+def protect_some(slots: Slots) -> None:
+    """Protect a few tokens of each sequence, other ones in each, as far as the policy allows it."""
+    room = slots.bound.size - slots.bound.policy.first - slots.bound.recent - 1
+    for sequence in range(slots.batch_size):
+        begin = slots.bound.policy.first + 2 + sequence
+        for number, count in enumerate((room - room // 2, room // 2)):  # two ranges
+            slots.protected[sequence, number, 0] = begin
+            slots.protected[sequence, number, 1] = begin = begin + min(count, 2)
+            begin += 3

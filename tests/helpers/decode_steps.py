@@ -17,6 +17,7 @@ from msrnn.backends.triton.decode import decode_triton
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.policy import Bound
+from tests.helpers.bounds import protect_some
 from tests.helpers.layers import shape_and_scoring
 
 slow = pytest.mark.slow  # in triton's interpreter; a GPU runs all of them
@@ -36,6 +37,7 @@ class Run:
     def __init__(self, bound: Bound, shape: LayerShape, batch: int, scoring: Scoring) -> None:
         self.bound, self.shape, self.scoring = bound, shape, scoring
         self.slots = Slots(batch, shape, bound)
+        protect_some(self.slots)
 
     def inputs(self, draw: torch.Generator) -> list[Tensor]:
         B, K, R = self.slots.batch_size, self.shape.kv_heads, self.shape.heads // self.shape.kv_heads

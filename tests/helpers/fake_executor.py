@@ -20,6 +20,7 @@ from msrnn.errors import UsageError
 
 VOCABULARY, STOP = 97, 1
 BYTES = 1000  # of a state
+PROTECTED = 1000  # is added to a token that is protected, so that answers depend on what is
 
 
 def next_token(tokens: Sequence[int]) -> int:
@@ -88,6 +89,7 @@ class FakeExecutor(Executor):
         self.calls: list[tuple[str, int]] = []
         self.broken: set[int] = set()
         self.longest = 2**31
+        self.protectable = 2**31
         self.closed = False
 
     def check_length(self, tokens: int) -> None:
@@ -106,12 +108,23 @@ class FakeExecutor(Executor):
     def new_state(self) -> FakeState:
         return FakeState(fingerprint=self.facts.fingerprint)
 
-    def read(self, state: StateHandle, tokens: Sequence[int], logprobs: int | None = None) -> list[Logprobs | None]:
+    def check_protect(self, tokens: int, state: StateHandle | None = None) -> None:
+        held = 0 if state is None else sum(token >= PROTECTED for token in fake(state).tokens)
+        if held + tokens > self.protectable:
+            raise UsageError(f"protect: {tokens} tokens, {self.protectable - held} fit")
+
+    def release(self, state: StateHandle) -> None:
+        mine = self._own(state)
+        mine.tokens = [token % PROTECTED for token in mine.tokens]
+
+    def read(
+        self, state: StateHandle, tokens: Sequence[int], logprobs: int | None = None, protect: bool = False
+    ) -> list[Logprobs | None]:
         mine = self._own(state)
         assert tokens
         self.calls.append(("read", len(tokens)))
         known = [mine.has_logits or place > 0 for place in range(len(tokens))]
-        mine.tokens += tokens
+        mine.tokens += [token + PROTECTED for token in tokens] if protect else tokens
         mine.has_logits = True
         if logprobs is None:
             return []

@@ -11,6 +11,7 @@ from torch import Tensor
 from msrnn.backends.numba.scan import scan_numba
 from msrnn.backends.torch import scan_torch
 from msrnn.policy import Bound, Policy
+from tests.helpers.strategies import protected_ranges
 
 
 @st.composite
@@ -21,8 +22,10 @@ def chunks(draw: st.DrawFn, rows: int) -> dict[str, Any]:
     decay = draw(st.sampled_from([None, 0.0, 0.5, 1.0]))
     value = decay is not None and draw(st.booleans())
     policy = Policy(decay, draw(st.sampled_from(["layer", "head"])), first, recent, value)
+    bound = Bound(policy, size, draw(st.none() | st.integers(size + 2, 30)), draw(st.booleans()))
     return {
-        "bound": Bound(policy, size, draw(st.none() | st.integers(size + 2, 30))),
+        "bound": bound,
+        "protected": [draw(protected_ranges(bound)) for _ in range(2)],
         "heads": draw(st.integers(1, 5)),
         "new": draw(st.integers(1, rows)),
         "held": draw(st.integers(0, size)),
@@ -52,7 +55,9 @@ def arguments(case: dict[str, Any], device: str) -> list[Any]:
     sinks = torch.randn(G, M, generator=draw) if case["sinks"] else None
     norm = torch.rand(position.shape, generator=draw) + 0.5 if bound.policy.value_norm else None
     tensors = [scores, position, importance, query]
-    return [*(t.to(device) for t in tensors), bound, *(t if t is None else t.to(device) for t in (sinks, norm))]
+    protected = torch.tensor(case["protected"], dtype=torch.int32) if bound.protects and "protected" in case else None
+    optional = (sinks, norm, protected)
+    return [*(t.to(device) for t in tensors), bound, *(t if t is None else t.to(device) for t in optional)]
 
 
 def check(kernel: Any, case: dict[str, Any], device: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from msrnn.core.protection import RANGES
 from msrnn.core.quantization import STATE_DTYPES
 from msrnn.core.rope import SPACINGS, Repositioning, Rope, spacing
 from msrnn.policy import Bound, Policy
@@ -24,7 +25,19 @@ def bounds(draw: st.DrawFn) -> Bound:
     value = decay is not None and draw(st.booleans())
     policy = Policy(decay, draw(st.sampled_from(["layer", "head"])), first, recent, value)
     window = draw(st.none() | st.integers(size + 1, 60))
-    return Bound(policy, size, window, spared=draw(st.sampled_from([0, first])) if window else 0)
+    return Bound(policy, size, window, sliding=draw(st.booleans()))
+
+
+@st.composite
+def protected_ranges(draw: st.DrawFn, bound: Bound) -> list[tuple[int, int]]:
+    """RANGES ranges of positions, which leave the policy the rows that it needs."""
+    left, begin, ranges = bound.size - bound.policy.first - bound.recent - 1, 0, []
+    for _ in range(RANGES):
+        begin += draw(st.integers(0, 12))
+        end = begin + draw(st.integers(0, min(left, 8)))
+        ranges.append((begin, end))
+        left, begin = left - (end - begin), end
+    return ranges
 
 
 @st.composite
@@ -42,8 +55,10 @@ def layers(draw: st.DrawFn) -> dict[str, Any]:
     """A layer, its inputs, and one way of splitting and padding them."""
     length = draw(st.integers(1, 40))
     cuts = draw(st.lists(st.integers(1, length), max_size=4))
+    bound = draw(bounds())
     return {
-        "bound": draw(bounds()),
+        "bound": bound,
+        "protected": [draw(protected_ranges(bound)) for _ in range(2)],
         "heads": draw(st.sampled_from([(2, 2), (6, 2), (4, 1)])),  # GQA ratios 1, 3 and all-to-one
         "length": length,
         "edges": sorted({0, *cuts, length}),

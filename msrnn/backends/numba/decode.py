@@ -18,8 +18,10 @@ from msrnn.backends.numba.rows import (
     attend_row,
     bound_scalars,
     expire,
+    hide_protected,
     highest,
     observe_and_evict,
+    ranges_array,
 )
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import Slots
@@ -120,6 +122,7 @@ def _decode(
     position: Array,
     importance: Array,
     norm: Array,
+    ranges: Array,
     query_position: Array,
     sinks: Array,
     output: Array,
@@ -127,33 +130,34 @@ def _decode(
     softcap: f32,
     bound: Scalars,
 ) -> None:
-    window, spared = bound[3], bound[4]
+    window, spared, sliding = bound[3], bound[4], bound[6]
     B, K, R, _ = query.shape
     G, S = position.shape[1], position.shape[2]
     members = K // G  # KV heads of a group
     M = members * R
-    free = _free_slots(position)
+    empty = _free_slots(position)
     for b in range(B):
         t = query_position[b]
         if t < 0:
             output[b] = f32(0.0)
             continue
         for g in range(G):
-            slot = free[b, g]
+            slot = empty[b, g]
             N = S  # slots up to the last held one: the tokens of a state that is not full are in its first slots
             while slot + 1 < N and position[b, g, N - 1] < 0:
                 N -= 1
             scores = np.empty((M, N), f32)
             scratch, observed, present = np.empty(N, f32), np.empty(N, f32), np.empty(N, f32)
-            fresh, expired = np.zeros(N, f32), np.empty(N, np.int32)
+            fresh, expired, free = np.zeros(N, f32), np.empty(N, np.int32), np.empty(N, np.int32)
             where = position[b, g, :N]
             where[slot] = t
+            hide_protected(where, ranges[b], free)
             held = 0
             for j in range(N):
                 present[j] = f32(1.0) if where[j] >= 0 else f32(0.0)
                 held += where[j] >= 0
             if window > 0:
-                held -= expire(where, present, expired, spared, t - window, t)
+                held -= expire(where if sliding else free, present, expired, spared, t - window, t)
             weight = importance[b, g, :N] if importance.shape[0] else fresh
             weight[slot] = f32(0.0)
             observed[:] = f32(0.0)
@@ -176,7 +180,7 @@ def _decode(
             if norm.shape[0]:
                 norm[b, g, slot] = _length(value[b, g * members : (g + 1) * members])
             norms = norm[b, g, :N] if norm.shape[0] else scratch[:0]
-            observe_and_evict(weight, observed, present, where, norms, scratch, held, t, M, bound)
+            observe_and_evict(weight, observed, present, where, free, norms, scratch, held, t, M, bound)
             for j in range(N):
                 if present[j] == f32(0.0):
                     where[j] = -1
@@ -195,6 +199,7 @@ def decode_numba(
         slots.position.numpy(),
         array_or_empty(slots.importance, 3),
         array_or_empty(slots.norm, 3),
+        ranges_array(slots.ranges, len(output)),
         query_position.contiguous().numpy(),
         array_or_empty(scoring.sinks_of(slots.position.shape[1]), 2),
         output.numpy(),

@@ -1,8 +1,8 @@
 """The computation for one new token in numba: attention over the candidates, importances, and which one is evicted.
 
 Loops over tokens are sequential; everything in this file is vectorised over the candidates of one token. Reductions may
-be reassociated, and NaN and infinity keep their meaning. `importance`, `present`, `position`, `norm` and `scratch` are
-[N], one number for each candidate.
+be reassociated, and NaN and infinity keep their meaning. `importance`, `present`, `position`, `free`, `norm` and
+`scratch` are [N], one number for each candidate. `free` is the position of a candidate, and -1 where it is protected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from msrnn.core.slots import HELD
 from msrnn.policy import Bound
 
 Array = np.ndarray[Any, Any]
-Scalars = tuple[int, i32, i32, i32, i32, f32]  # size, first, recent, window, spared and decay of a `Bound`
+Scalars = tuple[int, i32, i32, i32, i32, f32, bool]  # size, first, recent, window, spared, decay, sliding of a `Bound`
 
 NO_DECAY = f32(-1.0)  # means decay=None: importance is the position itself
 # Exponentials are scaled by 2**108, so that they stay normal float32 numbers down to 162 below `top`, and 2**20 of them
@@ -105,6 +105,17 @@ def attend_row(scores: Array, top: f32, sink: f32, present: Array, scratch: Arra
         observed[j] += a
 
 
+@compile_loop()
+def hide_protected(position: Array, ranges: Array, into: Array) -> None:
+    """Positions, and -1 where one lies in a range [begin, end); ranges [RANGES, 2]."""
+    into[:] = position
+    for r in range(ranges.shape[0]):
+        if ranges[r, 0] < ranges[r, 1]:
+            for j in range(position.shape[0]):
+                if ranges[r, 0] <= position[j] < ranges[r, 1]:
+                    into[j] = -1
+
+
 @compile_loop(fastmath=LANES)
 def expire(position: Array, present: Array, evicted_at: Array, spared: i32, last: i32, t: i32) -> int:
     """Drop positions `spared` to `last`, which token t no longer sees; returns how many were dropped."""
@@ -163,6 +174,7 @@ def observe_and_evict(
     observed: Array,
     present: Array,
     position: Array,
+    free: Array,
     norm: Array,
     scratch: Array,
     held: int,
@@ -174,15 +186,15 @@ def observe_and_evict(
 
     An empty `norm` means that the policy does not rank by the norm of values.
     """
-    size, first, recent, _, _, decay = bound
+    size, first, recent, _, _, decay, _ = bound
     observe(importance, observed, present, position, decay, heads)
     if held <= size:
         return -1
     if norm.shape[0]:
         weigh(importance, norm, scratch)
-        j = least_important(scratch, present, position, first, t - recent)
+        j = least_important(scratch, present, free, first, t - recent)
     else:
-        j = least_important(importance, present, position, first, t - recent)
+        j = least_important(importance, present, free, first, t - recent)
     present[j] = f32(0.0)
     return j
 
@@ -192,9 +204,14 @@ def bound_scalars(bound: Bound) -> Scalars:
     """A bound in the types of the loops."""
     first, recent, window, spared = bound.policy.first, bound.recent, bound.window or 0, bound.spared
     decay = NO_DECAY if bound.policy.decay is None else f32(bound.policy.decay)
-    return bound.size, i32(first), i32(recent), i32(window), i32(spared), decay
+    return bound.size, i32(first), i32(recent), i32(window), i32(spared), decay, bound.sliding
 
 
 def array_or_empty(tensor: Tensor | None, dims: int) -> Array:
     """A tensor's memory, or an array without elements that stands for None."""
     return np.empty((0,) * dims, f32) if tensor is None else tensor.numpy()
+
+
+def ranges_array(protected: Tensor | None, batch_size: int) -> Array:
+    """Protected ranges [B, RANGES, 2], or none of them."""
+    return np.empty((batch_size, 0, 2), np.int32) if protected is None else protected.numpy()

@@ -26,8 +26,10 @@ from msrnn.backends.numba.rows import (
     attend_row,
     bound_scalars,
     expire,
+    hide_protected,
     highest,
     observe_and_evict,
+    ranges_array,
 )
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import HELD
@@ -43,15 +45,18 @@ def _scan(
     query_position: Array,
     sinks: Array,
     norm: Array,
+    ranges: Array,
     evicted_at: Array,
     bound: Scalars,
 ) -> None:
-    window, spared = bound[3], bound[4]
+    window, spared, sliding = bound[3], bound[4], bound[6]
     B, G, M, C, N = scores.shape
-    scratch, observed = np.empty(N, f32), np.empty(N, f32)
+    scratch, observed, free = np.empty(N, f32), np.empty(N, f32), np.empty(N, np.int32)
     for b in range(B):
         for g in range(G):
             where, present = position[b, g], np.zeros(N, f32)
+            hide_protected(where, ranges[b], free)
+            expires = where if sliding else free
             held = 0
             for j in range(N - C):
                 if where[j] >= 0:
@@ -67,7 +72,7 @@ def _scan(
                     present[n - 1] = f32(1.0)
                     held += 1
                 if window > 0:
-                    held -= expire(where[:n], present[:n], evicted_at[b, g, :n], spared, t - window, t)
+                    held -= expire(expires[:n], present[:n], evicted_at[b, g, :n], spared, t - window, t)
                 observed[:n] = f32(0.0)
                 for m in range(M):
                     sink = sinks[g, m] if sinks.shape[0] else f32(-np.inf)
@@ -75,7 +80,17 @@ def _scan(
                     scores[b, g, m, i, n:] = f32(0.0)
                 norms = norm[b, g, :n] if norm.shape[0] else scratch[:0]
                 j = observe_and_evict(
-                    importance[b, g, :n], observed[:n], present[:n], where[:n], norms, scratch[:n], held, t, M, bound
+                    importance[b, g, :n],
+                    observed[:n],
+                    present[:n],
+                    where[:n],
+                    free[:n],
+                    norms,
+                    scratch[:n],
+                    held,
+                    t,
+                    M,
+                    bound,
                 )
                 if j >= 0:
                     evicted_at[b, g, j] = t
@@ -90,6 +105,7 @@ def scan_numba(
     bound: Bound,
     sinks: Tensor | None = None,
     norm: Tensor | None = None,
+    protected: Tensor | None = None,
 ) -> Tensor:
     evicted_at = torch.full(position.shape, HELD, dtype=torch.int32)
     tops = scores.amax(-1)
@@ -103,6 +119,7 @@ def scan_numba(
         query_position.contiguous().numpy(),
         array_or_empty(sinks, 2),
         array_or_empty(norm, 3),
+        ranges_array(protected, position.shape[0]),
         evicted_at.numpy(),
         bound_scalars(bound),
     )
@@ -184,6 +201,7 @@ def _scan_repositioned(
     query_position: Array,
     sinks: Array,
     norm: Array,
+    ranges: Array,
     attention: Array,
     evicted_at: Array,
     scale: f32,
@@ -195,18 +213,20 @@ def _scan_repositioned(
     fn: Any,
     bound: Scalars,
 ) -> None:
-    window, spared = bound[3], bound[4]
+    window, spared, sliding = bound[3], bound[4], bound[6]
     (B, K, R, C, D), (_, G, N), F = query.shape, position.shape, frequency.shape[0]
     members = K // G  # KV heads of a group
     M = members * R
     cos, sin, newest = np.empty(F, f32), np.empty(F, f32), np.empty((R, D), f32)
-    scratch, observed = np.empty(N, f32), np.empty(N, f32)
+    scratch, observed, free = np.empty(N, f32), np.empty(N, f32), np.empty(N, np.int32)
     for b in range(B):
         first_new = HELD
         for t in query_position[b]:
             first_new = min(first_new, t) if t >= 0 else first_new
         for g in range(G):
             kv, where = g * members, position[b, g]
+            hide_protected(where, ranges[b], free)
+            expires = where if sliding else free
             rotated = np.zeros((members, N, D), f32)
             new_position, rotated_to = np.zeros(N, f64), np.full(N, np.nan, f64)
             present, order, held = np.zeros(N, f32), np.empty(N, np.int64), 0
@@ -223,12 +243,14 @@ def _scan_repositioned(
                     new -= 1
                 present[new] = f32(1.0)
                 held = append_token(new, order, held, new_position, where, kind, limit, fn)
-                if window > 0:
+                if window > 0 and expire(expires[:n], present[:n], evicted_at[b, g, :n], spared, t - window, t):
                     oldest = 0
-                    while oldest < held and where[order[oldest]] < spared:
-                        oldest += 1
-                    for _ in range(expire(where[:n], present[:n], evicted_at[b, g, :n], spared, t - window, t)):
-                        held = remove_token(order[oldest], order, held, new_position, where, kind, limit, fn)
+                    while oldest < held:
+                        j = order[oldest]
+                        if present[j] > f32(0.0):
+                            oldest += 1
+                        else:
+                            held = remove_token(j, order, held, new_position, where, kind, limit, fn)
                 own, moved = keys[b, kv : kv + members], order[:held]
                 rerotate_moved(own, frequency, start, step, where, moved, new_position, rotated_to, rotated, cos, sin)
                 rotation(frequency, t, new_position[new], cos, sin)
@@ -244,7 +266,17 @@ def _scan_repositioned(
                     attend_row(row, highest(row, present, sink), sink, present[:n], scratch[:n], observed[:n])
                 norms = norm[b, g, :n] if norm.shape[0] else scratch[:0]
                 j = observe_and_evict(
-                    importance[b, g, :n], observed[:n], present[:n], where[:n], norms, scratch[:n], held, t, M, bound
+                    importance[b, g, :n],
+                    observed[:n],
+                    present[:n],
+                    where[:n],
+                    free[:n],
+                    norms,
+                    scratch[:n],
+                    held,
+                    t,
+                    M,
+                    bound,
                 )
                 if j >= 0:
                     held = remove_token(j, order, held, new_position, where, kind, limit, fn)
@@ -260,6 +292,7 @@ def scan_repositioned_numba(
     bound: Bound,
     scoring: Scoring,
     norm: Tensor | None = None,
+    protected: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     (B, K, R, C, _), (_, G, N), repositioning = query.shape, position.shape, scoring.repositioning
     assert repositioning is not None
@@ -275,6 +308,7 @@ def scan_repositioned_numba(
         query_position.contiguous().numpy(),
         array_or_empty(scoring.sinks_of(G), 2),
         array_or_empty(norm, 3),
+        ranges_array(protected, B),
         attention.numpy(),
         evicted_at.numpy(),
         f32(scoring.scale),

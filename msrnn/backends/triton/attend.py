@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from msrnn.backends.triton.common import cap_scores, width
+from msrnn.backends.triton.common import cap_scores, hide_protected, width
 from msrnn.backends.triton.quantization import BIAS, Buffer, numbers, write
 from msrnn.backends.triton.rope import load_rotated, load_rotations
 
@@ -153,7 +153,8 @@ def _find_empty(p_position, S: tl.constexpr):
 @triton.jit
 def attend_kernel(
     query, key, value, keys, values, key_scale, value_scale, position, query_position, sinks, rotations,
-    fresh, scores, maxima, sums, squares, output, scale, softcap, window, spared, largest,
+    fresh, scores, maxima, sums, squares, output, protected, scale, softcap, window, spared, largest,
+    SLIDING: tl.constexpr,
     K: tl.constexpr, G: tl.constexpr, R: tl.constexpr, S: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     HEADS: tl.constexpr, BS: tl.constexpr, SPAN: tl.constexpr,
     F: tl.constexpr, START: tl.constexpr, NEIGHBOURS: tl.constexpr,
@@ -165,7 +166,7 @@ def attend_kernel(
     sees SPAN slots, and leaves its part of the output, its maximum and its sum of exponentials; otherwise `maxima`
     gets logarithms of sums. With rotations, F pairs of dimensions are re-rotated, and scores are those of re-rotated
     rows. A program may then have several KV heads of one query head each, whose slots have the same rotations: these
-    are read once for all heads. Scales, sinks, rotations, squares, softcap and window may be None.
+    are read once for all heads. Scales, sinks, rotations, squares, protected, softcap and window may be None.
     """
     BR: tl.constexpr = HEADS if R == 1 else width(R)
     BV: tl.constexpr = width(DV)
@@ -213,7 +214,8 @@ def attend_kernel(
             b_position = tl.load(p_position + o_s, mask=o_s < S, other=-1)
             m_held = b_position >= 0
             if window is not None:
-                m_held = m_held & ((b_position > t - window) | (b_position < spared))
+                b_leaves = b_position if SLIDING else hide_protected(b_position, protected, i_b)
+                m_held = m_held & ((b_leaves > t - window) | (b_leaves < spared) | (b_leaves < 0))
             b_s = _score(
                 q, key_rows, p_rotations, o_s, scale, softcap, S, D, F, START, NEIGHBOURS, HEADS, PRECISION
             )  # fmt: skip

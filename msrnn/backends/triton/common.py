@@ -1,4 +1,4 @@
-"""Code that the kernels share: exponentials for ranking, the soft cap, and the sizes of blocks."""
+"""Code that the kernels share: exponentials for ranking, the soft cap, protected tokens, and the sizes of blocks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import torch
 import triton
 import triton.language as tl
 
+from msrnn.core import protection
+
 UNIT, PER_UNIT = tl.constexpr(2.0**86), tl.constexpr(2.0**-86)
 ROOT = tl.constexpr(2.0**43)
 LEAST_NORMAL = tl.constexpr(2.0**-126)
+RANGES = tl.constexpr(protection.RANGES)
 
 LEAST = 16  # the smallest number of rows, columns or dimensions of a matrix product on tensor cores
 BYTES = 2**14  # of rows at once: with those loaded ahead they fit into 99 KiB, the shared memory of GPUs since 8.0
@@ -31,6 +34,17 @@ def cap_scores(b_s, softcap):
         softcap = tl.cast(softcap, tl.float32)
         b_s = softcap * (1.0 - 2.0 / (tl.exp(2.0 * b_s / softcap) + 1.0))
     return b_s
+
+
+@triton.jit
+def hide_protected(b_position, protected, i_b):
+    """Positions of sequence i_b, and -1 where one lies in a protected range; `protected` [B, RANGES, 2] may be None."""
+    if protected is not None:
+        for r in tl.static_range(RANGES):
+            begin = tl.load(protected + (i_b * RANGES + r) * 2)
+            end = tl.load(protected + (i_b * RANGES + r) * 2 + 1)
+            b_position = tl.where((b_position >= begin) & (b_position < end), -1, b_position)
+    return b_position
 
 
 @triton.constexpr_function

@@ -86,8 +86,8 @@ def _attend(
     attend_kernel[(B * (K // heads), splits)](
         query, key, value, slots.keys, slots.values, slots.key_scale, slots.value_scale, slots.position, query_position,
         scoring.sinks_of(G), rotations, fresh, attended.scores, maxima, sums, squares, parts,
-        scoring.scale, scoring.softcap, bound.window, bound.spared, LARGEST[code] if code else 1.0,
-        K=K, G=G, R=R, S=S, D=D, DV=DV, HEADS=heads, BS=block, SPAN=span, **rotated,
+        slots.ranges, scoring.scale, scoring.softcap, bound.window, bound.spared, LARGEST[code] if code else 1.0,
+        SLIDING=bound.sliding, K=K, G=G, R=R, S=S, D=D, DV=DV, HEADS=heads, BS=block, SPAN=span, **rotated,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if splits > 1:
@@ -112,6 +112,6 @@ def _evict(slots: Slots, attended: Attended, query_position: Tensor) -> None:
         group["M"] *= slots.joint.count
     evict_kernel[(B, G)](
         fresh, scores, log_sums, slots.position, slots.importance, slots.norm, squares, query_position, observed,
-        policy.decay, bound.size, policy.first, bound.recent, bound.window, bound.spared,
-        G=G, **group, num_warps=EVICT_WARPS,
+        slots.ranges, policy.decay, bound.size, policy.first, bound.recent, bound.window, bound.spared,
+        G=G, **group, SLIDING=bound.sliding, num_warps=EVICT_WARPS,
     )  # fmt: skip

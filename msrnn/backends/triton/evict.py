@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from msrnn.backends.triton.common import PER_UNIT, lift_exp
+from msrnn.backends.triton.common import PER_UNIT, hide_protected, lift_exp
 from msrnn.core.slots import HELD
 
 FAR = tl.constexpr(HELD)
@@ -58,14 +58,14 @@ def observe_kernel(scores, log_sums, squares, observed, S: tl.constexpr, M: tl.c
 
 @triton.jit
 def evict_kernel(
-    fresh, scores, log_sums, position, importance, norm, squares, query_position, observed,
+    fresh, scores, log_sums, position, importance, norm, squares, query_position, observed, protected,
     decay, size, first, recent, window, spared,
-    S: tl.constexpr, G: tl.constexpr, M: tl.constexpr, MEMBERS: tl.constexpr,
+    S: tl.constexpr, G: tl.constexpr, M: tl.constexpr, MEMBERS: tl.constexpr, SLIDING: tl.constexpr,
 ):  # fmt: skip
     """Write the new token's position, add the group's mean attention to the importances, and evict the least important
     KV row that is not protected. `squares` [B, K] are the squared norms of the new token's values. Where a group is
     joint, `observed` has the sums over its processes, and M counts the heads of all of them. What a policy does not
-    have is None: importance, norm, squares, observed, decay, window.
+    have is None: importance, norm, squares, observed, protected, decay, window.
 
     Without observation every importance is 0, and the oldest KV row is evicted, as in every tie. NaN is infinity.
     """
@@ -79,7 +79,8 @@ def evict_kernel(
         b_position = tl.load(p_position, mask=m_s, other=-1)
         m_new = o_s == tl.load(fresh + i_group)
         if window is not None:
-            b_position = tl.where((b_position >= spared) & (b_position <= t - window), -1, b_position)
+            b_leaves = b_position if SLIDING else hide_protected(b_position, protected, i_b)
+            b_position = tl.where((b_leaves >= spared) & (b_leaves <= t - window), -1, b_position)
         b_position = tl.where(m_new, t, b_position)
         m_held = b_position >= 0
         b_importance = tl.zeros(o_s.shape, tl.float32)
@@ -104,7 +105,8 @@ def evict_kernel(
             b_norm = tl.where(m_new, tl.sqrt(square), tl.load(p_norm, mask=m_s, other=0.0))
             tl.store(p_norm, b_norm, mask=m_new)
             b_importance *= b_norm
-        m_free = m_held & (b_position >= first) & (b_position <= t - recent)
+        b_free = hide_protected(b_position, protected, i_b)
+        m_free = m_held & (b_free >= first) & (b_free <= t - recent)
         b_ranked = tl.where(m_free & (b_importance == b_importance), b_importance, float("inf"))
         m_least = m_free & (b_ranked == tl.min(b_ranked))
         oldest = tl.min(tl.where(m_least, b_position, FAR))

@@ -306,7 +306,7 @@ def prefill_triton(
     joint = [weights, sink_weights]
     if slots.joint is not None:
         joint = [None if part is None else slots.joint.gather(part, 3) for part in joint]
-    evicted_at = scan_triton(joint[0], position, importance, query_position, slots.bound, joint[1], norm)
+    evicted_at = scan_triton(joint[0], position, importance, query_position, slots.bound, joint[1], norm, slots.ranges)
     output = torch.empty(B, C, H, DV, device=query.device, dtype=query.dtype)
     # Weights span more than the range of float16.
     weighed = weights is not None and query.dtype != torch.float16

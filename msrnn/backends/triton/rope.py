@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from msrnn.backends.numba.rope import COSINE, HALF_PI, PER_HALF_PI, SINE, spacing_code
+from msrnn.backends.triton.common import hide_protected
 from msrnn.core.rope import NEAR, GapFunction, Repositioning, Spacing
 from msrnn.core.slots import Slots
 from msrnn.errors import UsageError
@@ -47,8 +48,9 @@ def _new_gap(b_gap, table, KIND: tl.constexpr):
 
 @triton.jit
 def reposition_kernel(
-    position, query_position, table, ordered, ordered_new, new_position, window, spared,
+    position, query_position, protected, table, ordered, ordered_new, new_position, window, spared,
     S: tl.constexpr, G: tl.constexpr, ALL: tl.constexpr, LEVELS: tl.constexpr, KIND: tl.constexpr, SLIDES: tl.constexpr,
+    SLIDING: tl.constexpr,
 ):  # fmt: skip
     """new_position [B, G, S + 1] float64 of every slot and, at the end, of the new token; `ordered` and `ordered_new`
     [B, G, S] are scratch.
@@ -66,7 +68,8 @@ def reposition_kernel(
         o_slot, m_s = o_s + (o_s >= empty).to(tl.int32), o_s < S - 1
         b_position = tl.load(p_position + o_slot, mask=m_s, other=-1)
         if SLIDES:
-            b_position = tl.where((b_position >= spared) & (b_position <= t - window), -1, b_position)
+            b_leaves = b_position if SLIDING else hide_protected(b_position, protected, i // G)
+            b_position = tl.where((b_leaves >= spared) & (b_leaves <= t - window), -1, b_position)
         b_ordered = tl.sort(tl.where(b_position >= 0, b_position, LAST))
         tl.store(p_ordered + o_s, b_ordered, mask=m_s)
         tl.debug_barrier()  # threads read what other threads wrote
@@ -153,13 +156,14 @@ def _encode_spacing(spacing: Spacing, device: torch.device) -> tuple[int, Tensor
 def check_reach(spacing: Spacing, bound: Bound, columns: int) -> None:
     """Refuse texts whose gaps may exceed the table of a caller's function. Columns are counted, padding included.
 
-    With a window or horizon that spares no first tokens, gaps stay small at any length.
+    With a window or horizon that spares no tokens, gaps stay small at any length.
     """
     near = bound.window is not None and bound.window <= GAPS and not bound.spared
     if columns > GAPS and not near and isinstance(spacing.function, GapFunction):
         raise UsageError(
             f"positions: your own function is limited to gaps of {GAPS - 1:,} on a GPU, and this state is at column "
-            f"{columns:,}; use a named spacing such as 'compressed', a horizon without first tokens, or a CPU"
+            f"{columns:,}; use a named spacing such as 'compressed', a horizon without first or protected tokens, "
+            "or a CPU"
         )
 
 
@@ -171,9 +175,10 @@ def rotations_of(slots: Slots, query_position: Tensor, repositioning: Reposition
     ordered = torch.empty(B, G, S, dtype=torch.int32, device=device)
     ordered_new, new_position = (torch.empty(B, G, n, dtype=torch.float64, device=device) for n in (S, S + 1))
     reposition_kernel[(B * G,)](
-        slots.position, query_position, table, ordered, ordered_new, new_position,
+        slots.position, query_position, slots.ranges, table, ordered, ordered_new, new_position,
         window or 0, slots.bound.spared, S=S, G=G, ALL=triton.next_power_of_2(S),
         LEVELS=max(1, (S - 2).bit_length()), KIND=kind, SLIDES=window is not None,
+        SLIDING=slots.bound.sliding,
     )  # fmt: skip
     dtype = torch.float32 if slots.dtype == torch.float32 else torch.float16
     rotations = torch.empty(B, G, S + 1, 2, F, dtype=dtype, device=device)

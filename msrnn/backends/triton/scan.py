@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from msrnn.backends.triton.common import LEAST_NORMAL, PER_UNIT, UNIT
+from msrnn.backends.triton.common import LEAST_NORMAL, PER_UNIT, UNIT, hide_protected
 from msrnn.core.slots import HELD
 from msrnn.policy import Bound
 
@@ -32,19 +32,21 @@ class Tile(NamedTuple):
 
     o_n: Any
     b_position: Any
+    b_free: Any  # positions, -1 where protected
     b_importance: Any
     b_evicted: Any  # eviction times
     m_present: Any  # not evicted yet
 
 
 @triton.jit
-def _load_tile(p_position, p_importance, o_n, N, OBSERVES: tl.constexpr):
+def _load_tile(p_position, p_importance, protected, i_b, o_n, N, OBSERVES: tl.constexpr):
     """Candidates before the first token."""
     b_position = tl.load(p_position + o_n, mask=o_n < N, other=-1)
     b_importance = tl.zeros(o_n.shape, tl.float32)  # where nothing is observed, all tie, and the oldest is evicted
     if OBSERVES:
         b_importance = tl.load(p_importance + o_n, mask=o_n < N, other=0.0)
-    return Tile(o_n, b_position, b_importance, tl.full(o_n.shape, FAR, tl.int32), b_position >= 0)
+    b_free = hide_protected(b_position, protected, i_b)
+    return Tile(o_n, b_position, b_free, b_importance, tl.full(o_n.shape, FAR, tl.int32), b_position >= 0)
 
 
 @triton.jit
@@ -78,9 +80,10 @@ def _find_seen(tile, t):
 
 
 @triton.jit
-def _find_expired(tile, t, window, spared):
+def _find_expired(tile, t, window, spared, SLIDING: tl.constexpr):
     """The candidates that have left the window."""
-    return tile.m_present & (tile.b_position >= spared) & (tile.b_position <= t - window)
+    b_leaves = tile.b_position if SLIDING else tile.b_free
+    return tile.m_present & (b_leaves >= spared) & (b_leaves <= t - window)
 
 
 @triton.jit
@@ -88,7 +91,7 @@ def _evict(tile, m_evicted, t):
     """The tile without some candidates; step `t` is the last that saw them."""
     b_evicted = tl.where(m_evicted, t, tile.b_evicted)
     m_present = tile.m_present & (m_evicted == 0)
-    return Tile(tile.o_n, tile.b_position, tile.b_importance, b_evicted, m_present)
+    return Tile(tile.o_n, tile.b_position, tile.b_free, tile.b_importance, b_evicted, m_present)
 
 
 @triton.jit
@@ -130,7 +133,7 @@ def _remember(tile, b_attention, t, decay, LIFTS: tl.constexpr):
     if not LIFTS:  # with decay 0, only the newest query counts
         b_attention += decay * tile.b_importance
     b_importance = tl.where(_find_seen(tile, t), b_attention, tile.b_importance)
-    return Tile(tile.o_n, tile.b_position, b_importance, tile.b_evicted, tile.m_present)
+    return Tile(tile.o_n, tile.b_position, tile.b_free, b_importance, tile.b_evicted, tile.m_present)
 
 
 @triton.jit
@@ -144,18 +147,18 @@ def _rank(tile, b_norm, t, first, recent):
         b_importance = b_importance * b_norm
     b_importance = tl.where(b_importance != b_importance, float("inf"), b_importance)
     b_bits = b_importance.to(tl.int32, bitcast=True).to(tl.int64)
-    m_free = _find_seen(tile, t) & (tile.b_position >= first) & (tile.b_position <= t - recent)
+    m_free = _find_seen(tile, t) & (tile.b_free >= first) & (tile.b_free <= t - recent)
     return tl.where(m_free, (b_bits << 32) | tile.b_position, LAST)
 
 
 @triton.jit(do_not_specialize=["C", "N", "size", "first", "recent", "window", "spared"])
 def scan_kernel(
-    weights, position, importance, query_position, sinks, norm, evicted_at,
+    weights, position, importance, query_position, sinks, norm, protected, evicted_at,
     decay, size, first, recent, window, spared, C, N,
     G: tl.constexpr, M: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
-    LIFTS: tl.constexpr, STAGES: tl.constexpr,
+    LIFTS: tl.constexpr, STAGES: tl.constexpr, SLIDING: tl.constexpr,
 ):  # fmt: skip
-    """Without weights nothing is observed; sinks, norm and window may be None, too."""
+    """Without weights nothing is observed; sinks, norm, protected and window may be None, too."""
     OBSERVES: tl.constexpr = weights is not None
     SKIPS: tl.constexpr = (LIFTS or not OBSERVES) and window is None
     WIDTH: tl.constexpr = BN + BR
@@ -163,8 +166,9 @@ def scan_kernel(
     decay = tl.cast(decay, tl.float32)
     i_group = i_b * G + i_g
     o_group, p_t = i_group * N, query_position + i_b * C
-    left = _load_tile(position + o_group, importance + o_group, tl.arange(0, BN), N, OBSERVES)
-    right = _load_tile(position + o_group, importance + o_group, BN + tl.arange(0, BR), N, OBSERVES)
+    p_position, p_importance = position + o_group, importance + o_group
+    left = _load_tile(p_position, p_importance, protected, i_b, tl.arange(0, BN), N, OBSERVES)
+    right = _load_tile(p_position, p_importance, protected, i_b, BN + tl.arange(0, BR), N, OBSERVES)
     b_norm_l, b_norm_r = None, None
     if norm is not None:
         b_norm_l = tl.load(norm + o_group + left.o_n, mask=left.o_n < N, other=0.0)
@@ -177,7 +181,8 @@ def scan_kernel(
     for i in tl.range(skipped, BC, num_stages=STAGES):
         t = tl.load(p_t + i, mask=i < C, other=-1)
         if window is not None:
-            m_l, m_r = _find_expired(left, t, window, spared), _find_expired(right, t, window, spared)
+            m_l = _find_expired(left, t, window, spared, SLIDING)
+            m_r = _find_expired(right, t, window, spared, SLIDING)
             left, right = _evict(left, m_l, t - 1), _evict(right, m_r, t - 1)
             held -= _count(m_l) + _count(m_r)
         held += (t >= 0).to(tl.int32)
@@ -237,6 +242,7 @@ def scan_triton(
     bound: Bound,
     sinks: Tensor | None = None,
     norm: Tensor | None = None,
+    protected: Tensor | None = None,
 ) -> Tensor:
     """`scan_torch` with weights [B, G, rows, M, width] instead of scores: exponentials, each row up to a factor.
 
@@ -254,9 +260,9 @@ def scan_triton(
     observes = policy.decay is not None
     assert not observes or weights is not None
     scan_kernel[(B, G)](
-        weights if observes else None, position, importance, query_position.contiguous(), sinks, norm, evicted_at,
-        policy.decay or 0.0, bound.size, policy.first, bound.recent, bound.window, bound.spared, C, N,
+        weights if observes else None, position, importance, query_position.contiguous(), sinks, norm, protected,
+        evicted_at, policy.decay or 0.0, bound.size, policy.first, bound.recent, bound.window, bound.spared, C, N,
         G=G, M=M, BC=rows, BM=heads, BN=left, BR=right, LIFTS=policy.decay == 0, STAGES=1 + min(2, ahead),
-        num_warps=WARPS,
+        SLIDING=bound.sliding, num_warps=WARPS,
     )  # fmt: skip
     return evicted_at

@@ -43,7 +43,7 @@ PLACES: list[tuple[Any, int, bool, int, Bound]] = [  # positions, pairs, interle
     ("compressed", 8, False, 2, Bound(Policy.parse("tova+1"), 6)),
     ("compact", 8, True, 6, Bound(Policy(0.9, "head", 1, 2), 6, window=40)),
     ("compressed:sqrt", 4, False, 4, Bound(Policy.parse("echo+1"), 7)),
-    ("compressed:3", 4, False, 4, Bound(Policy.parse("tova+2~9"), 6, window=9, spared=2)),
+    ("compressed:3", 4, False, 4, Bound(Policy.parse("tova+2~9"), 6, window=9)),
     ("compressed:ln", 3, True, 2, Bound(Policy.parse("window+2"), 5)),
     (lambda gap: gap**0.5, 6, False, 4, Bound(Policy.parse("h2o"), 6)),
     ("compressed", 6, False, 2, Bound(Policy.parse("tova-head"), 17)),

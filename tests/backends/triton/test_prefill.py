@@ -14,7 +14,7 @@ from msrnn.backends.triton.prefill import prefill_triton
 from msrnn.core.quantization import STATE_DTYPES
 from msrnn.core.slots import Slots
 from msrnn.policy import Bound, Policy
-from tests.helpers.bounds import CASES
+from tests.helpers.bounds import CASES, protect_some
 from tests.helpers.layers import shape_and_scoring
 
 pytestmark = pytest.mark.usefixtures("poisoned")
@@ -63,6 +63,8 @@ def check(
     heads, kv_heads, dim, dtype = shape.heads, shape.kv_heads, shape.key_dim, shape.dtype
     mine, theirs = Slots(2, shape, bound), Slots(2, shape, bound)
     exact = Slots(2, replace(shape, dtype=torch.float32), bound)
+    for slots in (mine, theirs, exact):
+        protect_some(slots)
     for number, length in enumerate(lengths):
         # As a model gives them: tokens before heads in memory.
         query, key, value = (

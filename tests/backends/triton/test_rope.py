@@ -92,7 +92,7 @@ def test_a_function_out_of_reach_is_refused(device: str) -> None:
     near = Bound(Policy.parse("tova~4096"), 2, window=4096)
     check_reach(repositioning.spacing, near, 10**9)
     with pytest.raises(ValueError, match="limited to gaps"):
-        check_reach(repositioning.spacing, Bound(Policy.parse("tova+1~4096"), 2, window=4096, spared=1), 10**9)
+        check_reach(repositioning.spacing, Bound(Policy.parse("tova+1~4096"), 2, window=4096), 10**9)
     named = spacing("compressed")
     assert named is not None
     check_reach(named, Bound(Policy.parse("tova"), 2), 10**9)
