@@ -60,7 +60,7 @@ class Rank:
             state = state.to(self.rnn.device)
         return state.gather_heads()
 
-    def read(self, number: int, tokens: Sequence[int], last_only: bool, protect: bool) -> Tensor:
+    def read(self, number: int, tokens: Sequence[int], last_only: bool, protect: bool = False) -> Tensor:
         return self.local.read_logits(self.states[number], tokens, last_only, protect)
 
     def release(self, number: int) -> None:

@@ -25,15 +25,15 @@ def held(state: msrnn.MultiState, sequence: int = 0) -> list[set[int]]:
 
 def read_parts(rnn: msrnn.MultiStateRNN, ids: Tensor, begin: int, end: int, cuts: tuple[int, ...] = ()) -> Any:
     """Logits and state of a text whose tokens begin..end are protected; other cuts must not matter."""
-    state = rnn.state(ids.shape[0])
+    state, ids = rnn.state(ids.shape[0]), ids.to(rnn.device)
     edges = sorted({0, begin, end, ids.shape[1], *cuts})
     parts = [rnn.read(ids[:, a:b], state, protect=begin <= a < end) for a, b in pairwise(edges)]
     return torch.cat(parts, dim=1), state
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_protected_tokens_stay(policy: str) -> None:
-    rnn = msrnn.MultiStateRNN(build(llama()), policy, SIZE)
+def test_protected_tokens_stay(policy: str, device: str) -> None:
+    rnn = msrnn.MultiStateRNN(build(llama()).to(device), policy, SIZE)
     logits, state = read_parts(rnn, tokens(1, 60), 10, 15)
     assert state.protected == [[(10, 15)]]
     assert all({10, 11, 12, 13, 14} <= positions for positions in held(state))
@@ -44,8 +44,8 @@ def test_protected_tokens_stay(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["tova", "echo"])
-def test_reading_is_stepping(policy: str) -> None:
-    rnn, ids = msrnn.MultiStateRNN(build(llama()), policy, SIZE), tokens(1, 50)
+def test_reading_is_stepping(policy: str, device: str) -> None:
+    rnn, ids = msrnn.MultiStateRNN(build(llama()).to(device), policy, SIZE), tokens(1, 50).to(device)
     whole, state = read_parts(rnn, ids, 5, 9)
     stepped = rnn.state()
     rows = [rnn.read(ids[:, t : t + 1], stepped, protect=5 <= t < 9) for t in range(50)]

@@ -83,6 +83,7 @@ def evict_kernel(
             b_position = tl.where((b_leaves >= spared) & (b_leaves <= t - window), -1, b_position)
         b_position = tl.where(m_new, t, b_position)
         m_held = b_position >= 0
+        b_free = hide_protected(b_position, protected, i_b)  # early, so that its loads delay nothing
         b_importance = tl.zeros(o_s.shape, tl.float32)
         if decay is not None:
             if observed is not None:
@@ -105,7 +106,6 @@ def evict_kernel(
             b_norm = tl.where(m_new, tl.sqrt(square), tl.load(p_norm, mask=m_s, other=0.0))
             tl.store(p_norm, b_norm, mask=m_new)
             b_importance *= b_norm
-        b_free = hide_protected(b_position, protected, i_b)
         m_free = m_held & (b_free >= first) & (b_free <= t - recent)
         b_ranked = tl.where(m_free & (b_importance == b_importance), b_importance, float("inf"))
         m_least = m_free & (b_ranked == tl.min(b_ranked))

@@ -26,7 +26,7 @@ H200 = (90, 232_448)
 def test_kernels_fit_into_shared_memory(
     gpu: tuple[int, int], dtype: str, dim: int, heads: int, size: int, length: int, tmp_path: Path
 ) -> None:
-    script = Path(__file__).parents[1] / "helpers" / "compiled.py"
+    script = Path(__file__).parents[2] / "helpers" / "compiled.py"
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     arguments = [sys.executable, str(script), *map(str, (*gpu, dtype, dim, heads, size, length))]
