@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from msrnn.checks import check_choice
 from msrnn.cli.files import as_utf8, check_target, same_file, save_state, user_state_folder
 from msrnn.cli.model_options import GivenOptions, check_chat_template, load_or_empty
-from msrnn.cli.options import Force, MaxNewTokens, SamplingOptions, SaveTo
+from msrnn.cli.options import Force, MaxNewTokens, Protect, SamplingOptions, SaveTo
 from msrnn.cli.past_training import extend_rnn
 from msrnn.cli.terminal import note, summary
 from msrnn.core.atomic import PRIVATE, make_private_folder, write_atomically
 from msrnn.errors import FileError, UsageError
-from msrnn.hf.model_options import ORIGINAL
+from msrnn.hf.model_options import ORIGINAL, PROTECT
 
 if TYPE_CHECKING:
     from msrnn.cli.conversation import Conversation
@@ -37,6 +38,7 @@ def chat(
     load: SavedChat = None,
     save: SaveTo = None,
     force: Force = False,
+    protect: Protect = "none",
     max_new_tokens: MaxNewTokens = 512,
     sampling: SamplingOptions,
     given: GivenOptions,
@@ -50,11 +52,12 @@ def chat(
     training length; a saved one that has passed it stays as it is. So does any other --positions.
 
     Examples:
-        msrnn chat --system "Answer briefly." --save talk.safetensors
+        msrnn chat --system "Answer briefly." --protect system --save talk.safetensors
         msrnn chat --state talk.safetensors --save talk.safetensors
         printf 'Hello!\\n/state\\n' | msrnn chat --size 256
     """
     settings = sampling.settings(max_new_tokens)
+    check_choice("--protect", protect, PROTECT)
     options = given.complete(load)
     check_target(save, force or same_file(save, load), [given.model])
     if system and load:
@@ -73,6 +76,7 @@ def chat(
         settings,
         as_utf8(system) if system else None,
         extend if given.auto and options.positions == ORIGINAL else None,
+        protect,
     )
     try:
         with line_history():

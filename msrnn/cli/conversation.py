@@ -11,25 +11,32 @@ from transformers import PreTrainedTokenizerBase
 
 from msrnn.cli.answer_streamer import AnswerStreamer
 from msrnn.core.state import MultiState
-from msrnn.hf.chat_template import closing, encode, encode_first, encode_following, first_messages
+from msrnn.hf.chat_template import (
+    closing,
+    count_system_tokens,
+    encode,
+    encode_first,
+    encode_following,
+    first_messages,
+)
 from msrnn.hf.extension import training_length
 from msrnn.hf.rnn import MultiStateRNN
 
 
 def recover_state(
-    rnn: MultiStateRNN, state: MultiState, before: MultiState, prompt: Tensor, answer: list[int]
+    rnn: MultiStateRNN, state: MultiState, before: MultiState, prompt: Tensor, answer: list[int], protect: bool = False
 ) -> MultiState:
     """The state after a prompt [1, T] and a partial answer, when `generate` was interrupted.
 
     If the interruption fell between two forward passes, `state` reads the rest. Otherwise it is unusable, and `before`,
-    a copy from before the call, reads the prompt and the answer again.
+    a copy from before the call, reads the prompt, which it protects if the call did, and the answer again.
     """
-    ids = [*prompt[0].tolist(), *answer]
-    read = int(state.seen[0] - before.seen[0]) if state.whole else 0
-    if not state.whole or read < prompt.shape[1]:
+    read = int(state.seen[0] - before.seen[0]) - prompt.shape[1] if state.whole else -1
+    if read < 0:
         state, read = before, 0
-    if ids[read:]:
-        rnn.read(torch.tensor([ids[read:]]), state, last_only=True)
+        rnn.read(prompt, state, last_only=True, protect=protect)
+    if answer[read:]:
+        rnn.read(torch.tensor([answer[read:]]), state, last_only=True)
     return state
 
 
@@ -46,6 +53,7 @@ class Conversation:
     `state` always ends with a complete turn: a turn works on a copy, which replaces `state` at the turn's end.
 
     settings  arguments of `generate`; must contain max_new_tokens
+    protect   "system": the system message is never evicted; "prompt": a message is not, until the next turn; or "none"
     extend    called once, with the training length, before the first turn that may pass it; returns the model to
               continue with, which may be the same one
     """
@@ -58,24 +66,27 @@ class Conversation:
         settings: dict[str, Any],
         system: str | None = None,
         extend: Callable[[int], MultiStateRNN] | None = None,
+        protect: str = "none",
     ) -> None:
         self.rnn, self.tokenizer, self.state, self.settings = rnn, tokenizer, state, settings
-        self.system, self.extend = system, extend
+        self.system, self.extend, self.protect = system, extend, protect
         self.closing: list[int] = encode(tokenizer, closing(tokenizer), False)[0].tolist()
 
     def turn(self, message: str) -> Turn:
         """Print the answer to a message. KeyboardInterrupt ends the answer, and what was generated so far counts."""
-        ids = torch.tensor([self.encode(message)])
-        self._extend_if_needed(ids.shape[1])
+        tokens = self.encode(message)
+        self._extend_if_needed(len(tokens))
         streamer = AnswerStreamer(self.tokenizer)
-        state = self.state.fork(1)
-        interrupted = False
+        protect = "prompt" if self.protect == "prompt" else "none"
+        interrupted, state = False, self.state
         try:
-            self.rnn.generate(ids, state=state, streamer=streamer, **self.settings)
+            state, ids = self._begin(tokens, message)
+            self.rnn.generate(ids, state=state, streamer=streamer, protect=protect, **self.settings)
         except KeyboardInterrupt:
             interrupted = True
             streamer.end()
-            state = recover_state(self.rnn, state, self.state.fork(1), ids, streamer.ids)
+            before, ids = self._begin(tokens, message)
+            state = recover_state(self.rnn, state, before, ids, streamer.ids, protect == "prompt")
         has_stop_token = self.closing[:1] == streamer.ids[-1:]
         self._read(self.closing[1:] if has_stop_token else self.closing, state)
         self.state = state
@@ -87,6 +98,18 @@ class Conversation:
         if int(self.state.seen[0]):
             return encode_following(self.tokenizer, message)
         return encode_first(self.tokenizer, first_messages(message, self.system))
+
+    def _begin(self, tokens: list[int], message: str) -> tuple[MultiState, Tensor]:
+        """A copy of the state that has read the system message, if that is to be protected, and the other tokens."""
+        state, count = self.state.fork(1), 0
+        if self.protect != "system":
+            state.release()
+        elif not int(state.seen[0]):
+            messages = first_messages(message, self.system)
+            count = count_system_tokens(messages, tokens, lambda other: encode_first(self.tokenizer, other))
+        if count:
+            self.rnn.read(torch.tensor([tokens[:count]]), state, last_only=True, protect=True)
+        return state, torch.tensor([tokens[count:]])
 
     def _extend_if_needed(self, new_tokens: int) -> None:
         """Call `extend` before a turn that may pass the training length: all of a turn uses the same positions."""

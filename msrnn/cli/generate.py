@@ -4,6 +4,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from msrnn.checks import check_choice
 from msrnn.cli.files import as_utf8, check_target, read_text, same_file, save_state
 from msrnn.cli.model_options import GivenOptions, check_chat_template, load_or_empty
 from msrnn.cli.options import Force, MaxNewTokens, SamplingOptions, SavedState, SaveTo
@@ -22,6 +23,9 @@ def generate(
     chat: Annotated[
         bool, Option("--chat/--no-chat", help="Send the prompt as a message, in the model's chat template.")
     ] = False,
+    protect: Annotated[
+        str, Option(help="Tokens that are never evicted: none, or prompt. A saved state keeps them.")
+    ] = "none",
     max_new_tokens: MaxNewTokens = 128,
     sampling: SamplingOptions,
     given: GivenOptions,
@@ -40,6 +44,7 @@ def generate(
         echo "The moral of the story is" | msrnn generate - --state book.safetensors
     """
     settings = sampling.settings(max_new_tokens)
+    check_choice("--protect", protect, ("none", "prompt"))
     options = given.complete(state)
     check_target(save, force or same_file(save, state), ["-" if prompt == "-" else None, given.model])
     text = read_text("-").removesuffix("\n") if prompt == "-" else as_utf8(prompt)
@@ -66,7 +71,7 @@ def generate(
     answer = AnswerStreamer(tokenizer)
     before = current.fork(1) if save else None  # an interruption inside a forward pass makes a state unusable
     try:
-        rnn.generate(ids, state=current, streamer=answer, **settings)
+        rnn.generate(ids, state=current, streamer=answer, protect=protect, **settings)
     except KeyboardInterrupt:
         answer.end()
         stopped = f"stopped after {speed_of(answer)}"
@@ -76,7 +81,7 @@ def generate(
             raise Stopped(f"{stopped}; the state is not saved, --save FILE saves it") from None
         if not answer.ids or before is None:
             raise Stopped("stopped before the prompt was read; nothing is saved") from None
-        current = recover_state(rnn, current, before, ids, answer.ids)
+        current = recover_state(rnn, current, before, ids, answer.ids, protect == "prompt")
         save_state(current, save)
         raise Stopped(f"{stopped}; {save}: {summary(current)}") from None
     cut = f"; cut at --max-new-tokens {max_new_tokens}" if answer.is_cut(max_new_tokens, rnn.model) else ""

@@ -70,6 +70,13 @@ SavedStateDtype = Annotated[
     str | None, Option("--state-dtype", help=STATE_DTYPE, show_default="the saved state's, or not quantized")
 ]
 
+Protect = Annotated[
+    str,
+    Option(
+        help="Tokens that are never evicted: none, system (the system message of a chat) or prompt (the prompt, until "
+        "the next turn)."
+    ),
+]
 MaxNewTokens = Annotated[int, Option("--max-new-tokens", "--max-tokens", help="Most tokens to generate.")]
 Sample = Annotated[
     bool | None,

@@ -104,6 +104,10 @@ class ServeOptions:
     allow_special_tokens: Annotated[
         bool, Option("--allow-special-tokens", help="Let special tokens in the text of messages be special.")
     ] = False
+    protect: Annotated[
+        str,
+        Option(help="Tokens that are not evicted, where a request does not say it: none, system or prompt."),
+    ] = "none"
     queue: Annotated[int, Option(help="Requests that may wait; more are refused with status 429.")] = 256
     max_body_bytes: Annotated[int, Option(help="Most bytes of a request.")] = 8 * 2**20
     shutdown_timeout: Annotated[int, Option(help="Seconds that running answers have after Ctrl-C or SIGTERM.")] = 30

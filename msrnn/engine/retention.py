@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy
@@ -22,6 +23,7 @@ class Retention(NamedTuple):
     full_nbytes: int  # a KV cache with every token that was read
     positions: NDArray[numpy.int32]  # of the tokens that are held anywhere, in order; the first token has position 0
     shares: NDArray[numpy.float64]  # for each of these positions
+    protected: Sequence[tuple[int, int]] = ()  # ranges [begin, end) of positions that are not evicted
 
     def list_shares(self, before: Retention | None = None) -> list[tuple[int, float]]:
         """Positions and shares; with an earlier retention, only the changed ones, 0 for an evicted token."""

@@ -17,8 +17,9 @@ def retention_of(state: MultiState, slot: int = 0) -> Retention:
     layers = state.layers
     device = layers[0].position.device
     places = [layer.position[slot].flatten().to(device) for layer in layers]
-    held_at = torch.cat([*places, layers[0].seen[slot : slot + 1].to(device, torch.int32)]).cpu().numpy()
-    seen, position = int(held_at[-1]), held_at[:-1]
+    ranges, seen_here = layers[0].protected[slot].flatten().to(device), layers[0].seen[slot : slot + 1]
+    found = torch.cat([ranges, *places, seen_here.to(device, torch.int32)]).cpu().numpy()  # one copy from the device
+    pairs, position, seen = found[: len(ranges)].reshape(-1, 2), found[len(ranges) : -1], int(found[-1])
     groups = [layer.position.shape[1] for layer in layers]
     weights = numpy.repeat([1 / (len(layers) * each) for each in groups], [len(place) for place in places])
     held = position >= 0
@@ -33,6 +34,7 @@ def retention_of(state: MultiState, slot: int = 0) -> Retention:
         seen * sum(_row_nbytes(layer) for layer in layers),
         positions,
         shares.round(DIGITS),
+        [(begin, end) for begin, end in pairs.tolist() if begin < end],
     )
 
 

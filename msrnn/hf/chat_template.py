@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -37,6 +39,23 @@ def encode_following(tokenizer: PreTrainedTokenizerBase, message: str) -> list[i
     """The tokens of a later turn, as `following` writes it. The message is text, without special tokens."""
     later = [{"role": "user", "content": message}]
     return encode_messages(tokenizer, later, lambda some: following(tokenizer, some[0]["content"]))
+
+
+def count_system_tokens(messages: Messages, tokens: list[int], encode_again: Callable[[Messages], list[int]]) -> int:
+    """How many of a conversation's tokens come before the first message that is not of the system; 0 if that opens it.
+
+    They are the tokens that stay the same when the text of that message changes.
+    """
+    roles = [message["role"] for message in messages]
+    if roles[0] != "system":
+        return 0
+    place = next((i for i, role in enumerate(roles) if role != "system"), None)
+    if place is None:
+        return len(tokens)
+    other = {**messages[place], "content": "1" if messages[place]["content"][:1] == "0" else "0"}
+    again = encode_again([*messages[:place], other, *messages[place + 1 :]])
+    pairs = zip(tokens, again, strict=False)
+    return next((i for i, (one, two) in enumerate(pairs) if one != two), min(len(tokens), len(again)))
 
 
 def closing(tokenizer: PreTrainedTokenizerBase) -> str:

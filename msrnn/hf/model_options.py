@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SMALL = "SmolLM2-135M-Instruct"  # the model that is loaded without a name
 DEFAULT_POLICY, DEFAULT_SIZE = "tova", "512"
 ORIGINAL, AUTO = "original", "auto"  # positions; auto: original, and past the training length as `extend` has them
+PROTECT = ("none", "system", "prompt")  # what a chat or a server may protect from eviction
 _DEFAULT_POLICY, _DEFAULT_SIZE = Policy.parse(DEFAULT_POLICY), Size.parse(DEFAULT_SIZE)
 
 

@@ -52,8 +52,8 @@ def make_server(
         owns_session=lambda name: assign_replica(name, count) == number,
     )
     tokens = (setup.max_tokens, setup.max_total_tokens)
-    name, special = setup.served_model_name, setup.allow_special_tokens
-    return Server(engine, Served(name, tokenizer, *tokens, engine.sessions, defaults, special), limits)
+    name, more = setup.served_model_name, (setup.allow_special_tokens, setup.protect)
+    return Server(engine, Served(name, tokenizer, *tokens, engine.sessions, defaults, *more), limits)
 
 
 def make_replica(setup: Setup, limits: Limits, marker: Path | None, count: int, number: int) -> Server:

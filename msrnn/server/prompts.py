@@ -10,7 +10,16 @@ from msrnn.checks import is_whole
 from msrnn.engine.detokenizer import Detokenizer
 from msrnn.engine.session_files import Session
 from msrnn.errors import UsageError
-from msrnn.hf.chat_template import check_template, closing, encode, encode_first, encode_following, following, render
+from msrnn.hf.chat_template import (
+    check_template,
+    closing,
+    count_system_tokens,
+    encode,
+    encode_first,
+    encode_following,
+    following,
+    render,
+)
 from msrnn.hf.messages import Messages
 from msrnn.server.errors import ApiError, bad_value
 from msrnn.server.request_models import CompletionRequest, Message
@@ -105,6 +114,12 @@ class Chat(NamedTuple):
             return self._first_tokens()
         end: list[int] = encode(self.tokenizer, closing(self.tokenizer), False)[0].tolist()
         return [*(end[1:] if end[:1] == [self.session.last] else end), *self._following_tokens()]
+
+    def count_system_tokens(self, tokens: list[int]) -> int:
+        """How many of the tokens are of the system message; 0 in a session that has begun."""
+        if self.session is not None:
+            return 0
+        return count_system_tokens(self.messages, tokens, lambda other: self._replace(messages=other)._first_tokens())
 
     def _first_tokens(self) -> list[int]:
         if self.allow_special:

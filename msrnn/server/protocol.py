@@ -34,6 +34,7 @@ class Served:
     sessions: Sessions
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of sampling, for requests that do not give them
     allow_special: bool = False  # special tokens in the text of messages are special
+    protect: str = "none"  # what requests protect that do not say it: none, system or prompt
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -54,6 +55,8 @@ class Job:
     echo: list[Echo]  # the prompts, if they are sent back
     session: str | None
     turns: int  # finished turns of the session that the prompt follows
+    protect: int | str  # the first tokens of each prompt that are not evicted, or "prompt"
+    keeps_protected: bool  # whether what earlier turns have protected stays so
     retention: int  # tokens after which the reply tells again what the state holds; 0: it does not
     texts: list[PromptTexts]  # the tokens of each prompt, if the reply tells what the state holds
 
@@ -76,7 +79,8 @@ def parse_chat(body: Any, served: Served, owner: str = "") -> Job:
     except UsageError as error:
         raise bad_value("messages", str(error)) from error
     texts = partial(prompt_texts, served.tokenizer, messages=messages, render=chat.text)
-    return _make_job(request, [Prompt(ids, None)], params, served, session, texts)
+    system = chat.count_system_tokens(ids) if _protects(request, served) == "system" else 0
+    return _make_job(request, [Prompt(ids, None)], params, served, session, texts, system=system)
 
 
 def parse_completion(body: Any, served: Served, owner: str = "") -> Job:
@@ -94,7 +98,13 @@ def parse_completion(body: Any, served: Served, owner: str = "") -> Job:
     if name is not None and len(prompts) > 1:
         raise bad_value("prompt", f"{len(prompts)} prompts: a session goes on with one")
     _check_logprobs(prompts, params)
+    if request.protect == "system":
+        raise bad_value("protect", "protect='system': a completion has no messages; protect none or prompt")
     return _make_job(request, prompts, params, served, session, partial(prompt_texts, served.tokenizer), request.echo)
+
+
+def _protects(request: GenerationRequest, served: Served) -> str:
+    return request.protect if "protect" in request.model_fields_set else served.protect
 
 
 def _check_logprobs(prompts: list[Prompt], params: SamplingParams) -> None:
@@ -114,6 +124,7 @@ def _make_job(
     session: Session | None,
     texts: Callable[[list[int], int], PromptTexts],
     echo: bool = False,
+    system: int = 0,
 ) -> Job:
     most = max(len(prompt.tokens) for prompt in prompts) + params.max_tokens
     if most > served.most_tokens:
@@ -133,6 +144,8 @@ def _make_job(
         echo=[echo_of(prompt, served.tokenizer) for prompt in prompts] if echo else [],
         session=request.session_id,
         turns=session.turns if session else 0,
+        protect="prompt" if _protects(request, served) == "prompt" else system,
+        keeps_protected=_protects(request, served) == "system",
         retention=every,
         texts=[texts([*before, *prompt.tokens], start) for prompt in prompts] if every else [],
     )

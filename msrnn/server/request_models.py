@@ -157,6 +157,10 @@ class GenerationRequest(Body):
     session_turns: Annotated[int, Field(ge=0)] | None = Field(
         None, description="needs `session_id`: finished turns that the session must have, or else error 409"
     )
+    protect: Literal["none", "system", "prompt"] = Field(
+        "none",
+        description="tokens that are not evicted: the system message, or the prompt until the session's next turn",
+    )
     retention: Annotated[int, Field(ge=0)] = Field(
         0, description="needs `stream`: tell which tokens the state holds, each time after this many tokens; 0: never"
     )

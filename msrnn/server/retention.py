@@ -95,4 +95,5 @@ class RetentionField:
 def describe_retention(now: Retention, before: Retention | None = None) -> dict[str, Any]:
     """Describe the tokens that a state holds, as JSON; after an earlier one, `held` is the change."""
     numbers = {"seen": now.seen, "slots": now.slots, "used": now.used}
-    return {**numbers, "bytes": now.nbytes, "full_bytes": now.full_nbytes, "held": now.list_shares(before)}
+    held = {"held": now.list_shares(before), "protected": [*map(list, now.protected)]}
+    return {**numbers, "bytes": now.nbytes, "full_bytes": now.full_nbytes, **held}

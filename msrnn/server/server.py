@@ -111,7 +111,7 @@ class Server:
         def make_requests(fields: Any) -> tuple[Job, list[Request]]:
             check_answers(fields, self._most)
             job = parse(fields, self.served, owner)
-            about = (job.params, job.session, job.turns, job.retention, owner)
+            about = (job.params, job.session, job.turns, job.retention, owner, job.protect, job.keeps_protected)
             try:
                 return job, [self.engine.request(prompt, *about) for prompt in job.prompts]
             except SessionError:

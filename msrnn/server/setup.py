@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msrnn.checks import check_choice
 from msrnn.core.notes import note
-from msrnn.hf.model_options import AUTO, ModelOptions
+from msrnn.hf.model_options import AUTO, PROTECT, ModelOptions
 from msrnn.server import checks
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Setup:
     max_total_tokens: int = 1_000_000
     generation_config: str = AUTO
     allow_special_tokens: bool = False
+    protect: str = "none"
     queue: int = 256
     max_body_bytes: int = 8 * 2**20
 
@@ -47,6 +49,7 @@ class Setup:
         checks.check_days(self.session_days)
         checks.check_names(self.served_model_name, self.generation_config)
         checks.check_access(self.api_key, self.cors_origin)
+        check_choice("protect", self.protect, PROTECT)
         checks.check_tokens(self.max_tokens, self.max_total_tokens)
         checks.check_folders(self.sessions, self.prefix_states)
 

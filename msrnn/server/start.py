@@ -54,6 +54,7 @@ def serve(
     max_total_tokens: int = 1_000_000,
     generation_config: str = AUTO,
     allow_special_tokens: bool = False,
+    protect: str = "none",
     queue: int = 256,
     max_body_bytes: int = 8 * 2**20,
     shutdown_timeout: int = 30,
@@ -87,6 +88,8 @@ def serve(
     max_total_tokens   most tokens of a prompt and its answer together
     generation_config  sampling defaults: "auto", those of the model's generation_config.json; "none", temperature 1
     allow_special_tokens   let special tokens in the text of messages be special
+    protect            what requests protect from eviction that do not say it: "none", "system" (the system message of a
+                       chat) or "prompt" (the whole prompt, until the session's next turn)
     queue              requests that may wait; more are refused with 429
     max_body_bytes     most bytes of a request
     shutdown_timeout   seconds that running answers have after the signal to stop
@@ -124,6 +127,7 @@ def serve(
         max_total_tokens=max_total_tokens,
         generation_config=generation_config,
         allow_special_tokens=allow_special_tokens,
+        protect=protect,
         queue=queue,
         max_body_bytes=max_body_bytes,
     )

@@ -138,3 +138,53 @@ def test_extend_is_called_once_before_the_turn_that_may_pass_the_training_length
     assert (calls, seen) == ([200], [switched])
     assert switched > 100
     assert_same(talk.state, plain.state)
+
+
+LONG = "many words that fill the state and more"
+
+
+def test_the_system_message_stays(tokenizer: PreTrainedTokenizerBase) -> None:
+    rnn = MultiStateRNN(character_model(), "window", 40)
+    chat = Conversation(rnn, tokenizer, rnn.state(), GREEDY, system="short", protect="system")
+    for _ in range(3):
+        chat.turn(LONG)
+    [[(begin, end)]] = chat.state.protected
+    assert (begin, "short" in tokenizer.decode(chat.encode("x"))) == (0, False)
+    assert set(range(end)) <= set(chat.state.positions(0)[0, 0].tolist())
+    plain = Conversation(rnn, tokenizer, rnn.state(), GREEDY, system="short")
+    plain.turn(LONG)
+    assert plain.state.protected == [[]]
+
+
+def test_a_message_stays_until_the_next(tokenizer: PreTrainedTokenizerBase) -> None:
+    rnn = MultiStateRNN(character_model(), "window", 64)
+    chat = Conversation(rnn, tokenizer, rnn.state(), {**GREEDY, "max_new_tokens": 60}, protect="prompt")
+    chat.turn("one")
+    first = chat.state.protected
+    assert set(range(*first[0][0])) <= set(chat.state.positions(0)[0, 0].tolist())
+    chat.turn("two")
+    [[(begin, end)]] = chat.state.protected
+    assert begin > first[0][0][1]
+    assert set(range(begin, end)) <= set(chat.state.positions(0)[0, 0].tolist())
+
+
+@pytest.mark.parametrize("protect", ["system", "prompt"])
+def test_an_interrupted_turn_protects_the_same(
+    protect: str, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C inside a forward pass: the turn is read again, with the same protected tokens."""
+    rnn = MultiStateRNN(character_model(), "window", 48)
+    whole = Conversation(rnn, tokenizer, rnn.state(), GREEDY, system="short", protect=protect)
+    whole.turn("hello")
+    chat = Conversation(rnn, tokenizer, rnn.state(), GREEDY, system="short", protect=protect)
+    step, calls = rnn.step, iter(range(100))
+
+    def interrupt(ids: torch.Tensor, state: MultiState, *rest: Any) -> torch.Tensor:
+        if next(calls) == 4:
+            state.whole = False
+            raise KeyboardInterrupt
+        return step(ids, state, *rest)
+
+    monkeypatch.setattr(rnn, "step", interrupt)
+    assert chat.turn("hello").interrupted
+    assert chat.state.protected == whole.state.protected != [[]]

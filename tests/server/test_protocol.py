@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -135,3 +136,41 @@ def test_sampling_that_the_model_states_wrongly(engine: Engine) -> None:
     served = Served("tiny", engine.tokenizer, 16, 200, engine.sessions, {"temperature": -1})
     with pytest.raises((ApiError, UsageError), match="temperature"):
         parse_completion({"prompt": "a"}, served)
+
+
+SYSTEM: dict[str, Any] = {"messages": [{"role": "system", "content": "be brief"}, *HELLO["messages"]]}
+
+
+def test_what_a_request_protects(served: Served) -> None:
+    assert parse_chat(SYSTEM, served).protect == 0
+    assert parse_chat({**SYSTEM, "protect": "prompt"}, served).protect == "prompt"
+    job = parse_chat({**SYSTEM, "protect": "system"}, served)
+    assert isinstance(job.protect, int)
+    text = served.tokenizer.decode(job.prompts[0][: job.protect])
+    assert "be brief" in text
+    assert "hi" not in text
+    assert job.keeps_protected
+    assert parse_chat({**HELLO, "protect": "system"}, served).protect == 0
+    assert parse_completion({"prompt": "ab", "protect": "prompt"}, served).protect == "prompt"
+
+
+def test_the_server_has_a_default_of_its_own(served: Served) -> None:
+    system = replace(served, protect="system")
+    assert parse_chat(SYSTEM, system).protect == parse_chat({**SYSTEM, "protect": "system"}, served).protect
+    assert parse_chat({**SYSTEM, "protect": "none"}, system).protect == 0
+    assert parse_completion({"prompt": "ab"}, system).protect == 0
+    assert parse_completion({"prompt": "ab"}, replace(served, protect="prompt")).protect == "prompt"
+
+
+def test_a_session_that_has_begun_keeps_its_system_message(served: Served) -> None:
+    job = parse_chat({**HELLO, "session_id": "talk", "protect": "system"}, served)
+    assert (job.protect, job.keeps_protected) == (0, True)
+    assert not parse_chat({**HELLO, "session_id": "talk", "protect": "prompt"}, served).keeps_protected
+
+
+@pytest.mark.parametrize("protect", ["all", 3, True])
+def test_other_words_are_refused(served: Served, protect: Any) -> None:
+    with pytest.raises(ApiError, match="protect"):
+        parse_chat({**HELLO, "protect": protect}, served)
+    with pytest.raises(ApiError, match="protect none or prompt"):
+        parse_completion({"prompt": "ab", "protect": "system"}, served)

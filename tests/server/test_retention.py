@@ -100,6 +100,7 @@ def test_a_conversation(
     assert memory == {
         **{"id": "talk", "object": "session.memory", "tokens": len(ids), "turns": 4, "seen": now.seen},
         **{"slots": 2 * 16, "used": 2 * 16, "bytes": state.nbytes, "full_bytes": now.full_nbytes},
+        "protected": [],
     }
     httpx.delete(f"{address}/v1/sessions/talk", headers=HEADERS)
 

@@ -14,7 +14,8 @@ class TokenCard {
     if (!token) return;
     token.node.classList.add("focus");
     const share = conversation.tokens.share(token, conversation.memory), [first] = token.positions, last = token.positions.at(-1);
-    const held = share === null ? "not read yet" : share === 0 ? "forgotten" : `held in ${percent(share)} of the layers`;
+    const safe = conversation.memory.protects(first) ? ", protected" : "";
+    const held = share === null ? "not read yet" : share === 0 ? "forgotten" : `held in ${percent(share)} of the layers${safe}`;
     const name = first === last ? `token ${number(first)}` : `tokens ${number(first)} to ${number(last)}`;
     this.element.replaceChildren(element("b", "", shown(token.text) || "a part of a character"),
       element("span", "", conversation.gone ? name : `${name} · ${held}`));

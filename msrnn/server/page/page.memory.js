@@ -6,10 +6,13 @@ class Memory {
   }
 
   clear() {
-    Object.assign(this, { shares: new Map(), seen: 0, used: 0, slots: 0, bytes: 0, full: 0 });
+    Object.assign(this, { shares: new Map(), ranges: [], seen: 0, used: 0, slots: 0, bytes: 0, full: 0 });
   }
 
   share(position) { return this.shares.get(position) ?? 0; }
+
+  /** Whether a token is never evicted. */
+  protects(position) { return this.ranges.some(([begin, end]) => begin <= position && position < end); }
 
   /** Take over what the server tells; `whole`: of all tokens, otherwise of those that have changed. */
   take(told, whole) {
@@ -19,7 +22,7 @@ class Memory {
       if (share > 0) this.shares.set(position, share);
       else this.shares.delete(position);
     }
-    Object.assign(this, { seen: told.seen, used: told.used, slots: told.slots, bytes: told.bytes, full: told.full_bytes });
+    Object.assign(this, { ranges: told.protected ?? [], seen: told.seen, used: told.used, slots: told.slots, bytes: told.bytes, full: told.full_bytes });
   }
 
   counts() {

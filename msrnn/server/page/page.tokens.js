@@ -70,10 +70,10 @@ class Tokens {
       last = token;
       const share = this.share(token, memory), level = share === null ? LEVELS : levelOf(share);
       const old = share > 0 && token.positions.at(-1) < memory.seen - size;
-      const code = level * 2 + Number(old);
+      const safe = share > 0 && memory.protects(token.positions[0]), code = level * 4 + Number(old) * 2 + Number(safe);
       if (code === token.code) continue;
       token.code = code;
-      token.node.className = `${token.node.localName === "i" ? "tick " : ""}s${level}${old ? " old" : ""}`;
+      token.node.className = `${token.node.localName === "i" ? "tick " : ""}s${level}${old ? " old" : ""}${safe ? " safe" : ""}`;
     }
   }
 }
