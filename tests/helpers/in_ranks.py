@@ -116,6 +116,8 @@ def saves(policy: str, **options: Any) -> Check:
         theirs.read(tokens(2, 30), expected)
         state = mine.state(2)
         mine.read(tokens(2, 30), state)
+        for rnn, reading in ((theirs, expected), (mine, state)):
+            rnn.read(tokens(2, 3, seed=6), reading, protect=True)
         state.save(folder / f"{policy}-{dist.get_world_size()}.safetensors", {"by": "ranks"})
         dist.barrier()
         logits = theirs.read(tokens(2, 12, seed=5), expected)
@@ -123,6 +125,7 @@ def saves(policy: str, **options: Any) -> Check:
             loaded = mine.load_state(path)
             same(mine.read(tokens(2, 12, seed=5), loaded), logits, 0.05 if options else 1e-4)
             same_states(loaded, expected)
+            assert loaded.protected == expected.protected
 
     return check
 
@@ -197,7 +200,7 @@ def leads_and_follows(shared: PreTrainedModel, alone: PreTrainedModel, folder: P
         for name, engine in engines.items():
             requests = engine.generate(prompts + prompts[:2], params, progress=False)
             for turn in turns[2 * start : 2 * start + 2]:
-                requests.append(engine.request(turn, params, "talk"))
+                requests.append(engine.request(turn, params, "talk", protect=2))
                 engine.add(requests[-1])
                 while not engine.idle:
                     engine.step()
