@@ -180,7 +180,7 @@ def _decode(
             if norm.shape[0]:
                 norm[b, g, slot] = _length(value[b, g * members : (g + 1) * members])
             norms = norm[b, g, :N] if norm.shape[0] else scratch[:0]
-            observe_and_evict(weight, observed, present, where, free, norms, scratch, held, t, M, bound)
+            observe_and_evict(weight, observed, present, where, free, norms, scratch, N, held, t, M, bound)
             for j in range(N):
                 if present[j] == f32(0.0):
                     where[j] = -1

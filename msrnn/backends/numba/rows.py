@@ -177,6 +177,7 @@ def observe_and_evict(
     free: Array,
     norm: Array,
     scratch: Array,
+    count: int,
     held: int,
     t: i32,
     heads: int,
@@ -184,17 +185,19 @@ def observe_and_evict(
 ) -> Any:
     """Update the importances after token t and evict the least important candidate; its index, -1 where all fit.
 
-    An empty `norm` means that the policy does not rank by the norm of values.
+    The candidates are the first `count` of each array. An empty `norm` means that the policy does not rank by the norm
+    of values.
     """
     size, first, recent, _, _, decay, _ = bound
-    observe(importance, observed, present, position, decay, heads)
+    present, position, free = present[:count], position[:count], free[:count]
+    observe(importance[:count], observed[:count], present, position, decay, heads)
     if held <= size:
         return -1
+    rank = importance[:count]
     if norm.shape[0]:
-        weigh(importance, norm, scratch)
-        j = least_important(scratch, present, free, first, t - recent)
-    else:
-        j = least_important(importance, present, free, first, t - recent)
+        rank = scratch[:count]
+        weigh(importance[:count], norm[:count], rank)
+    j = least_important(rank, present, free, first, t - recent)
     present[j] = f32(0.0)
     return j
 

@@ -78,19 +78,9 @@ def _scan(
                     sink = sinks[g, m] if sinks.shape[0] else f32(-np.inf)
                     attend_row(scores[b, g, m, i, :n], tops[b, g, m, i], sink, present[:n], scratch[:n], observed[:n])
                     scores[b, g, m, i, n:] = f32(0.0)
-                norms = norm[b, g, :n] if norm.shape[0] else scratch[:0]
+                norms = norm[b, g] if norm.shape[0] else scratch[:0]
                 j = observe_and_evict(
-                    importance[b, g, :n],
-                    observed[:n],
-                    present[:n],
-                    where[:n],
-                    free[:n],
-                    norms,
-                    scratch[:n],
-                    held,
-                    t,
-                    M,
-                    bound,
+                    importance[b, g], observed, present, where, free, norms, scratch, n, held, t, M, bound
                 )
                 if j >= 0:
                     evicted_at[b, g, j] = t
@@ -264,19 +254,9 @@ def _scan_repositioned(
                 for m in range(M):
                     row, sink = attention[b, g, m, i, :n], sinks[g, m] if sinks.shape[0] else f32(-np.inf)
                     attend_row(row, highest(row, present, sink), sink, present[:n], scratch[:n], observed[:n])
-                norms = norm[b, g, :n] if norm.shape[0] else scratch[:0]
+                norms = norm[b, g] if norm.shape[0] else scratch[:0]
                 j = observe_and_evict(
-                    importance[b, g, :n],
-                    observed[:n],
-                    present[:n],
-                    where[:n],
-                    free[:n],
-                    norms,
-                    scratch[:n],
-                    held,
-                    t,
-                    M,
-                    bound,
+                    importance[b, g], observed, present, where, free, norms, scratch, n, held, t, M, bound
                 )
                 if j >= 0:
                     held = remove_token(j, order, held, new_position, where, kind, limit, fn)
