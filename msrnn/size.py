@@ -23,6 +23,12 @@ class Size:
     budget: Budget | None = None  # how a mean is divided among the layers; None: equally
 
     def __post_init__(self) -> None:
+        if self.budget is not None and not isinstance(self.budget, Budget):
+            raise UsageError(
+                "must be a Budget", name="budget", value=self.budget, advice="to name one, use Size.parse('512:upper')"
+            )
+        if isinstance(self.rows, list):
+            object.__setattr__(self, "rows", tuple(self.rows))
         if not isinstance(self.rows, tuple):
             _check_rows(self.rows)
             return

@@ -74,6 +74,14 @@ def test_what_is_no_size(given: Any, error: type[Exception], message: str) -> No
         Size.parse(given)
 
 
+def test_a_size_by_its_fields() -> None:
+    rows: Any = [512, None]
+    budget: Any = "upper"
+    assert Size(rows) == Size((512, None))
+    with pytest.raises(UsageError, match=r"budget='upper': must be a Budget; .* Size\.parse\('512:upper'\)"):
+        Size(512, budget)
+
+
 def test_the_rows_of_each_layer() -> None:
     nothing: list[None] = [None] * 4
     assert Size(8).of_layers(nothing, [False] * 4) == [8] * 4

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
+from msrnn.checks import is_whole
 from msrnn.errors import UsageError
 from msrnn.evaluation.report import Value
 from msrnn.evaluation.store import Record
 from msrnn.policy import FULL as FULL_POLICY
 from msrnn.policy import Policy
+from msrnn.scored import refuse_scored
 from msrnn.size import Size, joint_name, joint_numbers, parse_policy, resolve
 
 FULL = FULL_POLICY.name  # the unbounded model on whole texts
@@ -124,19 +126,41 @@ class Grid(NamedTuple):
         return ["policy", *(f"{size:,}" for size in self.sizes)]
 
 
-def grid(policies: Sequence[str], sizes: Sequence[int], length: int) -> Grid:
+def grid(policies: Sequence[str | Policy], sizes: Sequence[int], length: int) -> Grid:
     """A table of distinct policies and sizes; all spellings of a policy are one row."""
     return Grid(list(dict.fromkeys(map(row_name, policies))), sorted(set(sizes)), length)
 
 
-def row_name(policy: str) -> str:
+def check_lists(policies: Sequence[str | Policy], sizes: Sequence[int]) -> None:
+    """Refuse a single policy or size, empty lists, and policies and sizes that no table can have."""
+    for name, given in (("policies", policies), ("sizes", sizes)):
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise UsageError("must be a list", name=name, value=given)
+        if not given:
+            raise UsageError("must not be empty", name=name, value=given)
+    for policy in policies:
+        if not isinstance(policy, str | Policy):
+            raise UsageError("must be the name of a policy, or a Policy", name="policies", value=policy)
+        if isinstance(policy, Policy):
+            refuse_scored(policy, "evaluations store results under the fields of a policy, and a function has none")
+    for size in sizes:
+        if not is_whole(size):
+            raise UsageError(
+                "must be a whole number of KV rows",
+                name="sizes",
+                value=size,
+                advice="name a budget with the policy, as in 'echo:upper'",
+            )
+
+
+def row_name(policy: str | Policy) -> str:
     """The name of a row: the one that all spellings of a policy share."""
-    if policy.lower() in UNBOUNDED:
+    if isinstance(policy, str) and policy.lower() in UNBOUNDED:
         return policy.lower()
     return joint_name(*parse_policy(policy))
 
 
-def reference_policy(against: str | None, policies: Sequence[str]) -> str:
+def reference_policy(against: str | Policy | None, policies: Sequence[str]) -> str:
     """The policy that the others are compared with: TOVA, or else the first, unless one is named."""
     if against is None:
         return TOVA if TOVA in policies else policies[0]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-import math
 import shlex
 import stat
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from msrnn.checks import check_count, is_number, is_whole
 from msrnn.core.ray_cluster import check_cpus
 from msrnn.core.torchrun import is_torchrun
 from msrnn.errors import UsageError
@@ -23,19 +23,21 @@ _PACKAGES = ("starlette", "uvicorn", "prometheus_client")  # those of the extra 
 def check_counts(counts: Mapping[str, int | None]) -> None:
     """Arguments that must be at least 1, by their names; None: not given."""
     for name, count in counts.items():
-        if count is not None and count < 1:
-            raise UsageError("must be a whole number, 1 or more", name=name, value=count)
+        if count is not None:
+            check_count(name, count)
 
 
 def check_address(port: int, shutdown_timeout: int) -> None:
-    if not 0 <= port <= 65535:
-        raise UsageError("must be from 0 to 65535", name="port", value=port)
-    if not 0 <= shutdown_timeout <= MOST_SECONDS:
-        raise UsageError(f"must be from 0 to {MOST_SECONDS} seconds", name="shutdown_timeout", value=shutdown_timeout)
+    if not (is_whole(port) and 0 <= port <= 65535):
+        raise UsageError("must be a whole number from 0 to 65535", name="port", value=port)
+    if not (is_whole(shutdown_timeout) and 0 <= shutdown_timeout <= MOST_SECONDS):
+        raise UsageError(
+            f"must be a whole number from 0 to {MOST_SECONDS} seconds", name="shutdown_timeout", value=shutdown_timeout
+        )
 
 
 def check_days(session_days: float | None) -> None:
-    if session_days is not None and not 0 < session_days < math.inf:
+    if session_days is not None and not (is_number(session_days) and session_days > 0):
         raise UsageError(
             "must be above 0", name="session_days", value=session_days, advice="leave it out to delete none"
         )
@@ -51,7 +53,7 @@ def check_tokens(max_tokens: int, max_total_tokens: int) -> None:
 
 
 def check_names(served_model_name: str, generation_config: str) -> None:
-    if not (served_model_name.strip() and served_model_name.isprintable()):
+    if not (isinstance(served_model_name, str) and served_model_name.strip() and served_model_name.isprintable()):
         raise UsageError(
             "must be a word or more, without line breaks",
             name="served_model_name",
@@ -63,7 +65,9 @@ def check_names(served_model_name: str, generation_config: str) -> None:
 
 
 def check_access(keys: Sequence[str], cors_origins: Sequence[str]) -> None:
-    if not all(key and key == key.strip() and key.isascii() and key.isprintable() for key in keys):
+    if not all(
+        isinstance(key, str) and key and key == key.strip() and key.isascii() and key.isprintable() for key in keys
+    ):
         raise UsageError(
             "must not be empty, must not begin or end with a space, and must be plain ASCII", name="api_key"
         )
@@ -83,8 +87,7 @@ def check_folders(sessions: Path | None, prefix_states: Path | None) -> None:
 def check_replicas(replicas: int | None, ray: str | None, cpus: int | None, loaded: bool) -> None:
     """Refuse what is for a Ray cluster without one, and a cluster for a model that is loaded or shared already."""
     check_cpus(ray, cpus)
-    if replicas is not None and replicas < 1:
-        raise UsageError("must be 1 or more", name="replicas", value=replicas)
+    check_counts({"replicas": replicas})
     if replicas is not None and ray is None:
         raise UsageError(
             "they are processes of a Ray cluster", name="replicas", value=replicas, advice="add ray (--ray)"

@@ -182,6 +182,14 @@ def _read_model(
         positions = ORIGINAL if options["positions"] == AUTO else options["positions"]
         name = None if model is None else os.fspath(model)
         return ModelOptions(name, value, bound, **{**options, "positions": positions}), None
+    from msrnn.hf.rnn import MultiStateRNN
+
+    if not isinstance(model, MultiStateRNN):
+        raise UsageError(
+            f"is a {type(model).__name__}, and must be a name, a folder or a MultiStateRNN",
+            name="model",
+            advice="wrap it: MultiStateRNN(model, policy, size)",
+        )
     if tokenizer is None:
         raise UsageError("is needed with a MultiStateRNN", name="tokenizer", advice="give that of the model")
     given = {"policy": policy, "size": size, **options}

@@ -20,13 +20,13 @@ from tests.helpers.command import Run
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--port", 70000), "--port 70000: must be from 0 to 65535"),
+        (("--port", 70000), "--port 70000: must be a whole number from 0 to 65535"),
         (("--queue", 0), "--queue 0: must be a whole number, 1 or more"),
         (("--prompt-tokens", 0), "--prompt-tokens 0: must be a whole number, 1 or more"),
         (("--max-total-tokens", -1), "--max-total-tokens -1: must be a whole number, 1 or more"),
         (("--max-total-tokens", 512), "--max-tokens 512: must be less than max_total_tokens, which is 512"),
-        (("--shutdown-timeout", -5), "--shutdown-timeout -5: must be from 0 to 86400 seconds"),
-        (("--shutdown-timeout", 10**400), "0: must be from 0 to 86400 seconds"),
+        (("--shutdown-timeout", -5), "--shutdown-timeout -5: must be a whole number from 0 to 86400 seconds"),
+        (("--shutdown-timeout", 10**400), "0: must be a whole number from 0 to 86400 seconds"),
         (("--served-model-name", ""), "--served-model-name '': must be a word or more"),
         (("--served-model-name", " "), "--served-model-name ' ': must be a word or more"),
         (("--name", "a\nb"), "--served-model-name 'a\\nb': must be a word or more, without line breaks"),

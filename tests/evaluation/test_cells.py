@@ -1,9 +1,24 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from msrnn.errors import UsageError
-from msrnn.evaluation.cells import FULL_MODEL, Cell, Grid, cell_of, find_cells, grid, reference_policy, row_name
+from msrnn.evaluation.cells import (
+    FULL_MODEL,
+    Cell,
+    Grid,
+    cell_of,
+    check_lists,
+    find_cells,
+    grid,
+    reference_policy,
+    row_name,
+)
+from msrnn.policy import NAMES, Policy
+from msrnn.scored import ScoredPolicy
+from msrnn.size import Size
 
 TOVA, H2O, WINDOW = Cell("tova", 8), Cell("h2o", 8), Cell("window", 16)
 
@@ -62,7 +77,33 @@ def test_all_spellings_of_a_policy_are_one_row() -> None:
         row_name("tovas")
 
 
-def test_the_policy_that_others_are_find_comparable() -> None:
+def test_a_policy_is_a_row_as_its_name_is() -> None:
+    assert row_name(NAMES["h2o"]) == "h2o"
+    assert grid([Policy(decay=0.5), "decay=0.5", "tova"], [8], 100).policies == [Policy(decay=0.5).name, "tova"]
+    assert reference_policy(NAMES["window"], ["h2o", "window"]) == "window"
+
+
+@pytest.mark.parametrize(
+    ("policies", "sizes", "message"),
+    [
+        ("tova", [8], "policies='tova': must be a list"),
+        (["tova"], 8, "sizes=8: must be a list"),
+        ([], [8], "policies=[]: must not be empty"),
+        (["tova"], [], "sizes=[]: must not be empty"),
+        ([None], [8], "policies=None: must be the name of a policy"),
+        (["tova"], ["8:upper"], "name a budget with the policy, as in 'echo:upper'"),
+        (["tova"], [Size(8)], "must be a whole number of KV rows"),
+        (["tova"], [8.0], "sizes=8.0: must be a whole number of KV rows"),
+        ([ScoredPolicy(score=lambda seen: seen.importance)], [8], "a function has none"),
+    ],
+)
+def test_lists_that_make_no_table(policies: Any, sizes: Any, message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        check_lists(policies, sizes)
+    assert message in str(refused.value)
+
+
+def test_the_policy_that_others_are_compared_with() -> None:
     assert reference_policy(None, ["h2o", "tova"]) == "tova"
     assert reference_policy(None, ["h2o", "window"]) == "h2o"
     assert reference_policy("WINDOW", ["h2o", "window"]) == "window"

@@ -77,7 +77,9 @@ def test_a_server_from_python(loaded: bool, tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"port": 70000}, "port=70000: must be from 0 to 65535"),
+        ({"port": 70000}, "port=70000: must be a whole number from 0 to 65535"),
+        ({"port": "8000"}, "port='8000': must be a whole number"),
+        ({"served_model_name": 5}, "served_model_name=5: must be a word or more"),
         ({"slots": 0}, "slots=0: must be a whole number, 1 or more"),
         ({"policy": "tofu"}, "tofu"),
         ({"api_key": " "}, "api_key: must not be empty"),
@@ -95,6 +97,9 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
 
 def test_arguments_that_contradict_a_loaded_model() -> None:
     rnn, tokenizer = msrnn.MultiStateRNN(character_model(), "tova", 16), character_tokenizer()
+    model: Any = rnn.model
+    with pytest.raises(UsageError, match="must be a name, a folder or a MultiStateRNN; wrap it"):
+        msrnn.serve(model, tokenizer)
     with pytest.raises(UsageError, match="tokenizer: is needed with a MultiStateRNN"):
         msrnn.serve(rnn)
     with pytest.raises(UsageError, match="policy='tova': the MultiStateRNN has its own"):

@@ -8,12 +8,14 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedModel
 
+from msrnn.checks import check_count
 from msrnn.errors import UsageError
 from msrnn.evaluation.api.result import EvaluationResult
 from msrnn.evaluation.data.texts import Choice, Data, Document, choose
 from msrnn.evaluation.report import Table
 from msrnn.evaluation.runner import Runner
 from msrnn.evaluation.store import Check, Record, Store
+from msrnn.hf.rnn import MultiStateRNN
 
 Text = str | Sequence[int] | Document  # a text, or its token ids
 Texts = Sequence[Text] | Mapping[str, Text]  # with names, or numbered from 1 on
@@ -60,6 +62,7 @@ def cut_chunks(model: PreTrainedModel, texts: Texts, tokenizer: Any, choice: Cho
     documents = documents_of(texts)
     if tokenizer is None and any(document.ids is None for document in documents):
         raise UsageError("texts are strings", name="tokenizer", advice="give a tokenizer, or token ids")
+    check_count("length", choice.length)
     check_positions(decoder_config(model), choice.length, note)
     count = min(choice.books or len(documents), len(documents))
     note(f"cutting {count:,} of {len(documents):,} texts into chunks of {choice.length:,} tokens")
@@ -83,6 +86,10 @@ def check_positions(config: Any, length: int, note: Note, name: str = "length") 
 
 
 def model_name(model: PreTrainedModel) -> str:
+    if isinstance(model, MultiStateRNN):
+        raise UsageError(
+            "must be a model of transformers, which is bounded here", name="model", advice="give rnn.model"
+        )
     return model.name_or_path or type(model).__name__
 
 

@@ -15,13 +15,13 @@ from msrnn.evaluation.data.texts import Choice
 from msrnn.evaluation.environment import environment
 from msrnn.evaluation.runner import Progress, Runner, Workers
 from msrnn.evaluation.tasks.perplexity import CHECK, NAME, Report, figure, grid, perplexity_task
-from msrnn.policy import FULL
+from msrnn.policy import FULL, Policy
 
 
 def perplexity(
     model: PreTrainedModel,
     texts: Texts,
-    policies: Sequence[str] = ("tova", FULL.name),
+    policies: Sequence[str | Policy] = ("tova", FULL.name),
     sizes: Sequence[int] = (512,),
     *,
     tokenizer: Any = None,
@@ -30,7 +30,7 @@ def perplexity(
     chunks_per_book: int = 4,
     seed: int = 0,
     batch: int | None = None,
-    against: str | None = None,
+    against: str | Policy | None = None,
     folder: Folder = None,
     about: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
@@ -42,7 +42,8 @@ def perplexity(
     predicted. `report.perplexity(policy, size)` is an estimate with its 95 % confidence interval.
 
     texts            strings or token ids, in a list or by name
-    policies         rows of the table: names of policies, "full", or "baseline" (the full model on pieces of `size`)
+    policies         rows of the table: policies or their names, "full", or "baseline" (the full model on pieces of
+                     `size`)
     sizes            columns of the table: KV rows per layer
     tokenizer        needed where texts are strings; its first token is put in front of every chunk
     length           tokens of a chunk

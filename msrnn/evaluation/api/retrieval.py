@@ -13,12 +13,12 @@ from msrnn.core.rope import COMPRESSED, ORIGINAL, name_of, spacing
 from msrnn.errors import UsageError
 from msrnn.evaluation.api.common import Folder, check_positions, decoder_config, model_name, open_store, result_of
 from msrnn.evaluation.api.result import EvaluationResult
-from msrnn.evaluation.cells import Grid, grid
+from msrnn.evaluation.cells import Grid, check_lists, grid
 from msrnn.evaluation.data.needles import PLACES, TASKS, Haystack, Sample
 from msrnn.evaluation.environment import environment
 from msrnn.evaluation.runner import Progress, Runner, Workers
 from msrnn.evaluation.tasks.retrieval import CHECK, NAME, Case, Report, Retrieval, figure
-from msrnn.policy import FULL
+from msrnn.policy import FULL, Policy
 from msrnn.size import resolve
 
 AUTO, BOTH = "auto", "both"
@@ -28,7 +28,7 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 def retrieval(
     model: PreTrainedModel,
     text: str,
-    policies: Sequence[str] = ("tova", "echo", FULL.name),
+    policies: Sequence[str | Policy] = ("tova", "echo", FULL.name),
     sizes: Sequence[int] = (128,),
     *,
     tokenizer: Any,
@@ -51,7 +51,7 @@ def retrieval(
     Answers are greedy. An answer counts by the share of the expected values that occur in it.
 
     text       the haystack that facts are hidden in
-    policies   names of policies, or "full"
+    policies   policies or their names, or "full"
     sizes      KV rows per layer
     tasks      number, word, uuid, keys, values, json, variables
     lengths    tokens of a prompt, at most
@@ -105,8 +105,9 @@ def retrieval(
     )
 
 
-def retrieval_grid(policies: Sequence[str], sizes: Sequence[int]) -> Grid:
+def retrieval_grid(policies: Sequence[str | Policy], sizes: Sequence[int]) -> Grid:
     """The policies and sizes. Prompts have several lengths, so no size means the full model."""
+    check_lists(policies, sizes)
     for name in policies:
         for size in sizes:
             resolve(name, size)

@@ -11,18 +11,19 @@ from msrnn.checks import check_count
 from msrnn.errors import UsageError
 from msrnn.evaluation.api.common import Folder, check_positions, decoder_config, model_name, open_store, result_of
 from msrnn.evaluation.api.result import EvaluationResult
-from msrnn.evaluation.cells import FULL_MODEL, grid
+from msrnn.evaluation.cells import FULL_MODEL, check_lists, grid
 from msrnn.evaluation.data.prompts import STORY, prompt_ids
 from msrnn.evaluation.environment import environment
 from msrnn.evaluation.runner import Progress, Runner, Workers
 from msrnn.evaluation.tasks.story import CHECK, NAME, Line, Stories, StorySettings, markdown, report_lines, table
 from msrnn.hf.generation import stop_tokens_of
+from msrnn.policy import Policy
 from msrnn.size import parse_policy, refuse_budget, resolve
 
 
 def stories(
     model: PreTrainedModel,
-    policies: Sequence[str] = ("tova",),
+    policies: Sequence[str | Policy] = ("tova",),
     sizes: Sequence[int] = (256, 512, 1024),
     *,
     tokenizer: Any,
@@ -41,7 +42,7 @@ def stories(
 
     Until its first eviction has an effect, a version writes the full model's story, so that part is copied.
 
-    policies     names of policies; the full model is always added
+    policies     policies or their names; the full model is always added
     sizes        KV rows per layer
     count        stories of each version; `seed` is the seed of the first, and the next ones count up from it
     temperature  of sampling, above 0
@@ -73,7 +74,9 @@ def stories(
     return result_of(lines, [table(lines, title)], run.facts, page, None, run, list(results), list(others))
 
 
-def check_versions(policies: Sequence[str], sizes: Sequence[int]) -> None:
+def check_versions(policies: Sequence[str | Policy], sizes: Sequence[int]) -> None:
+    if policies:  # or the full model alone
+        check_lists(policies, sizes)
     for name in policies:
         value, budget = parse_policy(name)
         refuse_budget(

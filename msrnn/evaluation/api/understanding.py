@@ -12,7 +12,7 @@ from msrnn.core.rope import ORIGINAL
 from msrnn.errors import UsageError
 from msrnn.evaluation.api.common import Folder, Note, check_positions, decoder_config, model_name, open_store
 from msrnn.evaluation.api.result import EvaluationResult
-from msrnn.evaluation.cells import TRUNCATED, Cell, Grid, grid, reference_policy
+from msrnn.evaluation.cells import TRUNCATED, Cell, Grid, check_lists, grid, reference_policy
 from msrnn.evaluation.data.questions import Question
 from msrnn.evaluation.environment import environment
 from msrnn.evaluation.runner import Progress, Workers
@@ -22,14 +22,14 @@ from msrnn.evaluation.tasks.question_tasks import TASKS, QuestionTask
 from msrnn.evaluation.tasks.understanding import AUTO, answer_questions, settings_of
 from msrnn.evaluation.tasks.understanding_report import Report, figure
 from msrnn.hf.loading import Loaded
-from msrnn.policy import FULL
+from msrnn.policy import FULL, Policy
 from msrnn.size import resolve
 
 
 def understanding(
     model: PreTrainedModel,
     questions: Sequence[Question],
-    policies: Sequence[str] = ("tova", "window+4", TRUNCATED, FULL.name),
+    policies: Sequence[str | Policy] = ("tova", "window+4", TRUNCATED, FULL.name),
     sizes: Sequence[int] = (512,),
     *,
     tokenizer: Any,
@@ -39,7 +39,7 @@ def understanding(
     chat: bool | None = None,
     positions: str = AUTO,
     batch: int | None = None,
-    against: str | None = None,
+    against: str | Policy | None = None,
     folder: Folder = None,
     about: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
@@ -48,7 +48,7 @@ def understanding(
     """Answer questions on documents greedily, and score the answers.
 
     questions       see `msrnn.evaluation.data.questions.Question`
-    policies        rows of the table: names of policies, "full", or "truncated" (the full model on `size` tokens)
+    policies        rows of the table: policies or their names, "full", or "truncated" (the full model on `size` tokens)
     sizes           columns of the table: KV rows per layer
     task            "qasper": a phrase, scored by the F1 of words; "squality": a paragraph, scored by ROUGE
     length          tokens of a prompt, at most; the document's end is cut
@@ -77,8 +77,9 @@ def understanding(
     return score_answers(kind, table, answers, [question.key for question in questions], reference)
 
 
-def understanding_grid(policies: Sequence[str], sizes: Sequence[int]) -> Grid:
+def understanding_grid(policies: Sequence[str | Policy], sizes: Sequence[int]) -> Grid:
     """The rows and columns. Whether a size holds a whole prompt depends on the question, so no size means full."""
+    check_lists(policies, sizes)
     for name in policies:
         for size in sizes:
             if name != TRUNCATED:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from msrnn.errors import UsageError
 from msrnn.evaluation import statistics
-from msrnn.evaluation.cells import BASELINE, FULL, FULL_MODEL, Cell, Grid, cell_of
+from msrnn.evaluation.cells import BASELINE, FULL, FULL_MODEL, Cell, Grid, cell_of, check_lists
 from msrnn.evaluation.cells import grid as cells_grid
 from msrnn.evaluation.data.texts import Data
 from msrnn.evaluation.environment import model_identity
@@ -27,6 +27,7 @@ from msrnn.evaluation.statistics import Estimate
 from msrnn.evaluation.store import Record
 from msrnn.evaluation.task import C, Compute, Job, OnTokens, Task
 from msrnn.hf.rnn import MultiStateRNN
+from msrnn.policy import Policy
 from msrnn.size import resolve
 
 NAME = "perplexity"
@@ -54,8 +55,9 @@ class LossSchema(ChunkSchema):
 CHECK = check_of(LossSchema)
 
 
-def grid(policies: Sequence[str], sizes: Sequence[int], length: int) -> Grid:
+def grid(policies: Sequence[str | Policy], sizes: Sequence[int], length: int) -> Grid:
     """A table whose cells can all be computed. Every cell predicts the same tokens."""
+    check_lists(policies, sizes)
     for name in policies:
         for size in sizes:
             if name != BASELINE:
