@@ -92,7 +92,7 @@ class Curves:
         level, left = [0] * layers, (mean - least) * layers
 
         def offer(layer: int) -> tuple[float, int, int]:
-            """What each row up to the next level gains: the greatest first, and of equal ones the lowest level."""
+            """The gain of each KV row up to the next level: the greatest first, and of equal ones the lowest level."""
             now, more = levels[level[layer]], levels[level[layer] + 1]
             return (curves[layer](more) - curves[layer](now)) / (more - now), level[layer], layer
 
@@ -140,7 +140,7 @@ class Budget:
 
     @property
     def identity(self) -> Any:
-        """What identifies results under this budget, as JSON: what its file holds, or its name."""
+        """The identity of this budget in results, as JSON: the content of its file, or its name."""
         if isinstance(self.division, Shape):
             return self.name
         return [list(self.division.measured), [list(row) for row in self.division.losses]]

@@ -41,7 +41,7 @@ class UsageError(ValueError):
 
     @property
     def subject(self) -> str:
-        """What the error is about, as its text begins; may be empty."""
+        """The beginning of the text: the name and value at fault; may be empty."""
         if self.name is None or self.value is ABSENT:
             return self.name or ""
         return f"{self.name}={show(self.value)}"
@@ -81,9 +81,9 @@ class DoesNotFitError(UsageError, MemoryError):
 
 
 class SessionError(UsageError):
-    """A session cannot go on: it has changed, or there is none. Its text is `session: message; advice`.
+    """A session cannot continue: it has changed, or there is none. Its text is `session: message; advice`.
 
-    `code` tells programs why.
+    `code` is the reason, for programs.
     """
 
     code = "session_error"
@@ -104,7 +104,7 @@ class SessionInUseError(SessionError):
 
 
 class SessionStorageFullError(SessionError):
-    """A session does not fit beside those that are in use."""
+    """A session does not fit with those that are in use."""
 
     code = "session_storage_full"
 

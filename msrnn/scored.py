@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Candidates(NamedTuple):
-    """What a group of heads holds as a token is read: N rows, the oldest first, the new token last."""
+    """The rows of a group of heads as a token is read: N rows, the oldest first, the new token last."""
 
     attention: Tensor  # [query heads of the group, N] float64: the new token's; a row sums to 1, or less with sinks
     importance: Tensor  # [N] float32: what the function returned for these rows at the token before; 0 for the new one
@@ -59,7 +59,7 @@ class ScoredPolicy(Policy):
     @property
     def numbers(self) -> dict[str, Any]:
         raise UsageError(
-            f"policy {self.name!r}: results under a Python function cannot be stored, since no file tells which "
+            f"policy {self.name!r}: results under a Python function cannot be stored, since no file says which "
             "function it was; keep them yourself, or use a policy with a name"
         )
 

@@ -203,7 +203,7 @@ def joint_name(policy: Policy, budget: Budget | None) -> str:
 
 
 def joint_numbers(policy: Policy, budget: Budget | None) -> dict[str, Any] | None:
-    """What identifies both in stored results, as JSON: their content, since the meaning of a name may change."""
+    """The identity of both in stored results, as JSON: their content, since the meaning of a name may change."""
     numbers = policy.numbers
     return numbers if numbers is None or budget is None else {**numbers, "budget": budget.identity}
 

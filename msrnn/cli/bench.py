@@ -104,7 +104,7 @@ def bench(
     rows, and runs in CUDA graphs on CUDA; with --compile it is compiled too, and the faster one counts. The time of a
     whole sequence is the sum over these buckets of the number of steps times the median step; a
     bounded state has the same step time at every length. Times are medians of repeated
-    runs, with the fastest and the slowest. Runs that differ much, or beside processes that use the CPU, are
+    runs, with the fastest and the slowest. Runs that differ much, or that share the CPU with other processes, are
     repeated. A step below its floor is measured
     again, and marked; on an idle machine, --force measures everything again. With --out, measurements of the same
     model, machine, versions and commit are not repeated, and the table shows all.

@@ -41,7 +41,7 @@ def recover_state(
 
 
 class Turn(NamedTuple):
-    """What happened in one turn."""
+    """The result of one turn."""
 
     interrupted: bool
     cut: bool  # at max_new_tokens

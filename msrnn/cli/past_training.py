@@ -1,4 +1,4 @@
-"""What verbs do past a model's training length: with --positions auto they follow the rule of `msrnn.hf.extension`."""
+"""Verbs past a model's training length: with --positions auto they follow the rule of `msrnn.hf.extension`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands in the processes that torchrun has started: all of them compute, the first one speaks and writes."""
+"""Commands in the processes that torchrun has started: all of them compute, the first one prints and writes files."""
 
 from __future__ import annotations
 

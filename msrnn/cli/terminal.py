@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from msrnn.cli.answer_streamer import AnswerStreamer
     from msrnn.core.state import MultiState
 
-_COLUMN_FRAME = 3  # padding of a table's column and the line beside it; one more line ends the table
+_COLUMN_FRAME = 3  # padding of a table's column and the line next to it; one more line ends the table
 
 
 class Stopped(Exception):  # noqa: N818, it is not an error
@@ -103,7 +103,7 @@ def _width(cell: str) -> int:
 
 
 def _parts(widths: Sequence[int], console_width: int) -> Iterator[slice]:
-    """The columns after the first, in parts that fit beside it; each part has at least one."""
+    """The columns after the first, in parts that fit next to it; each part has at least one."""
     first = widths[0] + _COLUMN_FRAME + 1
     start, used = 1, first
     for column in range(1, len(widths)):

@@ -42,11 +42,11 @@ def target_of(path: Path) -> Path:
 
 
 def write_atomically(path: Path, write: Callable[[Path], None], mode: int = 0o666) -> None:
-    """`write` fills a temporary file beside `path`, which then takes its place: an interruption loses nothing.
+    """`write` fills a temporary file next to `path`, which then takes its place: an interruption loses nothing.
 
     A new file gets the permissions `mode` less the umask. A replaced file keeps its own as far as `mode` allows.
     The temporary file is in a folder of its own, which others cannot enter, since safetensors makes a temporary file
-    with a name of its own beside it.
+    with a name of its own next to it.
     """
     target = target_of(path)
     with tempfile.TemporaryDirectory(_UNFINISHED, f".{target.name[:100]}.", target.parent) as folder:
@@ -64,7 +64,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 def remove_unfinished(folder: Path, ours: Callable[[str], bool]) -> None:
-    """Remove what a process that was killed has left of files that it was writing; `ours` tells by the file's name."""
+    """Remove the unfinished files of a process that was killed; `ours` decides by the name of a file."""
     for path in folder.glob(f".*.*{_UNFINISHED}"):
         name = path.name[1:].removesuffix(_UNFINISHED).rpartition(".")[0]
         if ours(name) and path.is_dir():

@@ -97,7 +97,7 @@ def release() -> None:
 
 
 def if_it_fits(work: Callable[[], T]) -> T | None:
-    """What the work returns; None where it ran out of memory. Its memory is free afterwards."""
+    """The result of the work; None where it ran out of memory. Its memory is free afterwards."""
     try:
         return work()
     except (RuntimeError, MemoryError) as error:

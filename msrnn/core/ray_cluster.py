@@ -83,7 +83,7 @@ def _connect(address: str) -> tuple[Any, bool]:
         import ray
     except ImportError as error:
         raise UsageError("the package ray is not installed: pip install 'msrnn[ray]'") from error
-    from ray._private.services import canonicalize_bootstrap_address  # nothing public tells what "auto" means
+    from ray._private.services import canonicalize_bootstrap_address  # no public function resolves "auto"
     from ray.util.client import ray as client
 
     named = (os.environ.get("RAY_ADDRESS") or ANY) if address == ANY else address

@@ -15,7 +15,7 @@ CHECKS = os.environ.get("MSRNN_CHECK_SHARDS") == "1"  # whether all evictions ar
 
 
 class Shards(Protocol):
-    """What one process needs of the others. Every process must make the same calls, in the same order."""
+    """The collective operations of the ranks. Every process must make the same calls, in the same order."""
 
     @property
     def rank(self) -> int:

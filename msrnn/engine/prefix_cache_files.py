@@ -20,7 +20,7 @@ MOST_WAITING = 2  # states that wait to be written; further ones are dropped, so
 
 
 class Key(NamedTuple):
-    """What a file is named after."""
+    """The name of a file."""
 
     length: int
     digest: str  # SHA-256 of the owner and the tokens

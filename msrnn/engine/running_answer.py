@@ -12,7 +12,7 @@ from msrnn.engine.requests import Answer, Event, FinishReason, Logprobs, Request
 
 
 class Added(NamedTuple):
-    """What a token adds to an answer; a stop token adds the finish reason only."""
+    """The part of an answer that a token adds; a stop token adds the finish reason only."""
 
     token: int | None
     text: str

@@ -32,7 +32,7 @@ class Session(NamedTuple):
 
 
 class SessionInfo(NamedTuple):
-    """What a list of sessions shows."""
+    """An entry in a list of sessions."""
 
     id: SessionId
     tokens: int

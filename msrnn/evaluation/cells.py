@@ -45,7 +45,7 @@ class Cell(NamedTuple):
 
     @property
     def key(self) -> dict[str, Any]:
-        """What identifies a result: also the fields of a policy, since the meaning of its name may change."""
+        """The fields that identify a result: also those of a policy, since the meaning of its name may change."""
         numbers = None if self.policy in UNBOUNDED else joint_numbers(*parse_policy(self.policy))
         return {"policy": self.policy, "numbers": numbers, "size": self.size}
 

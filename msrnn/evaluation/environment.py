@@ -44,7 +44,7 @@ def model_identity(model: PreTrainedModel) -> dict[str, str]:
 
 
 def model_key(model: PreTrainedModel) -> dict[str, str]:
-    """What identifies the results of a model."""
+    """The fields that identify the results of a model."""
     identity = model_identity(model)
     return {name: identity[name] for name in ("fingerprint", "dtype")}
 

@@ -86,7 +86,7 @@ class _Tasks:
         self._cells[self._task(self._source, self._sent, cell, items, records)] = cell
 
     def next(self) -> Iterator[Message]:
-        """What comes next, of any task."""
+        """The next messages of any task."""
         (task, *_), _ = self._ray.wait([*self._cells], num_returns=1)
         cell, errors = self._cells[task], self._ray.exceptions
         try:
@@ -118,7 +118,7 @@ class _Tasks:
 
 
 def _compute_cell(source: Source, sent: Sent, cell: Any, items: list[Any], records: list[Record]) -> Iterator[Message]:
-    """What a worker does."""
+    """The work of one worker."""
     run = _runner_of(sent, _model(source), records)
     counted: list[int] = []
     yield Message(cell, None, 0)

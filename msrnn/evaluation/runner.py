@@ -30,7 +30,7 @@ class Progress(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What another process has done for a cell."""
+    """Progress of another process on a cell."""
 
     cell: Any
     record: Record | None  # None: it begins
@@ -71,7 +71,7 @@ class Runner(Generic[C, Item, Result]):
 
     @property
     def facts(self) -> Record:
-        """What identifies the results, and how they were computed."""
+        """The identity of the results, and how they were computed."""
         return {**self.task.key, **self.metadata}
 
     def results(self, cells: Sequence[C], progress: Progress | None = None) -> dict[C, list[Result]]:

@@ -13,7 +13,7 @@ Text = InstanceOf[str]  # a plain `str` field would refuse half of a surrogate p
 
 
 class Schema(BaseModel):
-    """What a record must have; it may have more. A number is not taken from a string, nor from true."""
+    """The required fields of a record; it may have more. A number is not taken from a string, nor from true."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -32,7 +32,7 @@ class ChunkSchema(Schema):
 
 
 def check_of(kind: type[Schema]) -> Check:
-    """A check that tells what is wrong with a record of this kind."""
+    """A check that describes the fault of a record of this kind."""
 
     def check(record: Record) -> str | None:
         try:

@@ -43,7 +43,7 @@ class Job(Generic[C, Item]):
 
 
 class Task(Protocol[C, Item, Result]):
-    """What one evaluation computes.
+    """The work of one evaluation.
 
     key       identifies its results, together with cell and item: the model's weights, its dtype, …
     metadata  written into every record, identifies nothing
@@ -58,7 +58,7 @@ class Task(Protocol[C, Item, Result]):
     shrinks: bool = True  # whether a batch that nobody asked for may be halved, if it does not fit into memory
 
     def items(self, cell: C) -> list[Item]:
-        """What is computed for a cell, by key."""
+        """The keys of the items of a cell."""
         ...
 
     def read(self, records: list[Record]) -> dict[Item, Result]:
@@ -78,7 +78,7 @@ class Task(Protocol[C, Item, Result]):
         ...
 
     def record_key(self, cell: C) -> Record:
-        """What identifies the records of a cell."""
+        """The fields that identify the records of a cell."""
         return {**cell.key, **self.key}
 
     def complete(self, result: Result) -> bool:

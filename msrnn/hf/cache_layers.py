@@ -99,7 +99,7 @@ class OwnedCache(Cache):
 
 @dataclass(frozen=True, eq=False)
 class LayerSetup:
-    """What one layer needs to attend to its KV rows."""
+    """The inputs that one layer needs to attend to its KV rows."""
 
     config: Any  # of the decoder; it names the active attention implementation
     module: Callable[[], nn.Module | None]  # a weak reference to the layer's attention module

@@ -23,7 +23,7 @@ COMPRESSED = "compressed"
 
 
 class Extension(NamedTuple):
-    """What a state continues with past the training length: the name of a policy, and positions."""
+    """The policy's name and the positions with which a state continues past the training length."""
 
     policy: str
     positions: str = COMPRESSED

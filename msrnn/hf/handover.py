@@ -82,7 +82,7 @@ def begin_block(model: PreTrainedModel | None, holder: object) -> None:
 def end_block(model: PreTrainedModel | None, holder: object) -> None:
     """The `with` block of a holder ends: give the model back, unless an object from before the block needs it.
 
-    What was made inside the block ends with it, whether it is alive or not, unless its own block goes on.
+    What was made inside the block ends with it, whether it is alive or not, unless its own block has not ended.
     """
     wrapped = _WRAPPED.get(model) if model is not None else None
     if wrapped is None:

@@ -31,7 +31,7 @@ from msrnn.hf.tensor_parallel import check_heads_divide, is_split, shards_of
 
 
 class ModelSpec:
-    """What a model's layers are. Everything that costs a forward pass is computed once, when it is first needed."""
+    """The kinds of a model's layers. Everything that costs a forward pass is computed once, when it is first needed."""
 
     def __init__(self, model: PreTrainedModel, fingerprint: str) -> None:
         self.reference = weakref.ref(model)

@@ -33,7 +33,7 @@ _CHANGING = ("dynamic", "longrope")
 
 
 class RecordedLayer(NamedTuple):
-    """What reached one attention layer."""
+    """The inputs that reached one attention layer."""
 
     shape: LayerShape
     key: Tensor  # [B, K, 1, D] of the first token
@@ -148,7 +148,7 @@ def check_takes_positions(model: PreTrainedModel, config: Any, layers: Sequence[
     pairs = [(own.key, given.key) for own, given in zip(layers, zero, strict=True) if own and given]
     if all(torch.allclose(own, given, rtol=1e-2, atol=1e-2) for own, given in pairs):
         return
-    # In 16 bits, rounding may exceed any limit; but it is small beside what another position changes.
+    # In 16 bits, rounding may exceed any limit; but it is small against the effect of another position.
     one = record_layers(model, config, position=1, columns=1)
     if _distance(layers, zero) > _distance(one, zero) / 2:
         raise UsageError(

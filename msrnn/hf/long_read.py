@@ -61,7 +61,7 @@ class LongRead:
         return done
 
     def notes(self, done: int) -> dict[str, Any]:
-        """What a checkpoint records beside the state."""
+        """The notes that a checkpoint has in addition to the state."""
         return {"read": done, "text": _digest(self.ids[0, :done].numpy().tobytes()), "begun": self._start}
 
     def run(

@@ -50,7 +50,7 @@ class ProcessShards:
 
 @contextmanager
 def naming_lost_ranks(shards: Shards | None) -> Iterator[None]:
-    """Say what it means when a process can no longer speak with another one."""
+    """Turn a communication error into LostRankError."""
     try:
         yield
     except RuntimeError as error:

@@ -2,8 +2,8 @@
 
 A layer of a block needs the layer below it of the same block, and its own slots as the block before has left them;
 nothing else. The eviction scan of a layer takes long and occupies few multiprocessors. With many blocks in flight, the
-scans of many layers run beside each other, and beside matrix products. The states and logits are those of reading
-block by block.
+scans of many layers run at the same time as each other and as matrix products. The states and logits are those of
+reading block by block.
 """
 
 from __future__ import annotations

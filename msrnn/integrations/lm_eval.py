@@ -237,7 +237,7 @@ class BoundedLM(TemplateLM):
         return Engine.offline(rnn, self.batch_size, _WithSpecialTokens(self.tokenizer))
 
     def _sampling_params(self, given: dict[str, Any]) -> SamplingParams:
-        """What a request says, then what the model's own generation config says, as in transformers."""
+        """Sampling parameters of the request, then those of the model's generation config, as in transformers."""
         kwargs: dict[str, Any] = normalize_gen_kwargs(given, self.max_gen_toks)
         if unknown := sorted(kwargs.keys() - GENERATION):
             raise UsageError(f"generation kwargs {', '.join(unknown)}: not supported; use {', '.join(GENERATION)}")

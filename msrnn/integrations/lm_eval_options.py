@@ -1,4 +1,4 @@
-"""What msrnn adds to the options of lm-evaluation-harness's command: a device, and the tokenizer for RULER's tasks."""
+"""Additions to the options of lm-evaluation-harness's command: a device, and the tokenizer for RULER's tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model's generation config says about sampling, for requests that do not."""
+"""Sampling defaults from a model's generation config, for requests without their own."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ ENDPOINTS = (
     Endpoint(
         "post",
         f"{_SESSION}/fork",
-        "Make a second session that goes on from the same turn.",
+        "Make a second session that continues from the same turn.",
         status=201,
         errors=(*_FOUND, 409, 507),
         body=ForkRequest,

@@ -31,7 +31,7 @@ _PREFLIGHT_SECONDS = "600"
 
 @dataclass(frozen=True)
 class Origins:
-    """The names of a server, and the origins of the pages that may use it beside its own.
+    """The names of a server, and the origins of other pages that may use it.
 
     bound  the address that it is bound to, and the name that stands for it if there is one
     hosts  further names that requests may have in `Host`

@@ -100,7 +100,7 @@ class Chat(NamedTuple):
     allow_special: bool  # contents may have special tokens
 
     def text(self, messages: Messages) -> str:
-        """What the template makes of messages, after an answer in a session that exists."""
+        """The messages as the chat template renders them after an answer of an existing session."""
         if self.session is None:
             return render(self.tokenizer, messages, prompt=True)
         return closing(self.tokenizer) + following(self.tokenizer, messages[0]["content"])
@@ -108,7 +108,7 @@ class Chat(NamedTuple):
     def tokens(self, most_tokens: int) -> list[int]:
         check_template(self.tokenizer)
         if self.session is not None and [message["role"] for message in self.messages] != ["user"]:
-            raise UsageError("a session that has begun goes on with one message of the user")
+            raise UsageError("a session that has begun continues with one message of the user")
         _check_fits(self.text(self.messages), self.tokenizer, most_tokens)
         if self.session is None:
             return self._first_tokens()

@@ -57,8 +57,8 @@ class Job:
     turns: int  # finished turns of the session that the prompt follows
     protect: int | str  # the first tokens of each prompt that are not evicted, or "prompt"
     keeps_protected: bool  # whether what earlier turns have protected stays so
-    retention: int  # tokens after which the reply tells again what the state holds; 0: it does not
-    texts: list[PromptTexts]  # the tokens of each prompt, if the reply tells what the state holds
+    retention: int  # tokens between two reports of the tokens that the state holds; 0: no reports
+    texts: list[PromptTexts]  # the tokens of each prompt, if the reply reports the tokens that the state holds
 
 
 def parse_chat(body: Any, served: Served, owner: str = "") -> Job:
@@ -96,7 +96,7 @@ def parse_completion(body: Any, served: Served, owner: str = "") -> Job:
         )
     prompts = read_prompts(request, served.tokenizer, session is None, served.most_tokens)
     if name is not None and len(prompts) > 1:
-        raise bad_value("prompt", f"{len(prompts)} prompts: a session goes on with one")
+        raise bad_value("prompt", f"{len(prompts)} prompts: a session continues with one")
     _check_logprobs(prompts, params)
     if request.protect == "system":
         raise bad_value("protect", "protect='system': a completion has no messages; protect none or prompt")
@@ -152,9 +152,9 @@ def _make_job(
 
 
 def _find_unread_answer(session: Session | None) -> tuple[list[int], int]:
-    """Tokens of the last answer that `retention` tells before the prompt, and the position of the first one.
+    """Tokens of the last answer that `retention` reports before the prompt, and the position of the first one.
 
-    A stop token is not told with its answer, and the state may have read it by now.
+    A stop token is not reported with its answer, and the state may have read it by now.
     """
     if session is None:
         return [], 0
@@ -163,7 +163,7 @@ def _find_unread_answer(session: Session | None) -> tuple[list[int], int]:
 
 
 def _find_session(request: GenerationRequest, served: Served, owner: str) -> Session | None:
-    """The session that the request goes on with; None: it begins one, or has none."""
+    """The session that the request continues; None: it begins one, or has none."""
     name, turns = request.session_id, request.session_turns
     if name is None:
         if turns is not None:

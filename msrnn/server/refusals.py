@@ -1,4 +1,4 @@
-"""What is wrong with a field of a request, in words: made from the schema that the OpenAPI document shows."""
+"""Refusals of a request's fields in words, made from the schema that the OpenAPI document shows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or
 
 
 def must_be(schema: Mapping[str, Any]) -> str:
-    """What a field must be, in words."""
+    """The condition on a field, in words."""
     if "x-must" in schema:
         return str(schema["x-must"])
     if values := schema.get("enum", [schema["const"]] if "const" in schema else []):
@@ -37,7 +37,7 @@ def refusal(error: ValidationError, kind: type[BaseModel], body: Mapping[str, An
     found = error.errors(include_url=False)
     name = found[0]["loc"][0]
     halves = (one for one in found if one["loc"][0] == name and isinstance(_cause(one), HalfCharacterError))
-    first = next(halves, found[0])  # a text, or a list of them: the error of one of the two tells more
+    first = next(halves, found[0])  # a text, or a list of them: the error of one of the two is more precise
     cause, inner = _cause(first), first["loc"][1:]
     if name == "messages" and inner:
         return _about_message(cause, *inner)

@@ -39,7 +39,7 @@ class Reply:
         return {**self.head, "object": self.whole, "choices": choices, "usage": self.usage()}
 
     def first_chunks(self) -> list[bytes]:
-        """What a stream begins with."""
+        """The first messages of a stream."""
         return []
 
     def echoes_now(self, event: Event) -> bool:
@@ -47,7 +47,7 @@ class Reply:
         return bool(self.job.echo) and self.index(event.request, event.number) not in self._echoed
 
     def chunks(self, event: Event) -> list[bytes]:
-        """What an event adds to a stream. The first one of an answer has the prompt before it, if it is sent back."""
+        """The messages of a stream for one event. The first of an answer begins with the prompt, if it is sent back."""
         index = self.index(event.request, event.number)
         if self.echoes_now(event):
             self._echoed.add(index)

@@ -75,7 +75,7 @@ def _few(value: Any) -> Any:
 
 
 def _must(words: str) -> dict[str, Any]:
-    """What a field must be, in words, where its type does not tell."""
+    """The condition on a field in words, where its type does not state it."""
     return {"x-must": words}
 
 
@@ -95,7 +95,7 @@ Bias = Annotated[float, Field(ge=LEAST_BIAS, le=MOST_BIAS)]
 
 
 class GenerationRequest(Body):
-    """What chats and completions have in common."""
+    """The fields that chats and completions share."""
 
     model: Text = Field("", description="the name of the model; by default the one that is served")
     max_tokens: Annotated[int, within("max_tokens")] | None = Field(None, description="tokens of the answer, at most")
@@ -151,7 +151,7 @@ class GenerationRequest(Body):
     user: Annotated[Text, Field(max_length=MOST_NAME)] = Field("", description="is not used")
     session_id: Annotated[str, Field(pattern=NAME_PATTERN)] | None = Field(
         None,
-        description="the conversation that the request goes on with, or begins",
+        description="the conversation that the request continues or begins",
         json_schema_extra=_must(NAME_WORDS),
     )
     session_turns: Annotated[int, Field(ge=0)] | None = Field(
@@ -222,7 +222,7 @@ Prompt = WholeText | Annotated[TokenIds, Field(min_length=1)]
 
 class CompletionRequest(GenerationRequest):
     prompt: Prompt | Annotated[list[Prompt], Field(min_length=1, fail_fast=True)] = Field(
-        description="what the model goes on with; a list of prompts has one answer or more for each",
+        description="the text that the model continues; a list of prompts has one answer or more for each",
         json_schema_extra=_must("a text, a list of token ids, or a list of either, and not empty"),
     )
     echo: bool = Field(False, description="send the prompt back before the answer")

@@ -73,7 +73,7 @@ class RetentionField:
         self._last: Retention | None = None
 
     def build(self, event: Event) -> dict[str, Any]:
-        """The texts of tokens that were not sent yet and, where the event tells it, what the state holds."""
+        """The texts of tokens that were not sent yet and, where the event has them, the tokens that the state holds."""
         new = [] if event.token is None else [self._pieces.put(event.token)]
         field: dict[str, Any] = {"start": self._position, "pieces": new}
         self._position += len(new)

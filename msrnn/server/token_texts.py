@@ -1,4 +1,4 @@
-"""What single tokens stand for: their text, their bytes, and how many characters at most."""
+"""Single tokens: their text, their bytes, and how many characters they have at most."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _shrinks(step: dict[str, Any]) -> int | None:
 
 
 def _parts(tokenizer: Any) -> dict[str, Any]:
-    """What a fast tokenizer is made of; nothing for others."""
+    """The parts of a fast tokenizer; nothing for others."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return json.loads(backend.to_str()) if isinstance(backend, Tokenizer) else {}
 

@@ -1,4 +1,4 @@
-"""What the package's HTML pages share: their look, and documents in which no other script can run."""
+"""Shared parts of the HTML pages: their look, and documents in which no other script can run."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_special_tokens_in_a_message_are_text(began: bool) -> None:
 
 def test_a_session_that_has_begun_takes_one_message() -> None:
     two = chat(began=True)._replace(messages=[{"role": "user", "content": "a"}] * 2)
-    with pytest.raises(UsageError, match="goes on with one message of the user"):
+    with pytest.raises(UsageError, match="continues with one message of the user"):
         two.tokens(100)
     with pytest.raises(ApiError) as error:
         chat("a" * 5000, began=True).tokens(100)

@@ -1,4 +1,4 @@
-"""What the functions share: texts, the store of a folder, and checks of arguments."""
+"""Shared parts of the functions: texts, the store of a folder, and checks of arguments."""
 
 from __future__ import annotations
 

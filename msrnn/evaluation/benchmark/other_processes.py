@@ -32,7 +32,7 @@ def read_clocks() -> Clocks | None:
 
 
 class OtherProcesses:
-    """What other processes use from now on."""
+    """The CPU time of other processes from now on."""
 
     def __init__(self) -> None:
         self._began = read_clocks()

@@ -1,4 +1,4 @@
-"""What reading one text costs under policies: perplexity, memory, and the times of prefill and of a decode step."""
+"""The cost of reading one text under policies: perplexity, memory, and the times of prefill and of a decode step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNTIMED, DECODED = 3, 15  # steps; the first ones may move an unbounded state in
 
 
 class Measured(NamedTuple):
-    """What reading a text costs under one policy, and its perplexity."""
+    """The cost of reading a text under one policy, and its perplexity."""
 
     policy: str
     perplexity: float

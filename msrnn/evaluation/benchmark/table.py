@@ -114,7 +114,7 @@ def _values(row: Row, full: Row) -> list[str | Formatted | None]:
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
-    """What a reader must know about these times."""
+    """Remarks on the conditions of these times."""
     lines = ["Times are medians, with the fastest and the slowest run."]
     if any(row.impossible for row in rows):
         lines.append(
@@ -153,7 +153,7 @@ def markdown(rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
 
 
 def figure(rows: Sequence[Row], folder: Path, title: str) -> None:
-    """efficiency.png and .svg: relative throughput beside the paper's, and the time of a step over its floor."""
+    """efficiency.png and .svg: relative throughput next to the paper's, and the time of a step over its floor."""
     with save_figure(folder, NAME, 2, max(9, 1.6 * len(rows) + 4)) as (whole, (left, right)):
         _throughput(left, rows)
         _over_floor(right, rows)

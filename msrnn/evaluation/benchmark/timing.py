@@ -87,7 +87,7 @@ def milliseconds_in_turns(
 
 
 def busy_remark(unsteady: Sequence[str]) -> str:
-    """What to tell about times that are not steady, by the names of what was timed."""
+    """Remarks on times that are not steady, by the names of the timed calls."""
     return (
         f"Runs of {', '.join(unsteady)} still differ by more than a tenth after three rounds, or other processes used "
         "the processors meanwhile: the machine is busy."

@@ -34,7 +34,7 @@ WORDS = _WORDS.split()
 
 
 class Hidden(NamedTuple):
-    """What a task hides, and what it asks for."""
+    """The facts that a task hides, and its question."""
 
     needles: list[str]  # the first is at the depth of the sample, unless the text is its own haystack
     question: str

@@ -55,7 +55,7 @@ _CHECKS = {
 
 
 def check_record(record: Record) -> str | None:
-    """What is wrong with a record: an answer, a question, or a mark."""
+    """Describe the fault of a record: an answer, a question, or a mark."""
     for name, check in _CHECKS.items():
         if name in record:
             return check(record)
@@ -63,7 +63,7 @@ def check_record(record: Record) -> str | None:
 
 
 class Settings(NamedTuple):
-    """What all answers of a table share."""
+    """The settings that all answers of a table share."""
 
     task: str
     fingerprint: str  # of the model's weights
@@ -78,7 +78,7 @@ class Settings(NamedTuple):
         return {"task": self.task, "fingerprint": self.fingerprint, "dtype": self.dtype, "answer": self.answer}
 
     def answer_key_of(self, cell: Cell) -> Record:
-        """What identifies an answer of a cell, together with its prompt."""
+        """The fields that identify an answer of a cell, together with its prompt."""
         positions = ORIGINAL if cell.policy == FULL else self.positions
         return {**cell.key, **self.answer_key, "positions": positions}
 

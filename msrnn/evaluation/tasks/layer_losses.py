@@ -1,4 +1,4 @@
-"""What bounding one layer alone costs, by layer and size: the curves that a budget is computed from."""
+"""The cost of bounding one layer alone, by layer and size: the curves that a budget is computed from."""
 
 from __future__ import annotations
 

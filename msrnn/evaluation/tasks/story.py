@@ -48,7 +48,7 @@ SAMPLER = "sampler"  # records of earlier versions, whose stories were sampled i
 
 
 class StorySettings(NamedTuple):
-    """What all stories share."""
+    """The settings that all stories share."""
 
     prompt: list[int]
     max_new_tokens: int

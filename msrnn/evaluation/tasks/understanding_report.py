@@ -130,7 +130,7 @@ class Report:
 
     def markdown(self, title: str, facts: dict[str, Any]) -> str:
         name = self.task.metric.name
-        about = f"{title}. {name}; beside each value its 95 % interval, by bootstrap over the documents."
+        about = f"{title}. {name}; each value with its 95 % interval, by bootstrap over the documents."
         tables = [*self.tables(title), *self._kind_table()]
         return document(self.task.title, about, tables, {"questions": self.summary(), **facts})
 

@@ -1,4 +1,4 @@
-"""What a judge's answers mean: the choice of one answer, and the verdict of the two answers on a pair."""
+"""The meaning of a judge's answers: the choice of one answer, and the verdict of the two answers on a pair."""
 
 from __future__ import annotations
 

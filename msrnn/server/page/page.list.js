@@ -34,7 +34,7 @@ class List {
     const item = this.entry(title, `${turnsOf(info)} · ${number(info.tokens)} tokens · ${when(info.updated)}`, is, () => this.act.open(name));
     if (!is) return item;
     const row = element("div", "actions"), fork = button("fork", "Fork");
-    fork.title = "A second conversation that goes on from here";
+    fork.title = "A second conversation that continues from here";
     fork.addEventListener("click", () => this.act.fork(name));
     row.append(fork, sureButton("delete", "Delete", () => this.act.remove(name)));
     item.append(row);
