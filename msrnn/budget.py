@@ -47,14 +47,14 @@ def _pyramid(layers: int) -> list[float]:
 
 NAMES: dict[str, Shape] = {"upper": Shape(_upper), "pyramid": Shape(_pyramid)}
 MEANINGS: dict[str, str] = {
-    "upper": "moves a quarter of the lower layers' rows to the upper half of the layers",
-    "pyramid": "fewer rows the higher the layer, in equal steps (PyramidKV, Cai et al. 2024)",
+    "upper": "moves a quarter of the lower layers' KV rows to the upper half of the layers",
+    "pyramid": "fewer KV rows the higher the layer, in equal steps (PyramidKV, Cai et al. 2024)",
 }
 
 
 @dataclass(frozen=True)
 class Curves:
-    """For each layer, the loss that bounding this layer alone costs, by size: rows go where they gain most."""
+    """For each layer, the loss that bounding this layer alone costs, by size: KV rows go where they gain most."""
 
     measured: tuple[int, ...]  # sizes, ascending
     losses: tuple[tuple[float, ...], ...]  # nats per token, by layer and size
@@ -117,7 +117,7 @@ class Curves:
         return sizes
 
     def _curve(self, layer: int) -> Callable[[float], float]:
-        """The loss at any size: a power of it between two that were measured. More rows never cost more."""
+        """The loss at any size: a power of it between two that were measured. More KV rows never cost more."""
         heights = list(self.losses[layer])
         for i in range(len(heights) - 1, -1, -1):
             heights[i] = max(heights[i], _LEAST_LOSS, *heights[i + 1 : i + 2])

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class Candidates(NamedTuple):
-    """The rows of a group of heads as a token is read: N rows, the oldest first, the new token last."""
+    """The N KV rows of a group of heads as a token is read, the oldest first, the new token last."""
 
-    attention: Tensor  # [query heads of the group, N] float64: the new token's; a row sums to 1, or less with sinks
+    attention: Tensor  # [query heads of the group, N] float64: the new token's; a head's sum is 1, or less with sinks
     importance: Tensor  # [N] float32: what the function returned for these rows at the token before; 0 for the new one
     keys: Tensor  # [KV heads of the group, N, D], as the model rotated them
     values: Tensor  # [KV heads of the group, N, Dv]
@@ -31,10 +31,10 @@ Score = Callable[[Candidates], "Tensor"]
 
 @dataclass(frozen=True)
 class ScoredPolicy(Policy):
-    """A policy that evicts the row with the least `score(candidates)`, [N], among those that are not protected.
+    """A policy that evicts the KV row with the least `score(candidates)`, [N], among those that are not protected.
 
     Only the torch backend computes it. Its states can be forked and selected, but not saved: a file cannot hold a
-    function. Ties evict the oldest row, and a score that is NaN counts as infinity, as for every policy.
+    function. Ties evict the oldest KV row, and a score that is NaN counts as infinity, as for every policy.
     """
 
     decay: float | None = field(default=1.0, init=False)  # the slots keep an importance for each row

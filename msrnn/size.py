@@ -1,4 +1,4 @@
-"""Size: how many rows each layer may hold. One number, a number for each layer, or a mean that a budget divides.
+"""Size: how many KV rows each layer may hold. One number, a number for each layer, or a mean that a budget divides.
 
 Users write a policy and a size in many ways; `resolve` reads all of them, and the rest of the package passes values.
 """
@@ -17,9 +17,9 @@ from msrnn.policy import FULL, Policy, check_size
 
 @dataclass(frozen=True)
 class Size:
-    """The rows of the layers of a model."""
+    """The number of KV rows of the layers of a model."""
 
-    rows: int | tuple[int | None, ...]  # of every layer, or their mean; or of each layer, None: it keeps every row
+    rows: int | tuple[int | None, ...]  # of every layer, or their mean; or of each layer, None: it keeps all
     budget: Budget | None = None  # how a mean is divided among the layers; None: equally
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class Size:
         return rows if self.budget is None else f"{rows}:{self.budget.name}"
 
     def of_layers(self, windows: Sequence[int | None], linear: Sequence[bool]) -> list[int | None]:
-        """The rows of each layer of a model; `windows` are those of its sliding layers, `linear` those without rows."""
+        """The KV rows of each layer of a model; `windows` of its sliding layers, `linear`: layers without KV rows."""
         count = len(windows)
         if isinstance(self.rows, tuple):
             if len(self.rows) != count:
@@ -102,7 +102,7 @@ def _check_rows(rows: object) -> None:
     if not is_whole(rows):
         raise _not_a_number(rows)
     if rows < 1:
-        raise UsageError("must be at least 1 token", name="size", value=rows)
+        raise UsageError("must be at least 1 KV row", name="size", value=rows)
 
 
 def _not_a_number(rows: object) -> TypeError:
@@ -130,7 +130,7 @@ def find_budget_layers(windows: Sequence[int | None], linear: Sequence[bool]) ->
 def layer_sizes(
     policy: Policy, size: Size | None, windows: Sequence[int | None], linear: Sequence[bool]
 ) -> list[int | None]:
-    """The rows of each layer of a model; None: the layer is not bounded."""
+    """The KV rows of each layer of a model; None: the layer is not bounded."""
     if size is None:
         return [None] * len(windows)
     sizes = size.of_layers(windows, linear)

@@ -2,7 +2,7 @@
 
 Both are measured in one process, in float32 on the CPU, with SDPA attention: the unmodified Hugging Face model with a
 `DynamicCache` that holds `--context` tokens, and the same model that read the same context under kvpress, bounded to
-`--size` states per layer. Rounds of the two alternate, so that noise of the machine affects both.
+`--size` KV rows per layer. Rounds of the two alternate, so that noise of the machine affects both.
 
 kvpress does not work with the newest transformers, so this script needs its own environment:
 
@@ -86,7 +86,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, required=True, help="local folder in Hugging Face format")
     parser.add_argument("--tokens", type=Path, required=True, help=".npy file with a 1-D array of token ids")
     parser.add_argument("--context", type=int, default=3072, help="tokens read before decoding")
-    parser.add_argument("--size", type=int, default=512, help="states per layer that kvpress may keep")
+    parser.add_argument("--size", type=int, default=512, help="KV rows per layer that kvpress may keep")
     parser.add_argument("--steps", type=int, default=50, help=f"timed steps of each, in rounds of {ROUND}")
     args = parser.parse_args()
     if not 0 < args.size < args.context:

@@ -40,7 +40,11 @@ Policies = Annotated[
 ]
 Sizes = Annotated[
     list[int] | None,
-    Option("--size", help="Most tokens that each layer keeps; repeat to compare several.", show_default="512"),
+    Option(
+        "--size",
+        help="Most KV rows that each layer keeps (one per token); repeat to compare several.",
+        show_default="512",
+    ),
 ]
 Paper = Annotated[bool, Option("--paper", help="Policy tova at the paper's sizes: 256, 512, 1,024 and 2,048.")]
 Length = Annotated[int, Option(help="Tokens of a chunk, including the token that opens a text.")]

@@ -41,7 +41,7 @@ def budget(
     out: Out = Path("results/budget"),
     options: EvaluationOptions,
 ) -> None:
-    """Measure which layers need many rows and which few, and write a budget that divides a mean size among them.
+    """Measure which layers need many KV rows and which few, and write a budget that divides a mean size among them.
 
     Each layer alone is bounded to each of the sizes, while all others keep everything; what that costs is the layer's
     curve. The written file is a budget: it gives rows, some at a time, to the layer where they gain most, so that

@@ -32,7 +32,10 @@ Policies = Annotated[
 ]
 Size = Annotated[
     int | None,
-    Option(help="Most tokens that each layer keeps.", show_default="a quarter of the tokens read, at most 512"),
+    Option(
+        help="Most KV rows that each layer keeps (one per token).",
+        show_default="a quarter of the tokens read, at most 512",
+    ),
 ]
 Tokens = Annotated[int, Option(help="Most tokens of the text to read.")]
 Out = Annotated[Path | None, Option(help="File to write the page to.", show_default="NAME.html")]

@@ -20,7 +20,7 @@ from msrnn.hf.model_options import AUTO, SMALL
 LEAST_TEMPERATURE = 1e-6  # below, logits divided by it overflow
 
 _POLICY = "Eviction policy: which token a full layer evicts; `msrnn policies` lists them."
-_SIZE = "Most tokens that each layer keeps, or a mean and a budget, as in 512:upper; policy full keeps all."
+_SIZE = "Most KV rows that each layer keeps (one per token), or a mean and a budget: 512:upper; policy full keeps all."
 _DTYPE = "Dtype of the weights: float32, bfloat16, float16, or auto (the checkpoint's own)."
 _DTYPE_DEFAULT = "float32 on cpu, else auto"
 STATE_DTYPE = "Quantize the kept keys and values to 8 bits: int8 or fp8."
@@ -37,7 +37,7 @@ Model = Annotated[
     str | None, Option(help="Model: a folder, a .gguf file, or a name on the Hugging Face hub.", show_default=SMALL)
 ]
 PolicyName = Annotated[str, Option("--policy", help=_POLICY)]
-LayerSize = Annotated[int, Option("--size", help="Most tokens that each layer keeps.")]
+LayerSize = Annotated[int, Option("--size", help="Most KV rows that each layer keeps (one per token).")]
 Size = Annotated[str, Option(help=_SIZE)]
 Device = Annotated[str, Option(help="Where to compute: cpu, cuda, or auto (cuda if there is one).")]
 Dtype = Annotated[str | None, Option(help=_DTYPE, show_default=_DTYPE_DEFAULT)]

@@ -37,7 +37,7 @@ def training_length(model: PreTrainedModel) -> int | None:
 
 
 def largest_size(spec: StateSpec) -> int:
-    """The rows of the largest layer among those that a budget is divided among; 0 with policy full."""
+    """The KV rows of the largest layer among those that a budget is divided among; 0 with policy full."""
     return max((spec.sizes[i] or 0 for i in spec.divided), default=0)
 
 

@@ -80,9 +80,9 @@ class _RecordingLayer(OwnedLayer):
 
 @torch.no_grad()
 def record_layers(
-    model: PreTrainedModel, config: Any, rows: int = 1, position: int | None = None, columns: int = 0, length: int = 1
+    model: PreTrainedModel, config: Any, batch: int = 1, position: int | None = None, columns: int = 0, length: int = 1
 ) -> list[RecordedLayer | None]:
-    """Run `rows` sequences of `length` tokens through the model; the record of each layer, None for linear attention.
+    """Run `batch` sequences of `length` tokens through the model; the record of each layer, None for linear attention.
 
     All tokens get this `position`, if one is given, and the cache reports `columns` columns before them.
     """
@@ -93,7 +93,7 @@ def record_layers(
     unreached = f"{type(model).__name__}: its attention does not use transformers' AttentionInterface"
     if config._attn_implementation != NAME:
         raise UsageError(f"{unreached}, so msrnn cannot bound it")
-    tokens = some_tokens(model, rows).T.repeat(1, length)
+    tokens = some_tokens(model, batch).T.repeat(1, length)
     model(
         input_ids=tokens,
         attention_mask=torch.ones_like(tokens),
