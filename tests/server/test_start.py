@@ -85,6 +85,7 @@ def test_a_server_from_python(loaded: bool, tmp_path: Path, capsys: pytest.Captu
         ({"api_key": " "}, "api_key: must not be empty"),
         ({"tokenizer": "mine"}, "tokenizer: is loaded with the model; leave it out"),
         ({"replicas": 2}, "replicas=2: they are processes of a Ray cluster"),
+        ({"sessions": __file__}, "test_start.py': is a file; name a folder"),
         ({"sessions": "a", "prefix_states": "a"}, "prefix_states='a': is the folder of the sessions"),
     ],
 )
