@@ -99,7 +99,7 @@ class MultiState:
     @property
     def protected(self) -> list[list[tuple[int, int]]]:
         """The ranges [begin, end) of positions of each sequence whose tokens are not evicted until `release`."""
-        layers = self._bounded()
+        layers = self._slot_layers()
         ranges = layers[0].protected.tolist() if layers else [[] for _ in range(self.batch_size)]
         return [[(begin, end) for begin, end in own if begin < end] for own in ranges]
 
@@ -113,12 +113,12 @@ class MultiState:
         try:
             yield
         finally:
-            for layer in self._bounded():
+            for layer in self._slot_layers():
                 layer.protected.copy_(torch.minimum(layer.protected, layer.seen[:, None, None].to(torch.int32)))
 
     def find_ranges(self, counts: Tensor) -> Tensor | None:
         """The protected ranges with the next `counts` [B] tokens of each sequence; None: nothing is ever evicted."""
-        layers = self._bounded()
+        layers = self._slot_layers()
         if not layers:
             return None
         begin, counts = self.seen.cpu(), counts.cpu()
@@ -128,15 +128,15 @@ class MultiState:
 
     def release(self) -> None:
         """Protect no token any more: all may be evicted, as the policy says."""
-        for layer in self._bounded():
+        for layer in self._slot_layers():
             layer.protected.zero_()
 
     def _set_ranges(self, ranges: Tensor | None) -> None:
         if ranges is not None:
-            for layer in self._bounded():
+            for layer in self._slot_layers():
                 layer.protected.copy_(ranges)
 
-    def _bounded(self) -> list[Slots]:
+    def _slot_layers(self) -> list[Slots]:
         return [layer for _, layer in self._own() if isinstance(layer, Slots)]
 
     def advance(self, real: Tensor) -> Tensor:

@@ -66,6 +66,7 @@ def test_processes_that_share_a_model_compute_what_one_computes(
     rnn = msrnn.MultiStateRNN(tf.AutoModelForCausalLM.from_pretrained(tmp_path / "llama", dtype="float32"), "echo", 9)
     state = rnn.state(2)
     rnn.read(tokens(2, 30), state)
+    rnn.read(tokens(2, 3, seed=6), state, protect=True)
     expected = rnn.read(tokens(2, 12, seed=5), state)
     for ranks in patterns_for:
         loaded = rnn.load_state(tmp_path / "llama-states" / f"echo-{ranks}.safetensors")
