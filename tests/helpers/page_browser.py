@@ -66,7 +66,8 @@ def set_settings(browser: Any, **values: object) -> None:
     browser.find_element("id", "open-settings").click()
     for name, value in values.items():
         field = browser.find_element("css selector", f"#settings [name={name}]")
-        field.clear()
+        if field.tag_name != "select":
+            field.clear()
         field.send_keys(str(value))
     browser.find_element("css selector", "#settings [type=submit]").click()
 
@@ -118,5 +119,7 @@ def check_tokens(address: str, browser: Any, size: int = 16) -> list[Any]:
         if read:
             share = sum(shares.get(position, 0) for position in read) / len(read)
             old = share > 0 and some[-1] < memory["seen"] - size
-            assert [name for name in classes.split() if name != "tick"] == [f"s{level(share)}", *["old"] * old]
+            safe = share > 0 and any(begin <= some[0] < end for begin, end in memory["protected"])
+            expected = [f"s{level(share)}", *["old"] * old, *["safe"] * safe]
+            assert [name for name in classes.split() if name != "tick"] == expected
     return tokens

@@ -62,6 +62,23 @@ def test_an_answer_streams_and_tokens_fade(
     assert text(browser, ".turn:last-child .user .body") == "Who am I?"
 
 
+def test_protected_tokens_are_marked(visit: Visit, open_address: str, engine: msrnn.Engine) -> None:
+    browser = visit(open_address)
+    set_settings(browser, max_tokens=20, temperature=1, seed=3, system="Hi.", protect="The system message")
+    say(browser, "Who are you, and who am I?")
+    say(browser, "Why?")
+    check_tokens(open_address, browser)
+    [[begin, end]] = held(open_address, browser)["protected"]
+    assert begin == 0
+    assert set(range(end)) <= {position for position, share in held(open_address, browser)["held"] if share == 1}
+    marked = browser.execute_script("return [...document.querySelectorAll('.system .safe')].map(n => n.textContent)")
+    assert "".join(marked) == "Hi."
+    set_settings(browser, protect="Nothing")
+    say(browser, "And now?")
+    assert held(open_address, browser)["protected"] == []
+    assert browser.execute_script("return document.querySelectorAll('.safe').length") == 0
+
+
 @pytest.mark.parametrize(
     ("stated", "used", "shown", "whose"),
     [

@@ -3,6 +3,7 @@
 // Where the model states no temperature, the server's is 1, at which small models talk nonsense.
 const OWN_TEMPERATURE = 0.7;
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
+const KEPT = ["system", "protect", ...NUMBERS];
 
 class Settings {
   /** `onKey` is called when there is another key, `onForget` to delete all kept texts. */
@@ -10,7 +11,7 @@ class Settings {
     this.dialog = find("settings");
     this.form = this.dialog.querySelector("form");
     const fields = this.form.elements, kept = this.parsed();
-    for (const name of ["system", ...NUMBERS]) fields[name].value = kept[name] ?? "";
+    for (const name of KEPT) fields[name].value = kept[name] ?? "";
     fields.keep.checked = kept.keep ?? true;
     this.own = {}; // values of this page for fields that are empty
     fields.key.value = key.value;
@@ -38,7 +39,7 @@ class Settings {
 
   save() {
     const fields = this.form.elements, kept = { keep: fields.keep.checked };
-    for (const name of ["system", ...NUMBERS]) if (fields[name].checkValidity()) kept[name] = fields[name].value;
+    for (const name of KEPT) if (fields[name].checkValidity()) kept[name] = fields[name].value;
     local.set("msrnn settings", JSON.stringify(kept));
   }
 
@@ -55,7 +56,8 @@ class Settings {
 
   /** Fields of a request; an empty one is left to the server, unless this page has a value of its own. */
   get sampling() {
-    const found = { ...this.own };
+    const found = { ...this.own }, { protect } = this.form.elements;
+    if (protect.value) found.protect = protect.value;
     for (const name of NUMBERS) {
       const field = this.form.elements[name];
       if (field.value !== "" && field.checkValidity()) found[name] = Number(field.value);
