@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -38,11 +39,12 @@ def trace(
     input_ids: Tensor,
     attention_mask: Tensor | None = None,
     on_block: Callable[[int], None] | None = None,
+    protect: range = range(0),
 ) -> Trace:
     """Read the tokens [B, T] from an empty state and record when each one is evicted from each layer.
 
     If layers differ in their number of groups, a layer of one group repeats it. `on_block` gets the number of columns
-    of each block after it is read.
+    of each block after it is read. Tokens of the columns `protect` are never evicted.
     """
     layers = tuple(i for i, bound in enumerate(rnn.spec.bounds) if bound and rnn.spec.shapes[i])
     if not layers:
@@ -60,7 +62,11 @@ def trace(
 
         return store
 
-    rnn.read(input_ids, rnn.state(batch_size), attention_mask, last_only=True, on_block=on_block, record=record)
+    state = rnn.state(batch_size)
+    for begin, end in pairwise(sorted({0, *_edges(protect, length), length})):
+        mask = None if attention_mask is None else attention_mask[:, begin:end]
+        how: Any = {"last_only": True, "on_block": on_block, "record": record, "protect": begin in protect}
+        rnn.read(input_ids[:, begin:end], state, mask, **how)
     for i in layers:
         shape, bound = rnn.spec.shapes[i], rnn.spec.bounds[i]
         if shape and shape.shards and bound and bound.policy.per == "head":  # each process has groups of its own
@@ -68,6 +74,12 @@ def trace(
     groups = max(t.shape[1] for t in times.values())
     by_position = torch.stack([times[i].expand(-1, groups, -1) for i in layers], dim=1)
     return Trace(_by_column(by_position, attention_mask), layers)
+
+
+def _edges(protect: range, length: int) -> tuple[int, int]:
+    if not (isinstance(protect, range) and protect.step == 1 and 0 <= protect.start <= protect.stop <= length):
+        raise UsageError(f"must be a range of the {length} columns", name="protect", value=protect)
+    return protect.start, protect.stop
 
 
 def _groups(rnn: MultiStateRNN, layer: int) -> int:

@@ -66,3 +66,15 @@ def test_recent_tokens_are_not_evicted() -> None:
     trace = msrnn.trace(rnn, tokens(1, 12))
     for layer in range(2):
         assert trace.evicted_at[0, layer, 0].tolist() == [12, 12, 4, 5, 6, 7, 8, 9, 10, 11, 12, 12]
+
+
+@pytest.mark.parametrize("policy", ["tova", "h2o"])
+def test_protected_columns_are_held(policy: str) -> None:
+    rnn = msrnn.MultiStateRNN(build(llama()), policy, 12)
+    ids, mask = left_padded(tokens(2, 40), [0, 4])
+    traced = msrnn.trace(rnn, ids, mask, protect=range(6, 9)).evicted_at
+    assert (traced[..., 6:9] == 40).all()
+    assert (msrnn.trace(rnn, ids, mask).evicted_at[..., 6:9] < 40).any()
+    for wrong in (range(6, 41), range(9, 6), range(0, 9, 2), 3):
+        with pytest.raises(ValueError, match="protect="):
+            msrnn.trace(rnn, ids, mask, protect=wrong)  # type: ignore[arg-type]
