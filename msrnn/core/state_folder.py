@@ -1,7 +1,8 @@
-"""A folder of state files, by name: sessions, cached prefixes and checkpoints are kept on disk in this way.
+"""A folder of state files, by name: sessions, cached prefixes and the legs of an extrapolation are kept on disk so.
 
-Files are private, and written completely or not at all. This module does not load torch: saving, loading and describing
-states is left to an object such as an executor.
+Files are private, and written completely or not at all. The checkpoint of a long read is a single file that the user
+names, and is in no such folder. This module does not load torch: saving, loading and describing states is left to an
+object such as an executor.
 """
 
 from __future__ import annotations
