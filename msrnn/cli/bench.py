@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated
@@ -13,12 +14,14 @@ from msrnn.cli.options import Device, Dtype, Model, PolicyName
 from msrnn.cli.results_folder import note_other_records, open_store, show_tables, write_report
 from msrnn.cli.terminal import note, show_text
 from msrnn.errors import UsageError
-from msrnn.evaluation.benchmark import NATIVE, PROMPT
+from msrnn.evaluation.benchmark import NATIVE
 from msrnn.hf.model_options import ORIGINAL, SMALL
-from msrnn.size import resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from msrnn.evaluation.api.result import EvaluationResult
+    from msrnn.evaluation.benchmark.table import Row
 
 SIZES, DEFAULT_STATE_DTYPES, DEFAULT_POSITIONS = [256, 512, 1024, 2048], [NATIVE], [ORIGINAL]
 
@@ -116,75 +119,50 @@ def bench(
         msrnn bench --size 512 --positions original --positions compressed
         msrnn bench --size 512 --with benchmarks.published:published
     """
-    check(size, policy, state_dtype, positions, length)
     batches = {"batch": batch, "max_batch": max_batch, "equal_batch": equal_batch, "prefill_batch": prefill_batch}
     check_batch(**batches)
     if model is not None and random_weights is not None:
         raise UsageError(f"--random-weights {random_weights}: --model is given too; leave one out")
-    from msrnn.evaluation.benchmark import table
-    from msrnn.evaluation.benchmark.contenders import Lineup, load_factory, setup
-    from msrnn.evaluation.benchmark.measurement import Batches, Benchmark, Ledger, check_record
-    from msrnn.evaluation.environment import environment
-    from msrnn.evaluation.store import Store
+    from msrnn import evaluation
+    from msrnn.evaluation.api.efficiency import check_contenders
+    from msrnn.evaluation.benchmark.contenders import load_factory
+    from msrnn.evaluation.benchmark.measurement import check_record
+    from msrnn.evaluation.benchmark.table import NAME
 
+    check_contenders(policy, size, state_dtype, positions, length)
     factories = [load_factory(name) for name in others or []]
-    store = open_store(out, table.NAME, check_record, force=force, skip_damaged=skip_damaged) if out else Store(None)
+    store = open_store(out, NAME, check_record, force=force, skip_damaged=skip_damaged) if out else None
     decoder = load(model, random_weights, device, dtype)
-    if compile is None:
-        compile = decoder.device.type == "cuda"
-    facts = {
-        "model": f"random weights of {random_weights}" if random_weights else model or SMALL,
-        "dtype": str(decoder.dtype).removeprefix("torch."),
-        "length": length,
-        "compile": compile,
-        **environment(decoder.device),
-    }
-    contender_setup = setup(decoder, length)
-    contenders = Lineup(policy, size, state_dtype, compile, positions, factories).contenders(contender_setup, note)
-    ledger = Ledger(store, facts)
-    if ledger.known:
-        note(f"{ledger.known:,} measurements already done; --force makes them again")
-    benchmark = Benchmark(contender_setup, Batches(**batches), ledger, note)
     with stoppable(force, kept=out is not None):
-        rows = benchmark.rows(contenders)
-    earlier = benchmark.others(rows)
-    note_other_records([row.label for row in earlier], 0)
-    rows += earlier
-    result = table.table(rows, f"{facts['model']}, {length:,} tokens, {facts.get('gpu') or facts['machine']}")
+        result = evaluation.efficiency(
+            decoder,
+            policy,
+            size,
+            length=length,
+            **batches,
+            state_dtypes=state_dtype,
+            positions=positions,
+            compile=compile,
+            others=factories,
+            folder=store,
+            about={"model": f"random weights of {random_weights}" if random_weights else model or SMALL},
+            progress=evaluation.Progress(note=note),
+        )
+    report(result, out)
+
+
+def report(result: EvaluationResult[list[Row]], folder: Path | None) -> None:
+    """Print the table and remarks on its times, and write them and the figure."""
+    from msrnn.evaluation.benchmark.table import remarks
+
+    note_other_records(result.others, 0)
     # Wrapped headers let more columns fit side by side.
-    show_tables([result._replace(header=["\n".join(wrap(name, 9, break_long_words=False)) for name in result.header])])
-    for remark in table.remarks(rows):
+    header = ["\n".join(wrap(name, 9, break_long_words=False)) for name in result.table.header]
+    show_tables([result.table._replace(header=header)])
+    for remark in remarks(result.report):
         show_text(remark)
-    if out:
-        page = table.markdown(rows, facts)
-        write_report(out, result, page, lambda: table.figure(rows, out, result.title))
-
-
-def check(sizes: list[int], policy: str, state_dtypes: list[str], positions: list[str], length: int) -> None:
-    for size in sizes:
-        if not resolve(policy, size)[0].evicts:
-            raise UsageError("--policy full: the full model is always measured; give a policy that evicts")
-    for name in state_dtypes:
-        if name != NATIVE:
-            check_state_dtype(name)
-    for name in positions:
-        if name != ORIGINAL:
-            check_positions(name)
-    if length <= PROMPT:
-        raise UsageError(f"--length {length}: must be more than {PROMPT}, the tokens a whole sequence starts from")
-
-
-def check_state_dtype(name: str) -> None:
-    from msrnn.core.quantization import STATE_DTYPES
-
-    if name not in STATE_DTYPES:
-        raise UsageError(f"--state-dtype {name}: must be one of {', '.join((NATIVE, *STATE_DTYPES))}")
-
-
-def check_positions(name: str) -> None:
-    from msrnn.core.rope import spacing
-
-    spacing(name)
+    if folder:
+        write_report(folder, result.table, result.page, partial(result.draw, folder) if result.draw else None)
 
 
 def load(name: str | None, shape: str | None, device: str, dtype: str | None) -> PreTrainedModel:

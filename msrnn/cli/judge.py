@@ -1,22 +1,24 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from msrnn.cli.evaluation import note_resumed, stoppable
 from msrnn.cli.evaluation_options import SkipDamaged
 from msrnn.cli.options import Device, Dtype, as_typed
-from msrnn.cli.results_folder import open_store, read_store, show_tables, write_report
+from msrnn.cli.results_folder import open_store, read_store, report
 from msrnn.cli.terminal import note, progress
 from msrnn.errors import FileError, UsageError
 
 if TYPE_CHECKING:
+    from msrnn.evaluation.runner import Progress
     from msrnn.evaluation.store import Store
-    from msrnn.evaluation.tasks.judge import Judgement
     from msrnn.evaluation.tasks.judge_models import Judge
 
 NAME = "judge"
@@ -78,28 +80,23 @@ def judge(
     """
     check(judge, base_url, model, max_requests, timeout)
     check_price(price)
-    from msrnn.evaluation.environment import environment
-    from msrnn.evaluation.tasks.judge import Judgement
-    from msrnn.evaluation.tasks.story_pairs import pairs
+    from msrnn import evaluation
 
-    story_pairs = pairs(stories(folder, skip_damaged))
-    target = out or folder
+    written, target = stories(folder, skip_damaged), out or folder
     chosen = endpoint(judge, base_url, timeout, estimate) if judge else local(model, device, dtype)
-    judgement = Judgement(chosen, story_pairs, answers(target, estimate, force, skip_damaged), max_requests)
-    dropped = sum(story_pairs.dropped.values())
-    note(f"{len(story_pairs.pairs):,} pairs; {dropped:,} more, in which nothing was evicted, are dropped")
-    note_resumed(*judgement.count_done(), "answers")
-    note(f"left to ask: {judgement.cost().summary(price)}")
+    store = answers(target, estimate, force, skip_damaged)
+    callbacks = evaluation.Progress(note=note, resumed=note_resumed)
+    cost = evaluation.judge_cost(written, chosen, folder=store, progress=callbacks)
+    note(f"left to ask: {cost.summary(price)}")
     if estimate:
         return
-    with stoppable(force):
-        run(judgement)
-    report(judgement, target, {"judge": chosen.name, **story_pairs.facts, **environment(chosen.device)})
-    if unread := judgement.unreadable():
-        raise UsageError(
-            f"{chosen.name}: none of its {len(unread):,} answers can be read, the first is {reprlib.repr(unread[0])}; "
-            "use a judge that answers (A), (B) or (C)"
-        )
+    with stoppable(force), show_answers() as callbacks:
+        result = evaluation.judge(written, chosen, max_requests=max_requests, folder=store, progress=callbacks)
+    left = evaluation.judge_cost(written, chosen, folder=store)
+    if left.requests:
+        note(f"--max-requests {max_requests}: reached; left to ask: {left.summary(None)}")
+    report(result, target)
+    check_answers(chosen.name, [record["answer"] for record in result.records])
 
 
 def check(name: str | None, base_url: str | None, model: str | None, max_requests: int | None, timeout: float) -> None:
@@ -142,9 +139,9 @@ def answers(folder: Path, estimate: bool, force: bool, skip_damaged: bool) -> St
 
 def endpoint(name: str, base_url: str | None, timeout: float, estimate: bool) -> Judge:
     """The endpoint. Refuses a missing key before anything is written; an estimate needs no key."""
-    from msrnn.evaluation.tasks.judge_models import Endpoint
+    from msrnn.evaluation.tasks.judge_models import EndpointJudge
 
-    client = Endpoint(name, base_url, timeout, on_retry=note)
+    client = EndpointJudge(name, base_url, timeout, on_retry=note)
     if not estimate:
         client.open()
     return client
@@ -153,7 +150,7 @@ def endpoint(name: str, base_url: str | None, timeout: float, estimate: bool) ->
 def local(model: str | None, device: str, dtype: str | None) -> Judge:
     from msrnn.cli.evaluation_checks import check_positions
     from msrnn.cli.terminal import quiet
-    from msrnn.evaluation.tasks.judge_models import Local
+    from msrnn.evaluation.tasks.judge_models import LocalJudge
     from msrnn.hf.loading import load
 
     quiet()
@@ -161,28 +158,27 @@ def local(model: str | None, device: str, dtype: str | None) -> Judge:
     path = Path(str(model))
     name = path.resolve().name if path.exists() else str(model)
     config = decoder.config.get_text_config(decoder=True)
-    return Local(
+    return LocalJudge(
         name, decoder, tokenizer, lambda tokens: check_positions(config, tokens, f"--model {model}: prompt of")
     )
 
 
-def run(judgement: Judgement) -> None:
-    """Judge all pairs, or as many as --max-requests allows, with a bar."""
+@contextmanager
+def show_answers() -> Iterator[Progress]:
+    """Callbacks that show a bar of the answers."""
     from msrnn.evaluation.runner import Progress
 
     with progress("answers") as bar:
         task = bar.add_task("judging", total=None)
-        callbacks = Progress(total=lambda count: bar.update(task, total=count), tokens=partial(bar.advance, task))
-        finished = judgement.judge_all(callbacks)
-    if not finished:
-        note(f"--max-requests {judgement.most}: reached; left to ask: {judgement.cost().summary(None)}")
+        yield Progress(total=lambda count: bar.update(task, total=count), tokens=partial(bar.advance, task))
 
 
-def report(judgement: Judgement, folder: Path, facts: dict[str, Any]) -> None:
-    from msrnn.evaluation.tasks.judge_report import figure, markdown, report_lines, table
+def check_answers(name: str, answers: list[str]) -> None:
+    """Refuse a judge none of whose answers can be read."""
+    from msrnn.evaluation.tasks.verdicts import choice
 
-    lines = report_lines(judgement.verdicts(), judgement.leanings(), judgement.pairs.dropped)
-    title = f"{facts['model']}, judged by {facts['judge']}"
-    result = table(lines, title)
-    show_tables([result])
-    write_report(folder, result, markdown(lines, title, facts), lambda: figure(lines, folder, title))
+    if answers and not any(choice(answer) for answer in answers):
+        raise UsageError(
+            f"{name}: none of its {len(answers):,} answers can be read, the first is {reprlib.repr(answers[0])}; "
+            "use a judge that answers (A), (B) or (C)"
+        )

@@ -7,7 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from msrnn.evaluation.api.efficiency import efficiency
     from msrnn.evaluation.api.extrapolation import extrapolation
+    from msrnn.evaluation.api.judge import judge, judge_cost
     from msrnn.evaluation.api.layer_budget import layer_budget
     from msrnn.evaluation.api.perplexity import perplexity
     from msrnn.evaluation.api.result import EvaluationResult
@@ -15,11 +17,17 @@ if TYPE_CHECKING:
     from msrnn.evaluation.api.stories import stories
     from msrnn.evaluation.api.understanding import understanding
     from msrnn.evaluation.runner import Progress
+    from msrnn.evaluation.tasks.judge_models import EndpointJudge, LocalJudge
 
 __all__ = [
+    "EndpointJudge",
     "EvaluationResult",
+    "LocalJudge",
     "Progress",
+    "efficiency",
     "extrapolation",
+    "judge",
+    "judge_cost",
     "layer_budget",
     "perplexity",
     "retrieval",
@@ -29,9 +37,14 @@ __all__ = [
 
 # Imported on first use, as torch and transformers take seconds to import.
 _LAZY_MODULES = {
+    "EndpointJudge": "tasks.judge_models",
     "EvaluationResult": "api.result",
+    "LocalJudge": "tasks.judge_models",
     "Progress": "runner",
+    "efficiency": "api.efficiency",
     "extrapolation": "api.extrapolation",
+    "judge": "api.judge",
+    "judge_cost": "api.judge",
     "layer_budget": "api.layer_budget",
     "perplexity": "api.perplexity",
     "retrieval": "api.retrieval",

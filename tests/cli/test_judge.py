@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from msrnn.evaluation.tasks.judge_models import Endpoint
+from msrnn.evaluation.tasks.judge_models import EndpointJudge
 from tests.helpers.command import Run
 from tests.helpers.served import SECRET, answering, limited, served
 
@@ -66,15 +66,15 @@ def test_answers_that_all_cannot_be_read_are_no_success(
 
 def test_a_stopped_judgement_says_how_to_go_on(run: Run, stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("msrnn.evaluation.report.has_matplotlib", lambda: False)
-    original, calls = Endpoint.ask, list[int]()
+    original, calls = EndpointJudge.ask, list[int]()
 
-    def stopped(judge: Endpoint, *arguments: Any) -> object:
+    def stopped(judge: EndpointJudge, *arguments: Any) -> object:
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
         return original(judge, *arguments)
 
-    monkeypatch.setattr(Endpoint, "ask", stopped)
+    monkeypatch.setattr(EndpointJudge, "ask", stopped)
     with served(answering("(A)")) as server:
         words = ("judge", stories, "--judge", "a", "--base-url", server.base_url)
         code, _, err = run(*words, small=True)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from msrnn.evaluation.tasks.judge_models import Endpoint
+from msrnn.evaluation.tasks.judge_models import EndpointJudge
 
 Manner = Callable[["Handler"], None]
 SECRET = "sk-very-secret-0123456789"
@@ -123,5 +123,5 @@ def served(*manners: Manner) -> Iterator[Served]:
         thread.join()
 
 
-def asked(base_url: str, retries: list[str], timeout: float = 5.0) -> Endpoint:
-    return Endpoint("a-judge", base_url, timeout, retries.append)
+def asked(base_url: str, retries: list[str], timeout: float = 5.0) -> EndpointJudge:
+    return EndpointJudge("a-judge", base_url, timeout, retries.append)

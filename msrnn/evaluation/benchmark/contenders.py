@@ -27,6 +27,7 @@ from msrnn.evaluation.benchmark import NATIVE
 from msrnn.evaluation.benchmark.timing import capture_graph, milliseconds
 from msrnn.hf.captured_graph import compile_model, layers_share_code
 from msrnn.hf.rnn import MultiStateRNN
+from msrnn.policy import Policy
 from msrnn.size import Size, joint_name, parse_policy
 
 BUCKET = 512  # rows by which the cache of the full model grows
@@ -81,7 +82,7 @@ class Bounded(Contender):
     def __init__(
         self,
         model: PreTrainedModel,
-        policy: str,
+        policy: str | Policy,
         size: int,
         state_dtype: str | None = None,
         compile: bool = False,
@@ -287,14 +288,14 @@ class DynamicFull(Contender):
 class Lineup:
     """The full model; a policy at every size, state dtype and position mode; and others at every size."""
 
-    policy: str
+    policy: str | Policy
     sizes: Sequence[int]
     state_dtypes: Sequence[str] = (NATIVE,)
     compile: bool = False
     positions: Sequence[str] = (ORIGINAL,)
     others: Sequence[Factory] = ()
 
-    def contenders(self, setup: Setup, note: Callable[[str], None]) -> Iterator[Contender]:
+    def contenders(self, setup: Setup, note: Callable[[str], object]) -> Iterator[Contender]:
         """Yield one contender at a time, so that each can use all memory; the full model first."""
         if StaticFull.possible(setup.model):
             yield StaticFull(setup, self.compile)

@@ -121,7 +121,7 @@ def steps_in_buckets(buckets: Sequence[int], prompt: int, length: int) -> list[i
 class Benchmark:
     """Measures contenders and keeps the results in a ledger. `note` prints what is measured, and what did not fit."""
 
-    def __init__(self, setup: Setup, batches: Batches, ledger: Ledger, note: Callable[[str], None]) -> None:
+    def __init__(self, setup: Setup, batches: Batches, ledger: Ledger, note: Callable[[str], object]) -> None:
         self.model, self.device, self.length = setup.model, setup.model.device, setup.length
         self.batches, self.ledger, self.note = batches.on(self.device), ledger, note
         self.cap = self.batches.max_batch or UNLIMITED

@@ -145,10 +145,10 @@ class Judgement(Task[Cell, str, list[Record]]):
         """How many prompts are answered, of how many."""
         return sum(not self._open(key) for key in self.comparisons), len(self.comparisons)
 
-    def unreadable(self) -> list[str]:
-        """The answers, where there are some and none of them can be read."""
-        answers = [record["answer"] for key in self.comparisons for record in self.answers.get(key, [])]
-        return [] if any(choice(answer) for answer in answers) else answers
+    @property
+    def records(self) -> list[Record]:
+        """The answers to these pairs, by prompt."""
+        return [record for key in self.comparisons for record in self.answers.get(key, [])]
 
     def verdicts(self) -> Verdicts:
         """Of the pairs that are judged."""

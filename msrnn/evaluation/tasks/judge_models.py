@@ -53,10 +53,15 @@ class EndpointFailedError(UsageError):
     """An endpoint failed for a temporary reason, after all retries."""
 
 
-class Endpoint:
-    """A model behind an endpoint. The client of the package openai retries requests; `on_retry` gets the reason.
+class EndpointJudge:
+    """A model behind an OpenAI-compatible endpoint. The client of the package openai retries requests.
 
-    The key is read from the environment, and sent to the endpoint only.
+    The key is read from OPENAI_API_KEY, and sent to the endpoint only.
+
+    name      of the model, such as "gpt-4o"
+    base_url  the endpoint's address; None: OPENAI_BASE_URL, or else OpenAI's
+    timeout   seconds to wait for an answer
+    on_retry  gets the reason of each retry
     """
 
     device = "cpu"
@@ -199,10 +204,11 @@ def check_openai() -> None:
         )
 
 
-class Local:
+class LocalJudge:
     """A local model, unbounded. Its answer is the likeliest of the three options, so that small models answer, too.
 
-    `on_long` gets the length of the first prompt that is longer than the model's training length.
+    name     in tables and records
+    on_long  gets the length of the first prompt that is longer than the model's training length
     """
 
     def __init__(

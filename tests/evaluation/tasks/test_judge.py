@@ -9,7 +9,7 @@ import torch
 from msrnn.evaluation.cells import Cell
 from msrnn.evaluation.store import Store
 from msrnn.evaluation.tasks.judge import Judgement
-from msrnn.evaluation.tasks.judge_models import Endpoint, Local
+from msrnn.evaluation.tasks.judge_models import EndpointJudge, LocalJudge
 from msrnn.evaluation.tasks.story_pairs import Pair, Pairs
 from msrnn.evaluation.tasks.verdicts import TIE, UNREADABLE, WIN
 from msrnn.hf.chat_template import opening
@@ -31,14 +31,14 @@ def paired(*seeds: int, cell: Cell = SMALL) -> Pairs:
 def test_answers_of_another_address_are_not_reused(by_environment: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(None)
     with served.served(answering("(A)"), answering("(B)")) as one, served.served(answering("(B)")) as other:
-        assert Judgement(Endpoint("same", one.base_url), paired(1), store).judge_all()
+        assert Judgement(EndpointJudge("same", one.base_url), paired(1), store).judge_all()
         monkeypatch.setenv("OPENAI_BASE_URL", other.base_url)
-        elsewhere = Endpoint("same") if by_environment else Endpoint("same", other.base_url)
+        elsewhere = EndpointJudge("same") if by_environment else EndpointJudge("same", other.base_url)
         judgement = Judgement(elsewhere, paired(1), store)
         assert judgement.cost().requests == 2
         assert judgement.judge_all()
         assert (len(one.asked), len(other.asked)) == (2, 2)
-        assert Judgement(Endpoint("same", one.base_url + "/"), paired(1), store).cost().requests == 0
+        assert Judgement(EndpointJudge("same", one.base_url + "/"), paired(1), store).cost().requests == 0
 
 
 def test_what_is_asked_again_replaces_the_answer(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_what_is_asked_again_replaces_the_answer(tmp_path: Path) -> None:
 
 def test_no_key_and_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY")
-    judge = Endpoint("gpt-4o")
+    judge = EndpointJudge("gpt-4o")
     assert Judgement(judge, paired(1), Store(None)).cost().requests == 2
     with pytest.raises(ValueError, match="set OPENAI_API_KEY"):
         judge.ask("Which?")
@@ -138,19 +138,19 @@ def test_another_judge_is_asked_anew() -> None:
     store = Store(None)
     with served.served(answering("(C)")) as server:
         for name in ("one", "two", "one"):
-            Judgement(Endpoint(name, server.base_url), paired(1), store).judge_all()
+            Judgement(EndpointJudge(name, server.base_url), paired(1), store).judge_all()
     assert [one["model"] for one in server.asked] == ["one", "one", "two", "two"]
 
 
 def test_an_endpoint_of_a_local_judges_name_is_asked_anew() -> None:
     tokenizer, store = character_tokenizer(), Store(None)
     model = build(llama(vocab_size=len(tokenizer), max_position_embeddings=4096))
-    assert Judgement(Local("tiny", model, tokenizer), paired(1), store).judge_all()
+    assert Judgement(LocalJudge("tiny", model, tokenizer), paired(1), store).judge_all()
     with served.served(answering("(A)"), answering("(B)")) as server:
-        judgement = Judgement(Endpoint("tiny", server.base_url), paired(1), store)
+        judgement = Judgement(EndpointJudge("tiny", server.base_url), paired(1), store)
         assert judgement.judge_all()
     assert (len(server.asked), judgement.verdicts(), judgement.leanings()) == (2, {SMALL: [WIN]}, {SMALL: []})
-    for judge in (Endpoint("tiny", server.base_url), Local("tiny", model, tokenizer)):
+    for judge in (EndpointJudge("tiny", server.base_url), LocalJudge("tiny", model, tokenizer)):
         assert Judgement(judge, paired(1), store).cost().requests == 0
     assert all("judge_fingerprint" not in row for row in store.records[2:])
 
@@ -158,7 +158,7 @@ def test_an_endpoint_of_a_local_judges_name_is_asked_anew() -> None:
 def test_a_local_judge_takes_the_likeliest_option() -> None:
     tokenizer = character_tokenizer()
     model = build(llama(vocab_size=len(tokenizer), max_position_embeddings=4096))
-    judge, store = Local("tiny", model, tokenizer), Store(None)
+    judge, store = LocalJudge("tiny", model, tokenizer), Store(None)
     judgement = Judgement(judge, paired(1), store)
     assert judgement.judge_all()
     assert len(store.records) == 2
@@ -178,7 +178,7 @@ def test_a_local_judge_takes_the_likeliest_option() -> None:
 def test_a_local_judge_tells_once_that_prompts_are_long() -> None:
     tokenizer, heard = character_tokenizer(), list[int]()
     model = build(llama(vocab_size=len(tokenizer), max_position_embeddings=64))
-    assert Judgement(Local("tiny", model, tokenizer, heard.append), paired(1, 2), store := Store(None)).judge_all()
+    assert Judgement(LocalJudge("tiny", model, tokenizer, heard.append), paired(1, 2), store := Store(None)).judge_all()
     assert heard == [store.records[0]["prompt_tokens"]]
 
 

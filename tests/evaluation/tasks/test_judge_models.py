@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from msrnn.evaluation.tasks.judge_models import Answer, Endpoint
+from msrnn.evaluation.tasks.judge_models import Answer, EndpointJudge
 from tests.helpers import served
 from tests.helpers.served import SECRET, answering, asked
 
@@ -39,7 +39,7 @@ def test_waits_grow_and_an_endpoint_may_say_how_long(monkeypatch: pytest.MonkeyP
     slept = list[float]()
     monkeypatch.setattr("openai._base_client.time.sleep", slept.append)
     with served.served(*[served.failing] * 4, served.limited, answering("B")) as server:
-        Endpoint("a-judge", server.base_url).ask("Which?")
+        EndpointJudge("a-judge", server.base_url).ask("Which?")
     assert slept[:4] == sorted(slept[:4])
     assert slept[0] < slept[3]
     assert slept[4] == 0.02
