@@ -1,6 +1,5 @@
 """Read a long text once, save the state, and continue from it later, as often as you like.
 
-    msrnn download                                    # the small default model, once; not needed with --model
     python examples/read_once.py read book.txt book.safetensors [--model NAME]
     python examples/read_once.py continue book.safetensors "The next morning"
 
@@ -12,8 +11,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 import msrnn
-from msrnn.hf.loading import load
 
 
 def main() -> None:
@@ -21,9 +21,9 @@ def main() -> None:
     parser.add_argument("verb", choices=["read", "continue"])
     parser.add_argument("source", help="a text to read, or a saved state")
     parser.add_argument("target", help="the file to save the state in, or the words to continue with")
-    parser.add_argument("--model", help="a name on the hub, a folder or a .gguf file")
+    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="a name on the hub, or a folder")
     given = parser.parse_args()
-    model, tokenizer = load(given.model)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(given.model), AutoTokenizer.from_pretrained(given.model)
     # First token, horizon and positions: what a text needs that may be longer than the model was trained for.
     rnn = msrnn.MultiStateRNN(model, policy="echo+1~2048", size=512, positions="compressed")
     if given.verb == "read":

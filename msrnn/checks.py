@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from msrnn.errors import UsageError
@@ -18,19 +19,23 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
-def check_count(name: str, value: Any, least: int = 1, most: int | None = None, of: str = "") -> int:
+def check_count(
+    name: str, value: Any, least: int = 1, most: int | None = None, of: str = "", advice: str | None = None
+) -> int:
     """Refuse anything but a whole number within bounds; `of` names what is counted."""
     if is_whole(value) and least <= value and (most is None or value <= most):
         return int(value)
     counted = f" of {of}" if of else ""
-    raise UsageError(f"must be a whole number{counted}, {bounds(least, most)}", name=name, value=value)
+    message = f"must be a whole number{counted}, {bounds(least, most)}"
+    raise UsageError(message, name=name, value=value, advice=advice)
 
 
-def check_number(name: str, value: Any, least: float, most: float) -> float:
+def check_number(name: str, value: Any, least: float, most: float | None = None, advice: str | None = None) -> float:
     """Refuse anything but a finite number within bounds."""
-    if is_number(value) and least <= value <= most:
+    if is_number(value) and least <= value and (most is None or value <= most):
         return float(value)
-    raise UsageError(f"must be a number {bounds(least, most)}", name=name, value=value)
+    comma = "," if most is None else ""
+    raise UsageError(f"must be a number{comma} {bounds(least, most)}", name=name, value=value, advice=advice)
 
 
 def bounds(least: float, most: float | None) -> str:
@@ -43,3 +48,12 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     if isinstance(value, str) and value in choices:
         return value
     raise UsageError(f"must be one of {', '.join(choices)}", name=name, value=value)
+
+
+def check_folder(name: str, folder: Path) -> Path:
+    """Refuse a path that cannot be made a folder, since it or one above it is a file."""
+    found = next((path for path in (folder, *folder.parents) if path.exists()), None)
+    if found is None or found.is_dir():
+        return folder
+    message = "is a file" if found == folder else f"{found} is a file"
+    raise UsageError(message, name=name, value=str(folder), advice="name a folder")

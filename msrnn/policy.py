@@ -1,7 +1,7 @@
 """Eviction policies: which KV row a bounded layer evicts. A policy has six fields; a name stands for their values.
 
 This module reads no file and does not use torch: backends, slots, evaluations and the command line all use the same
-`Policy` value. How many rows a layer may hold is a `Size` (`msrnn.size`).
+`Policy` value. The number of KV rows of a layer is a `Size` (`msrnn.size`).
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ FULL = Policy(decay=None, recent=math.inf)  # the unmodified model
 
 
 def _hint(base: str) -> str:
-    """What to write instead of a name that begins with `base`."""
+    """Advice for an unknown name that begins with `base`."""
     if ":" in base:
         return "a budget belongs to the size, as in policy 'echo' and size '512:upper'"
     known = [_FULL, *NAMES]
@@ -205,7 +205,7 @@ def _parse_fields(name: str) -> Policy:
 
 @dataclass(frozen=True)
 class Bound:
-    """What one layer may hold: at most `size` KV rows, chosen by `policy`, and how far back a query sees."""
+    """The bound of one layer: at most `size` KV rows, chosen by `policy`, and how far back a query sees."""
 
     policy: Policy
     size: int
@@ -238,7 +238,7 @@ class Bound:
 
 
 def check_size(policy: Policy, size: int) -> None:
-    """Refuse a number of rows that the policy cannot have."""
+    """Refuse a number of KV rows that the policy cannot have."""
     recent = policy.recent_at(size)
     if policy.first + recent >= size:
         raise UsageError(

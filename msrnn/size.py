@@ -149,12 +149,14 @@ def _check_layers(policy: Policy, sizes: Sequence[int | None], where: str = "") 
 
 
 def resolve(policy: str | Policy, size: SizeLike) -> tuple[Policy, Size | None]:
-    """Read a policy and a size, and check that they fit; `full` has no size.
+    """Read a policy and a size, and check that they fit; `full` has no size, and ignores a given one.
 
     A budget may stand with either: ("echo:upper", 512) is ("echo", "512:upper").
     """
     value, budget = parse_policy(policy)
     if not value.evicts:
+        if size is not None:
+            Size.parse(size)  # refuses what no policy could have
         return FULL, None
     size = Size.parse(size)
     if budget is not None:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from msrnn.checks import check_count, check_number, is_number, is_whole
+from msrnn.checks import check_count, check_folder, check_number, is_number, is_whole
 from msrnn.errors import UsageError
 
 
@@ -41,3 +42,21 @@ def test_a_number_that_is_none(value: Any) -> None:
     with pytest.raises(UsageError, match=r"^share=.*: must be a number from 0 to 1$"):
         check_number("share", value, 0, 1)
     assert [check_number("share", one, 0, 1) for one in (0, 0.5, 1)] == [0, 0.5, 1]
+
+
+def test_a_number_without_an_upper_bound() -> None:
+    assert check_number("seconds", 1e300, 0) == 1e300
+    for value in (-1, math.inf):
+        with pytest.raises(UsageError, match=r"^seconds=.*: must be a number, 0 or more; wait longer$"):
+            check_number("seconds", value, 0, advice="wait longer")
+
+
+def test_folders(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for folder in (tmp_path, tmp_path / "new" / "folder", Path("new")):
+        assert check_folder("here", folder) == folder
+    with pytest.raises(UsageError, match=r"^here='.*file': is a file; name a folder$"):
+        check_folder("here", file)
+    with pytest.raises(UsageError, match=r"^here='.*in': .*file is a file; name a folder$"):
+        check_folder("here", file / "folder" / "in")

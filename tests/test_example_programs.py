@@ -10,6 +10,7 @@ import pytest
 
 from msrnn.hf import loading
 from msrnn.hf.loading import Loaded
+from tests.helpers.characters import character_model, character_tokenizer
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 BOOK = "The captain opened the door and looked at the sea. It was a dark and stormy night, and nobody slept. " * 4
@@ -59,13 +60,16 @@ def test_chat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert len({turn.partition("read, ")[2] for turn in turns}) == 1  # the same bytes
 
 
-@pytest.mark.slow
-@pytest.mark.small_model
-@pytest.mark.usefixtures("loaded_once")
-def test_a_book_is_read_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    run(monkeypatch, "read_once.py", "read", "book.txt", "book.safetensors")
+def test_a_book_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("book.txt").write_text(BOOK)
+    character_model().save_pretrained("model")
+    character_tokenizer().save_pretrained("model")
+    run(monkeypatch, "read_once.py", "read", "book.txt", "book.safetensors", "--model", "model")
     assert "tokens read" in capsys.readouterr().out
-    run(monkeypatch, "read_once.py", "continue", "book.safetensors", "The next morning")
+    run(monkeypatch, "read_once.py", "continue", "book.safetensors", "The next morning", "--model", "model")
     assert capsys.readouterr().out.startswith("The next morning")
 
 

@@ -91,6 +91,7 @@ INSIDE = {
         "retention",
         "session_id",
         "requests",
+        "arguments",
         "noise",
         "detokenizer",
         "executor",

@@ -74,6 +74,18 @@ def test_what_is_no_size(given: Any, error: type[Exception], message: str) -> No
         Size.parse(given)
 
 
+def test_full_ignores_a_size_but_not_any_value() -> None:
+    for size in (None, 512, "512:upper", [8, None]):
+        assert resolve("full", size) == (FULL, None)
+    with pytest.raises(UsageError, match="size='nonsense': must be a whole number"):
+        resolve("full", "nonsense")
+    with pytest.raises(UsageError, match="size=0: must be at least 1"):
+        resolve("full", 0)
+    wrong: Any = 2.5
+    with pytest.raises(TypeError, match=r"size=2\.5: must be a whole number"):
+        resolve("full", wrong)
+
+
 def test_a_size_by_its_fields() -> None:
     rows: Any = [512, None]
     budget: Any = "upper"

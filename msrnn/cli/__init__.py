@@ -111,14 +111,17 @@ def _with_value(error: typer.TyperException) -> str:
         return error.format_message()
     value, message = str(problems[0]["input"]), problems[0]["msg"].removeprefix("Value error, ").rstrip(".")
     expected = _EXPECTED.get(problems[0]["type"], message)
-    return f"{error.param.opts[0]} {value[:60] or repr(value)}: {expected}"  # type: ignore[attr-defined]
+    flag = _join_spellings(error.param.opts)  # type: ignore[attr-defined]
+    return f"{flag} {value[:60] or repr(value)}: {expected}"
 
 
 def _with_flag(error: UsageError, words: Sequence[str]) -> str:
     """The library names an argument (`size=0: …`); name the verb's option of this name instead (`--size 0: …`)."""
-    flag = f"--{(error.name or '').replace('_', '-')}"
-    if not any(word == flag or word.startswith(f"{flag}=") for word in words) and flag not in _options_of(words):
+    name = f"--{(error.name or '').replace('_', '-')}"
+    spellings = next((found for found in _options_of(words) if name in found), None)
+    if spellings is None and not any(word == name or word.startswith(f"{name}=") for word in words):
         return str(error)
+    flag = _join_spellings(spellings or [name])
     if error.value is ABSENT:
         return f"{flag}: {error.problem}"
     return f"{flag} {_as_word(error.value)}: {error.problem}"
@@ -131,12 +134,18 @@ def _as_word(value: Any) -> str:
     return as_typed(value) if isinstance(value, float) else show(value)
 
 
-def _options_of(words: Sequence[str]) -> list[str]:
-    """The options of the verb that these words call."""
+def _join_spellings(spellings: Sequence[str]) -> str:
+    """An option with its other spellings: `--max-new-tokens (--max-tokens)`."""
+    first, *others = spellings
+    return f"{first} ({', '.join(others)})" if others else first
+
+
+def _options_of(words: Sequence[str]) -> list[list[str]]:
+    """The options of the verb that these words call, each with all its spellings."""
     command: Any = typer.main.get_command(app)
     for word in words:
         command = getattr(command, "commands", {}).get(word, command)
-    return [option for parameter in command.params for option in parameter.opts]
+    return [parameter.opts for parameter in command.params]
 
 
 def _print_error(message: str) -> int:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from msrnn.checks import check_count, check_number
 from msrnn.cli.evaluation import note_resumed, stoppable
 from msrnn.cli.evaluation_options import SkipDamaged
-from msrnn.cli.options import Device, Dtype, as_typed
+from msrnn.cli.options import Device, Dtype
 from msrnn.cli.results_folder import open_store, read_store, report
 from msrnn.cli.terminal import note, progress
 from msrnn.errors import FileError, UsageError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from msrnn.evaluation.tasks.judge_models import Judge
 
 NAME = "judge"
+LEAST_TIMEOUT = 0.001  # seconds
 
 Folder = Annotated[Path, Argument(help="The folder that `msrnn eval story` wrote to.")]
 Name = Annotated[
@@ -106,16 +108,14 @@ def check(name: str | None, base_url: str | None, model: str | None, max_request
         raise UsageError(f"--base-url {base_url}: a local judge has no address; give --judge, or leave --base-url out")
     if base_url and not base_url.startswith(("http://", "https://")):
         raise UsageError(f"--base-url {base_url}: must begin with http:// or https://")
-    if max_requests is not None and max_requests < 1:
-        raise UsageError(f"--max-requests {max_requests}: must be 1 or more; --estimate asks nothing")
-    if not 0 < timeout < float("inf"):
-        raise UsageError(f"--timeout {as_typed(timeout)}: must be above 0 seconds")
+    if max_requests is not None:
+        check_count("max_requests", max_requests, advice="--estimate asks nothing")
+    check_number("timeout", timeout, LEAST_TIMEOUT)
 
 
 def check_price(price: tuple[float, float] | None) -> None:
     for value in price or ():
-        if not 0 <= value < float("inf"):
-            raise UsageError(f"--price {as_typed(value)}: must be a number, 0 or more")
+        check_number("price", value, 0)
 
 
 def stories(folder: Path, skip_damaged: bool) -> Store:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
@@ -13,11 +12,13 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer import Option
 
+from msrnn.checks import check_count, check_number
 from msrnn.core.ray_cluster import ANY
 from msrnn.errors import UsageError
 from msrnn.hf.model_options import AUTO, SMALL
 
 LEAST_TEMPERATURE = 1e-6  # below, logits divided by it overflow
+LEAST_TOP_P = 1e-6  # as in `SamplingParams`
 
 _POLICY = "Eviction policy: which token a full layer evicts; `msrnn policies` lists them."
 _SIZE = "Most KV rows that each layer keeps (one per token), or a mean and a budget: 512:upper; policy full keeps all."
@@ -129,23 +130,18 @@ class SamplingOptions:
     top_p: TopP = None
 
     def __post_init__(self) -> None:
-        if self.temperature is not None and not math.isfinite(self.temperature):
-            raise UsageError(f"--temperature {as_typed(self.temperature)}: must be a finite number")
-        if self.temperature is not None and self.temperature < LEAST_TEMPERATURE:
-            raise UsageError(
-                f"--temperature {as_typed(self.temperature)}: must be at least {LEAST_TEMPERATURE}; "
-                "use --greedy for the most likely token"
-            )
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UsageError(f"--top-p {as_typed(self.top_p)}: must be above 0 and at most 1")
+        if self.temperature is not None:
+            advice = "use --greedy for the most likely token"
+            check_number("temperature", self.temperature, LEAST_TEMPERATURE, advice=advice)
+        if self.top_p is not None:
+            check_number("top_p", self.top_p, LEAST_TOP_P, 1)
         if self.sample is False and self._given:
             flags = " ".join(f"--{name.replace('_', '-')} {as_typed(value)}" for name, value in self._given.items())
             raise UsageError(f"--greedy: takes the most likely token, and {flags} is for sampling; leave one out")
 
     def settings(self, max_new_tokens: int) -> dict[str, Any]:
         """Arguments of `generate`; a temperature or a top-p turns sampling on."""
-        if max_new_tokens < 1:
-            raise UsageError(f"--max-new-tokens {max_new_tokens}: must be 1 or more")
+        check_count("max_new_tokens", max_new_tokens)
         given = self._given
         return {"max_new_tokens": max_new_tokens, "do_sample": bool(self.sample or given), **given}
 

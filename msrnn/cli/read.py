@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from msrnn.checks import check_count
 from msrnn.cli.files import check_target, checkpoint_path, read_text, same_file, save_state
 from msrnn.cli.model_options import GivenOptions, load_or_empty
 from msrnn.cli.options import Force, SavedState
@@ -48,8 +49,8 @@ def read(
         msrnn read sequel.txt --state book.safetensors --save both.safetensors
         msrnn read ten_books.txt --policy echo --save books.safetensors
     """
-    if tokens is not None and tokens < 1:
-        raise UsageError(f"--tokens {tokens}: must be 1 or more")
+    if tokens is not None:
+        check_count("tokens", tokens)
     options = given.complete(load)
     check_target(save, force or same_file(save, load), [file, given.model])
     checkpoint = checkpoint_path(save)

@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from msrnn.checks import check_count
 from msrnn.errors import UsageError
 
 ANY = "auto"
@@ -19,8 +20,8 @@ def check_cpus(ray: str | None, cpus: int | None) -> None:
     """Refuse CPUs of workers without a cluster at the address `ray`."""
     if cpus is not None and ray is None:
         raise UsageError("is for workers of a Ray cluster", name="cpus", value=cpus, advice="add ray (--ray)")
-    if cpus is not None and cpus < 1:
-        raise UsageError("must be 1 or more", name="cpus", value=cpus)
+    if cpus is not None:
+        check_count("cpus", cpus)
 
 
 class Cluster:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from msrnn.checks import check_choice, check_count, is_whole
+from msrnn.checks import check_count, check_folder
+from msrnn.engine.arguments import check_ids, check_params, check_prompt, check_prompts, count_protected, list_params
 from msrnn.engine.executor import Executor, StateHandle
 from msrnn.engine.loop import Loop
 from msrnn.engine.offline import OnTokens, answer_all
@@ -46,7 +47,14 @@ def make_executor(rnn: MultiStateRNN | Executor, slots: int | None, others: floa
             )
         return rnn
     from msrnn.engine.local_executor import LocalExecutor  # which loads torch
+    from msrnn.hf.rnn import MultiStateRNN
 
+    if not isinstance(rnn, MultiStateRNN):
+        raise UsageError(
+            f"is of type {type(rnn).__name__}, and must be a MultiStateRNN or an executor",
+            name="rnn",
+            advice="wrap a model: MultiStateRNN(model, policy, size)",
+        )
     return LocalExecutor(rnn, slots, others)
 
 
@@ -93,20 +101,24 @@ class Engine(Scheduler):
     ) -> None:
         if prompt_tokens is not None:
             check_count("prompt_tokens", prompt_tokens)
+        folder = (
+            None if sessions is None or isinstance(sessions, Sessions) else check_folder("sessions", Path(sessions))
+        )
+        prefixes_at = None if prefix_folder is None else check_folder("prefix_folder", Path(prefix_folder))
         executor = make_executor(rnn, slots)
         self.writer = sessions.writer if isinstance(sessions, Sessions) else Writer()
         device_bytes = PREFIX_STATES * executor.facts.slot_nbytes if prefix_bytes is None else prefix_bytes
         files: PrefixCacheFiles | None = None
-        if prefix_folder is not None:
-            files = PrefixCacheFiles(executor, Path(prefix_folder), prefix_disk_bytes, self.writer)
+        if prefixes_at is not None:
+            files = PrefixCacheFiles(executor, prefixes_at, prefix_disk_bytes, self.writer)
         prefixes = PrefixCache(executor, device_bytes, prefix_host_bytes, files, keep_ends)
         if not isinstance(sessions, Sessions):
-            folder = None if sessions is None else Path(sessions)
             limits: Any = {"most": session_bytes, "days": session_days, "owns": owns_session}
             sessions = Sessions(executor, folder, **limits, writer=self.writer, load=self._load_session)
         super().__init__(executor, PrefillQueue(executor, prefixes, sessions), tokenizer, prompt_tokens)
         self.prefixes, self.sessions = prefixes, sessions
         self._loop: Loop | None = None
+        self._closed = False
 
     def _load_session(self, path: Path) -> StateHandle:
         return self.executor.load(path)
@@ -149,18 +161,16 @@ class Engine(Scheduler):
         that earlier turns have protected stay protected in this one. Sessions and cached prefixes belong to an `owner`,
         16 hexadecimal digits, or to no owner.
         """
+        self._check_open()
+        check_prompt(prompt)
+        params = check_params(params)
         session_id = None if session is None else SessionId.of(SessionId(session, owner))
-        params = params or SamplingParams()
         vocabulary = self.executor.facts.vocabulary
         info = None if session_id is None else self.sessions.info(session_id)
         if turns is None:
             turns = info.turns if info else 0
         ids = self._encode(prompt, begins=turns == 0) if isinstance(prompt, str) else [*prompt]
-        if not ids:
-            raise UsageError("the prompt is empty: give one token or more")
-        for token in ids:
-            if not is_whole(token) or not 0 <= token < vocabulary:
-                raise UsageError(f"token {token!r}: this model has ids 0 to {vocabulary - 1}", name="prompt")
+        check_ids(ids, vocabulary)
         slots = self.executor.facts.slots
         if params.n > slots:
             raise UsageError(
@@ -179,7 +189,7 @@ class Engine(Scheduler):
         if session is not None:
             params.check_session()
         check_count("retention", retention, 0, of="tokens")
-        protected = _count_protected(protect, len(ids))
+        protected = count_protected(protect, len(ids))
         self.executor.check_protect(protected)
         about: Any = {"turns": turns, "created": info.created if info else None, "retention": retention}
         about |= {"protect": protected, "keeps_protected": keeps_protected}
@@ -208,6 +218,7 @@ class Engine(Scheduler):
 
         `on_tokens` counts the tokens of prompts and answers as they are done. `progress` shows a bar on a terminal.
         """
+        check_prompts(prompts)
         found: dict[int, Request] = {}
         with tqdm(total=len(prompts), unit="prompt", disable=None if progress else True) as bar:
             for index, request in self.answers(prompts, params, on_tokens):
@@ -222,9 +233,9 @@ class Engine(Scheduler):
         on_tokens: OnTokens = lambda _: None,
     ) -> Iterator[tuple[int, Request]]:
         """As `generate`, but yields each request as soon as it is finished, with the index of its prompt."""
-        many = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else [*params]
-        if len(many) != len(prompts):
-            raise UsageError(f"{len(many)} params for {len(prompts)} prompts: give one for all, or one for each")
+        self._check_open()
+        check_prompts(prompts)
+        many = list_params(params, len(prompts))
         requests = [self.request(prompt, some) for prompt, some in zip(prompts, many, strict=True)]
         if self._loop is not None:
             raise UsageError("this engine is streaming: use another one, or `stream`")
@@ -234,6 +245,7 @@ class Engine(Scheduler):
         self, prompt: Sequence[int] | str | Request, params: SamplingParams | None = None, session: str | None = None
     ) -> AsyncIterator[Event]:
         """The events of one request as they come. A consumer that stops early cancels the request."""
+        self._check_open()
         request = prompt if isinstance(prompt, Request) else self.request(prompt, params, session)
         if self._loop is None:
             self._loop = Loop(self)
@@ -249,20 +261,18 @@ class Engine(Scheduler):
         finally:
             request.cancel()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this engine is closed: make a new one")
+
     def _list_arrived(self) -> list[Request]:
         return [] if self._loop is None else self._loop.arrived
 
     def close(self) -> None:
-        """Stop the thread that `stream` has started: cancel requests, and wait until all files are written."""
+        """Refuse further requests, cancel those of streams, and wait until all files are written."""
+        self._closed = True
         if self._loop is not None:
             self._loop.close()
             self._loop = None
         self.writer.close()
         self.executor.close()
-
-
-def _count_protected(protect: int | str, tokens: int) -> int:
-    """The first tokens of a prompt that are protected, of so many tokens."""
-    if isinstance(protect, str):
-        return tokens if check_choice("protect", protect, ("none", "prompt")) == "prompt" else 0
-    return check_count("protect", protect, 0, tokens, of="tokens of the prompt")

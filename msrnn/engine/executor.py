@@ -144,11 +144,11 @@ class Executor(ABC):
 
     @abstractmethod
     def describe(self, path: Path) -> dict[str, Any]:
-        """What a file of a state says of it, unchecked: its fingerprint, `columns` (tokens read) and `notes`."""
+        """The description in a state file, unchecked: the fingerprint, `columns` (tokens read) and `notes`."""
 
     @abstractmethod
     def retention(self, state: StateHandle) -> Retention:
-        """Which tokens a state holds."""
+        """The tokens that a state holds."""
 
     @abstractmethod
     def slot_retention(self, slot: int) -> Retention:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -89,8 +89,12 @@ class SamplingParams:
                 check_count(name, getattr(self, name), least, most)
         for name, within in NUMBERS.items():
             check_number(name, getattr(self, name), *within)
-        if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
+        if not _is_list(self.stop) or not all(isinstance(text, str) and text for text in self.stop):
             raise UsageError("must be a list of strings, none of them empty", name="stop", value=self.stop)
+        if not _is_list(self.stop_token_ids):
+            raise UsageError("must be a list of token ids", name="stop_token_ids", value=self.stop_token_ids)
+        if not isinstance(self.logit_bias, Mapping):
+            raise UsageError("must be a dict of token ids and numbers", name="logit_bias", value=self.logit_bias)
         if len(self.stop) > MOST_STOPS or any(len(text) > LONGEST_STOP for text in self.stop):
             longest = max(map(len, self.stop))
             raise UsageError(
@@ -132,6 +136,10 @@ class SamplingParams:
     @property
     def penalizes(self) -> bool:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Collection) and not isinstance(value, str | bytes)
 
 
 class Logprobs(NamedTuple):
@@ -228,7 +236,7 @@ def explain(error: BaseException) -> tuple[str, str | None]:
 
 
 class Event(NamedTuple):
-    """What one step has added to an answer."""
+    """The tokens and text that one step has added to an answer."""
 
     request: Request
     number: int  # of the answer among the request's

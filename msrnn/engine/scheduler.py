@@ -26,7 +26,7 @@ ALONE = {"cpu": 2048, "cuda": 8192}  # prefill tokens of a step while no answer 
 
 
 class Counts(NamedTuple):
-    """What an engine has to do now."""
+    """The requests that an engine has now, by stage."""
 
     waiting: int  # requests whose prefill has not begun
     prefill: int  # requests whose prompt is being read

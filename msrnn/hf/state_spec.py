@@ -41,7 +41,7 @@ class StateSpec:
     shapes: list[LayerShape | None]  # None: a linear-attention layer
     bounds: list[Bound | None]  # None: the layer is not bounded
     setups: list[LayerSetup | None]
-    fingerprint: dict[str, Any]  # what a state must have in common with this to fit
+    fingerprint: dict[str, Any]  # a state must have the same one to fit
 
     @property
     def summary(self) -> str:
@@ -85,7 +85,7 @@ class StateSpec:
 
     @property
     def mean_size(self) -> int:
-        """The rows of the layers that a budget would be divided among, on average, rounded down."""
+        """The KV rows of the layers that a budget would be divided among, on average, rounded down."""
         sizes = [size for size in map(self.sizes.__getitem__, self.divided) if size is not None]
         return sum(sizes) // len(sizes) if sizes else 0
 
@@ -237,7 +237,7 @@ def state_spec(
 def _setups(
     spec: ModelSpec, backends: Sequence[Backend], spaced: Spacing | None, chunk: int | None
 ) -> list[LayerSetup | None]:
-    """What each layer needs to attend; None for linear attention."""
+    """The attention setup of each layer; None for linear attention."""
     ropes = spec.ropes if spaced else [None] * len(spec.layers)
     return [
         layer
@@ -261,7 +261,7 @@ def _fingerprint(
     quantized: torch.dtype | None,
     spaced: Spacing | None,
 ) -> dict[str, Any]:
-    """What a state must have in common with this model and these options to fit."""
+    """The fields that a state must have in common with this model and these options to fit."""
     return {
         "policy": policy.name,
         "size": sizes[0] if len(set(sizes)) == 1 else sizes,

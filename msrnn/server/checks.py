@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from msrnn.checks import check_count, is_number, is_whole
+from msrnn.checks import check_count, check_folder, is_number, is_whole
 from msrnn.core.ray_cluster import check_cpus
 from msrnn.core.torchrun import is_torchrun
 from msrnn.errors import UsageError
@@ -79,8 +79,8 @@ def check_access(keys: Sequence[str], cors_origins: Sequence[str]) -> None:
 
 def check_folders(sessions: Path | None, prefix_states: Path | None) -> None:
     for name, folder in (("sessions", sessions), ("prefix_states", prefix_states)):
-        if folder is not None and folder.exists() and not folder.is_dir():
-            raise UsageError("is a file", name=name, value=str(folder), advice="name a folder")
+        if folder is not None:
+            check_folder(name, folder)
     if sessions is not None and prefix_states is not None and sessions.resolve() == prefix_states.resolve():
         raise UsageError(
             "is the folder of the sessions", name="prefix_states", value=str(prefix_states), advice="name another one"

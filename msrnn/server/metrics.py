@@ -63,7 +63,7 @@ class _Counts(Collector):
             "disk_errors": ("Cached prefixes that could not be written", sum(folder.errors for folder in files)),
         }
         for name, (text, count) in counts.items():
-            yield CounterMetricFamily(f"msrnn_prefix_state_{name}", text, count)
+            yield CounterMetricFamily(f"msrnn_prefix_cache_{name}", text, count)
         evicted = CounterMetricFamily("msrnn_sessions_evicted", "Sessions deleted by a limit", labels=["limit"])
         for limit, count in self._sessions.evicted.items():
             evicted.add_metric([limit], count)

@@ -6,7 +6,7 @@ This module imports neither torch nor the packages of the extra `serve`: bad set
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,9 +115,9 @@ def serve(
         auto=options is not None and positions == AUTO,
         slots=slots,
         prompt_tokens=prompt_tokens,
-        api_key=_as_tuple(api_key),
-        allowed_host=_as_tuple(allowed_host),
-        cors_origin=_as_tuple(cors_origin),
+        api_key=_as_tuple("api_key", api_key),
+        allowed_host=_as_tuple("allowed_host", allowed_host),
+        cors_origin=_as_tuple("cors_origin", cors_origin),
         sessions=None if sessions is None else Path(sessions),
         session_bytes=session_bytes,
         session_days=session_days,
@@ -205,6 +205,9 @@ def _name_of(options: ModelOptions | None, rnn: MultiStateRNN | None) -> str:
     return (options and options.model) or SMALL
 
 
-def _as_tuple(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    """One value, or several."""
-    return (given,) if isinstance(given, str) else tuple(given or ())
+def _as_tuple(name: str, given: str | Sequence[str] | None) -> tuple[str, ...]:
+    """One string, or several. An error does not show the value: it may be a key."""
+    several = (given,) if isinstance(given, str) else () if given is None else given
+    if not isinstance(several, Collection) or not all(isinstance(one, str) for one in several):
+        raise UsageError(f"is of type {type(given).__name__}, and must be a string or a list of strings", name=name)
+    return tuple(several)

@@ -145,8 +145,11 @@ BAD = {
     "nobody": ([], "give either --judge"),
     "both": (["--judge", "a", "--model", "b"], "give either --judge"),
     "address": (["--model", "b", "--base-url", "http://x"], "--base-url http://x"),
-    "requests": (["--judge", "a", "--max-requests", "0"], "--max-requests 0"),
-    "timeout": (["--judge", "a", "--timeout", "0"], "--timeout 0: must be above 0 seconds"),
+    "requests": (
+        ["--judge", "a", "--max-requests", "0"],
+        "--max-requests 0: must be a whole number, 1 or more; --estimate",
+    ),
+    "timeout": (["--judge", "a", "--timeout", "0"], "--timeout 0: must be a number, 0.001 or more"),
     "key": (["--judge", "a"], "OPENAI_API_KEY"),
     "price": (["--judge", "a", "--price", "nan", "1"], "--price nan: must be a number, 0 or more"),
     "negative price": (["--judge", "a", "--price", "1", "-2"], "--price -2: must be"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -217,6 +218,48 @@ def test_what_is_refused(rnn: msrnn.MultiStateRNN) -> None:
     learned = msrnn.MultiStateRNN(build(FAMILIES["gpt2"](), "cpu"), "tova", 9)
     with pytest.raises(UsageError, match="learned positions 0 to 511"):
         msrnn.Engine(learned, slots=2).request([5] * 500, msrnn.SamplingParams(max_tokens=20))
+
+
+def test_arguments_of_a_wrong_type(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> None:
+    wrong: Any = rnn.model
+    with pytest.raises(UsageError, match=r"rnn: is of type LlamaForCausalLM, .*; wrap a model: MultiStateRNN"):
+        msrnn.Engine(wrong, 2)
+    file = tmp_path / "file"
+    file.touch()
+    for name, path in (("prefix_folder", file), ("sessions", file), ("prefix_folder", file / "folder")):
+        folder: Any = {name: path}
+        with pytest.raises(UsageError, match=f"{name}='.*is a file; name a folder"):
+            msrnn.Engine(rnn, 2, **folder)
+    engine: Any = msrnn.Engine(rnn, slots=2)
+    with pytest.raises(UsageError, match="for one prompt"):
+        engine.generate([5, 6])
+    with pytest.raises(UsageError, match="prompts: is of type Tensor"):
+        engine.generate(torch.tensor([[5]]))
+    with pytest.raises(UsageError, match="prompt: is of type Tensor"):
+        engine.generate([torch.tensor([5])])
+    with pytest.raises(UsageError, match="'max_tokens': 3}: must be SamplingParams"):
+        engine.request([5], {"max_tokens": 3})
+    with pytest.raises(UsageError, match="'max_tokens': 3}: must be SamplingParams"):
+        engine.generate([[5]], {"max_tokens": 3})
+
+
+def test_a_closed_engine_answers_nothing(rnn: msrnn.MultiStateRNN) -> None:
+    engine = msrnn.Engine(rnn, slots=2)
+    request = engine.request([5], GREEDY)
+    engine.generate([[5]], GREEDY)
+    engine.close()
+
+    async def consume() -> list[Event]:
+        return [event async for event in engine.stream(request)]
+
+    closed = "this engine is closed: make a new one"
+    with pytest.raises(UsageError, match=closed):
+        engine.request([5])
+    with pytest.raises(UsageError, match=closed):
+        engine.generate([])
+    with pytest.raises(UsageError, match=closed):
+        asyncio.run(consume())
+    engine.close()
 
 
 def test_numbers_that_are_not_finite_end_the_answer_with_an_error() -> None:

@@ -34,6 +34,10 @@ from msrnn.errors import FileError, SessionStorageFullError, UsageError
         ({"seed": 2**64}, "seed=18446744073709551616"),
         ({"stop": "end"}, "stop='end': must be a list of strings"),
         ({"stop": [""]}, "none of them empty"),
+        ({"stop": 5}, "stop=5: must be a list of strings"),
+        ({"stop": None}, "stop=None: must be a list of strings"),
+        ({"stop_token_ids": 5}, "stop_token_ids=5: must be a list of token ids"),
+        ({"logit_bias": [5]}, "logit_bias=[5]: must be a dict of token ids and numbers"),
         ({"logit_bias": {3: 101}}, "logit_bias: token 3 has 101; must be from -100 to 100"),
     ],
 )

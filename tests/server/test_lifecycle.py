@@ -112,7 +112,7 @@ def test_the_time_in_the_queue(engine: msrnn.Engine, monkeypatch: pytest.MonkeyP
     expected |= {
         "e2e_request_latency_seconds_count",
         "num_batch_slots",
-        "prefix_state_hits_total",
-        "prefix_state_misses_total",
+        "prefix_cache_hits_total",
+        "prefix_cache_misses_total",
     }
     assert expected <= counts.keys()

@@ -63,7 +63,7 @@ def test_prompts_on_both_sides_of_the_length(pair: Pair, long_address: str, smal
     counts = metrics(long_address)
     assert counts["long_requests_total"] == before + 1
     assert counts["num_batch_slots"] == 5
-    assert counts["prefix_state_misses_total"] >= 2
+    assert counts["prefix_cache_misses_total"] >= 2
 
 
 def test_a_session_that_crosses(pair: Pair, long_address: str, small: Loaded, overlaps: bool) -> None:

@@ -34,7 +34,7 @@ def test_gauges_read_the_engine(engine: Engine) -> None:
         engine.step()
     assert (value(metrics, "num_batch_slots"), value(metrics, "num_sessions")) == (2, 1)
     assert value(metrics, "session_bytes") == BYTES
-    assert value(metrics, "prefix_state_misses_total") + value(metrics, "prefix_state_hits_total") == 2
+    assert value(metrics, "prefix_cache_misses_total") + value(metrics, "prefix_cache_hits_total") == 2
 
 
 def test_tokens_and_times_of_a_request(engine: Engine) -> None:
