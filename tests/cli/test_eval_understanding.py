@@ -219,7 +219,7 @@ BAD = {
     "data": (["--data", "none"], "none: no such file"),
     "policy": (["--policy", "tovas"], "did you mean 'tova'?"),
     "limit": (["--limit", "0"], "--limit 0"),
-    "answer": (["--max-new-tokens", "0"], "--max-new-tokens 0"),
+    "answer": (["--max-new-tokens", "0"], "--max-new-tokens (--max-tokens) 0"),
     "against": (["--against", "h2o"], "add --policy h2o"),
     "paper": (["--paper", "--size", "8"], "--paper"),
     "length": (["--length", "0"], "--length 0"),

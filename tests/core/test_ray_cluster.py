@@ -15,7 +15,7 @@ import pytest
 
 from msrnn.cli import main
 from msrnn.core import ray_cluster
-from msrnn.core.ray_cluster import Cluster, check_answer, same_address
+from msrnn.core.ray_cluster import Cluster, check_answer, check_cpus, same_address
 from msrnn.errors import UsageError
 from tests.helpers.ray_here import cluster as cluster
 from tests.helpers.ray_here import model as model
@@ -160,3 +160,13 @@ def test_a_connection_of_the_caller_stays_open(cluster: str) -> None:
     ):
         Cluster("127.0.0.1:1")
     assert ray.get(ray.put("still here")) == "still here"
+
+
+@pytest.mark.parametrize("cpus", [0, -1, 1.5, True])
+def test_cpus_of_workers(cpus: Any) -> None:
+    with pytest.raises(UsageError, match=f"^cpus={cpus}: must be a whole number, 1 or more$"):
+        check_cpus("auto", cpus)
+    with pytest.raises(UsageError, match=r"cpus=2: is for workers of a Ray cluster; add ray \(--ray\)"):
+        check_cpus(None, 2)
+    check_cpus("auto", 2)
+    check_cpus(None, None)
