@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from msrnn.checks import check_count
 from msrnn.cli.terminal import note
 from msrnn.errors import UsageError
-
-if TYPE_CHECKING:
-    pass
 
 MAX_BATCH = 2**16  # more fit into no memory
 
@@ -33,15 +31,15 @@ def check_length(length: int) -> None:
 
 def check_counts(**counts: int | None) -> None:
     for name, value in counts.items():
-        if value is not None and value < 1:
-            raise UsageError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
+        if value is not None:
+            check_count(name, value)
     check_batch(batch=counts.get("batch"))
 
 
 def check_batch(**batches: int | None) -> None:
     for name, value in batches.items():
-        if value is not None and not 1 <= value <= MAX_BATCH:
-            raise UsageError(f"--{name.replace('_', '-')} {value}: must be from 1 to {MAX_BATCH:,}")
+        if value is not None:
+            check_count(name, value, most=MAX_BATCH)
 
 
 def check_positions(config: Any, length: int, option: str = "--length") -> None:

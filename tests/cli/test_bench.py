@@ -116,7 +116,7 @@ BAD = {
     "contender": (["--with", "nowhere:at_all"], "nowhere:at_all"),
     "folder": (["--out", "file"], "--out file"),
     "rows": (["--out", "foreign"], "efficiency.jsonl, line 1: damaged"),
-    "many": (["--batch", str(10**12)], f"--batch {10**12}: must be from 1 to 65,536"),
+    "many": (["--batch", str(10**12)], f"--batch {10**12}: must be a whole number, from 1 to 65,536"),
     "more than many": (["--max-batch", str(10**22)], f"--max-batch {10**22}"),
     "dtype": (["--dtype", "int3"], "--dtype int3: "),
     "device": (["--device", "abacus"], "--device abacus: "),

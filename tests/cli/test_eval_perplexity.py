@@ -212,7 +212,7 @@ BAD = {
     "paper": (["--paper", "--size", "8"], "--paper"),
     "out": (["--out", "file.txt"], "--out file.txt: a file"),
     "rows": (["--out", "foreign"], "line 1: damaged, not JSON"),
-    "many": (["--batch", str(10**12)], f"--batch {10**12}: must be from 1 to 65,536"),
+    "many": (["--batch", str(10**12)], f"--batch {10**12}: must be a whole number, from 1 to 65,536"),
     "fewer than none": (["--batch", "-1"], "--batch -1"),
     "device": (["--device", "abacus"], "--device abacus: "),
     "dtype": (["--dtype", "int3"], "--dtype int3: "),

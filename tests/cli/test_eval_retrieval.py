@@ -100,7 +100,7 @@ def test_a_run_resumes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     [
         (("--task", "hay"), "--task hay: must be one of number, word, uuid, keys, values, json, variables"),
         (("--depth", "2"), "--depth 2: must be from 0 to 1"),
-        (("--limit", "0"), "--limit 0: must be 1 or more"),
+        (("--limit", "0"), "--limit 0: must be a whole number, 1 or more"),
         (("--policy", "best"), "best"),
         (("--length", "30"), "--length 30: a question of task number alone takes"),
     ],

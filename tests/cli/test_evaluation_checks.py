@@ -14,10 +14,10 @@ def test_numbers_that_are_too_small_or_too_large() -> None:
     check_counts(books=None, chunks_per_book=1, batch=2**16)
     with pytest.raises(UsageError, match=r"^--length 1: must be 2 or more"):
         check_length(1)
-    with pytest.raises(UsageError, match=r"^--chunks-per-book 0: must be 1 or more"):
+    with pytest.raises(UsageError, match=r"^chunks_per_book=0: must be a whole number, 1 or more"):
         check_counts(books=1, chunks_per_book=0)
     for check in (check_counts, check_batch):
-        with pytest.raises(UsageError, match=r"^--batch 65537: must be from 1 to 65,536"):
+        with pytest.raises(UsageError, match=r"^batch=65537: must be a whole number, from 1 to 65,536"):
             check(batch=2**16 + 1)
 
 
