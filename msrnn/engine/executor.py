@@ -152,7 +152,7 @@ class Executor(ABC):
 
     @abstractmethod
     def slot_retention(self, slot: int) -> Retention:
-        """Which tokens a batch slot holds."""
+        """The tokens that a batch slot holds."""
 
     @abstractmethod
     def new_sampler(self, state: StateHandle, params: SamplingParams, seed: int, prompt: Sequence[int]) -> Sampler:

@@ -42,7 +42,7 @@ NOT_FINITE_ERROR = "the model computed numbers that are not finite"
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How an answer is generated. The names are those of other engines; a value out of range raises a UsageError.
+    """Sampling parameters of a request. Names are those of other engines; a value out of range raises a UsageError.
 
     max_tokens          of the answer; 0: the prompt is read, and nothing is generated
     temperature         0: the most likely token, always

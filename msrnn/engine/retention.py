@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 class Retention(NamedTuple):
-    """Which tokens the state of a sequence holds.
+    """The tokens that the state of a sequence holds.
 
     A share is a mean over layers: 1 for a layer that holds the token, 0 for one that has evicted it. Where KV heads
     evict on their own, a layer counts with the share of its KV heads.

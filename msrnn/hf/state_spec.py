@@ -55,7 +55,7 @@ class StateSpec:
 
     @property
     def repositioning(self) -> list[Repositioning | None]:
-        """How each layer's keys are re-rotated; None: they stay as the model rotated them."""
+        """The re-rotation of each layer's keys; None: they stay as the model rotated them."""
         return [setup.repositioning if setup else None for setup in self.setups]
 
     @property
