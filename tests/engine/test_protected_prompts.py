@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+import msrnn
 from msrnn.engine.engine import Engine
 from msrnn.engine.requests import Request, SamplingParams
 from tests.helpers.fake_executor import PROTECTED, FakeExecutor, answer_to
+from tests.helpers.tiny import build, llama, tokens
 
 FIVE = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
 PROMPT = [*range(10, 60)]
@@ -95,3 +99,21 @@ def test_a_session_counts_what_it_has_protected_already(engine: Engine, executor
     assert failed.error is not None
     assert "3 tokens, 2 fit" in failed.error
     assert ask(engine, [30, 31, 32], session="s", protect="prompt").answers[0].error is None
+
+
+def test_an_engine_answers_as_generate_does() -> None:
+    """A real model: the protected prompt travels through prefill, prefix cache and decode batch."""
+    rnn = msrnn.MultiStateRNN(build(llama()), "window", 24)
+    engine = Engine(rnn, slots=2, prompt_tokens=7, prefix_bytes=2**24)
+    params = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
+    ids = tokens(1, 15)
+    for protect in ("prompt", "none", "prompt", "none"):  # the second time from the prefix cache
+        how: dict[str, Any] = {"protect": protect, "max_new_tokens": 30, "min_new_tokens": 30, "do_sample": False}
+        alone = rnn.generate(ids, eos_token_id=None, **how)[0, 15:].tolist()
+        request = engine.request(ids[0].tolist(), params, protect=protect)
+        engine.add(request)
+        while not engine.idle:
+            engine.step()
+        assert request.answers[0].tokens == alone
+    with pytest.raises(ValueError, match="24 tokens: 23 fit"):
+        engine.request(tokens(1, 24)[0].tolist(), params, protect="prompt")

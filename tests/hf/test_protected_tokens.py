@@ -43,6 +43,15 @@ def test_protected_tokens_stay(policy: str, device: str) -> None:
     torch.testing.assert_close(again, logits, atol=1e-4, rtol=1e-4)
 
 
+def test_a_scored_policy_spares_them() -> None:
+    newest_attention = msrnn.ScoredPolicy(score=lambda rows: rows.attention.mean(0))
+    ids = tokens(1, 50)
+    mine, theirs = (msrnn.MultiStateRNN(build(llama()), policy, SIZE) for policy in (newest_attention, "tova"))
+    (found, state), (expected, other) = (read_parts(rnn, ids, 10, 15) for rnn in (mine, theirs))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    assert held(state) == held(other)
+
+
 @pytest.mark.parametrize("policy", ["tova", "echo"])
 def test_reading_is_stepping(policy: str, device: str) -> None:
     rnn, ids = msrnn.MultiStateRNN(build(llama()).to(device), policy, SIZE), tokens(1, 50).to(device)
