@@ -95,6 +95,7 @@ class LongEngine(Engine):
                     advice="ask for fewer answers",
                 )
             self.long_executor.check_length(len(request.prompt) + request.params.max_tokens)
+            self.long_executor.check_protect(request.protect)
         return request
 
     def add(self, request: Request) -> None:

@@ -271,3 +271,18 @@ def test_a_session_that_has_passed_the_length_with_original_positions_stays_so(p
     engine = make(pair, sessions=tmp_path)
     assert tokens(ask(engine, [7, 8], "talk")) == expected
     assert (engine.long_requests, engine.sessions.info("talk").positions) == (0, "original")  # type: ignore[union-attr]
+
+
+def test_long_answers_protect_their_prompt(pair: Pair) -> None:
+    request = make(pair).request([5, 6, 7, 8], params(max_tokens=70), protect="prompt")
+    engine = make(pair)
+    engine.add(request)
+    while not engine.idle:
+        engine.step()
+    assert engine.long_requests == 1
+    prompt = torch.tensor([[5, 6, 7, 8]])
+    how: dict[str, Any] = {"max_new_tokens": 70, "do_sample": False}
+    assert tokens(request) == pair[1].generate(prompt, protect="prompt", **how)[0, 4:].tolist()
+    assert tokens(request) != pair[1].generate(prompt, **how)[0, 4:].tolist()
+    with pytest.raises(UsageError, match="9 tokens: 8 fit"):
+        engine.request([*range(5, 14)], params(max_tokens=70), protect="prompt")
