@@ -118,7 +118,6 @@ class Engine(Scheduler):
         super().__init__(executor, PrefillQueue(executor, prefixes, sessions), tokenizer, prompt_tokens)
         self.prefixes, self.sessions = prefixes, sessions
         self._loop: Loop | None = None
-        self._closed = False
 
     def _load_session(self, path: Path) -> StateHandle:
         return self.executor.load(path)
@@ -161,7 +160,6 @@ class Engine(Scheduler):
         that earlier turns have protected stay protected in this one. Sessions and cached prefixes belong to an `owner`,
         16 hexadecimal digits, or to no owner.
         """
-        self._check_open()
         check_prompt(prompt)
         params = check_params(params)
         session_id = None if session is None else SessionId.of(SessionId(session, owner))
@@ -233,7 +231,6 @@ class Engine(Scheduler):
         on_tokens: OnTokens = lambda _: None,
     ) -> Iterator[tuple[int, Request]]:
         """As `generate`, but yields each request as soon as it is finished, with the index of its prompt."""
-        self._check_open()
         check_prompts(prompts)
         many = list_params(params, len(prompts))
         requests = [self.request(prompt, some) for prompt, some in zip(prompts, many, strict=True)]
@@ -245,7 +242,6 @@ class Engine(Scheduler):
         self, prompt: Sequence[int] | str | Request, params: SamplingParams | None = None, session: str | None = None
     ) -> AsyncIterator[Event]:
         """The events of one request as they come. A consumer that stops early cancels the request."""
-        self._check_open()
         request = prompt if isinstance(prompt, Request) else self.request(prompt, params, session)
         if self._loop is None:
             self._loop = Loop(self)
@@ -261,16 +257,11 @@ class Engine(Scheduler):
         finally:
             request.cancel()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError("this engine is closed: make a new one")
-
     def _list_arrived(self) -> list[Request]:
         return [] if self._loop is None else self._loop.arrived
 
     def close(self) -> None:
-        """Refuse further requests, cancel those of streams, and wait until all files are written."""
-        self._closed = True
+        """Stop the thread that `stream` has started: cancel requests, and wait until all files are written."""
         if self._loop is not None:
             self._loop.close()
             self._loop = None

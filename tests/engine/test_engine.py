@@ -243,25 +243,6 @@ def test_arguments_of_a_wrong_type(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> 
         engine.generate([[5]], {"max_tokens": 3})
 
 
-def test_a_closed_engine_answers_nothing(rnn: msrnn.MultiStateRNN) -> None:
-    engine = msrnn.Engine(rnn, slots=2)
-    request = engine.request([5], GREEDY)
-    engine.generate([[5]], GREEDY)
-    engine.close()
-
-    async def consume() -> list[Event]:
-        return [event async for event in engine.stream(request)]
-
-    closed = "this engine is closed: make a new one"
-    with pytest.raises(UsageError, match=closed):
-        engine.request([5])
-    with pytest.raises(UsageError, match=closed):
-        engine.generate([])
-    with pytest.raises(UsageError, match=closed):
-        asyncio.run(consume())
-    engine.close()
-
-
 def test_numbers_that_are_not_finite_end_the_answer_with_an_error() -> None:
     model = build(llama(), "cpu")
     engine = msrnn.Engine(msrnn.MultiStateRNN(model, "tova", 9), slots=2)

@@ -34,7 +34,7 @@ def answered(engine: msrnn.Engine, prompts: list[list[int]]) -> list[tuple[list[
     found = []
     for prompt in prompts:
         (request,) = engine.generate([prompt], GREEDY)
-        engine.writer.close()
+        engine.close()
         found.append((request.answers[0].tokens, request.cached_tokens))
     return found
 
