@@ -20,7 +20,7 @@ Layers = Sequence[tuple[int, Memory]]  # with their indices in the model
 
 
 def save_layers(path: Path, layers: Layers, columns: int, fingerprint: dict[str, Any], notes: dict[str, Any]) -> None:
-    """Write layers that have read so many columns to a file, whole or not at all."""
+    """Write layers to a file, completely or not at all; `columns` is the number of columns that they have read."""
     check_savable(layers)
     incomplete = is_incomplete(layers)
     try:

@@ -57,7 +57,7 @@ def list_params(params: Any, count: int) -> list[SamplingParams]:
 
 
 def count_protected(protect: int | str, tokens: int) -> int:
-    """The first tokens of a prompt that are protected, of so many tokens."""
+    """The number of protected tokens at the beginning of a prompt, which has `tokens` tokens."""
     if isinstance(protect, str):
         return tokens if check_choice("protect", protect, ("none", "prompt")) == "prompt" else 0
     return check_count("protect", protect, 0, tokens, of="tokens of the prompt")
