@@ -58,6 +58,12 @@ def add_ranges(ranges: Tensor, begin: Tensor, end: Tensor) -> Tensor:
     return ranges
 
 
+def forget_unread(ranges: Tensor, seen: Tensor) -> Tensor:
+    """The ranges without tokens that were not read; seen [B] were. An empty range is [0, 0)."""
+    ranges = torch.minimum(ranges, seen[:, None, None].to(ranges.dtype))
+    return ranges.masked_fill(ranges[..., 1:] <= ranges[..., :1], 0)
+
+
 def check_fits(ranges: Tensor, bounds: Iterable[Bound], new: Tensor) -> None:
     """Refuse protected tokens that would leave the policy of a layer fewer than recent + 1 rows; new [B] of them."""
     for bound in sorted({bound for bound in bounds if bound.protects}, key=_most):

@@ -16,7 +16,7 @@ from msrnn.checks import check_count
 from msrnn.core.device_memory import check_fits
 from msrnn.core.fingerprint import find_difference
 from msrnn.core.layer_files import restore_layers, save_layers
-from msrnn.core.protection import add_ranges
+from msrnn.core.protection import add_ranges, forget_unread
 from msrnn.core.protection import check_fits as check_protected_fit
 from msrnn.core.shards import Shards, least
 from msrnn.core.slots import MOST_COLUMNS, Memory, Slots, ordinary_tensors
@@ -114,7 +114,7 @@ class MultiState:
             yield
         finally:
             for layer in self._slot_layers():
-                layer.protected.copy_(torch.minimum(layer.protected, layer.seen[:, None, None].to(torch.int32)))
+                layer.protected.copy_(forget_unread(layer.protected, layer.seen))
 
     def find_ranges(self, counts: Tensor) -> Tensor | None:
         """The protected ranges with the next `counts` [B] tokens of each sequence; None: nothing is ever evicted."""

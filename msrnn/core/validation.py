@@ -101,6 +101,7 @@ def _check_ranges(slots: Slots) -> None:
     begin, end = slots.protected.unbind(-1)
     wrong = (begin < 0) | (end < begin) | (end > slots.seen[:, None])
     _refuse(wrong, end, "is the end of no range of tokens that were read, so they cannot be protected")
+    begin = begin.masked_fill(begin == end, MOST_COLUMNS)  # empty ranges come last
     ordered = begin.argsort(-1)
     begin, end = begin.gather(-1, ordered), end.gather(-1, ordered)
     _refuse(begin[:, 1:] < end[:, :-1].cummax(-1).values, begin[:, 1:], "begins a protected range inside another")

@@ -36,6 +36,14 @@ def test_saved_states_protect_the_same_tokens(
     assert torch.equal(loaded.positions(0), state.positions(0))
 
 
+def test_protected_tokens_at_the_beginning_are_saved(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> None:
+    state = rnn.state()
+    rnn.read(tokens(1, 4), state, protect=True)
+    rnn.read(tokens(1, 30), state)
+    state.save(tmp_path / "state")
+    assert rnn.load_state(tmp_path / "state").protected == [[(0, 4)]]
+
+
 def test_a_state_without_protected_tokens_is_saved_as_before(
     rnn: msrnn.MultiStateRNN, state: msrnn.MultiState, tmp_path: Path
 ) -> None:

@@ -3,7 +3,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from msrnn.core.protection import RANGES, add_ranges, check_fits, count_protected, hide_protected, no_ranges
+from msrnn.core.protection import (
+    RANGES,
+    add_ranges,
+    check_fits,
+    count_protected,
+    forget_unread,
+    hide_protected,
+    no_ranges,
+)
 from msrnn.policy import Bound, Policy
 
 CPU = torch.device("cpu")
@@ -42,6 +50,11 @@ def test_a_range_that_follows_another_extends_it() -> None:
     ranges = add(add(no_ranges(1, CPU), 3, 5), 5, 9)
     assert ranges[0].tolist() == [[3, 9], *[[0, 0]] * (RANGES - 1)]
     assert torch.equal(add(ranges, 20, 20), ranges), "no token, no range"
+
+
+def test_tokens_that_were_not_read_are_not_protected() -> None:
+    seen = torch.tensor([12])
+    assert forget_unread(ranges_of((3, 5), (10, 20), (12, 15)), seen)[0].tolist() == [[3, 5], [10, 12], [0, 0], [0, 0]]
 
 
 def test_only_so_many_ranges_fit() -> None:

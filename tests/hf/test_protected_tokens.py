@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,7 +109,7 @@ def stop(*_: Any, **__: Any) -> None:
     raise RuntimeError("before a layer")
 
 
-def test_an_unread_token_is_not_protected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unread_token_is_not_protected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rnn = msrnn.MultiStateRNN(build(llama()), "window", SIZE)
     state = rnn.state()
     with monkeypatch.context() as patch:
@@ -117,7 +118,10 @@ def test_an_unread_token_is_not_protected(monkeypatch: pytest.MonkeyPatch) -> No
             rnn.read(tokens(1, 4), state, protect=True)
     state.whole = True  # no layer has read anything
     assert state.protected == [[]]
-    rnn.read(tokens(1, 30), state)
+    rnn.read(tokens(1, 4), state, protect=True)
+    state.save(tmp_path / "state")
+    state.release()
+    rnn.read(tokens(1, 26), state)
     assert held(state)[0] == set(range(18, 30))
 
 
