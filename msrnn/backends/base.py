@@ -24,31 +24,52 @@ class Prefilled(NamedTuple):
 
 
 class Backend(Protocol):
-    """Append, attend, observe and evict. Both methods update the slots in place; padding changes no held row."""
+    """Append, attend, observe and evict. Both methods update the slots in place; padding changes no held row.
+
+    `share`, where it is given, is filled with the part of each query's attention that its sink has taken: 0 without
+    sinks and for padding. A caller can so let queries attend to rows of its own: the log-sum-exp of their scores is the
+    sink, and share times their softmax is their attention. Sinks are not observed.
+    """
 
     name: str
     default_chunk: int  # tokens that are scored at once inside a layer
     decodes_repositioned: bool  # whether re-rotated keys are read token by token, since there is no faster prefill
 
     def prefill(
-        self, slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
+        self,
+        slots: Slots,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_position: Tensor,
+        scoring: Scoring,
+        share: Tensor | None = None,
     ) -> Prefilled:
         """Read C tokens, in order.
 
         query           [B, H, C, D]
         key, value      [B, K, C, D], [B, K, C, Dv]
         query_position  [B, C] int32, -1 for padding
+        share           [B, H, C] float32, with any strides
         """
         ...
 
     def decode(
-        self, slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
+        self,
+        slots: Slots,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_position: Tensor,
+        scoring: Scoring,
+        share: Tensor | None = None,
     ) -> Tensor:
         """Read one token: a decode step.
 
         query           [B, K, R, D]
         key, value      [B, K, D], [B, K, Dv]
         query_position  [B] int32, -1 for padding
+        share           [B, K, R] float32, a view of [B, H] with any strides
         returns         [B, K, R, Dv]
         """
         ...

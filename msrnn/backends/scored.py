@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -27,36 +28,61 @@ class ScoredBackend:
     decodes_repositioned = False
 
     def prefill(
-        self, slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
+        self,
+        slots: Slots,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_position: Tensor,
+        scoring: Scoring,
+        share: Tensor | None = None,
     ) -> Prefilled:
         (B, H, C, D), K, G = query.shape, key.shape[1], slots.position.shape[1]
         position = torch.cat([slots.position, query_position[:, None].expand(B, G, C)], dim=-1)
         evicted_at = torch.full_like(position, HELD)
         outputs = []
+        sinks = scoring.sinks_of(B, 1, C)
         for i in range(C):
-            newest = query[:, :, i].view(B, K, H // K, D)
-            output, evictions = _step(slots, newest, key[:, :, i], value[:, :, i], query_position[:, i], scoring)
+            newest, own = query[:, :, i].view(B, K, H // K, D), None if share is None else share[:, :, i].view(B, K, -1)
+            scoring = replace(scoring, sinks=None if sinks is None else sinks[:, 0, :, i, None])
+            output, evictions = _step(slots, newest, key[:, :, i], value[:, :, i], query_position[:, i], scoring, own)
             outputs.append(output.view(B, H, -1))
             for b, g, evicted, time in evictions:
                 evicted_at[b, g].masked_fill_(position[b, g] == evicted, time)
         return Prefilled(torch.stack(outputs, dim=1), position, evicted_at)
 
     def decode(
-        self, slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
+        self,
+        slots: Slots,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_position: Tensor,
+        scoring: Scoring,
+        share: Tensor | None = None,
     ) -> Tensor:
-        return _step(slots, query, key, value, query_position, scoring)[0]
+        return _step(slots, query, key, value, query_position, scoring, share)[0]
 
     def check_gaps(self, spacing: Spacing, bound: Bound, columns: int) -> None:
         """Gaps of any size can be computed."""
 
 
 def _step(
-    slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
+    slots: Slots,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_position: Tensor,
+    scoring: Scoring,
+    share: Tensor | None,
 ) -> tuple[Tensor, list[_Eviction]]:
     """One token of each sequence; shapes are those of `Backend.decode`."""
     slots = slots.in_use(1)
-    (B, K, R, _), G, importance, sinks = query.shape, slots.position.shape[1], slots.importance, scoring.sinks_of(1)
+    (B, K, R, _), G, importance = query.shape, slots.position.shape[1], slots.importance
+    sinks = scoring.sinks_of(B, K, 1)
     assert importance is not None
+    if share is not None:
+        share.zero_()
     slot = slots.position.argmin(-1, keepdim=True)  # the first empty one: -1 is below every position
     slots.position.scatter_(-1, slot, query_position[:, None, None].expand(B, G, 1))
     importance.scatter_(-1, slot, 0.0)
@@ -67,12 +93,14 @@ def _step(
     for b, t in enumerate(query_position.tolist()):
         for g in range(G if t >= 0 else 0):  # padding attends to nothing and evicts nothing
             heads = slice(g * K // G, (g + 1) * K // G)
-            own = None if sinks is None else sinks[0, heads.start * R : heads.stop * R]
+            own = None if sinks is None else sinks[b, heads].flatten()
             ranges = None if slots.ranges is None else slots.ranges[b : b + 1]
             group = _Group(
                 slots.bound, slots.position[b, g], importance[b, g], keys[b, heads], values[b, heads], ranges
             )
-            output[b, heads], evicted = group.read(query[b, heads], t, scoring, own)
+            output[b, heads], taken, evicted = group.read(query[b, heads], t, scoring, own)
+            if share is not None and taken is not None:
+                share[b, heads] = taken.view(-1, R).to(share.dtype)
             evictions += [(b, g, *one) for one in evicted]
     return output, evictions
 
@@ -89,12 +117,15 @@ class _Group(NamedTuple):
 
     def read(
         self, query: Tensor, t: int, scoring: Scoring, sinks: Tensor | None
-    ) -> tuple[Tensor, list[tuple[int, int]]]:
-        """Attend, observe and evict for token t, query [K, R, D]: the output, and what was evicted with its time."""
+    ) -> tuple[Tensor, Tensor | None, list[tuple[int, int]]]:
+        """Attend, observe and evict for token t, query [K, R, D], sinks [M].
+
+        Returns the output, the share [M] of the sinks, and what was evicted with its time.
+        """
         evicted = [(j, t - 1) for j in self._expire(t)]
         held = self.position.argsort()[int((self.position < 0).sum()) :]
         position, keys, values = self.position[held].long(), self.keys[:, held], self.values[:, held]
-        attention = _attend(query, position, keys, scoring, sinks)
+        attention, share = _attend(query, position, keys, scoring, sinks)
         output = attention.view(*query.shape[:2], -1).to(values.dtype) @ values
         rank = _score(self.bound.policy, Candidates(attention, self.importance[held], keys, values, position))
         self.importance[held] = rank.to(self.importance.dtype)
@@ -102,7 +133,7 @@ class _Group(NamedTuple):
             lowest = _lowest(rank, self._hide_protected(position), self.bound, t)
             evicted.append((int(position[lowest]), t))
             self.position[held[lowest]] = -1
-        return output, evicted
+        return output, share, evicted
 
     def _expire(self, t: int) -> list[int]:
         """Free the slots of tokens outside the window -> their positions."""
@@ -118,17 +149,23 @@ class _Group(NamedTuple):
         return hide_protected(position[None, None], self.ranges)[0, 0]
 
 
-def _attend(query: Tensor, position: Tensor, keys: Tensor, scoring: Scoring, sinks: Tensor | None) -> Tensor:
-    """The attention [M, N] of the newest token, query [K, R, D], over the rows of its group, keys [K, N, D]."""
+def _attend(
+    query: Tensor, position: Tensor, keys: Tensor, scoring: Scoring, sinks: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The attention [M, N] of the newest token, query [K, R, D], over the rows of its group, keys [K, N, D], and the
+    share [M] of the sinks.
+    """
     if scoring.repositioning is not None:
         new_position = scoring.repositioning.spacing.reposition_sorted(position)
         query = scoring.repositioning.rerotate(query, position[-1:], new_position[-1:])
         keys = scoring.repositioning.rerotate(keys, position, new_position)
     scores = scoring(query[None], keys[None]).flatten(0, 2)
-    if sinks is not None:
-        scores = torch.cat([scores, sinks[:, None]], dim=-1)
-    precise = torch.float32 if scores.device.type == "mps" else torch.float64
-    return scores.to(precise).softmax(-1)[:, : len(position)]
+    scores = scores.to(torch.float32 if scores.device.type == "mps" else torch.float64)
+    attention = scores.softmax(-1)
+    if sinks is None:
+        return attention, None
+    lead = sinks - scores.logsumexp(-1)
+    return attention * (-lead).sigmoid()[:, None], lead.sigmoid()
 
 
 def _score(policy: Policy, candidates: Candidates) -> Tensor:

@@ -22,10 +22,11 @@ from msrnn.core.slots import HELD, Slots
 from msrnn.policy import Bound
 
 Scan = Callable[
-    [Tensor, Tensor, Tensor, Tensor, Bound, Tensor | None, Tensor | None, Tensor | None], Tensor
+    [Tensor, Tensor, Tensor, Tensor, Bound, Tensor | None, Tensor | None, Tensor | None, Tensor | None], Tensor
 ]  # as `scan_torch`
 RepositionedScan = Callable[
-    [Tensor, Tensor, Tensor, Tensor, Tensor, Bound, Scoring, Tensor | None, Tensor | None], tuple[Tensor, Tensor]
+    [Tensor, Tensor, Tensor, Tensor, Tensor, Bound, Scoring, Tensor | None, Tensor | None, Tensor | None],
+    tuple[Tensor, Tensor],
 ]
 
 
@@ -38,6 +39,7 @@ def scan_torch(
     sinks: Tensor | None = None,
     norm: Tensor | None = None,
     protected: Tensor | None = None,
+    share: Tensor | None = None,
     score: Callable[[int, Tensor], Tensor] | None = None,
 ) -> Tensor:
     """The eviction scan: attend, observe and evict for C tokens, in order. A rank that is NaN counts as infinity.
@@ -46,9 +48,10 @@ def scan_torch(
     position        [B, G, N] int32, -1 where a column holds no state
     importance      [B, G, N] float32, updated in place
     query_position  [B, C] int32, -1 for padding, which attends to nothing and evicts nothing
-    sinks           [G, M] float32: learned attention sinks: scores that take part in the softmax without a state
+    sinks           [B, G, M, C] float32: attention sinks: scores that take part in the softmax without a state
     norm            [B, G, N] float32, the norms of the candidates' values, where the policy ranks by them
     protected       [B, RANGES, 2] int32: ranges of positions that are not evicted
+    share           [B, G, M, C] float32, zeros, contiguous: gets the part of the attention that the sinks take
     score           (i, seen [B, G, N]) -> scores of token i [B, G, M, N], where they depend on what is kept; else None
     returns         [B, G, N] int32: the last step (a token's position) that sees the candidate, or HELD
     """
@@ -69,10 +72,14 @@ def scan_torch(
         seen = present & (position <= t)  # none for padding: no position is at most -1 and present
 
         row = scores[:, :, :, i] if score is None else score(i, seen)
-        row = row.masked_fill(~seen[:, :, None], -torch.inf)
+        row = row.masked_fill(~seen[:, :, None], -torch.inf).to(precise)
+        attention = row.softmax(-1)
         if sinks is not None:
-            row = torch.cat([row, sinks[None, :, :, None].expand(*row.shape[:3], 1)], dim=-1)
-        attention = row.to(precise).softmax(-1)[..., : position.shape[-1]].masked_fill(~seen[:, :, None], 0.0)
+            lead = sinks[..., i] - row.logsumexp(-1)  # not finite for padding
+            attention = attention * (-lead).sigmoid()[..., None]
+            if share is not None:
+                share[..., i] = lead.sigmoid().masked_fill(t < 0, 0.0)
+        attention = attention.masked_fill(~seen[:, :, None], 0.0)
         scores[:, :, :, i] = attention
 
         rank = importance
@@ -103,6 +110,7 @@ def scan_repositioned_torch(
     scoring: Scoring,
     norm: Tensor | None = None,
     protected: Tensor | None = None,
+    share: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The eviction scan with re-rotated keys: an eviction changes later positions, so tokens are scored one by one.
 
@@ -121,8 +129,8 @@ def scan_repositioned_torch(
         return scoring(q, k).view(B, G, -1, N)
 
     attention = torch.zeros(B, G, K * R // G, C, N, dtype=torch.float32, device=query.device)
-    sinks = scoring.sinks_of(G)
-    return attention, scan_torch(attention, position, importance, query_position, bound, sinks, norm, protected, score)
+    rest = bound, scoring.sinks_of(B, G, C), norm, protected, share, score
+    return attention, scan_torch(attention, position, importance, query_position, *rest)
 
 
 def weighted_values(
@@ -157,7 +165,14 @@ class TorchBackend:
     scan_repositioned: RepositionedScan = staticmethod(scan_repositioned_torch)
 
     def prefill(
-        self, slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
+        self,
+        slots: Slots,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_position: Tensor,
+        scoring: Scoring,
+        share: Tensor | None = None,
     ) -> Prefilled:
         (B, H, C, D), K = query.shape, key.shape[1]
         slots = slots.in_use(C)
@@ -167,14 +182,21 @@ class TorchBackend:
         keys = torch.cat([held_keys, new_keys.dequantized(slots.dtype)], dim=2)
         values = torch.cat([held_values, new_values.dequantized(slots.dtype)], dim=2)
         attention, evicted_at = self._attend_and_evict(
-            slots, query.reshape(B, K, -1, C, D), keys, position, importance, query_position, scoring, norm
+            slots, query.reshape(B, K, -1, C, D), keys, position, importance, query_position, scoring, norm, share
         )
         output = weighted_values(attention, values, position, evicted_at, query_position)
         slots.keep(new_keys, new_values, position, importance, norm, (position >= 0) & (evicted_at == HELD))
         return Prefilled(output.view(B, H, C, -1).transpose(1, 2), position, evicted_at)
 
     def decode(
-        self, slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
+        self,
+        slots: Slots,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_position: Tensor,
+        scoring: Scoring,
+        share: Tensor | None = None,
     ) -> Tensor:
         slots = slots.in_use(1)
         (B, K, R, _), position, importance = query.shape, slots.position, slots.importance
@@ -187,8 +209,9 @@ class TorchBackend:
         new_keys, new_values = slots.quantize(key[:, :, None], value[:, :, None])
         slots.write(slot, new_keys, new_values, slots.norms(new_values))
         keys, values = slots.dequantized()
+        share = None if share is None else share.view(B, K * R, 1)
         attention, evicted_at = self._attend_and_evict(
-            slots, query[:, :, :, None], keys, position, importance, query_position[:, None], scoring, slots.norm
+            slots, query[:, :, :, None], keys, position, importance, query_position[:, None], scoring, slots.norm, share
         )
         output = weighted_values(attention, values, position, evicted_at, query_position[:, None])
         position.masked_fill_(evicted_at != HELD, -1)
@@ -207,6 +230,7 @@ class TorchBackend:
         query_position: Tensor,
         scoring: Scoring,
         norm: Tensor | None,
+        share: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """query [B, K, R, C, D], keys [B, K, N, D] -> attention [B, G, M, C, N] float32, eviction times [B, G, N].
 
@@ -216,15 +240,19 @@ class TorchBackend:
         """
         joint, bound, (B, G, _), C = slots.joint, slots.bound, position.shape, query.shape[3]
         if joint is not None and scoring.sinks is not None:
-            scoring = replace(scoring, sinks=joint.gather(scoring.sinks, 0))
+            scoring = replace(scoring, sinks=joint.gather(scoring.sinks, scoring.sinks.dim() // 2))  # over the heads
+        heads = query.shape[1] * query.shape[2] * (1 if joint is None else joint.count)
+        shares = None if share is None else torch.zeros(B, G, heads // G, C, dtype=torch.float32, device=query.device)
         rest = position, importance, query_position, bound
         if scoring.repositioning is not None:
             if joint is not None:
                 query, keys = joint.gather(query, 1), joint.gather(keys, 1)
-            attention, evicted_at = self.scan_repositioned(query, keys, *rest, scoring, norm, slots.ranges)
+            attention, evicted_at = self.scan_repositioned(query, keys, *rest, scoring, norm, slots.ranges, shares)
         else:
             attention = scoring(query.flatten(2, 3), keys).view(B, G, -1, C, keys.shape[2])
             if joint is not None:
                 attention = joint.gather(attention, 2)
-            evicted_at = self.scan(attention, *rest, scoring.sinks_of(G), norm, slots.ranges)
+            evicted_at = self.scan(attention, *rest, scoring.sinks_of(B, G, C), norm, slots.ranges, shares)
+        if share is not None and shares is not None:
+            share.copy_(own_part(shares, 2, joint).flatten(1, 2))
         return own_part(attention, 2, joint).contiguous(), evicted_at

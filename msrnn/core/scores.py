@@ -16,7 +16,9 @@ class Scoring:
 
     scale: float
     softcap: float | None = None
-    sinks: Tensor | None = None  # [H]: the learned attention sinks of gpt-oss, which are not states
+    # Attention sinks, which take part in the softmax and are not states. [H]: the learned ones of gpt-oss. [B, H, C]
+    # float32: one for each query, -inf where it has none.
+    sinks: Tensor | None = None
     repositioning: Repositioning | None = None  # new positions for the kept tokens; None: the model's own
 
     def __call__(self, query: Tensor, keys: Tensor) -> Tensor:
@@ -24,6 +26,11 @@ class Scoring:
         scores = torch.matmul(query, keys.mT).float().mul_(self.scale)
         return scores if self.softcap is None else scores.div_(self.softcap).tanh_().mul_(self.softcap)
 
-    def sinks_of(self, groups: int) -> Tensor | None:
-        """[G, M] float32."""
-        return None if self.sinks is None else self.sinks.detach().float().reshape(groups, -1)
+    def sinks_of(self, batch: int, groups: int, columns: int) -> Tensor | None:
+        """[B, G, M, C] float32; learned sinks have stride 0 along B and C."""
+        if self.sinks is None:
+            return None
+        sinks = self.sinks.detach().float()
+        sinks = sinks[:, None] if sinks.dim() == 1 else sinks
+        sinks = sinks.expand(batch, -1, columns)
+        return sinks.view(batch, groups, -1, columns)

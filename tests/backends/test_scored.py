@@ -11,20 +11,8 @@ from torch import Tensor
 import msrnn
 from msrnn.policy import NAMES, Policy
 from msrnn.scored import Candidates, ScoredPolicy
+from tests.helpers.scored_policies import as_function
 from tests.helpers.tiny import FAMILIES, build, left_padded, llama, tokens
-
-
-def as_function(policy: Policy) -> ScoredPolicy:
-    """A built-in policy, its importances computed by a function that is written for it."""
-
-    def score(seen: Candidates) -> Tensor:
-        if policy.decay is None:
-            return seen.positions
-        # What is remembered is the rank: the norm is a factor of it.
-        norm = seen.values.float().square().sum((0, 2)).sqrt() if policy.value_norm else 1.0
-        return (policy.decay * seen.importance / norm + seen.attention.mean(0)) * norm
-
-    return ScoredPolicy(policy.per, policy.first, policy.recent, policy.horizon, score=score)
 
 
 def evictions(policy: Policy, size: int, ids: Tensor, mask: Tensor, model: Any, **options: Any) -> Tensor:

@@ -99,7 +99,7 @@ def test_a_state_that_left_cannot_drown_those_that_stay(scan: Scan) -> None:
 @gives_attention
 def test_sinks_take_part_and_are_no_states(scan: Scan) -> None:
     scores, *rest = chunk([[0, 0], [0, 1]])
-    scan(scores, *rest, Bound(Policy.parse("tova"), 4), sinks=torch.tensor([[2.0]]))
+    scan(scores, *rest, Bound(Policy.parse("tova"), 4), sinks=torch.full((1, 1, 1, 2), 2.0))
     expected = torch.tensor([0.0, 1.0, 2.0]).softmax(0)[:2]
     torch.testing.assert_close(scores[0, 0, 0, 1], expected)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from msrnn.core.scores import Scoring
@@ -13,10 +14,21 @@ def test_scores_are_scaled_and_capped_in_float32() -> None:
     torch.testing.assert_close(Scoring(0.5, softcap=50.0)(query, keys), 50 * (plain / 50).tanh())
 
 
-def test_sinks_are_shared_out_among_groups() -> None:
+def test_learned_sinks_are_shared_out_among_groups() -> None:
     sinks = torch.arange(4.0, requires_grad=True)
-    found = Scoring(1.0, sinks=sinks).sinks_of(2)
+    found = Scoring(1.0, sinks=sinks).sinks_of(3, 2, 5)
     assert found is not None
     assert not found.requires_grad
-    assert found.tolist() == [[0.0, 1.0], [2.0, 3.0]]
-    assert Scoring(1.0).sinks_of(2) is None
+    assert (found.shape, found.stride(0), found.stride(3)) == ((3, 2, 2, 5), 0, 0)
+    assert (found == torch.tensor([[0.0, 1.0], [2.0, 3.0]])[:, :, None]).all()
+    assert Scoring(1.0).sinks_of(3, 2, 5) is None
+
+
+def test_sinks_of_each_query_are_shared_out_among_groups() -> None:
+    sinks = torch.randn(3, 4, 5)
+    found = Scoring(1.0, sinks=sinks).sinks_of(3, 2, 5)
+    assert found is not None
+    assert torch.equal(found[:, 1, 0], sinks[:, 2])
+    for batch, columns in ((2, 5), (3, 4), (3, 1)):
+        with pytest.raises(RuntimeError, match="expand"):
+            Scoring(1.0, sinks=sinks).sinks_of(batch, 2, columns)

@@ -52,7 +52,7 @@ def arguments(case: dict[str, Any], device: str) -> list[Any]:
     scores = torch.randn(2, G, M, C, bound.slots + C, generator=draw) * 3
     importance = torch.rand(position.shape, generator=draw) * (position >= 0)
     importance[..., bound.slots :] = 0
-    sinks = torch.randn(G, M, generator=draw) if case["sinks"] else None
+    sinks = torch.randn(2, G, M, C, generator=draw) if case["sinks"] else None
     norm = torch.rand(position.shape, generator=draw) + 0.5 if bound.policy.value_norm else None
     tensors = [scores, position, importance, query]
     protected = torch.tensor(case["protected"], dtype=torch.int32) if bound.protects and "protected" in case else None

@@ -31,7 +31,7 @@ def scan_by_weights(
     weights = pad(weights, (0, space.width - position.shape[2], *spare), value=torch.nan).contiguous()
     sink = None
     if sinks is not None:
-        sink = pad((sinks[None, :, :, None] - top[..., 0]).exp().transpose(2, 3), spare).contiguous().to(where)
+        sink = pad((sinks - top[..., 0]).exp().transpose(2, 3), spare).contiguous().to(where)
     there = [t.to(where).contiguous() for t in (position, importance, query_position)]
     norm, protected = (None if tensor is None else tensor.to(where) for tensor in (norm, protected))
     evicted_at = scan_triton(weights, there[0], there[1], there[2], bound, sink, norm, protected)

@@ -18,8 +18,15 @@ class NumbaBackend(TorchBackend):
     scan_repositioned = staticmethod(scan_repositioned_numba)
 
     def decode(
-        self, slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
+        self,
+        slots: Slots,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_position: Tensor,
+        scoring: Scoring,
+        share: Tensor | None = None,
     ) -> Tensor:
         if slots.keys.dtype == torch.float32 and scoring.repositioning is None and slots.joint is None:
-            return decode_numba(slots, query, key, value, query_position, scoring)
-        return super().decode(slots, query, key, value, query_position, scoring)
+            return decode_numba(slots, query, key, value, query_position, scoring, share)
+        return super().decode(slots, query, key, value, query_position, scoring, share)

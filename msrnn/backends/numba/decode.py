@@ -22,6 +22,7 @@ from msrnn.backends.numba.rows import (
     highest,
     observe_and_evict,
     ranges_array,
+    sinks_array,
 )
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import Slots
@@ -125,6 +126,7 @@ def _decode(
     ranges: Array,
     query_position: Array,
     sinks: Array,
+    share: Array,
     output: Array,
     scale: f32,
     softcap: f32,
@@ -170,8 +172,10 @@ def _decode(
             if softcap > f32(0.0):
                 cap(scores, softcap)
             for m in range(M):
-                sink = sinks[g, m] if sinks.shape[0] else f32(-np.inf)
-                attend_row(scores[m], highest(scores[m], present, sink), sink, present, scratch, observed)
+                sink = sinks[b, g, m, 0] if sinks.shape[0] else f32(-np.inf)
+                taken = attend_row(scores[m], highest(scores[m], present, sink), sink, present, scratch, observed)
+                if share.shape[0]:
+                    share[b, g, m, 0] = taken
             for local in range(members):
                 kv, rows = g * members + local, scores[local * R : (local + 1) * R]
                 _sum_values(rows, values[b, kv, :N], output[b, kv])
@@ -187,8 +191,16 @@ def _decode(
 
 
 def decode_numba(
-    slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
+    slots: Slots,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_position: Tensor,
+    scoring: Scoring,
+    share: Tensor | None = None,
 ) -> Tensor:
+    (B, K, R, _), G = query.shape, slots.position.shape[1]
+    shares = None if share is None else torch.zeros(B, G, K * R // G, 1, dtype=torch.float32)
     output = torch.empty(*query.shape[:3], value.shape[-1], dtype=torch.float32)
     _decode(
         query.contiguous().numpy(),
@@ -199,12 +211,15 @@ def decode_numba(
         slots.position.numpy(),
         array_or_empty(slots.importance, 3),
         array_or_empty(slots.norm, 3),
-        ranges_array(slots.ranges, len(output)),
+        ranges_array(slots.ranges, B),
         query_position.contiguous().numpy(),
-        array_or_empty(scoring.sinks_of(slots.position.shape[1]), 2),
+        sinks_array(scoring.sinks_of(B, G, 1)),
+        array_or_empty(shares, 4),
         output.numpy(),
         f32(scoring.scale),
         f32(scoring.softcap or 0.0),
         bound_scalars(slots.bound),
     )
+    if share is not None and shares is not None:
+        share.copy_(shares.view(share.shape))
     return output

@@ -87,22 +87,32 @@ def _share(total: f32) -> f32:
     return UNIT / total
 
 
+@compile_loop()
+def _ratio(sunk: f32, total: f32) -> f32:
+    """A function of its own for the same reason: 1 / total may not be a normal number."""
+    return sunk / total
+
+
 @compile_loop(fastmath=LANES)
-def attend_row(scores: Array, top: f32, sink: f32, present: Array, scratch: Array, observed: Array) -> None:
+def attend_row(scores: Array, top: f32, sink: f32, present: Array, scratch: Array, observed: Array) -> f32:
     """One head's scores become its attention over the present candidates; times UNIT, it is added to `observed`.
 
     `top` is an upper bound of the scores. The true maximum is searched only where `top` is NaN, or far above every
-    present score. A present score that is NaN makes the whole row NaN.
+    present score. A present score that is NaN makes the whole row NaN. Returns the attention to the sink.
     """
-    total = _exponentials(scores, top, present, scratch) + lift_exp(sink - top)
+    sunk = lift_exp(sink - top)
+    total = _exponentials(scores, top, present, scratch) + sunk
     if not total > VANISHED:
         top = highest(scores, present, sink)
-        total = _exponentials(scores, top, present, scratch) + lift_exp(sink - top)
+        sunk = lift_exp(sink - top)
+        total = _exponentials(scores, top, present, scratch) + sunk
     share = _share(total)
     for j in range(scores.shape[0]):
         a = scratch[j] * share
         scores[j] = f32(0.0) if a < SMALLEST else a * PER_UNIT
         observed[j] += a
+    taken: f32 = _ratio(sunk, total)
+    return taken
 
 
 @compile_loop()
@@ -213,6 +223,11 @@ def bound_scalars(bound: Bound) -> Scalars:
 def array_or_empty(tensor: Tensor | None, dims: int) -> Array:
     """A tensor's memory, or an array without elements that stands for None."""
     return np.empty((0,) * dims, f32) if tensor is None else tensor.numpy()
+
+
+def sinks_array(sinks: Tensor | None) -> Array:
+    """Sinks [B, G, M, C], or none of them; contiguous, since loops are compiled again for other strides."""
+    return array_or_empty(None if sinks is None else sinks.contiguous(), 4)
 
 
 def ranges_array(protected: Tensor | None, batch_size: int) -> Array:

@@ -30,6 +30,7 @@ from msrnn.backends.numba.rows import (
     highest,
     observe_and_evict,
     ranges_array,
+    sinks_array,
 )
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import HELD
@@ -46,6 +47,7 @@ def _scan(
     sinks: Array,
     norm: Array,
     ranges: Array,
+    share: Array,
     evicted_at: Array,
     bound: Scalars,
 ) -> None:
@@ -75,8 +77,11 @@ def _scan(
                     held -= expire(expires[:n], present[:n], evicted_at[b, g, :n], spared, t - window, t)
                 observed[:n] = f32(0.0)
                 for m in range(M):
-                    sink = sinks[g, m] if sinks.shape[0] else f32(-np.inf)
-                    attend_row(scores[b, g, m, i, :n], tops[b, g, m, i], sink, present[:n], scratch[:n], observed[:n])
+                    sink = sinks[b, g, m, i] if sinks.shape[0] else f32(-np.inf)
+                    row = scores[b, g, m, i, :n]
+                    taken = attend_row(row, tops[b, g, m, i], sink, present[:n], scratch[:n], observed[:n])
+                    if share.shape[0]:
+                        share[b, g, m, i] = taken
                     scores[b, g, m, i, n:] = f32(0.0)
                 norms = norm[b, g] if norm.shape[0] else scratch[:0]
                 j = observe_and_evict(
@@ -96,20 +101,22 @@ def scan_numba(
     sinks: Tensor | None = None,
     norm: Tensor | None = None,
     protected: Tensor | None = None,
+    share: Tensor | None = None,
 ) -> Tensor:
     evicted_at = torch.full(position.shape, HELD, dtype=torch.int32)
     tops = scores.amax(-1)
     if sinks is not None:
-        tops = torch.maximum(tops, sinks[None, :, :, None])
+        tops = torch.maximum(tops, sinks)
     _scan(
         scores.numpy(),
         tops.numpy(),
         position.contiguous().numpy(),
         importance.numpy(),
         query_position.contiguous().numpy(),
-        array_or_empty(sinks, 2),
+        sinks_array(sinks),
         array_or_empty(norm, 3),
         ranges_array(protected, position.shape[0]),
+        array_or_empty(share, 4),
         evicted_at.numpy(),
         bound_scalars(bound),
     )
@@ -192,6 +199,7 @@ def _scan_repositioned(
     sinks: Array,
     norm: Array,
     ranges: Array,
+    share: Array,
     attention: Array,
     evicted_at: Array,
     scale: f32,
@@ -252,8 +260,11 @@ def _scan_repositioned(
                     cap(attention[b, g, :, i, :n], softcap)
                 observed[:n] = f32(0.0)
                 for m in range(M):
-                    row, sink = attention[b, g, m, i, :n], sinks[g, m] if sinks.shape[0] else f32(-np.inf)
-                    attend_row(row, highest(row, present, sink), sink, present[:n], scratch[:n], observed[:n])
+                    row, sink = attention[b, g, m, i, :n], sinks[b, g, m, i] if sinks.shape[0] else f32(-np.inf)
+                    top = highest(row, present, sink)
+                    taken = attend_row(row, top, sink, present[:n], scratch[:n], observed[:n])
+                    if share.shape[0]:
+                        share[b, g, m, i] = taken
                 norms = norm[b, g] if norm.shape[0] else scratch[:0]
                 j = observe_and_evict(
                     importance[b, g], observed, present, where, free, norms, scratch, n, held, t, M, bound
@@ -273,6 +284,7 @@ def scan_repositioned_numba(
     scoring: Scoring,
     norm: Tensor | None = None,
     protected: Tensor | None = None,
+    share: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     (B, K, R, C, _), (_, G, N), repositioning = query.shape, position.shape, scoring.repositioning
     assert repositioning is not None
@@ -286,9 +298,10 @@ def scan_repositioned_numba(
         position.contiguous().numpy(),
         importance.numpy(),
         query_position.contiguous().numpy(),
-        array_or_empty(scoring.sinks_of(G), 2),
+        sinks_array(scoring.sinks_of(B, G, C)),
         array_or_empty(norm, 3),
         ranges_array(protected, B),
+        array_or_empty(share, 4),
         attention.numpy(),
         evicted_at.numpy(),
         f32(scoring.scale),

@@ -21,16 +21,30 @@ class TritonBackend(TorchBackend):
     decodes_repositioned = True
 
     def prefill(
-        self, slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
+        self,
+        slots: Slots,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_position: Tensor,
+        scoring: Scoring,
+        share: Tensor | None = None,
     ) -> Prefilled:
         if scoring.repositioning is None:
-            return prefill_triton(slots, query, key, value, query_position, scoring)
-        return super().prefill(slots, query, key, value, query_position, scoring)
+            return prefill_triton(slots, query, key, value, query_position, scoring, share)
+        return super().prefill(slots, query, key, value, query_position, scoring, share)
 
     def decode(
-        self, slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
+        self,
+        slots: Slots,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_position: Tensor,
+        scoring: Scoring,
+        share: Tensor | None = None,
     ) -> Tensor:
-        return decode_triton(slots, query, key, value, query_position, scoring)
+        return decode_triton(slots, query, key, value, query_position, scoring, share)
 
     def check_gaps(self, spacing: Spacing, bound: Bound, columns: int) -> None:
         check_reach(spacing, bound, columns)

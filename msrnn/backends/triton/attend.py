@@ -139,6 +139,12 @@ def _attend_sink(seen, b_sink):
 
 
 @triton.jit
+def _share_of_sink(sink, top, total):
+    """The part of a softmax that its sink takes: 0 for padding, whose maximum is -inf."""
+    return tl.where(top == float("-inf"), 0.0, tl.exp(sink - top) / total)
+
+
+@triton.jit
 def _find_empty(p_position, S: tl.constexpr):
     """The first empty slot.
 
@@ -150,10 +156,11 @@ def _find_empty(p_position, S: tl.constexpr):
     return tl.min(tl.where(tl.load(p_position + o_all, mask=o_all < S, other=0) < 0, o_all, ALL))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sink_b", "sink_h", "share_b", "share_h"])
 def attend_kernel(
-    query, key, value, keys, values, key_scale, value_scale, position, query_position, sinks, rotations,
-    fresh, scores, maxima, sums, squares, output, protected, scale, softcap, window, spared, largest,
+    query, key, value, keys, values, key_scale, value_scale, position, query_position, sinks, share, rotations,
+    fresh, scores, maxima, sums, squares, output, sink_b, sink_h, share_b, share_h,
+    protected, scale, softcap, window, spared, largest,
     SLIDING: tl.constexpr,
     K: tl.constexpr, G: tl.constexpr, R: tl.constexpr, S: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     HEADS: tl.constexpr, BS: tl.constexpr, SPAN: tl.constexpr,
@@ -166,7 +173,7 @@ def attend_kernel(
     sees SPAN slots, and leaves its part of the output, its maximum and its sum of exponentials; otherwise `maxima`
     gets logarithms of sums. With rotations, F pairs of dimensions are re-rotated, and scores are those of re-rotated
     rows. A program may then have several KV heads of one query head each, whose slots have the same rotations: these
-    are read once for all heads. Scales, sinks, rotations, squares, protected, softcap and window may be None.
+    are read once for all heads. Scales, sinks, share, rotations, squares, protected, softcap and window may be None.
     """
     BR: tl.constexpr = HEADS if R == 1 else width(R)
     BV: tl.constexpr = width(DV)
@@ -192,6 +199,8 @@ def attend_kernel(
         b_x, b_y = load_rotated(p_query, b_cos, b_sin, m_r[:, None], o_f[None, :], F, START, NEIGHBOURS)
     q = Query(b_q, b_x, b_y, tl.sum(b_q.to(tl.float32)) * BIAS if keys.dtype.element_ty == tl.int8 else 0.0)
     key_rows, value_rows = Buffer(keys, key_scale, i_kv * S, o_d, D), Buffer(values, value_scale, i_kv * S, o_v, DV)
+    if sinks is not None:
+        sinks = sinks + i_b * sink_b + (i_k * HEADS * R + o_r) * sink_h
     b_none = tl.zeros([BR], tl.float32)
     seen = Softmax(tl.full([BR], float("-inf"), tl.float32), b_none, tl.zeros([BR, BV], tl.float32), b_none)
     if t >= 0:
@@ -208,7 +217,7 @@ def attend_kernel(
             tl.store(p_scores + slot, b_s, mask=m_r & (slot < S))
             seen = Softmax(b_s, seen.b_sum + 1.0, seen.b_o + b_v, seen.b_bias)
             if sinks is not None:
-                seen = _attend_sink(seen, tl.load(sinks + i_k * HEADS * R + o_r, mask=m_r, other=0.0))
+                seen = _attend_sink(seen, tl.load(sinks, mask=m_r, other=0.0))
         for start in range(0, SPAN, BS):
             o_s = i_s * SPAN + start + tl.arange(0, BS)
             b_position = tl.load(p_position + o_s, mask=o_s < S, other=-1)
@@ -233,11 +242,17 @@ def attend_kernel(
         b_sum = tl.where(t >= 0, seen.b_sum, 1.0)
         tl.store(maxima + i_h + o_r, seen.b_max + tl.log(b_sum), mask=m_r)
         tl.store(output + (i_h + o_r[:, None]) * DV + o_v[None, :], b_o / b_sum[:, None], mask=m_o)
+        if share is not None:
+            b_share = _share_of_sink(tl.load(sinks, mask=m_r, other=0.0), seen.b_max, b_sum)
+            tl.store(share + i_b * share_b + (i_k * HEADS * R + o_r) * share_h, b_share, mask=m_r)
 
 
-@triton.jit
-def combine_kernel(maxima, sums, parts, log_sums, output, DV: tl.constexpr, SPLITS: tl.constexpr):
-    """One head's output from those of the splits."""
+@triton.jit(do_not_specialize=["sink_b", "sink_h", "share_b", "share_h"])
+def combine_kernel(
+    maxima, sums, parts, log_sums, output, sinks, share, sink_b, sink_h, share_b, share_h,
+    H: tl.constexpr, DV: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """One head's output from those of the splits, and the share of its sink where `share` is not None."""
     i_h = tl.program_id(0).to(tl.int64)
     o_p, o_v = tl.arange(0, triton.next_power_of_2(SPLITS)), tl.arange(0, width(DV))
     m_p, m_v = o_p < SPLITS, o_v < DV
@@ -254,3 +269,7 @@ def combine_kernel(maxima, sums, parts, log_sums, output, DV: tl.constexpr, SPLI
     )
     tl.store(log_sums + i_h, base + tl.log(total))
     tl.store(output + i_h * DV + o_v, tl.sum(b_parts * b_share[:, None], axis=0) / total, mask=m_v)
+    if share is not None:
+        i_b = i_h // H
+        sink = tl.load(sinks + i_b * sink_b + i_h % H * sink_h)
+        tl.store(share + i_b * share_b + i_h % H * share_h, _share_of_sink(sink, top, total))

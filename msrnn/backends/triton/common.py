@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from msrnn.core import protection
+from msrnn.core.scores import Scoring
 
 UNIT, PER_UNIT = tl.constexpr(2.0**86), tl.constexpr(2.0**-86)
 ROOT = tl.constexpr(2.0**43)
@@ -51,6 +53,23 @@ def hide_protected(b_position, protected, i_b):
 def width(n: int) -> int:
     """The width of a block that holds n."""
     return max(LEAST, int(triton.next_power_of_2(n)))
+
+
+def sinks_and_share(
+    scoring: Scoring, share: Tensor | None, batch: int, columns: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """Sinks and share [B, H, C] for a kernel. Without sinks the share is zero, and no kernel has to fill it."""
+    sinks = scoring.sinks_of(batch, 1, columns)
+    if sinks is not None:
+        return sinks[:, 0], share
+    if share is not None:
+        share.zero_()
+    return None, None
+
+
+def strides_of(tensor: Tensor | None) -> tuple[int, ...]:
+    """The strides of a tensor [B, H, C]; some number each for None."""
+    return (0, 0, 0) if tensor is None else tensor.stride()
 
 
 def at_once(most: int, dim: int, dtype: torch.dtype) -> int:

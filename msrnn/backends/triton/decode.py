@@ -16,7 +16,7 @@ import triton
 from torch import Tensor
 
 from msrnn.backends.triton.attend import attend_kernel, combine_kernel
-from msrnn.backends.triton.common import at_once
+from msrnn.backends.triton.common import at_once, sinks_and_share, strides_of
 from msrnn.backends.triton.evict import EVICT_WARPS, evict_kernel, observe_kernel
 from msrnn.backends.triton.rope import rotations_of
 from msrnn.core.quantization import LARGEST
@@ -49,16 +49,28 @@ class Attended(NamedTuple):
 
 
 def decode_triton(
-    slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
+    slots: Slots,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_position: Tensor,
+    scoring: Scoring,
+    share: Tensor | None = None,
 ) -> Tensor:
     query, key, value, query_position = (t.contiguous() for t in (query, key, value, query_position))
-    output, attended = _attend(slots, query, key, value, query_position, scoring)
+    output, attended = _attend(slots, query, key, value, query_position, scoring, share)
     _evict(slots, attended, query_position)
     return output
 
 
 def _attend(
-    slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
+    slots: Slots,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_position: Tensor,
+    scoring: Scoring,
+    share: Tensor | None,
 ) -> tuple[Tensor, Attended]:
     """Write the new token's rows, and attend. Its position is written by the eviction."""
     (B, K, R, D), DV, (_, G, S) = query.shape, value.shape[-1], slots.position.shape
@@ -78,6 +90,8 @@ def _attend(
     maxima, sums, parts = attended.log_sums, None, output
     if splits > 1:
         maxima, sums, parts = exact(B, K * R, splits), exact(B, K * R, splits), exact(B, K * R, splits, DV)
+    sinks, share = sinks_and_share(scoring, None if share is None else share.view(B, K * R, 1), B, 1)
+    strides = (*strides_of(sinks)[:2], *strides_of(share)[:2])
     rotations, rotated = None, {"F": 0, "START": 0, "NEIGHBOURS": False}
     if repositioning is not None:
         rope = repositioning.rope
@@ -85,13 +99,16 @@ def _attend(
         rotated = {"F": len(rope.frequency), "START": rope.start, "NEIGHBOURS": rope.interleaved}
     attend_kernel[(B * (K // heads), splits)](
         query, key, value, slots.keys, slots.values, slots.key_scale, slots.value_scale, slots.position, query_position,
-        scoring.sinks_of(G), rotations, fresh, attended.scores, maxima, sums, squares, parts,
+        sinks, share, rotations, fresh, attended.scores, maxima, sums, squares, parts, *strides,
         slots.ranges, scoring.scale, scoring.softcap, bound.window, bound.spared, LARGEST[code] if code else 1.0,
         SLIDING=bound.sliding, K=K, G=G, R=R, S=S, D=D, DV=DV, HEADS=heads, BS=block, SPAN=span, **rotated,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if splits > 1:
-        combine_kernel[(B * K * R,)](maxima, sums, parts, attended.log_sums, output, DV=DV, SPLITS=splits, num_warps=1)
+        combine_kernel[(B * K * R,)](
+            maxima, sums, parts, attended.log_sums, output, sinks, share, *strides,
+            H=K * R, DV=DV, SPLITS=splits, num_warps=1,
+        )  # fmt: skip
     return output, attended
 
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from msrnn.backends.base import Prefilled
-from msrnn.backends.triton.common import at_once, cap_scores, lift_exp, width
+from msrnn.backends.triton.common import at_once, cap_scores, lift_exp, sinks_and_share, strides_of, width
 from msrnn.backends.triton.keep import keep_triton
 from msrnn.backends.triton.scan import room, scan_triton
 from msrnn.core.scores import Scoring
@@ -107,10 +107,10 @@ def _clear(values, p_position, stop, N, S, BN: tl.constexpr):
         tl.store(_locate(values, o_n, S)[:, None] + values.o_w[None, :], b_zero, mask=m_zero)
 
 
-@triton.jit(do_not_specialize=["C", "S"])
+@triton.jit(do_not_specialize=["sink_b", "sink_h", "sink_t", "C", "S"])
 def weigh_kernel(
     query, key, value, new_key_scale, keys, key_scale, values, position, query_position, sinks, weights, sink_weights,
-    scale, softcap, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, C, S,
+    scale, softcap, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, sink_b, sink_h, sink_t, C, S,
     H: tl.constexpr, K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -140,7 +140,7 @@ def weigh_kernel(
     stop = tl.max(tl.where(m_c, S + o_c + 1, 0))
     b_none = tl.full([BC], float("-inf"), tl.float32)
     if sinks is not None:
-        b_none = tl.zeros([BC], tl.float32) + tl.load(sinks + i_h)
+        b_none = tl.load(sinks + i_b * sink_b + i_h * sink_h + o_c * sink_t, mask=m_c, other=float("-inf"))
     b_s = _score_seen(b_q, b_t, key_rows, p_position, tl.arange(0, BN), scale, softcap, N, S)
     b_base = tl.maximum(b_none, tl.max(b_s, axis=1))
     b_base = tl.where(b_base == float("-inf"), 0.0, b_base)
@@ -151,7 +151,7 @@ def weigh_kernel(
         b_base = tl.where(b_max == float("-inf"), 0.0, b_max)
         _weigh(b_q, b_t, b_base, b_none, key_rows, p_position, weights, o_row, scale, softcap, stop, N, S, BN)
     if sinks is not None:
-        tl.store(sink_weights + o_head, lift_exp(tl.load(sinks + i_h) - b_base), mask=m_c)
+        tl.store(sink_weights + o_head, lift_exp(b_none - b_base), mask=m_c)
     if (i_c == 0) & (i_h % (H // K) == 0):
         o_v, p_value = tl.arange(0, width(DV)), value + i_b * v_b + i_k * v_h
         value_rows = Candidates(values + o_slots * DV, p_value, v_t, None, None, o_v, DV)
@@ -189,7 +189,7 @@ def _attend_scores(
             b_p *= _load_scale(values, o_n, b_position >= 0, S)[None, :]
         b_o = b_o * b_old[:, None] + tl.dot(b_p.to(b_q.dtype), b_v.to(b_q.dtype), input_precision=EXACT)
         b_max = b_new
-    return b_sum, b_o
+    return b_max, b_sum, b_o
 
 
 @triton.jit
@@ -214,18 +214,19 @@ def _attend_weights(
     return b_sum, b_o
 
 
-@triton.jit(do_not_specialize=["C", "S"])
+@triton.jit(do_not_specialize=["sink_b", "sink_h", "sink_t", "share_b", "share_h", "share_t", "C", "S"])
 def attend_kernel(
     query, key, value, new_key_scale, new_value_scale, keys, values, key_scale, value_scale,
-    position, evicted_at, query_position, sinks, weights, sink_weights, output,
-    scale, softcap, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, C, S,
+    position, evicted_at, query_position, sinks, share, weights, sink_weights, output,
+    scale, softcap, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t,
+    sink_b, sink_h, sink_t, share_b, share_h, share_t, C, S,
     H: tl.constexpr, K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr, WEIGHED: tl.constexpr,
 ):  # fmt: skip
     """Masked attention: the queries from a token's position to its eviction see its KV row.
 
     Where the weights of `weigh_kernel` are given, they are used. Where all that a row still sees has vanished beside
-    what was evicted, its program computes scores instead. Scales, sinks and softcap may be None.
+    what was evicted, its program computes scores instead. Scales, sinks, share and softcap may be None.
     """
     i_b, i_h, i_c = tl.program_id(2).to(tl.int64), tl.program_id(1), tl.program_id(0)
     scale = tl.cast(scale, tl.float32)
@@ -233,7 +234,7 @@ def attend_kernel(
     o_c, o_d, o_v = i_c * BC + tl.arange(0, BC), tl.arange(0, width(D)), tl.arange(0, width(DV))
     m_c, m_d, m_v = o_c < C, o_d < D, o_v < DV
     b_t = tl.load(query_position + i_b * C + o_c, mask=m_c, other=-1)
-    b_sum = tl.zeros([BC], tl.float32)
+    b_sunk, b_sum = tl.zeros([BC], tl.float32), tl.zeros([BC], tl.float32)  # weights of the sink, and of all
     b_o = tl.zeros([BC, width(DV)], tl.float32)
     o_slots, o_new, o_group = (i_b * K + i_k) * S, (i_b * K + i_k) * C, (i_b * G + i_g) * N
     p_key, p_value = key + i_b * k_b + i_k * k_h, value + i_b * v_b + i_k * v_h
@@ -248,9 +249,9 @@ def attend_kernel(
     if WEIGHED:
         o_head = ((i_b * G + i_g) * ROWS + o_c) * (H // G) + i_h % (H // G)
         if sinks is not None:
-            b_sum += tl.load(sink_weights + o_head, mask=m_c, other=0.0) * LOWERED
+            b_sunk += tl.load(sink_weights + o_head, mask=m_c, other=0.0) * LOWERED
         b_sum, b_o = _attend_weights(
-            b_t, b_sum, b_o, weights, o_head * WIDTH, m_c, value_rows, p_position, p_evicted, stop, N, S,
+            b_t, b_sunk, b_o, weights, o_head * WIDTH, m_c, value_rows, p_position, p_evicted, stop, N, S,
             BN, query.dtype.element_ty,
         )  # fmt: skip
         computes = tl.max(((b_sum < VANISHED) & (b_t >= 0)).to(tl.int32)) > 0
@@ -261,15 +262,21 @@ def attend_kernel(
         b_sum = tl.zeros([BC], tl.float32)
         b_o = tl.zeros([BC, width(DV)], tl.float32)
         if sinks is not None:
-            b_max = tl.zeros([BC], tl.float32) + tl.load(sinks + i_h)
-            b_sum += 1.0
-        b_sum, b_o = _attend_scores(
+            b_sink = tl.load(sinks + i_b * sink_b + i_h * sink_h + o_c * sink_t, mask=m_c, other=float("-inf"))
+            b_max, b_sum = b_sink, (b_sink > float("-inf")).to(tl.float32)
+        b_max, b_sum, b_o = _attend_scores(
             b_q, b_t, b_max, b_sum, b_o, key_rows, value_rows, p_position, p_evicted, scale, softcap, stop, N, S,
             BN, 1 if WEIGHED or query.dtype.element_ty == tl.float32 else 2,
         )  # fmt: skip
-    b_o = b_o / tl.where(b_sum == 0, 1.0, b_sum)[:, None]
+        if share is not None:
+            b_sunk = tl.exp(b_sink - b_max)
+    b_sum = tl.where(b_sum == 0, 1.0, b_sum)
+    b_o = b_o / b_sum[:, None]
     p_o = output + ((i_b * C + o_c[:, None]) * H + i_h) * DV + o_v[None, :]
     tl.store(p_o, b_o, mask=m_c[:, None] & m_v[None, :])
+    if share is not None:
+        b_share = tl.where(b_t >= 0, b_sunk / b_sum, 0.0)
+        tl.store(share + i_b * share_b + i_h * share_h + o_c * share_t, b_share, mask=m_c)
 
 
 def _blocks(dim: int, dtype: torch.dtype) -> tuple[int, dict[str, int]]:
@@ -280,7 +287,13 @@ def _blocks(dim: int, dtype: torch.dtype) -> tuple[int, dict[str, int]]:
 
 
 def prefill_triton(
-    slots: Slots, query: Tensor, key: Tensor, value: Tensor, query_position: Tensor, scoring: Scoring
+    slots: Slots,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_position: Tensor,
+    scoring: Scoring,
+    share: Tensor | None = None,
 ) -> Prefilled:
     (B, H, C, D), (K, DV), (_, G, S) = query.shape, (key.shape[1], value.shape[-1]), slots.position.shape
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
@@ -288,10 +301,10 @@ def prefill_triton(
     key, value = (rows.codes for rows in fresh)
     position, importance, norm = slots.candidates(query_position, fresh[1])
     query_position = query_position.contiguous()
-    sinks = scoring.sinks_of(1)
+    sinks, share = sinks_and_share(scoring, share, B, C)
     rows, blocks = _blocks(max(D, DV), query.dtype)
     grid, space = (triton.cdiv(C, rows), H, B), room(C, S + C)
-    strides = (*query.stride()[:3], *key.stride()[:3], *value.stride()[:3])
+    strides = (*query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *strides_of(sinks))
     shape = {"H": H, "K": K, "G": G, "D": D, "DV": DV, "ROWS": space.rows, "WIDTH": space.width}
     weights = sink_weights = None
     if slots.bound.policy.decay is not None:
@@ -312,8 +325,8 @@ def prefill_triton(
     weighed = weights is not None and query.dtype != torch.float16
     attend_kernel[grid](
         query, key, value, fresh[0].scale, fresh[1].scale, slots.keys, slots.values, slots.key_scale, slots.value_scale,
-        position, evicted_at, query_position, sinks, weights, sink_weights, output,
-        scoring.scale, scoring.softcap, *strides, C, S, WEIGHED=weighed, **shape, **blocks,
+        position, evicted_at, query_position, sinks, share, weights, sink_weights, output,
+        scoring.scale, scoring.softcap, *strides, *strides_of(share), C, S, WEIGHED=weighed, **shape, **blocks,
     )  # fmt: skip
     keep_triton(slots, *fresh, position, importance, norm, evicted_at)
     return Prefilled(output, position, evicted_at)
