@@ -70,11 +70,15 @@ def check(run: Run, steps: int, before: int = 0) -> None:
             TorchBackend().decode(run.slots, *given)
             continue
         theirs, exact = run.copy(), run.copy(torch.float32)
-        output = decode_triton(run.slots, *given)
-        reference = TorchBackend().decode(theirs, *given)
-        truth = TorchBackend().decode(exact, query.float(), key.float(), value.float(), position, run.scoring)
+        shares = torch.full((3, *query.shape[:3]), torch.nan, dtype=torch.float32, device=query.device)
+        output = decode_triton(run.slots, *given, shares[0])
+        reference = TorchBackend().decode(theirs, *given, shares[1])
+        exactly = query.float(), key.float(), value.float(), position, run.scoring
+        truth = TorchBackend().decode(exact, *exactly, shares[2])
         if real is not None:
             assert (output[0] == 0).all()
+            assert (shares[0, 0] == 0).all()
+        assert (shares[0] - shares[2]).abs().max() <= 2 * (shares[1] - shares[2]).abs().max() + 1e-5
         rounding = torch.finfo(run.shape.dtype).eps * truth.abs().max()
         allowed = 2 * (reference.float() - truth).abs().max() + rounding + 1e-5
         assert (output.float() - truth).abs().max() <= allowed

@@ -13,6 +13,7 @@ from msrnn.core.slots import LayerShape, Slots
 from msrnn.layer import attend
 from msrnn.policy import Bound, Policy
 from tests.helpers.layers import read
+from tests.helpers.sinks import read_with_sinks
 
 SIZE = 20  # more slots than a block of the kernels holds here, so that a later block may score higher
 
@@ -23,7 +24,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check(scores: Tensor, bound: Bound, device: str, sinks: Tensor | None = None, pieces: int = 1) -> None:
-    """Outputs and kept tokens of torch and Triton, where queries are ones, and keys are the scores [T]."""
+    """Outputs, shares of sinks and kept tokens of torch and Triton, where queries are ones and keys the scores [T]."""
     shape = LayerShape(2, 1, 16, 16, torch.float32, torch.device(device))
     key = torch.zeros(1, 1, len(scores), 16, device=device)
     key[0, 0, :, 0] = scores.to(device)
@@ -32,13 +33,14 @@ def check(scores: Tensor, bound: Bound, device: str, sinks: Tensor | None = None
     value = torch.randn(key.shape, generator=torch.Generator().manual_seed(0)).to(device)
     scoring, found = Scoring(1.0, None, None if sinks is None else sinks.to(device)), []
     for backend in ("torch", "triton"):
-        slots = Slots(1, shape, bound)
-        rows = zip(*(x.chunk(pieces, 2) for x in (query, key, value)), strict=True)
-        output = torch.cat([read(slots, part, scoring, backend, 128) for part in rows], dim=1)
-        found.append((output, slots.position.sort(-1).values))
+        slots, real = Slots(1, shape, bound), torch.ones(1, len(scores), dtype=torch.bool, device=device)
+        given = slots, (query, key, value), real, scoring, (len(scores) // pieces,) * pieces
+        attended = read_with_sinks(resolve_backend(backend, real.device), *given)
+        found.append((*attended, slots.position.sort(-1).values))
     rounding = 1e-5 + 2**-22 * float(scores.abs().max())  # an error of a score is a relative error of its weight
     torch.testing.assert_close(found[1][0], found[0][0], atol=rounding, rtol=rounding)
-    assert torch.equal(found[1][1], found[0][1])
+    torch.testing.assert_close(found[1][1], found[0][1], atol=1e-30, rtol=rounding)
+    assert torch.equal(found[1][2], found[0][2])
 
 
 @pytest.mark.parametrize("height", [pytest.param(10.0, marks=pytest.mark.slow), 60.0])
