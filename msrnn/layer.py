@@ -7,6 +7,8 @@ This module knows slots and backends, but no models: queries and keys arrive wit
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -30,24 +32,32 @@ def attend(
     chunk: int,
     backend: Backend,
     record: Record | None = None,
+    share: Tensor | None = None,
 ) -> Tensor:
     """Append, attend, observe and evict for T tokens of a layer, at most `chunk` at a time.
 
-    query [B, H, T, D], key and value [B, K, T, D]; position [B, T] from `slots.advance`, -1 where padding.
+    query [B, H, T, D], key and value [B, K, T, D]; position [B, T] from `slots.advance`, -1 where padding. share
+    [B, H, T] gets the part of each query's attention that its sinks took.
     """
     if CHECKS and slots.joint is not None:
         check_same(slots.position, slots.joint, "the processes that share this layer have evicted other tokens")
-    if record is None and (query.shape[2] == 1 or (backend.decodes_repositioned and scoring.repositioning is not None)):
-        columns = (x.movedim(2, 0).contiguous() for x in (query, key, value))
-        rows = zip(*columns, position.T.contiguous(), strict=True)
-        outputs = [_attend_one(slots, q, k, v, t, scoring, backend) for q, k, v, t in rows]
-        return torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]
-    count = -(-query.shape[2] // chunk)
+    T = query.shape[2]
+    decodes = record is None and (T == 1 or (backend.decodes_repositioned and scoring.repositioning is not None))
+    width = 1 if decodes else -(-T // -(-T // chunk))  # of chunks that are as equal as possible
+    sinks = scoring.sinks if scoring.sinks is not None and scoring.sinks.ndim == 3 else None  # of each query
     outputs = []
-    for q, k, v, t in zip(
-        query.chunk(count, 2), key.chunk(count, 2), value.chunk(count, 2), position.chunk(count, 1), strict=True
+    for q, k, v, t, s, part in zip(
+        *(x.split(width, 2) for x in (query, key, value)),
+        position.split(width, 1),
+        repeat(None) if sinks is None else sinks.split(width, 2),
+        repeat(None) if share is None else share.split(width, 2),
+        strict=False,
     ):
-        output, candidates, evicted_at = backend.prefill(slots, q, k, v, t, scoring)
+        scores = scoring if s is None else replace(scoring, sinks=s)
+        if decodes:
+            outputs.append(_attend_one(slots, q, k, v, t, scores, backend, part))
+            continue
+        output, candidates, evicted_at = backend.prefill(slots, q, k, v, t, scores, part)
         outputs.append(output)
         if record is not None:
             record(candidates, evicted_at)
@@ -56,11 +66,20 @@ def attend(
 
 
 def _attend_one(
-    slots: Slots, query: Tensor, key: Tensor, value: Tensor, position: Tensor, scoring: Scoring, backend: Backend
+    slots: Slots,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    position: Tensor,
+    scoring: Scoring,
+    backend: Backend,
+    share: Tensor | None,
 ) -> Tensor:
-    """One decode step: query [B, H, D], key and value [B, K, D], position [B] -> [B, 1, H, Dv]"""
-    (B, H, D), K = query.shape, key.shape[1]
-    return backend.decode(slots, query.view(B, K, H // K, D), key, value, position, scoring).view(B, 1, H, -1)
+    """One decode step: query [B, H, 1, D], key and value [B, K, 1, D], position [B, 1] -> [B, 1, H, Dv]"""
+    (B, H, _, D), K = query.shape, key.shape[1]
+    rows = query.reshape(B, K, H // K, D), key[:, :, 0], value[:, :, 0], position[:, 0].contiguous()
+    taken = None if share is None else share[..., 0].unflatten(1, (K, -1))
+    return backend.decode(slots, *rows, scoring, taken).view(B, 1, H, -1)
 
 
 def attend_unbounded(

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from msrnn.checks import check_count, is_number, is_whole
 from msrnn.errors import UsageError
+from msrnn.recall import Recall
 
 
 @dataclass(frozen=True)
@@ -213,6 +214,7 @@ class Bound:
     sliding: bool = (
         False  # whether the layer slides: no query sees a token outside the window, not even a protected one
     )
+    recall: Recall | None = None  # evicted rows are archived, and recalled; None: they are gone
 
     @property
     def spared(self) -> int:
@@ -232,6 +234,11 @@ class Bound:
     def slots(self) -> int:
         """One more than the size, so that a new token always finds a free slot."""
         return self.size + 1
+
+    @property
+    def guests(self) -> int:
+        """Recalled rows of each KV head."""
+        return self.recall.rows if self.recall else 0
 
     def groups(self, kv_heads: int) -> int:
         return kv_heads if self.policy.per == "head" else 1

@@ -6,7 +6,7 @@ One layer and one sequence, without padding or slots, and not optimized, so that
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,6 +23,14 @@ class Recurrence(NamedTuple):
     margin: Tensor  # [G, T]: relative difference of the two lowest ranks at each step; inf where nothing was evicted
 
 
+class RecallAt(NamedTuple):
+    """Tokens `first` to `last` recall rows together; tokens from `first` to before `until` attend to them."""
+
+    first: int
+    last: int
+    until: int
+
+
 def recurrent(
     query: Tensor,
     key: Tensor,
@@ -33,15 +41,21 @@ def recurrent(
     sinks: Tensor | None = None,
     repositioning: Repositioning | None = None,
     protected: Collection[int] = (),
+    recalls: Sequence[RecallAt] = (),
+    reach: int = 0,
 ) -> Recurrence:
     """query [H, T, D], key [K, T, D], value [K, T, Dv], sinks [H]; bound None: nothing is evicted.
 
     Without `repositioning`, keys stay as the model rotated them. `protected` are positions of tokens that are never
-    evicted, as the `first` tokens are not.
+    evicted, as the `first` tokens are not. With `recalls`, tokens attend to recalled rows as well; where keys are
+    re-rotated, these are about `reach` away from the query, or nearer.
     """
     groups = bound.groups(key.shape[0]) if bound else 1
     parts = [
-        _one_group(q, k, v, bound, scale, softcap, s, repositioning, protected if bound and bound.protects else ())
+        _one_group(
+            *(q, k, v, bound, scale, softcap, s, repositioning, protected if bound and bound.protects else ()),
+            *(recalls, reach),
+        )
         for q, k, v, s in zip(
             query.chunk(groups),
             key.chunk(groups),
@@ -67,6 +81,8 @@ def _one_group(
     sinks: Tensor | None,
     repositioning: Repositioning | None,
     protected: Collection[int],
+    recalls: Sequence[RecallAt],
+    reach: int,
 ) -> Recurrence:
     """The heads of one group, which evict the same token."""
     share = query.shape[0] // key.shape[0]  # query heads that share a KV head
@@ -78,7 +94,19 @@ def _one_group(
     evicted_at = torch.full((1, length), HELD)
     margin = torch.full((1, length), math.inf)
     outputs = []
+    blocks = {block.first: block for block in recalls}
+    guests = _Guests.none(key, value)
+    until = 0
     for t in range(length):
+        # recall
+        if bound and bound.recall and t in blocks:
+            (_, last, until), queries = blocks[t], query[:, t : blocks[t].last + 1]
+            shares = _recall_shares(queries, key[:, : last + 1], share, scale, softcap, repositioning, reach)
+            guests, close = _Guests.choose(shares, held, bound.recall.rows, key, value, t, repositioning, reach)
+            margin[0, t] = close
+        if t == until:
+            guests = _Guests.none(key, value)
+
         # append
         if bound and bound.window is not None:
             spared = () if bound.sliding else protected
@@ -94,13 +122,20 @@ def _one_group(
             new_position = repositioning.spacing.reposition_sorted(position)
             newest = repositioning.rerotate(newest, position[-1:], new_position[-1:])
             kept = repositioning.rerotate(kept, position, new_position)
-        scores = (newest * kept).sum(-1).float() * scale
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
+        scores = _score(newest, kept, scale, softcap)
+        asked = _score(query[:, t, None], guests.key, scale, softcap)
+        if bound and bound.sliding and bound.window is not None:
+            asked = asked.masked_fill(guests.position <= t - bound.window, -math.inf)
+        scores = torch.cat([scores, asked], dim=-1)
         if sinks is not None:
             scores = torch.cat([scores, sinks[:, None].float()], dim=-1)
-        attention = scores.double().softmax(-1)[:, : len(held)]  # ranks may be far below the least float32 number
-        outputs.append((attention[..., None].to(value.dtype) * value[:, held]).sum(1))
+        weights = scores.double().softmax(-1)  # ranks may be far below the least float32 number
+        attention = weights[:, : len(held)]
+        of_guests = weights[:, len(held) : len(held) + asked.shape[1]]
+        outputs.append(
+            (attention[..., None].to(value.dtype) * value[:, held]).sum(1)
+            + (of_guests[..., None].to(value.dtype) * guests.value).sum(1)
+        )
         if bound is None:
             continue
 
@@ -116,10 +151,84 @@ def _one_group(
             rank = {j: _rank(importance[j] * (norm[j] if bound.policy.value_norm else 1.0)) for j in free}
             ranked = sorted(free, key=lambda j: (rank[j], j))
             if len(ranked) > 1:
-                margin[0, t] = _margin(rank[ranked[0]], rank[ranked[1]])
+                margin[0, t] = min(float(margin[0, t]), _margin(rank[ranked[0]], rank[ranked[1]]))
             held.remove(ranked[0])
             evicted_at[0, ranked[0]] = t
     return Recurrence(torch.stack(outputs, dim=1), evicted_at, margin)
+
+
+def _score(query: Tensor, key: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """query [H, 1, D], key [H, N, D] -> [H, N]"""
+    scores = (query * key).sum(-1).float() * scale
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
+
+
+class _Guests(NamedTuple):
+    """Recalled rows, for each query head those of its KV head."""
+
+    key: Tensor  # [H, n, D]
+    value: Tensor  # [H, n, Dv]
+    position: Tensor  # [H, n]
+
+    @classmethod
+    def none(cls, key: Tensor, value: Tensor) -> _Guests:
+        return cls(key[:, :0], value[:, :0], torch.zeros(len(key), 0, dtype=torch.long))
+
+    @classmethod
+    def choose(
+        cls,
+        shares: Tensor,
+        held: list[int],
+        rows: int,
+        key: Tensor,
+        value: Tensor,
+        first: int,
+        repositioning: Repositioning | None,
+        reach: int,
+    ) -> tuple[_Guests, float]:
+        """The tokens before `first` with the largest shares [H, N] that are not held, and how close the choice was."""
+        others = [j for j in range(first) if j not in held]
+        chosen, close = [], math.inf
+        for share in shares[:, others].tolist():
+            ranked = sorted(range(len(others)), key=lambda i: (-share[i], others[i]))
+            chosen.append(sorted(others[i] for i in ranked[:rows]))
+            if len(others) > rows:
+                close = min(close, _margin(share[ranked[rows]], share[ranked[rows - 1]]))
+        position = torch.tensor(chosen, dtype=torch.long).view(len(key), -1)
+        rows_of = [x.gather(1, position[..., None].expand(*position.shape, x.shape[-1])) for x in (key, value)]
+        if repositioning is not None:
+            count = position.shape[1]
+            farthest = first - reach - count + torch.arange(count)  # in their order, one position apart
+            rows_of[0] = repositioning.rerotate(rows_of[0], position, torch.maximum(position, farthest))
+        return cls(rows_of[0], rows_of[1], position), close
+
+
+def _recall_shares(
+    query: Tensor,
+    key: Tensor,
+    share: int,
+    scale: float,
+    softcap: float | None,
+    repositioning: Repositioning | None,
+    reach: int,
+) -> Tensor:
+    """What recall ranks archived tokens by, [H, N]: their largest attention from any query of a block.
+
+    query [H, T, D], key [H, N + T, D]. Attention is over all archived tokens and the block itself, as if nothing had
+    been evicted, and the mean over the `share` query heads of a KV head.
+    """
+    T, first = query.shape[1], key.shape[1] - query.shape[1]
+    archived = key[:, :first]
+    if repositioning is not None:
+        position = torch.arange(first)
+        archived = repositioning.rerotate(archived, position, position.clamp(min=first - reach))
+    largest = torch.full((len(query), first), -math.inf)
+    for i in range(T):
+        seen = torch.cat([archived, key[:, first : first + i + 1]], 1)
+        attention = _score(query[:, i, None], seen, scale, softcap).double().softmax(-1)[:, :first]
+        mean = attention.unflatten(0, (-1, share)).mean(1).repeat_interleave(share, 0)
+        largest = torch.maximum(largest, mean.float())
+    return largest
 
 
 def _rank(importance: float) -> float:

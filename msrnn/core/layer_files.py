@@ -9,13 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from msrnn.checks import is_whole
 from msrnn.core.protection import no_ranges
+from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.slots import Memory, Slots
 from msrnn.core.state_file import save_tensors
 from msrnn.core.validation import check_counts, check_layers, check_savable, clear_free, is_incomplete
 from msrnn.errors import FileError, UsageError
 
 PROTECTED = "protected"  # the tensor of protected ranges, which all layers share; absent if there are none
+ARCHIVED = "archived"  # the first archived position of each sequence, in the description of layers with an archive
 Layers = Sequence[tuple[int, Memory]]  # with their indices in the model
 
 
@@ -36,13 +39,19 @@ def save_layers(path: Path, layers: Layers, columns: int, fingerprint: dict[str,
         "model_dtype": "/".join(sorted({str(layer.dtype).removeprefix("torch.") for _, layer in layers})),
         "notes": notes,
     }
-    save_tensors(path, _fold(layers), {**description, "incomplete": True} if incomplete else description)
+    if incomplete:
+        description["incomplete"] = True
+    archives = next((layer.archives for _, layer in layers if isinstance(layer, RecallSlots)), None)
+    if archives is not None:
+        description[ARCHIVED] = [archive.begin for archive in archives]
+    save_tensors(path, {**_fold(layers), **_fold_archives(layers)}, description)
 
 
 def restore_layers(layers: Layers, tensors: dict[str, Tensor], description: dict[str, Any]) -> int:
     """Fill layers with a file's tensors, checked -> the columns that they have read."""
     batch_size, columns = check_counts(description, len(layers))
-    tensors = _unfold(layers, tensors, batch_size)
+    tensors = _unfold(layers, dict(tensors), batch_size)
+    archives = _take_archives(layers, tensors, description, batch_size)
     expected = {f"{i}.{name}" for i, layer in layers for name in layer.tensors()}
     if expected != tensors.keys():
         mismatched = sorted(expected ^ tensors.keys())
@@ -50,6 +59,8 @@ def restore_layers(layers: Layers, tensors: dict[str, Tensor], description: dict
         raise UsageError(f"tensor {mismatched[0]} {problem}")
     for i, layer in layers:
         layer.restore({name: tensors[f"{i}.{name}"] for name in layer.tensors()}, columns, batch_size)
+    for layer, rows, begins in archives:
+        layer.restore_archives(rows, begins)
     check_layers(layers, columns, incomplete=description.get("incomplete") is True)
     for _, layer in layers:
         clear_free(layer)
@@ -60,6 +71,38 @@ def _fold(layers: Layers) -> dict[str, Tensor]:
     tensors = {f"{i}.{name}": tensor for i, layer in layers for name, tensor in layer.tensors().items()}
     ranges = [tensors.pop(f"{i}.{PROTECTED}") for i, layer in layers if isinstance(layer, Slots)]
     return {**tensors, PROTECTED: ranges[0]} if ranges and bool(ranges[0].any()) else tensors
+
+
+def _fold_archives(layers: Layers) -> dict[str, Tensor]:
+    return {
+        f"{i}.archive.{b}.{name}": tensor
+        for i, layer in layers
+        if isinstance(layer, RecallSlots)
+        for b, archive in enumerate(layer.archives)
+        for name, tensor in archive.tensors().items()
+    }
+
+
+def _take_archives(
+    layers: Layers, tensors: dict[str, Tensor], description: dict[str, Any], batch_size: int
+) -> list[tuple[RecallSlots, list[dict[str, Tensor]], list[int]]]:
+    """Take the archives of each layer out of a file's tensors, with the first position of each."""
+    begins: Any = description.get(ARCHIVED)
+    taken = []
+    for i, layer in layers:
+        if isinstance(layer, RecallSlots):
+            if not isinstance(begins, list) or len(begins) != batch_size or not all(map(is_whole, begins)):
+                raise UsageError(f"{ARCHIVED} {begins!r:.40}: must be a list of {batch_size} positions")
+            names = layer.archived_names
+            rows = [{name: _take(tensors, f"{i}.archive.{b}.{name}") for name in names} for b in range(batch_size)]
+            taken.append((layer, rows, begins))
+    return taken
+
+
+def _take(tensors: dict[str, Tensor], name: str) -> Tensor:
+    if name not in tensors:
+        raise UsageError(f"tensor {name} is missing")
+    return tensors.pop(name)
 
 
 def _unfold(layers: Layers, tensors: dict[str, Tensor], batch_size: int) -> dict[str, Tensor]:

@@ -43,6 +43,15 @@ class Rows(NamedTuple):
     codes: Tensor  # [..., D] 8-bit codes, or the numbers themselves
     scale: Tensor | None  # [...]; None: not quantized
 
+    def pick_heads(self, heads: slice) -> Rows:
+        """The rows [K, n, D] of some heads; views."""
+        return Rows(self.codes[heads], None if self.scale is None else self.scale[heads])
+
+    def to(self, device: torch.device) -> Rows:
+        """Copies on a device, begun at least, or the rows themselves if they are there."""
+        codes = self.codes.to(device, non_blocking=True)
+        return Rows(codes, None if self.scale is None else self.scale.to(device, non_blocking=True))
+
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """The numbers in the dtype that the model computes in."""
         return self.codes if self.scale is None else (self.codes.float() * self.scale.float()[..., None]).to(dtype)

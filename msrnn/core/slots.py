@@ -33,6 +33,8 @@ class LayerShape:
     device: torch.device
     state_dtype: torch.dtype | None = None  # 8-bit codes, where rows are quantized; None: rows are kept in `dtype`
     shards: Shards | None = None  # the processes that have the layer's other heads; `heads` are those of this one
+    reach: int = 0  # the farthest distance of a recalled row, where keys are re-rotated
+    archived: int | None = None  # the largest number of tokens that are archived; None: all
 
 
 HELD = 2**31 - 1  # the eviction time of a KV row that is still held
@@ -125,6 +127,9 @@ class _Buffers:
         for name in self.tensors():
             setattr(other, name, torch.cat([getattr(layer, name).to(self.seen.device) for layer in layers]))
         return other
+
+    def take_archives(self, numbers: Sequence[int], other: Any, sources: Sequence[int]) -> None:
+        """Give some sequences the archives of sequences of another layer of this kind, if there are archives."""
 
     def reorder(self, sequences: Tensor) -> None:
         """`select` in place, for beams: no buffer moves, so pointers in captured graphs stay valid."""

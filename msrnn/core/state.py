@@ -247,10 +247,11 @@ class MultiState:
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             for name, buffer in mine.tensors().items():
                 buffer.copy_(getattr(theirs, name)[sequences.to(buffer.device)])
+            mine.take_archives(range(len(sequences)), theirs, sequences.tolist())
 
-    def view(self, count: int) -> MultiState:
-        """A view of the first sequences: the buffers are the same."""
-        return self._with([layer.view(slice(count)) for layer in self.layers])
+    def view(self, sequences: slice) -> MultiState:
+        """A view of some sequences: the buffers are the same."""
+        return self._with([layer.view(sequences) for layer in self.layers])
 
     def copy_sequence(self, index: int, columns: int) -> MultiState:
         """A copy of one sequence that has read `columns` columns; `select` without a check that waits for the device.
@@ -268,6 +269,8 @@ class MultiState:
             return [tensor[number] for layer in state.layers for tensor in layer.tensors().values()]
 
         torch._foreach_copy_(tensors(self, index), tensors(other, source))
+        for mine, theirs in zip(self.layers, other.layers, strict=True):
+            mine.take_archives([index], theirs, [source])
 
     def save(self, path: str | os.PathLike[str], notes: dict[str, Any] | None = None) -> None:
         """Write the state to one safetensors file, whole or not at all; `notes` are kept in its description.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from msrnn.checks import check_count, is_whole
 from msrnn.core.protection import check_fits
+from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.slots import MOST_COLUMNS, Growing, Memory, Slots
 from msrnn.errors import UsageError
 from msrnn.scored import refuse_scored
@@ -90,6 +91,8 @@ def _check_slots(slots: Slots, incomplete: bool) -> None:
     twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
     _refuse(twice.flatten(1), ordered[..., 1:].flatten(1), "is a position that is held twice")
     _check_ranges(slots)
+    if isinstance(slots, RecallSlots):
+        _check_guests(slots)
     if slots.bound.window or incomplete:  # here a token may be dropped although its slot is not needed
         _refuse((held == 0) & (seen > 0), held, "tokens are held, although some were read")
     else:
@@ -108,6 +111,24 @@ def _check_ranges(slots: Slots) -> None:
     check_fits(slots.protected.cpu(), [slots.bound], torch.zeros_like(slots.seen))
 
 
+def _check_guests(slots: RecallSlots) -> None:
+    """Refuse guests that are not tokens that were read, and archived rows that are not finite."""
+    beyond = (slots.guest_position < -1) | (slots.guest_position >= slots.seen[:, None, None])
+    _refuse(beyond.flatten(1), slots.guest_position.flatten(1), "is the position of a guest that was not read")
+    for name, rows in (("keys", slots.guest_keys), ("values", slots.guest_values)):
+        _refuse_unless_finite(_finite(rows), f"guest {name}")
+    for sequence, archive in enumerate(slots.archives):
+        for name, tensor in archive.tensors().items():
+            if tensor.itemsize > 1 and not bool(tensor.isfinite().all()):
+                raise UsageError(f"sequence {sequence}: archived {name} that are not finite")
+
+
+def _refuse_unless_finite(finite: Tensor, what: str) -> None:
+    """Name the first sequence of [B, ...] with a number that is not finite."""
+    if not bool(finite.all()):
+        raise UsageError(f"sequence {int((~finite).nonzero()[0, 0])}: {what} that are not finite")
+
+
 def _check_growing(layer: Growing, columns: int) -> None:
     """Every token that was read has its column, in order; the other columns are padding or empty."""
     position = layer.position[:, 0]
@@ -123,9 +144,7 @@ def _check_growing(layer: Growing, columns: int) -> None:
 def _check_numbers(layer: Memory) -> None:
     held = mask_held_rows(layer)
     for name in ("keys", "values"):
-        wrong = held & ~_finite(getattr(layer, name))
-        if bool(wrong.any()):
-            raise UsageError(f"sequence {int(wrong.nonzero()[0, 0])}: {name} that are not finite")
+        _refuse_unless_finite(~held | _finite(getattr(layer, name)), name)
     if isinstance(layer, Growing):
         return
     for name, scale in (("keys", layer.key_scale), ("values", layer.value_scale)):

@@ -72,7 +72,7 @@ class DecodeBatch:
 
     def _view(self, count: int) -> MultiState:
         if count not in self._views:
-            self._views[count] = self.state.view(count)
+            self._views[count] = self.state.view(slice(count))
         return self._views[count]
 
     def _mask(self, bucket: int, count: int) -> Tensor | None:

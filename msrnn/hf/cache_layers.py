@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from msrnn.backends.base import Backend
+from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.rope import Repositioning
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import Growing, Memory, Slots
 from msrnn.errors import UsageError
 from msrnn.hf.cache_state import CachedState
 from msrnn.layer import Record, attend, attend_unbounded
+from msrnn.recall_layer import attend_recalling
 
 NAME = "msrnn"  # of the attention implementation
 READS_AGAIN = (
@@ -219,10 +221,13 @@ class StateLayer(OwnedLayer):
             scoring = replace(scoring, repositioning=setup.repositioning)
         with torch.cuda.device_of(query):  # kernels are launched on the current device
             place = self.place or Place(slots.advance(query.shape[2], real), nullcontext())
+            rest: Any = scoring, setup.chunk, setup.backend, self.record
             with place.turn:
-                return attend(
-                    slots, query, key, value, place.position, scoring, setup.chunk, setup.backend, self.record
-                )
+                if isinstance(slots, RecallSlots):
+                    return attend_recalling(
+                        slots, query, key, value, place.position, *rest, real, self.cached.recalling
+                    )
+                return attend(slots, query, key, value, place.position, *rest)
 
     def reset(self) -> None:
         """Make the whole state empty: layers have read the same columns."""

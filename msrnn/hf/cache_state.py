@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
+from msrnn.recall_layer import Recalling
 
 if TYPE_CHECKING:
     from msrnn.hf.state_spec import StateSpec
@@ -18,10 +19,11 @@ class CachedState:
     """A state that a cache reads into, shared by the cache's layers, and the columns that the cache reports.
 
     The caller counts the columns of the state (`MultiState.reading`). The cache may report any number to transformers.
+    `recalling` says which tokens recall archived rows, where the state has an archive.
     """
 
-    def __init__(self, state: MultiState | None, columns: int = 0) -> None:
-        self._state, self._columns = state, columns
+    def __init__(self, state: MultiState | None, columns: int = 0, recalling: Recalling | None = None) -> None:
+        self._state, self._columns, self.recalling = state, columns, recalling
 
     @property
     def exists(self) -> bool:

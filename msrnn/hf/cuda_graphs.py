@@ -52,7 +52,8 @@ class Graphs:
         on_cuda = model.device.type == "cuda" and len(devices) == 1
         self.stepwise = spec.decodes_repositioned
         self._shards = spec.model.shards
-        self.possible = fixed and on_cuda and set(spec.backends) == {"triton"} and not CHECKS
+        # The search of an archive grows with the text, and a captured graph cannot.
+        self.possible = fixed and on_cuda and set(spec.backends) == {"triton"} and not CHECKS and not spec.recall
         if self.possible and self._shards is not None and not self._shards.capturable:
             warnings.warn(
                 "the processes that share this model do not speak by NCCL, so no CUDA graph can be captured: kernels "

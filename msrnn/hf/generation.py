@@ -40,9 +40,7 @@ class Reader(Protocol):
 
     spec: StateSpec
 
-    def read(
-        self, input_ids: Tensor, state: MultiState, attention_mask: Tensor | None = None, last_only: bool = False
-    ) -> Tensor: ...
+    def read_prompt(self, input_ids: Tensor, state: MultiState, mask: Tensor | None) -> Tensor: ...
 
     def step(self, input_ids: Tensor, state: MultiState, attention_mask: Tensor | None = None) -> Tensor: ...
 
@@ -183,11 +181,12 @@ class Continuation:
         logits = None
         if before:
             part = None if mask is None else mask[:, :before]
-            logits = self.rnn.read(ids[:, :before], self.state, part, last_only=True)
+            logits = self.rnn.read_prompt(ids[:, :before], self.state, part)
         decoding = self.state
         if self.copies > 1:
             decoding = self.rnn.select(self.state, each(self.state.batch_size, self.copies))
-        self.cached = CachedState(decoding, columns=before)  # transformers counts the columns of this call
+        # transformers counts the columns of this call.
+        self.cached = CachedState(decoding, columns=before, recalling=self.rnn.spec.recalling)
         self.cache.layers = self.rnn.spec.cache(self.cached).layers
         if stepping:
             return self._decode(ids[:, -1:].repeat_interleave(self.copies, 0), kwargs)
@@ -218,7 +217,7 @@ class Continuation:
 
     def _read(self, ids: Tensor) -> Tensor:
         assert self.cached is not None
-        logits = self.rnn.read(ids, self.cached.state, last_only=True)
+        logits = self.rnn.read_prompt(ids, self.cached.state, None)
         self.cached.report(ids.shape[1])
         return logits
 
@@ -235,7 +234,7 @@ class Continuation:
         if self.copies > 1:
             new = out.sequences[:, prompt - 1 :]
             real = torch.cat([torch.ones_like(new[:, :1]), mask_generated(out, prompt, self.ends)], dim=1)
-            self.rnn.read(new.masked_fill(real == 0, 0), self.state, real, last_only=True)
+            self.rnn.read_prompt(new.masked_fill(real == 0, 0), self.state, real)
             return
         generated, real = out.sequences[:, prompt:], mask_generated(out, prompt, self.ends)
         read = torch.cat(self.fed, dim=1) if self.fed else generated[:, :0]
@@ -245,7 +244,7 @@ class Continuation:
             raise UsageError("this generation mode feeds other tokens than it returns: call generate without a state")
         out.sequences[:, prompt:] = generated.masked_fill(real == 0, pad)
         if bool(real[:, -1].any()):
-            self.rnn.read(generated[:, -1:].masked_fill(real[:, -1:] == 0, 0), self.state, real[:, -1:], last_only=True)
+            self.rnn.step(generated[:, -1:].masked_fill(real[:, -1:] == 0, 0), self.state, real[:, -1:])
 
 
 def redirect_forward(model: PreTrainedModel, continuation: Continuation) -> Any:

@@ -71,3 +71,11 @@ def positions_of(seen: Tensor, input_ids: Tensor, mask: Tensor | None) -> Tensor
 def count_tokens(input_ids: Tensor, mask: Tensor | None) -> Tensor:
     """The tokens of each sequence, without padding: [B]"""
     return torch.full(input_ids.shape[:1], input_ids.shape[1]) if mask is None else mask.sum(-1)
+
+
+def split_at_blocks(input_ids: Tensor, first: int, every: int, most: int) -> list[Tensor]:
+    """Ids [1, T] from position `first` on, in pieces of about `most` columns that begin at multiples of `every`."""
+    width = max(1, most // every) * every
+    until_first = min(input_ids.shape[1], -first % every)
+    pieces = [input_ids[:, :until_first]] if until_first else []
+    return [*pieces, *(piece for piece in input_ids[:, until_first:].split(width, 1) if piece.shape[1])]

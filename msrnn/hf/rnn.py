@@ -21,15 +21,18 @@ from msrnn.hf.cache_state import CachedState
 from msrnn.hf.cuda_graphs import Graphs
 from msrnn.hf.generation import Continuation, SequenceEnds, Settings, redirect_forward
 from msrnn.hf.handover import begin_block, end_block, give_back, hand_over
-from msrnn.hf.inputs import check_input, count_tokens, positions_of
+from msrnn.hf.inputs import check_input, count_tokens, positions_of, split_at_blocks
 from msrnn.hf.state_spec import state_spec
 from msrnn.hf.tensor_parallel import check_same_input, naming_lost_ranks
 from msrnn.hf.wavefront import Wave
 from msrnn.layer import Record
 from msrnn.policy import Policy, same_ranking
+from msrnn.recall import Recall
+from msrnn.recall_layer import Recalling
 from msrnn.size import SizeLike
 
 DEFAULT_BLOCK = 512
+QUESTION = 64  # the last tokens of a prompt, which recall as an answer does
 STEPWISE_BLOCK = 64  # where a GPU reads a block token by token: a larger graph takes too long to capture
 
 
@@ -52,6 +55,10 @@ class MultiStateRNN:
                  takes seconds once, then decode steps take about a tenth less time
     chunk        tokens that are scored at once inside a layer. It bounds memory, and does not change the result
     block        tokens of a sequence that pass through the model at once; bounds memory, does not change the result
+    recall       the number of evicted rows that come back, for each KV head, when `generate` or `read` asks for them;
+                 every row is then archived. 0: none; or a `Recall`, which says where the archive is
+    recall_every tokens that share their recalled rows, in what `generate` reads and writes
+    recall_while_reading  the same for the text before that; None: it is read without recall
     """
 
     def __init__(
@@ -66,11 +73,20 @@ class MultiStateRNN:
         compile: bool = False,
         chunk: int | None = None,
         block: int | None = None,
+        recall: int | Recall = 0,
+        recall_every: int = 1,
+        recall_while_reading: int | None = None,
     ) -> None:
         if block is not None:
             check_count("block", block, of="tokens")
+        if recall_while_reading is not None:
+            check_count("recall_while_reading", recall_while_reading, of="tokens")
         options: Any = {"positions": positions, "state_dtype": state_dtype, "backend": backend, "chunk": chunk}
-        self.spec = state_spec(model, policy, size, **options, in_blocks=True)
+        if not isinstance(recall, Recall):
+            check_count("recall", recall, least=0, of="KV rows")
+        chosen = recall if isinstance(recall, Recall) else Recall(recall, recall_every) if recall else None
+        self.spec = state_spec(model, policy, size, **options, in_blocks=True, recall=chosen)
+        self.recall_while_reading = recall_while_reading
         hand_over(model, self)
         self.model = model
         stepwise = self.spec.decodes_repositioned
@@ -186,7 +202,7 @@ class MultiStateRNN:
         graph = self._graphs.of(state)
         with state.reading(1):
             if graph is None:
-                return self.forward(ids, state, mask, last_only=True)
+                return self.forward(ids, state, mask, last_only=True, recalling=self.spec.recalling)
             return graph(ids, mask)[0].clone()
 
     @torch.no_grad()
@@ -199,18 +215,53 @@ class MultiStateRNN:
         on_block: Callable[[int], None] | None = None,
         record: Callable[[int], Record] | None = None,
         protect: bool = False,
+        recall_every: int | None = None,
     ) -> Tensor:
         """Read any number of tokens [B, T] (prefill); the state advances. -> logits [B, T, V], or the last [B, 1, V].
 
         `attention_mask` [B, T] covers these columns, 0 for padding. The result does not depend on how a text is split
         into calls. `on_block` is called with the number of columns that were read since. `record(layer)` returns a
         function that receives the layer's eviction times. With `protect`, these tokens are never evicted, until
-        `state.release()`; more than fit are refused before a token is read.
+        `state.release()`; more than fit are refused before a token is read. With `recall_every`, blocks of so many
+        tokens, from multiples of it on, recall archived rows; without it, these tokens see held rows only.
         """
         input_ids, mask = check_input(self.model, self.spec, input_ids, state, attention_mask)
         check_same_input(input_ids, self.spec.model.shards)
+        if recall_every is not None:
+            self._check_recalls(recall_every, mask, record)
         with self._protecting(state, input_ids, mask) if protect else nullcontext():
+            if recall_every is not None:
+                return self._read_recalling(input_ids, state, mask, last_only, on_block, recall_every)
             return self._read(input_ids, state, mask, last_only, on_block, record)
+
+    def _check_recalls(self, every: int, mask: Tensor | None, record: Callable[[int], Record] | None) -> None:
+        """Refuse to recall without an archive, and what cannot be read block by block."""
+        check_count("recall_every", every, of="tokens")
+        if record is not None:
+            raise UsageError("tokens that recall cannot be traced", name="recall_every", value=every)
+        if mask is not None and not bool(mask.any(-1).all()):
+            raise UsageError("attention_mask: tokens that recall need a token in every sequence; select the others")
+        if self.spec.recall is None:
+            raise UsageError(
+                "this RNN archives nothing",
+                name="recall_every",
+                value=every,
+                advice="make it with recall=, the number of rows to recall",
+            )
+
+    def read_prompt(self, input_ids: Tensor, state: MultiState, mask: Tensor | None) -> Tensor:
+        """Read a prompt -> its last logits. Where rows are archived, its last tokens recall as a question does."""
+        recall = self.spec.recall
+        if recall is None:
+            return self.read(input_ids, state, mask, last_only=True)
+        asking = max(0, input_ids.shape[1] - QUESTION)
+        logits = None
+        for columns, every in ((slice(asking), self.recall_while_reading), (slice(asking, None), recall.every)):
+            ids, part = input_ids[:, columns], None if mask is None else mask[:, columns]
+            if ids.shape[1]:
+                logits = self.read(ids, state, part, last_only=True, recall_every=every)
+        assert logits is not None
+        return logits
 
     def _protecting(self, state: MultiState, input_ids: Tensor, mask: Tensor | None) -> AbstractContextManager[None]:
         self.spec.check_protect()
@@ -244,6 +295,57 @@ class MultiStateRNN:
         assert logits is not None
         return logits
 
+    def _read_recalling(
+        self,
+        input_ids: Tensor,
+        state: MultiState,
+        mask: Tensor | None,
+        last_only: bool,
+        on_block: Callable[[int], None] | None,
+        every: int,
+    ) -> Tensor:
+        """Read tokens that recall, each sequence alone: the blocks of different sequences begin at other columns."""
+        if state.batch_size == 1:
+            return self._read_one_recalling(input_ids, state, mask, last_only, on_block, every)
+        columns = input_ids.shape[1]
+        parts = [None] * state.batch_size if mask is None else mask.split(1)
+        with state.reading(columns):
+            logits = [
+                self._read_one_recalling(ids, state.view(slice(b, b + 1)), part, last_only, None, every)
+                for b, (ids, part) in enumerate(zip(input_ids.split(1), parts, strict=True))
+            ]
+        if on_block:
+            on_block(columns)
+        return torch.cat(logits)
+
+    def _read_one_recalling(
+        self,
+        input_ids: Tensor,
+        state: MultiState,
+        mask: Tensor | None,
+        last_only: bool,
+        on_block: Callable[[int], None] | None,
+        every: int,
+    ) -> Tensor:
+        """Read one sequence, whose padding is left out; forward passes begin where blocks do."""
+        real = None if mask is None else mask[0].bool()
+        ids = input_ids if real is None else input_ids[:, real]
+        logits = []
+        for piece in split_at_blocks(ids, int(state.seen), every, self.block):
+            with state.reading(piece.shape[1]):
+                logits.append(self.forward(piece, state, None, last_only, recalling=Recalling(every, starts=True)))
+            if on_block:
+                on_block(piece.shape[1])
+        state.columns += input_ids.shape[1] - ids.shape[1]  # padding counts as read
+        if last_only:
+            return logits[-1]
+        if real is None:
+            return torch.cat(logits, dim=1)
+        read = torch.cat(logits, dim=1)
+        spread = read.new_zeros(1, input_ids.shape[1], read.shape[-1])
+        spread[:, real] = read
+        return spread
+
     def _read_wave(
         self,
         ids: Tensor,
@@ -270,6 +372,7 @@ class MultiStateRNN:
         mask: Tensor | None,
         last_only: bool,
         record: Callable[[int], Record] | None = None,
+        recalling: Recalling | None = None,
     ) -> Tensor:
         """One forward pass over columns that fit into one block: no checks, no captured graph, no count."""
         with naming_lost_ranks(self.spec.model.shards):
@@ -277,7 +380,9 @@ class MultiStateRNN:
                 input_ids=ids,
                 attention_mask=mask,
                 position_ids=positions_of(state.seen, ids, mask),
-                past_key_values=self.spec.cache(CachedState(state), record, None if mask is None else mask.bool()),
+                past_key_values=self.spec.cache(
+                    CachedState(state, recalling=recalling), record, None if mask is None else mask.bool()
+                ),
                 use_cache=True,
                 logits_to_keep=1 if last_only else 0,
             ).logits

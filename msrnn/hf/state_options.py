@@ -56,14 +56,14 @@ def layer_backend(name: str, policy: Policy, bound: Bound | None, device: torch.
     return scored if bound and bound.policy is policy else resolve_backend("torch", device)
 
 
-def fitting_gap(config: Any, sizes: Sequence[int | None]) -> int:
-    """The largest gap at which the tokens of every layer, and a new one, always fit the training length."""
+def fitting_gap(config: Any, sizes: Sequence[int | None], guests: int = 0) -> int:
+    """The largest gap at which the tokens of every layer, a new one and guests always fit the training length."""
     length: int | None = getattr(config, "max_position_embeddings", None)
     size = max((size for size in sizes if size is not None), default=None)
     if not length or size is None:
         reason = "the config of this model has no max_position_embeddings; name a largest gap, as in 'compressed:16'"
         raise UsageError(reason, name="positions", value=FITTED)
-    if size >= length:
+    if size + guests >= length:
         reason = f"size={size} does not fit the {length:,} positions of this model; take a smaller size"
         raise UsageError(reason, name="positions", value=FITTED)
-    return (length - 1) // size
+    return (length - 1 - guests) // size

@@ -18,6 +18,7 @@ from msrnn.core.fingerprint import ARCHITECTURE
 from msrnn.core.protection import add_ranges, no_ranges
 from msrnn.core.protection import check_fits as check_protected_fit
 from msrnn.core.quantization import parse_state_dtype, state_dtype_name
+from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.rope import FITTED, ORIGINAL, Gap, Repositioning, Spacing, name_of, spacing
 from msrnn.core.slots import MOST_COLUMNS, Growing, LayerShape, Memory, Slots
 from msrnn.core.state import MultiState
@@ -26,9 +27,12 @@ from msrnn.hf.cache_layers import LayerSetup, LinearLayer, OwnedCache, Place, St
 from msrnn.hf.cache_state import CachedState
 from msrnn.hf.inspect import ModelSpec, inspect_model
 from msrnn.hf.inspect_layers import host_layers
+from msrnn.hf.recall_options import add_recall, check_recall, count_archived, find_reach
 from msrnn.hf.state_options import check_chunk, check_partly_bounded, check_unbounded, fitting_gap, layer_backend
 from msrnn.layer import Record
 from msrnn.policy import Bound, Policy, layer_bound
+from msrnn.recall import Recall
+from msrnn.recall_layer import Recalling
 from msrnn.scored import refuse_scored
 from msrnn.size import SizeLike, find_budget_layers, layer_sizes, resolve
 
@@ -69,6 +73,16 @@ class StateSpec:
         return any(setup.repositioning and setup.backend.decodes_repositioned for setup in self.setups if setup)
 
     @property
+    def recall(self) -> Recall | None:
+        """What the layers with an archive recall; None: nothing is archived."""
+        return next((bound.recall for bound in self.bounds if bound and bound.recall), None)
+
+    @property
+    def recalling(self) -> Recalling | None:
+        """When decode steps recall; None: nothing is archived."""
+        return Recalling(self.recall.every, starts=False) if self.recall else None
+
+    @property
     def hybrid(self) -> bool:
         """Whether some layers have linear attention, whose states transformers itself keeps."""
         return None in self.shapes
@@ -92,12 +106,18 @@ class StateSpec:
     def memory(self, layer: int, batch_size: int) -> Memory:
         shape, bound = self.shapes[layer], self.bounds[layer]
         assert shape is not None
-        return Growing(batch_size, shape) if bound is None else Slots(batch_size, shape, bound)
+        if bound is None:
+            return Growing(batch_size, shape)
+        return (RecallSlots if bound.recall else Slots)(batch_size, shape, bound)
 
     def nbytes(self, batch_size: int) -> int:
         """The bytes of a state's bounded layers, computed without allocating any."""
         pairs = zip(self.shapes, self.bounds, strict=True)
-        return sum(Slots.nbytes_of(batch_size, shape, bound) for shape, bound in pairs if shape and bound)
+        return sum(
+            (RecallSlots if bound.recall else Slots).nbytes_of(batch_size, shape, bound)
+            for shape, bound in pairs
+            if shape and bound
+        )
 
     def check_memory(self, batch_size: int) -> None:
         """Refuse a state that does not fit into the free memory; the message says what would fit."""
@@ -205,6 +225,7 @@ def state_spec(
     backend: str = "auto",
     chunk: int | None = None,
     in_blocks: bool = False,
+    recall: Recall | None = None,
 ) -> StateSpec:
     """Check the options and the model, and combine them. `in_blocks`: msrnn splits texts and passes position ids."""
     policy, size = resolve(policy, size)
@@ -220,18 +241,39 @@ def state_spec(
     if size and any(one is None and not skipped for one, skipped in zip(sizes, linear, strict=True)):
         check_partly_bounded(size, quantized, positions)
     bounds = [layer_bound(policy, rows, window) for rows, window in zip(sizes, spec.windows, strict=True)]
+    if recall is not None:
+        check_recall(recall, bounds, linear, spec.shards is not None)
+        bounds = [bound and add_recall(bound, recall) for bound in bounds]
     devices = [layer.shape.device if layer else model.device for layer in spec.layers]
     backends = [layer_backend(backend, policy, *layer) for layer in zip(bounds, devices, strict=True)]
-    spaced = spacing(positions, fitting_gap(spec.config, sizes) if positions == FITTED else 1)
+    guests = recall.rows if recall else 0
+    spaced = spacing(positions, fitting_gap(spec.config, sizes, guests) if positions == FITTED else 1)
     setups = _setups(spec, backends, spaced, chunk)
     spec.check_readable(in_blocks)
     return StateSpec(
         model=spec,
-        shapes=[layer and replace(layer.shape, state_dtype=quantized) for layer in spec.layers],
+        shapes=layer_shapes(spec, bounds, quantized, spaced),
         bounds=bounds,
         setups=setups,
-        fingerprint=_fingerprint(spec, policy, sizes, quantized, spaced),
+        fingerprint=_fingerprint(spec, policy, sizes, quantized, spaced, recall),
     )
+
+
+def layer_shapes(
+    spec: ModelSpec, bounds: Sequence[Bound | None], quantized: torch.dtype | None, spaced: Spacing | None
+) -> list[LayerShape | None]:
+    """The shape of each layer's rows; None for linear attention."""
+    shapes = [layer and replace(layer.shape, state_dtype=quantized) for layer in spec.layers]
+    archiving = [
+        (shape, bound) for shape, bound in zip(shapes, bounds, strict=True) if shape and bound and bound.recall
+    ]
+    if not archiving:
+        return shapes
+    most = count_archived(archiving)
+    return [
+        shape and replace(shape, archived=most, reach=find_reach(spec.config, bound, spaced) if bound else 0)
+        for shape, bound in zip(shapes, bounds, strict=True)
+    ]
 
 
 def _setups(
@@ -260,6 +302,7 @@ def _fingerprint(
     sizes: list[int | None],
     quantized: torch.dtype | None,
     spaced: Spacing | None,
+    recall: Recall | None,
 ) -> dict[str, Any]:
     """The fields that a state must have in common with this model and these options to fit."""
     return {
@@ -267,6 +310,7 @@ def _fingerprint(
         "size": sizes[0] if len(set(sizes)) == 1 else sizes,
         "dtype": state_dtype_name(quantized) if quantized else spec.dtype,
         "positions": name_of(spaced),
+        "recall": recall.name if recall else None,
         ARCHITECTURE: spec.architecture,
         "model": spec.fingerprint,
         "rotary": spec.rope_digest,

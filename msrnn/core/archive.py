@@ -1,0 +1,209 @@
+"""The archive of one layer and sequence: keys and values of every token that was read, in reading order.
+
+Rows are only ever appended, in segments. A fork shares the segments of its origin; only a segment that both continue is
+copied. The archive of a folder is in memory-mapped files that have no name: they are gone when the process ends.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from msrnn.core.quantization import SCALE_DTYPE, Rows, quantize
+from msrnn.errors import UsageError
+
+SEGMENT = 4096  # tokens of a whole segment
+SMALLEST = 256  # tokens of the first one, which grows
+
+
+@dataclass(frozen=True)
+class ArchiveLayout:
+    """Heads, dimensions and dtype of archived rows, and where they are."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype  # that the model computes in
+    code: torch.dtype | None  # of 8-bit codes; None: rows are not quantized
+    device: torch.device  # of the archive
+    pinned: bool = False  # so that a GPU copies from and to it without waiting
+    folder: Path | None = None
+    most_tokens: int | None = None  # the oldest segments are dropped beyond it
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of one token's rows."""
+        scales = 2 * SCALE_DTYPE.itemsize if self.code else 0
+        return self.kv_heads * ((self.key_dim + self.value_dim) * (self.code or self.dtype).itemsize + scales)
+
+    def allocate(self, tokens: int, width: int | None, dtype: torch.dtype) -> Tensor:
+        """[K, tokens, width], or [K, tokens] without a width."""
+        shape = (self.kv_heads, tokens) if width is None else (self.kv_heads, tokens, width)
+        if self.folder is None:
+            return torch.empty(shape, dtype=dtype, device=self.device, pin_memory=self.pinned)
+        count = self.kv_heads * tokens * (width or 1)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=self.folder, prefix="msrnn-archive-") as file:
+            return torch.from_file(file.name, shared=True, size=count, dtype=dtype).view(shape)
+
+
+class Segment:
+    """Rows of consecutive tokens. `filled` tokens are written: an archive that ends there may append in place."""
+
+    def __init__(self, layout: ArchiveLayout, tokens: int) -> None:
+        code, self.filled, self.room = layout.code or layout.dtype, 0, tokens
+        self.keys, self.values = (layout.allocate(tokens, width, code) for width in (layout.key_dim, layout.value_dim))
+        self.key_scale, self.value_scale = (
+            layout.allocate(tokens, None, SCALE_DTYPE) if layout.code else None for _ in range(2)
+        )
+
+    def write(self, begin: int, key: Rows, value: Rows) -> None:
+        """Write rows [K, n, D] at `begin`."""
+        end = begin + key.codes.shape[1]
+        for rows, scales, fresh in ((self.keys, self.key_scale, key), (self.values, self.value_scale, value)):
+            rows[:, begin:end].copy_(fresh.codes, non_blocking=True)
+            if scales is not None and fresh.scale is not None:
+                scales[:, begin:end].copy_(fresh.scale, non_blocking=True)
+        self.filled = end
+
+    def read(self, begin: int, end: int) -> tuple[Rows, Rows]:
+        """Keys and values of some of its tokens; views."""
+        scales = [None if s is None else s[:, begin:end] for s in (self.key_scale, self.value_scale)]
+        return Rows(self.keys[:, begin:end], scales[0]), Rows(self.values[:, begin:end], scales[1])
+
+
+class Archive:
+    """The archived rows of one layer and sequence: positions `begin` to `end` of its text."""
+
+    def __init__(self, layout: ArchiveLayout) -> None:
+        self.layout = layout
+        self.begin = self.end = 0
+        self._segments: list[Segment] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows; forks count what they share, each."""
+        return (self.end - self.begin) * self.layout.row_bytes
+
+    def fork(self) -> Archive:
+        """An archive with the same rows, which can be continued on its own."""
+        other = Archive(self.layout)
+        other.begin, other.end, other._segments = self.begin, self.end, list(self._segments)
+        return other
+
+    def clear(self) -> None:
+        self.begin = self.end = 0
+        self._segments = []
+
+    def append(self, key: Tensor, value: Tensor) -> None:
+        """Append the rows [K, T, D] of the next T tokens, as the model computed them."""
+        self.append_rows(quantize(key, self.layout.code), quantize(value, self.layout.code))
+
+    def append_rows(self, key: Rows, value: Rows) -> None:
+        """Append rows [K, T, D] as the archive keeps them."""
+        done, count = 0, key.codes.shape[1]
+        while done < count:
+            segment, used = self._open_segment(count - done)
+            n = min(segment.room - used, count - done)
+            segment.write(used, *(_part(rows, done, done + n) for rows in (key, value)))
+            done, self.end = done + n, self.end + n
+        self._drop_oldest()
+
+    def _open_segment(self, tokens: int) -> tuple[Segment, int]:
+        """The last segment, with room for a token, and how many of its tokens are this archive's."""
+        used = (self.end - self.begin) - SEGMENT * (len(self._segments) - 1)
+        if not self._segments or used == SEGMENT:
+            first = min(SEGMENT, max(SMALLEST, tokens)) if not self._segments else SEGMENT
+            self._segments.append(Segment(self.layout, first))
+            return self._segments[-1], 0
+        last = self._segments[-1]
+        if last.filled != used or used == last.room:  # a fork has continued it, or it is full
+            self._wait()
+            grown = Segment(self.layout, min(SEGMENT, max(last.room, 2 * used, used + tokens)))
+            grown.write(0, *last.read(0, used))
+            self._segments[-1] = last = grown
+        return last, used
+
+    def _drop_oldest(self) -> None:
+        most = self.layout.most_tokens
+        while most is not None and self.end - self.begin > most and len(self._segments) > 1:
+            del self._segments[0]
+            self.begin += SEGMENT
+
+    def segments(self) -> Iterator[tuple[int, Rows, Rows]]:
+        """The rows in order: the position of the first, keys and values [K, n, D]."""
+        for index, segment in enumerate(self._segments):
+            first = self.begin + index * SEGMENT
+            yield first, *segment.read(0, min(SEGMENT, self.end - first))
+
+    def gather(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [K, n, D] of positions [K, n], in the model's dtype, on the archive's device.
+
+        Rows of positions that are not archived are zero.
+        """
+        at = position.to(self.layout.device).long()
+        found = [torch.zeros(*at.shape, d, dtype=self.layout.dtype, device=at.device) for d in self._widths]
+        for first, *both in self.segments():
+            count = both[0].codes.shape[1]
+            inside, index = (at >= first) & (at < first + count), (at - first).clamp(0, count - 1)
+            for i, rows in enumerate(both):
+                picked = _pick(rows, index).dequantized(self.layout.dtype)
+                found[i] = torch.where(inside[..., None], picked, found[i])
+        return found[0], found[1]
+
+    @property
+    def _widths(self) -> tuple[int, int]:
+        return self.layout.key_dim, self.layout.value_dim
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All rows as the tensors of a file: codes and, where they are quantized, scales."""
+        self._wait()
+        code, heads = self.layout.code or self.layout.dtype, self.layout.kv_heads
+        tensors = {}
+        for i, name in enumerate(("key", "value")):
+            rows = [both[i] for _, *both in self.segments()]
+            none = torch.empty(heads, 0, self._widths[i], dtype=code, device=self.layout.device)
+            tensors[f"{name}s"] = torch.cat([none, *(part.codes for part in rows)], 1)
+            if self.layout.code:
+                scales = [part.scale for part in rows if part.scale is not None]
+                tensors[f"{name}_scale"] = torch.cat([none[..., 0].to(SCALE_DTYPE), *scales], 1)
+        return tensors
+
+    def _wait(self) -> None:
+        """Wait until a GPU has written what it was told to: the host is about to read it."""
+        if self.layout.pinned:
+            torch.cuda.synchronize()
+
+    def restore(self, tensors: dict[str, Tensor], begin: int) -> None:
+        """Replace all rows by those of a file, the first of which has position `begin`."""
+        self.clear()
+        for i, name in enumerate(("key", "value")):
+            codes, scale = tensors[f"{name}s"], tensors.get(f"{name}_scale")
+            expected = self.layout.code or self.layout.dtype
+            if (
+                codes.ndim != 3
+                or codes.dtype != expected
+                or codes.shape[::2] != (self.layout.kv_heads, self._widths[i])
+            ):
+                raise UsageError(f"archived {name}s of {codes.dtype} {list(codes.shape)}")
+            if (scale is not None) != bool(self.layout.code) or (scale is not None and scale.shape != codes.shape[:2]):
+                raise UsageError(f"archived {name}s without a scale for each row")
+        self.begin = self.end = begin
+        rows = (Rows(tensors[f"{name}s"], tensors.get(f"{name}_scale")) for name in ("key", "value"))
+        self.append_rows(*rows)
+
+
+def _part(rows: Rows, begin: int, end: int) -> Rows:
+    return Rows(rows.codes[:, begin:end], None if rows.scale is None else rows.scale[:, begin:end])
+
+
+def _pick(rows: Rows, index: Tensor) -> Rows:
+    """Rows [K, n, D] at index [K, n]."""
+    codes = rows.codes.view(torch.int8) if rows.codes.itemsize == 1 else rows.codes  # not every 8-bit float has it
+    picked = codes.gather(1, index[..., None].expand(*index.shape, codes.shape[-1]))
+    return Rows(picked.view(rows.codes.dtype), None if rows.scale is None else rows.scale.gather(1, index))

@@ -1,0 +1,122 @@
+"""The slots of a layer that recalls: every row goes to an archive, and some rows come back as guests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from msrnn.core.archive import Archive, ArchiveLayout
+from msrnn.core.quantization import parse_state_dtype
+from msrnn.core.slots import LayerShape, Slots, ordinary_tensors
+from msrnn.errors import UsageError
+from msrnn.policy import Bound
+from msrnn.recall import DEVICE, Recall
+
+
+class RecallSlots(Slots):
+    """Slots, an archive for each sequence, and the guests of each KV head, which a recall replaces."""
+
+    @ordinary_tensors
+    def __init__(self, batch_size: int, shape: LayerShape, bound: Bound) -> None:
+        super().__init__(batch_size, shape, bound)
+        assert bound.recall is not None
+        self.reach = shape.reach
+        guests = (batch_size, shape.kv_heads, bound.recall.rows)
+        self.guest_keys = torch.zeros(*guests, shape.key_dim, dtype=shape.dtype, device=shape.device)
+        self.guest_values = torch.zeros(*guests, shape.value_dim, dtype=shape.dtype, device=shape.device)
+        self.guest_position = torch.full(guests, -1, dtype=torch.int32, device=shape.device)
+        self._layout = archive_layout(shape, bound.recall)
+        self.archives = [Archive(self._layout) for _ in range(batch_size)]
+
+    @staticmethod
+    def nbytes_of(batch_size: int, shape: LayerShape, bound: Bound) -> int:
+        """The bytes on the model's device."""
+        row = shape.kv_heads * ((shape.key_dim + shape.value_dim) * shape.dtype.itemsize + 4)
+        return Slots.nbytes_of(batch_size, shape, bound) + batch_size * bound.guests * row
+
+    def head_tensors(self) -> set[str]:
+        return super().head_tensors() | {"guest_keys", "guest_values", "guest_position"}
+
+    def archive(self, key: Tensor, value: Tensor, real: Tensor | None) -> None:
+        """Append the rows [B, K, T, D] of the tokens that were read; real [B, T] is False for padding."""
+        for b, archive in enumerate(self.archives):
+            rows = (x[b] if real is None else x[b][:, real[b]] for x in (key, value))
+            archive.append(*rows)
+
+    def set_guests(self, keys: Tensor, values: Tensor, position: Tensor) -> None:
+        """Replace the guests of one sequence: [K, n, D], [K, n, Dv], [K, n]; n may be less than there is room for."""
+        n = position.shape[1]
+        self.guest_keys[0, :, :n], self.guest_values[0, :, :n] = keys, values
+        self.guest_position[0, :, :n], self.guest_position[0, :, n:] = position, -1
+
+    def clear_guests(self) -> None:
+        self.guest_position.fill_(-1)
+
+    def reset(self) -> None:
+        super().reset()
+        self.clear_guests()
+        for archive in self.archives:
+            archive.clear()
+
+    @property
+    def archived_names(self) -> list[str]:
+        """The tensors of an archive in a file."""
+        return [*Archive(self._layout).tensors()]
+
+    def restore_archives(self, rows: Sequence[dict[str, Tensor]], begins: Sequence[int]) -> None:
+        """Replace the archives by those of a file: the tensors of each sequence, and its first position."""
+        self.archives = [Archive(self._layout) for _ in rows]
+        for archive, tensors, begin, seen in zip(self.archives, rows, begins, self.seen.tolist(), strict=True):
+            archive.restore(tensors, begin)
+            if archive.end != seen or begin < 0:
+                raise UsageError(f"an archive of positions {begin:,} to {archive.end:,}, and {seen:,} tokens were read")
+
+    def take_archives(self, numbers: Sequence[int], other: Any, sources: Sequence[int]) -> None:
+        forks = [other.archives[source].fork() for source in sources]
+        for number, fork in zip(numbers, forks, strict=True):
+            self.archives[number] = fork
+
+    def select(self, sequences: Tensor) -> Any:
+        return _with_archives(super().select(sequences), (self.archives[i].fork() for i in sequences.tolist()))
+
+    def view(self, sequences: slice) -> Any:
+        return _with_archives(super().view(sequences), self.archives[sequences])
+
+    def copy(self, sequences: slice) -> Any:
+        return _with_archives(super().copy(sequences), (archive.fork() for archive in self.archives[sequences]))
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Any:
+        return _with_archives(super().to(device, non_blocking), (archive.fork() for archive in self.archives))
+
+    def cat(self, layers: Sequence[Any], columns: int) -> Any:
+        archives = [archive.fork() for layer in layers for archive in layer.archives]
+        return _with_archives(super().cat(layers, columns), archives)
+
+    def reorder(self, sequences: Tensor) -> None:
+        super().reorder(sequences)
+        self.archives = [self.archives[i].fork() for i in sequences.tolist()]
+
+
+def _with_archives(slots: RecallSlots, archives: Iterable[Archive]) -> RecallSlots:
+    slots.archives = [*archives]
+    return slots
+
+
+def archive_layout(shape: LayerShape, recall: Recall) -> ArchiveLayout:
+    """How a layer's archive keeps its rows, and where."""
+    on_device = recall.archive == DEVICE
+    device = shape.device if on_device else torch.device("cpu")
+    return ArchiveLayout(
+        shape.kv_heads,
+        shape.key_dim,
+        shape.value_dim,
+        shape.dtype,
+        parse_state_dtype(recall.state_dtype) or shape.state_dtype,
+        device,
+        pinned=shape.device.type == "cuda" and not on_device and recall.folder is None,
+        folder=recall.folder,
+        most_tokens=shape.archived,
+    )

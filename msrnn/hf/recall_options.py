@@ -1,0 +1,79 @@
+"""Options of recall that depend on the model, its layers and their positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from msrnn.core.archive import SEGMENT
+from msrnn.core.recall_slots import archive_layout
+from msrnn.core.rope import Capped, Spacing
+from msrnn.core.slots import LayerShape
+from msrnn.errors import UsageError
+from msrnn.policy import Bound
+from msrnn.recall import Recall
+
+
+def check_recall(recall: Recall, bounds: Sequence[Bound | None], linear: Sequence[bool], shared: bool) -> None:
+    """Refuse recall where no layer evicts or some layers do not, and where processes share a model."""
+    if any(bound is None and not skipped for bound, skipped in zip(bounds, linear, strict=True)):
+        raise UsageError("needs a size for every layer", name="recall", value=recall.rows, advice="give one to each")
+    if not any(bound and recalls(bound) for bound in bounds):
+        raise UsageError(
+            "no layer of this model forgets a token that it could see",
+            name="recall",
+            value=recall.rows,
+            advice="use a policy and a size that evict, or leave it out",
+        )
+    if shared:
+        raise UsageError(
+            "processes that share a model have no archives yet", name="recall", value=recall.rows, advice="use one"
+        )
+
+
+def recalls(bound: Bound) -> bool:
+    """Whether a layer can evict a token that it could see: one that holds its whole sliding window cannot."""
+    return bound.window is not None or not bound.sliding
+
+
+def add_recall(bound: Bound, recall: Recall) -> Bound:
+    return replace(bound, recall=recall) if recalls(bound) else bound
+
+
+def find_reach(config: Any, bound: Bound, spaced: Spacing | None) -> int:
+    """The farthest distance of recalled rows: that of the oldest row, and guests after it fit the training length."""
+    if spaced is None or bound.recall is None:
+        return 0
+    widest = bound.size * spaced.function.limit if isinstance(spaced.function, Capped) else None
+    length: int | None = getattr(config, "max_position_embeddings", None)
+    if length is None and widest is None:
+        reason = "the config of this model has no max_position_embeddings; use positions 'compact' or 'compressed:N'"
+        raise UsageError(reason, name="recall", value=bound.recall.rows)
+    longest = None if length is None else length - 1 - bound.recall.rows - bound.recall.every
+    if longest is not None and longest < bound.size:
+        raise UsageError(
+            f"{bound.size:,} held rows and {bound.recall.rows:,} recalled ones do not fit the {length:,} positions "
+            "of this model",
+            name="recall",
+            value=bound.recall.rows,
+            advice="recall fewer",
+        )
+    return min(limit for limit in (widest, longest) if limit is not None)
+
+
+def count_archived(layers: Sequence[tuple[LayerShape, Bound]]) -> int | None:
+    """The tokens that fit into the bytes of a sequence's archive; None: there is no limit."""
+    recall = layers[0][1].recall
+    if recall is None or recall.limit is None:
+        return None
+    row = sum(archive_layout(shape, recall).row_bytes for shape, _ in layers)
+    tokens = recall.limit // row
+    if tokens < 2 * SEGMENT:
+        raise UsageError(
+            f"{2 * SEGMENT:,} tokens are the least that an archive drops rows of, {2 * SEGMENT * row:,} bytes",
+            name="archive_bytes",
+            value=recall.limit,
+            advice="allow more, or leave it out",
+        )
+    return tokens
