@@ -40,7 +40,9 @@ def read(
 ) -> Tensor:
     T = rows[0].shape[2]
     own = resolve_backend(backend, torch.device("cpu"))
-    return attend_recalling(slots, *rows, slots.advance(T, None), scoring, chunk, own, None, None, recalling)
+    query, key, value = rows
+    rest: Any = scoring, chunk, own, None, None, recalling
+    return attend_recalling(slots, query, key, value, slots.advance(T, None), *rest)
 
 
 def columns(rows: tuple[Tensor, ...], begin: int, end: int) -> tuple[Tensor, ...]:
@@ -79,13 +81,13 @@ def test_a_layer_that_recalls_is_the_definition(backend: str, policy: str, every
     blocks = list_recalls(30, 41, LENGTH, every)
     query, key, value = (x[0] for x in rows)
     rest: Any = bound, scoring.scale, scoring.softcap, scoring.sinks, scoring.repositioning
-    truth = recurrent(query, key, value, *rest, recalls=blocks, reach=20)
+    truth = recurrent(query, key, value, *rest, (), blocks, 20)
     close = (truth.margin < 1e-5).any(0).nonzero()
     cut = int(close[0]) if len(close) else LENGTH
     assert cut > 41
     torch.testing.assert_close(found[:, :cut], truth.output[:, :cut], atol=2e-5, rtol=2e-5)
     without = recurrent(query, key, value, *rest)
-    assert torch.equal(truth.output[:, :31][:, :30], without.output[:, :30])
+    assert torch.equal(truth.output[:, :30], without.output[:, :30])
     assert not torch.allclose(truth.output[:, 30:], without.output[:, 30:], atol=1e-3)
 
 

@@ -2,8 +2,8 @@
 
 A block is one token or some consecutive ones of a sequence. An archived token is ranked by the largest attention that a
 query of the block would pay to it if nothing had been evicted: a softmax over all archived tokens and the block itself,
-mean over the query heads of a KV head. The first of those that are not held become the guests of the KV head, in place of
-its guests before.
+mean over the query heads of a KV head. The first of those that are not held become the guests of the KV head, and
+replace its guests before.
 """
 
 from __future__ import annotations

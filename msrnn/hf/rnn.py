@@ -239,8 +239,8 @@ class MultiStateRNN:
         check_count("recall_every", every, of="tokens")
         if record is not None:
             raise UsageError("tokens that recall cannot be traced", name="recall_every", value=every)
-        if mask is not None and not bool(mask.any(-1).all()):
-            raise UsageError("attention_mask: tokens that recall need a token in every sequence; select the others")
+        if mask is not None and not bool(mask.any()):
+            raise UsageError("attention_mask: has no token that could recall; leave the call out")
         if self.spec.recall is None:
             raise UsageError(
                 "this RNN archives nothing",
@@ -306,17 +306,20 @@ class MultiStateRNN:
     ) -> Tensor:
         """Read tokens that recall, each sequence alone: the blocks of different sequences begin at other columns."""
         if state.batch_size == 1:
-            return self._read_one_recalling(input_ids, state, mask, last_only, on_block, every)
+            logits = self._read_one_recalling(input_ids, state, mask, last_only, on_block, every)
+            assert logits is not None
+            return logits
         columns = input_ids.shape[1]
         parts = [None] * state.batch_size if mask is None else mask.split(1)
         with state.reading(columns):
-            logits = [
+            each = [
                 self._read_one_recalling(ids, state.view(slice(b, b + 1)), part, last_only, None, every)
                 for b, (ids, part) in enumerate(zip(input_ids.split(1), parts, strict=True))
             ]
         if on_block:
             on_block(columns)
-        return torch.cat(logits)
+        some = next(logits for logits in each if logits is not None)
+        return torch.cat([torch.zeros_like(some) if logits is None else logits for logits in each])
 
     def _read_one_recalling(
         self,
@@ -326,8 +329,8 @@ class MultiStateRNN:
         last_only: bool,
         on_block: Callable[[int], None] | None,
         every: int,
-    ) -> Tensor:
-        """Read one sequence, whose padding is left out; forward passes begin where blocks do."""
+    ) -> Tensor | None:
+        """Read one sequence, without its padding, in forward passes that begin where blocks do -> logits, if any."""
         real = None if mask is None else mask[0].bool()
         ids = input_ids if real is None else input_ids[:, real]
         logits = []
@@ -337,8 +340,8 @@ class MultiStateRNN:
             if on_block:
                 on_block(piece.shape[1])
         state.columns += input_ids.shape[1] - ids.shape[1]  # padding counts as read
-        if last_only:
-            return logits[-1]
+        if last_only or not logits:
+            return logits[-1] if logits else None
         if real is None:
             return torch.cat(logits, dim=1)
         read = torch.cat(logits, dim=1)
