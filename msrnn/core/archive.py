@@ -6,6 +6,7 @@ copied. The archive of a folder is in memory-mapped files that have no name: the
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from msrnn.core.quantization import SCALE_DTYPE, Rows, quantize
 from msrnn.errors import UsageError
+from msrnn.recall import PAGE
 
 SEGMENT = 4096  # tokens of a whole segment
 SMALLEST = 256  # tokens of the first one, which grows
@@ -34,6 +36,7 @@ class ArchiveLayout:
     pinned: bool = False  # so that a GPU copies from and to it without waiting
     folder: Path | None = None
     most_tokens: int | None = None  # the oldest segments are dropped beyond it
+    digests_on: torch.device | None = None  # where digests of pages are kept; None: there are none
 
     @property
     def row_bytes(self) -> int:
@@ -61,6 +64,11 @@ class Segment:
         self.key_scale, self.value_scale = (
             layout.allocate(tokens, None, SCALE_DTYPE) if layout.code else None for _ in range(2)
         )
+        pages = (layout.kv_heads, -(-tokens // PAGE), layout.key_dim)
+        self.low, self.high = (
+            torch.full(pages, number, dtype=layout.dtype, device=layout.digests_on) if layout.digests_on else None
+            for number in (math.inf, -math.inf)
+        )
 
     def write(self, begin: int, key: Rows, value: Rows) -> None:
         """Write rows [K, n, D] at `begin`."""
@@ -69,6 +77,13 @@ class Segment:
             rows[:, begin:end].copy_(fresh.codes, non_blocking=True)
             if scales is not None and fresh.scale is not None:
                 scales[:, begin:end].copy_(fresh.scale, non_blocking=True)
+        if self.low is not None and self.high is not None:
+            keys = key.to(self.low.device).dequantized(self.low.dtype)
+            page = (
+                torch.arange(begin, end, device=keys.device).div(PAGE, rounding_mode="floor")[:, None].expand_as(keys)
+            )
+            self.low.scatter_reduce_(1, page, keys, "amin")
+            self.high.scatter_reduce_(1, page, keys, "amax")
         self.filled = end
 
     def read(self, begin: int, end: int) -> tuple[Rows, Rows]:
@@ -140,6 +155,12 @@ class Archive:
         for index, segment in enumerate(self._segments):
             first = self.begin + index * SEGMENT
             yield first, *segment.read(0, min(SEGMENT, self.end - first))
+
+    def digests(self) -> tuple[Tensor, Tensor]:
+        """The least and the largest numbers of the keys of each page, [K, pages, D] both."""
+        used = [-(-keys.codes.shape[1] // PAGE) for _, keys, _ in self.segments()]
+        pairs = [(s.low[:, :n], s.high[:, :n]) for s, n in zip(self._segments, used, strict=True)]  # type: ignore[index]
+        return torch.cat([low for low, _ in pairs], 1), torch.cat([high for _, high in pairs], 1)
 
     def gather(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [K, n, D] of positions [K, n], in the model's dtype, on the archive's device.

@@ -13,7 +13,7 @@ from msrnn.core.quantization import parse_state_dtype
 from msrnn.core.slots import LayerShape, Slots, ordinary_tensors
 from msrnn.errors import UsageError
 from msrnn.policy import Bound
-from msrnn.recall import DEVICE, Recall
+from msrnn.recall import DEVICE, DIGEST, Recall
 
 
 class RecallSlots(Slots):
@@ -23,7 +23,7 @@ class RecallSlots(Slots):
     def __init__(self, batch_size: int, shape: LayerShape, bound: Bound) -> None:
         super().__init__(batch_size, shape, bound)
         assert bound.recall is not None
-        self.reach = shape.reach
+        self.recall, self.reach = bound.recall, shape.reach
         guests = (batch_size, shape.kv_heads, bound.recall.rows)
         self.guest_keys = torch.zeros(*guests, shape.key_dim, dtype=shape.dtype, device=shape.device)
         self.guest_values = torch.zeros(*guests, shape.value_dim, dtype=shape.dtype, device=shape.device)
@@ -119,4 +119,5 @@ def archive_layout(shape: LayerShape, recall: Recall) -> ArchiveLayout:
         pinned=shape.device.type == "cuda" and not on_device and recall.folder is None,
         folder=recall.folder,
         most_tokens=shape.archived,
+        digests_on=shape.device if recall.search == DIGEST else None,
     )

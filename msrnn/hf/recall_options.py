@@ -12,7 +12,7 @@ from msrnn.core.rope import Capped, Spacing
 from msrnn.core.slots import LayerShape
 from msrnn.errors import UsageError
 from msrnn.policy import Bound
-from msrnn.recall import Recall
+from msrnn.recall import DIGEST, EXACT, Recall
 
 
 def check_recall(recall: Recall, bounds: Sequence[Bound | None], linear: Sequence[bool], shared: bool) -> None:
@@ -45,6 +45,13 @@ def find_reach(config: Any, bound: Bound, spaced: Spacing | None) -> int:
     """The farthest distance of recalled rows: that of the oldest row, and guests after it fit the training length."""
     if spaced is None or bound.recall is None:
         return 0
+    if bound.recall.search == DIGEST:
+        raise UsageError(
+            "keys are re-rotated, and digests are of keys as the model rotated them",
+            name="search",
+            value=DIGEST,
+            advice=f"use {EXACT!r}, or original positions",
+        )
     widest = bound.size * spaced.function.limit if isinstance(spaced.function, Capped) else None
     length: int | None = getattr(config, "max_position_embeddings", None)
     if length is None and widest is None:
