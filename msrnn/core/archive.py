@@ -108,8 +108,12 @@ class Archive:
     def fork(self) -> Archive:
         """An archive with the same rows, which can be continued on its own."""
         other = Archive(self.layout)
-        other.begin, other.end, other._segments = self.begin, self.end, list(self._segments)
+        other.become(self)
         return other
+
+    def become(self, other: Archive) -> None:
+        """Take the rows of another archive instead of its own; each can be continued on its own."""
+        self.begin, self.end, self._segments = other.begin, other.end, list(other._segments)
 
     def clear(self) -> None:
         self.begin = self.end = 0

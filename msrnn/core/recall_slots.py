@@ -77,7 +77,7 @@ class RecallSlots(Slots):
     def take_archives(self, numbers: Sequence[int], other: Any, sources: Sequence[int]) -> None:
         forks = [other.archives[source].fork() for source in sources]
         for number, fork in zip(numbers, forks, strict=True):
-            self.archives[number] = fork
+            self.archives[number].become(fork)  # in place: views have the same archives
 
     def select(self, sequences: Tensor) -> Any:
         return _with_archives(super().select(sequences), (self.archives[i].fork() for i in sequences.tolist()))
@@ -97,7 +97,7 @@ class RecallSlots(Slots):
 
     def reorder(self, sequences: Tensor) -> None:
         super().reorder(sequences)
-        self.archives = [self.archives[i].fork() for i in sequences.tolist()]
+        self.take_archives(range(len(sequences)), self, sequences.tolist())
 
 
 def _with_archives(slots: RecallSlots, archives: Iterable[Archive]) -> RecallSlots:
