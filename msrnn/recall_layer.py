@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from msrnn.backends.base import Backend
 from msrnn.core.guests import attend_guests, recall
+from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.scores import Scoring
 from msrnn.layer import Record, attend
@@ -18,18 +18,10 @@ from msrnn.layer import Record, attend
 
 @dataclass(frozen=True)
 class Recalling:
-    """When the tokens of a forward pass recall: blocks of `every` tokens, which begin at multiples of it."""
+    """When the tokens of a forward pass recall: in blocks of `every` tokens, which begin at multiples of it."""
 
     every: int
-    starts: bool  # whether the first token begins a block, too, wherever it is
-
-    def blocks(self, first: int, tokens: int) -> Iterator[tuple[slice, bool]]:
-        """The blocks of tokens from position `first` on, and whether each recalls rows, or uses those of before."""
-        begin = 0
-        while begin < tokens:
-            end = min(tokens, begin + self.every - (first + begin) % self.every)
-            yield slice(begin, end), (first + begin) % self.every == 0 or (begin == 0 and self.starts)
-            begin = end
+    starts: bool  # whether the first token begins a block wherever it is; the caller lets later blocks begin right
 
 
 def attend_recalling(
@@ -53,26 +45,49 @@ def attend_recalling(
     if recalling is None:
         slots.clear_guests()
         output = attend(slots, query, key, value, position, *rest)
-        slots.archive(key, value, real)
+        _archive(slots, key, value, position, real)
         return output
-    if query.shape[2] == 1:
-        for b, archive in enumerate(slots.archives):
-            due = recalling.starts or archive.end % recalling.every == 0
-            if due and (real is None or bool(real[b])):
-                recall(slots.view(slice(b, b + 1)), query[b : b + 1], key[b : b + 1], archive.end, scoring)
-        output = _attend_with_guests(slots, query, key, value, position, *rest)
-        slots.archive(key, value, real)
-        return output
-    assert slots.batch_size == 1
-    assert real is None
+    blocks = zip(
+        *(x.split(recalling.every, 2) for x in (query, key, value)), position.split(recalling.every, 1), strict=True
+    )
     outputs = []
-    for columns, recalls in recalling.blocks(slots.archives[0].end, query.shape[2]):
-        q, k, v = (x[:, :, columns] for x in (query, key, value))
-        if recalls:
-            recall(slots, q, k, slots.archives[0].end, scoring)
-        outputs.append(_attend_with_guests(slots, q, k, v, position[:, columns], *rest))
-        slots.archive(k, v, None)
-    return torch.cat(outputs, dim=1)
+    for q, k, v, at in blocks:
+        _recall(slots, q, k, at, real, scoring, recalling)
+        outputs.append(_attend_with_guests(slots, q, k, v, at, *rest))
+        _archive(slots, k, v, at, real)
+    return torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]
+
+
+def _recall(
+    slots: RecallSlots,
+    query: Tensor,
+    key: Tensor,
+    position: Tensor,
+    real: Tensor | None,
+    scoring: Scoring,
+    recalling: Recalling,
+) -> None:
+    """Let a block of each sequence recall, if it is due."""
+    always = recalling.starts or recalling.every == 1
+    if isinstance(slots, PagedSlots) and always:
+        from msrnn.backends.triton.recall import recall_triton
+
+        recall_triton(slots, query, position, scoring)
+        return
+    slots.settle()
+    for b, archive in enumerate(slots.archives):
+        due = always or archive.end % recalling.every == 0
+        if due and (real is None or bool(real[b, 0])):
+            recall(slots.view(slice(b, b + 1)), query[b : b + 1], key[b : b + 1], archive.end, scoring)
+
+
+def _archive(slots: RecallSlots, key: Tensor, value: Tensor, position: Tensor, real: Tensor | None) -> None:
+    if isinstance(slots, PagedSlots):
+        from msrnn.backends.triton.recall import archive_triton
+
+        archive_triton(slots, key, value, position)
+    else:
+        slots.archive(key, value, real)
 
 
 def _attend_with_guests(

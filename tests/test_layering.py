@@ -53,6 +53,7 @@ INSIDE = {
         "slots",
         "archive",
         "recall_slots",
+        "paged_slots",
         "guests",
         "validation",
         "state_file",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -72,7 +73,11 @@ def test_a_layer_that_recalls_is_the_definition(backend: str, policy: str, every
     )
     rows, slots = draw(1), RecallSlots(1, replace(SHAPE, reach=20), bound)
     output = [read(slots, columns(rows, 0, 30), scoring, None, backend, 7)]
-    output += [read(slots, columns(rows, 30, 41), scoring, Recalling(every, starts=True), backend, 3)]
+    slots.reserve(LENGTH)
+    output += [
+        read(slots, columns(rows, begin, end), scoring, Recalling(every, starts=True), backend, 3)
+        for begin, end in ((30, 32), (32, 41))
+    ]
     steps = [
         read(slots, columns(rows, t, t + 1), scoring, Recalling(every, starts=False), backend, 3)
         for t in range(41, LENGTH)
@@ -126,7 +131,7 @@ def test_reading_token_by_token_does_not_depend_on_the_split(cuts: list[int]) ->
             torch.cat(
                 [
                     read(slots, columns(rows, a, b), scoring, Recalling(1, starts=True), "numba", 7)
-                    for a, b in zip(edges, edges[1:], strict=False)
+                    for a, b in itertools.pairwise(edges)
                 ],
                 dim=1,
             )

@@ -19,7 +19,7 @@ from msrnn.core.quantization import SCALE_DTYPE, Rows, quantize
 from msrnn.errors import UsageError
 from msrnn.recall import PAGE
 
-SEGMENT = 4096  # tokens of a whole segment
+SEGMENT = 1024  # tokens of a whole segment
 SMALLEST = 256  # tokens of the first one, which grows
 
 
@@ -36,6 +36,7 @@ class ArchiveLayout:
     pinned: bool = False  # so that a GPU copies from and to it without waiting
     folder: Path | None = None
     most_tokens: int | None = None  # the oldest segments are dropped beyond it
+    whole: bool = False  # segments are whole from the beginning: kernels write to them
     digests_on: torch.device | None = None  # where digests of pages are kept; None: there are none
 
     @property
@@ -56,15 +57,15 @@ class ArchiveLayout:
 
 
 class Segment:
-    """Rows of consecutive tokens. `filled` tokens are written: an archive that ends there may append in place."""
+    """Rows of consecutive tokens, and the digests of their pages where a search uses them."""
 
-    def __init__(self, layout: ArchiveLayout, tokens: int) -> None:
-        code, self.filled, self.room = layout.code or layout.dtype, 0, tokens
-        self.keys, self.values = (layout.allocate(tokens, width, code) for width in (layout.key_dim, layout.value_dim))
+    def __init__(self, layout: ArchiveLayout, room: int) -> None:
+        code, self.room = layout.code or layout.dtype, room
+        self.keys, self.values = (layout.allocate(room, width, code) for width in (layout.key_dim, layout.value_dim))
         self.key_scale, self.value_scale = (
-            layout.allocate(tokens, None, SCALE_DTYPE) if layout.code else None for _ in range(2)
+            layout.allocate(room, None, SCALE_DTYPE) if layout.code else None for _ in range(2)
         )
-        pages = (layout.kv_heads, -(-tokens // PAGE), layout.key_dim)
+        pages = (layout.kv_heads, -(-room // PAGE), layout.key_dim)
         self.low, self.high = (
             torch.full(pages, number, dtype=layout.dtype, device=layout.digests_on) if layout.digests_on else None
             for number in (math.inf, -math.inf)
@@ -79,17 +80,19 @@ class Segment:
                 scales[:, begin:end].copy_(fresh.scale, non_blocking=True)
         if self.low is not None and self.high is not None:
             keys = key.to(self.low.device).dequantized(self.low.dtype)
-            page = (
-                torch.arange(begin, end, device=keys.device).div(PAGE, rounding_mode="floor")[:, None].expand_as(keys)
-            )
+            page = torch.arange(begin, end, device=keys.device).div(PAGE, rounding_mode="floor")
+            page = page[:, None].expand_as(keys)
             self.low.scatter_reduce_(1, page, keys, "amin")
             self.high.scatter_reduce_(1, page, keys, "amax")
-        self.filled = end
 
     def read(self, begin: int, end: int) -> tuple[Rows, Rows]:
         """Keys and values of some of its tokens; views."""
         scales = [None if s is None else s[:, begin:end] for s in (self.key_scale, self.value_scale)]
         return Rows(self.keys[:, begin:end], scales[0]), Rows(self.values[:, begin:end], scales[1])
+
+    def addresses(self) -> list[int]:
+        """Where a kernel finds keys, values and digests."""
+        return [0 if rows is None else rows.data_ptr() for rows in (self.keys, self.values, self.low, self.high)]
 
 
 class Archive:
@@ -98,12 +101,19 @@ class Archive:
     def __init__(self, layout: ArchiveLayout) -> None:
         self.layout = layout
         self.begin = self.end = 0
+        self.ahead = 0  # tokens that kernels may have written since, where the host does not know
         self._segments: list[Segment] = []
+        self._shared = 0  # so many segments may belong to forks as well, and are not written to
 
     @property
     def nbytes(self) -> int:
         """Bytes of the rows; forks count what they share, each."""
         return (self.end - self.begin) * self.layout.row_bytes
+
+    @property
+    def capacity(self) -> int:
+        """The position up to which there is room, if no fork has to be written to."""
+        return 0 if self._shared else self.begin + sum(segment.room for segment in self._segments)
 
     def fork(self) -> Archive:
         """An archive with the same rows, which can be continued on its own."""
@@ -113,10 +123,11 @@ class Archive:
 
     def become(self, other: Archive) -> None:
         """Take the rows of another archive instead of its own; each can be continued on its own."""
-        self.begin, self.end, self._segments = other.begin, other.end, list(other._segments)
+        self.begin, self.end, self.ahead, self._segments = other.begin, other.end, other.ahead, list(other._segments)
+        self._shared = len(self._segments)
 
     def clear(self) -> None:
-        self.begin = self.end = 0
+        self.begin = self.end = self.ahead = self._shared = 0
         self._segments = []
 
     def append(self, key: Tensor, value: Tensor) -> None:
@@ -126,27 +137,37 @@ class Archive:
     def append_rows(self, key: Rows, value: Rows) -> None:
         """Append rows [K, T, D] as the archive keeps them."""
         done, count = 0, key.codes.shape[1]
+        self.make_room(count)
         while done < count:
-            segment, used = self._open_segment(count - done)
-            n = min(segment.room - used, count - done)
-            segment.write(used, *(_part(rows, done, done + n) for rows in (key, value)))
+            index, used = divmod(self.end - self.begin, SEGMENT)
+            n = min(SEGMENT - used, count - done)
+            self._segments[index].write(used, *(_part(rows, done, done + n) for rows in (key, value)))
             done, self.end = done + n, self.end + n
         self._drop_oldest()
 
-    def _open_segment(self, tokens: int) -> tuple[Segment, int]:
-        """The last segment, with room for a token, and how many of its tokens are this archive's."""
-        used = (self.end - self.begin) - SEGMENT * (len(self._segments) - 1)
-        if not self._segments or used == SEGMENT:
-            first = min(SEGMENT, max(SMALLEST, tokens)) if not self._segments else SEGMENT
-            self._segments.append(Segment(self.layout, first))
-            return self._segments[-1], 0
-        last = self._segments[-1]
-        if last.filled != used or used == last.room:  # a fork has continued it, or it is full
-            self._wait()
-            grown = Segment(self.layout, min(SEGMENT, max(last.room, 2 * used, used + tokens)))
-            grown.write(0, *last.read(0, used))
-            self._segments[-1] = last = grown
-        return last, used
+    def make_room(self, tokens: int) -> bool:
+        """Let so many tokens more be written; says whether segments have changed."""
+        if self.end + tokens <= self.capacity:
+            return False
+        first, used = divmod(self.end - self.begin, SEGMENT)
+        needed = used + tokens
+        if first < len(self._segments) and (first < self._shared or self._segments[first].room < min(needed, SEGMENT)):
+            self._replace(first, used, needed)
+        del self._segments[first + 1 : max(self._shared, first + 1)]  # a fork's room ahead
+        self._shared = 0
+        while needed > SEGMENT * (len(self._segments) - first):
+            missing = needed - SEGMENT * (len(self._segments) - first)
+            whole = self.layout.whole or bool(self._segments)
+            self._segments.append(Segment(self.layout, SEGMENT if whole else min(SEGMENT, max(SMALLEST, missing))))
+        return True
+
+    def _replace(self, index: int, used: int, needed: int) -> None:
+        """Give the archive a segment of its own in place of one that is shared or too small, with the same rows."""
+        self._wait()
+        before = self._segments[index]
+        grown = Segment(self.layout, min(SEGMENT, max(before.room, 2 * used, needed)))
+        grown.write(0, *before.read(0, used))
+        self._segments[index] = grown
 
     def _drop_oldest(self) -> None:
         most = self.layout.most_tokens
@@ -154,16 +175,25 @@ class Archive:
             del self._segments[0]
             self.begin += SEGMENT
 
+    @property
+    def segment_count(self) -> int:
+        return len(self._segments)
+
+    def addresses(self) -> list[list[int]]:
+        """Where a kernel finds the rows of each segment."""
+        return [segment.addresses() for segment in self._segments]
+
     def segments(self) -> Iterator[tuple[int, Rows, Rows]]:
         """The rows in order: the position of the first, keys and values [K, n, D]."""
         for index, segment in enumerate(self._segments):
             first = self.begin + index * SEGMENT
-            yield first, *segment.read(0, min(SEGMENT, self.end - first))
+            if first < self.end:
+                yield first, *segment.read(0, min(SEGMENT, self.end - first))
 
     def digests(self) -> tuple[Tensor, Tensor]:
         """The least and the largest numbers of the keys of each page, [K, pages, D] both."""
         used = [-(-keys.codes.shape[1] // PAGE) for _, keys, _ in self.segments()]
-        pairs = [(s.low[:, :n], s.high[:, :n]) for s, n in zip(self._segments, used, strict=True)]  # type: ignore[index]
+        pairs = [(s.low[:, :n], s.high[:, :n]) for s, n in zip(self._segments, used, strict=False)]  # type: ignore[index]
         return torch.cat([low for low, _ in pairs], 1), torch.cat([high for _, high in pairs], 1)
 
     def gather(self, position: Tensor) -> tuple[Tensor, Tensor]:

@@ -75,11 +75,11 @@ def _find_pages(slots: RecallSlots, query: Tensor, scoring: Scoring) -> Tensor:
 
     A page is ranked as a token is, by the largest score that one of its keys could have; pages that are held are not.
     """
-    (archive,), (K, R, T, D) = slots.archives, query.shape
+    (archive,), (K, R, T, _D) = slots.archives, query.shape
     low, high = archive.digests()
     rows, count = query.flatten(1, 2), low.shape[1]
     best = torch.matmul(rows.clamp(min=0), high.mT) + torch.matmul(rows.clamp(max=0), low.mT)
-    weights = (best.float() * scoring.scale).softmax(-1).view(K, R, T, count)
+    weights = scoring.scale_products(best).softmax(-1).view(K, R, T, count)
     share = weights.mean(1).amax(1)
     at = slots.position[0].repeat_interleave(K // slots.position.shape[1], 0).long() - archive.begin
     held = torch.zeros(K, count * PAGE + 1, dtype=torch.bool, device=at.device)

@@ -46,6 +46,14 @@ class RecallSlots(Slots):
             rows = (x[b] if real is None else x[b][:, real[b]] for x in (key, value))
             archive.append(*rows)
 
+    def reserve(self, columns: int) -> None:
+        """Let so many tokens of each sequence be archived. Forks that are continued stop sharing their last segment."""
+        for archive in self.archives:
+            archive.make_room(columns)
+
+    def settle(self) -> None:
+        """Let the host know how many tokens are archived, where kernels archive them."""
+
     def set_guests(self, keys: Tensor, values: Tensor, position: Tensor) -> None:
         """Replace the guests of one sequence: [K, n, D], [K, n, Dv], [K, n]; n may be less than there is room for."""
         n = position.shape[1]
@@ -66,7 +74,7 @@ class RecallSlots(Slots):
         """The tensors of an archive in a file."""
         return [*Archive(self._layout).tensors()]
 
-    def restore_archives(self, rows: Sequence[dict[str, Tensor]], begins: Sequence[int]) -> None:
+    def restore_archives(self, rows: list[dict[str, Tensor]], begins: list[int]) -> None:
         """Replace the archives by those of a file: the tensors of each sequence, and its first position."""
         self.archives = [Archive(self._layout) for _ in rows]
         for archive, tensors, begin, seen in zip(self.archives, rows, begins, self.seen.tolist(), strict=True):
@@ -116,6 +124,7 @@ def archive_layout(shape: LayerShape, recall: Recall) -> ArchiveLayout:
         shape.dtype,
         parse_state_dtype(recall.state_dtype) or shape.state_dtype,
         device,
+        whole=shape.paged,
         pinned=shape.device.type == "cuda" and not on_device and recall.folder is None,
         folder=recall.folder,
         most_tokens=shape.archived,

@@ -23,7 +23,11 @@ class Scoring:
 
     def __call__(self, query: Tensor, keys: Tensor) -> Tensor:
         """query [B, K, Q, D], keys [B, K, N, D] -> [B, K, Q, N] float32."""
-        scores = torch.matmul(query, keys.mT).float().mul_(self.scale)
+        return self.scale_products(torch.matmul(query, keys.mT))
+
+    def scale_products(self, products: Tensor) -> Tensor:
+        """The scores of products of queries and keys."""
+        scores = products.float().mul_(self.scale)
         return scores if self.softcap is None else scores.div_(self.softcap).tanh_().mul_(self.softcap)
 
     def sinks_of(self, batch: int, groups: int, columns: int) -> Tensor | None:

@@ -35,6 +35,7 @@ class LayerShape:
     shards: Shards | None = None  # the processes that have the layer's other heads; `heads` are those of this one
     reach: int = 0  # the farthest distance of a recalled row, where keys are re-rotated
     archived: int | None = None  # the largest number of tokens that are archived; None: all
+    paged: bool = False  # whether kernels read and write the archive
 
 
 HELD = 2**31 - 1  # the eviction time of a KV row that is still held
@@ -65,6 +66,10 @@ class _Buffers:
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+    def saved_tensors(self) -> dict[str, Tensor]:
+        """Those that a file holds."""
+        return self.tensors()
 
     @property
     def batch_size(self) -> int:
@@ -128,6 +133,9 @@ class _Buffers:
             setattr(other, name, torch.cat([getattr(layer, name).to(self.seen.device) for layer in layers]))
         return other
 
+    def reserve(self, columns: int) -> None:
+        """Make room for so many columns, where rows are archived."""
+
     def take_archives(self, numbers: Sequence[int], other: Any, sources: Sequence[int]) -> None:
         """Give some sequences the archives of sequences of another layer of this kind, if there are archives."""
 
@@ -139,11 +147,11 @@ class _Buffers:
     @ordinary_tensors
     def restore(self, tensors: dict[str, Tensor], columns: int, batch_size: int) -> None:
         """Replace the buffers by copies of saved tensors. Dtypes and shapes must agree, except for the batch size."""
-        for name, mine in self.tensors().items():
+        for name, mine in self.saved_tensors().items():
             saved, shape = tensors[name], self._shape_to_restore(mine, tensors, batch_size)
             if saved.dtype != mine.dtype or list(saved.shape) != shape:
                 raise UsageError(f"{name}: {saved.dtype} {list(saved.shape)}, not {mine.dtype} {shape}")
-        for name, mine in self.tensors().items():
+        for name, mine in self.saved_tensors().items():
             # A copy: a loaded tensor may lie in a mapped file, at an address that kernels do not expect.
             setattr(self, name, tensors[name].to(mine.device, copy=True))
 

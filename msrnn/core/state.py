@@ -84,6 +84,8 @@ class MultiState:
         """Begin a forward pass over new columns. Until it ends, the state is unusable."""
         self.check_room(columns)
         self.whole = False
+        for _, layer in self._own():
+            layer.reserve(columns)
 
     def end_read(self, columns: int) -> None:
         """End the forward pass over these columns. All layers have read them, and only now they count."""

@@ -117,6 +117,7 @@ def _check_guests(slots: RecallSlots) -> None:
     _refuse(beyond.flatten(1), slots.guest_position.flatten(1), "is the position of a guest that was not read")
     for name, rows in (("keys", slots.guest_keys), ("values", slots.guest_values)):
         _refuse_unless_finite(_finite(rows), f"guest {name}")
+    slots.settle()
     for sequence, archive in enumerate(slots.archives):
         for name, tensor in archive.tensors().items():
             if tensor.itemsize > 1 and not bool(tensor.isfinite().all()):

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from msrnn.core.archive import SEGMENT
-from msrnn.core.recall_slots import archive_layout
+from msrnn.core.paged_slots import PagedSlots
+from msrnn.core.recall_slots import RecallSlots, archive_layout
 from msrnn.core.rope import Capped, Spacing
-from msrnn.core.slots import LayerShape
+from msrnn.core.slots import LayerShape, Slots
 from msrnn.errors import UsageError
 from msrnn.policy import Bound
 from msrnn.recall import DIGEST, EXACT, Recall
@@ -39,6 +40,20 @@ def recalls(bound: Bound) -> bool:
 
 def add_recall(bound: Bound, recall: Recall) -> Bound:
     return replace(bound, recall=recall) if recalls(bound) else bound
+
+
+def is_paged(shape: LayerShape, bound: Bound, backend: str) -> bool:
+    """Whether kernels read and write a layer's archive."""
+    recall = bound.recall
+    if recall is None or backend != "triton" or recall.search != DIGEST:
+        return False
+    quantized = recall.state_dtype or shape.state_dtype
+    return not quantized and recall.folder is None and recall.limit is None
+
+
+def slots_class(shape: LayerShape, bound: Bound) -> type[Slots]:
+    """The kind of slots that a layer has."""
+    return PagedSlots if shape.paged else RecallSlots if bound.recall else Slots
 
 
 def find_reach(config: Any, bound: Bound, spaced: Spacing | None) -> int:

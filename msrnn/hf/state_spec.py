@@ -18,16 +18,15 @@ from msrnn.core.fingerprint import ARCHITECTURE
 from msrnn.core.protection import add_ranges, no_ranges
 from msrnn.core.protection import check_fits as check_protected_fit
 from msrnn.core.quantization import parse_state_dtype, state_dtype_name
-from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.rope import FITTED, ORIGINAL, Gap, Repositioning, Spacing, name_of, spacing
-from msrnn.core.slots import MOST_COLUMNS, Growing, LayerShape, Memory, Slots
+from msrnn.core.slots import MOST_COLUMNS, Growing, LayerShape, Memory
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
 from msrnn.hf.cache_layers import LayerSetup, LinearLayer, OwnedCache, Place, StateLayer
 from msrnn.hf.cache_state import CachedState
 from msrnn.hf.inspect import ModelSpec, inspect_model
 from msrnn.hf.inspect_layers import host_layers
-from msrnn.hf.recall_options import add_recall, check_recall, count_archived, find_reach
+from msrnn.hf.recall_options import add_recall, check_recall, count_archived, find_reach, is_paged, slots_class
 from msrnn.hf.state_options import check_chunk, check_partly_bounded, check_unbounded, fitting_gap, layer_backend
 from msrnn.layer import Record
 from msrnn.policy import Bound, Policy, layer_bound
@@ -108,15 +107,13 @@ class StateSpec:
         assert shape is not None
         if bound is None:
             return Growing(batch_size, shape)
-        return (RecallSlots if bound.recall else Slots)(batch_size, shape, bound)
+        return slots_class(shape, bound)(batch_size, shape, bound)
 
     def nbytes(self, batch_size: int) -> int:
         """The bytes of a state's bounded layers, computed without allocating any."""
         pairs = zip(self.shapes, self.bounds, strict=True)
         return sum(
-            (RecallSlots if bound.recall else Slots).nbytes_of(batch_size, shape, bound)
-            for shape, bound in pairs
-            if shape and bound
+            slots_class(shape, bound).nbytes_of(batch_size, shape, bound) for shape, bound in pairs if shape and bound
         )
 
     def check_memory(self, batch_size: int) -> None:
@@ -252,7 +249,7 @@ def state_spec(
     spec.check_readable(in_blocks)
     return StateSpec(
         model=spec,
-        shapes=layer_shapes(spec, bounds, quantized, spaced),
+        shapes=layer_shapes(spec, bounds, backends, quantized, spaced),
         bounds=bounds,
         setups=setups,
         fingerprint=_fingerprint(spec, policy, sizes, quantized, spaced, recall),
@@ -260,7 +257,11 @@ def state_spec(
 
 
 def layer_shapes(
-    spec: ModelSpec, bounds: Sequence[Bound | None], quantized: torch.dtype | None, spaced: Spacing | None
+    spec: ModelSpec,
+    bounds: Sequence[Bound | None],
+    backends: Sequence[Backend],
+    quantized: torch.dtype | None,
+    spaced: Spacing | None,
 ) -> list[LayerShape | None]:
     """The shape of each layer's rows; None for linear attention."""
     shapes = [layer and replace(layer.shape, state_dtype=quantized) for layer in spec.layers]
@@ -271,8 +272,15 @@ def layer_shapes(
         return shapes
     most = count_archived(archiving)
     return [
-        shape and replace(shape, archived=most, reach=find_reach(spec.config, bound, spaced) if bound else 0)
-        for shape, bound in zip(shapes, bounds, strict=True)
+        replace(
+            shape,
+            archived=most,
+            reach=find_reach(spec.config, bound, spaced),
+            paged=is_paged(shape, bound, backend.name),
+        )
+        if shape and bound
+        else shape
+        for shape, bound, backend in zip(shapes, bounds, backends, strict=True)
     ]
 
 

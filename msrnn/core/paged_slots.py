@@ -1,0 +1,68 @@
+"""Slots whose archives are read and written by kernels: a table on the device has the addresses of all segments."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from msrnn.core.archive import SEGMENT
+from msrnn.core.recall_slots import RecallSlots
+from msrnn.core.slots import LayerShape, ordinary_tensors
+from msrnn.errors import UsageError
+from msrnn.policy import Bound
+from msrnn.recall import PAGE
+
+MOST_SEGMENTS = 4096  # of a sequence
+KEYS, VALUES, LOW, HIGH = range(4)  # columns of the table
+
+
+class PagedSlots(RecallSlots):
+    """`RecallSlots` for kernels. They know how many tokens are archived: it is the position of the next one.
+
+    The host knows it only when it asks the device, and otherwise how many it may be at most.
+    """
+
+    @ordinary_tensors
+    def __init__(self, batch_size: int, shape: LayerShape, bound: Bound) -> None:
+        super().__init__(batch_size, shape, bound)
+        self.table = torch.zeros(batch_size, MOST_SEGMENTS, 4, dtype=torch.int64, device=shape.device)
+
+    @property
+    def segments(self) -> int:
+        """The segments that a search ranks: a power of two, so that captured graphs fit for long."""
+        count = max(-(-self.recall.pages * PAGE // SEGMENT), *(archive.segment_count for archive in self.archives))
+        return 1 << (count - 1).bit_length()
+
+    @staticmethod
+    def nbytes_of(batch_size: int, shape: LayerShape, bound: Bound) -> int:
+        return RecallSlots.nbytes_of(batch_size, shape, bound) + batch_size * MOST_SEGMENTS * 4 * 8
+
+    def saved_tensors(self) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in super().saved_tensors().items() if name != "table"}
+
+    def reserve(self, columns: int) -> None:
+        for archive in self.archives:
+            archive.ahead += columns
+        if any(archive.end + archive.ahead > archive.capacity for archive in self.archives):
+            self.settle()
+            for number, archive in enumerate(self.archives):
+                archive.ahead = columns
+                if archive.make_room(columns):
+                    self._write_addresses(number, archive.addresses())
+
+    def settle(self) -> None:
+        for archive, seen in zip(self.archives, self.seen.tolist(), strict=True):
+            archive.end, archive.ahead = seen, 0
+
+    def restore_archives(self, rows: list[dict[str, Tensor]], begins: list[int]) -> None:
+        super().restore_archives(rows, begins)
+        self.table = self.table.new_zeros(len(rows), *self.table.shape[1:])
+        for number, archive in enumerate(self.archives):
+            self._write_addresses(number, archive.addresses())
+
+    @ordinary_tensors
+    def _write_addresses(self, number: int, addresses: list[list[int]]) -> None:
+        if len(addresses) > MOST_SEGMENTS:
+            raise UsageError(f"an archive of {MOST_SEGMENTS * SEGMENT:,} tokens is full: continue from an empty state")
+        if addresses:
+            self.table[number, : len(addresses)] = torch.tensor(addresses, dtype=torch.int64).to(self.table.device)

@@ -1,0 +1,121 @@
+"""The kernels of recall by digests against plain torch: the same guests, the same digests, the same outputs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from msrnn.backends import resolve_backend
+from msrnn.core.archive import SEGMENT
+from msrnn.core.paged_slots import PagedSlots
+from msrnn.core.recall_slots import RecallSlots
+from msrnn.core.scores import Scoring
+from msrnn.core.slots import LayerShape
+from msrnn.policy import Bound, Policy
+from msrnn.recall import Recall
+from msrnn.recall_layer import Recalling, attend_recalling
+
+HEADS, KV_HEADS, DIM = 4, 2, 16
+
+
+def pair(device: str, policy: str = "tova", batch: int = 1, **options: Any) -> tuple[RecallSlots, PagedSlots]:
+    """Slots for plain torch, and for kernels."""
+    shape = LayerShape(HEADS, KV_HEADS, DIM, DIM, torch.float32, torch.device(device))
+    bound = Bound(Policy.parse(policy), 12, recall=Recall(32, search="digest", **options))
+    return RecallSlots(batch, shape, bound), PagedSlots(batch, replace(shape, paged=True), bound)
+
+
+def draw(device: str, length: int, batch: int = 1, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn(batch, HEADS, length, DIM, generator=generator) * 2
+    key, value = (torch.randn(batch, KV_HEADS, length, DIM, generator=generator) for _ in range(2))
+    return query.to(device), key.to(device), value.to(device)
+
+
+def read(
+    slots: RecallSlots, rows: tuple[Tensor, ...], begin: int, end: int, recalling: Recalling | None, real: Any = None
+) -> Tensor:
+    backend = "triton" if isinstance(slots, PagedSlots) else "torch"
+    own = resolve_backend(backend, slots.seen.device)
+    slots.reserve(end - begin)
+    position = slots.advance(end - begin, real)
+    query, key, value = (x[:, :, begin:end] for x in rows)
+    rest: Any = Scoring(0.5, 30.0), 64, own, None, real, recalling
+    return attend_recalling(slots, query, key, value, position, *rest)
+
+
+def guests_of(slots: RecallSlots) -> list[set[int]]:
+    return [set(head.tolist()) - {-1} for head in slots.guest_position.flatten(0, 1)]
+
+
+@pytest.mark.parametrize("policy", ["tova", "h2o", "window+2"])
+@pytest.mark.parametrize("place", ["host", "device"])
+def test_blocks_and_steps(policy: str, place: str, device: str) -> None:
+    if device == "cpu" and place == "device" and policy != "tova":
+        pytest.skip("the same as on the host")
+    both, rows = pair(device, policy, archive=place), draw(device, 150)
+    for begin, end, recalling in (
+        (0, 70, None),
+        (70, 101, None),
+        (101, 117, Recalling(16, starts=True)),
+        (117, 118, Recalling(1, starts=False)),
+        (118, 121, Recalling(1, starts=True)),
+        (121, 150, None),
+    ):
+        outputs = [read(slots, rows, begin, end, recalling) for slots in both]
+        torch.testing.assert_close(*outputs, atol=1e-4, rtol=1e-4)
+        assert guests_of(both[0]) == guests_of(both[1])
+        assert bool(guests_of(both[0])[0]) == (recalling is not None)
+    both[1].settle()
+    low, high = (slots.archives[0].digests() for slots in both)
+    assert torch.equal(low[0], high[0])
+    assert torch.equal(low[1], high[1])
+
+
+def test_guests_are_rows_of_the_archive(device: str) -> None:
+    _, slots = pair(device)
+    rows = draw(device, 150)
+    read(slots, rows, 0, 120, None)
+    read(slots, rows, 120, 121, Recalling(1, starts=True))
+    for k in range(KV_HEADS):
+        for i, position in enumerate(slots.guest_position[0, k].tolist()):
+            if position >= 0:
+                assert torch.equal(slots.guest_keys[0, k, i], rows[1][0, k, position])
+                assert torch.equal(slots.guest_values[0, k, i], rows[2][0, k, position])
+    held = set(slots.position.flatten().tolist())
+    assert not held & set.union(*guests_of(slots))
+
+
+def test_padding_and_sequences_of_a_batch(device: str) -> None:
+    both, rows = pair(device, batch=3), draw(device, 90, batch=3)
+    real = torch.ones(3, 80, dtype=torch.bool, device=device)
+    real[1, :30], real[2] = False, False
+    outputs = [read(slots, rows, 0, 80, None, real) for slots in both]
+    torch.testing.assert_close(*outputs, atol=1e-4, rtol=1e-4)
+    step = torch.tensor([[True], [True], [False]], device=device)
+    for t in range(80, 84):
+        outputs = [read(slots, rows, t, t + 1, Recalling(1, starts=False), step) for slots in both]
+        torch.testing.assert_close(outputs[0][:2], outputs[1][:2], atol=1e-4, rtol=1e-4)
+        assert guests_of(both[0])[:4] == guests_of(both[1])[:4]
+        assert not any(guests_of(both[1])[4:])
+    assert both[1].seen.tolist() == [84, 54, 0]
+
+
+def test_archives_of_several_segments_and_forks(device: str) -> None:
+    plain, slots = pair(device)
+    length = SEGMENT + 70
+    rows, other = draw(device, length), draw(device, length, seed=1)
+    for layer in (plain, slots):
+        read(layer, rows, 0, SEGMENT + 20, None)
+    forks = [layer.select(torch.tensor([0])) for layer in (plain, slots)]
+    for layer in (plain, slots):
+        read(layer, rows, SEGMENT + 20, SEGMENT + 40, None)
+    for first, second, text in ((plain, slots, rows), (*forks, other)):
+        begin = SEGMENT + 40 if text is rows else SEGMENT + 20
+        outputs = [read(layer, text, begin, begin + 3, Recalling(1, starts=True)) for layer in (first, second)]
+        torch.testing.assert_close(*outputs, atol=1e-4, rtol=1e-4)
+        assert guests_of(first) == guests_of(second)
