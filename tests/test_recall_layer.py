@@ -86,7 +86,7 @@ def test_a_layer_that_recalls_is_the_definition(backend: str, policy: str, every
     blocks = list_recalls(30, 41, LENGTH, every)
     query, key, value = (x[0] for x in rows)
     rest: Any = bound, scoring.scale, scoring.softcap, scoring.sinks, scoring.repositioning
-    truth = recurrent(query, key, value, *rest, (), blocks, 20)
+    truth = recurrent(*(query, key, value), *rest, *((), blocks, 20))
     close = (truth.margin < 1e-5).any(0).nonzero()
     cut = int(close[0]) if len(close) else LENGTH
     assert cut > 41

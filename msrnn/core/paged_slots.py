@@ -41,14 +41,16 @@ class PagedSlots(RecallSlots):
         return {name: tensor for name, tensor in super().saved_tensors().items() if name != "table"}
 
     def reserve(self, columns: int) -> None:
-        for archive in self.archives:
-            archive.ahead += columns
-        if any(archive.end + archive.ahead > archive.capacity for archive in self.archives):
+        if any(archive.end + archive.ahead + columns > archive.capacity for archive in self.archives):
             self.settle()
             for number, archive in enumerate(self.archives):
-                archive.ahead = columns
                 if archive.make_room(columns):
                     self._write_addresses(number, archive.addresses())
+
+    def begin_read(self, columns: int) -> None:
+        self.reserve(columns)
+        for archive in self.archives:
+            archive.ahead += columns
 
     def settle(self) -> None:
         for archive, seen in zip(self.archives, self.seen.tolist(), strict=True):

@@ -51,6 +51,12 @@ class RecallSlots(Slots):
         for archive in self.archives:
             archive.make_room(columns)
 
+    def begin_read(self, columns: int) -> None:
+        self.reserve(columns)
+
+    def share_buffers(self) -> Any:
+        return _with_archives(super().share_buffers(), (Archive(self._layout) for _ in self.archives))
+
     def settle(self) -> None:
         """Let the host know how many tokens are archived, where kernels archive them."""
 

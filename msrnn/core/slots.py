@@ -136,6 +136,13 @@ class _Buffers:
     def reserve(self, columns: int) -> None:
         """Make room for so many columns, where rows are archived."""
 
+    def begin_read(self, columns: int) -> None:
+        """Prepare for a forward pass over so many columns, and count them, where rows are archived."""
+
+    def share_buffers(self) -> Any:
+        """A layer with the same buffers. Where rows are archived, it has empty archives of its own."""
+        return self._with(lambda tensor: tensor)
+
     def take_archives(self, numbers: Sequence[int], other: Any, sources: Sequence[int]) -> None:
         """Give some sequences the archives of sequences of another layer of this kind, if there are archives."""
 

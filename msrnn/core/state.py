@@ -16,6 +16,7 @@ from msrnn.checks import check_count
 from msrnn.core.device_memory import check_fits
 from msrnn.core.fingerprint import find_difference
 from msrnn.core.layer_files import restore_layers, save_layers
+from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.protection import add_ranges, forget_unread
 from msrnn.core.protection import check_fits as check_protected_fit
 from msrnn.core.shards import Shards, least
@@ -85,7 +86,14 @@ class MultiState:
         self.check_room(columns)
         self.whole = False
         for _, layer in self._own():
+            layer.begin_read(columns)
+
+    def reserve(self, columns: int) -> int:
+        """Make room for so many columns, where rows are archived -> the segments that a search ranks; 0: none."""
+        paged = [layer for layer in self.layers if isinstance(layer, PagedSlots)]
+        for layer in paged:
             layer.reserve(columns)
+        return paged[0].segments if paged else 0
 
     def end_read(self, columns: int) -> None:
         """End the forward pass over these columns. All layers have read them, and only now they count."""

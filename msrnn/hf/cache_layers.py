@@ -224,9 +224,8 @@ class StateLayer(OwnedLayer):
             rest: Any = scoring, setup.chunk, setup.backend, self.record
             with place.turn:
                 if isinstance(slots, RecallSlots):
-                    return attend_recalling(
-                        slots, query, key, value, place.position, *rest, real, self.cached.recalling
-                    )
+                    rest = *rest, real, self.cached.recalling
+                    return attend_recalling(slots, query, key, value, place.position, *rest)
                 return attend(slots, query, key, value, place.position, *rest)
 
     def reset(self) -> None:

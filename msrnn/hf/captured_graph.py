@@ -14,10 +14,8 @@ from transformers import PreTrainedModel
 from msrnn.core.state import MultiState
 from msrnn.hf.read_plan import Shape
 from msrnn.hf.state_spec import StateSpec
-from msrnn.hf.wavefront import (
-    read_blocks,
-    warm_up_streams,
-)
+from msrnn.hf.wavefront import read_blocks, warm_up_streams
+from msrnn.recall_layer import Recalling
 
 
 class Graph:
@@ -32,6 +30,7 @@ class Graph:
         last_only: bool,
         compiles: bool,
         pool: Any,
+        recalling: Recalling | None = None,
     ) -> None:
         B, device = state.batch_size, model.device
         self.ids = torch.zeros(B, shape.width, dtype=torch.long, device=device)
@@ -42,7 +41,8 @@ class Graph:
         blocks = shape.width // shape.block
 
         def read(width: int) -> list[Tensor]:
-            return read_blocks(forward, spec, state, self.ids[:, :width], self.real[:, :width], shape.block, last_only)
+            ids, real = self.ids[:, :width], self.real[:, :width]
+            return read_blocks(forward, spec, state, ids, real, shape.block, last_only, recalling)
 
         with torch.cuda.device(device), layers_share_code() if compiles else nullcontext():
             side = torch.cuda.Stream()

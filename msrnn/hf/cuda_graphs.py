@@ -32,6 +32,7 @@ from msrnn.hf.wavefront import (
     read_blocks,
     wave_of,
 )
+from msrnn.recall_layer import Recalling
 
 WORTH_CAPTURING = 2  # reads of one shape before one is captured, which takes about as long as two
 WORTH_CAPTURING_STEPS = 64  # the same for several blocks that are read token by token: some hundred thousand kernels
@@ -52,8 +53,9 @@ class Graphs:
         on_cuda = model.device.type == "cuda" and len(devices) == 1
         self.stepwise = spec.decodes_repositioned
         self._shards = spec.model.shards
-        # The search of an archive grows with the text, and a captured graph cannot.
-        self.possible = fixed and on_cuda and set(spec.backends) == {"triton"} and not CHECKS and not spec.recall
+        # Other archives are searched by the host, which a captured graph cannot do.
+        archives = spec.recall is None or spec.paged
+        self.possible = fixed and on_cuda and set(spec.backends) == {"triton"} and not CHECKS and archives
         if self.possible and self._shards is not None and not self._shards.capturable:
             warnings.warn(
                 "the processes that share this model do not speak by NCCL, so no CUDA graph can be captured: kernels "
@@ -83,7 +85,13 @@ class Graphs:
         return self._waves[key]
 
     def of(
-        self, state: MultiState, shape: Shape = STEP, last_only: bool = True, after: int = 0, rest: bool = False
+        self,
+        state: MultiState,
+        shape: Shape = STEP,
+        last_only: bool = True,
+        after: int = 0,
+        rest: bool = False,
+        recalling: Recalling | None = None,
     ) -> Graph | None:
         """The graph for a state, captured after more than `after` requests; None where there is none.
 
@@ -100,9 +108,10 @@ class Graphs:
         if buffers is None:
             buffers = self._buffers[state.batch_size] = GraphBuffers(state)
         buffers.assign(state)
-        key = shape, last_only
+        segments = state.reserve(shape.width)
+        key = shape, last_only, recalling, segments if recalling else 0
         if key not in buffers.graphs:
-            buffers.graphs[key] = self._capture(state, shape, last_only, self.compiles and not rest)
+            buffers.graphs[key] = self._capture(state, shape, last_only, self.compiles and not rest, recalling)
         return buffers.graphs[key]
 
     def read(
@@ -177,9 +186,11 @@ class Graphs:
         """Free the graphs and buffers that no state uses."""
         self._buffers = {size: buffers for size, buffers in self._buffers.items() if buffers.owner() is not None}
 
-    def _capture(self, state: MultiState, shape: Shape, last_only: bool, compiles: bool) -> Graph | None:
+    def _capture(
+        self, state: MultiState, shape: Shape, last_only: bool, compiles: bool, recalling: Recalling | None
+    ) -> Graph | None:
         try:
-            return Graph(self.model, self.spec, state, shape, last_only, compiles, self._pool())
+            return Graph(self.model, self.spec, state, shape, last_only, compiles, self._pool(), recalling)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
 from typing import Any
 
@@ -10,14 +9,17 @@ from msrnn.core.slots import ordinary_tensors
 from msrnn.core.state import MultiState
 from msrnn.hf.captured_graph import Graph
 from msrnn.hf.read_plan import Shape
+from msrnn.recall_layer import Recalling
+
+Key = tuple[Shape, bool, Recalling | None, int]  # with `last_only`, and the segments that a search ranks
 
 
 class GraphBuffers:
     """The buffers of one batch size, the graphs captured on them, and the state that owns them now, if any."""
 
     def __init__(self, state: MultiState) -> None:
-        self.layers = [copy.copy(layer) for layer in state.layers]
-        self.graphs: dict[tuple[Shape, bool], Graph | None] = {}
+        self.layers = [layer.share_buffers() for layer in state.layers]
+        self.graphs: dict[Key, Graph | None] = {}
         self.owner = weakref.ref(state)
 
     @ordinary_tensors
@@ -36,7 +38,7 @@ class GraphBuffers:
 
     def empty_state(self, fingerprint: dict[str, Any]) -> MultiState:
         """An empty state in buffers that no state uses any more."""
-        state = MultiState([copy.copy(layer) for layer in self.layers], fingerprint, columns=0)
+        state = MultiState([layer.share_buffers() for layer in self.layers], fingerprint, columns=0)
         state.reset()
         self.owner = weakref.ref(state)
         return state

@@ -22,6 +22,7 @@ from msrnn.hf.cuda_graphs import Graphs
 from msrnn.hf.generation import Continuation, SequenceEnds, Settings, redirect_forward
 from msrnn.hf.handover import begin_block, end_block, give_back, hand_over
 from msrnn.hf.inputs import check_input, count_tokens, positions_of, split_at_blocks
+from msrnn.hf.read_plan import Shape
 from msrnn.hf.state_spec import state_spec
 from msrnn.hf.tensor_parallel import check_same_input, naming_lost_ranks
 from msrnn.hf.wavefront import Wave
@@ -199,10 +200,11 @@ class MultiStateRNN:
         if isinstance(input_ids, Tensor) and input_ids.ndim == 2 and input_ids.shape[1] != 1:
             raise UsageError(f"input_ids of {input_ids.shape[1]} columns: step reads one token per sequence; use read")
         ids, mask = check_input(self.model, self.spec, input_ids, state, attention_mask)
-        graph = self._graphs.of(state)
+        recalling = self.spec.recalling
+        graph = None if recalling and recalling.every > 1 else self._graphs.of(state, recalling=recalling)
         with state.reading(1):
             if graph is None:
-                return self.forward(ids, state, mask, last_only=True, recalling=self.spec.recalling)
+                return self.forward(ids, state, mask, last_only=True, recalling=recalling)
             return graph(ids, mask)[0].clone()
 
     @torch.no_grad()
@@ -334,9 +336,8 @@ class MultiStateRNN:
         real = None if mask is None else mask[0].bool()
         ids = input_ids if real is None else input_ids[:, real]
         logits = []
-        for piece in split_at_blocks(ids, int(state.seen), every, self.block):
-            with state.reading(piece.shape[1]):
-                logits.append(self.forward(piece, state, None, last_only, recalling=Recalling(every, starts=True)))
+        for piece in split_at_blocks(ids, int(state.seen), every, every if self.captures else self.block):
+            logits.append(self._read_blocks_recalling(piece, state, last_only, every))
             if on_block:
                 on_block(piece.shape[1])
         state.columns += input_ids.shape[1] - ids.shape[1]  # padding counts as read
@@ -348,6 +349,19 @@ class MultiStateRNN:
         spread = read.new_zeros(1, input_ids.shape[1], read.shape[-1])
         spread[:, real] = read
         return spread
+
+    def _read_blocks_recalling(self, ids: Tensor, state: MultiState, last_only: bool, every: int) -> Tensor:
+        """Read one block that recalls, or several in one forward pass -> logits."""
+        columns, recalling = ids.shape[1], Recalling(every, starts=every > 1)
+        graph = (
+            self._graphs.of(state, Shape(columns, columns), last_only, recalling=recalling)
+            if columns == every
+            else None
+        )
+        with state.reading(columns):
+            if graph is not None:
+                return graph(ids)[0].clone()
+            return self.forward(ids, state, None, last_only, recalling=Recalling(every, starts=True))
 
     def _read_wave(
         self,

@@ -77,6 +77,12 @@ class StateSpec:
         return next((bound.recall for bound in self.bounds if bound and bound.recall), None)
 
     @property
+    def paged(self) -> bool:
+        """Whether kernels read and write all archives."""
+        pairs = zip(self.shapes, self.bounds, strict=True)
+        return all(shape.paged for shape, bound in pairs if shape and bound and bound.recall)
+
+    @property
     def recalling(self) -> Recalling | None:
         """When decode steps recall; None: nothing is archived."""
         return Recalling(self.recall.every, starts=False) if self.recall else None

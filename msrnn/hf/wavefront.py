@@ -23,6 +23,7 @@ from msrnn.core.state import MultiState
 from msrnn.hf.cache_layers import Place
 from msrnn.hf.cache_state import CachedState
 from msrnn.hf.state_spec import StateSpec
+from msrnn.recall_layer import Recalling
 
 PRIORITIES = 4  # levels that CUDA streams have in torch
 IN_FLIGHT = 16_384  # tokens of all sequences and blocks together: bounds the memory of activations at any batch size
@@ -150,6 +151,7 @@ def read_blocks(
     real: Tensor,
     block: int,
     last_only: bool,
+    recalling: Recalling | None = None,
 ) -> list[Tensor]:
     """Read ids [B, T], `block` columns at a time, all blocks in flight at once -> the logits of each block.
 
@@ -169,7 +171,7 @@ def read_blocks(
             # A mask of four dimensions is not inspected: reading it back would break the capture.
             attention_mask=real[:, None, None].expand(-1, 1, ids.shape[1], -1),
             position_ids=position_ids,
-            past_key_values=spec.cache(CachedState(state), real=real, places=places),
+            past_key_values=spec.cache(CachedState(state, recalling=recalling), real=real, places=places),
             use_cache=True,
             logits_to_keep=1 if last_only else 0,
         ).logits

@@ -1,7 +1,7 @@
 """Recall by digests on a GPU, for all sequences of a batch: archive, search and gather as kernels.
 
-Archived rows are in pinned memory of the host, or on the device. Kernels find them by the addresses of their segments, in
-`table` [B, SEGMENTS, 4]: keys, values, and the least and the largest numbers of the keys of each page. Nothing is read
+Archived rows are in pinned memory of the host, or on the device. Kernels find them by the addresses of their segments,
+in `table` [B, SEGMENTS, 4]: keys, values, and the least and the largest numbers of the keys of each page. Nothing is read
 back, so a captured graph can be replayed until there are more pages than it ranks. `core/guests.py` is the reference.
 """
 

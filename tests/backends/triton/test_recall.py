@@ -87,7 +87,7 @@ def test_guests_are_rows_of_the_archive(device: str) -> None:
                 assert torch.equal(slots.guest_keys[0, k, i], rows[1][0, k, position])
                 assert torch.equal(slots.guest_values[0, k, i], rows[2][0, k, position])
     held = set(slots.position.flatten().tolist())
-    assert not held & set.union(*guests_of(slots))
+    assert all(not held & guests for guests in guests_of(slots))
 
 
 def test_padding_and_sequences_of_a_batch(device: str) -> None:
