@@ -130,7 +130,7 @@ def test_short_texts_of_all_lengths_share_few_graphs(compile: bool, monkeypatch:
             assert torch.equal(mine.seen, theirs.seen)
             assert mine.columns == theirs.columns == 2 * width
             assert torch.equal(mine.positions(3).sort(-1).values, theirs.positions(3).sort(-1).values)
-        shapes = {shape.width for shape, _ in rnn._graphs._buffers[batch].graphs}
+        shapes = {shape.width for shape, *_ in rnn._graphs._buffers[batch].graphs}
         assert shapes == {16, 32, 64, 256}
 
 
