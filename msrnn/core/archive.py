@@ -236,18 +236,16 @@ class Archive:
 
     def restore(self, tensors: dict[str, Tensor], begin: int) -> None:
         """Replace all rows by those of a file, the first of which has position `begin`."""
+        heads, count = self.layout.kv_heads, tensors["keys"].shape[1:2].numel()
+        for name, width in zip(("key", "value"), self._widths, strict=True):
+            expected = {f"{name}s": ([heads, count, width], self.layout.code or self.layout.dtype)}
+            if self.layout.code:
+                expected[f"{name}_scale"] = [heads, count], SCALE_DTYPE
+            for part, (shape, dtype) in expected.items():
+                found = tensors[part]
+                if list(found.shape) != shape or found.dtype != dtype:
+                    raise UsageError(f"archived {part} of {found.dtype} {list(found.shape)}, not {dtype} {shape}")
         self.clear()
-        for i, name in enumerate(("key", "value")):
-            codes, scale = tensors[f"{name}s"], tensors.get(f"{name}_scale")
-            expected = self.layout.code or self.layout.dtype
-            if (
-                codes.ndim != 3
-                or codes.dtype != expected
-                or codes.shape[::2] != (self.layout.kv_heads, self._widths[i])
-            ):
-                raise UsageError(f"archived {name}s of {codes.dtype} {list(codes.shape)}")
-            if (scale is not None) != bool(self.layout.code) or (scale is not None and scale.shape != codes.shape[:2]):
-                raise UsageError(f"archived {name}s without a scale for each row")
         self.begin = self.end = begin
         rows = (Rows(tensors[f"{name}s"], tensors.get(f"{name}_scale")) for name in ("key", "value"))
         self.append_rows(*rows)

@@ -52,13 +52,13 @@ def restore_layers(layers: Layers, tensors: dict[str, Tensor], description: dict
     batch_size, columns = check_counts(description, len(layers))
     tensors = _unfold(layers, dict(tensors), batch_size)
     archives = _take_archives(layers, tensors, description, batch_size)
-    expected = {f"{i}.{name}" for i, layer in layers for name in layer.saved_tensors()}
+    expected = {f"{i}.{name}" for i, layer in layers for name in layer.saved_tensors}
     if expected != tensors.keys():
         mismatched = sorted(expected ^ tensors.keys())
         problem = "is missing" if mismatched[0] in expected else "belongs to no layer"
         raise UsageError(f"tensor {mismatched[0]} {problem}")
     for i, layer in layers:
-        layer.restore({name: tensors[f"{i}.{name}"] for name in layer.saved_tensors()}, columns, batch_size)
+        layer.restore({name: tensors[f"{i}.{name}"] for name in layer.saved_tensors}, columns, batch_size)
     for layer, rows, begins in archives:
         layer.restore_archives(rows, begins)
     check_layers(layers, columns, incomplete=description.get("incomplete") is True)
@@ -68,7 +68,7 @@ def restore_layers(layers: Layers, tensors: dict[str, Tensor], description: dict
 
 
 def _fold(layers: Layers) -> dict[str, Tensor]:
-    tensors = {f"{i}.{name}": tensor for i, layer in layers for name, tensor in layer.saved_tensors().items()}
+    tensors = {f"{i}.{name}": tensor for i, layer in layers for name, tensor in layer.saved_tensors.items()}
     ranges = [tensors.pop(f"{i}.{PROTECTED}") for i, layer in layers if isinstance(layer, Slots)]
     return {**tensors, PROTECTED: ranges[0]} if ranges and bool(ranges[0].any()) else tensors
 

@@ -37,8 +37,9 @@ class PagedSlots(RecallSlots):
     def nbytes_of(batch_size: int, shape: LayerShape, bound: Bound) -> int:
         return RecallSlots.nbytes_of(batch_size, shape, bound) + batch_size * MOST_SEGMENTS * 4 * 8
 
+    @property
     def saved_tensors(self) -> dict[str, Tensor]:
-        return {name: tensor for name, tensor in super().saved_tensors().items() if name != "table"}
+        return {name: tensor for name, tensor in super().saved_tensors.items() if name != "table"}
 
     def reserve(self, columns: int) -> None:
         if any(archive.end + archive.ahead + columns > archive.capacity for archive in self.archives):

@@ -67,6 +67,7 @@ class _Buffers:
     def tensors(self) -> dict[str, Tensor]:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
+    @property
     def saved_tensors(self) -> dict[str, Tensor]:
         """Those that a file holds."""
         return self.tensors()
@@ -154,11 +155,11 @@ class _Buffers:
     @ordinary_tensors
     def restore(self, tensors: dict[str, Tensor], columns: int, batch_size: int) -> None:
         """Replace the buffers by copies of saved tensors. Dtypes and shapes must agree, except for the batch size."""
-        for name, mine in self.saved_tensors().items():
+        for name, mine in self.saved_tensors.items():
             saved, shape = tensors[name], self._shape_to_restore(mine, tensors, batch_size)
             if saved.dtype != mine.dtype or list(saved.shape) != shape:
                 raise UsageError(f"{name}: {saved.dtype} {list(saved.shape)}, not {mine.dtype} {shape}")
-        for name, mine in self.saved_tensors().items():
+        for name, mine in self.saved_tensors.items():
             # A copy: a loaded tensor may lie in a mapped file, at an address that kernels do not expect.
             setattr(self, name, tensors[name].to(mine.device, copy=True))
 

@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache
 
 from msrnn.backends.base import Backend
 from msrnn.core.device_memory import check_fits
-from msrnn.core.fingerprint import ARCHITECTURE
+from msrnn.core.fingerprint import ARCHITECTURE, RECALL
 from msrnn.core.protection import add_ranges, no_ranges
 from msrnn.core.protection import check_fits as check_protected_fit
 from msrnn.core.quantization import parse_state_dtype, state_dtype_name
@@ -320,11 +320,11 @@ def _fingerprint(
 ) -> dict[str, Any]:
     """The fields that a state must have in common with this model and these options to fit."""
     return {
+        **({RECALL: recall.name} if recall else {}),
         "policy": policy.name,
         "size": sizes[0] if len(set(sizes)) == 1 else sizes,
         "dtype": state_dtype_name(quantized) if quantized else spec.dtype,
         "positions": name_of(spaced),
-        "recall": recall.name if recall else None,
         ARCHITECTURE: spec.architecture,
         "model": spec.fingerprint,
         "rotary": spec.rope_digest,

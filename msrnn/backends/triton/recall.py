@@ -1,8 +1,9 @@
 """Recall by digests on a GPU, for all sequences of a batch: archive, search and gather as kernels.
 
 Archived rows are in pinned memory of the host, or on the device. Kernels find them by the addresses of their segments,
-in `table` [B, SEGMENTS, 4]: keys, values, and the least and the largest numbers of the keys of each page. Nothing is read
-back, so a captured graph can be replayed until there are more pages than it ranks. `core/guests.py` is the reference.
+in `table` [B, SEGMENTS, 4]: keys, values, and the least and the largest numbers of the keys of each page. Nothing is
+read back, so a captured graph can be replayed until there are more pages than it ranks. `core/guests.py` is the
+reference.
 """
 
 from __future__ import annotations
@@ -114,9 +115,9 @@ def score_pages_kernel(
             o_q = start + tl.arange(0, BQ)
             p_q = query + (tl.program_id(0).to(tl.int64) * Q + o_q)[:, None] * D + o_d[None, :]
             b_q = tl.load(p_q, mask=(o_q < Q)[:, None] & (o_d < D)[None, :], other=0.0)
-            b_zero = tl.zeros(b_q.shape, b_q.dtype)
-            b_s = tl.dot(tl.maximum(b_q, b_zero), tl.trans(b_high), input_precision=PRECISION)
-            b_s += tl.dot(tl.minimum(b_q, b_zero), tl.trans(b_low), input_precision=PRECISION)
+            b_positive, b_negative = tl.maximum(b_q, 0.0).to(b_q.dtype), tl.minimum(b_q, 0.0).to(b_q.dtype)
+            b_s = tl.dot(b_positive, tl.trans(b_high), input_precision=PRECISION)
+            b_s += tl.dot(b_negative, tl.trans(b_low), input_precision=PRECISION)
             b_s = tl.where(m_p[None, :], cap_scores(b_s * scale, softcap), NO_PAGE)
             o_s = (tl.program_id(0).to(tl.int64) * Q + o_q)[:, None] * (SEGMENTS * PAGES) + o_n[None, :]
             tl.store(scores + o_s, b_s, mask=(o_q < Q)[:, None])

@@ -1,0 +1,143 @@
+"""Archives: what is appended comes back, forks share it, and the oldest rows are dropped beyond a limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from msrnn.core.archive import SEGMENT, Archive, ArchiveLayout
+from msrnn.errors import UsageError
+from msrnn.recall import PAGE
+
+
+def layout(**changes: Any) -> ArchiveLayout:
+    return ArchiveLayout(
+        **{
+            "kv_heads": 2,
+            "key_dim": 4,
+            "value_dim": 3,
+            "dtype": torch.float32,
+            "code": None,
+            "device": torch.device("cpu"),
+            **changes,
+        }
+    )
+
+
+def draw(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, count, 4, generator=generator), torch.randn(2, count, 3, generator=generator)
+
+
+def rows_of(archive: Archive) -> tuple[Tensor, Tensor]:
+    tensors = archive.tensors()
+    return tensors["keys"], tensors["values"]
+
+
+@pytest.mark.parametrize("place", ["memory", "folder"])
+def test_what_is_appended_comes_back(place: str, tmp_path: Path) -> None:
+    archive = Archive(layout(folder=tmp_path / "rows" if place == "folder" else None))
+    key, value = draw(SEGMENT + 300)
+    for begin, end in ((0, 1), (1, 200), (200, 300), (300, SEGMENT), (SEGMENT, SEGMENT + 300)):
+        archive.append(key[:, begin:end], value[:, begin:end])
+    assert (archive.begin, archive.end) == (0, SEGMENT + 300)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(rows_of(archive), (key, value), strict=True))
+    at = torch.tensor([[0, SEGMENT, 5, -1], [SEGMENT + 299, 7, SEGMENT - 1, 10**6]])
+    keys, values = archive.gather(at)
+    for head in range(2):
+        for i, position in enumerate(at[head].tolist()):
+            known = 0 <= position < archive.end
+            assert torch.equal(keys[head, i], key[head, position] if known else torch.zeros(4))
+            assert torch.equal(values[head, i], value[head, position] if known else torch.zeros(3))
+    if place == "folder":
+        assert list((tmp_path / "rows").iterdir()) == []
+
+
+@pytest.mark.parametrize("begin", [10, SEGMENT, SEGMENT + 10])
+def test_forks_continue_on_their_own(begin: int) -> None:
+    archive = Archive(layout(digests_on=torch.device("cpu")))
+    text, more, other = draw(begin), draw(40, 1), draw(30, 2)
+    archive.append(*text)
+    fork = archive.fork()
+    archive.append(*more)
+    fork.append(*other)
+    second = fork.fork()
+    fork.append(*more)
+    for own, parts in ((archive, [text, more]), (fork, [text, other, more]), (second, [text, other])):
+        expected = [torch.cat([part[i] for part in parts], 1) for i in range(2)]
+        assert all(torch.equal(*pair) for pair in zip(rows_of(own), expected, strict=True))
+    for own in (archive, fork):
+        pages = rows_of(own)[0].split(PAGE, 1)
+        low, high = own.digests()
+        assert torch.equal(low, torch.stack([page.amin(1) for page in pages], 1))
+        assert torch.equal(high, torch.stack([page.amax(1) for page in pages], 1))
+
+
+def test_forks_share_whole_segments() -> None:
+    archive = Archive(layout())
+    archive.append(*draw(2 * SEGMENT + 5))
+    fork = archive.fork()
+    fork.append(*draw(3, 1))
+    mine, theirs = ([segment[0] for segment in own.addresses()] for own in (archive, fork))
+    assert mine[:2] == theirs[:2]
+    assert mine[2] != theirs[2]
+
+
+def test_room_of_a_fork_is_its_own() -> None:
+    archive = Archive(layout(whole=True))
+    archive.append(*draw(10))
+    archive.make_room(2 * SEGMENT)
+    fork = archive.fork()
+    assert fork.capacity == 0
+    assert fork.make_room(1)
+    assert {segment[0] for segment in archive.addresses()}.isdisjoint(segment[0] for segment in fork.addresses())
+    assert not fork.make_room(SEGMENT - 10)
+
+
+def test_the_oldest_rows_are_dropped() -> None:
+    archive = Archive(layout(most_tokens=2 * SEGMENT))
+    key, value = draw(3 * SEGMENT + 5)
+    archive.append(key, value)
+    assert archive.begin == 2 * SEGMENT
+    assert archive.end == 3 * SEGMENT + 5
+    assert torch.equal(rows_of(archive)[0], key[:, archive.begin :])
+    assert torch.equal(archive.gather(torch.tensor([[3 * SEGMENT], [5]]))[0][0, 0], key[0, 3 * SEGMENT])
+
+
+@pytest.mark.parametrize("code", [None, torch.int8, torch.float8_e4m3fn])
+def test_files(code: torch.dtype | None) -> None:
+    archive, loaded = Archive(layout(code=code)), Archive(layout(code=code))
+    assert archive.tensors()["keys"].shape == (2, 0, 4)
+    archive.append(*draw(50))
+    loaded.restore(archive.tensors(), 0)
+    at = torch.arange(50).expand(2, -1)
+    assert all(torch.equal(*pair) for pair in zip(archive.gather(at), loaded.gather(at), strict=True))
+    torch.testing.assert_close(loaded.gather(at)[0], draw(50)[0], atol=0.2, rtol=0.1)
+    assert loaded.nbytes == archive.nbytes > 0
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"keys": torch.zeros(2, 5, 3)},
+        {"values": torch.zeros(1, 5, 3)},
+        {"keys": torch.zeros(2, 5, 4, dtype=torch.float16)},
+        {"keys": torch.zeros(2, 6, 4)},
+    ],
+)
+def test_files_of_other_rows_are_refused(damage: dict[str, Tensor]) -> None:
+    archive = Archive(layout())
+    archive.append(*draw(5))
+    with pytest.raises(UsageError, match="archived"):
+        Archive(layout()).restore({**archive.tensors(), **damage}, 0)
+
+
+def test_scales_of_another_dtype_are_refused() -> None:
+    archive = Archive(layout(code=torch.int8))
+    archive.append(*draw(5))
+    with pytest.raises(UsageError, match="archived key_scale"):
+        Archive(layout(code=torch.int8)).restore({**archive.tensors(), "key_scale": torch.ones(2, 5)}, 0)

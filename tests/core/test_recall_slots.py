@@ -1,0 +1,70 @@
+"""Slots with archives: copies, views and resets take their archives along."""
+
+from __future__ import annotations
+
+import torch
+
+from msrnn.core.recall_slots import RecallSlots, archive_layout
+from msrnn.core.slots import LayerShape
+from msrnn.policy import Bound, Policy
+from msrnn.recall import Recall
+
+SHAPE = LayerShape(4, 2, 8, 8, torch.float32, torch.device("cpu"))
+BOUND = Bound(Policy.parse("tova"), 16, recall=Recall(4))
+
+
+def filled(batch: int = 2) -> RecallSlots:
+    slots = RecallSlots(batch, SHAPE, BOUND)
+    rows = torch.randn(2, batch, 2, 10, 8)
+    real = torch.ones(batch, 10, dtype=torch.bool)
+    real[-1, :3] = False
+    slots.archive(rows[0], rows[1], real)
+    return slots
+
+
+def ends(slots: RecallSlots) -> list[int]:
+    return [archive.end for archive in slots.archives]
+
+
+def test_padding_is_not_archived() -> None:
+    assert ends(filled()) == [10, 7]
+
+
+def test_copies_have_archives_of_their_own_and_views_the_same() -> None:
+    slots = filled()
+    for other in (slots.select(torch.tensor([1, 1])), slots.copy(slice(1, 2)), slots.to(torch.device("cpu"))):
+        assert ends(other)[-1] == 7
+        assert all(archive not in slots.archives for archive in other.archives)
+    view = slots.view(slice(1, 2))
+    view.archive(torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8), None)
+    assert ends(slots) == [10, 12]
+    assert ends(slots.cat([slots, view], 10)) == [10, 12, 12]
+    slots.reorder(torch.tensor([1, 0]))
+    assert ends(slots) == [12, 10]
+    assert ends(view) == [10]
+
+
+def test_a_layer_that_shares_buffers_has_empty_archives() -> None:
+    slots = filled()
+    other = slots.share_buffers()
+    other.reset()
+    assert other.keys is slots.keys
+    assert (ends(other), ends(slots)) == ([0, 0], [10, 7])
+
+
+def test_a_reset_layer_is_a_new_one() -> None:
+    slots = filled()
+    slots.set_guests(torch.ones(2, 3, 8), torch.ones(2, 3, 8), torch.ones(2, 3))
+    assert (slots.guest_position[0] >= 0).sum() == 6
+    slots.reset()
+    assert ends(slots) == [0, 0]
+    fresh = RecallSlots(2, SHAPE, BOUND)
+    assert all(torch.equal(tensor, fresh.tensors()[name]) for name, tensor in slots.tensors().items())
+    assert slots.nbytes == RecallSlots.nbytes_of(2, SHAPE, BOUND)
+
+
+def test_archived_rows_are_as_the_state_keeps_them_or_quantized() -> None:
+    quantized = LayerShape(4, 2, 8, 8, torch.float32, torch.device("cpu"), torch.int8)
+    assert archive_layout(SHAPE, Recall(4)).code is None
+    assert archive_layout(quantized, Recall(4)).code is torch.int8
+    assert archive_layout(SHAPE, Recall(4, state_dtype="fp8")).code is torch.float8_e4m3fn
