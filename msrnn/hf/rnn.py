@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from msrnn.checks import check_choice, check_count
+from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.rope import ORIGINAL, Gap
 from msrnn.core.slots import Slots
 from msrnn.core.state import MultiState
@@ -172,9 +173,11 @@ class MultiStateRNN:
                 mine["policy"] = theirs["policy"]
         state.check_fits(mine)
         layers = state.fork(1).layers
-        for layer, bound in zip(layers, self.spec.bounds, strict=True):
+        for layer, bound, shape in zip(layers, self.spec.bounds, self.spec.shapes, strict=True):
             if isinstance(layer, Slots) and bound is not None:
                 layer.bound = bound
+            if isinstance(layer, RecallSlots) and shape is not None:
+                layer.reach = shape.reach
         converted = MultiState(layers, self.spec.fingerprint, state.columns)
         if any(state.protected):
             self.spec.check_protect()

@@ -130,3 +130,16 @@ def test_another_number_of_guests_or_none_is_refused(model: PreTrainedModel, ids
             other.read(ids[:1, 30:], state)
     with pytest.raises(msrnn.UsageError, match="archives nothing"):
         bounded.read(ids[:1], bounded.state(), recall_every=1)
+
+
+def test_a_converted_state_recalls_as_one_of_these_positions(model: PreTrainedModel, ids: Tensor) -> None:
+    """Before the first eviction there are no gaps, so both have read the same."""
+    original = msrnn.MultiStateRNN(model, "tova", 16, recall=6)
+    rnn = msrnn.MultiStateRNN(model, "tova", 16, recall=6, positions="compressed")
+    begun, whole = original.state(), rnn.state()
+    original.read(ids[:1, :10], begun)
+    rnn.read(ids[:1, :10], whole)
+    found, expected = (
+        rnn.read(ids[:1, 10:], state, recall_every=8) for state in (rnn.convert_state(begun), whole)
+    )
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
