@@ -51,9 +51,12 @@ def chat(
     With --positions auto, a conversation continues with a horizon and compressed positions before it may pass the
     training length; a saved one that has passed it stays as it is. So does any other --positions.
 
+    With --recall, all turns are archived, and a message and its answer recall the rows that they ask for.
+
     Examples:
         msrnn chat --system "Answer briefly." --protect system --save talk.safetensors
         msrnn chat --state talk.safetensors --save talk.safetensors
+        msrnn chat --recall 256 --save talk.safetensors
         printf 'Hello!\\n/state\\n' | msrnn chat --size 256
     """
     settings = sampling.settings(max_new_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -29,14 +30,20 @@ def recover_state(
     """The state after a prompt [1, T] and a partial answer, when `generate` was interrupted.
 
     If the interruption fell between two forward passes, `state` reads the rest. Otherwise it is unusable, and `before`,
-    a copy from before the call, reads the prompt, which it protects if the call did, and the answer again.
+    a copy from before the call, reads the prompt, which it protects if the call did, and the answer again. Both recall
+    as in the call.
     """
     read = int(state.seen[0] - before.seen[0]) - prompt.shape[1] if state.whole else -1
     if read < 0:
         state, read = before, 0
-        rnn.read(prompt, state, last_only=True, protect=protect)
-    if answer[read:]:
-        rnn.read(torch.tensor([answer[read:]]), state, last_only=True)
+        with state.protecting(torch.tensor([prompt.shape[1]])) if protect else nullcontext():
+            rnn.read_prompt(prompt, state, None)
+    left = torch.tensor([answer[read:]])
+    if rnn.spec.recall is not None:
+        for token in left.split(1, 1):
+            rnn.step(token, state)
+    elif left.numel():
+        rnn.read(left, state, last_only=True)
     return state
 
 

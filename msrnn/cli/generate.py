@@ -38,10 +38,14 @@ def generate(
     With --positions auto, a text that may pass the training length is read with a horizon and compressed positions; a
     saved state that has not passed it is converted. Any other --positions stays as it is.
 
+    With --recall, the last 64 tokens of the prompt and the answer also attend to evicted tokens: those that they ask
+    for come back from an archive. A saved state with an archive keeps its --recall; another number is refused.
+
     Examples:
         msrnn generate "Once upon a time" --max-new-tokens 64
         msrnn generate "Name three rivers." --chat --temperature 0.7 --seed 1
         echo "The moral of the story is" | msrnn generate - --state book.safetensors
+        msrnn generate "Who finds the letter?" --chat --state book.state --recall 256
     """
     settings = sampling.settings(max_new_tokens)
     check_choice("--protect", protect, ("none", "prompt"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,11 @@ from msrnn.cli.options import (
     SavedStateDtype,
     Seed,
 )
+from msrnn.cli.recall_options import Archive, RecallEvery, RecallWhileReading, SavedRecall
 from msrnn.errors import FileError, UsageError
 from msrnn.hf.model_options import AUTO, DEFAULT_POLICY, DEFAULT_SIZE, ORIGINAL, ModelOptions
 from msrnn.policy import Policy, same_ranking
+from msrnn.recall import HOST
 from msrnn.size import Size, joint_name, parse_policy, resolve
 
 if TYPE_CHECKING:
@@ -41,6 +44,10 @@ class GivenOptions:
     size: SavedSize = None
     positions: Positions = AUTO
     state_dtype: SavedStateDtype = None
+    recall: SavedRecall = None
+    recall_every: RecallEvery = 1
+    recall_while_reading: RecallWhileReading = None
+    archive: Archive = HOST
     dtype: SavedDtype = None
     device: Device = "auto"
     backend: Backend = "auto"
@@ -62,8 +69,8 @@ class GivenOptions:
         return self._complete(state, extendable=False)
 
     def _complete(self, state: Path | None, extendable: bool) -> ModelOptions:
-        own = ModelOptions(self.model, device=self.device, dtype=self.dtype, seed=self.seed, backend=self.backend)
         if state is None:
+            own = self._own_options(self.recall or 0)
             size = _DEFAULT_SIZE if self.size is None else Size.parse(self.size)
             policy, bound = resolve(_DEFAULT_POLICY if self.policy is None else self.policy, size)
             positions = ORIGINAL if self.positions is None else self.positions
@@ -74,6 +81,7 @@ class GivenOptions:
         if extendable and self.policy is not None and same_size and _can_continue(self.policy, saved.policy):
             given = replace(self, policy=None)
         given._check_agrees(state, saved)
+        own = self._own_options(saved.recall or 0)
         try:
             return replace(
                 own,
@@ -86,6 +94,20 @@ class GivenOptions:
         except (UsageError, TypeError) as error:
             raise UsageError(f"{state}: its options cannot be given on the command line ({error})") from error
 
+    def _own_options(self, recall: int) -> ModelOptions:
+        """The options that a saved state leaves open."""
+        return ModelOptions(
+            self.model,
+            device=self.device,
+            dtype=self.dtype,
+            seed=self.seed,
+            backend=self.backend,
+            recall=recall,
+            recall_every=self.recall_every,
+            recall_while_reading=self.recall_while_reading,
+            archive=self.archive,
+        )
+
     def _check_agrees(self, state: Path, saved: SavedOptions) -> None:
         policy = self.policy and joint_name(*parse_policy(self.policy))
         _check_agrees(state, "--policy", self.policy, policy, saved.policy.name)
@@ -93,6 +115,7 @@ class GivenOptions:
             size = None if self.size is None else Size.parse(self.size).name
             _check_agrees(state, "--size", self.size, size, saved.size.name)
         _check_agrees(state, "--state-dtype", self.state_dtype, self.state_dtype, saved.state_dtype)
+        _check_agrees(state, "--recall", self.recall, self.recall or None, saved.recall)
         positions = self.positions and _positions_name(self.positions)
         _check_agrees(state, "--positions", self.positions, positions, saved.positions)
         if saved.dtype is not None and self.dtype != "auto":
@@ -108,6 +131,7 @@ class SavedOptions:
     dtype: str | None  # of the model; None: not known
     state_dtype: str | None
     positions: str
+    recall: int | None  # KV rows; None: nothing was archived
 
     @classmethod
     def load(cls, path: Path) -> SavedOptions:
@@ -125,6 +149,9 @@ class SavedOptions:
             policy, size = resolve(description["policy"], description["size"])
         except (UsageError, TypeError) as error:
             raise FileError(f"its options cannot be given on the command line ({error})", path) from error
+        recall = description.get("recall")
+        if recall is not None and not (isinstance(recall, str) and re.fullmatch("[1-9][0-9]{0,8}", recall)):
+            raise FileError(f"its options cannot be given on the command line (recall {recall!r:.40})", path)
         stored = description["dtype"]
         computed = description.get("model_dtype", stored)
         return cls(
@@ -133,6 +160,7 @@ class SavedOptions:
             computed if computed in _MODEL_DTYPES else None,
             stored if stored in STATE_DTYPES else None,
             description["positions"],
+            None if recall is None else int(recall),
         )
 
 

@@ -37,6 +37,9 @@ def read(
 ) -> None:
     """Read a text once and save the state: a file of constant size, to continue from.
 
+    With --recall the file also has the keys and values of every token, and grows with the text. Questions then recall
+    the rows that they ask for, and not only what the state has kept: read once, ask many times.
+
     Ctrl-C stops, and the same command continues: a checkpoint is saved every 30 seconds as FILE.partial, next to the
     file to save to, and removed at the end. With --state, options that are not given are those of the saved state.
 
@@ -48,6 +51,8 @@ def read(
         msrnn generate "The moral of the story is" --state book.safetensors
         msrnn read sequel.txt --state book.safetensors --save both.safetensors
         msrnn read ten_books.txt --policy echo --save books.safetensors
+        msrnn read book.txt --recall 256 --save book.state
+        msrnn generate "Who finds the letter?" --chat --state book.state --recall 256
     """
     if tokens is not None:
         check_count("tokens", tokens)

@@ -61,7 +61,9 @@ def summary(state: MultiState) -> str:
     each = f"{held[0]:,} KV rows held in each layer"
     if len(set(held)) > 1:
         each = f"{sum(held):,} KV rows held, {sum(held) / len(held):,.0f} in a layer on average"
-    return f"{int(state.seen[0]):,} tokens read, {each}, {decimal(state.nbytes)}"
+    archived = sum(archive.nbytes for layer in state.layers for archive in getattr(layer, "archives", ()))
+    more = f", and an archive of {decimal(archived)}" if archived else ""
+    return f"{int(state.seen[0]):,} tokens read, {each}, {decimal(state.nbytes)}{more}"
 
 
 def speed_of(answer: AnswerStreamer) -> str:

@@ -85,7 +85,8 @@ class LongRead:
                 self._save(state, on_failure)
 
         if self.done < self.total:
-            rnn.read(self.ids[:, self.done :], state, last_only=True, on_block=on_block)
+            left, every = self.ids[:, self.done :], rnn.recall_while_reading
+            rnn.read(left, state, last_only=True, on_block=on_block, recall_every=every)
 
     def _is_due(self) -> bool:
         return not self._failed and perf_counter() - self._saved_at >= max(SECONDS, SHARE * self._save_seconds)

@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from msrnn.checks import check_count
 from msrnn.core.notes import loading
 from msrnn.core.torchrun import is_torchrun
 from msrnn.errors import UsageError
 from msrnn.hf.extension import COMPRESSED, extend_policy, largest_size
 from msrnn.policy import Policy
+from msrnn.recall import HOST, Recall
 from msrnn.size import Size, joint_name, resolve
 
 if TYPE_CHECKING:
@@ -41,6 +43,10 @@ class ModelOptions:
     positions: str = ORIGINAL
     backend: str = "auto"
     compile: bool = False
+    recall: int = 0  # KV rows; 0: nothing is archived
+    recall_every: int = 1
+    recall_while_reading: int | None = None
+    archive: str = HOST
 
     def __post_init__(self) -> None:
         resolve(self.policy, self.size)
@@ -60,6 +66,27 @@ class ModelOptions:
 
             if self.backend not in BACKENDS:
                 raise UsageError(f"must be one of {', '.join(BACKENDS)}", name="backend", value=self.backend)
+        self._check_recall()
+
+    def _check_recall(self) -> None:
+        check_count("recall", self.recall, least=0, of="KV rows")
+        if self.recall:
+            Recall(self.recall, self.recall_every, self.archive)
+            if self.recall_while_reading is not None:
+                check_count("recall_while_reading", self.recall_while_reading, of="tokens")
+            if self.size is None:
+                raise UsageError(
+                    "policy full evicts nothing that could be recalled",
+                    name="recall",
+                    value=self.recall,
+                    advice="use another policy, or leave it out",
+                )
+            return
+        unused = {"recall_every": 1, "recall_while_reading": None, "archive": HOST}
+        for name, default in unused.items():
+            if getattr(self, name) != default:
+                advice = "give recall, the number of rows to recall, or leave it out"
+                raise UsageError("nothing is archived", name=name, value=getattr(self, name), advice=advice)
 
     def load(self) -> tuple[MultiStateRNN, PreTrainedTokenizerBase]:
         """Load the model and its tokenizer, and bound its state."""
@@ -91,6 +118,8 @@ class ModelOptions:
             positions=self.positions,
             backend=self.backend,
             compile=self.compile,
+            recall=Recall(self.recall, self.recall_every, self.archive) if self.recall else 0,
+            recall_while_reading=self.recall_while_reading,
         )
 
     def extend(self, rnn: MultiStateRNN, length: int) -> ModelOptions:

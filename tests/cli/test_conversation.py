@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from msrnn import MultiState, MultiStateRNN
 from msrnn.cli import conversation
 from msrnn.cli.answer_streamer import AnswerStreamer
-from msrnn.cli.conversation import Conversation, Turn
+from msrnn.cli.conversation import Conversation, Turn, recover_state
 from tests.helpers.characters import END, character_model, character_tokenizer
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
@@ -188,3 +188,24 @@ def test_an_interrupted_turn_protects_the_same(
     monkeypatch.setattr(rnn, "step", interrupt)
     assert chat.turn("hello").interrupted
     assert chat.state.protected == whole.state.protected != [[]]
+
+
+@pytest.mark.parametrize("protect", [False, True])
+@pytest.mark.parametrize("whole", [False, True], ids=["inside a forward pass", "between two"])
+def test_a_recovered_state_has_recalled_as_the_answer_did(
+    whole: bool, protect: bool, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    rnn = MultiStateRNN(character_model(), "tova", 40, recall=6, recall_every=4, recall_while_reading=16)
+    begun, ids = rnn.state(), torch.tensor([tokenizer("why?", add_special_tokens=False)["input_ids"]])
+    rnn.read(torch.tensor([tokenizer(LONG * 2)["input_ids"]]), begun)
+    expected, stopped, before = (begun.fork(1) for _ in range(3))
+    kept: Any = {"protect": "prompt" if protect else "none"}
+    answer = rnn.generate(ids, expected, **GREEDY, **kept)[0, ids.shape[1] :].tolist()
+    rnn.generate(ids, stopped, **{**GREEDY, "max_new_tokens": 5}, **kept)
+    stopped.whole = whole
+    found = recover_state(rnn, stopped, before, ids, answer, protect)
+    assert_same(found, expected)
+    assert found.protected == expected.protected
+    for one, other in zip(found.layers, expected.layers, strict=True):
+        for name, rows in one.archives[0].tensors().items():
+            torch.testing.assert_close(rows, other.archives[0].tensors()[name], atol=1e-4, rtol=1e-4)

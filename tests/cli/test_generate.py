@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,11 +19,11 @@ SIZE = ("--size", 16)
 SHORT = ("--max-new-tokens", 12)
 
 
-def expected(folder: Path, prompt: str, policy: str = "tova", size: int | None = 16) -> str:
+def expected(folder: Path, prompt: str, policy: str = "tova", size: int | None = 16, **recall: Any) -> str:
     """What the library generates greedily."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     ids = torch.tensor([tokenizer(prompt, add_special_tokens=not prompt.startswith("<s>"))["input_ids"]])
-    out = MultiStateRNN(model, policy, size).generate(ids, max_new_tokens=12, do_sample=False)
+    out = MultiStateRNN(model, policy, size, **recall).generate(ids, max_new_tokens=12, do_sample=False)
     return tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
 
 
@@ -39,6 +40,34 @@ def test_policy_and_size_reach_the_model(run: Run, folder: Path) -> None:
     }
     assert said == {policy: expected(folder, TEXT, policy, None if policy == "full" else 16) + "\n" for policy in said}
     assert len(set(said.values())) > 1
+
+
+def test_recall_reaches_the_model(run: Run, folder: Path, tmp_path: Path) -> None:
+    """Each option of it changes the answer, but the place of the archive does not."""
+    asked = ("generate", TEXT, *SIZE, *SHORT, "--recall", 8)
+    changes: dict[tuple[object, ...], dict[str, int]] = {
+        (): {},
+        ("--recall-every", 5): {"recall_every": 5},
+        ("--recall-while-reading", 4): {"recall_while_reading": 4},
+    }
+    said = {more: run(*asked, *more).out for more in changes}
+    assert said == {more: expected(folder, TEXT, recall=8, **how) + "\n" for more, how in changes.items()}
+    assert len({*said.values(), run("generate", TEXT, *SIZE, *SHORT).out}) == 4
+    assert run(*asked, "--archive", tmp_path / "archive").out == said[()]
+    assert (tmp_path / "archive").is_dir()
+
+
+def test_read_once_and_ask_many_times(run: Run, tmp_path: Path) -> None:
+    """An archive is saved with its state, and each question finds it as it was."""
+    state = tmp_path / "book"
+    read = run("read", "-", "--save", state, *SIZE, "--recall", 8, stdin=TEXT)
+    assert re.search(r"16 KV rows held in each layer, [\d.]+ kB, and an archive of [\d.]+ kB", read.out), read.out
+    asked = ("generate", "And so", "--state", state, *SHORT)
+    answers = [run(*asked, "--recall", 8), run(*asked), run(*asked, "--archive", tmp_path / "archive")]
+    assert {answer.code for answer in answers} == {0}
+    assert len({answer.out for answer in answers}) == 1
+    assert run("read", "-", "--save", tmp_path / "bare", *SIZE, stdin=TEXT).code == 0
+    assert run("generate", "And so", "--state", tmp_path / "bare", *SHORT).out != answers[0].out
 
 
 def test_from_a_saved_state_is_in_one_go(run: Run, tmp_path: Path) -> None:

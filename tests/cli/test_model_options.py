@@ -30,6 +30,7 @@ MADE: dict[str, tuple[tuple[object, ...], dict[str, Any]]] = {
         {"dtype": "fp8", "model_dtype": "bfloat16"},
     ),
     "full": (("--policy", "full"), {"policy": "full", "size": None}),
+    "recall": (("--size", 16, "--recall", 8), {"recall": "8"}),
 }
 FURTHER = ("size", "numbers", "bfloat16")  # others differ in the same way, and in more
 
@@ -60,6 +61,8 @@ DISAGREE = [
     ("--policy", "full", "tova"),
     ("--positions", "compact", "original"),
     ("--dtype", "bfloat16", "float32"),
+    ("--recall", 4, 8),
+    ("--recall", 0, 8),
 ]
 
 
@@ -71,11 +74,29 @@ def test_both_values_are_named(
     words: tuple[str, ...], option: str, given: object, saved: object, run: Run, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run("read", "-", "--save", "state", "--size", 16, stdin=TEXT).code == 0
+    assert run("read", "-", "--save", "state", "--size", 16, "--recall", 8, stdin=TEXT).code == 0
     monkeypatch.setattr("msrnn.hf.loading.AutoModelForCausalLM", None)  # refused before the slow part
     code, out, err = run(*words, "state", option, given, stdin="hi")
     assert (code, out) == (2, "")
     assert err == f"msrnn: {option} {given}: state was saved with {option} {saved}; leave {option} out\n"
+
+
+def test_recall_needs_an_archive(run: Run, folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    import msrnn
+    from msrnn.recall import Recall
+
+    state = tmp_path / "state"
+    assert run("read", "-", "--save", state, "--size", 16, stdin=TEXT).code == 0
+    code, _, err = run("generate", "hi", "--state", state, "--recall", 8)
+    assert (code, err) == (2, f"msrnn: --recall 8: {state} was saved without --recall; leave --recall out\n")
+    code, _, err = run("generate", "hi", "--state", state, "--recall-every", 2)
+    assert (code, "--recall-every 2: nothing is archived" in err) == (2, True)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    msrnn.MultiStateRNN(model, "tova", 16, recall=Recall(8, state_dtype="int8")).state().save(state)
+    code, _, err = run("generate", "hi", "--state", state)
+    assert (code, "its options cannot be given on the command line (recall '8:int8')" in err) == (2, True)
 
 
 def test_a_full_state_has_no_size_to_disagree_with(run: Run, tmp_path: Path) -> None:

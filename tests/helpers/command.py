@@ -33,4 +33,6 @@ def _ordered(state: dict[str, torch.Tensor], name: str) -> torch.Tensor:
     position = state[name.split(".")[0] + ".position"][0, 0]
     order = position.argsort()[(position < 0).sum() :]
     tensor = state[name]
+    if ".guest_" in name or ".archive." in name:  # in the order of the text already
+        return tensor
     return tensor if tensor.ndim == 1 else tensor.index_select(2, order)

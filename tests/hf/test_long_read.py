@@ -92,3 +92,18 @@ def test_a_checkpoint_that_cannot_be_saved_does_not_stop_the_read(rnn: MultiStat
     reading.run(rnn, state, lambda _: None, errors.append)
     assert (reading.done, len(errors)) == (40, 1)
     assert int(state.seen[0]) == 40
+
+
+def test_a_text_is_read_with_recall(checkpoint: Path) -> None:
+    rnn = MultiStateRNN(build(llama()), "tova", 8, block=10, recall=4, recall_while_reading=3)
+    assert interrupted(rnn, IDS, checkpoint, after=20) == 18
+    reading = LongRead(IDS, checkpoint)
+    state = reading.resume(rnn)
+    assert state is not None
+    reading.run(rnn, state, lambda _: None, unexpected)
+    recalled, plain = rnn.state(), rnn.state()
+    rnn.read(IDS, recalled, recall_every=3)
+    rnn.read(IDS, plain)
+    found, expected, other = (made.layers[-1].archives[0].tensors()["keys"] for made in (state, recalled, plain))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(found, other, atol=1e-2)

@@ -11,6 +11,7 @@ import torch
 from msrnn.errors import UsageError
 from msrnn.hf.model_options import ModelOptions
 from msrnn.policy import FULL, Policy
+from msrnn.recall import Recall
 from msrnn.size import Size
 from tests.helpers.characters import character_model, character_tokenizer
 from tests.helpers.tiny import build, llama
@@ -24,6 +25,14 @@ from tests.helpers.tiny import build, llama
         ({"state_dtype": "int3"}, "state_dtype"),
         ({"positions": "odd"}, "positions"),
         ({"backend": "cobol"}, "backend"),
+        ({"recall": -1}, "recall"),
+        ({"recall": 8, "policy": FULL, "size": None}, "recall"),
+        ({"recall": 8, "recall_every": 0}, "recall_every"),
+        ({"recall": 8, "recall_while_reading": 0}, "recall_while_reading"),
+        ({"recall": 8, "archive": ""}, "archive"),
+        ({"recall_every": 2}, "recall_every"),
+        ({"recall_while_reading": 64}, "recall_while_reading"),
+        ({"archive": "device"}, "archive"),
     ],
 )
 def test_bad_values_are_refused_before_a_model_is_loaded(change: dict[str, Any], name: str) -> None:
@@ -43,6 +52,14 @@ def test_the_state_of_a_model() -> None:
     found = rnn.spec.fingerprint
     assert (found["policy"], found["dtype"], found["positions"]) == ("window+4", "int8", "compressed:lnln")
     assert [*rnn.spec.sizes] == [9, 9]
+
+
+def test_recall_reaches_the_model() -> None:
+    options = ModelOptions(size=Size(9), recall=4, recall_every=2, recall_while_reading=64, archive="device")
+    for made in (options, options.extend(options.rnn(build(llama())), 64)):
+        rnn = made.rnn(build(llama()))
+        assert (rnn.spec.recall, rnn.recall_while_reading) == (Recall(4, 2, "device"), 64)
+    assert ModelOptions(size=Size(9)).rnn(build(llama())).spec.recall is None
 
 
 def test_past_the_training_length() -> None:

@@ -139,7 +139,5 @@ def test_a_converted_state_recalls_as_one_of_these_positions(model: PreTrainedMo
     begun, whole = original.state(), rnn.state()
     original.read(ids[:1, :10], begun)
     rnn.read(ids[:1, :10], whole)
-    found, expected = (
-        rnn.read(ids[:1, 10:], state, recall_every=8) for state in (rnn.convert_state(begun), whole)
-    )
+    found, expected = (rnn.read(ids[:1, 10:], state, recall_every=8) for state in (rnn.convert_state(begun), whole))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
