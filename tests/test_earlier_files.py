@@ -83,7 +83,7 @@ def test_stored_losses_are_those_of_the_same_model(model: PreTrainedModel, monke
     rows = [json.loads(line) for line in Path("perplexity.jsonl").read_text().splitlines()]
     for row in rows:
         if row["numbers"]:
-            reader = Reader(msrnn.MultiStateRNN(model, *cell_of(row).bounds), 0)
+            reader = Reader(msrnn.MultiStateRNN(model, **cell_of(row).options), 0)
             assert reader.nll(IDS[:, :READ]) == pytest.approx(row["nll"], rel=1e-4)
 
 

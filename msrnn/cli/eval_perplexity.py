@@ -9,6 +9,7 @@ from typer import Option
 from msrnn.cli.evaluation import evaluate_model, load_texts
 from msrnn.cli.evaluation_checks import check_against, check_counts, check_length
 from msrnn.cli.evaluation_options import Against, Batch, Books, ChunksPerBook, EvaluationOptions, Length, Seed, Text
+from msrnn.cli.recall_options import RecallOptions
 from msrnn.cli.results_folder import report
 from msrnn.errors import UsageError
 from msrnn.evaluation.data.texts import check_source
@@ -49,6 +50,7 @@ def perplexity(
     batch: Batch = None,
     against: Against = None,
     out: Out = Path("results/perplexity"),
+    recalling: RecallOptions,
     options: EvaluationOptions,
 ) -> None:
     """Perplexity on chunks of text for each policy and size, and of the full model.
@@ -60,14 +62,19 @@ def perplexity(
     policy, size and dtype are not computed again, so an interrupted run resumes. The tables show all results of the
     same model, dtype and chunks.
 
+    With --recall, the bounded policies archive every token and predict each one with the KV rows that it recalls. These
+    are rows of their own, as "echo + 256 recalled", next to those without recall.
+
     Examples:
         msrnn eval perplexity --text book.txt --length 1024 --size 64 --size 256
         msrnn eval perplexity --books 10 --policy tova --policy h2o --policy full
+        msrnn eval perplexity --text book.txt --policy echo --recall 256 --recall-every 16
         msrnn eval perplexity --paper --model meta-llama/Llama-2-7b-hf --chunks-per-book 1000
     """
     check_source(text)
-    grid = choose_cells(policy, size, paper, length)
-    reference = check_against(against, grid.policies)
+    recalling = recalling.reading()
+    grid = choose_cells(policy, size, paper, length, recalling)
+    reference = check_against(recalling.add_to([against])[0] if against else None, grid.policies)
     check_length(length)
     check_counts(books=books, chunks_per_book=chunks_per_book, batch=batch)
     from msrnn import evaluation
@@ -89,12 +96,14 @@ def perplexity(
     report(evaluate_model(options, loaded, run), out)
 
 
-def choose_cells(policies: list[str] | None, sizes: list[int] | None, paper: bool, length: int) -> Grid:
+def choose_cells(
+    policies: list[str] | None, sizes: list[int] | None, paper: bool, length: int, recalling: RecallOptions
+) -> Grid:
     """The rows and columns of the table."""
     from msrnn.evaluation.tasks.perplexity import PAPER_ROWS, PAPER_SIZES, grid
 
     if not paper:
-        return grid(policies or POLICIES, sizes or SIZES, length)
+        return grid(recalling.add_to(policies or POLICIES), sizes or SIZES, length)
     if policies or sizes:
         raise UsageError("--paper: sets the rows and sizes; leave out --paper, or --policy and --size")
-    return grid([*PAPER_ROWS, FULL.name], PAPER_SIZES, length)
+    return grid(recalling.add_to([*PAPER_ROWS, FULL.name]), PAPER_SIZES, length)

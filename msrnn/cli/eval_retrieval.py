@@ -12,6 +12,7 @@ from msrnn.cli.evaluation_checks import check_counts, check_length
 from msrnn.cli.evaluation_options import Chat, EvaluationOptions
 from msrnn.cli.files import manual
 from msrnn.cli.options import as_typed
+from msrnn.cli.recall_options import RecallOptions
 from msrnn.cli.results_folder import report
 from msrnn.errors import UsageError
 from msrnn.evaluation.data.texts import check_source
@@ -85,6 +86,7 @@ def retrieval(
     seed: Seed = 0,
     batch: Batch = None,
     out: Out = Path("results/retrieval"),
+    recalling: RecallOptions,
     options: EvaluationOptions,
 ) -> None:
     """Facts hidden in a long text, and questions about them, by policy, size, length and depth; synthetic, as RULER's.
@@ -95,10 +97,14 @@ def retrieval(
     Answers that the folder has of the same model, prompt, policy and size are not generated again, so an interrupted
     run resumes. The figure has a heatmap of depth and length for each version.
 
+    With --recall, the bounded policies archive every token, and the end of a prompt and its answer recall the KV rows
+    that they ask for. These are versions of their own, as "echo 128 + 64 recalled", next to those without recall.
+
     Examples:
         msrnn eval retrieval --limit 5
         msrnn eval retrieval --task number --length 4096 --length 8192 --size 512 --size 2048
         msrnn eval retrieval --text books/ --policy tova --policy full --question last
+        msrnn eval retrieval --policy echo --recall 64 --question last
     """
     if text is not None:
         check_source(text)
@@ -113,7 +119,7 @@ def retrieval(
     from msrnn.evaluation.data.texts import documents
     from msrnn.evaluation.tasks.retrieval import CHECK, NAME
 
-    policies, sizes, tasks = policy or POLICIES, size or SIZES, task or list(TASKS)
+    policies, sizes, tasks = recalling.add_to(policy or POLICIES), size or SIZES, task or list(TASKS)
     retrieval_grid(policies, sizes)
     check_questions(tasks, length or LENGTHS, depth or DEPTHS, question, limit, positions)
     options.check()

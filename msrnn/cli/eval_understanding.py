@@ -10,6 +10,7 @@ from typer import Option
 from msrnn.cli.evaluation import evaluate
 from msrnn.cli.evaluation_checks import check_against, check_counts, check_length
 from msrnn.cli.evaluation_options import Against, Chat, EvaluationOptions
+from msrnn.cli.recall_options import RecallOptions
 from msrnn.cli.results_folder import report
 from msrnn.cli.terminal import note, progress, quiet
 from msrnn.errors import UsageError
@@ -90,7 +91,8 @@ def squality(*arguments: Any) -> None:
     full model on a prompt of `size` tokens, row full the full model on the whole prompt. The score is the geometric
     mean of ROUGE-1, -2 and -L, each with the best of the references; intervals are 95 %, by bootstrap over the
     documents. Answers that the folder has of the same model, prompt, policy and size are not generated again, so an
-    interrupted run resumes.
+    interrupted run resumes. With --recall, the end of a prompt and its answer recall evicted tokens, in rows of their
+    own: "echo + 256 recalled".
 
     Examples:
         msrnn eval squality --limit 2 --size 256
@@ -107,12 +109,14 @@ def qasper(*arguments: Any) -> None:
     full model on a prompt of `size` tokens, row full the full model on the whole prompt. The score is the F1 of words
     with the best of the references; yes/no and unanswerable questions are also shown separately. Intervals are 95 %, by
     bootstrap over the documents. Answers that the folder has of the same model, prompt, policy and size are not
-    generated again.
+    generated again. With --recall, the end of a prompt and its answer recall evicted tokens, in rows of their own: "echo
+    + 256 recalled".
 
     Examples:
         msrnn eval qasper --limit 2 --size 256
         msrnn eval qasper --data qasper-test-v0.3.json --paper
         msrnn eval qasper --data papers.jsonl --no-chat --model my-base-model
+        msrnn eval qasper --policy echo --recall 256
         msrnn eval qasper --paper --stage score
     """
 
@@ -137,6 +141,7 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         against: Against = None,
         stage: Stages = Stage.ALL,
         out: Out = None,
+        recalling: RecallOptions,
         options: EvaluationOptions,
     ) -> None:
         from msrnn.evaluation.data.questions import QASPER_HUB, SQUALITY_HUB, check_source
@@ -150,8 +155,8 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
         from msrnn.evaluation.tasks.understanding import answer_questions, load_answers
 
         task = TASKS[about.__name__]
-        grid = choose_cells(policy, size, paper)
-        reference = check_against(against, grid.policies)
+        grid = choose_cells(policy, size, paper, recalling)
+        reference = check_against(recalling.add_to([against])[0] if against else None, grid.policies)
         check_length(LENGTH if length is None else length)
         check_counts(limit=limit, batch=batch, max_new_tokens=max_new_tokens)
         if stage != Stage.ANSWER:
@@ -193,14 +198,14 @@ def verb(about: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def choose_cells(policies: list[str] | None, sizes: list[int] | None, paper: bool) -> Grid:
+def choose_cells(policies: list[str] | None, sizes: list[int] | None, paper: bool, recalling: RecallOptions) -> Grid:
     """The rows and columns of the table."""
     from msrnn.evaluation.api.understanding import understanding_grid
 
     if paper and sizes:
         raise UsageError("--paper: sets the sizes; leave out --paper or --size")
     names = [*(ROWS if paper or not policies else ()), *(policies or ())]
-    return understanding_grid(names, PAPER_SIZES if paper else sizes or SIZES)
+    return understanding_grid(recalling.add_to(names), PAPER_SIZES if paper else sizes or SIZES)
 
 
 def check_model(options: EvaluationOptions, positions: str, stage: Stage) -> None:

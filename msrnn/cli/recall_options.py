@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
+
+from msrnn.hf.model_options import ModelOptions
+
+if TYPE_CHECKING:
+    from msrnn.evaluation.recalled import Recalled
 
 _RECALL = (
     "KV rows that come back from an archive of all tokens, for each token of a question or an answer; 0 archives "
@@ -27,3 +34,32 @@ Archive = Annotated[
         "memory-mapped files."
     ),
 ]
+
+
+@dataclass(frozen=True)
+class RecallOptions:
+    """The group of options of an evaluation whose bounded policies may recall."""
+
+    recall: RecallRows = 0
+    recall_every: RecallEvery = 1
+    recall_while_reading: RecallWhileReading = None
+
+    def __post_init__(self) -> None:
+        ModelOptions(recall=self.recall, recall_every=self.recall_every, recall_while_reading=self.recall_while_reading)
+
+    def reading(self) -> RecallOptions:
+        """The options of a text without a question: each of its tokens recalls."""
+        return replace(self, recall_every=self.recall_while_reading or self.recall_every, recall_while_reading=None)
+
+    @property
+    def recalled(self) -> Recalled | None:
+        """The recall of each bounded row; None: none."""
+        from msrnn.evaluation.recalled import Recalled
+
+        return Recalled(self.recall, self.recall_every, self.recall_while_reading) if self.recall else None
+
+    def add_to(self, policies: Sequence[str]) -> list[str]:
+        """The rows of a table: these policies, with this recall where they evict tokens."""
+        from msrnn.evaluation.cells import add_recall
+
+        return add_recall(policies, self.recalled) if self.recalled else [*policies]

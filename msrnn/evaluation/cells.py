@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
+from msrnn.budget import Budget
 from msrnn.checks import is_whole
 from msrnn.errors import UsageError
+from msrnn.evaluation.recalled import Recalled, split_name
 from msrnn.evaluation.report import Value
 from msrnn.evaluation.store import Record
 from msrnn.policy import FULL as FULL_POLICY
 from msrnn.policy import Policy
 from msrnn.scored import refuse_scored
-from msrnn.size import Size, joint_name, joint_numbers, parse_policy, resolve
+from msrnn.size import joint_name, joint_numbers, parse_policy, resolve
 
 FULL = FULL_POLICY.name  # the unbounded model on whole texts
 BASELINE = "baseline"  # the unbounded model on pieces of `size` tokens
@@ -25,29 +27,41 @@ UNBOUNDED = (FULL, BASELINE, TRUNCATED)
 class Cell(NamedTuple):
     """An entry of a table: the name of its row, and the number of its column."""
 
-    policy: str  # a policy, with its budget if there is one, or one of `UNBOUNDED`
+    policy: str  # a policy, with its budget and its recall if it has them, or one of `UNBOUNDED`
     size: int | None  # rows per layer, or their mean; None: full, which has no limit
 
     @property
+    def recalled(self) -> Recalled | None:
+        """What comes back of the evicted tokens; None: nothing."""
+        return split_name(self.policy)[1]
+
+    @property
     def label(self) -> str:
-        return self.policy if self.size is None else f"{self.policy} {self.size}"
+        policy, recalled = split_name(self.policy)
+        return policy if self.size is None else f"{policy} {self.size}{recalled or ''}"
 
     @property
     def keeps(self) -> int | None:
         """The longest text of which nothing is evicted; None: any. Under a budget 0: it depends on the model."""
-        divided = self.policy not in UNBOUNDED and parse_policy(self.policy)[1] is not None
-        return 0 if divided else self.size
+        bounded = self._policy
+        return 0 if bounded is not None and bounded[1] is not None else self.size
 
     @property
-    def bounds(self) -> tuple[Policy, Size | None]:
-        """The policy and the size of the model that computes this entry."""
-        return resolve(FULL if self.policy in UNBOUNDED else self.policy, self.size)
+    def options(self) -> dict[str, Any]:
+        """Arguments of the `MultiStateRNN` that computes this entry."""
+        policy, size = resolve(FULL if self.policy in UNBOUNDED else split_name(self.policy)[0], self.size)
+        return {"policy": policy, "size": size, **(self.recalled.options if self.recalled else {})}
 
     @property
     def key(self) -> dict[str, Any]:
         """The fields that identify a result: also those of a policy, since the meaning of its name may change."""
-        numbers = None if self.policy in UNBOUNDED else joint_numbers(*parse_policy(self.policy))
-        return {"policy": self.policy, "numbers": numbers, "size": self.size}
+        bounded = self._policy
+        return {"policy": self.policy, "numbers": bounded and joint_numbers(*bounded), "size": self.size}
+
+    @property
+    def _policy(self) -> tuple[Policy, Budget | None] | None:
+        """The policy and its budget; None: the model is unbounded."""
+        return None if self.policy in UNBOUNDED else parse_policy(split_name(self.policy)[0])
 
 
 FULL_MODEL = Cell(FULL, None)
@@ -155,9 +169,24 @@ def check_lists(policies: Sequence[str | Policy], sizes: Sequence[int]) -> None:
 
 def row_name(policy: str | Policy) -> str:
     """The name of a row: the one that all spellings of a policy share."""
-    if isinstance(policy, str) and policy.lower() in UNBOUNDED:
-        return policy.lower()
-    return joint_name(*parse_policy(policy))
+    name, recalled = split_name(policy) if isinstance(policy, str) else (policy, None)
+    if isinstance(name, str) and name.lower() in UNBOUNDED:
+        if recalled:
+            raise UsageError("evicts nothing that could be recalled", name="policy", value=policy)
+        return name.lower()
+    return f"{joint_name(*parse_policy(name))}{recalled or ''}"
+
+
+def add_recall(policies: Sequence[str | Policy], recalled: Recalled) -> list[str]:
+    """The names of rows, with this recall where they evict tokens and have no recall of their own."""
+    names = [row_name(policy) for policy in policies]
+    return [name if name in UNBOUNDED or split_name(name)[1] else f"{name}{recalled}" for name in names]
+
+
+def check_row(policy: str | Policy, size: int) -> None:
+    """Refuse a row that no bounded or full model can compute."""
+    row_name(policy)
+    resolve(split_name(policy)[0] if isinstance(policy, str) else policy, size)
 
 
 def reference_policy(against: str | Policy | None, policies: Sequence[str]) -> str:

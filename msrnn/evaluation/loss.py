@@ -21,13 +21,17 @@ def losses(
     """ids [B, T] -> negative log-likelihoods [B, T - 1], float32, of every token but the first of these.
 
     The state reads all tokens but the last, block by block, so that the logits of a long text never exist all at once.
+    Where the RNN has an archive, every token recalls.
     """
     input_ids, last = input_ids.to(rnn.model.device), input_ids.shape[1] - 1
+    every = rnn.spec.recall and (rnn.recall_while_reading or rnn.spec.recall.every)
     columns = _columns(rnn, input_ids.shape[0])
+    if every:
+        columns = -(-columns // every) * every  # blocks that recall together are read in one call
     parts = []
     for start in range(0, last, columns):
         stop = min(start + columns, last)
-        logits = rnn.read(input_ids[:, start:stop], state, on_block=on_block)
+        logits = rnn.read(input_ids[:, start:stop], state, on_block=on_block, recall_every=every)
         parts.append(_losses(logits, input_ids[:, start + 1 : stop + 1]))
     return torch.cat(parts, dim=1)
 

@@ -77,5 +77,6 @@ def test_requests_that_are_shown_say_their_temperature() -> None:
 
 
 def test_no_example_asks_a_bounded_state_for_a_detail() -> None:
-    """Most details are evicted (docs/results/retrieval.md): examples continue a state, or chat."""
-    assert [command for command in [*DOCUMENTED, *HELPED] if "--state" in command and "?" in command] == []
+    """Most details are evicted (docs/results/retrieval.md): examples continue a state, chat, or recall."""
+    asking = [command for command in [*DOCUMENTED, *HELPED] if "--state" in command and "?" in command]
+    assert [command for command in asking if "--recall" not in command] == []

@@ -45,7 +45,7 @@ def test_policy_and_size_reach_the_model(run: Run, folder: Path) -> None:
 def test_recall_reaches_the_model(run: Run, folder: Path, tmp_path: Path) -> None:
     """Each option of it changes the answer, but the place of the archive does not."""
     asked = ("generate", TEXT, *SIZE, *SHORT, "--recall", 8)
-    changes: dict[tuple[object, ...], dict[str, int]] = {
+    changes: dict[tuple[object, ...], dict[str, Any]] = {
         (): {},
         ("--recall-every", 5): {"recall_every": 5},
         ("--recall-while-reading", 4): {"recall_while_reading": 4},

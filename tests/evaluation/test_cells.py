@@ -9,14 +9,18 @@ from msrnn.evaluation.cells import (
     FULL_MODEL,
     Cell,
     Grid,
+    add_recall,
     cell_of,
     check_lists,
+    check_row,
     find_cells,
     grid,
     reference_policy,
     row_name,
 )
+from msrnn.evaluation.recalled import Recalled
 from msrnn.policy import NAMES, Policy
+from msrnn.recall import Recall
 from msrnn.scored import ScoredPolicy
 from msrnn.size import Size
 
@@ -25,10 +29,50 @@ TOVA, H2O, WINDOW = Cell("tova", 8), Cell("h2o", 8), Cell("window", 16)
 
 def test_a_cell_and_the_model_that_computes_it() -> None:
     assert (TOVA.label, FULL_MODEL.label) == ("tova 8", "full")
-    policy, size = TOVA.bounds
-    assert (policy.name, size and size.rows) == ("tova", 8)
+    made = TOVA.options
+    assert (made.keys(), made["policy"].name, made["size"].rows) == ({"policy", "size"}, "tova", 8)
     for unbounded in (FULL_MODEL, Cell("baseline", 8), Cell("truncated", 8)):
-        assert (unbounded.bounds[0].name, unbounded.bounds[1]) == ("full", None)
+        assert (unbounded.options["policy"].name, unbounded.options["size"]) == ("full", None)
+
+
+def test_a_row_that_recalls() -> None:
+    """It is another row than the same policy without recall, in tables and in records."""
+    cell = Cell("tova:upper + 4 recalled every 2, every 64 while reading", 8)
+    assert cell.label == "tova:upper 8 + 4 recalled every 2, every 64 while reading"
+    assert Cell("tova + 4 recalled", 8).label == "tova 8 + 4 recalled"
+    assert (cell.keeps, Cell("tova + 4 recalled", 8).keeps) == (0, 8)
+    assert {name: cell.options[name] for name in ("recall", "recall_while_reading")} == {
+        "recall": Recall(4, 2, "device"),
+        "recall_while_reading": 64,
+    }
+    assert cell.options["policy"] == TOVA.options["policy"]
+    assert (cell.key["policy"], Cell("tova + 4 recalled", 8).key["numbers"]) == (cell.policy, TOVA.key["numbers"])
+    table = grid(["tova", "TOVA+4 recalled every 1", "full"], [8, 100], 100)
+    assert table.policies == ["tova", "tova + 4 recalled", "full"]
+    assert table.at("tova + 4 recalled", 100) == FULL_MODEL  # nothing is evicted
+    assert table.pairs_with("tova")[0] == (Cell("tova + 4 recalled", 8), TOVA)
+    assert find_cells([cell.key, TOVA.key], cell_of) == [cell, TOVA]
+
+
+def test_recall_is_added_to_rows_that_evict() -> None:
+    policies = ["Tova", Policy(decay=0.5), "full", "baseline", "tova + 9 recalled"]
+    assert add_recall(policies, Recalled(4)) == [
+        "tova + 4 recalled",
+        f"{Policy(decay=0.5).name} + 4 recalled",
+        "full",
+        "baseline",
+        "tova + 9 recalled",
+    ]
+    with pytest.raises(UsageError, match="full \\+ 4 recalled.*evicts nothing"):
+        row_name("full + 4 recalled")
+
+
+def test_rows_that_a_model_can_compute() -> None:
+    for policy in ("tova", "full", "tova + 4 recalled", NAMES["h2o"]):
+        check_row(policy, 8)
+    for name in ("truncated", "tovas", "tovas + 4 recalled", "full + 4 recalled", "tova + 0 recalled"):
+        with pytest.raises(UsageError):
+            check_row(name, 8)
 
 
 def test_what_keeps_a_whole_text() -> None:

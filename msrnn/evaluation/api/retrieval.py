@@ -13,13 +13,12 @@ from msrnn.core.rope import COMPRESSED, ORIGINAL, name_of, spacing
 from msrnn.errors import UsageError
 from msrnn.evaluation.api.common import Folder, check_positions, decoder_config, model_name, open_store, result_of
 from msrnn.evaluation.api.result import EvaluationResult
-from msrnn.evaluation.cells import Grid, check_lists, grid
+from msrnn.evaluation.cells import Grid, check_lists, check_row, grid
 from msrnn.evaluation.data.needles import PLACES, TASKS, Haystack, Sample
 from msrnn.evaluation.environment import environment
 from msrnn.evaluation.runner import Progress, Runner, Workers
 from msrnn.evaluation.tasks.retrieval import CHECK, NAME, Case, Report, Retrieval, figure
 from msrnn.policy import FULL, Policy
-from msrnn.size import resolve
 
 AUTO, BOTH = "auto", "both"
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -110,7 +109,7 @@ def retrieval_grid(policies: Sequence[str | Policy], sizes: Sequence[int]) -> Gr
     check_lists(policies, sizes)
     for name in policies:
         for size in sizes:
-            resolve(name, size)
+            check_row(name, size)
     return grid(policies, sizes, sys.maxsize)
 
 

@@ -12,7 +12,7 @@ from msrnn.core.rope import ORIGINAL
 from msrnn.errors import UsageError
 from msrnn.evaluation.api.common import Folder, Note, check_positions, decoder_config, model_name, open_store
 from msrnn.evaluation.api.result import EvaluationResult
-from msrnn.evaluation.cells import TRUNCATED, Cell, Grid, check_lists, grid, reference_policy
+from msrnn.evaluation.cells import TRUNCATED, Cell, Grid, check_lists, check_row, grid, reference_policy
 from msrnn.evaluation.data.questions import Question
 from msrnn.evaluation.environment import environment
 from msrnn.evaluation.runner import Progress, Workers
@@ -23,7 +23,6 @@ from msrnn.evaluation.tasks.understanding import AUTO, answer_questions, setting
 from msrnn.evaluation.tasks.understanding_report import Report, figure
 from msrnn.hf.loading import Loaded
 from msrnn.policy import FULL, Policy
-from msrnn.size import resolve
 
 
 def understanding(
@@ -83,7 +82,7 @@ def understanding_grid(policies: Sequence[str | Policy], sizes: Sequence[int]) -
     for name in policies:
         for size in sizes:
             if name != TRUNCATED:
-                resolve(name, size)
+                check_row(name, size)
     return grid(policies, sizes, sys.maxsize)
 
 

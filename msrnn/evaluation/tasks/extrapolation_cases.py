@@ -30,7 +30,7 @@ class Case(NamedTuple):
         return {**Cell(self.policy, self.size).key, "positions": self.positions}
 
     def rnn(self, model: PreTrainedModel) -> MultiStateRNN:
-        return MultiStateRNN(model, *Cell(self.policy, self.size).bounds, positions=self.positions)
+        return MultiStateRNN(model, **Cell(self.policy, self.size).options, positions=self.positions)
 
 
 def cases(rows: Sequence[str], size: int) -> list[Case]:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from msrnn.errors import UsageError
 from msrnn.evaluation import statistics
-from msrnn.evaluation.cells import BASELINE, FULL, FULL_MODEL, Cell, Grid, cell_of, check_lists
+from msrnn.evaluation.cells import BASELINE, FULL, FULL_MODEL, Cell, Grid, cell_of, check_lists, check_row
 from msrnn.evaluation.cells import grid as cells_grid
 from msrnn.evaluation.data.texts import Data
 from msrnn.evaluation.environment import model_identity
@@ -28,7 +28,6 @@ from msrnn.evaluation.store import Record
 from msrnn.evaluation.task import C, Compute, Job, OnTokens, Task
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import Policy
-from msrnn.size import resolve
 
 NAME = "perplexity"
 PAPER_ROWS = (
@@ -61,7 +60,7 @@ def grid(policies: Sequence[str | Policy], sizes: Sequence[int], length: int) ->
     for name in policies:
         for size in sizes:
             if name != BASELINE:
-                resolve(name, size)
+                check_row(name, size)
             elif size < 2:
                 raise UsageError(
                     "a piece of the baseline must have 2 tokens or more, to predict one", name="size", value=size
@@ -172,7 +171,7 @@ def perplexity_task(model: PreTrainedModel, data: Data, metadata: Record) -> Chu
 
 
 def cell_reader(model: PreTrainedModel, cell: Cell, opening: int) -> Reader:
-    return Reader(MultiStateRNN(model, *cell.bounds), opening, cell.size if cell.policy == BASELINE else None)
+    return Reader(MultiStateRNN(model, **cell.options), opening, cell.size if cell.policy == BASELINE else None)
 
 
 @dataclass(frozen=True)

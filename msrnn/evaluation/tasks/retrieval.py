@@ -139,7 +139,7 @@ class Retrieval(Task[Case, str, float]):
     def _rnn(self, case: Case, model: PreTrainedModel) -> MultiStateRNN:
         if case.size is None:
             return MultiStateRNN(model, FULL, None, block=FULL_BLOCK)
-        return MultiStateRNN(model, *case.cell.bounds, positions=self.positions)
+        return MultiStateRNN(model, **case.cell.options, positions=self.positions)
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ class Stories(Task[Cell, int, Record]):
         """The full model has slots for everything: the same attention kernels, in the same dtype."""
         if cell.size is None:
             return full_model_rnn(model, self.columns)
-        return MultiStateRNN(model, *cell.bounds)
+        return MultiStateRNN(model, **cell.options)
 
     def _story(self, seed: int, ids: list[int]) -> Record:
         text = self.tokenizer.decode(ids, skip_special_tokens=True)

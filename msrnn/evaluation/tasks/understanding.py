@@ -46,7 +46,7 @@ def settings_of(
         positions = COMPRESSED if known and length > known else ORIGINAL
     bounded = next((cell for cell in cells if cell.policy not in UNBOUNDED), None)
     if bounded:
-        MultiStateRNN(model, *bounded.bounds, positions=positions)
+        MultiStateRNN(model, **bounded.options, positions=positions)
     name = name_of(spacing(positions))
     return Settings(task.name, **model_key(model), chat=chat, length=length, positions=name, answer=answer)
 
@@ -145,7 +145,7 @@ class Understanding(Task[Cell, str, Record]):
     def _rnn(self, cell: Cell, model: PreTrainedModel, tokens: int) -> MultiStateRNN:
         if cell.size is None:
             return full_model_rnn(model, tokens)
-        return MultiStateRNN(model, *cell.bounds, positions=self.record_key(cell)["positions"])
+        return MultiStateRNN(model, **cell.options, positions=self.record_key(cell)["positions"])
 
 
 def answer_questions(
