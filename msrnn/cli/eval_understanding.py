@@ -109,8 +109,8 @@ def qasper(*arguments: Any) -> None:
     full model on a prompt of `size` tokens, row full the full model on the whole prompt. The score is the F1 of words
     with the best of the references; yes/no and unanswerable questions are also shown separately. Intervals are 95 %, by
     bootstrap over the documents. Answers that the folder has of the same model, prompt, policy and size are not
-    generated again. With --recall, the end of a prompt and its answer recall evicted tokens, in rows of their own: "echo
-    + 256 recalled".
+    generated again. With --recall, the end of a prompt and its answer recall evicted tokens, in rows of their own:
+    "echo + 256 recalled".
 
     Examples:
         msrnn eval qasper --limit 2 --size 256

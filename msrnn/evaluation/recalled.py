@@ -1,4 +1,4 @@
-"""Rows of a table that recall: the name of a row says how many archived KV rows it recalls, as "echo + 256 recalled"."""
+"""Rows of a table that recall: their names say how many archived KV rows come back, as "echo + 256 recalled"."""
 
 from __future__ import annotations
 

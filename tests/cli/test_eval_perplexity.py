@@ -47,6 +47,46 @@ def test_perplexity_writes_tables_and_a_figure(run: Run, folder: Path, texts: Pa
     assert {name: path.read_bytes() for name, path in made.items()} == before
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_rows_that_recall(run: Run, texts: Path, tmp_path: Path) -> None:
+    """They are next to those without recall, in one folder; enough recalled rows are the full model."""
+    words = (*TINY, "--text", texts, "--out", tmp_path, "--policy", "tova")
+    assert run(*words).code == 0
+    recalling = (*words, "--policy", "full", "--recall", 33)
+    assert run(*recalling, "--against", "tova").code == 0
+    every = run(*recalling, "--recall-every", 4, "--recall-while-reading", 2)
+    assert every.code == 0
+    assert "perplexity against tova + 33 recalled every 2 at the same size" in every.out
+    again = run(*recalling, "--recall-every", 2)
+    assert "nothing left to compute" in again.err
+    lines = list(csv.DictReader((tmp_path / "perplexity.csv").read_text().splitlines()))
+    figures = {(line["policy"], int(line["size"])): float(line["perplexity"]) for line in lines}
+    names = ["tova + 33 recalled every 2", "full", "tova", "tova + 33 recalled"]
+    assert list(figures) == [(name, size) for name in names for size in (8, 16)]
+    assert figures["tova + 33 recalled", 8] == pytest.approx(figures["full", 8], rel=1e-4)
+    for other in ("full", "tova"):
+        assert figures["tova + 33 recalled every 2", 8] != pytest.approx(figures[other, 8], rel=1e-3)
+    rows = [json.loads(line) for line in (tmp_path / "perplexity.jsonl").read_text().splitlines()]
+    assert {row["policy"] for row in rows} == set(names)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--recall", -1), "--recall -1: must be a whole number of KV rows, 0 or more"),
+        (("--recall-every", 4), "--recall-every 4: nothing is archived"),
+        (("--policy", "full + 8 recalled"), "--policy full + 8 recalled: evicts nothing that could be recalled"),
+        (("--recall", 8, "--against", "h2o"), "--against h2o + 8 recalled: not among the policies"),
+    ],
+)
+def test_recall_that_is_refused(
+    words: tuple[object, ...], message: str, run: Run, texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("msrnn.hf.loading.AutoModelForCausalLM", None)
+    done = run(*TINY, "--text", texts, *words)
+    assert (done.code, message in done.err) == (2, True), done.err
+
+
 def whole(folder: Path, texts: Path) -> float:
     """The perplexity of the unmodified model; one token per letter, six special ones and those that sort before."""
     model = AutoModelForCausalLM.from_pretrained(folder)

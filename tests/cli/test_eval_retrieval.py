@@ -95,6 +95,18 @@ def test_a_run_resumes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "question last" not in page
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_versions_that_recall(run: Run, tmp_path: Path) -> None:
+    words = ("eval", "retrieval", *FEW, "--policy", "tova", "--question", "last", "--limit", "1", "--out", tmp_path)
+    for more in ((), ("--recall", 8, "--recall-every", 2, "--recall-while-reading", 64)):
+        assert run(*words, *more).code == 0
+    name = "tova + 8 recalled every 2, every 64 while reading"
+    assert [row["policy"] for row in rows(tmp_path)] == ["tova", name]
+    page = (tmp_path / "retrieval.md").read_text()
+    assert "| tova 24 + 8 recalled every 2, every 64 while reading |" in page
+    assert "| tova 24 |" in page
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

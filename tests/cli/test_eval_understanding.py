@@ -52,6 +52,20 @@ def test_squality_writes_tables_and_a_figure(run: Run, stories: Path, tmp_path: 
     assert {name: path.read_bytes() for name, path in made.items()} == before
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_rows_that_recall(run: Run, stories: Path, tmp_path: Path) -> None:
+    words = ("eval", "squality", *TINY, "--data", stories, "--out", tmp_path / "out", "--no-chat", "--limit", 1)
+    for more in (
+        ("--policy", "tova"),
+        ("--policy", "tova", "--policy", "truncated", "--recall", 8, "--against", "tova"),
+    ):
+        ran = run(*words, *more)
+        assert ran.code == 0, ran.err
+    assert "against tova + 8 recalled at the same size" in ran.out
+    lines = csv.DictReader((tmp_path / "out" / "squality.csv").read_text().splitlines())
+    assert [line["policy"] for line in lines] == ["tova + 8 recalled", "truncated", "tova"]
+
+
 def test_answers_here_and_scores_elsewhere(
     run: Run, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,7 +63,7 @@ def test_recall_is_added_to_rows_that_evict() -> None:
         "baseline",
         "tova + 9 recalled",
     ]
-    with pytest.raises(UsageError, match="full \\+ 4 recalled.*evicts nothing"):
+    with pytest.raises(UsageError, match=r"full \+ 4 recalled.*evicts nothing"):
         row_name("full + 4 recalled")
 
 

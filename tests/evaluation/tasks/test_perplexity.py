@@ -34,6 +34,7 @@ from msrnn.evaluation.tasks.perplexity import (
 )
 from msrnn.hf.cache import MultiStateCache
 from msrnn.hf.loading import Loaded
+from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import NAMES, Policy
 from tests.helpers.letters import Letters
 from tests.helpers.tiny import build, llama, tokens
@@ -84,6 +85,20 @@ def test_as_if_stepped_token_by_token(model: PreTrainedModel, policy: str, openi
     found = cell_reader(model, Cell(policy, 12), opening).nll(ids)
     assert found == pytest.approx([stepped(model, row, policy, 12, max(1, opening)) for row in ids], rel=1e-5)
     assert found != pytest.approx(cell_reader(model, FULL, opening).nll(ids), rel=1e-5)
+
+
+def test_every_token_recalls(model: PreTrainedModel) -> None:
+    """As if stepped token by token; with enough recalled rows it is the full model."""
+    ids = torch.tensor([chunk.ids for chunk in data(2).chunks])
+    nll = {name: cell_reader(model, Cell(name, 12), 1).nll(ids) for name in ("tova", "tova + 6 recalled")}
+    rnn = MultiStateRNN(model, "tova", 12, recall=6)
+    state = rnn.state(2)
+    logits = torch.cat([rnn.step(ids[:, t : t + 1], state) for t in range(LENGTH - 1)], 1)
+    stepped = cross_entropy(logits.transpose(1, 2).float(), ids[:, 1:], reduction="none").sum(-1)
+    assert nll["tova + 6 recalled"] == pytest.approx(stepped.tolist(), rel=1e-5)
+    assert nll["tova + 6 recalled"] != pytest.approx(nll["tova"], rel=1e-5)
+    full = cell_reader(model, FULL, 1).nll(ids)
+    assert cell_reader(model, Cell(f"tova + {LENGTH} recalled", 12), 1).nll(ids) == pytest.approx(full, rel=1e-5)
 
 
 @pytest.mark.small_model
@@ -210,6 +225,8 @@ def test_what_makes_another_result(model: PreTrainedModel, tmp_path: Path, monke
     assert read(model, data(3), cells) == 1
     assert read(model, data(3), [Cell("tova", 9)]) == 3
     assert read(model, data(3), [Cell("tova+1", 8)]) == 3
+    assert read(model, data(3), [Cell("tova + 4 recalled", 8)]) == 3
+    assert read(model, data(3), [Cell("tova + 4 recalled every 2", 8)]) == 3
     assert read(build(llama(), seed=1), data(3), cells) == 3
     assert read(build(llama()).bfloat16(), data(3), cells) == 3
     assert read(model, data(3), cells) == 0

@@ -22,6 +22,7 @@ from msrnn.evaluation.tasks.question_tasks import QASPER, SQUALITY
 from msrnn.evaluation.tasks.understanding import answer_questions
 from msrnn.hf.cache import MultiStateCache
 from msrnn.hf.loading import Loaded
+from msrnn.hf.rnn import MultiStateRNN
 from tests.helpers.characters import END, character_tokenizer
 from tests.helpers.tiny import build, llama
 
@@ -112,6 +113,19 @@ def test_answers_are_those_of_each_question_alone(model: PreTrainedModel, chat: 
             assert row["prediction"] == stepped(model, prompt.ids, FULL if cell.policy == TRUNCATED else cell)
     tova, full = ([answers.answer(cell, one) for one in answers.questions.values()] for cell in CELLS[1::-1])
     assert [row and row["prediction"] for row in tova] != [row and row["prediction"] for row in full]
+
+
+@pytest.mark.xfail(strict=True, reason="engines do not recall yet")
+def test_answers_with_recall(model: PreTrainedModel) -> None:
+    cell = Cell("tova + 4 recalled", 16)
+    answers = answered(model, Store(None), [cell], batch=3)
+    rnn, builder = MultiStateRNN(model, **cell.options), PromptBuilder(TOKENIZER, TEMPLATE, False)
+    for question in asked():
+        ids = torch.tensor([builder.build(question, LENGTH).ids])
+        out = rnn.generate(ids, max_new_tokens=ANSWER, do_sample=False, eos_token_id=END)[0, ids.shape[1] :]
+        row = answers.answer(cell, answers.questions[question.key])
+        assert row is not None
+        assert row["prediction"] == TOKENIZER.decode(out, skip_special_tokens=True).strip()
 
 
 @pytest.mark.gpu
