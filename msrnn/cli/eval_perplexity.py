@@ -72,7 +72,7 @@ def perplexity(
         msrnn eval perplexity --paper --model meta-llama/Llama-2-7b-hf --chunks-per-book 1000
     """
     check_source(text)
-    recalling = recalling.reading()
+    recalling = recalling.of_texts
     grid = choose_cells(policy, size, paper, length, recalling)
     reference = check_against(recalling.add_to([against])[0] if against else None, grid.policies)
     check_length(length)

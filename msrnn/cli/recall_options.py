@@ -47,7 +47,8 @@ class RecallOptions:
     def __post_init__(self) -> None:
         ModelOptions(recall=self.recall, recall_every=self.recall_every, recall_while_reading=self.recall_while_reading)
 
-    def reading(self) -> RecallOptions:
+    @property
+    def of_texts(self) -> RecallOptions:
         """The options of a text without a question: each of its tokens recalls."""
         return replace(self, recall_every=self.recall_while_reading or self.recall_every, recall_while_reading=None)
 

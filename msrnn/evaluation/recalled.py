@@ -49,5 +49,6 @@ def split_name(name: str) -> tuple[str, Recalled | None]:
     found = _NAME.fullmatch(name)
     if found is None:
         return name, None
-    numbers = {part: int(found[part]) for part in Recalled._fields if found[part]}
-    return found["policy"], Recalled(**numbers).check()
+    parts = found.groupdict()
+    policy = parts.pop("policy")
+    return policy, Recalled(**{name: int(digits) for name, digits in parts.items() if digits}).check()
