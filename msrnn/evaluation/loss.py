@@ -24,9 +24,9 @@ def losses(
     Where the RNN has an archive, every token recalls.
     """
     input_ids, last = input_ids.to(rnn.model.device), input_ids.shape[1] - 1
-    every = rnn.spec.recall and (rnn.recall_while_reading or rnn.spec.recall.every)
+    every = None if rnn.spec.recall is None else rnn.recall_while_reading or rnn.spec.recall.every
     columns = _columns(rnn, input_ids.shape[0])
-    if every:
+    if every is not None:
         columns = -(-columns // every) * every  # blocks that recall together are read in one call
     parts = []
     for start in range(0, last, columns):

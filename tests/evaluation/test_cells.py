@@ -55,7 +55,7 @@ def test_a_row_that_recalls() -> None:
 
 
 def test_recall_is_added_to_rows_that_evict() -> None:
-    policies = ["Tova", Policy(decay=0.5), "full", "baseline", "tova + 9 recalled"]
+    policies: list[str | Policy] = ["Tova", Policy(decay=0.5), "full", "baseline", "tova + 9 recalled"]
     assert add_recall(policies, Recalled(4)) == [
         "tova + 4 recalled",
         f"{Policy(decay=0.5).name} + 4 recalled",
