@@ -50,7 +50,7 @@ def retrieval(
     Answers are greedy. An answer counts by the share of the expected values that occur in it.
 
     text       the haystack that facts are hidden in
-    policies   policies or their names, or "full"
+    policies   policies or their names, or "full"; "echo + 64 recalled" recalls 64 archived KV rows
     sizes      KV rows per layer
     tasks      number, word, uuid, keys, values, json, variables
     lengths    tokens of a prompt, at most

@@ -47,7 +47,8 @@ def understanding(
     """Answer questions on documents greedily, and score the answers.
 
     questions       see `msrnn.evaluation.data.questions.Question`
-    policies        rows of the table: policies or their names, "full", or "truncated" (the full model on `size` tokens)
+    policies        rows of the table: policies or their names, "full", or "truncated" (the full model on `size`
+                    tokens); "echo + 256 recalled" recalls 256 archived KV rows
     sizes           columns of the table: KV rows per layer
     task            "qasper": a phrase, scored by the F1 of words; "squality": a paragraph, scored by ROUGE
     length          tokens of a prompt, at most; the document's end is cut
