@@ -18,6 +18,7 @@ from msrnn.cli.budget import budget
 from msrnn.cli.chat import chat
 from msrnn.cli.demo import demo
 from msrnn.cli.download import download
+from msrnn.cli.eval_chat_memory import chat_memory
 from msrnn.cli.eval_extrapolation import extrapolation
 from msrnn.cli.eval_perplexity import perplexity
 from msrnn.cli.eval_retrieval import retrieval
@@ -48,7 +49,7 @@ app = typer.Typer(
 evaluations = typer.Typer(name="eval", no_args_is_help=True)
 
 register(app, demo, download, generate, chat, read, serve, policies, budget, bench, analyze, explore)
-register(evaluations, perplexity, extrapolation, verb(squality), verb(qasper), retrieval, story)
+register(evaluations, perplexity, extrapolation, verb(squality), verb(qasper), retrieval, chat_memory, story)
 app.add_typer(evaluations)
 register(app, judge)
 

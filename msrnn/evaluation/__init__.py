@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from msrnn.evaluation.api.chat_memory import chat_memory
     from msrnn.evaluation.api.efficiency import efficiency
     from msrnn.evaluation.api.extrapolation import extrapolation
     from msrnn.evaluation.api.judge import judge, judge_cost
@@ -24,6 +25,7 @@ __all__ = [
     "EvaluationResult",
     "LocalJudge",
     "Progress",
+    "chat_memory",
     "efficiency",
     "extrapolation",
     "judge",
@@ -41,6 +43,7 @@ _LAZY_MODULES = {
     "EvaluationResult": "api.result",
     "LocalJudge": "tasks.judge_models",
     "Progress": "runner",
+    "chat_memory": "api.chat_memory",
     "efficiency": "api.efficiency",
     "extrapolation": "api.extrapolation",
     "judge": "api.judge",

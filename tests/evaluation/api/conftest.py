@@ -48,3 +48,16 @@ def of_command(folder: Path, model: PreTrainedModel, monkeypatch: pytest.MonkeyP
         return [json.loads(line) for line in (out / f"{verb}.jsonl").read_text().splitlines()]
 
     return run
+
+
+@pytest.fixture
+def of_chat_command(folder: Path, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """The records that `msrnn eval chat-memory FILE` writes, with the very tensors of `model`."""
+    monkeypatch.setattr("msrnn.hf.loading.load", lambda *_, **__: Loaded(model, character_tokenizer()))
+
+    def run(out: Path, file: Path, *words: str) -> Records:
+        common = ["--model", str(folder), "--device", "cpu", "--out", str(out)]
+        assert main(["eval", "chat-memory", str(file), *common, *words]) == 0
+        return [json.loads(line) for line in (out / "chat-memory.jsonl").read_text().splitlines()]
+
+    return run

@@ -1,0 +1,98 @@
+"""`msrnn.evaluation.chat_memory`: the numbers are those of the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedModel
+
+from msrnn import evaluation
+from msrnn.errors import UsageError
+from msrnn.evaluation.api.chat_memory import chat_memory_cases, check_questions
+from msrnn.evaluation.data.conversations import load_conversations
+from tests.helpers.characters import character_tokenizer
+from tests.helpers.long_chat import write_chats
+from tests.helpers.word_counts import without_cost
+
+FEW: dict[str, Any] = {"tokenizer": character_tokenizer(), "recall": 64, "max_new_tokens": 4, "limit": 3}
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    return write_chats(tmp_path / "chats.json")
+
+
+def clean(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in one.items() if k not in ("reading_seconds", "file")} for one in without_cost(records)]
+
+
+def test_chat_memory_is_that_of_the_command(
+    of_chat_command: Any, chats: Path, model: PreTrainedModel, tmp_path: Path
+) -> None:
+    words = ("--policy", "tova", "--size", "48", "--recall", "64", "--limit", "3", "--max-new-tokens", "4")
+    expected = of_chat_command(tmp_path / "out", chats, *words)
+    result = evaluation.chat_memory(model, chats, ["tova"], [48], **FEW)
+    assert clean(result.records) == clean(expected)
+    assert result.table.csv() == (tmp_path / "out" / "chat-memory.csv").read_text()
+    given = evaluation.chat_memory(model, load_conversations(chats), ["tova"], [48], **FEW)
+    assert clean(given.records) == clean(result.records)
+
+
+def test_cases() -> None:
+    def labels(*arguments: Any) -> list[str]:
+        return [case.label for case in chat_memory_cases(*arguments)]
+
+    assert labels(["tova", "full"], [8, 16], 64, 1, None) == [
+        "full",
+        "tova 8",
+        "tova 16",
+        "tova 8 + recall 64",
+        "tova 16 + recall 64",
+    ]
+    assert labels(["tova"], [8], 64, 2, 32) == ["tova 8", "tova 8 + recall 64 every 2, reading 32"]
+    assert labels(["tova"], [8], 0, 1, None) == ["tova 8"]
+    assert labels(["full"], [8], 64, 1, None) == ["full"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ((["tovas"], [8], 64, 1, None), "tovas"),
+        (([], [8], 64, 1, None), "policies"),
+        ((["tova"], [8], -1, 1, None), "recall"),
+        ((["tova"], [8], 64, 0, None), "recall_every"),
+        ((["tova"], [8], 64, 1, 0), "recall_while_reading"),
+    ],
+)
+def test_cases_that_are_refused(arguments: Any, name: str) -> None:
+    with pytest.raises(UsageError, match=name):
+        chat_memory_cases(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [((0, 1, "auto"), "limit"), ((1, 0, "auto"), "max_new_tokens"), ((1, 1, "odd"), "positions")],
+)
+def test_questions_that_are_refused(arguments: Any, name: str) -> None:
+    with pytest.raises(UsageError, match=name):
+        check_questions(*arguments)
+
+
+def test_positions_are_compressed_past_the_training_length(
+    model: PreTrainedModel, chats: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for known, positions in ((10_000, "original"), (500, "compressed:lnln")):
+        monkeypatch.setattr(model.config, "max_position_embeddings", known)
+        result = evaluation.chat_memory(model, chats, ["tova"], [48], **FEW)
+        assert {record["positions"] for record in result.records} == {positions}
+
+
+def test_recall_that_is_impossible_is_refused_before_anything_is_computed(
+    model: PreTrainedModel, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model.config, "max_position_embeddings", 100)
+    with pytest.raises(UsageError, match="recall"):
+        evaluation.chat_memory(model, chats, ["full", "tova"], [48], **FEW, folder=tmp_path / "out")
+    assert not (tmp_path / "out" / "chat-memory.jsonl").exists()

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from msrnn.errors import UsageError
+from msrnn.evaluation.cells import Cell
+from msrnn.evaluation.data.chat_prompts import ask_questions
+from msrnn.evaluation.data.conversations import load_conversations
+from msrnn.evaluation.runner import Runner
+from msrnn.evaluation.store import Store
+from msrnn.evaluation.task import Job
+from msrnn.evaluation.tasks import chat_memory
+from msrnn.evaluation.tasks.chat_memory import CHECK, Case, ChatMemory, answer_question, read_conversation
+from msrnn.hf.rnn import MultiStateRNN
+from tests.helpers.characters import END, character_model, character_tokenizer
+from tests.helpers.long_chat import write_chats
+
+TOKENIZER = character_tokenizer()
+FULL, TOVA, RECALL = Case("full", None), Case("tova", 48), Case("tova", 48, 64, 4, 16)
+NEW = 6
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return character_model().eval()
+
+
+@pytest.fixture(scope="module")
+def task(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> ChatMemory:
+    chats = load_conversations(write_chats(tmp_path_factory.mktemp("chats") / "chats.json"))
+    asked = [one for chat in chats for one in ask_questions(TOKENIZER, chat, True)]
+    return ChatMemory(model, TOKENIZER, asked, True, NEW, "original", {"commit": "abc"})
+
+
+def job(task: ChatMemory, case: Case) -> Job[Case, str]:
+    return Job(case, task.items(case), 1, lambda _: [])
+
+
+def test_a_case() -> None:
+    assert (TOVA.cell, TOVA.label) == (Cell("tova", 48), "tova 48")
+    assert RECALL.label == "tova 48 + recall 64 every 4, reading 16"
+    assert Case("tova", 48, 64, 1).label == "tova 48 + recall 64"
+    assert RECALL.without_recall == TOVA
+    recalled = {"recall": 64, "recall_every": 4, "recall_while_reading": 16}
+    assert RECALL.key == {**Cell("tova", 48).key, **recalled}
+    assert TOVA.key == {**Cell("tova", 48).key, **dict.fromkeys(recalled), "recall": 0}
+
+
+def test_questions_of_one_conversation_are_answered_together(task: ChatMemory) -> None:
+    batches = task.batches(job(task, TOVA))
+    assert [len(batch) for batch in batches] == [5, 2]
+    first = [task.asked[batch[0]] for batch in batches]
+    assert [one.conversation for one in first] == ["ann-ben", "cara-dan"]
+    tails = sum(len(one.tail) + NEW for one in task.asked.values())
+    assert task.work(job(task, TOVA)) == sum(len(one.head) for one in first) + tails
+
+
+def answer_alone(model: PreTrainedModel, case: Case, head: Any, tail: Any) -> list[int]:
+    """Greedy decoding from a state of its own, step by step."""
+    rnn = case.rnn(model, "original")
+    state = rnn.state()
+    rnn.read(torch.tensor([head]), state, recall_every=case.recall_while_reading)
+    logits = rnn.read_prompt(torch.tensor([tail]), state, None)
+    said: list[int] = []
+    while len(said) < NEW:
+        token = int(logits[0, -1].argmax())
+        if token == END:
+            break
+        said.append(token)
+        logits = rnn.step(torch.tensor([[token]]), state)
+    return said
+
+
+@pytest.mark.parametrize("case", [FULL, TOVA, RECALL], ids=lambda case: case.label)
+def test_answers_are_greedy_and_each_as_alone(model: PreTrainedModel, task: ChatMemory, case: Case) -> None:
+    store, counted = Store(None), list[int]()
+    run = Runner(task, store, model)
+    for _ in run.compute_items(case, task.items(case), counted.append):
+        pass
+    assert sum(counted) == task.work(job(task, case))
+    assert [record["item"] for record in store.records] == task.items(case)
+    for record in store.records:
+        asked = task.asked[record["item"]]
+        alone = answer_alone(model, case, asked.head, asked.tail)
+        assert record["answer"] == TOKENIZER.decode(alone, skip_special_tokens=True).strip()
+        assert record["answer_tokens"] == len(alone)
+        assert record["expected"] == asked.question.expected
+        assert CHECK(record) is None
+        assert task.cell_of(record) == case
+
+
+def test_a_conversation_is_read_once(model: PreTrainedModel, task: ChatMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def counted(rnn: MultiStateRNN, ids: tuple[int, ...], on_tokens: Any) -> Any:
+        read.append(len(ids))
+        return read_conversation(rnn, ids, on_tokens)
+
+    monkeypatch.setattr(chat_memory, "read_conversation", counted)
+    Runner(task, Store(None), model).results([TOVA])
+    assert read == [len(task.asked[batch[0]].head) for batch in task.batches(job(task, TOVA))]
+
+
+def test_a_question_leaves_the_state_as_it_was(model: PreTrainedModel, task: ChatMemory) -> None:
+    rnn = RECALL.rnn(model, "original")
+    one, *_, other = (asked for asked in task.asked.values() if asked.conversation == "ann-ben")
+    state = read_conversation(rnn, one.head, lambda _: None)
+    first = answer_question(rnn, state, one.tail, NEW, [END])
+    answer_question(rnn, state, other.tail, NEW, [END])
+    assert int(state.seen) == len(one.head)
+    assert answer_question(rnn, state, one.tail, NEW, [END]) == first
+
+
+def test_a_repetition_penalty_of_the_model_is_off(
+    model: PreTrainedModel, task: ChatMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy means the most likely token; a model's own config may say otherwise."""
+    rnn, one = TOVA.rnn(model, "original"), next(iter(task.asked.values()))
+    state = read_conversation(rnn, one.head, lambda _: None)
+    plain = answer_question(rnn, state, one.tail, NEW, [END])
+    for name, value in (("repetition_penalty", 50.0), ("do_sample", True), ("temperature", 9.0)):
+        monkeypatch.setattr(model.generation_config, name, value)
+    assert answer_question(rnn, state, one.tail, NEW, [END]) == plain
+
+
+def test_numbers_that_are_not_finite_are_refused(task: ChatMemory) -> None:
+    broken = character_model().eval()
+    broken.lm_head.weight.data[7] = float("nan")
+    rnn, one = TOVA.rnn(broken, "original"), next(iter(task.asked.values()))
+    state = read_conversation(rnn, one.head, lambda _: None)
+    with pytest.raises(UsageError, match="not finite"):
+        answer_question(rnn, state, one.tail, NEW, [END])
+
+
+def test_scores_come_from_records(task: ChatMemory) -> None:
+    some: dict[str, Any] = {"expected": "a boat, a cat", "choices": []}
+    records = [
+        {"item": "a", "category": 1, "answer": "boats", **some},
+        {"item": "b", "category": 5, "answer": "(b)", "expected": "", "choices": ["x", "not mentioned"]},
+    ]
+    assert task.read(records) == {"a": 0.5, "b": 1.0}
+
+
+def test_without_a_chat_template_the_first_line_counts(model: PreTrainedModel, task: ChatMemory) -> None:
+    plain = ChatMemory(model, TOKENIZER, [*task.asked.values()], False, NEW, "original", {})
+    item, one = next(iter(task.asked.items()))
+    tokens = TOKENIZER(" Ann\nQuestion", add_special_tokens=False)["input_ids"]
+    assert plain._answer(item, one, tokens)["answer"] == "Ann"
+    assert task._answer(item, one, tokens)["answer"] == "Ann\nQuestion"
