@@ -85,13 +85,13 @@ def test_a_layer_that_recalls_is_the_definition(backend: str, policy: str, every
     found = torch.cat([*output, *steps], dim=1)[0].transpose(0, 1)
     blocks = list_recalls(30, 41, LENGTH, every)
     query, key, value = (x[0] for x in rows)
-    rest: Any = (bound, scoring.scale, scoring.softcap, scoring.sinks, scoring.repositioning)
-    truth = recurrent(query, key, value, *rest, recalls=blocks, reach=20)
+    rest: dict[str, Any] = {"softcap": scoring.softcap, "sinks": scoring.sinks, "repositioning": scoring.repositioning}
+    truth = recurrent(query, key, value, bound, scoring.scale, **rest, recalls=blocks, reach=20)
     close = (truth.margin < 1e-5).any(0).nonzero()
     cut = int(close[0]) if len(close) else LENGTH
     assert cut > 41
     torch.testing.assert_close(found[:, :cut], truth.output[:, :cut], atol=2e-5, rtol=2e-5)
-    without = recurrent(query, key, value, *rest)
+    without = recurrent(query, key, value, bound, scoring.scale, **rest)
     assert torch.equal(truth.output[:, :30], without.output[:, :30])
     assert not torch.allclose(truth.output[:, 30:], without.output[:, 30:], atol=1e-3)
 

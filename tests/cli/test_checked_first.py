@@ -18,6 +18,7 @@ NO_FILE = {
     "eval perplexity --text none.txt": "none.txt: no such file or folder",
     "eval extrapolation --text none.txt": "none.txt: no such file or folder",
     "eval retrieval --text none.txt": "none.txt: no such file or folder",
+    "eval chat-memory none.json": "none.json: no such file",
     "budget --text none.txt": "none.txt: no such file or folder",
     "analyze --text none.txt": "none.txt: no such file or folder",
     "demo --text none.txt": "none.txt: No such file or directory",

@@ -14,7 +14,7 @@ from msrnn.evaluation.tasks.chat_memory import answer_question
 from tests.helpers.command import Run
 from tests.helpers.long_chat import write_chats
 
-FEW = ("--size", "48", "--recall", "64", "--max-new-tokens", "4")
+FEW = ("--size", "48", "--recall", "64", "--recall-every", "16", "--max-new-tokens", "4")
 
 
 @pytest.fixture
@@ -28,8 +28,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 def test_tables(run: Run, chats: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    words = ("--recall-every", "2", "--recall-while-reading", "32")
-    done = run("eval", "chat-memory", chats, *FEW, *words, "--out", out)
+    done = run("eval", "chat-memory", chats, *FEW, "--recall-while-reading", "32", "--out", out)
     assert done.code == 0, done.err
     lines = list(csv.DictReader((out / "chat-memory.csv").open()))
     versions = dict.fromkeys((line["policy"], line["size"], line["recall"]) for line in lines)
@@ -45,11 +44,11 @@ def test_tables(run: Run, chats: Path, tmp_path: Path) -> None:
         "all": "7",
     }
     page = (out / "chat-memory.md").read_text()
-    assert "| tova 48 + recall 64 every 2, reading 32 |" in page
+    assert "| tova 48 + recall 64 every 16, reading 32 |" in page
     assert "against tova 48 |" in page
     assert {(one["recall"], one["recall_every"], one["recall_while_reading"]) for one in records(out)} == {
         (0, None, None),
-        (64, 2, 32),
+        (64, 16, 32),
     }
     assert len(records(out)) == 21
     assert {one["file"] for one in records(out)} == {"chats.json"}
@@ -78,7 +77,7 @@ def test_a_run_resumes(run: Run, chats: Path, tmp_path: Path, monkeypatch: pytes
     # Another number of recalled rows is another version; the same folder shows both.
     more = tuple("80" if word == "64" else word for word in words)
     done = run(*more, "--out", cut)
-    assert "the tables also show tova 48 + recall 64" in done.err
+    assert "the tables also show tova 48 + recall 64 every 16" in done.err
     assert len(records(cut)) == 21
 
 

@@ -27,6 +27,7 @@ from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import FULL
 
 NAME = "chat-memory"
+RECALL = ("recall", "recall_every", "recall_while_reading")  # fields of a case and of its records
 FULL_BLOCK = 4096  # tokens: the full model reads a long conversation in few and large steps
 
 
@@ -74,7 +75,8 @@ class Case(NamedTuple):
 
     @property
     def key(self) -> Record:
-        return {**self.cell.key, **{name: getattr(self, name) for name in self._fields[2:]}}
+        _, _, *recall = self
+        return {**self.cell.key, **dict(zip(RECALL, recall, strict=True))}
 
     @property
     def without_recall(self) -> Case:
@@ -86,7 +88,7 @@ class Case(NamedTuple):
             return MultiStateRNN(model, FULL, None, block=FULL_BLOCK)
         return MultiStateRNN(
             model,
-            *self.cell.bounds,
+            **self.cell.options,
             positions=positions,
             recall=self.recall,
             recall_every=self.recall_every or 1,
@@ -120,7 +122,7 @@ class ChatMemory(Task[Case, str, float]):
         self.asked = {one.key: one for one in asked}
 
     def cell_of(self, record: Record) -> Case:
-        return Case(**{name: record[name] for name in Case._fields})
+        return Case(record["policy"], record["size"], *(record[name] for name in RECALL))
 
     def items(self, cell: Case) -> list[str]:
         return list(self.asked)

@@ -11,7 +11,7 @@ from msrnn.evaluation import statistics
 from msrnn.evaluation.data.conversations import ADVERSARIAL, CATEGORIES
 from msrnn.evaluation.report import Formatted, Table, document
 from msrnn.evaluation.statistics import Estimate
-from msrnn.evaluation.tasks.chat_memory import NAME, Case, Results
+from msrnn.evaluation.tasks.chat_memory import NAME, RECALL, Case, Results
 
 ANSWERABLE, ALL = "answerable", "all"  # all categories but adversarial, and all
 FULL_MODEL = Case("full", None)
@@ -75,7 +75,7 @@ class Report:
         return tables
 
     def _lines(self) -> list[Sequence[Any]]:
-        lines: list[Sequence[Any]] = [[*Case._fields, "category", "f1", "low", "high", "questions"]]
+        lines: list[Sequence[Any]] = [["policy", "size", *RECALL, "category", "f1", "low", "high", "questions"]]
         for case in self.results:
             lines += [[*case, group, *self.score(case, group), len(some)] for group, some in self.groups.items()]
         return lines

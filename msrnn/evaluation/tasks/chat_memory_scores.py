@@ -35,14 +35,14 @@ def check_stemmer() -> None:
 def score_answer(category: int, answer: str, expected: str, choices: Sequence[str] = ()) -> float:
     """The score of one answer, by the rules of its category."""
     if category == ADVERSARIAL:
-        said = chosen_answer(answer, choices).lower()
+        said = find_choice(answer, choices).lower()
         return float(any(phrase in said for phrase in ABSENT))
     if category == MULTI_HOP:
         return score_parts(answer, expected)
     return word_f1(answer, expected.split(";")[0] if category == OPEN_DOMAIN else expected)
 
 
-def chosen_answer(answer: str, choices: Sequence[str]) -> str:
+def find_choice(answer: str, choices: Sequence[str]) -> str:
     """The choice that an answer names, or else the answer itself."""
     found = _CHOICE.match(answer.strip())
     if found is None or len(choices) < 2:

@@ -16,7 +16,13 @@ from tests.helpers.characters import character_tokenizer
 from tests.helpers.long_chat import write_chats
 from tests.helpers.word_counts import without_cost
 
-FEW: dict[str, Any] = {"tokenizer": character_tokenizer(), "recall": 64, "max_new_tokens": 4, "limit": 3}
+FEW: dict[str, Any] = {
+    "tokenizer": character_tokenizer(),
+    "recall": 64,
+    "recall_every": 16,
+    "max_new_tokens": 4,
+    "limit": 3,
+}
 
 
 @pytest.fixture
@@ -31,8 +37,8 @@ def clean(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_chat_memory_is_that_of_the_command(
     of_chat_command: Any, chats: Path, model: PreTrainedModel, tmp_path: Path
 ) -> None:
-    words = ("--policy", "tova", "--size", "48", "--recall", "64", "--limit", "3", "--max-new-tokens", "4")
-    expected = of_chat_command(tmp_path / "out", chats, *words)
+    words = ("--policy", "tova", "--size", "48", "--recall", "64", "--recall-every", "16", "--limit", "3")
+    expected = of_chat_command(tmp_path / "out", chats, *words, "--max-new-tokens", "4")
     result = evaluation.chat_memory(model, chats, ["tova"], [48], **FEW)
     assert clean(result.records) == clean(expected)
     assert result.table.csv() == (tmp_path / "out" / "chat-memory.csv").read_text()

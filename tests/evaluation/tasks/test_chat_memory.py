@@ -20,7 +20,7 @@ from tests.helpers.characters import END, character_model, character_tokenizer
 from tests.helpers.long_chat import write_chats
 
 TOKENIZER = character_tokenizer()
-FULL, TOVA, RECALL = Case("full", None), Case("tova", 48), Case("tova", 48, 64, 4, 16)
+FULL, TOVA, RECALL = Case("full", None), Case("tova", 48), Case("tova", 48, 64, 8, 32)
 NEW = 6
 
 
@@ -42,10 +42,10 @@ def job(task: ChatMemory, case: Case) -> Job[Case, str]:
 
 def test_a_case() -> None:
     assert (TOVA.cell, TOVA.label) == (Cell("tova", 48), "tova 48")
-    assert RECALL.label == "tova 48 + recall 64 every 4, reading 16"
+    assert RECALL.label == "tova 48 + recall 64 every 8, reading 32"
     assert Case("tova", 48, 64, 1).label == "tova 48 + recall 64"
     assert RECALL.without_recall == TOVA
-    recalled = {"recall": 64, "recall_every": 4, "recall_while_reading": 16}
+    recalled = {"recall": 64, "recall_every": 8, "recall_while_reading": 32}
     assert RECALL.key == {**Cell("tova", 48).key, **recalled}
     assert TOVA.key == {**Cell("tova", 48).key, **dict.fromkeys(recalled), "recall": 0}
 
@@ -145,9 +145,13 @@ def test_scores_come_from_records(task: ChatMemory) -> None:
     assert task.read(records) == {"a": 0.5, "b": 1.0}
 
 
-def test_without_a_chat_template_the_first_line_counts(model: PreTrainedModel, task: ChatMemory) -> None:
-    plain = ChatMemory(model, TOKENIZER, [*task.asked.values()], False, NEW, "original", {})
-    item, one = next(iter(task.asked.items()))
+def test_without_a_chat_template_the_first_line_counts(
+    model: PreTrainedModel, task: ChatMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokens = TOKENIZER(" Ann\nQuestion", add_special_tokens=False)["input_ids"]
-    assert plain._answer(item, one, tokens)["answer"] == "Ann"
-    assert task._answer(item, one, tokens)["answer"] == "Ann\nQuestion"
+    monkeypatch.setattr(chat_memory, "answer_question", lambda *_: tokens)
+    for template, answer in ((False, "Ann"), (True, "Ann\nQuestion")):
+        same = ChatMemory(model, TOKENIZER, [*task.asked.values()], template, NEW, "original", {})
+        run = Runner(same, Store(None), model)
+        run.results([TOVA])
+        assert {record["answer"] for record in run.records([TOVA])} == {answer}

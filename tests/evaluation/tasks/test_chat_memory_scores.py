@@ -4,7 +4,7 @@ import pytest
 
 from msrnn.errors import UsageError
 from msrnn.evaluation.data.conversations import NOT_MENTIONED
-from msrnn.evaluation.tasks.chat_memory_scores import check_stemmer, chosen_answer, score_answer, stem_words
+from msrnn.evaluation.tasks.chat_memory_scores import check_stemmer, find_choice, score_answer, stem_words
 
 pytest.importorskip("nltk")
 CHOICES = ("a boat", NOT_MENTIONED)
@@ -59,9 +59,9 @@ def test_adversarial_answers(answer: str, score: float) -> None:
 
 
 def test_the_choice_that_an_answer_names() -> None:
-    assert chosen_answer(" (A) or (b)", CHOICES) == "a boat"
-    assert chosen_answer("a boat of mine", CHOICES) == "a boat of mine"
-    assert chosen_answer("b", ()) == "b"
+    assert find_choice(" (A) or (b)", CHOICES) == "a boat"
+    assert find_choice("a boat of mine", CHOICES) == "a boat of mine"
+    assert find_choice("b", ()) == "b"
 
 
 def test_without_a_stemmer(monkeypatch: pytest.MonkeyPatch) -> None:
