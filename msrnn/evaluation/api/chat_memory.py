@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from msrnn.checks import check_count
 from msrnn.core.rope import COMPRESSED, ORIGINAL, name_of, spacing
+from msrnn.errors import UsageError
 from msrnn.evaluation.api.common import Folder, check_positions, decoder_config, model_name, open_store, result_of
 from msrnn.evaluation.api.result import EvaluationResult
 from msrnn.evaluation.cells import check_lists, grid
@@ -90,7 +91,8 @@ def chat_memory(
     results = run.results(cases, told)
     others = run.other_results(cases)
     report = Report({**results, **others}, [one.question.category for one in task.asked.values()])
-    title = f"{source['model']}, {len(task.asked):,} questions about {len(chosen):,} conversations"
+    subject = "one conversation" if len(chosen) == 1 else f"{len(chosen):,} conversations"
+    title = f"{source['model']}, {len(task.asked):,} questions about {subject}"
     return result_of(
         report,
         report.tables(title),
@@ -119,6 +121,13 @@ def chat_memory_cases(
     check_count("recall_every", recall_every, of="tokens")
     if recall_while_reading is not None:
         check_count("recall_while_reading", recall_while_reading, of="tokens")
+        if not recall:
+            raise UsageError(
+                "no version recalls",
+                name="recall_while_reading",
+                value=recall_while_reading,
+                advice="leave it out, or recall some rows",
+            )
     cells = grid(policies, sizes, sys.maxsize).cells
     recalling = [cell for cell in cells if recall and cell.size is not None]
     return [

@@ -70,6 +70,7 @@ def test_cases() -> None:
         ((["tova"], [8], -1, 1, None), "recall"),
         ((["tova"], [8], 64, 0, None), "recall_every"),
         ((["tova"], [8], 64, 1, 0), "recall_while_reading"),
+        ((["tova"], [8], 0, 1, 16), "recall_while_reading=16: no version recalls"),
     ],
 )
 def test_cases_that_are_refused(arguments: Any, name: str) -> None:
