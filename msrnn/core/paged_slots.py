@@ -13,6 +13,7 @@ from msrnn.policy import Bound
 from msrnn.recall import PAGE
 
 MOST_SEGMENTS = 4096  # of a sequence
+LEAST_SEGMENTS = 8  # that a search ranks: fewer would hardly take less time
 KEYS, VALUES, LOW, HIGH = range(4)  # columns of the table
 
 
@@ -30,7 +31,8 @@ class PagedSlots(RecallSlots):
     @property
     def segments(self) -> int:
         """The segments that a search ranks: a power of two, so that captured graphs fit for long."""
-        count = max(-(-self.recall.pages * PAGE // SEGMENT), *(archive.segment_count for archive in self.archives))
+        count = max(LEAST_SEGMENTS, -(-self.recall.pages * PAGE // SEGMENT))
+        count = max(count, *(archive.segment_count for archive in self.archives))
         return 1 << (count - 1).bit_length()
 
     @staticmethod

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from msrnn.core.archive import SEGMENT
-from msrnn.core.paged_slots import PagedSlots
+from msrnn.core.paged_slots import LEAST_SEGMENTS, PagedSlots
 from msrnn.core.slots import LayerShape
 from msrnn.policy import Bound, Policy
 from msrnn.recall import PAGE, Recall
@@ -24,15 +24,15 @@ def check_table(slots: PagedSlots) -> None:
 
 def test_there_is_room_before_a_forward_pass() -> None:
     slots = PagedSlots(2, SHAPE, BOUND)
-    assert slots.segments == 1
-    for columns in (5, SEGMENT, 1, 3 * SEGMENT):
+    assert slots.segments == LEAST_SEGMENTS
+    for columns in (5, SEGMENT, 1, 10 * SEGMENT):
         slots.begin_read(columns)
         slots.advance(columns, None)
         check_table(slots)
         assert all(archive.capacity >= slots.seen.max() for archive in slots.archives)
-    assert slots.segments == 8
+    assert slots.segments == 16
     slots.settle()
-    assert [archive.end for archive in slots.archives] == slots.seen.tolist() == [4 * SEGMENT + 6] * 2
+    assert [archive.end for archive in slots.archives] == slots.seen.tolist() == [11 * SEGMENT + 6] * 2
 
 
 def test_forks_get_segments_of_their_own_before_they_are_written() -> None:
