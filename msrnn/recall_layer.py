@@ -72,7 +72,7 @@ def _recall(
     if isinstance(slots, PagedSlots) and always:
         from msrnn.backends.triton.recall import recall_triton
 
-        recall_triton(slots, query, position, scoring)
+        recall_triton(slots, query, key, position, scoring)
         return
     slots.settle()
     for b, archive in enumerate(slots.archives):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from msrnn.errors import UsageError
-from msrnn.recall import PAGE, Recall
+from msrnn.recall import Recall
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,6 @@ from msrnn.recall import PAGE, Recall
         ({"rows": 8, "archive": ""}, "archive"),
         ({"rows": 8, "archive": 3}, "archive"),
         ({"rows": 8, "search": "fast"}, "search"),
-        ({"rows": PAGE + 1, "search": "digest"}, "recall"),
         ({"rows": 8, "limit": 0}, "archive_bytes"),
     ],
 )

@@ -6,7 +6,6 @@ copied. The archive of a folder is in memory-mapped files that have no name: the
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from torch import Tensor
 
 from msrnn.core.quantization import SCALE_DTYPE, Rows, quantize
 from msrnn.errors import UsageError
-from msrnn.recall import PAGE
 
 SEGMENT = 1024  # tokens of a whole segment
 SMALLEST = 256  # tokens of the first one, which grows
@@ -37,7 +35,7 @@ class ArchiveLayout:
     folder: Path | None = None
     most_tokens: int | None = None  # the oldest segments are dropped beyond it
     whole: bool = False  # segments are whole from the beginning: kernels write to them
-    digests_on: torch.device | None = None  # where digests of pages are kept; None: there are none
+    index_on: torch.device | None = None  # where 8-bit copies of the keys are kept for searches; None: there are none
 
     @property
     def row_bytes(self) -> int:
@@ -57,7 +55,7 @@ class ArchiveLayout:
 
 
 class Segment:
-    """Rows of consecutive tokens, and the digests of their pages where a search uses them."""
+    """Rows of consecutive tokens, and 8-bit copies of their keys where a search uses them."""
 
     def __init__(self, layout: ArchiveLayout, room: int) -> None:
         code, self.room = layout.code or layout.dtype, room
@@ -65,11 +63,11 @@ class Segment:
         self.key_scale, self.value_scale = (
             layout.allocate(room, None, SCALE_DTYPE) if layout.code else None for _ in range(2)
         )
-        pages = (layout.kv_heads, -(-room // PAGE), layout.key_dim)
-        self.low, self.high = (
-            torch.full(pages, number, dtype=layout.dtype, device=layout.digests_on) if layout.digests_on else None
-            for number in (math.inf, -math.inf)
-        )
+        self.index: Rows | None = None
+        if layout.index_on is not None:
+            shape = (layout.kv_heads, room, layout.key_dim)
+            scale = torch.zeros(shape[:2], dtype=SCALE_DTYPE, device=layout.index_on)
+            self.index = Rows(torch.zeros(shape, dtype=torch.int8, device=layout.index_on), scale)
 
     def write(self, begin: int, key: Rows, value: Rows) -> None:
         """Write rows [K, n, D] at `begin`."""
@@ -78,12 +76,11 @@ class Segment:
             rows[:, begin:end].copy_(fresh.codes, non_blocking=True)
             if scales is not None and fresh.scale is not None:
                 scales[:, begin:end].copy_(fresh.scale, non_blocking=True)
-        if self.low is not None and self.high is not None:
-            keys = key.to(self.low.device).dequantized(self.low.dtype)
-            page = torch.arange(begin, end, device=keys.device).div(PAGE, rounding_mode="floor")
-            page = page[:, None].expand_as(keys)
-            self.low.scatter_reduce_(1, page, keys, "amin")
-            self.high.scatter_reduce_(1, page, keys, "amax")
+        if self.index is not None and self.index.scale is not None:
+            copies = quantize(key.to(self.index.codes.device).dequantized(torch.float32), torch.int8)
+            self.index.codes[:, begin:end] = copies.codes
+            if copies.scale is not None:
+                self.index.scale[:, begin:end] = copies.scale
 
     def read(self, begin: int, end: int) -> tuple[Rows, Rows]:
         """Keys and values of some of its tokens; views."""
@@ -91,8 +88,9 @@ class Segment:
         return Rows(self.keys[:, begin:end], scales[0]), Rows(self.values[:, begin:end], scales[1])
 
     def addresses(self) -> list[int]:
-        """Where a kernel finds keys, values and digests."""
-        return [0 if rows is None else rows.data_ptr() for rows in (self.keys, self.values, self.low, self.high)]
+        """Where a kernel finds keys, values, 8-bit copies of the keys and their scales."""
+        rows = (self.keys, self.values, *(self.index or (None, None)))
+        return [0 if one is None else one.data_ptr() for one in rows]
 
 
 class Archive:
@@ -190,11 +188,11 @@ class Archive:
             if first < self.end:
                 yield first, *segment.read(0, min(SEGMENT, self.end - first))
 
-    def digests(self) -> tuple[Tensor, Tensor]:
-        """The least and the largest numbers of the keys of each page, [K, pages, D] both."""
-        used = [-(-keys.codes.shape[1] // PAGE) for _, keys, _ in self.segments()]
-        pairs = [(s.low[:, :n], s.high[:, :n]) for s, n in zip(self._segments, used, strict=False)]  # type: ignore[index]
-        return torch.cat([low for low, _ in pairs], 1), torch.cat([high for _, high in pairs], 1)
+    def searched_keys(self) -> Iterator[tuple[int, Rows]]:
+        """The keys that a search reads, in order: the position of the first, and rows [K, n, D]."""
+        for segment, (first, keys, _) in zip(self._segments, self.segments(), strict=False):
+            index = segment.index
+            yield first, keys if index is None else _part(index, 0, keys.codes.shape[1])
 
     def gather(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [K, n, D] of positions [K, n], in the model's dtype, on the archive's device.

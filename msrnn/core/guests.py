@@ -16,7 +16,6 @@ from torch import Tensor
 from msrnn.core.archive import Archive
 from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.scores import Scoring
-from msrnn.recall import DIGEST, PAGE
 
 SCORES = 2**26  # numbers that a search computes at once
 
@@ -53,8 +52,6 @@ def find_guests(slots: RecallSlots, query: Tensor, key: Tensor, first: int, scor
     query [K, R, T, D], key [K, T, D]
     """
     (archive,), (K, R, T, _) = slots.archives, query.shape
-    if slots.recall.search == DIGEST:
-        return _find_pages(slots, query, scoring)
     count = archive.end - archive.begin
     heads = max(1, min(K, SCORES // (R * T * max(1, count))))
     parts = [
@@ -70,29 +67,6 @@ def find_guests(slots: RecallSlots, query: Tensor, key: Tensor, first: int, scor
     return (best.indices + archive.begin).masked_fill(best.values < 0, -1).sort(1).values
 
 
-def _find_pages(slots: RecallSlots, query: Tensor, scoring: Scoring) -> Tensor:
-    """`find_guests` by digests: the tokens of the best pages that are not held.
-
-    A page is ranked as a token is, by the largest score that one of its keys could have; pages that are held are not.
-    """
-    (archive,), (K, R, T, _D) = slots.archives, query.shape
-    low, high = archive.digests()
-    rows, count = query.flatten(1, 2), low.shape[1]
-    best = torch.matmul(rows.clamp(min=0), high.mT) + torch.matmul(rows.clamp(max=0), low.mT)
-    weights = scoring.scale_products(best).softmax(-1).view(K, R, T, count)
-    share = weights.mean(1).amax(1)
-    at = slots.position[0].repeat_interleave(K // slots.position.shape[1], 0).long() - archive.begin
-    held = torch.zeros(K, count * PAGE + 1, dtype=torch.bool, device=at.device)
-    held.scatter_(1, at.masked_fill(at < 0, count * PAGE), True)
-    held[:, archive.end - archive.begin :] = True  # tokens that are still to come
-    held = held[:, : count * PAGE].view(K, count, PAGE)
-    found = share.masked_fill(held.all(-1), -1.0).topk(min(slots.recall.pages, count), 1)
-    pages = found.indices[..., None]
-    missing = held.gather(1, pages.expand(-1, -1, PAGE)) | (found.values < 0)[..., None]
-    tokens = pages * PAGE + torch.arange(PAGE, device=pages.device) + archive.begin
-    return tokens.masked_fill(missing, -1).flatten(1).sort(1).values
-
-
 def _score_tokens(
     archive: Archive, query: Tensor, key: Tensor, heads: slice, first: int, scoring: Scoring, reach: int
 ) -> Tensor:
@@ -100,7 +74,7 @@ def _score_tokens(
     K, R, T, _ = query.shape
     rows = query.flatten(1, 2)[None]
     scores = []
-    for begin, keys, _ in archive.segments():
+    for begin, keys in archive.searched_keys():
         near = keys.pick_heads(heads).to(query.device).dequantized(query.dtype)
         scores.append(scoring(*_at_reach(rows, near, begin, first, scoring, reach))[0])
     own = scoring(rows, key[None])[0].view(K, R, T, T)

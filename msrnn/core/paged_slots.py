@@ -10,11 +10,11 @@ from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.slots import LayerShape, ordinary_tensors
 from msrnn.errors import UsageError
 from msrnn.policy import Bound
-from msrnn.recall import PAGE
 
 MOST_SEGMENTS = 4096  # of a sequence
 LEAST_SEGMENTS = 8  # that a search ranks: fewer would hardly take less time
-KEYS, VALUES, LOW, HIGH = range(4)  # columns of the table
+KEYS, VALUES, INDEX, INDEX_SCALE = range(4)  # columns of the table
+TILE = 64  # tokens that a search ranks together first
 
 
 class PagedSlots(RecallSlots):
@@ -31,7 +31,7 @@ class PagedSlots(RecallSlots):
     @property
     def segments(self) -> int:
         """The segments that a search ranks: a power of two, so that captured graphs fit for long."""
-        count = max(LEAST_SEGMENTS, -(-self.recall.pages * PAGE // SEGMENT))
+        count = max(LEAST_SEGMENTS, -(-self.recall.rows * TILE // SEGMENT))
         count = max(count, *(archive.segment_count for archive in self.archives))
         return 1 << (count - 1).bit_length()
 

@@ -13,7 +13,7 @@ from msrnn.core.quantization import parse_state_dtype
 from msrnn.core.slots import LayerShape, Slots, ordinary_tensors
 from msrnn.errors import UsageError
 from msrnn.policy import Bound
-from msrnn.recall import DEVICE, DIGEST, Recall
+from msrnn.recall import DEVICE, INT8, Recall
 
 
 class RecallSlots(Slots):
@@ -134,5 +134,5 @@ def archive_layout(shape: LayerShape, recall: Recall) -> ArchiveLayout:
         pinned=shape.device.type == "cuda" and not on_device and recall.folder is None,
         folder=recall.folder,
         most_tokens=shape.archived,
-        digests_on=shape.device if recall.search == DIGEST else None,
+        index_on=shape.device if shape.paged or recall.search == INT8 else None,
     )

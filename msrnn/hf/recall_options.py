@@ -13,7 +13,7 @@ from msrnn.core.rope import Capped, Spacing
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.errors import UsageError
 from msrnn.policy import Bound
-from msrnn.recall import DIGEST, EXACT, Recall
+from msrnn.recall import EXACT, Recall
 
 
 def check_recall(recall: Recall, bounds: Sequence[Bound | None], linear: Sequence[bool], shared: bool) -> None:
@@ -42,10 +42,10 @@ def add_recall(bound: Bound, recall: Recall) -> Bound:
     return replace(bound, recall=recall) if recalls(bound) else bound
 
 
-def is_paged(shape: LayerShape, bound: Bound, backend: str) -> bool:
-    """Whether kernels read and write a layer's archive."""
+def is_paged(shape: LayerShape, bound: Bound, backend: str, spaced: Spacing | None) -> bool:
+    """Whether kernels read and write a layer's archive: not where rows are quantized, or keys re-rotated."""
     recall = bound.recall
-    if recall is None or backend != "triton" or recall.search != DIGEST:
+    if recall is None or backend != "triton" or recall.search == EXACT or spaced is not None:
         return False
     quantized = recall.state_dtype or shape.state_dtype
     return not quantized and recall.folder is None and recall.limit is None
@@ -60,13 +60,6 @@ def find_reach(config: Any, bound: Bound, spaced: Spacing | None) -> int:
     """The farthest distance of recalled rows: that of the oldest row, and guests after it fit the training length."""
     if spaced is None or bound.recall is None:
         return 0
-    if bound.recall.search == DIGEST:
-        raise UsageError(
-            "keys are re-rotated, and digests are of keys as the model rotated them",
-            name="search",
-            value=DIGEST,
-            advice=f"use {EXACT!r}, or original positions",
-        )
     widest = bound.size * spaced.function.limit if isinstance(spaced.function, Capped) else None
     length: int | None = getattr(config, "max_position_embeddings", None)
     if length is None and widest is None:

@@ -282,7 +282,7 @@ def layer_shapes(
             shape,
             archived=most,
             reach=find_reach(spec.config, bound, spaced),
-            paged=is_paged(shape, bound, backend.name),
+            paged=is_paged(shape, bound, backend.name, spaced),
         )
         if shape and bound
         else shape

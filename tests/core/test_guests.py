@@ -7,11 +7,12 @@ import torch
 
 from msrnn.core import guests
 from msrnn.core.guests import attend_guests, find_guests, recall
+from msrnn.core.quantization import quantize
 from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape
 from msrnn.policy import Bound, Policy
-from msrnn.recall import PAGE, Recall
+from msrnn.recall import Recall
 
 SHAPE = LayerShape(4, 2, 8, 8, torch.float32, torch.device("cpu"))
 
@@ -26,18 +27,24 @@ def slots_of(count: int, **options: object) -> RecallSlots:
 
 def plant(slots: RecallSlots, position: int, key: torch.Tensor) -> None:
     """Make an archived key of all heads one that a query of the same direction finds."""
-    for begin, keys, _ in slots.archives[0].segments():
+    for begin, keys in slots.archives[0].searched_keys():
         if begin <= position < begin + keys.codes.shape[1]:
-            keys.codes[:, position - begin] = key
+            copy = quantize(key, torch.int8 if keys.scale is not None else None)
+            keys.codes[:, position - begin] = copy.codes
+            if keys.scale is not None and copy.scale is not None:
+                keys.scale[:, position - begin] = copy.scale
 
 
 QUERY = torch.eye(8)[:1] * 3
 
 
 @pytest.mark.parametrize("at_once", [guests.SCORES, 1])
-def test_the_search_finds_the_token_that_a_query_asks_for(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("search", ["exact", "int8"])
+def test_the_search_finds_the_token_that_a_query_asks_for(
+    search: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(guests, "SCORES", at_once)
-    slots = slots_of(1500)
+    slots = slots_of(1500, search=search)
     plant(slots, 7, QUERY[0] * 5)
     plant(slots, 1300, QUERY[0] * 4)
     query, key = QUERY.expand(2, 2, 1, 8), torch.zeros(2, 1, 8)
@@ -56,18 +63,6 @@ def test_a_block_finds_what_any_of_its_queries_asks_for() -> None:
     query = (torch.eye(8)[:3] * 3).expand(2, 2, 3, 8)
     found = find_guests(slots, query, torch.zeros(2, 3, 8), 300, Scoring(1.0))
     assert all({50, 51, 52} <= set(head) for head in found.tolist())
-
-
-def test_digests_find_the_page() -> None:
-    slots = RecallSlots(1, SHAPE, Bound(Policy.parse("tova"), 16, recall=Recall(PAGE, search="digest")))
-    rows = torch.randn(1, 2, 300, 8, generator=torch.Generator().manual_seed(0)) * 0.1
-    rows[:, :, 100] = QUERY[0] * 5
-    slots.archive(rows, rows, None)
-    found = find_guests(slots, QUERY.expand(2, 2, 1, 8), torch.zeros(2, 1, 8), 300, Scoring(1.0))
-    assert found.tolist() == [[*range(96, 112)]] * 2
-    slots.position[0, 0, :3] = torch.tensor([97, 100, 5])
-    again = find_guests(slots, QUERY.expand(2, 2, 1, 8), torch.zeros(2, 1, 8), 300, Scoring(1.0))
-    assert again.tolist() == [[-1, -1, *(t for t in range(96, 112) if t not in (97, 100))]] * 2
 
 
 def test_an_empty_archive_has_no_guests() -> None:

@@ -10,10 +10,10 @@ from msrnn.core.archive import SEGMENT
 from msrnn.core.paged_slots import LEAST_SEGMENTS, PagedSlots
 from msrnn.core.slots import LayerShape
 from msrnn.policy import Bound, Policy
-from msrnn.recall import PAGE, Recall
+from msrnn.recall import Recall
 
 SHAPE = LayerShape(4, 2, 8, 8, torch.float32, torch.device("cpu"), paged=True)
-BOUND = Bound(Policy.parse("tova"), 16, recall=Recall(PAGE, search="digest"))
+BOUND = Bound(Policy.parse("tova"), 16, recall=Recall(16))
 
 
 def check_table(slots: PagedSlots) -> None:

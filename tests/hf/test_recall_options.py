@@ -45,19 +45,17 @@ def test_reach_leaves_room_for_the_guests() -> None:
     assert find_reach(config, BOUND, spacing("compressed:ln")) == 512 - 1 - 16 - 1
     with pytest.raises(UsageError, match="do not fit the 512 positions"):
         find_reach(config, replace(BOUND, size=500), spacing("compact"))
-    digest = replace(BOUND, recall=Recall(16, search="digest"))
-    with pytest.raises(UsageError, match="search='digest'"):
-        find_reach(config, digest, spacing("compact"))
 
 
-def test_kernels_have_archives_of_pages() -> None:
-    digest = replace(BOUND, recall=Recall(16, search="digest"))
-    assert is_paged(SHAPE, digest, "triton")
-    assert not is_paged(SHAPE, digest, "torch")
-    assert not is_paged(SHAPE, BOUND, "triton")
-    assert not is_paged(replace(SHAPE, state_dtype=torch.int8), digest, "triton")
-    assert slots_class(replace(SHAPE, paged=True), digest) is PagedSlots
-    assert slots_class(SHAPE, digest) is RecallSlots
+def test_kernels_have_archives_of_their_own() -> None:
+    exact = replace(BOUND, recall=Recall(16, search="exact"))
+    assert is_paged(SHAPE, BOUND, "triton", None)
+    assert not is_paged(SHAPE, BOUND, "torch", None)
+    assert not is_paged(SHAPE, exact, "triton", None)
+    assert not is_paged(SHAPE, BOUND, "triton", spacing("compact"))
+    assert not is_paged(replace(SHAPE, state_dtype=torch.int8), BOUND, "triton", None)
+    assert slots_class(replace(SHAPE, paged=True), BOUND) is PagedSlots
+    assert slots_class(SHAPE, BOUND) is RecallSlots
     assert slots_class(SHAPE, Bound(TOVA, 64)) is Slots
 
 

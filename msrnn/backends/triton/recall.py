@@ -1,12 +1,13 @@
-"""Recall by digests on a GPU, for all sequences of a batch: archive, search and gather as kernels.
+"""Recall on a GPU, for all sequences of a batch: archive, search and gather as kernels; `core/guests.py` is the reference.
 
-Archived rows are in pinned memory of the host, or on the device. Kernels find them by the addresses of their segments,
-in `table` [B, SEGMENTS, 4]: keys, values, and the least and the largest numbers of the keys of each page. Nothing is
-read back, so a captured graph can be replayed until there are more pages than it ranks. `core/guests.py` is the
-reference.
+Archived rows are in pinned memory of the host, or on the device, where 8-bit copies of all keys are as well: a search
+reads only these. Kernels find them by the addresses of their segments, in `table` [B, SEGMENTS, 4]. Nothing is read
+back, so a captured graph can be replayed until there are more segments than it ranks.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 import triton
@@ -14,185 +15,229 @@ import triton.language as tl
 from torch import Tensor
 
 from msrnn.backends.triton.common import LEAST, cap_scores, width
-from msrnn.core import archive
-from msrnn.core.paged_slots import HIGH, KEYS, LOW, VALUES, PagedSlots
+from msrnn.backends.triton.quantization import quantize
+from msrnn.core import archive, paged_slots
+from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.scores import Scoring
-from msrnn.recall import PAGE as PAGE_TOKENS
 
-PAGE, SEGMENT = tl.constexpr(PAGE_TOKENS), tl.constexpr(archive.SEGMENT)
-PAGES = tl.constexpr(archive.SEGMENT // PAGE_TOKENS)  # of a segment
-NO_PAGE = tl.constexpr(-1.0e30)  # the score of a page that holds no token yet
-FIELDS = tl.constexpr(4)
-F_KEYS, F_VALUES, F_LOW, F_HIGH = (tl.constexpr(field) for field in (KEYS, VALUES, LOW, HIGH))
-SPLITS = 32  # programs that score the pages of one KV head
+SEGMENT, TILE = tl.constexpr(archive.SEGMENT), tl.constexpr(paged_slots.TILE)
+KEYS, VALUES = tl.constexpr(paged_slots.KEYS), tl.constexpr(paged_slots.VALUES)
+INDEX, INDEX_SCALE = tl.constexpr(paged_slots.INDEX), tl.constexpr(paged_slots.INDEX_SCALE)
+FAR = tl.constexpr(2**31 - 1)
+UNREAD = tl.constexpr(-1.0e30)  # the score of a token that was not read yet
+SPLITS = 32  # programs that score the tokens of one KV head
 ROWS = 64  # queries at once
 
 
 @triton.jit
-def _locate(table, i_b, i_s, field: tl.constexpr, pointer, MOST: tl.constexpr):
-    """A pointer to a segment, of the type of another pointer."""
-    return tl.load(table + (i_b * MOST + i_s) * FIELDS + field).to(pointer.dtype)
+def _locate(table, i_b, i_s, field: tl.constexpr, MOST: tl.constexpr):
+    """The address of a segment."""
+    return tl.load(table + (i_b * MOST + i_s) * 4 + field)
 
 
 @triton.jit
-def _first_position(p_position, T, BT: tl.constexpr):
+def _first_position(p_position, T):
     """The position of the first token among T columns: the number of tokens before it. 0 where all are padding."""
-    least = 2147483647
-    for start in range(0, T, BT):
-        o_t = start + tl.arange(0, BT)
+    least = FAR
+    for start in range(0, T, 128):
+        o_t = start + tl.arange(0, 128)
         b_t = tl.load(p_position + o_t, mask=o_t < T, other=-1)
-        least = tl.minimum(least, tl.min(tl.where(b_t >= 0, b_t, 2147483647)))
-    return tl.where(least == 2147483647, 0, least)
+        least = tl.minimum(least, tl.min(tl.where(b_t >= 0, b_t, FAR)))
+    return tl.where(least == FAR, 0, least)
 
 
 @triton.jit(do_not_specialize=["T"])
 def archive_kernel(
-    key, value, position, table, keys, values, k_b, k_h, k_t, v_b, v_h, v_t, T,
+    key, value, position, table, keys, values, index, scales, k_b, k_h, k_t, v_b, v_h, v_t, T,
     K: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, MOST: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """Write the rows of the tokens of one page to its segment, and extend the page's digest."""
-    i_b, i_k, i_p = tl.program_id(0).to(tl.int64) // K, tl.program_id(0) % K, tl.program_id(1)
-    p_position = position + i_b * T
-    page = _first_position(p_position, T, 128) // PAGE + i_p
-    i_s, first = page // PAGES, page * PAGE
-    o_d, o_v = tl.arange(0, width(D)), tl.arange(0, width(DV))
-    b_low = tl.full([width(D)], float("inf"), tl.float32)
-    b_high = tl.full([width(D)], float("-inf"), tl.float32)
-    written = 0
-    for start in range(0, T, BT):
-        o_t = start + tl.arange(0, BT)
-        b_t = tl.load(p_position + o_t, mask=o_t < T, other=-1)
-        m_t = (b_t >= first) & (b_t < first + PAGE)
-        if tl.max(m_t.to(tl.int32)) > 0:
-            p_keys, p_values = (
-                _locate(table, i_b, i_s, F_KEYS, keys, MOST),
-                _locate(table, i_b, i_s, F_VALUES, values, MOST),
-            )
-            o_row = i_k * SEGMENT + b_t % SEGMENT
-            m_k, m_v = m_t[:, None] & (o_d < D)[None, :], m_t[:, None] & (o_v < DV)[None, :]
-            b_k = tl.load(key + i_b * k_b + i_k * k_h + o_t[:, None] * k_t + o_d[None, :], mask=m_k, other=0.0)
-            b_v = tl.load(value + i_b * v_b + i_k * v_h + o_t[:, None] * v_t + o_v[None, :], mask=m_v, other=0.0)
-            tl.store(p_keys + o_row[:, None] * D + o_d[None, :], b_k, mask=m_k)
-            tl.store(p_values + o_row[:, None] * DV + o_v[None, :], b_v, mask=m_v)
-            b_x = b_k.to(tl.float32)
-            b_low = tl.minimum(b_low, tl.min(tl.where(m_t[:, None], b_x, float("inf")), axis=0))
-            b_high = tl.maximum(b_high, tl.max(tl.where(m_t[:, None], b_x, float("-inf")), axis=0))
-            written += tl.sum(m_t.to(tl.int32))
-    if written > 0:
-        begun = _first_position(p_position, T, 128) > first  # earlier tokens of this page have a digest
-        o_page = (i_k * PAGES + page % PAGES) * D + o_d
-        p_low = _locate(table, i_b, i_s, F_LOW, keys, MOST) + o_page
-        p_high = _locate(table, i_b, i_s, F_HIGH, keys, MOST) + o_page
-        m_d = (o_d < D) & begun
-        b_low = tl.minimum(b_low, tl.load(p_low, mask=m_d, other=float("inf")).to(tl.float32))
-        b_high = tl.maximum(b_high, tl.load(p_high, mask=m_d, other=float("-inf")).to(tl.float32))
-        tl.store(p_low, b_low, mask=o_d < D)
-        tl.store(p_high, b_high, mask=o_d < D)
+    """Write the rows of some tokens to their segments; `keys` to `scales` are pointers of the types of their fields."""
+    i_b, i_k = tl.program_id(0).to(tl.int64) // K, tl.program_id(0) % K
+    o_t, o_d, o_v = tl.program_id(1) * BT + tl.arange(0, BT), tl.arange(0, width(D)), tl.arange(0, width(DV))
+    b_t = tl.load(position + i_b * T + o_t, mask=o_t < T, other=-1)
+    m_t = b_t >= 0
+    m_k, m_v = m_t[:, None] & (o_d < D)[None, :], m_t[:, None] & (o_v < DV)[None, :]
+    b_k = tl.load(key + i_b * k_b + i_k * k_h + o_t[:, None] * k_t + o_d[None, :], mask=m_k, other=0.0)
+    b_v = tl.load(value + i_b * v_b + i_k * v_h + o_t[:, None] * v_t + o_v[None, :], mask=m_v, other=0.0)
+    p_table = table + (i_b * MOST + b_t // SEGMENT) * 4
+    o_row = i_k * SEGMENT + b_t % SEGMENT
+    p_keys = tl.load(p_table + KEYS, mask=m_t, other=0).to(keys.dtype)
+    p_values = tl.load(p_table + VALUES, mask=m_t, other=0).to(values.dtype)
+    p_index = tl.load(p_table + INDEX, mask=m_t, other=0).to(index.dtype)
+    p_scales = tl.load(p_table + INDEX_SCALE, mask=m_t, other=0).to(scales.dtype)
+    b_codes, b_scale = quantize(b_k, 127.0, True)
+    tl.store(p_index[:, None] + (o_row[:, None] * D + o_d[None, :]), b_codes.to(tl.int8), mask=m_k)
+    tl.store(p_scales[:, None] + o_row[:, None], b_scale.to(tl.bfloat16), mask=m_t[:, None])
+    tl.store(p_keys[:, None] + (o_row[:, None] * D + o_d[None, :]), b_k, mask=m_k)
+    tl.store(p_values[:, None] + (o_row[:, None] * DV + o_v[None, :]), b_v, mask=m_v)
+
+
+@triton.jit
+def _add_scores(b_max, b_sum, b_s):
+    """Continue a maximum and a sum of exponentials [BQ] with scores [BQ, TILE]."""
+    b_new = tl.maximum(b_max, tl.max(b_s, axis=1))
+    return b_new, b_sum * tl.exp(b_max - b_new) + tl.sum(tl.exp(b_s - b_new[:, None]), axis=1)
 
 
 @triton.jit(do_not_specialize=["T"])
-def score_pages_kernel(
-    query, position, table, keys, scores, scale, softcap, T,
-    K: tl.constexpr, D: tl.constexpr, Q: tl.constexpr, MOST: tl.constexpr, SEGMENTS: tl.constexpr, BQ: tl.constexpr,
+def score_kernel(
+    query, key, position, table, index, scales, scores, maxima, sums, scale, softcap, k_b, k_h, k_t, T,
+    K: tl.constexpr, D: tl.constexpr, Q: tl.constexpr, MOST: tl.constexpr, N: tl.constexpr, BQ: tl.constexpr,
 ):  # fmt: skip
-    """The largest score that a key of each page could have with each of Q queries; softcap may be None."""
+    """Scores of Q queries with all archived tokens, and the maximum and sum of exponentials of each part of them.
+
+    The first part has the scores with the block's own T keys as well, which are not stored.
+    """
     PRECISION: tl.constexpr = "ieee" if query.dtype.element_ty == tl.float32 else "tf32"
-    i_b, i_k = tl.program_id(0).to(tl.int64) // K, tl.program_id(0) % K
+    i_head, i_split, splits = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    i_b, i_k = i_head // K, i_head % K
     scale = tl.cast(scale, tl.float32)
-    pages = tl.cdiv(_first_position(position + i_b * T, T, 128), PAGE)
-    o_d, o_p = tl.arange(0, width(D)), tl.arange(0, PAGES)
-    for i_s in range(tl.program_id(1), SEGMENTS, tl.num_programs(1)):
-        o_n = o_p + i_s * PAGES
-        m_p = o_n < pages
-        m_d = m_p[:, None] & (o_d < D)[None, :]
-        b_low = tl.zeros([PAGES, width(D)], query.dtype.element_ty)
-        b_high = tl.zeros([PAGES, width(D)], query.dtype.element_ty)
-        if i_s * PAGES < pages:
-            o_page = (i_k * PAGES + o_p)[:, None] * D + o_d[None, :]
-            b_low = tl.load(_locate(table, i_b, i_s, F_LOW, keys, MOST) + o_page, mask=m_d, other=0.0)
-            b_high = tl.load(_locate(table, i_b, i_s, F_HIGH, keys, MOST) + o_page, mask=m_d, other=0.0)
-        for start in range(0, Q, BQ):
-            o_q = start + tl.arange(0, BQ)
-            p_q = query + (tl.program_id(0).to(tl.int64) * Q + o_q)[:, None] * D + o_d[None, :]
-            b_q = tl.load(p_q, mask=(o_q < Q)[:, None] & (o_d < D)[None, :], other=0.0)
-            b_positive, b_negative = tl.maximum(b_q, 0.0).to(b_q.dtype), tl.minimum(b_q, 0.0).to(b_q.dtype)
-            b_s = tl.dot(b_positive, tl.trans(b_high), input_precision=PRECISION)
-            b_s += tl.dot(b_negative, tl.trans(b_low), input_precision=PRECISION)
-            b_s = tl.where(m_p[None, :], cap_scores(b_s * scale, softcap), NO_PAGE)
-            o_s = (tl.program_id(0).to(tl.int64) * Q + o_q)[:, None] * (SEGMENTS * PAGES) + o_n[None, :]
-            tl.store(scores + o_s, b_s, mask=(o_q < Q)[:, None])
+    read = _first_position(position + i_b * T, T)
+    o_d, o_n = tl.arange(0, width(D)), tl.arange(0, TILE)
+    for start in range(0, Q, BQ):
+        o_q = start + tl.arange(0, BQ)
+        m_q = o_q < Q
+        p_q = query + (i_head * Q + o_q)[:, None] * D + o_d[None, :]
+        b_q = tl.load(p_q, mask=m_q[:, None] & (o_d < D)[None, :], other=0.0)
+        b_max, b_sum = tl.full([BQ], UNREAD, tl.float32), tl.zeros([BQ], tl.float32)
+        if i_split == 0:
+            for first in range(0, T, TILE):
+                o_own = first + o_n
+                p_k = key + i_b * k_b + i_k * k_h + o_own[:, None] * k_t + o_d[None, :]
+                b_k = tl.load(p_k, mask=(o_own < T)[:, None] & (o_d < D)[None, :], other=0.0)
+                b_s = cap_scores(tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale, softcap)
+                b_max, b_sum = _add_scores(b_max, b_sum, tl.where(o_own[None, :] <= (o_q % T)[:, None], b_s, UNREAD))
+        for tile in range(i_split, N // TILE, splits):
+            b_s = tl.full([BQ, TILE], UNREAD, tl.float32)
+            o_t = o_n + tile * TILE
+            if tile * TILE < read:
+                i_s, o_row = tile // (SEGMENT // TILE), i_k * SEGMENT + o_t % SEGMENT
+                m_n = o_t < read
+                p_index = _locate(table, i_b, i_s, INDEX, MOST).to(index.dtype)
+                p_scales = _locate(table, i_b, i_s, INDEX_SCALE, MOST).to(scales.dtype)
+                m_k = m_n[:, None] & (o_d < D)[None, :]
+                b_k = tl.load(p_index + (o_row[:, None] * D + o_d[None, :]), mask=m_k, other=0).to(b_q.dtype)
+                b_scale = tl.load(p_scales + o_row, mask=m_n, other=0.0).to(tl.float32)
+                b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * b_scale[None, :] * scale
+                b_s = tl.where(m_n[None, :], cap_scores(b_s, softcap), UNREAD)
+                b_max, b_sum = _add_scores(b_max, b_sum, b_s)
+            tl.store(scores + (i_head * Q + o_q)[:, None] * N + o_t[None, :], b_s, mask=m_q[:, None])
+        o_part = (i_head * Q + o_q) * splits + i_split
+        tl.store(maxima + o_part, b_max, mask=m_q)
+        tl.store(sums + o_part, b_sum, mask=m_q)
+
+
+@triton.jit(do_not_specialize=["T"])
+def share_kernel(
+    scores, maxima, sums, held, position, shares, tops, T,
+    K: tl.constexpr, G: tl.constexpr, R: tl.constexpr, Q: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr,
+    SPLITS: tl.constexpr,
+):  # fmt: skip
+    """The largest mean attention of R heads over T queries to each token of a tile, and the largest of the tile.
+
+    Held tokens, and those that were not read, have -1.
+    """
+    i_head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i_b, i_k = i_head // K, i_head % K
+    o_t, o_p = tile * TILE + tl.arange(0, TILE), tl.arange(0, PARTS)
+    read = _first_position(position + i_b * T, T)
+    b_share = tl.full([TILE], -1.0, tl.float32)
+    if tile * TILE < read:
+        for t in range(0, T):
+            b_mean = tl.zeros([TILE], tl.float32)
+            for r in range(0, R):
+                i_q = i_head * Q + r * T + t
+                b_max = tl.load(maxima + i_q * SPLITS + o_p, mask=o_p < SPLITS, other=UNREAD)
+                b_sum = tl.load(sums + i_q * SPLITS + o_p, mask=o_p < SPLITS, other=0.0)
+                top = tl.max(b_max)
+                total = tl.sum(b_sum * tl.exp(b_max - top))
+                b_mean += tl.exp(tl.load(scores + i_q * N + o_t) - top) / total
+            b_share = tl.maximum(b_share, b_mean / R)
+        b_held = tl.load(held + (i_b * G + i_k // (K // G)) * (N + 1) + o_t)
+        b_share = tl.where((b_held != 0) | (o_t >= read), -1.0, b_share)
+    tl.store(shares + i_head * N + o_t, b_share)
+    tl.store(tops + i_head * (N // TILE) + tile, tl.max(b_share))
 
 
 @triton.jit
 def gather_kernel(
-    pages, held, table, guest_keys, guest_values, guest_position,
-    K: tl.constexpr, G: tl.constexpr, S: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, MOST: tl.constexpr,
-    COUNT: tl.constexpr, BS: tl.constexpr,
+    chosen, table, guest_keys, guest_values, guest_position,
+    K: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, MOST: tl.constexpr, COUNT: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """Copy the rows of one page to the guests, without those of tokens that are held; a page of -1 has none.
-
-    `held` is True for held tokens, and for those that were not read, [B, G, S] with S the tokens of all pages.
-    """
-    i_head, i_p = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """Copy chosen archived rows to the guests; -1 chooses none."""
+    i_head = tl.program_id(0).to(tl.int64)
     i_b, i_k = i_head // K, i_head % K
-    page = tl.load(pages + i_head * COUNT + i_p).to(tl.int64)
-    o_t, o_d, o_v = tl.arange(0, PAGE), tl.arange(0, width(D)), tl.arange(0, width(DV))
-    exists = page >= 0
-    page = tl.maximum(page, 0)
-    b_held = tl.load(held + (i_b * G + i_k // (K // G)) * S + page * PAGE + o_t)
-    m_t = exists & (b_held == 0)
-    i_s, o_row = page // PAGES, i_k * SEGMENT + page % PAGES * PAGE + o_t
-    o_guest = (i_head * COUNT + i_p) * PAGE + o_t
-    tl.store(guest_position + o_guest, tl.where(m_t, page * PAGE + o_t, -1).to(tl.int32))
-    if exists:
-        m_k, m_v = m_t[:, None] & (o_d < D)[None, :], m_t[:, None] & (o_v < DV)[None, :]
-        p_keys = _locate(table, i_b, i_s, F_KEYS, guest_keys, MOST)
-        p_values = _locate(table, i_b, i_s, F_VALUES, guest_values, MOST)
-        b_k = tl.load(p_keys + o_row[:, None] * D + o_d[None, :], mask=m_k, other=0.0)
-        b_v = tl.load(p_values + o_row[:, None] * DV + o_v[None, :], mask=m_v, other=0.0)
-        tl.store(guest_keys + o_guest[:, None] * D + o_d[None, :], b_k, mask=(o_d < D)[None, :])
-        tl.store(guest_values + o_guest[:, None] * DV + o_v[None, :], b_v, mask=(o_v < DV)[None, :])
+    o_g, o_d, o_v = tl.program_id(1) * BT + tl.arange(0, BT), tl.arange(0, width(D)), tl.arange(0, width(DV))
+    b_t = tl.load(chosen + i_head * COUNT + o_g, mask=o_g < COUNT, other=-1)
+    m_t = b_t >= 0
+    o_guest, o_row = i_head * COUNT + o_g, i_k * SEGMENT + b_t % SEGMENT
+    p_table = table + (i_b * MOST + b_t // SEGMENT) * 4
+    p_keys = tl.load(p_table + KEYS, mask=m_t, other=0).to(guest_keys.dtype)
+    p_values = tl.load(p_table + VALUES, mask=m_t, other=0).to(guest_values.dtype)
+    m_k, m_v = m_t[:, None] & (o_d < D)[None, :], m_t[:, None] & (o_v < DV)[None, :]
+    b_k = tl.load(p_keys[:, None] + (o_row[:, None] * D + o_d[None, :]), mask=m_k, other=0.0)
+    b_v = tl.load(p_values[:, None] + (o_row[:, None] * DV + o_v[None, :]), mask=m_v, other=0.0)
+    m_g = (o_g < COUNT)[:, None]
+    tl.store(guest_position + o_guest, b_t.to(tl.int32), mask=o_g < COUNT)
+    tl.store(guest_keys + o_guest[:, None] * D + o_d[None, :], b_k, mask=m_g & (o_d < D)[None, :])
+    tl.store(guest_values + o_guest[:, None] * DV + o_v[None, :], b_v, mask=m_g & (o_v < DV)[None, :])
 
 
 def archive_triton(slots: PagedSlots, key: Tensor, value: Tensor, position: Tensor) -> None:
     """Append the rows [B, K, T, D] of tokens at positions [B, T], -1 where padding, to their archives."""
     (B, K, T, D), DV = key.shape, value.shape[-1]
     key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (key, value))
-    archive_kernel[(B * K, T // PAGE_TOKENS + 2)](
-        key, value, position.contiguous(), slots.table, slots.guest_keys, slots.guest_values,
+    archive_kernel[(B * K, triton.cdiv(T, LEAST))](
+        key, value, position.contiguous(), slots.table, slots.guest_keys, slots.guest_values, *_index_types(slots),
         *key.stride()[:3], *value.stride()[:3], T,
         K=K, D=D, DV=DV, MOST=slots.table.shape[1], BT=LEAST, num_warps=4,
     )  # fmt: skip
 
 
-def recall_triton(slots: PagedSlots, query: Tensor, position: Tensor, scoring: Scoring) -> None:
-    """Let a block of tokens of each sequence recall its guests: query [B, H, T, D], position [B, T]."""
-    (B, H, T, D), (_, K, _, DV) = query.shape, slots.guest_values.shape
-    (_, G, _), segments, position = slots.position.shape, slots.segments, position.contiguous()
-    Q, pages = H // K * T, segments * archive.SEGMENT // PAGE_TOKENS
-    scores = torch.empty(B, K, Q, pages, dtype=torch.float32, device=query.device)
-    score_pages_kernel[(B * K, min(SPLITS, segments))](
-        query.contiguous(), position, slots.table, slots.guest_keys, scores, scoring.scale, scoring.softcap, T,
-        K=K, D=D, Q=Q, MOST=slots.table.shape[1], SEGMENTS=segments,
-        BQ=min(ROWS, max(LEAST, triton.next_power_of_2(Q))), num_warps=4,
-    )  # fmt: skip
-    share = scores.softmax(-1).view(B, K, H // K, T, pages).mean(2).amax(2)
-    held = mask_held_tokens(slots, position, pages * PAGE_TOKENS)
-    full = held.view(B, G, pages, PAGE_TOKENS).all(-1).repeat_interleave(K // G, 1)
-    found = share.masked_fill(full, -1.0).topk(slots.recall.pages)
-    chosen = found.indices.masked_fill(found.values < 0, -1)
-    gather_kernel[(B * K, slots.recall.pages)](
-        chosen, held, slots.table, slots.guest_keys, slots.guest_values, slots.guest_position,
-        K=K, G=G, S=held.shape[2], D=D, DV=DV, MOST=slots.table.shape[1], COUNT=slots.recall.pages, BS=LEAST,
-        num_warps=4,
+def _index_types(slots: PagedSlots) -> tuple[Tensor, Tensor]:
+    """Tensors whose pointers have the types of the 8-bit keys and of their scales: the table itself has neither."""
+    return slots.table.view(torch.int8), slots.table.view(torch.bfloat16)
+
+
+def recall_triton(slots: PagedSlots, query: Tensor, key: Tensor, position: Tensor, scoring: Scoring) -> None:
+    """Let a block of tokens of each sequence recall its guests.
+
+    query [B, H, T, D], key [B, K, T, D], position [B, T]
+    """
+    (B, K, count, D), DV = slots.guest_keys.shape, slots.guest_values.shape[-1]
+    key = key if key.stride(-1) == 1 else key.contiguous()
+    shares, tops = _rank_tokens(slots, query.contiguous(), key, position.contiguous(), scoring)
+    # A token of the first `count` is in one of the first `count` tiles.
+    tiles = tops.topk(count).indices
+    inside = shares.view(B, K, -1, paged_slots.TILE).gather(2, tiles[..., None].expand(-1, -1, -1, paged_slots.TILE))
+    best = inside.flatten(2).topk(count)
+    tile = tiles.gather(2, best.indices // paged_slots.TILE)
+    chosen = (tile * paged_slots.TILE + best.indices % paged_slots.TILE).masked_fill(best.values < 0, -1)
+    gather_kernel[(B * K, triton.cdiv(count, LEAST))](
+        chosen, slots.table, slots.guest_keys, slots.guest_values, slots.guest_position,
+        K=K, D=D, DV=DV, MOST=slots.table.shape[1], COUNT=count, BT=LEAST, num_warps=4,
     )  # fmt: skip
 
 
-def mask_held_tokens(slots: PagedSlots, position: Tensor, tokens: int) -> Tensor:
-    """[B, G, tokens]: which of the first tokens of a text cannot be guests: they are held, or were not read before."""
-    read = torch.where(position >= 0, position, 2**31 - 1).amin(-1)  # tokens before the first of the block
-    read = torch.where(read == 2**31 - 1, 0, read)[:, None, None]
-    held = torch.arange(tokens + 1, device=position.device) >= read
-    held = held.expand(-1, slots.position.shape[1], -1).contiguous()
+def _rank_tokens(
+    slots: PagedSlots, query: Tensor, key: Tensor, position: Tensor, scoring: Scoring
+) -> tuple[Tensor, Tensor]:
+    """What recall ranks archived tokens by [B, K, N], and the largest of each tile; -1 where there is no guest."""
+    (B, H, T, D), K, (_, G, _) = query.shape, slots.guest_keys.shape[1], slots.position.shape
+    Q, N = H // K * T, slots.segments * archive.SEGMENT
+    exact = partial(torch.empty, dtype=torch.float32, device=query.device)
+    splits, rows = min(SPLITS, N // paged_slots.TILE), min(ROWS, max(LEAST, triton.next_power_of_2(Q)))
+    scores, maxima, sums = exact(B, K, Q, N), exact(B, K, Q, splits), exact(B, K, Q, splits)
+    score_kernel[(B * K, splits)](
+        query, key, position, slots.table, *_index_types(slots), scores, maxima, sums, scoring.scale, scoring.softcap,
+        *key.stride()[:3], T, K=K, D=D, Q=Q, MOST=slots.table.shape[1], N=N, BQ=rows, num_warps=4,
+    )  # fmt: skip
     at = slots.position.long()
-    return held.scatter_(2, torch.where((at >= 0) & (at < tokens), at, tokens), True)[..., :tokens].contiguous()
+    held = torch.zeros(B, G, N + 1, dtype=torch.int8, device=query.device)
+    held.scatter_(2, torch.where((at >= 0) & (at < N), at, N), 1)
+    shares, tops = exact(B, K, N), exact(B, K, N // paged_slots.TILE)
+    share_kernel[(B * K, N // paged_slots.TILE)](
+        scores, maxima, sums, held, position, shares, tops, T,
+        K=K, G=G, R=H // K, Q=Q, N=N, PARTS=triton.next_power_of_2(splits), SPLITS=splits, num_warps=1,
+    )  # fmt: skip
+    return shares, tops
