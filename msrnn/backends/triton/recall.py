@@ -1,4 +1,4 @@
-"""Recall on a GPU, for all sequences of a batch: archive, search and gather as kernels; `core/guests.py` is the reference.
+"""Recall on a GPU, for all sequences of a batch: kernels that archive, search and gather. `core/guests.py` defines it.
 
 Archived rows are in pinned memory of the host, or on the device, where 8-bit copies of all keys are as well: a search
 reads only these. Kernels find them by the addresses of their segments, in `table` [B, SEGMENTS, 4]. Nothing is read
