@@ -10,6 +10,7 @@ from msrnn.errors import UsageError
 
 HOST, DEVICE = "host", "device"  # where an archive can be; anything else is a folder
 AUTO, EXACT, INT8 = "auto", "exact", "int8"  # how an archive is searched
+QUESTION = 64  # the last tokens of a prompt, which recall as an answer does
 
 
 @dataclass(frozen=True)
@@ -43,3 +44,54 @@ class Recall:
     def folder(self) -> Path | None:
         """The folder of memory-mapped files; None: the archive is in memory."""
         return None if self.archive in (HOST, DEVICE) else Path(self.archive)
+
+
+@dataclass(frozen=True)
+class Recalling:
+    """When the tokens of a forward pass recall: in blocks of `every` tokens, which begin at multiples of it."""
+
+    every: int
+    starts: bool  # whether the first token begins a block wherever it is; the caller lets later blocks begin right
+
+    def end_of_block(self, begin: int, end: int, last: int) -> int:
+        """Where a read of positions from `begin` to `end` may end without dividing a block, at `last` at the latest.
+
+        A block is read at once: all of its queries choose what it recalls. So one that is longer is read whole.
+        """
+        if end >= last:
+            return last
+        whole = end // self.every * self.every
+        return whole if whole > begin else min(last, (begin // self.every + 1) * self.every)
+
+
+@dataclass(frozen=True)
+class PromptRecall:
+    """Which tokens of a prompt recall: the last ones, its question, as an answer does; the others while it is read."""
+
+    recall: Recall
+    while_reading: int | None  # tokens of a block before the question; None: these recall nothing
+
+    @property
+    def answer(self) -> Recalling:
+        """How the tokens of an answer recall."""
+        return Recalling(self.recall.every, starts=False)
+
+    def parts(self, tokens: int) -> list[tuple[int, Recalling | None]]:
+        """The parts of a prompt of so many tokens: where each ends, and how its tokens recall."""
+        before = max(0, tokens - QUESTION)
+        reading = None if self.while_reading is None else Recalling(self.while_reading, starts=True)
+        return [*([(before, reading)] if before else []), (tokens, Recalling(self.recall.every, starts=True))]
+
+    def shared_length(self, length: int, tokens: int) -> int:
+        """The most of the first `length` tokens whose state all prompts that begin with them have in common.
+
+        The prompt has so many `tokens`. Its question is not shared: in a longer prompt the same tokens are no question.
+        A block that is not whole is not either.
+        """
+        grain = self.while_reading or QUESTION  # coarse, so that prompts with other questions share prefixes
+        return max(0, min(length, tokens - QUESTION)) // grain * grain
+
+    @property
+    def name(self) -> str:
+        """What the prefixes of prompts must have in common, besides the fingerprint of their states."""
+        return f"{self.while_reading}:{self.recall.search}:{self.recall.limit}"

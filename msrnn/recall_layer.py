@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,14 +14,7 @@ from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.scores import Scoring
 from msrnn.layer import Record, attend
-
-
-@dataclass(frozen=True)
-class Recalling:
-    """When the tokens of a forward pass recall: in blocks of `every` tokens, which begin at multiples of it."""
-
-    every: int
-    starts: bool  # whether the first token begins a block wherever it is; the caller lets later blocks begin right
+from msrnn.recall import Recalling
 
 
 def attend_recalling(

@@ -16,8 +16,8 @@ from msrnn.core.rope import Repositioning, Rope, spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape
 from msrnn.policy import Bound, Policy
-from msrnn.recall import Recall
-from msrnn.recall_layer import Recalling, attend_recalling
+from msrnn.recall import Recall, Recalling
+from msrnn.recall_layer import attend_recalling
 from msrnn.reference import RecallAt, recurrent
 
 HEADS, KV_HEADS, DIM, LENGTH = 6, 2, 8, 60

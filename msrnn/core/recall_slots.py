@@ -37,6 +37,10 @@ class RecallSlots(Slots):
         row = shape.kv_heads * ((shape.key_dim + shape.value_dim) * shape.dtype.itemsize + 4)
         return Slots.nbytes_of(batch_size, shape, bound) + batch_size * bound.guests * row
 
+    @property
+    def archive_nbytes(self) -> int:
+        return sum(archive.nbytes for archive in self.archives)
+
     def head_tensors(self) -> set[str]:
         return super().head_tensors() | {"guest_keys", "guest_values", "guest_position"}
 
@@ -92,6 +96,9 @@ class RecallSlots(Slots):
         forks = [other.archives[source].fork() for source in sources]
         for number, fork in zip(numbers, forks, strict=True):
             self.archives[number].become(fork)  # in place: views have the same archives
+
+    def clear_archive(self, number: int) -> None:
+        self.archives[number].clear()
 
     def select(self, sequences: Tensor) -> Any:
         return _with_archives(super().select(sequences), (self.archives[i].fork() for i in sequences.tolist()))

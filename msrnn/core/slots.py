@@ -80,6 +80,11 @@ class _Buffers:
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self.tensors().values())
 
+    @property
+    def archive_nbytes(self) -> int:
+        """Bytes of the archived rows of all sequences; forks count what they share, each."""
+        return 0
+
     def head_tensors(self) -> set[str]:
         """The tensors whose second dimension is heads, which processes may share."""
         return {"keys", "values"}
@@ -146,6 +151,9 @@ class _Buffers:
 
     def take_archives(self, numbers: Sequence[int], other: Any, sources: Sequence[int]) -> None:
         """Give some sequences the archives of sequences of another layer of this kind, if there are archives."""
+
+    def clear_archive(self, number: int) -> None:
+        """Forget the archived rows of a sequence, where there are any."""
 
     def reorder(self, sequences: Tensor) -> None:
         """`select` in place, for beams: no buffer moves, so pointers in captured graphs stay valid."""

@@ -63,6 +63,11 @@ class MultiState:
         return self.nbytes if self._shards is None else self.nbytes * self._shards.count
 
     @property
+    def archive_nbytes(self) -> int:
+        """Bytes of the archived rows; forks count what they share, each."""
+        return sum(layer.archive_nbytes for _, layer in self._own())
+
+    @property
     def _shards(self) -> Shards | None:
         """The processes that share the model, if there are several."""
         return next((layer.shards for _, layer in self._own() if layer.shards), None)
@@ -281,6 +286,11 @@ class MultiState:
         torch._foreach_copy_(tensors(self, index), tensors(other, source))
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             mine.take_archives([index], theirs, [source])
+
+    def clear_archive(self, index: int) -> None:
+        """Forget the archived rows of a sequence that is no longer read."""
+        for _, layer in self._own():
+            layer.clear_archive(index)
 
     def save(self, path: str | os.PathLike[str], notes: dict[str, Any] | None = None) -> None:
         """Write the state to one safetensors file, whole or not at all; `notes` are kept in its description.

@@ -107,6 +107,7 @@ class Batch:
             self._executor.move(last, slot)
             self.running[slot] = self.running[last]
         self.running.pop()
+        self._executor.free(last)
         if saved is None:
             return [running.finish(event)]
         self.saving.hold(saved, running, event)
@@ -118,4 +119,6 @@ class Batch:
 
     def clear(self) -> None:
         """Forget all answers that have slots, after a step that was interrupted."""
+        for slot in range(len(self.running)):
+            self._executor.free(slot)
         self.running, self._launched, self._before = [], [], []

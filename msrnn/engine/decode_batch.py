@@ -62,7 +62,8 @@ class DecodeBatch:
         ids, mask = self.next[:bucket], self._mask(bucket, count)
         graph = self._graphs.of(view)
         if graph is None:
-            return self.rnn.forward(ids, view, mask, last_only=True)[:count, -1]
+            logits = self.rnn.forward(ids, view, mask, last_only=True, recalling=self.rnn.spec.recalling)
+            return logits[:count, -1]
         return graph(ids, mask)[0][:count, -1]
 
     def warm_up(self) -> None:

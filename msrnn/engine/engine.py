@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 OFFLINE_PROMPT_TOKENS = 16_384  # prefill tokens of a step, for a list of prompts
 PREFIX_STATES = 8  # of the prefix cache on the device, by default
 PREFIX_HOST_BYTES, PREFIX_DISK_BYTES = 2**30, 2**34
+OFFLINE_ARCHIVE_BYTES = 2**34  # of cached prefixes, for a list of prompts
 OFFLINE_PREFIX_STATES = 4  # for a list of prompts: a shared document, and longer prefixes of some prompts
 
 
@@ -68,8 +69,11 @@ class Engine(Scheduler):
                        default 2,048 on a GPU, 512 elsewhere
     prefix_bytes       bytes of the prefix cache on the model's device; 0: no prefix is cached there
     prefix_host_bytes  bytes of the prefix cache in host memory, for prefixes that no longer fit on the device
+    prefix_archive_bytes  bytes of the archives of cached prefixes, where the RNN recalls; by default as many again as
+                       prefix_host_bytes
     keep_ends          also cache whole prompts and answers, for conversations that are sent again; without it, only
-                       prefixes that prompts share
+                       prefixes that prompts share. Where the RNN recalls, only the part of a prompt before its question
+                       can serve another prompt, and is cached
     prefix_folder      a folder for cached prefixes that no longer fit in host memory; without it they are deleted
     prefix_disk_bytes  bytes of the files in it
     sessions           a folder where sessions survive a restart, or another engine's sessions; None: in memory
@@ -91,6 +95,7 @@ class Engine(Scheduler):
         prompt_tokens: int | None = None,
         prefix_bytes: int | None = None,
         prefix_host_bytes: int = PREFIX_HOST_BYTES,
+        prefix_archive_bytes: int | None = None,
         keep_ends: bool = True,
         prefix_folder: str | os.PathLike[str] | None = None,
         prefix_disk_bytes: int = PREFIX_DISK_BYTES,
@@ -111,7 +116,8 @@ class Engine(Scheduler):
         files: PrefixCacheFiles | None = None
         if prefixes_at is not None:
             files = PrefixCacheFiles(executor, prefixes_at, prefix_disk_bytes, self.writer)
-        prefixes = PrefixCache(executor, device_bytes, prefix_host_bytes, files, keep_ends)
+        archive_bytes = prefix_host_bytes if prefix_archive_bytes is None else prefix_archive_bytes
+        prefixes = PrefixCache(executor, device_bytes, prefix_host_bytes, files, keep_ends, archive_bytes)
         if not isinstance(sessions, Sessions):
             limits: Any = {"most": session_bytes, "days": session_days, "owns": owns_session}
             sessions = Sessions(executor, folder, **limits, writer=self.writer, load=self._load_session)
@@ -136,6 +142,7 @@ class Engine(Scheduler):
         """An engine for lists of prompts: it reads each prompt at once, and caches shared prefixes only."""
         executor = make_executor(rnn, slots)
         sizes: Any = {"prefix_bytes": OFFLINE_PREFIX_STATES * executor.facts.slot_nbytes, "prefix_host_bytes": 0}
+        sizes["prefix_archive_bytes"] = OFFLINE_ARCHIVE_BYTES
         return cls(executor, tokenizer=tokenizer, prompt_tokens=OFFLINE_PROMPT_TOKENS, keep_ends=False, **sizes)
 
     def request(

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 
 from msrnn.engine.requests import NOT_FINITE_ERROR, Logprobs, SamplingParams
 from msrnn.engine.retention import Retention
+from msrnn.recall import PromptRecall, Recalling
 
 NOT_FINITE, FAILED = -1, -2
 NO_TOKEN = {  # numbers that stand for a token where there is none, and why
@@ -37,7 +38,12 @@ class StateHandle(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
+        """Bytes of memory, without the archive."""
+        ...
+
+    @property
+    def archive_nbytes(self) -> int:
+        """Bytes of the archive, wherever it is; 0: there is none. States that share rows count them, each."""
         ...
 
     @property
@@ -75,6 +81,8 @@ class Facts:
     fingerprint: Mapping[str, Any]  # of new states
     sizes: Sequence[int | None]  # KV rows of each layer
     mean_size: int  # of the layers that a budget is divided among
+    recall: PromptRecall | None = None  # which tokens of a prompt recall; None: nothing is archived
+    archived_row_nbytes: int = 0  # by which the archive of a state grows with each token
 
 
 class Executor(ABC):
@@ -109,13 +117,18 @@ class Executor(ABC):
 
     @abstractmethod
     def read(
-        self, state: StateHandle, tokens: Sequence[int], logprobs: int | None = None, protect: bool = False
+        self,
+        state: StateHandle,
+        tokens: Sequence[int],
+        logprobs: int | None = None,
+        protect: bool = False,
+        recalling: Recalling | None = None,
     ) -> list[Logprobs | None]:
         """Read tokens, one or more, into a state on the device, which changes; its logits are known afterwards.
 
         With `logprobs`, returns the log probability of each of the tokens, and that many of the most likely ones: None
         for a token before which no logits are known. Without, returns nothing. With `protect`, these tokens are not
-        evicted until the state is released.
+        evicted until the state is released. `recalling`: how they recall archived rows; None: they do not.
         """
 
     @abstractmethod
@@ -173,3 +186,7 @@ class Executor(ABC):
     @abstractmethod
     def take(self, slot: int, seen: int) -> StateHandle:
         """A copy of the state in a slot, which has read `seen` tokens, on the device; its logits are not known."""
+
+    @abstractmethod
+    def free(self, slot: int) -> None:
+        """Free the memory that grows with the text of a slot that is no longer in use: its archive."""

@@ -44,6 +44,7 @@ class LongEngine(Engine):
         on_long: Callable[[], object] = lambda: None,
         prefix_bytes: int | None = None,
         prefix_host_bytes: int = PREFIX_HOST_BYTES,
+        prefix_archive_bytes: int | None = None,
         prefix_folder: str | os.PathLike[str] | None = None,
         prefix_disk_bytes: int = PREFIX_DISK_BYTES,
         **options: Any,
@@ -52,6 +53,7 @@ class LongEngine(Engine):
         self.long_requests = 0
         self._long_is_next = False
         device, host, disk = (_long_share(n) for n in (prefix_bytes or 0, prefix_host_bytes, prefix_disk_bytes))
+        archives = prefix_host_bytes if prefix_archive_bytes is None else prefix_archive_bytes
         short = make_executor(rnn, slots, others=1 / SHARE)
         share = None if isinstance(longer, Executor) else max(1, short.facts.slots // SHARE)
         self.long_executor = make_executor(longer, share)
@@ -60,6 +62,7 @@ class LongEngine(Engine):
             short,
             prefix_bytes=None if prefix_bytes is None else prefix_bytes - device,
             prefix_host_bytes=prefix_host_bytes - host,
+            prefix_archive_bytes=archives - _long_share(archives),
             prefix_folder=prefix_folder,
             prefix_disk_bytes=prefix_disk_bytes - disk,
             **options,
@@ -70,6 +73,7 @@ class LongEngine(Engine):
             if prefix_bytes is None
             else device,
             prefix_host_bytes=host,
+            prefix_archive_bytes=_long_share(archives),
             prefix_folder=None if prefix_folder is None else Path(prefix_folder) / "long",
             prefix_disk_bytes=disk,
             **{**options, "sessions": self.sessions},
@@ -144,6 +148,8 @@ def _check_pair(short: Executor, long: Executor) -> None:
     positions = short.facts.fingerprint["positions"]
     if long.facts.fingerprint["positions"] == positions:
         raise UsageError(f"longer: has the positions of rnn, {positions!r}; give it others")
+    if long.facts.fingerprint.get("recall") != short.facts.fingerprint.get("recall"):
+        raise UsageError("longer: recalls another number of rows than rnn, and could not continue its sessions")
 
 
 def _long_share(count: int) -> int:

@@ -23,6 +23,7 @@ from msrnn.engine.state_retention import retention_of
 from msrnn.hf.cuda_graphs import WORTH_CAPTURING
 from msrnn.hf.generation import stop_tokens_of
 from msrnn.hf.rnn import MultiStateRNN
+from msrnn.recall import Recalling
 
 
 @dataclass(eq=False)
@@ -40,12 +41,16 @@ class LocalState:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory; torch takes a power of two for each tensor of a copy that a GPU makes."""
+        """Bytes of memory without the archive; torch takes a power of two for a tensor of a copy that a GPU makes."""
         tensors = [tensor for layer in self.state.layers for tensor in layer.tensors().values()]
         sizes = [tensor.nbytes for tensor in [*tensors, *([] if self.logits is None else [self.logits])]]
         if self.copied is not None:
             sizes = [1 << max(0, size - 1).bit_length() for size in sizes]
         return int(sum(sizes))
+
+    @property
+    def archive_nbytes(self) -> int:
+        return self.state.archive_nbytes
 
     @property
     def fingerprint(self) -> Mapping[str, Any]:
@@ -80,6 +85,8 @@ class LocalExecutor(Executor):
             fingerprint=rnn.spec.fingerprint,
             sizes=rnn.spec.sizes,
             mean_size=rnn.spec.mean_size,
+            recall=rnn.prompt_recall,
+            archived_row_nbytes=rnn.spec.archived_row_nbytes,
         )
 
     def __repr__(self) -> str:
@@ -110,10 +117,15 @@ class LocalExecutor(Executor):
         return LocalState(self.rnn.state())
 
     def read(
-        self, state: StateHandle, tokens: Sequence[int], logprobs: int | None = None, protect: bool = False
+        self,
+        state: StateHandle,
+        tokens: Sequence[int],
+        logprobs: int | None = None,
+        protect: bool = False,
+        recalling: Recalling | None = None,
     ) -> list[Logprobs | None]:
         before = local(state).logits
-        logits = self.read_logits(state, tokens, logprobs is None, protect)
+        logits = self.read_logits(state, tokens, logprobs is None, protect, recalling)
         return [] if logprobs is None else score_block(logits, before, tokens, logprobs)
 
     def check_protect(self, tokens: int, state: StateHandle | None = None) -> None:
@@ -125,11 +137,22 @@ class LocalExecutor(Executor):
     def release(self, state: StateHandle) -> None:
         local(state).state.release()
 
-    def read_logits(self, state: StateHandle, tokens: Sequence[int], last_only: bool, protect: bool = False) -> Tensor:
+    def read_logits(
+        self,
+        state: StateHandle,
+        tokens: Sequence[int],
+        last_only: bool,
+        protect: bool = False,
+        recalling: Recalling | None = None,
+    ) -> Tensor:
         """Read tokens into a state -> logits [T, V], or the last [1, V]."""
         mine = local(state)
         ids = on_device(tokens, self.rnn.device)[None]
-        logits = self.rnn.read(ids, mine.state, last_only=last_only, protect=protect)[0]
+        if recalling is not None and not recalling.starts:  # the end of an answer
+            logits = torch.cat([self.rnn.step(token, mine.state) for token in ids.split(1, 1)], 1)[0]
+        else:
+            every = None if recalling is None else recalling.every
+            logits = self.rnn.read(ids, mine.state, last_only=last_only, protect=protect, recall_every=every)[0]
         mine.logits = logits[-1].clone()
         return logits
 
@@ -195,6 +218,9 @@ class LocalExecutor(Executor):
 
     def take(self, slot: int, seen: int) -> LocalState:
         return LocalState(self.batch.take(slot, seen))
+
+    def free(self, slot: int) -> None:
+        self.batch.state.clear_archive(slot)
 
 
 def local(state: StateHandle) -> LocalState:

@@ -17,6 +17,7 @@ from msrnn.engine.requests import Request
 from msrnn.engine.session_id import SessionId
 from msrnn.engine.sessions import Sessions
 from msrnn.errors import SessionError
+from msrnn.recall import Recalling
 
 WORTH_KEEPING = 32  # tokens that a cached prefix must save, more than a shorter one does
 COMPARED = 64  # waiting requests that are looked through
@@ -34,8 +35,10 @@ class Prefill:
     tokens: Sequence[int]  # the prompt; in a session, after the tokens of the last turn that its state has not read
     state: StateHandle
     done: int  # tokens read
-    stops: list[int]  # lengths after which the state is put into the prefix cache, in order; the last is the end
+    stops: list[int]  # lengths after which the state is put into the prefix cache, in order
+    parts: list[tuple[int, Recalling | None]]  # where each part ends, and how its tokens recall; the last is the end
     protect: range = range(0)  # the tokens that are protected
+    first: int = 0  # the position of the first token in its text
 
     @property
     def left(self) -> int:
@@ -45,11 +48,26 @@ class Prefill:
     def finished(self) -> bool:
         return self.left == 0
 
-    def will_serve(self, request: Request) -> bool:
-        """Whether it will put a prefix of the request's prompt into the prefix cache."""
+    def end_of_chunk(self, most: int) -> tuple[int, Recalling | None]:
+        """Where a chunk of about `most` tokens ends, and how its tokens recall.
+
+        It does not pass a stop, the end of a part, or the first or last protected token. Tokens that recall together
+        are read together, even if they are more.
+        """
+        part, recalling = next((end, how) for end, how in self.parts if end > self.done)
+        edges = (*self.stops, self.protect.start, self.protect.stop)
+        last = min([part, *(edge for edge in edges if edge > self.done)])
+        end = min(self.done + most, last)
+        if recalling is None or not recalling.starts:
+            return end, recalling
+        at = self.first
+        return recalling.end_of_block(at + self.done, at + end, at + last) - at, recalling
+
+    def will_serve(self, request: Request, longest: int) -> bool:
+        """Whether it will put a prefix of the request's prompt into the cache, of at most `longest` tokens."""
         if request.session is not None or self.request.session is not None or request.owner != self.request.owner:
             return False
-        coming = [stop for stop in self.stops if max(self.done, WORTH_KEEPING) <= stop <= len(request.prompt)]
+        coming = [stop for stop in self.stops if max(self.done, WORTH_KEEPING) <= stop <= longest]
         coming = [stop for stop in coming if min(request.protect, stop) == min(self.request.protect, stop)]
         return any(request.prompt[:stop] == self.tokens[:stop] for stop in coming)
 
@@ -97,7 +115,8 @@ class PrefillQueue:
             return False
         if request.session and next(other for other in self.waiting if other.session == request.session) is not request:
             return False  # turns of a session stay in order
-        return not any(prefill.will_serve(request) for prefill in self.prefills)
+        longest = self._longest_prefix(request.prompt)
+        return not any(prefill.will_serve(request, longest) for prefill in self.prefills)
 
     def choose_next(self) -> Prefill | None:
         """The prefill of the next chunk: the one with the fewest tokens left, or at every fourth chunk the oldest."""
@@ -114,19 +133,42 @@ class PrefillQueue:
 
     def _begin_prompt(self, request: Request) -> Prefill:
         """Begin with the longest cached prefix, or with an empty state."""
-        others = [other.prompt for other in islice(self.waiting, COMPARED) if other.owner == request.owner]
+        prompt, longest = request.prompt, self._longest_prefix(request.prompt)
         scores = request.params.prompt_logprobs is not None  # a cached prefix has the logits of its last token only
-        cached = None if scores else self.prefixes.find_longest(request.prompt, request.owner, request.protect)
+        cached = None if scores else self.prefixes.find_longest(prompt, request.owner, request.protect, longest)
         done = cached.length if cached else 0
         state = self.executor.copy(cached.state, "device") if cached else self.executor.new_state()
-        stops: list[int] = []
-        shared_lengths = self.prefixes.find_shared_lengths(request.prompt, others, request.owner)
-        for shared in shared_lengths:  # a shorter one serves more prompts
-            if shared >= max([done, *stops]) + WORTH_KEEPING:
-                stops.append(shared)
         request.cached_tokens = done
-        stops.append(len(request.prompt))
-        return Prefill(request, request.prompt, state, done, stops, range(request.protect))
+        stops = self._choose_stops(request, done, longest)
+        return Prefill(request, prompt, state, done, stops, self._parts(len(prompt)), range(request.protect))
+
+    def _longest_prefix(self, prompt: Sequence[int]) -> int:
+        """The length of the longest prefix of a prompt that the prefix cache may have."""
+        recall = self.executor.facts.recall
+        return len(prompt) if recall is None else recall.shared_length(len(prompt), len(prompt))
+
+    def _choose_stops(self, request: Request, done: int, longest: int) -> list[int]:
+        """The lengths after which the state of a prompt is put into the prefix cache, for prompts that share them.
+
+        Where rows are recalled, the longest such prefix stands for the whole prompt, which serves no other.
+        """
+        recall, owner, stops = self.executor.facts.recall, request.owner, list[int]()
+        others = [other.prompt for other in islice(self.waiting, COMPARED) if other.owner == owner]
+        if recall is None:
+            shared = self.prefixes.find_shared_lengths(request.prompt, others, owner)
+        else:
+            others = [other[: self._longest_prefix(other)] for other in others]
+            found = self.prefixes.find_shared_lengths(request.prompt, others, owner)
+            found += [longest] if self.prefixes.keeps_ends else []
+            shared = [recall.shared_length(length, len(request.prompt)) for length in found]
+        for length in shared:  # a shorter one serves more prompts
+            if length >= max([done, *stops]) + WORTH_KEEPING:
+                stops.append(length)
+        return stops if recall is not None else [*stops, longest]
+
+    def _parts(self, tokens: int) -> list[tuple[int, Recalling | None]]:
+        recall = self.executor.facts.recall
+        return [(tokens, None)] if recall is None else recall.parts(tokens)
 
     def _begin_turn(self, request: Request, session_id: SessionId) -> Prefill:
         """Begin with the state after the session's last turn, or with an empty one."""
@@ -136,8 +178,8 @@ class PrefillQueue:
                 "has changed since this prompt was made for it", session_id, advice="make the prompt again"
             )
         if session is None:
-            state = self.executor.new_state()
-            return Prefill(request, request.prompt, state, 0, [len(request.prompt)], range(request.protect))
+            state, parts = self.executor.new_state(), self._parts(len(request.prompt))
+            return Prefill(request, request.prompt, state, 0, [], parts, range(request.protect))
         if any(token >= self.executor.facts.vocabulary for token in session.unread):
             raise SessionError("has a token that this model does not have", session_id, advice="delete the session")
         state = self.convert(session.state)
@@ -152,21 +194,26 @@ class PrefillQueue:
         if not request.keeps_protected:
             self.executor.release(state)
         self.executor.check_protect(request.protect, state)
-        return Prefill(request, tokens, state, 0, [len(tokens)], range(unread, unread + request.protect))
+        parts, recall = (
+            [(unread + end, how) for end, how in self._parts(len(request.prompt))],
+            self.executor.facts.recall,
+        )
+        if unread and recall is not None:
+            parts = [(unread, recall.answer), *parts]
+        protect = range(unread, unread + request.protect)
+        return Prefill(request, tokens, state, 0, [], parts, protect, first=request.cached_tokens)
 
     def read_chunk(self, prefill: Prefill, most: int) -> int:
-        """Read up to `most` tokens, and not past the next stop; returns how many."""
+        """Read about `most` tokens, and not past the next stop; returns how many."""
         self._chunks += 1  # here, since the chosen prefill may have to wait for the next step
-        stop = next(stop for stop in prefill.stops if stop > prefill.done)
         scores = prefill.request.params.prompt_logprobs
-        most = most if scores is None else min(most, SCORED)
-        edges = [edge for edge in (prefill.protect.start, prefill.protect.stop) if edge > prefill.done]
-        tokens = prefill.tokens[prefill.done : min([stop, prefill.done + most, *edges])]
+        end, recalling = prefill.end_of_chunk(most if scores is None else min(most, SCORED))
+        tokens = prefill.tokens[prefill.done : end]
         protect = prefill.done in prefill.protect
-        prefill.request.prompt_logprobs += self.executor.read(prefill.state, tokens, scores, protect)
-        prefill.done += len(tokens)
-        caches = self.prefixes.active if prefill.done < len(prefill.tokens) else self.prefixes.keeps_ends
-        if prefill.done == stop and caches and prefill.request.session is None:
+        prefill.request.prompt_logprobs += self.executor.read(prefill.state, tokens, scores, protect, recalling)
+        prefill.done = end
+        caches = self.prefixes.active if end < len(prefill.tokens) else self.prefixes.keeps_ends
+        if end in prefill.stops and caches:
             state = self.executor.copy(prefill.state, "device")
-            self.prefixes.put(prefill.tokens[:stop], state, prefill.request.owner, prefill.request.protect)
+            self.prefixes.put(prefill.tokens[:end], state, prefill.request.owner, prefill.request.protect)
         return len(tokens)

@@ -36,6 +36,7 @@ class CachedPrefix(NamedTuple):
 
     @property
     def nbytes(self) -> int:
+        """Bytes without the archive."""
         return self.state.nbytes + self.length * self.tokens.ids.itemsize
 
     @property
@@ -48,8 +49,8 @@ class PrefixCache:
 
     On a CPU, both limits are added. With `files`, evicted prefixes are written to disk, without their logits: so a file
     serves prompts that are longer than its prefix, and not the prefix itself as a prompt. If tokens are protected, no
-    file is written. `ends`: also cache whole
-    prompts and answers.
+    file is written. `ends`: also cache whole prompts and answers. `archive_bytes` limits the archives of all entries in
+    memory, wherever they are: they come in addition.
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class PrefixCache:
         host_bytes: int,
         files: PrefixCacheFiles | None = None,
         ends: bool = True,
+        archive_bytes: int = 0,
     ) -> None:
         self._executor, self.files, self._ends = executor, files, ends
+        self._most_archived = archive_bytes
         self._is_host = executor.facts.device == "cpu"
         if self._is_host:
             device_bytes, host_bytes = device_bytes + host_bytes, 0
@@ -70,6 +73,7 @@ class PrefixCache:
             "host": OrderedDict(),
         }
         self._bytes: dict[Place, int] = {"device": 0, "host": 0}
+        self.archive_nbytes = 0
         self._sorted: list[Tokens] = []  # of all entries
         self.hits = self.misses = 0
 
@@ -96,20 +100,25 @@ class PrefixCache:
         before = self._pop("device", key)
         if before is not None and before.tokens == tokens and before.state.has_logits and not state.has_logits:
             entry = before  # the same state, which serves a whole prompt as well
-        if entry.nbytes <= self._most["device"]:
+        self._make_room_for_archive(entry)
+        if entry.nbytes <= self._most["device"] and self._archive_fits(entry):
             self._add("device", key, entry)
         else:
-            self._push_out(key, entry)
+            self._push_out("device", key, entry)
         self._make_room()
 
-    def find_longest(self, prompt: Sequence[int], owner: str = "", protect: int = 0) -> CachedPrefix | None:
+    def find_longest(
+        self, prompt: Sequence[int], owner: str = "", protect: int = 0, longest: int | None = None
+    ) -> CachedPrefix | None:
         """The longest cached prefix of a prompt, on the device; that of a whole prompt must have its logits.
 
-        Its state must protect the same tokens as the prompt, of which the first `protect` are protected.
+        Its state must protect the same tokens as the prompt, of which the first `protect` are protected. It has at most
+        `longest` tokens.
         """
-        entry = self._find_in_memory(_tokens(owner, prompt), protect)
-        files = None if protect else self.files
-        if files is not None and (found := files.find_longest(owner, prompt, entry.length if entry else 0)):
+        longest = len(prompt) if longest is None else longest
+        entry = self._find_in_memory(_tokens(owner, prompt), protect, longest)
+        files, length = None if protect else self.files, entry.length if entry else 0
+        if files is not None and (found := files.find_longest(owner, prompt, length, longest)):
             ids, state = found
             entry = CachedPrefix(_tokens(owner, ids), state)
             self.put(ids, state, owner=owner)
@@ -119,10 +128,10 @@ class PrefixCache:
             self.hits += 1
         return entry
 
-    def _find_in_memory(self, prompt: Tokens, protect: int) -> CachedPrefix | None:
+    def _find_in_memory(self, prompt: Tokens, protect: int, longest: int) -> CachedPrefix | None:
         """The longest prefix in memory; shorter ones count as used, too: later prompts may share only these."""
         hashes = _hashes(prompt)
-        lengths = {length for tier in self._tiers.values() for length, *_ in tier if length <= len(prompt.ids)}
+        lengths = {length for tier in self._tiers.values() for length, *_ in tier if length <= longest}
         found: list[tuple[Place, _Key]] = []
         for length in sorted(lengths, reverse=True):
             key = length, min(protect, length), hashes[length - 1]
@@ -171,15 +180,32 @@ class PrefixCache:
                 key = next(iter(tier))
                 entry = self._pop(name, key)
                 assert entry is not None
-                self._push_out(key, entry, full=name == "host")
+                self._push_out(name, key, entry)
 
-    def _push_out(self, key: _Key, entry: CachedPrefix, full: bool = False) -> None:
-        """Move an entry from the device to the host, or to a file if the host is full or too small."""
-        if not full and entry.nbytes <= self._most["host"]:
+    def _make_room_for_archive(self, entry: CachedPrefix) -> None:
+        """Evict entries until the archive of a new one fits with theirs; the host has those used longest ago."""
+        places: tuple[Place, ...] = ("host", "device") if self._archive_fits(entry) else ()
+        for name in places:
+            while self._tiers[name] and not self._archive_fits(entry, self.archive_nbytes):
+                evicted = self._pop(name, next(iter(self._tiers[name])))
+                assert evicted is not None
+                self._write(name, evicted)
+
+    def _push_out(self, name: Place, key: _Key, entry: CachedPrefix) -> None:
+        """Move an entry out of a memory: from the device to the host, or to a file if it does not fit there."""
+        if name == "device" and entry.nbytes <= self._most["host"] and self._archive_fits(entry):
             self._add("host", key, self._copy(entry, "host"))
-        elif self.files is not None and not entry.protected:
-            on_host = entry if self._is_host or full else self._copy(entry, "host")
+        else:
+            self._write(name, entry)
+
+    def _write(self, name: Place, entry: CachedPrefix) -> None:
+        """Write an entry that left a memory to a file, if there is a folder for them."""
+        if self.files is not None and not entry.protected:
+            on_host = entry if self._is_host or name == "host" else self._copy(entry, "host")
             self.files.put(*entry.tokens, on_host.state)
+
+    def _archive_fits(self, entry: CachedPrefix, others: int = 0) -> bool:
+        return others + entry.state.archive_nbytes <= self._most_archived
 
     def _copy(self, entry: CachedPrefix, place: Place) -> CachedPrefix:
         """A copy in the other memory. A GPU copies asynchronously, and the host does not wait for it."""
@@ -188,12 +214,14 @@ class PrefixCache:
     def _add(self, name: Place, key: _Key, entry: CachedPrefix) -> None:
         self._tiers[name][key] = entry
         self._bytes[name] += entry.nbytes
+        self.archive_nbytes += entry.state.archive_nbytes
         insort(self._sorted, entry.tokens)
 
     def _pop(self, name: Place, key: _Key) -> CachedPrefix | None:
         entry = self._tiers[name].pop(key, None)
         if entry is not None:
             self._bytes[name] -= entry.nbytes
+            self.archive_nbytes -= entry.state.archive_nbytes
             del self._sorted[bisect_left(self._sorted, entry.tokens)]
         return entry
 

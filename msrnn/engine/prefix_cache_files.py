@@ -1,4 +1,7 @@
-"""The prefix cache on disk: prefixes that were evicted from memory. They survive a restart."""
+"""The prefix cache on disk: prefixes that were evicted from memory. They survive a restart.
+
+A file has the archive of its state, if there is one, and serves only prompts that are read with the same recall.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,8 @@ class PrefixCacheFiles:
 
     def __init__(self, executor: Executor, folder: Path, most: int, writer: Writer) -> None:
         self._most, self._writer = most, writer
+        recall = executor.facts.recall
+        self._notes = {} if recall is None else {"recall": recall.name}  # prefixes that were read so
         self._lock = threading.Lock()
         self._waiting = self.hits = self.errors = 0
         self._folder = LimitedStateFolder[StateHandle](folder, executor, _is_name, most)
@@ -56,7 +61,7 @@ class PrefixCacheFiles:
     def put(self, owner: str, tokens: Sequence[int], state: StateHandle) -> None:
         """Queue the write of a state on the host, which must not change, unless its file exists already."""
         key = _keys(owner, tokens, {len(tokens)})[0]
-        if key.name in self._folder or state.nbytes > self._most:
+        if key.name in self._folder or state.nbytes + state.archive_nbytes > self._most:
             return
         with self._lock:
             if self._waiting >= MOST_WAITING:
@@ -65,11 +70,11 @@ class PrefixCacheFiles:
         self._writer.submit(lambda: self._write(key, tokens, state))
 
     def find_longest(
-        self, owner: str, prompt: Sequence[int], longer_than: int
+        self, owner: str, prompt: Sequence[int], longer_than: int, longest: int
     ) -> tuple[Sequence[int], StateHandle] | None:
-        """The owner's longest cached prefix with more tokens than this, but not the whole prompt."""
+        """The owner's longest cached prefix with more tokens than this, at most `longest`; not the whole prompt."""
         found = {int(name.partition("-")[0]) for name in self._folder.list_names()}
-        lengths = {length for length in found if longer_than < length < len(prompt)}
+        lengths = {length for length in found if longer_than < length <= min(longest, len(prompt) - 1)}
         for key in _keys(owner, prompt, lengths)[::-1]:
             if key.name in self._folder and (state := self._read(key, prompt)) is not None:
                 self.hits += 1
@@ -79,7 +84,8 @@ class PrefixCacheFiles:
     def _read(self, key: Key, prompt: Sequence[int]) -> StateHandle | None:
         try:
             state, description = self._folder.load(key.name)
-            if description["notes"] != {"tokens": [*prompt[: key.length]]} or state.seen != key.length:
+            expected = {"tokens": [*prompt[: key.length]], **self._notes}
+            if description["notes"] != expected or state.seen != key.length:
                 raise FileError("has other tokens than its name", self._folder.path_of(key.name))
         except (UsageError, OSError, KeyError, TypeError):
             self._folder.delete(key.name)
@@ -88,7 +94,7 @@ class PrefixCacheFiles:
 
     def _write(self, key: Key, tokens: Sequence[int], state: StateHandle) -> None:
         try:
-            self._folder.save(key.name, state, {"tokens": [*tokens]})
+            self._folder.save(key.name, state, {"tokens": [*tokens], **self._notes})
         except (UsageError, OSError):  # a full disk, for example: the prefix is prefilled again when it is needed
             self.errors += 1
         finally:

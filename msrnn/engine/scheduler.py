@@ -143,7 +143,7 @@ class Scheduler:
             request.begun = monotonic()
             try:
                 if request.session is not None:
-                    self._use_session(request.session)
+                    self._use_session(request.session, len(request.prompt))
                 self.under_way[request] = None
                 self.queue.begin(request)
             except (UsageError, OSError) as error:  # its session cannot be continued; other requests are not affected
@@ -160,10 +160,13 @@ class Scheduler:
         reserved = sum(prefill.request.params.n for prefill in self.queue.prefills)
         return self.executor.facts.slots - len(self._batch.running) - reserved
 
-    def _use_session(self, session: SessionId) -> None:
+    def _use_session(self, session: SessionId, tokens: int) -> None:
+        """Reserve a session, and memory for it with the next `tokens`; its archive grows with them."""
         if self.uses_session(session):
             raise SessionError("is answering another request", session, advice="wait for its end")
-        self.queue.sessions.begin(session, self.executor.facts.slot_nbytes)
+        facts, info = self.executor.facts, self.queue.sessions.info(session)
+        archived = facts.archived_row_nbytes * (tokens + (info.tokens if info else 0))
+        self.queue.sessions.begin(session, facts.slot_nbytes + archived)
 
     def uses_session(self, session: str | SessionId) -> bool:
         """Whether a request of this session is in prefill or running."""
@@ -208,6 +211,7 @@ class Scheduler:
     def _keep(self, running: RunningAnswer, slot: int) -> Future[None] | None:
         """Keep the state of a slot whose answer has ended: in its session, or in the prefix cache.
 
+        An answer that recalled rows is not a prefix of a later prompt, which is read without them, or in other blocks.
         Returns a future that is done when the session is saved, or None if the answer has no session.
         """
         request, read = running.request, running.read
@@ -218,6 +222,6 @@ class Scheduler:
                 return self.queue.sessions.put(request.session, *turn, follows)
             except (UsageError, OSError) as error:
                 return make_done_future(error)
-        if running.reads and self.queue.prefixes.keeps_ends:
+        if running.reads and self.queue.prefixes.keeps_ends and self.executor.facts.recall is None:
             self.queue.prefixes.put(read, self.executor.take(slot, len(read)), request.owner, request.protect)
         return None

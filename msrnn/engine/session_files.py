@@ -30,6 +30,11 @@ class Session(NamedTuple):
     def tokens(self) -> int:
         return self.state.seen + len(self.unread)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the state and its archive."""
+        return self.state.nbytes + self.state.archive_nbytes
+
 
 class SessionInfo(NamedTuple):
     """An entry in a list of sessions."""

@@ -219,7 +219,7 @@ class Sessions:
         if new and session_id in self._in_use:
             raise SessionError("is answering its first request", session_id, advice="choose another name")
         self._check_written(session_id)
-        nbytes = session.state.nbytes
+        nbytes = session.nbytes
         self._make_room(session_id, nbytes, source)
         if self._files is None:
             self._publish(session_id, session, info_of(session_id, session, nbytes))
@@ -282,7 +282,8 @@ class Sessions:
         Sessions in use stay, and so does the `source` of a fork. If it does not fit with these, nothing is deleted.
         """
         coming = self._writing | self._in_use | ({} if session is None else {session: nbytes})
-        coming = {each: size for each, size in coming.items() if each not in self._infos}
+        known = {each: info.nbytes for each in coming if (info := self._infos.get(each)) is not None}
+        coming = {each: size - known.get(each, 0) for each, size in coming.items() if size > known.get(each, 0)}
         excess = self.nbytes + sum(coming.values()) - self._most
         if excess <= 0:
             return
@@ -325,5 +326,5 @@ class Sessions:
         """Hold a session in memory, and drop the least recently used ones that are in files."""
         self._held[session_id] = session
         self._held.move_to_end(session_id)
-        while self._files is not None and sum(held.state.nbytes for held in self._held.values()) > self._memory:
+        while self._files is not None and sum(held.nbytes for held in self._held.values()) > self._memory:
             self._held.popitem(last=False)

@@ -28,6 +28,7 @@ from msrnn.engine.retention import Retention
 from msrnn.errors import LostRankError
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.hf.tensor_parallel import naming_lost_ranks
+from msrnn.recall import Recalling
 
 
 class SharedState:
@@ -43,6 +44,10 @@ class SharedState:
     @property
     def nbytes(self) -> int:
         return self.own.nbytes
+
+    @property
+    def archive_nbytes(self) -> int:
+        return self.own.archive_nbytes
 
     @property
     def fingerprint(self) -> Mapping[str, Any]:
@@ -144,8 +149,14 @@ class TensorParallelExecutor(Executor):
         return self._make("new_state")
 
     def read(
-        self, state: StateHandle, tokens: Sequence[int], logprobs: int | None = None, protect: bool = False
+        self,
+        state: StateHandle,
+        tokens: Sequence[int],
+        logprobs: int | None = None,
+        protect: bool = False,
+        recalling: Recalling | None = None,
     ) -> list[Logprobs | None]:
+        assert recalling is None, "a model that processes share has no archive"
         before = self._check_own(state).own.logits
         with self._lend_number(state) as number:
             logits: Tensor = self._do("read", number, [*tokens], logprobs is None, protect)
@@ -202,3 +213,6 @@ class TensorParallelExecutor(Executor):
 
     def take(self, slot: int, seen: int) -> SharedState:
         return self._make("take", slot, seen)
+
+    def free(self, slot: int) -> None:
+        pass  # there is no archive

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
-from msrnn.recall_layer import Recalling
+from msrnn.recall import Recalling
 
 if TYPE_CHECKING:
     from msrnn.hf.state_spec import StateSpec

@@ -15,7 +15,7 @@ from msrnn.core.state import MultiState
 from msrnn.hf.read_plan import Shape
 from msrnn.hf.state_spec import StateSpec
 from msrnn.hf.wavefront import read_blocks, warm_up_streams
-from msrnn.recall_layer import Recalling
+from msrnn.recall import Recalling
 
 
 class Graph:

@@ -32,7 +32,7 @@ from msrnn.hf.wavefront import (
     read_blocks,
     wave_of,
 )
-from msrnn.recall_layer import Recalling
+from msrnn.recall import Recalling
 
 WORTH_CAPTURING = 2  # reads of one shape before one is captured, which takes about as long as two
 WORTH_CAPTURING_STEPS = 64  # the same for several blocks that are read token by token: some hundred thousand kernels

@@ -9,7 +9,7 @@ from msrnn.core.slots import ordinary_tensors
 from msrnn.core.state import MultiState
 from msrnn.hf.captured_graph import Graph
 from msrnn.hf.read_plan import Shape
-from msrnn.recall_layer import Recalling
+from msrnn.recall import Recalling
 
 Key = tuple[Shape, bool, Recalling | None, int]  # with `last_only`, and the segments that a search ranks
 

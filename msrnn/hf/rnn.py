@@ -29,12 +29,10 @@ from msrnn.hf.tensor_parallel import check_same_input, naming_lost_ranks
 from msrnn.hf.wavefront import Wave
 from msrnn.layer import Record
 from msrnn.policy import Policy, same_ranking
-from msrnn.recall import Recall
-from msrnn.recall_layer import Recalling
+from msrnn.recall import PromptRecall, Recall, Recalling
 from msrnn.size import SizeLike
 
 DEFAULT_BLOCK = 512
-QUESTION = 64  # the last tokens of a prompt, which recall as an answer does
 STEPWISE_BLOCK = 64  # where a GPU reads a block token by token: a larger graph takes too long to capture
 
 
@@ -142,6 +140,12 @@ class MultiStateRNN:
 
     def _wave(self, batch_size: int, last_only: bool) -> Wave:
         return self._graphs.wave(batch_size, self._given_block, self.block, last_only)
+
+    @property
+    def prompt_recall(self) -> PromptRecall | None:
+        """Which tokens of a prompt recall; None: nothing is archived."""
+        recall = self.spec.recall
+        return None if recall is None else PromptRecall(recall, self.recall_while_reading)
 
     def release(self) -> None:
         """Free the GPU memory that captured graphs keep for the next state of their batch size."""
@@ -256,15 +260,14 @@ class MultiStateRNN:
 
     def read_prompt(self, input_ids: Tensor, state: MultiState, mask: Tensor | None) -> Tensor:
         """Read a prompt -> its last logits. Where rows are archived, its last tokens recall as a question does."""
-        recall = self.spec.recall
-        if recall is None:
+        if self.prompt_recall is None:
             return self.read(input_ids, state, mask, last_only=True)
-        asking = max(0, input_ids.shape[1] - QUESTION)
-        logits = None
-        for columns, every in ((slice(asking), self.recall_while_reading), (slice(asking, None), recall.every)):
-            ids, part = input_ids[:, columns], None if mask is None else mask[:, columns]
-            if ids.shape[1]:
-                logits = self.read(ids, state, part, last_only=True, recall_every=every)
+        logits, begin = None, 0
+        for end, recalling in self.prompt_recall.parts(input_ids.shape[1]):
+            ids, part = input_ids[:, begin:end], None if mask is None else mask[:, begin:end]
+            every = None if recalling is None else recalling.every
+            logits = self.read(ids, state, part, last_only=True, recall_every=every)
+            begin = end
         assert logits is not None
         return logits
 

@@ -18,6 +18,7 @@ from msrnn.core.fingerprint import ARCHITECTURE, RECALL
 from msrnn.core.protection import add_ranges, no_ranges
 from msrnn.core.protection import check_fits as check_protected_fit
 from msrnn.core.quantization import parse_state_dtype, state_dtype_name
+from msrnn.core.recall_slots import archive_layout
 from msrnn.core.rope import FITTED, ORIGINAL, Gap, Repositioning, Spacing, name_of, spacing
 from msrnn.core.slots import MOST_COLUMNS, Growing, LayerShape, Memory
 from msrnn.core.state import MultiState
@@ -30,8 +31,7 @@ from msrnn.hf.recall_options import add_recall, check_recall, count_archived, fi
 from msrnn.hf.state_options import check_chunk, check_partly_bounded, check_unbounded, fitting_gap, layer_backend
 from msrnn.layer import Record
 from msrnn.policy import Bound, Policy, layer_bound
-from msrnn.recall import Recall
-from msrnn.recall_layer import Recalling
+from msrnn.recall import Recall, Recalling
 from msrnn.scored import refuse_scored
 from msrnn.size import SizeLike, find_budget_layers, layer_sizes, resolve
 
@@ -114,6 +114,13 @@ class StateSpec:
         if bound is None:
             return Growing(batch_size, shape)
         return slots_class(shape, bound)(batch_size, shape, bound)
+
+    @property
+    def archived_row_nbytes(self) -> int:
+        """The bytes by which the archive of a sequence grows with each token, in all layers."""
+        pairs = zip(self.shapes, self.bounds, strict=True)
+        found = ((shape, bound.recall) for shape, bound in pairs if shape and bound)
+        return sum(archive_layout(shape, recall).row_bytes for shape, recall in found if recall)
 
     def nbytes(self, batch_size: int) -> int:
         """The bytes of a state's bounded layers, computed without allocating any."""

@@ -23,7 +23,7 @@ from msrnn.core.state import MultiState
 from msrnn.hf.cache_layers import Place
 from msrnn.hf.cache_state import CachedState
 from msrnn.hf.state_spec import StateSpec
-from msrnn.recall_layer import Recalling
+from msrnn.recall import Recalling
 
 PRIORITIES = 4  # levels that CUDA streams have in torch
 IN_FLIGHT = 16_384  # tokens of all sequences and blocks together: bounds the memory of activations at any batch size

@@ -17,6 +17,7 @@ from msrnn.engine.executor import FAILED, Executor, Facts, Place, Sampler, State
 from msrnn.engine.requests import Logprobs, SamplingParams
 from msrnn.engine.retention import Retention
 from msrnn.errors import UsageError
+from msrnn.recall import Recalling
 
 VOCABULARY, STOP = 97, 1
 BYTES = 1000  # of a state
@@ -42,6 +43,7 @@ class FakeState:
     place: Place = "device"
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     has_logits: bool = False
+    row_nbytes: int = 0  # of the archive
 
     @property
     def seen(self) -> int:
@@ -50,6 +52,10 @@ class FakeState:
     @property
     def nbytes(self) -> int:
         return BYTES
+
+    @property
+    def archive_nbytes(self) -> int:
+        return len(self.tokens) * self.row_nbytes
 
     def copy(self, **changes: Any) -> FakeState:
         return replace(self, tokens=[*self.tokens], **changes)
@@ -118,10 +124,16 @@ class FakeExecutor(Executor):
         mine.tokens = [token % PROTECTED for token in mine.tokens]
 
     def read(
-        self, state: StateHandle, tokens: Sequence[int], logprobs: int | None = None, protect: bool = False
+        self,
+        state: StateHandle,
+        tokens: Sequence[int],
+        logprobs: int | None = None,
+        protect: bool = False,
+        recalling: Recalling | None = None,
     ) -> list[Logprobs | None]:
         mine = self._own(state)
         assert tokens
+        assert recalling is None or self.facts.recall is not None
         self.calls.append(("read", len(tokens)))
         known = [mine.has_logits or place > 0 for place in range(len(tokens))]
         mine.tokens += [token + PROTECTED for token in tokens] if protect else tokens
@@ -199,6 +211,9 @@ class FakeExecutor(Executor):
         state = self._in(slot)
         assert state.seen == seen
         return state.copy(has_logits=False)
+
+    def free(self, slot: int) -> None:
+        self.slots[slot] = None
 
     def _in(self, slot: int) -> FakeState:
         state = self.slots[slot]

@@ -1,0 +1,202 @@
+"""An RNN that recalls, in the engine: the same tokens as `generate`, however prompts are read, cached and continued."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import msrnn
+from msrnn.engine.engine import Engine
+from msrnn.engine.lanes import LongEngine
+from msrnn.engine.requests import Request, SamplingParams
+from msrnn.recall import QUESTION, PromptRecall, Recall, Recalling
+from tests.helpers.tiny import build, llama, tokens
+
+ANSWER = 12
+PARAMS = SamplingParams(max_tokens=ANSWER, temperature=0, ignore_eos=True)
+HOW: dict[str, Any] = {"max_new_tokens": ANSWER, "do_sample": False, "eos_token_id": None}
+KINDS = [(1, None), (4, 16), (3, 40)]  # recall_every, recall_while_reading
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return build(llama(4, 2))
+
+
+@pytest.fixture(params=KINDS, ids=str)
+def rnn(model: PreTrainedModel, request: pytest.FixtureRequest) -> msrnn.MultiStateRNN:
+    every, reading = request.param
+    return msrnn.MultiStateRNN(model, "tova", 16, recall=8, recall_every=every, recall_while_reading=reading)
+
+
+def text(length: int, seed: int = 1) -> list[int]:
+    found: list[int] = tokens(1, length, seed)[0].tolist()
+    return found
+
+
+def generate(rnn: msrnn.MultiStateRNN, prompt: Sequence[int], state: Any = None, **how: Any) -> list[int]:
+    found: list[int] = rnn.generate(torch.tensor([prompt]), state, **HOW, **how)[0, len(prompt) :].tolist()
+    return found
+
+
+def ask(engine: Engine, *prompts: Sequence[int], **options: Any) -> list[Request]:
+    requests = [engine.request(prompt, options.pop("params", PARAMS), **options) for prompt in prompts]
+    for request in requests:
+        engine.add(request)
+    while not all(request.finished for request in requests):
+        engine.step()
+    assert [request.answers[0].error for request in requests] == [None] * len(requests)
+    return requests
+
+
+def answers(*requests: Request) -> list[list[int]]:
+    return [request.answers[0].tokens for request in requests]
+
+
+def test_answers_of_a_batch_depend_on_recall(model: PreTrainedModel) -> None:
+    """Otherwise the tests below could not fail."""
+    some = [
+        msrnn.MultiStateRNN(model, "tova", 16, recall=rows, recall_while_reading=w)
+        for rows, w in ((0, None), (8, None), (8, 16))
+    ]
+    found = [generate(rnn, text(200)) for rnn in some]
+    assert found[0] != found[1] != found[2] != found[0]
+
+
+@pytest.mark.parametrize("prompt_tokens", [7, 50, 512])
+def test_prompts_are_read_as_alone(rnn: msrnn.MultiStateRNN, prompt_tokens: int, overlaps: bool) -> None:
+    prompts = [text(length, seed) for seed, length in enumerate((1, 30, 64, 65, 150, 203))]
+    engine = Engine(rnn, slots=3, prompt_tokens=prompt_tokens)
+    assert answers(*ask(engine, *prompts)) == [generate(rnn, prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize("cache", [0, 2**24])
+def test_prompts_with_a_common_prefix(rnn: msrnn.MultiStateRNN, cache: int) -> None:
+    """Questions of several lengths after one document, twice; a conversation that is sent again, longer each time."""
+    document, engine = text(150), Engine(rnn, slots=2, prompt_tokens=33, prefix_bytes=cache, prefix_host_bytes=cache)
+    prompts = [[*document, *text(length, 10 + length)] for length in (5, 30, 64, 90, 5)]
+    prompts += [document, document[:80], document]
+    expected = [generate(rnn, prompt) for prompt in prompts]
+    found = ask(engine, *prompts)
+    assert answers(*found) == expected
+    again = [ask(engine, prompt)[0] for prompt in prompts]
+    assert answers(*again) == expected
+    assert all((request.cached_tokens > 0) == bool(cache) for request in again if len(request.prompt) > 150)
+    assert all(request.cached_tokens <= len(request.prompt) - QUESTION for request in again if request.cached_tokens)
+    talk = document
+    for _ in range(3):
+        (request,) = ask(engine, talk)
+        assert answers(request) == [generate(rnn, talk)]
+        talk = [*talk, *request.answers[0].tokens, *text(20, len(talk))]
+
+
+def test_offline_prompts_share_a_document(rnn: msrnn.MultiStateRNN) -> None:
+    document, engine = text(300), Engine.offline(rnn, slots=2)
+    prompts = [[*document, *text(length, 10 + length)] for length in (5, 30, 70, 8)]
+    found = engine.generate(prompts, PARAMS, progress=False)
+    assert answers(*found) == [generate(rnn, prompt) for prompt in prompts]
+    assert sum(request.cached_tokens > 200 for request in found) == 3
+
+
+def test_turns_of_a_session(rnn: msrnn.MultiStateRNN, overlaps: bool, tmp_path: Path) -> None:
+    """Each turn is what `generate` makes of the state after the turn before; a new engine continues from files."""
+    state = rnn.state()
+    for turn, length in enumerate((100, 3, 150, 70)):
+        engine = Engine(rnn, slots=2, prompt_tokens=40, sessions=tmp_path)
+        prompt = text(length, turn)
+        asked = ask(engine, prompt, session="talk")
+        assert answers(*asked) == [generate(rnn, prompt, state)]
+        engine.close()
+
+
+def test_sessions_of_one_engine_and_their_forks(rnn: msrnn.MultiStateRNN) -> None:
+    engine, states = Engine(rnn, slots=2, prompt_tokens=40), {"a": rnn.state(), "b": rnn.state()}
+    for turn, name in enumerate("abab"):
+        prompt = text(90, turn)
+        assert answers(*ask(engine, prompt, session=name)) == [generate(rnn, prompt, states[name])]
+    engine.sessions.fork("a", "c")
+    states["c"] = states["a"].fork(1)
+    for name in "ca":
+        prompt = text(50, ord(name))
+        assert answers(*ask(engine, prompt, session=name)) == [generate(rnn, prompt, states[name])]
+
+
+def test_protected_prompts(rnn: msrnn.MultiStateRNN) -> None:
+    engine = Engine(rnn, slots=2, prompt_tokens=7)
+    prompt = text(14)
+    for protect in ("prompt", "none", "prompt"):
+        request = engine.request(prompt, PARAMS, protect=protect)
+        engine.add(request)
+        while not request.finished:
+            engine.step()
+        assert answers(request) == [generate(rnn, prompt, protect=protect)]
+
+
+def test_protected_beginnings_do_not_depend_on_chunks_and_the_cache(rnn: msrnn.MultiStateRNN) -> None:
+    found = []
+    for width in (5, 33, 512):
+        engine = Engine(rnn, slots=2, prompt_tokens=width, prefix_bytes=2**24)
+        for _ in range(2):
+            found += answers(*ask(engine, text(200), protect=10))
+    assert all(one == found[0] for one in found)
+
+
+def test_log_probabilities_of_prompts(rnn: msrnn.MultiStateRNN) -> None:
+    prompt, params = text(120), SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1)
+    engine = Engine(rnn, slots=2, prompt_tokens=21)
+    ask(engine, prompt)
+    (request,) = ask(engine, prompt, params=params)
+    state, recall, logits, begin = rnn.state(), rnn.prompt_recall, [], 0
+    assert recall is not None
+    for end, how in recall.parts(len(prompt)):
+        every = None if how is None else how.every
+        logits.append(rnn.read(torch.tensor([prompt[begin:end]]), state, recall_every=every)[0])
+        begin = end
+    expected = torch.cat(logits)[:-1].log_softmax(-1).gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
+    found = torch.tensor([one.chosen for one in request.prompt_logprobs if one is not None])
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_several_answers_and_a_slot_that_is_used_again(rnn: msrnn.MultiStateRNN) -> None:
+    engine = Engine(rnn, slots=3, prompt_tokens=512)
+    expected = generate(rnn, text(100))
+    many = SamplingParams(n=3, max_tokens=ANSWER, temperature=0, ignore_eos=True)
+    (request,) = ask(engine, text(100), params=many)
+    assert [answer.tokens for answer in request.answers] == [expected] * 3
+    cancelled, other = engine.request(text(90, 5), PARAMS), engine.request(text(70, 6), PARAMS)
+    engine.add(cancelled)
+    engine.add(other)
+    while not cancelled.answers[0].tokens:
+        engine.step()
+    cancelled.cancel()
+    while not other.finished:
+        engine.step()
+    assert answers(other) == [generate(rnn, text(70, 6))]
+    assert answers(*ask(engine, text(100))) == [expected]
+
+
+def test_slots_that_are_not_in_use_have_no_archive(rnn: msrnn.MultiStateRNN) -> None:
+    engine = Engine(rnn, slots=3)
+    ask(engine, text(100), text(80, 2), text(30, 3))
+    state: Any = engine.executor
+    assert state.batch.state.archive_nbytes == 0
+
+
+def test_streams(rnn: msrnn.MultiStateRNN) -> None:
+    engine, prompts = Engine(rnn, slots=2), [text(90, seed) for seed in range(3)]
+
+    async def stream(prompt: list[int]) -> list[int]:
+        return [event.token async for event in engine.stream(prompt, PARAMS) if event.token is not None]
+
+    async def together() -> list[list[int]]:
+        return await asyncio.gather(*map(stream, prompts))
+
+    found = asyncio.run(together())
+    engine.close()
+    assert found == [generate(rnn, prompt) for prompt in prompts]
