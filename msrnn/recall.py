@@ -95,3 +95,14 @@ class PromptRecall:
     def name(self) -> str:
         """What the prefixes of prompts must have in common, besides the fingerprint of their states."""
         return f"{self.while_reading}:{self.recall.search}:{self.recall.limit}"
+
+    @property
+    def shown(self) -> dict[str, int | str | None]:
+        """The options of recall for users of a server, who need not know the name of a folder."""
+        place = self.recall.archive if self.recall.folder is None else "folder"
+        return {
+            "rows": self.recall.rows,
+            "every": self.recall.every,
+            "while_reading": self.while_reading,
+            "archive": place,
+        }

@@ -21,7 +21,9 @@ from msrnn.cli.options import (
     Ray,
     Size,
 )
+from msrnn.cli.recall_options import Archive, RecallEvery, RecallRows, RecallWhileReading
 from msrnn.hf.model_options import AUTO, DEFAULT_POLICY, DEFAULT_SIZE
+from msrnn.recall import HOST
 
 KEY_VARIABLE = "MSRNN_API_KEY"
 
@@ -36,6 +38,10 @@ class ServeOptions:
         Option(help=f"{POSITIONS}; auto: original, and for requests that may pass the training length {EXTENDED}."),
     ] = AUTO
     state_dtype: Annotated[str | None, Option(help=STATE_DTYPE, show_default="not quantized")] = None
+    recall: RecallRows = 0
+    recall_every: RecallEvery = 1
+    recall_while_reading: RecallWhileReading = None
+    archive: Archive = HOST
     device: Device = "auto"
     dtype: Dtype = None
     backend: Backend = "auto"

@@ -70,11 +70,12 @@ class PrefixCacheFiles:
         self._writer.submit(lambda: self._write(key, tokens, state))
 
     def find_longest(
-        self, owner: str, prompt: Sequence[int], longer_than: int, longest: int
+        self, owner: str, prompt: Sequence[int], longer_than: int, longest: int | None = None
     ) -> tuple[Sequence[int], StateHandle] | None:
         """The owner's longest cached prefix with more tokens than this, at most `longest`; not the whole prompt."""
         found = {int(name.partition("-")[0]) for name in self._folder.list_names()}
-        lengths = {length for length in found if longer_than < length <= min(longest, len(prompt) - 1)}
+        most = len(prompt) - 1 if longest is None else min(longest, len(prompt) - 1)
+        lengths = {length for length in found if longer_than < length <= most}
         for key in _keys(owner, prompt, lengths)[::-1]:
             if key.name in self._folder and (state := self._read(key, prompt)) is not None:
                 self.hits += 1

@@ -73,6 +73,20 @@ class Scheduler:
     def counts(self) -> Counts:
         return Counts(len(self.queue.waiting), len(self.queue.prefills), len(self._batch.running))
 
+    @property
+    def archived_tokens(self) -> int:
+        """Tokens in the archives of prefills and running answers; 0 where nothing is archived."""
+        if self.executor.facts.recall is None:
+            return 0
+        prefills = sum(prefill.first + prefill.done for prefill in [*self.queue.prefills])
+        return prefills + sum(running.seen + len(running.tokens) + running.reads for running in [*self._batch.running])
+
+    @property
+    def archive_nbytes(self) -> int:
+        """Bytes of these archives, and of those in the prefix cache; what several share counts for each."""
+        running = self.archived_tokens * self.executor.facts.archived_row_nbytes
+        return running + self.queue.prefixes.archive_nbytes
+
     def step(self) -> list[Event]:
         """Prefill a chunk of the waiting prompts, and decode one token of every running answer."""
         try:

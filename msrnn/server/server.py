@@ -190,6 +190,8 @@ class Server:
         if not isinstance(made["size"], int):
             made |= {"size": facts.mean_size, "sizes": facts.sizes}
         made["bytes"] = facts.slot_nbytes
+        if facts.recall is not None:
+            made["recall"] = {**facts.recall.shown, "token_bytes": facts.archived_row_nbytes}
         if isinstance(self.engine, LongEngine):
             long = self.engine.long_executor.facts.fingerprint
             made["long"] = {"above": self.engine.length, "policy": long["policy"], "positions": long["positions"]}

@@ -15,6 +15,7 @@ from msrnn.core.torchrun import is_first
 from msrnn.errors import UsageError
 from msrnn.hf.model_options import AUTO, DEFAULT_POLICY, DEFAULT_SIZE, ORIGINAL, SMALL, ModelOptions
 from msrnn.policy import Policy
+from msrnn.recall import HOST
 from msrnn.server.checks import check_packages, check_replicas
 from msrnn.server.setup import Address, Setup
 from msrnn.size import SizeLike, resolve
@@ -22,6 +23,7 @@ from msrnn.size import SizeLike, resolve
 if TYPE_CHECKING:
     from msrnn.hf.rnn import MultiStateRNN
 
+_UNSET = {"recall_every": 1, "archive": HOST}  # of options whose default has a value
 Folder = str | os.PathLike[str] | None
 
 
@@ -33,6 +35,10 @@ def serve(
     size: SizeLike = None,
     positions: str = AUTO,
     state_dtype: str | None = None,
+    recall: int = 0,
+    recall_every: int = 1,
+    recall_while_reading: int | None = None,
+    archive: str = HOST,
     device: str = "auto",
     dtype: str | None = None,
     backend: str = "auto",
@@ -72,6 +78,9 @@ def serve(
     policy, size       as in `MultiStateRNN`; by default "tova" and 512
     positions          as in `MultiStateRNN`; "auto": original, and for requests that may pass the training length
                        compressed, with a horizon and the first token protected
+    recall             KV rows that come back from an archive of all tokens, as in `MultiStateRNN`, and `recall_every`
+                       and `recall_while_reading`; 0: nothing is archived
+    archive            where archives are: "host", "device", or a folder for memory-mapped files
     device, dtype      where to compute, and the dtype of the weights; by default CUDA if there is a device, and float32
                        on a CPU, else the checkpoint's own dtype
     state_dtype, backend, compile   as in `MultiStateRNN`
@@ -104,6 +113,10 @@ def serve(
         size,
         positions=positions,
         state_dtype=state_dtype,
+        recall=recall,
+        recall_every=recall_every,
+        recall_while_reading=recall_while_reading,
+        archive=archive,
         device=device,
         dtype=dtype,
         backend=backend,
@@ -194,7 +207,7 @@ def _read_model(
         raise UsageError("is needed with a MultiStateRNN", name="tokenizer", advice="give that of the model")
     given = {"policy": policy, "size": size, **options}
     for name, value in given.items():
-        if value not in (None, AUTO, False):
+        if value not in (None, AUTO, False) and value != _UNSET.get(name):
             raise UsageError("the MultiStateRNN has its own", name=name, value=value, advice="leave it out")
     return None, model
 

@@ -133,3 +133,39 @@ def test_long_prompts_take_memory_too(state: FakeState) -> None:
         kept.put([first, *range(1, long)], state)
     assert len(kept) == 2
     assert kept.nbytes == 2 * (state.nbytes + long * TOKEN)
+
+
+def archived(length: int) -> FakeState:
+    """A state whose archive has 10 bytes for each token."""
+    return FakeState([*range(length)], row_nbytes=10)
+
+
+def test_archives_have_a_limit_of_their_own() -> None:
+    kept = PrefixCache(CPU, 10**6, 0, archive_bytes=100)
+    for first in range(3):
+        kept.put([first, 1, 2, 3], archived(4))
+    assert held(kept)[0] == [[1, 1, 2, 3], [2, 1, 2, 3]]
+    assert kept.archive_nbytes == 80
+    kept.put([*range(11)], archived(11))
+    assert held(kept)[0] == [[1, 1, 2, 3], [2, 1, 2, 3]], "one that cannot fit evicts no other"
+    kept.put([2, 1, 2, 3], archived(4))
+    assert kept.archive_nbytes == 80
+
+
+@pytest.mark.parametrize("archive_bytes", [50, 10**6])
+def test_archives_of_prefixes_on_the_device_count_with_those_on_the_host(archive_bytes: int) -> None:
+    gpu = FakeExecutor(device="cuda")
+    kept = PrefixCache(gpu, 1100, 10**6, archive_bytes=archive_bytes)
+    for first in range(3):
+        kept.put([first, 1], archived(2))
+    assert places(kept) == ([["device"], ["host"]] if archive_bytes == 50 else [["device"], ["host"] * 2])
+    assert kept.archive_nbytes == 20 * len(kept)
+
+
+def test_a_prefix_may_have_to_be_shorter(state: FakeState) -> None:
+    kept = PrefixCache(CPU, 10**9, 0)
+    for length in (2, 5, 7):
+        kept.put(range(length), state)
+    for longest, expected in ((7, 7), (6, 5), (4, 2), (1, 0)):
+        entry = kept.find_longest(range(20), longest=longest)
+        assert (entry.length if entry else 0) == expected

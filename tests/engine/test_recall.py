@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 import msrnn
 from msrnn.engine.engine import Engine
+from msrnn.engine.lanes import LongEngine
 from msrnn.engine.requests import Request, SamplingParams
 from msrnn.recall import QUESTION
 from tests.helpers.tiny import build, llama, tokens
@@ -120,13 +121,18 @@ def test_offline_prompts_share_a_document(rnn: msrnn.MultiStateRNN) -> None:
 
 
 def test_turns_of_a_session(rnn: msrnn.MultiStateRNN, overlaps: bool, tmp_path: Path) -> None:
-    """Each turn is what `generate` makes of the state after the turn before; a new engine continues from files."""
-    state = rnn.state()
+    """Each turn is what `generate` makes of the state after the turn before; a new engine continues from files.
+
+    The engine before it is not closed, as if it was killed.
+    """
+    state, engines = rnn.state(), []
     for turn, length in enumerate((100, 3, 90)):
         engine = Engine(rnn, slots=2, prompt_tokens=40, sessions=tmp_path)
         prompt = text(length, turn)
         asked = ask(engine, prompt, session="talk")
         assert answers(*asked) == [generate(rnn, prompt, state)]
+        engines.append(engine)
+    for engine in engines:
         engine.close()
 
 
@@ -215,3 +221,64 @@ def test_streams(rnn: msrnn.MultiStateRNN) -> None:
     found = asyncio.run(together())
     engine.close()
     assert found == [expected(rnn, *prompt) for prompt in prompts]
+
+
+def test_cached_prefixes_on_disk_serve_the_same_recall_only(model: PreTrainedModel, tmp_path: Path) -> None:
+    def make(reading: int | None) -> Engine:
+        rnn = msrnn.MultiStateRNN(model, "tova", 16, recall=8, recall_every=8, recall_while_reading=reading)
+        return Engine(rnn, slots=1, prefix_bytes=0, prefix_host_bytes=0, prefix_folder=tmp_path)
+
+    cached = []
+    for reading in (40, 40, None, None):
+        engine = make(reading)
+        executor: Any = engine.executor
+        (request,) = ask(engine, text(203))
+        assert answers(request) == [generate(executor.rnn, text(203))]
+        cached.append(request.cached_tokens)
+        engine.close()
+    assert cached == [0, 120, 0, 128]
+
+
+def test_a_session_continues_in_the_long_lane(model: PreTrainedModel) -> None:
+    short, long, other = (
+        msrnn.MultiStateRNN(model, "tova", 16, recall=rows, recall_every=8, positions=positions)
+        for rows, positions in ((8, "original"), (8, "compressed"), (4, "compressed"))
+    )
+    with pytest.raises(ValueError, match="another number of rows"):
+        LongEngine(short, other, 150, slots=4)
+    engine = LongEngine(short, long, 150, slots=4, prompt_tokens=30)
+    state = short.state()
+    assert answers(*ask(engine, text(90), session="talk")) == [generate(short, text(90), state)]
+    state = long.convert_state(state)
+    assert answers(*ask(engine, text(80, 2), session="talk")) == [generate(long, text(80, 2), state)]
+    assert engine.long_requests == 1
+
+
+def test_bytes_of_sessions_count_their_archives(rnn: msrnn.MultiStateRNN) -> None:
+    one, row = rnn.state().nbytes, rnn.spec.archived_row_nbytes
+    engine = Engine(rnn, slots=2, session_bytes=2 * one + 200 * row)
+    for name in "abc":
+        ask(engine, text(70), session=name)
+    names = [info.name for info in engine.sessions.infos()]
+    assert names == ["c", "b"]
+    read = 70 + ANSWER - 1
+    assert engine.sessions.nbytes == 2 * (one + read * row)
+    ask(engine, text(60), session="c")  # which grows, so that there is no room for the other
+    assert [info.name for info in engine.sessions.infos()] == ["c"]
+    too_long = engine.request(text(300), PARAMS, session="d")
+    engine.add(too_long)
+    while not too_long.finished:
+        engine.step()
+    assert too_long.answers[0].error_code == "session_storage_full"
+    assert "do not fit" in str(too_long.answers[0].error)
+
+
+def test_archives_are_counted_while_they_are_in_use(rnn: msrnn.MultiStateRNN) -> None:
+    engine = Engine(rnn, slots=2, prefix_bytes=0, prefix_host_bytes=0)
+    request = engine.request(text(64), PARAMS)
+    engine.add(request)
+    while len(request.answers[0].tokens) < 3:
+        engine.step()
+    executor: Any = engine.executor
+    assert engine.archived_tokens == 66
+    assert engine.archive_nbytes == executor.batch.state.archive_nbytes == 66 * rnn.spec.archived_row_nbytes

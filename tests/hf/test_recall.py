@@ -141,3 +141,16 @@ def test_a_converted_state_recalls_as_one_of_these_positions(model: PreTrainedMo
     rnn.read(ids[:1, :10], whole)
     found, expected = (rnn.read(ids[:1, 10:], state, recall_every=8) for state in (rnn.convert_state(begun), whole))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_digests_of_forks_have_no_tokens_of_each_other(model: PreTrainedModel, ids: Tensor) -> None:
+    """A fork ends inside of a page that another one has continued; then it recalls, before it adds tokens."""
+    rnn = msrnn.MultiStateRNN(model, "tova", 16, recall=Recall(16, search="digest"))
+    alone, state = rnn.state(), rnn.state()
+    for one in (alone, state):
+        rnn.read(ids[:1, :37], one)
+    fork = state.fork(1)
+    for layer in state.layers:
+        layer.archives[0].append(*(torch.full((2, 3, 12), sign * 100.0) for sign in (1, -1)))
+    found, expected = (rnn.read(ids[:1, 37:], one, recall_every=8) for one in (fork, alone))
+    assert torch.equal(found, expected)

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from msrnn.engine.engine import Engine
 from msrnn.engine.lanes import LongEngine
 from msrnn.engine.requests import Event, SamplingParams
+from msrnn.recall import PromptRecall, Recall
 from msrnn.server.metrics import Metrics, Timer, merge_metrics
 from tests.helpers.fake_executor import BYTES, FakeExecutor
 
@@ -34,6 +36,7 @@ def test_gauges_read_the_engine(engine: Engine) -> None:
         engine.step()
     assert (value(metrics, "num_batch_slots"), value(metrics, "num_sessions")) == (2, 1)
     assert value(metrics, "session_bytes") == BYTES
+    assert (value(metrics, "archived_tokens"), value(metrics, "archive_bytes")) == (0, 0)
     assert value(metrics, "prefix_cache_misses_total") + value(metrics, "prefix_cache_hits_total") == 2
 
 
@@ -91,3 +94,16 @@ def test_metrics_of_replicas_have_their_number(engine: Engine) -> None:
     ]
     assert 'msrnn_request_success_total{finished_reason="stop",replica="2"} 1.0' in lines
     assert sum(line.startswith("# TYPE msrnn_generation_tokens_total ") for line in lines) == 1
+
+
+def test_archives_are_measured() -> None:
+    executor = FakeExecutor(slots=2)
+    recall = PromptRecall(Recall(4), None)
+    executor.facts = replace(executor.facts, recall=recall, archived_row_nbytes=10)
+    engine = Engine(executor)
+    metrics = Metrics(engine)
+    request = engine.request([5, 6, 7], SamplingParams(max_tokens=4))
+    engine.add(request)
+    while len(request.answers[0].tokens) < 3:
+        engine.step()
+    assert (value(metrics, "archived_tokens"), value(metrics, "archive_bytes")) == (5, 50)

@@ -65,7 +65,12 @@ def test_a_server_from_python(loaded: bool, tmp_path: Path, capsys: pytest.Captu
         else:
             model.save_pretrained(tmp_path)
             tokenizer.save_pretrained(tmp_path)
-            msrnn.serve(tmp_path, policy="echo", size=16, port=port, slots=2, served_model_name="tiny", device="cpu")
+            recall: Any = {"recall": 8, "recall_every": 4, "archive": str(tmp_path / "archive")}
+            made: Any = {"policy": "echo", "size": 16, "device": "cpu", "served_model_name": "tiny", **recall}
+            msrnn.serve(tmp_path, port=port, slots=2, **made)
+            shown = {"rows": 8, "every": 4, "while_reading": None, "archive": "folder", "token_bytes": 1}
+            assert {**found["model"]["recall"], "token_bytes": 1} == shown
+            assert found["model"]["recall"]["token_bytes"] > 1
     assert (found["model"]["id"], found["model"]["policy"], found["model"]["size"]) == ("tiny", "echo", 16)
     assert found["answer"]["usage"]["completion_tokens"] == 3
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
@@ -89,6 +94,9 @@ def test_a_server_from_python(loaded: bool, tmp_path: Path, capsys: pytest.Captu
         ({"cors_origin": True}, "cors_origin: is of type bool"),
         ({"tokenizer": "mine"}, "tokenizer: is loaded with the model; leave it out"),
         ({"replicas": 2}, "replicas=2: they are processes of a Ray cluster"),
+        ({"recall": -1}, "recall=-1: must be a whole number"),
+        ({"recall": 4, "recall_every": 0}, "recall_every=0: must be a whole number"),
+        ({"archive": "device"}, "archive='device': nothing is archived"),
         ({"sessions": __file__}, "test_start.py': is a file; name a folder"),
         ({"sessions": "a", "prefix_states": "a"}, "prefix_states='a': is the folder of the sessions"),
     ],
@@ -107,6 +115,8 @@ def test_arguments_that_contradict_a_loaded_model() -> None:
         msrnn.serve(model, tokenizer)
     with pytest.raises(UsageError, match="tokenizer: is needed with a MultiStateRNN"):
         msrnn.serve(rnn)
+    with pytest.raises(UsageError, match="recall=4: the MultiStateRNN has its own"):
+        msrnn.serve(rnn, tokenizer, recall=4)
     with pytest.raises(UsageError, match="policy='tova': the MultiStateRNN has its own"):
         msrnn.serve(rnn, tokenizer, policy="tova")
     with pytest.raises(UsageError, match="ray: replicas load the model themselves"):
