@@ -121,11 +121,18 @@ class Archive:
 
     def become(self, other: Archive) -> None:
         """Take the rows of another archive instead of its own; each can be continued on its own."""
+        self._drop_segments()
         self.begin, self.end, self.ahead, self._segments = other.begin, other.end, other.ahead, list(other._segments)
         self._shared = len(self._segments)
 
     def clear(self) -> None:
+        self._drop_segments()
         self.begin = self.end = self.ahead = self._shared = 0
+
+    def _drop_segments(self) -> None:
+        """Forget all segments, when nothing is written to them any more: their memory may be used again at once."""
+        if self._segments:
+            self._wait()
         self._segments = []
 
     def append(self, key: Tensor, value: Tensor) -> None:

@@ -37,9 +37,9 @@ class RecallSlots(Slots):
         row = shape.kv_heads * ((shape.key_dim + shape.value_dim) * shape.dtype.itemsize + 4)
         return Slots.nbytes_of(batch_size, shape, bound) + batch_size * bound.guests * row
 
-    @property
-    def archive_nbytes(self) -> int:
-        return sum(archive.nbytes for archive in self.archives)
+    def archive_nbytes(self, seen: Sequence[int]) -> int:
+        counted = zip(self.archives, seen, strict=True)
+        return sum((end - archive.begin) * archive.layout.row_bytes for archive, end in counted)
 
     def head_tensors(self) -> set[str]:
         return super().head_tensors() | {"guest_keys", "guest_values", "guest_position"}
@@ -98,6 +98,7 @@ class RecallSlots(Slots):
             self.archives[number].become(fork)  # in place: views have the same archives
 
     def clear_archive(self, number: int) -> None:
+        super().clear_archive(number)
         self.archives[number].clear()
 
     def select(self, sequences: Tensor) -> Any:

@@ -80,9 +80,8 @@ class _Buffers:
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self.tensors().values())
 
-    @property
-    def archive_nbytes(self) -> int:
-        """Bytes of the archived rows of all sequences; forks count what they share, each."""
+    def archive_nbytes(self, seen: Sequence[int]) -> int:
+        """Bytes of the archived rows of sequences that have read so many tokens; forks count what they share, each."""
         return 0
 
     def head_tensors(self) -> set[str]:
@@ -153,7 +152,8 @@ class _Buffers:
         """Give some sequences the archives of sequences of another layer of this kind, if there are archives."""
 
     def clear_archive(self, number: int) -> None:
-        """Forget the archived rows of a sequence, where there are any."""
+        """Forget the archived rows of a sequence, where there are any. It then counts as empty."""
+        self.seen[number] = 0
 
     def reorder(self, sequences: Tensor) -> None:
         """`select` in place, for beams: no buffer moves, so pointers in captured graphs stay valid."""

@@ -65,7 +65,8 @@ class MultiState:
     @property
     def archive_nbytes(self) -> int:
         """Bytes of the archived rows; forks count what they share, each."""
-        return sum(layer.archive_nbytes for _, layer in self._own())
+        seen = self.seen.tolist()
+        return sum(layer.archive_nbytes(seen) for _, layer in self._own())
 
     @property
     def _shards(self) -> Shards | None:
@@ -90,6 +91,10 @@ class MultiState:
         """Begin a forward pass over new columns. Until it ends, the state is unusable."""
         self.check_room(columns)
         self.whole = False
+        self.prepare_layers(columns)
+
+    def prepare_layers(self, columns: int) -> None:
+        """Prepare all layers for a forward pass over new columns, where rows are archived."""
         for _, layer in self._own():
             layer.begin_read(columns)
 
@@ -287,6 +292,7 @@ class MultiState:
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             mine.take_archives([index], theirs, [source])
 
+    @ordinary_tensors
     def clear_archive(self, index: int) -> None:
         """Forget the archived rows of a sequence that is no longer read."""
         for _, layer in self._own():

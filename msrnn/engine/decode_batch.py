@@ -60,10 +60,11 @@ class DecodeBatch:
         bucket = self._buckets[bisect_left(self._buckets, count)]
         view = self._view(bucket)
         ids, mask = self.next[:bucket], self._mask(bucket, count)
-        graph = self._graphs.of(view)
+        recalling = self.rnn.spec.recalling
+        graph = None if recalling and recalling.every > 1 else self._graphs.of(view, recalling=recalling)
+        view.prepare_layers(1)
         if graph is None:
-            logits = self.rnn.forward(ids, view, mask, last_only=True, recalling=self.rnn.spec.recalling)
-            return logits[:count, -1]
+            return self.rnn.forward(ids, view, mask, last_only=True, recalling=recalling)[:count, -1]
         return graph(ids, mask)[0][:count, -1]
 
     def warm_up(self) -> None:

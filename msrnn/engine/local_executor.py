@@ -50,6 +50,7 @@ class LocalState:
 
     @property
     def archive_nbytes(self) -> int:
+        self.wait()
         return self.state.archive_nbytes
 
     @property
@@ -220,7 +221,8 @@ class LocalExecutor(Executor):
         return LocalState(self.batch.take(slot, seen))
 
     def free(self, slot: int) -> None:
-        self.batch.state.clear_archive(slot)
+        if self.facts.recall is not None:
+            self.batch.state.clear_archive(slot)
 
 
 def local(state: StateHandle) -> LocalState:

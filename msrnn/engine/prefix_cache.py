@@ -204,8 +204,11 @@ class PrefixCache:
             on_host = entry if self._is_host or name == "host" else self._copy(entry, "host")
             self.files.put(*entry.tokens, on_host.state)
 
+    def _archive_nbytes_of(self, entry: CachedPrefix) -> int:
+        return entry.length * self._executor.facts.archived_row_nbytes
+
     def _archive_fits(self, entry: CachedPrefix, others: int = 0) -> bool:
-        return others + entry.state.archive_nbytes <= self._most_archived
+        return others + self._archive_nbytes_of(entry) <= self._most_archived
 
     def _copy(self, entry: CachedPrefix, place: Place) -> CachedPrefix:
         """A copy in the other memory. A GPU copies asynchronously, and the host does not wait for it."""
@@ -214,14 +217,14 @@ class PrefixCache:
     def _add(self, name: Place, key: _Key, entry: CachedPrefix) -> None:
         self._tiers[name][key] = entry
         self._bytes[name] += entry.nbytes
-        self.archive_nbytes += entry.state.archive_nbytes
+        self.archive_nbytes += self._archive_nbytes_of(entry)
         insort(self._sorted, entry.tokens)
 
     def _pop(self, name: Place, key: _Key) -> CachedPrefix | None:
         entry = self._tiers[name].pop(key, None)
         if entry is not None:
             self._bytes[name] -= entry.nbytes
-            self.archive_nbytes -= entry.state.archive_nbytes
+            self.archive_nbytes -= self._archive_nbytes_of(entry)
             del self._sorted[bisect_left(self._sorted, entry.tokens)]
         return entry
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from msrnn.engine.prefix_cache import PrefixCache
@@ -135,29 +137,30 @@ def test_long_prompts_take_memory_too(state: FakeState) -> None:
     assert kept.nbytes == 2 * (state.nbytes + long * TOKEN)
 
 
-def archived(length: int) -> FakeState:
-    """A state whose archive has 10 bytes for each token."""
-    return FakeState([*range(length)], row_nbytes=10)
+def archiving(device: str = "cpu") -> FakeExecutor:
+    """An executor whose archives have 10 bytes for each token."""
+    executor = FakeExecutor(device=device)
+    executor.facts = replace(executor.facts, archived_row_nbytes=10)
+    return executor
 
 
-def test_archives_have_a_limit_of_their_own() -> None:
-    kept = PrefixCache(CPU, 10**6, 0, archive_bytes=100)
+def test_archives_have_a_limit_of_their_own(state: FakeState) -> None:
+    kept = PrefixCache(archiving(), 10**6, 0, archive_bytes=100)
     for first in range(3):
-        kept.put([first, 1, 2, 3], archived(4))
+        kept.put([first, 1, 2, 3], state)
     assert held(kept)[0] == [[1, 1, 2, 3], [2, 1, 2, 3]]
     assert kept.archive_nbytes == 80
-    kept.put([*range(11)], archived(11))
+    kept.put([*range(11)], state)
     assert held(kept)[0] == [[1, 1, 2, 3], [2, 1, 2, 3]], "one that cannot fit evicts no other"
-    kept.put([2, 1, 2, 3], archived(4))
+    kept.put([2, 1, 2, 3], state)
     assert kept.archive_nbytes == 80
 
 
 @pytest.mark.parametrize("archive_bytes", [50, 10**6])
-def test_archives_of_prefixes_on_the_device_count_with_those_on_the_host(archive_bytes: int) -> None:
-    gpu = FakeExecutor(device="cuda")
-    kept = PrefixCache(gpu, 1100, 10**6, archive_bytes=archive_bytes)
+def test_archives_of_prefixes_on_the_device_count_with_those_on_the_host(archive_bytes: int, state: FakeState) -> None:
+    kept = PrefixCache(archiving("cuda"), 1100, 10**6, archive_bytes=archive_bytes)
     for first in range(3):
-        kept.put([first, 1], archived(2))
+        kept.put([first, 1], state)
     assert places(kept) == ([["device"], ["host"]] if archive_bytes == 50 else [["device"], ["host"] * 2])
     assert kept.archive_nbytes == 20 * len(kept)
 

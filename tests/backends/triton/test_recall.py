@@ -17,7 +17,7 @@ from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape
 from msrnn.policy import Bound, Policy
-from msrnn.recall import Recall
+from msrnn.recall import Recall, Recalling
 from msrnn.recall_layer import attend_recalling
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
