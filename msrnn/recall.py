@@ -82,7 +82,7 @@ class PromptRecall:
         reading = None if self.while_reading is None else Recalling(self.while_reading, starts=True)
         return [*([(before, reading)] if before else []), (tokens, Recalling(self.recall.every, starts=True))]
 
-    def shared_length(self, length: int, tokens: int) -> int:
+    def find_shared_length(self, length: int, tokens: int) -> int:
         """The most of the first `length` tokens whose state all prompts that begin with them have in common.
 
         The prompt has so many `tokens`. Its question is not shared: in a longer prompt the same tokens are no question.

@@ -73,9 +73,16 @@ def test_the_last_tokens_of_a_prompt_recall_as_an_answer_does(tokens: int, while
 
 def test_prompts_share_whole_blocks_before_their_questions() -> None:
     recall = PromptRecall(Recall(8), 48)
-    assert [recall.shared_length(length, 500) for length in (0, 47, 48, 430, 440, 500)] == [0, 0, 48, 384, 432, 432]
-    assert recall.shared_length(60, 60) == 0
-    assert PromptRecall(Recall(8), None).shared_length(500, 500) == 384
+    assert [recall.find_shared_length(length, 500) for length in (0, 47, 48, 430, 440, 500)] == [
+        0,
+        0,
+        48,
+        384,
+        432,
+        432,
+    ]
+    assert recall.find_shared_length(60, 60) == 0
+    assert PromptRecall(Recall(8), None).find_shared_length(500, 500) == 384
 
 
 def test_an_answer_recalls_at_multiples_only() -> None:

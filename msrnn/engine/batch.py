@@ -119,6 +119,4 @@ class Batch:
 
     def clear(self) -> None:
         """Forget all answers that have slots, after a step that was interrupted."""
-        for slot in range(len(self.running)):
-            self._executor.free(slot)
         self.running, self._launched, self._before = [], [], []

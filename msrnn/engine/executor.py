@@ -88,9 +88,9 @@ class Facts:
 class Executor(ABC):
     """Computes for an engine.
 
-    One thread at a time may call `read`, `put`, `step`, `move`, `take`, `slot_retention` and `warm_up`. Any thread may
-    copy, save, load, describe and inspect states meanwhile. A `UsageError` or an `OSError` concerns one call; after any
-    other error of `read`, `put` or `step`, the states of that call and the slots cannot be used.
+    One thread at a time may call `read`, `put`, `step`, `move`, `take`, `free`, `slot_retention` and `warm_up`. Any
+    thread may copy, save, load, describe and inspect states meanwhile. A `UsageError` or an `OSError` concerns one
+    call; after any other error of `read`, `put` or `step`, the states of that call and the slots cannot be used.
     """
 
     facts: Facts

@@ -108,7 +108,7 @@ class LocalExecutor(Executor):
         for width in widths if self.rnn.captures else widths[:1]:
             ids = torch.zeros(1, width, dtype=torch.long, device=self.rnn.device)
             for _ in range(WORTH_CAPTURING + 1):
-                self.rnn.read(ids, self.rnn.state(), last_only=True)
+                self.rnn.read_prompt(ids, self.rnn.state(), None)
         self.batch.warm_up()
 
     def close(self) -> None:

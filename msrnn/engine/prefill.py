@@ -145,7 +145,7 @@ class PrefillQueue:
     def _longest_prefix(self, prompt: Sequence[int]) -> int:
         """The length of the longest prefix of a prompt that the prefix cache may have."""
         recall = self.executor.facts.recall
-        return len(prompt) if recall is None else recall.shared_length(len(prompt), len(prompt))
+        return len(prompt) if recall is None else recall.find_shared_length(len(prompt), len(prompt))
 
     def _choose_stops(self, request: Request, done: int, longest: int) -> list[int]:
         """The lengths after which the state of a prompt is put into the prefix cache, for prompts that share them.
@@ -160,7 +160,7 @@ class PrefillQueue:
             others = [other[: self._longest_prefix(other)] for other in others]
             found = self.prefixes.find_shared_lengths(request.prompt, others, owner)
             found += [longest] if self.prefixes.keeps_ends else []
-            shared = [recall.shared_length(length, len(request.prompt)) for length in found]
+            shared = [recall.find_shared_length(length, len(request.prompt)) for length in found]
         for length in shared:  # a shorter one serves more prompts
             if length >= max([done, *stops]) + WORTH_KEEPING:
                 stops.append(length)

@@ -24,6 +24,7 @@ class Retention(NamedTuple):
     positions: NDArray[numpy.int32]  # of the tokens that are held anywhere, in order; the first token has position 0
     shares: NDArray[numpy.float64]  # for each of these positions
     protected: Sequence[tuple[int, int]] = ()  # ranges [begin, end) of positions that are not evicted
+    recalled: Sequence[tuple[int, float]] | None = None  # positions of recalled rows, and the share of all KV heads
 
     def list_shares(self, before: Retention | None = None) -> list[tuple[int, float]]:
         """Positions and shares; with an earlier retention, only the changed ones, 0 for an evicted token."""

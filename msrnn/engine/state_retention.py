@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy
 import torch
+from numpy.typing import NDArray
 
+from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.slots import Slots
 from msrnn.core.state import MultiState
 from msrnn.engine.retention import Retention
@@ -23,9 +27,7 @@ def retention_of(state: MultiState, slot: int = 0) -> Retention:
     groups = [layer.position.shape[1] for layer in layers]
     weights = numpy.repeat([1 / (len(layers) * each) for each in groups], [len(place) for place in places])
     held = position >= 0
-    positions, where = numpy.unique(position[held], return_inverse=True)
-    shares = numpy.zeros(len(positions))
-    numpy.add.at(shares, where, weights[held])
+    positions, shares = _add_shares(position[held], weights[held])
     return Retention(
         seen,
         sum(layer.bound.size * each for layer, each in zip(layers, groups, strict=True)),
@@ -33,9 +35,30 @@ def retention_of(state: MultiState, slot: int = 0) -> Retention:
         state.nbytes // state.batch_size,
         seen * sum(_row_nbytes(layer) for layer in layers),
         positions,
-        shares.round(DIGITS),
+        shares,
         [(begin, end) for begin, end in pairs.tolist() if begin < end],
+        _list_recalled(state, slot),
     )
+
+
+def _add_shares(positions: NDArray[Any], shares: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The positions in order, once each, and the sum of the shares of each."""
+    found, where = numpy.unique(positions, return_inverse=True)
+    added = numpy.zeros(len(found))
+    numpy.add.at(added, where, shares)
+    return found, added.round(DIGITS)
+
+
+def _list_recalled(state: MultiState, slot: int) -> list[tuple[int, float]] | None:
+    """The positions of a sequence's guests, and the share of the KV heads of all layers; None: nothing is archived."""
+    guests = [layer.guest_position[slot] for layer in state.layers if isinstance(layer, RecallSlots)]
+    if not guests:
+        return None
+    heads = sum(layer.keys.shape[1] for layer in state.layers)
+    position = torch.cat([each.flatten().to(guests[0].device) for each in guests]).cpu().numpy()
+    position = position[position >= 0]
+    positions, shares = _add_shares(position, numpy.full(len(position), 1 / heads))
+    return [*zip(positions.tolist(), shares.tolist(), strict=True)]
 
 
 def _row_nbytes(layer: Slots) -> int:

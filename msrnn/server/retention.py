@@ -95,5 +95,7 @@ class RetentionField:
 def describe_retention(now: Retention, before: Retention | None = None) -> dict[str, Any]:
     """Describe the tokens that a state holds, as JSON; after an earlier one, `held` is the change."""
     numbers = {"seen": now.seen, "slots": now.slots, "used": now.used}
-    held = {"held": now.list_shares(before), "protected": [*map(list, now.protected)]}
+    held: dict[str, Any] = {"held": now.list_shares(before), "protected": [*map(list, now.protected)]}
+    if now.recalled is not None:
+        held["recalled"] = [*map(list, now.recalled)]
     return {**numbers, "bytes": now.nbytes, "full_bytes": now.full_nbytes, **held}

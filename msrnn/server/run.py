@@ -49,7 +49,9 @@ def run_server(setup: Setup, rnn: MultiStateRNN, tokenizer: Any, bound: Bound) -
     server = make_server(setup, bound.limits, rnn, tokenizer, shared=is_torchrun())
     facts, long = server.engine.executor.facts, server.engine.lanes[1:]
     more = "".join(f", and {lane.executor.facts.slots} past the training length" for lane in long)
-    note(f"a conversation takes {facts.slot_nbytes:,} bytes, at any length; {facts.slots} are answered at once{more}")
+    archive = f", and {facts.archived_row_nbytes:,} for each token in its archive" if facts.recall else ""
+    held = f"{facts.slot_nbytes:,} bytes, at any length{archive}"
+    note(f"a conversation takes {held}; {facts.slots} are answered at once{more}")
     if setup.api_key and (without := len(server.engine.sessions.infos())):
         note(f"sessions {setup.sessions}: {without} of them were made without a key, and no key can use them")
     if defaults := server.served.defaults:

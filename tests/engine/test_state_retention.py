@@ -33,3 +33,15 @@ def test_shares_are_rounded_and_windows_count_with_their_own_slots() -> None:
     assert (found.seen, found.slots, found.used) == (5, 6, 6)
     assert {share for _, share in found.list_shares()} <= {0.3333, 0.6667, 1.0}
     assert abs(sum(share for _, share in found.list_shares()) - 2) < 0.001
+
+
+def test_recalled_tokens() -> None:
+    """Two layers of two KV heads; a head that has recalled a token counts with a quarter."""
+    rnn = msrnn.MultiStateRNN(build(llama(), "cpu"), "tova", 3, recall=2)
+    state = rnn.state(2)
+    assert retention_of(state, 1).recalled == []
+    first, second = state.layers
+    first.guest_position[1] = torch.tensor([[4, 9], [4, -1]])
+    second.guest_position[1] = torch.tensor([[-1, -1], [0, 4]])
+    assert retention_of(state, 1).recalled == [(0, 0.25), (4, 0.75), (9, 0.25)]
+    assert retention_of(msrnn.MultiStateRNN(rnn.model, "tova", 3).state()).recalled is None

@@ -110,7 +110,7 @@ def held(address: str, browser: Any) -> dict[str, Any]:
 def check_tokens(address: str, browser: Any, size: int = 16) -> list[Any]:
     """Every position is shown once, in order, faded by what the server's state holds of it."""
     memory, tokens = held(address, browser), browser.execute_script(TOKENS)
-    shares = dict(memory["held"])
+    shares, recalled = dict(memory["held"]), dict(memory.get("recalled", []))
     positions = sorted(position for _, some, _ in tokens for position in some)
     assert positions == [*range(len(positions))]
     assert len(positions) in (memory["tokens"], memory["tokens"] - 1)  # a stop token is shown with the next turn
@@ -120,6 +120,7 @@ def check_tokens(address: str, browser: Any, size: int = 16) -> list[Any]:
             share = sum(shares.get(position, 0) for position in read) / len(read)
             old = share > 0 and some[-1] < memory["seen"] - size
             safe = share > 0 and any(begin <= some[0] < end for begin, end in memory["protected"])
-            expected = [f"s{level(share)}", *["old"] * old, *["safe"] * safe]
+            back = any(position in recalled for position in some)
+            expected = [f"s{level(share)}", *["old"] * old, *["safe"] * safe, *["back"] * back]
             assert [name for name in classes.split() if name != "tick"] == expected
     return tokens

@@ -79,6 +79,23 @@ def test_protected_tokens_are_marked(visit: Visit, open_address: str, engine: ms
     assert browser.execute_script("return document.querySelectorAll('.safe').length") == 0
 
 
+def test_recalled_tokens_have_an_outline(visit: Visit, rnn: msrnn.MultiStateRNN, small: Loaded) -> None:
+    recalling = msrnn.MultiStateRNN(rnn.model, "tova", 16, recall=4)
+    with running(msrnn.Engine(recalling, slots=1, tokenizer=small.tokenizer), Limits()) as address:
+        browser = visit(address)
+        set_settings(browser, max_tokens=10, temperature=1, seed=3)
+        say(browser, "Who are you, and who am I? Answer in as many words as there are in this question.")
+        check_tokens(address, browser)
+        recalled = {position for position, share in held(address, browser)["recalled"] if share > 0}
+        script = (
+            "return [...document.querySelectorAll('.back')].filter((n) => n.token).flatMap((n) => n.token.positions)"
+        )
+        outlined = browser.execute_script(script)
+        assert outlined
+        assert set(outlined) == recalled
+        assert not browser.execute_script("return document.getElementById('legend-recall').hidden")
+
+
 @pytest.mark.parametrize(
     ("stated", "used", "shown", "whose"),
     [

@@ -15,10 +15,12 @@ class TokenCard {
     token.node.classList.add("focus");
     const share = conversation.tokens.share(token, conversation.memory), [first] = token.positions, last = token.positions.at(-1);
     const safe = conversation.memory.protects(first) ? ", protected" : "";
+    const back = Math.max(...token.positions.map((position) => conversation.memory.recalled(position)));
+    const recalled = back > 0 ? `, recalled by ${percent(back)} of the heads` : "";
     const held = share === null ? "not read yet" : share === 0 ? "forgotten" : `held in ${percent(share)} of the layers${safe}`;
     const name = first === last ? `token ${number(first)}` : `tokens ${number(first)} to ${number(last)}`;
     this.element.replaceChildren(element("b", "", shown(token.text) || "a part of a character"),
-      element("span", "", conversation.gone ? name : `${name} · ${held}`));
+      element("span", "", conversation.gone ? name : `${name} · ${held}${recalled}`));
     this.move(place ?? token.node.getBoundingClientRect());
   }
 

@@ -6,10 +6,13 @@ class Memory {
   }
 
   clear() {
-    Object.assign(this, { shares: new Map(), ranges: [], seen: 0, used: 0, slots: 0, bytes: 0, full: 0 });
+    Object.assign(this, { shares: new Map(), recalls: new Map(), ranges: [], seen: 0, used: 0, slots: 0, bytes: 0, full: 0 });
   }
 
   share(position) { return this.shares.get(position) ?? 0; }
+
+  /** The share of the KV heads that have recalled a token. */
+  recalled(position) { return this.recalls.get(position) ?? 0; }
 
   /** Whether a token is never evicted. */
   protects(position) { return this.ranges.some(([begin, end]) => begin <= position && position < end); }
@@ -22,6 +25,7 @@ class Memory {
       if (share > 0) this.shares.set(position, share);
       else this.shares.delete(position);
     }
+    this.recalls = new Map(told.recalled ?? []);
     Object.assign(this, { ranges: told.protected ?? [], seen: told.seen, used: told.used, slots: told.slots, bytes: told.bytes, full: told.full_bytes });
   }
 
@@ -46,6 +50,7 @@ class MemoryPanel {
     this.canvas = find("map");
     this.memory = new Memory();
     find("legend-size").textContent = number(model.size);
+    find("legend-recall").hidden = !model.recall;
     const at = ({ clientX }) => {
       const { left, width } = this.canvas.getBoundingClientRect();
       return Math.min(this.memory.seen - 1, Math.floor(((clientX - left) / width) * this.memory.seen));

@@ -70,10 +70,11 @@ class Tokens {
       last = token;
       const share = this.share(token, memory), level = share === null ? LEVELS : levelOf(share);
       const old = share > 0 && token.positions.at(-1) < memory.seen - size;
-      const safe = share > 0 && memory.protects(token.positions[0]), code = level * 4 + Number(old) * 2 + Number(safe);
+      const safe = share > 0 && memory.protects(token.positions[0]), back = token.positions.some((position) => memory.recalled(position) > 0);
+      const code = level * 8 + Number(old) * 4 + Number(safe) * 2 + Number(back);
       if (code === token.code) continue;
       token.code = code;
-      token.node.className = `${token.node.localName === "i" ? "tick " : ""}s${level}${old ? " old" : ""}${safe ? " safe" : ""}`;
+      token.node.className = `${token.node.localName === "i" ? "tick " : ""}s${level}${old ? " old" : ""}${safe ? " safe" : ""}${back ? " back" : ""}`;
     }
   }
 }
