@@ -56,11 +56,7 @@ def test_prompts_of_one_length_are_answered_at_once(task: Retrieval) -> None:
     assert task.work(job(task, TOVA)) == sum(map(len, prompts)) + 4 * TASKS["number"].tokens
 
 
-@pytest.mark.parametrize(
-    "case",
-    [FULL, TOVA, pytest.param(RECALLING, marks=pytest.mark.xfail(strict=True, reason="engines do not recall yet"))],
-    ids=lambda case: case.policy,
-)
+@pytest.mark.parametrize("case", [FULL, TOVA, RECALLING], ids=lambda case: case.policy)
 def test_answers_are_greedy_and_each_as_alone(model: PreTrainedModel, task: Retrieval, case: Case) -> None:
     store = Store(None)
     Runner(task, store, model, batch=2).results([case])

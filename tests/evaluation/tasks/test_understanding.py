@@ -115,7 +115,6 @@ def test_answers_are_those_of_each_question_alone(model: PreTrainedModel, chat: 
     assert [row and row["prediction"] for row in tova] != [row and row["prediction"] for row in full]
 
 
-@pytest.mark.xfail(strict=True, reason="engines do not recall yet")
 def test_answers_with_recall(model: PreTrainedModel) -> None:
     cell = Cell("tova + 4 recalled", 16)
     answers = answered(model, Store(None), [cell], batch=3)
