@@ -143,9 +143,9 @@ def test_a_converted_state_recalls_as_one_of_these_positions(model: PreTrainedMo
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_digests_of_forks_have_no_tokens_of_each_other(model: PreTrainedModel, ids: Tensor) -> None:
+def test_searches_of_forks_see_no_tokens_of_each_other(model: PreTrainedModel, ids: Tensor) -> None:
     """A fork ends inside of a page that another one has continued; then it recalls, before it adds tokens."""
-    rnn = msrnn.MultiStateRNN(model, "tova", 16, recall=Recall(16, search="digest"))
+    rnn = msrnn.MultiStateRNN(model, "tova", 16, recall=Recall(16, search="int8"))
     alone, state = rnn.state(), rnn.state()
     for one in (alone, state):
         rnn.read(ids[:1, :37], one)
