@@ -319,11 +319,14 @@ class MultiStateRNN:
             return logits
         columns = input_ids.shape[1]
         parts = [None] * state.batch_size if mask is None else mask.split(1)
+        each = []
         with state.reading(columns):
-            each = [
-                self._read_one_recalling(ids, state.view(slice(b, b + 1)), part, last_only, None, every)
-                for b, (ids, part) in enumerate(zip(input_ids.split(1), parts, strict=True))
-            ]
+            for b, (ids, part) in enumerate(zip(input_ids.split(1), parts, strict=True)):
+                # The buffers of a captured graph are those of one state: no view of another's can be read with it.
+                one = self.select(state, [b]) if self.captures else state.view(slice(b, b + 1))
+                each.append(self._read_one_recalling(ids, one, part, last_only, None, every))
+                if self.captures:
+                    state.set_sequence(b, one)
         if on_block:
             on_block(columns)
         some = next(logits for logits in each if logits is not None)

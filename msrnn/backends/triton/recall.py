@@ -25,7 +25,7 @@ KEYS, VALUES = tl.constexpr(paged_slots.KEYS), tl.constexpr(paged_slots.VALUES)
 INDEX, INDEX_SCALE = tl.constexpr(paged_slots.INDEX), tl.constexpr(paged_slots.INDEX_SCALE)
 FAR = tl.constexpr(2**31 - 1)
 UNREAD = tl.constexpr(-1.0e30)  # the score of a token that was not read yet
-SPLITS = 32  # programs that score the tokens of one KV head
+SPLITS = 128  # programs that score the tokens of one KV head
 ROWS = 64  # queries at once
 
 
@@ -127,11 +127,10 @@ def score_kernel(
         tl.store(sums + o_part, b_sum, mask=m_q)
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit
 def share_kernel(
-    scores, maxima, sums, held, position, shares, tops, T,
-    K: tl.constexpr, G: tl.constexpr, R: tl.constexpr, Q: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    scores, log_sums, held, position, shares, tops,
+    K: tl.constexpr, G: tl.constexpr, R: tl.constexpr, T: tl.constexpr, N: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
     """The largest mean attention of R heads over T queries to each token of a tile, and the largest of the tile.
 
@@ -139,23 +138,23 @@ def share_kernel(
     """
     i_head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i_b, i_k = i_head // K, i_head % K
-    o_t, o_p = tile * TILE + tl.arange(0, TILE), tl.arange(0, PARTS)
+    o_n = tile * TILE + tl.arange(0, TILE)
     read = _first_position(position + i_b * T, T)
     b_share = tl.full([TILE], -1.0, tl.float32)
     if tile * TILE < read:
-        for t in range(0, T):
-            b_mean = tl.zeros([TILE], tl.float32)
+        for start in range(0, T, BT):
+            o_t = start + tl.arange(0, BT)
+            m_t = o_t < T
+            b_mean = tl.zeros([BT, TILE], tl.float32)
             for r in range(0, R):
-                i_q = i_head * Q + r * T + t
-                b_max = tl.load(maxima + i_q * SPLITS + o_p, mask=o_p < SPLITS, other=UNREAD)
-                b_sum = tl.load(sums + i_q * SPLITS + o_p, mask=o_p < SPLITS, other=0.0)
-                top = tl.max(b_max)
-                total = tl.sum(b_sum * tl.exp(b_max - top))
-                b_mean += tl.exp(tl.load(scores + i_q * N + o_t) - top) / total
-            b_share = tl.maximum(b_share, b_mean / R)
-        b_held = tl.load(held + (i_b * G + i_k // (K // G)) * (N + 1) + o_t)
-        b_share = tl.where((b_held != 0) | (o_t >= read), -1.0, b_share)
-    tl.store(shares + i_head * N + o_t, b_share)
+                o_q = i_head * (R * T) + r * T + o_t
+                b_s = tl.load(scores + o_q[:, None] * N + o_n[None, :], mask=m_t[:, None], other=UNREAD)
+                b_log_sum = tl.load(log_sums + o_q, mask=m_t, other=0.0)
+                b_mean += tl.exp(b_s - b_log_sum[:, None])
+            b_share = tl.maximum(b_share, tl.max(b_mean, axis=0) / R)
+        b_held = tl.load(held + (i_b * G + i_k // (K // G)) * (N + 1) + o_n)
+        b_share = tl.where((b_held != 0) | (o_n >= read), -1.0, b_share)
+    tl.store(shares + i_head * N + o_n, b_share)
     tl.store(tops + i_head * (N // TILE) + tile, tl.max(b_share))
 
 
@@ -208,9 +207,9 @@ def recall_triton(slots: PagedSlots, query: Tensor, key: Tensor, position: Tenso
     key = key if key.stride(-1) == 1 else key.contiguous()
     shares, tops = _rank_tokens(slots, query.contiguous(), key, position.contiguous(), scoring)
     # A token of the first `count` is in one of the first `count` tiles.
-    tiles = tops.topk(count).indices
+    tiles = tops.topk(count, sorted=False).indices
     inside = shares.view(B, K, -1, paged_slots.TILE).gather(2, tiles[..., None].expand(-1, -1, -1, paged_slots.TILE))
-    best = inside.flatten(2).topk(count)
+    best = inside.flatten(2).topk(count, sorted=False)
     tile = tiles.gather(2, best.indices // paged_slots.TILE)
     chosen = (tile * paged_slots.TILE + best.indices % paged_slots.TILE).masked_fill(best.values < 0, -1)
     gather_kernel[(B * K, triton.cdiv(count, LEAST))](
@@ -237,7 +236,7 @@ def _rank_tokens(
     held.scatter_(2, torch.where((at >= 0) & (at < N), at, N), 1)
     shares, tops = exact(B, K, N), exact(B, K, N // paged_slots.TILE)
     share_kernel[(B * K, N // paged_slots.TILE)](
-        scores, maxima, sums, held, position, shares, tops, T,
-        K=K, G=G, R=H // K, Q=Q, N=N, PARTS=triton.next_power_of_2(splits), SPLITS=splits, num_warps=1,
+        scores, (maxima + sums.log()).logsumexp(-1), held, position, shares, tops,
+        K=K, G=G, R=H // K, T=T, N=N, BT=min(LEAST, triton.next_power_of_2(T)), num_warps=1,
     )  # fmt: skip
     return shares, tops
