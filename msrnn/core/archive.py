@@ -195,7 +195,7 @@ class Archive:
             if first < self.end:
                 yield first, *segment.read(0, min(SEGMENT, self.end - first))
 
-    def searched_keys(self) -> Iterator[tuple[int, Rows]]:
+    def keys_to_search(self) -> Iterator[tuple[int, Rows]]:
         """The keys that a search reads, in order: the position of the first, and rows [K, n, D]."""
         for segment, (first, keys, _) in zip(self._segments, self.segments(), strict=False):
             index = segment.index

@@ -74,7 +74,7 @@ def _score_tokens(
     K, R, T, _ = query.shape
     rows = query.flatten(1, 2)[None]
     scores = []
-    for begin, keys in archive.searched_keys():
+    for begin, keys in archive.keys_to_search():
         near = keys.pick_heads(heads).to(query.device).dequantized(query.dtype)
         scores.append(scoring(*_at_reach(rows, near, begin, first, scoring, reach))[0])
     own = scoring(rows, key[None])[0].view(K, R, T, T)

@@ -16,6 +16,7 @@ from msrnn.core.rope import Repositioning, Rope, spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.policy import Bound, Policy
+from tests.helpers.decode_steps import but
 from tests.helpers.layers import held, random_tokens
 from tests.helpers.scored_policies import as_function
 from tests.helpers.shards import run_in_turns
@@ -94,7 +95,11 @@ def assert_same_share(found: Tensor, expected: Tensor) -> None:
 
 @every_backend
 @pytest.mark.parametrize(
-    ("policy", "softcap"), [("tova", None), ("echo+1~8", None), ("h2o", 2.0), ("window", None), ("window", 2.0)]
+    ("policy", "softcap"),
+    but(
+        [("tova", None), ("echo+1~8", None), ("window", 2.0)],
+        [("tova", None), ("echo+1~8", None), ("h2o", 2.0), ("window", None), ("window", 2.0)],
+    ),
 )
 def test_each_query_has_a_sink_of_its_own(name: str, policy: str, softcap: float | None, device: str) -> None:
     bound = BOUNDS[policy]
@@ -112,7 +117,7 @@ def test_each_query_has_a_sink_of_its_own(name: str, policy: str, softcap: float
 
 
 @every_backend
-@pytest.mark.parametrize("policy", ["tova", "window"])
+@pytest.mark.parametrize("policy", ["tova", pytest.param("window", marks=pytest.mark.slow)])
 def test_no_sink_for_any_query_is_a_layer_without_sinks(name: str, policy: str, device: str) -> None:
     bound = BOUNDS[policy]
     none = torch.full((B, H, T), -torch.inf, device=device)
@@ -125,7 +130,7 @@ def test_no_sink_for_any_query_is_a_layer_without_sinks(name: str, policy: str, 
 
 
 @every_backend
-@pytest.mark.parametrize("policy", ["tova", "window"])
+@pytest.mark.parametrize("policy", ["tova", pytest.param("window", marks=pytest.mark.slow)])
 def test_the_same_sink_for_every_query_is_a_learned_sink(name: str, policy: str, device: str) -> None:
     bound = BOUNDS[policy]
     learned = torch.linspace(-1, 2, H, device=device)
@@ -140,7 +145,7 @@ def test_the_same_sink_for_every_query_is_a_learned_sink(name: str, policy: str,
 
 
 @every_backend
-@pytest.mark.parametrize("policy", ["tova", "window"])
+@pytest.mark.parametrize("policy", ["tova", pytest.param("window", marks=pytest.mark.slow)])
 def test_rows_of_the_caller_take_part_through_a_sink(name: str, policy: str, device: str) -> None:
     """Held rows, and further rows whose log-sum-exp is the sink: one softmax over all of them."""
     tokens = random_tokens(B, H, K, T, DIM, device)

@@ -13,7 +13,7 @@ from msrnn.evaluation.store import Store
 from tests.helpers.command import Run
 from tests.helpers.tiny import build, llama
 
-VERBS = [command.callback.__name__ for command in evaluations.registered_commands if command.callback]
+VERBS = [command.name or command.callback.__name__ for command in evaluations.registered_commands if command.callback]
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -133,9 +133,10 @@ def test_the_pair_of_commands_in_the_readme(run: Run, tmp_path: Path, monkeypatc
         for line in lines
         if "book.state" in line and line.startswith("msrnn")
     ]
-    assert [words[0] for words in pair] == ["read", "generate"]
-    for more in ((), ("--size", 24)):
-        reading, asking = run(*pair[0], *more, "--force"), run(*pair[1], *SHORT)
-        assert (reading.code, asking.code) == (0, 0), reading.err + asking.err
-        assert asking.out.strip()
+    assert [words[0] for words in pair] == ["read", "generate"] * 2
+    for read, ask in zip(pair[::2], pair[1::2], strict=True):
+        for more in ((), ("--size", 24)):
+            reading, asking = run(*read, *more, "--force"), run(*ask, *SHORT)
+            assert (reading.code, asking.code) == (0, 0), reading.err + asking.err
+            assert asking.out.strip()
     assert load_description(Path("book.state"))["size"] == 24

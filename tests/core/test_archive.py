@@ -70,7 +70,7 @@ def test_forks_continue_on_their_own(begin: int) -> None:
         expected = [torch.cat([part[i] for part in parts], 1) for i in range(2)]
         assert all(torch.equal(*pair) for pair in zip(rows_of(own), expected, strict=True))
     for own in (archive, fork):
-        index = torch.cat([rows.dequantized(torch.float32) for _, rows in own.searched_keys()], 1)
+        index = torch.cat([rows.dequantized(torch.float32) for _, rows in own.keys_to_search()], 1)
         torch.testing.assert_close(index, rows_of(own)[0], atol=0.03, rtol=0.01)
 
 

@@ -27,7 +27,7 @@ def slots_of(count: int, **options: object) -> RecallSlots:
 
 def plant(slots: RecallSlots, position: int, key: torch.Tensor) -> None:
     """Make an archived key of all heads one that a query of the same direction finds."""
-    for begin, keys in slots.archives[0].searched_keys():
+    for begin, keys in slots.archives[0].keys_to_search():
         if begin <= position < begin + keys.codes.shape[1]:
             copy = quantize(key, torch.int8 if keys.scale is not None else None)
             keys.codes[:, position - begin] = copy.codes
