@@ -13,7 +13,8 @@ from msrnn.evaluation.store import Store
 from tests.helpers.command import Run
 from tests.helpers.tiny import build, llama
 
-VERBS = [command.name or command.callback.__name__ for command in evaluations.registered_commands if command.callback]
+CALLBACKS = [command.callback for command in evaluations.registered_commands if command.callback]
+VERBS = [callback.__name__.replace("_", "-") for callback in CALLBACKS]
 
 
 @pytest.mark.parametrize("verb", VERBS)
