@@ -110,6 +110,13 @@ class MultiStateRNN:
 
     def cache(self) -> MultiStateCache:
         """An empty cache with the same policy, size and options, for `model.generate(past_key_values=...)`."""
+        if self.spec.recall is not None:
+            raise UsageError(
+                "model.generate does not say which tokens ask, so a cache cannot recall",
+                name="recall",
+                value=self.spec.recall.rows,
+                advice="use rnn.generate",
+            )
         return MultiStateCache.from_spec(self.model, self.spec)
 
     def detach(self) -> None:

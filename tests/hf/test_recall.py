@@ -154,3 +154,8 @@ def test_searches_of_forks_see_no_tokens_of_each_other(model: PreTrainedModel, i
         layer.archives[0].append(*(torch.full((2, 3, 12), sign * 100.0) for sign in (1, -1)))
     found, expected = (rnn.read(ids[:1, 37:], one, recall_every=8) for one in (fork, alone))
     assert torch.equal(found, expected)
+
+
+def test_a_cache_that_would_not_recall_is_refused(model: PreTrainedModel) -> None:
+    with pytest.raises(msrnn.UsageError, match="recall=6"):
+        msrnn.MultiStateRNN(model, "tova", 16, recall=6).cache()
