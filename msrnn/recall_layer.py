@@ -36,7 +36,7 @@ def attend_recalling(
     """
     rest: Any = scoring, chunk, backend, record
     if recalling is None:
-        slots.clear_guests()
+        slots.clear_guests((position >= 0).any(-1))
         output = attend(slots, query, key, value, position, *rest)
         _archive(slots, key, value, position, real)
         return output
@@ -45,20 +45,14 @@ def attend_recalling(
     )
     outputs = []
     for q, k, v, at in blocks:
-        _recall(slots, q, k, at, real, scoring, recalling)
+        _recall(slots, q, k, at, scoring, recalling)
         outputs.append(_attend_with_guests(slots, q, k, v, at, *rest))
-        _archive(slots, k, v, at, real)
+        _archive(slots, k, v, at, real if query.shape[2] == 1 else None)
     return torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]
 
 
 def _recall(
-    slots: RecallSlots,
-    query: Tensor,
-    key: Tensor,
-    position: Tensor,
-    real: Tensor | None,
-    scoring: Scoring,
-    recalling: Recalling,
+    slots: RecallSlots, query: Tensor, key: Tensor, position: Tensor, scoring: Scoring, recalling: Recalling
 ) -> None:
     """Let a block of each sequence recall, if it is due."""
     always = recalling.starts or recalling.every == 1
@@ -67,11 +61,10 @@ def _recall(
 
         recall_triton(slots, query, key, position, scoring)
         return
-    slots.settle()
-    for b, archive in enumerate(slots.archives):
-        due = always or archive.end % recalling.every == 0
-        if due and (real is None or bool(real[b, 0])):
-            recall(slots.view(slice(b, b + 1)), query[b : b + 1], key[b : b + 1], archive.end, scoring)
+    for b, first in enumerate(position[:, 0].tolist()):
+        if first >= 0 and (always or first % recalling.every == 0):
+            slots.archives[b].end = first  # kernels may have archived tokens that the host does not know of
+            recall(slots.view(slice(b, b + 1)), query[b : b + 1], key[b : b + 1], first, scoring)
 
 
 def _archive(slots: RecallSlots, key: Tensor, value: Tensor, position: Tensor, real: Tensor | None) -> None:

@@ -102,15 +102,15 @@ def _one_group(
         if bound and bound.recall and t in blocks:
             (_, last, until), queries = blocks[t], query[:, t : blocks[t].last + 1]
             shares = _recall_shares(queries, key[:, : last + 1], share, scale, softcap, repositioning, reach)
-            guests, close = _Guests.choose(shares, held, bound.recall.rows, key, value, t, repositioning, reach)
+            seen = [j for j in held if j not in _find_expired(held, t, bound, protected)]
+            guests, close = _Guests.choose(shares, seen, bound.recall.rows, key, value, t, repositioning, reach)
             margin[0, t] = close
         if t == until:
             guests = _Guests.none(key, value)
 
         # append
-        if bound and bound.window is not None:
-            spared = () if bound.sliding else protected
-            for j in [j for j in held if bound.spared <= j <= t - bound.window and j not in spared]:
+        if bound:
+            for j in _find_expired(held, t, bound, protected):
                 held.remove(j)
                 evicted_at[0, j] = t - 1
         held.append(t)
@@ -155,6 +155,14 @@ def _one_group(
             held.remove(ranked[0])
             evicted_at[0, ranked[0]] = t
     return Recurrence(torch.stack(outputs, dim=1), evicted_at, margin)
+
+
+def _find_expired(held: list[int], t: int, bound: Bound, protected: Collection[int]) -> list[int]:
+    """The held tokens that leave their window when token t is appended."""
+    if bound.window is None:
+        return []
+    spared = () if bound.sliding else protected
+    return [j for j in held if bound.spared <= j <= t - bound.window and j not in spared]
 
 
 def _score(query: Tensor, key: Tensor, scale: float, softcap: float | None) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from msrnn.core.quantization import SCALE_DTYPE, Rows, quantize
+from msrnn.core.slots import ordinary_tensors
 from msrnn.errors import UsageError
 
 SEGMENT = 1024  # tokens of a whole segment
@@ -57,6 +58,7 @@ class ArchiveLayout:
 class Segment:
     """Rows of consecutive tokens, and 8-bit copies of their keys where a search uses them."""
 
+    @ordinary_tensors
     def __init__(self, layout: ArchiveLayout, room: int) -> None:
         code, self.room = layout.code or layout.dtype, room
         self.keys, self.values = (layout.allocate(room, width, code) for width in (layout.key_dim, layout.value_dim))
@@ -118,6 +120,10 @@ class Archive:
         other = Archive(self.layout)
         other.become(self)
         return other
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Archive:
+        """A fork: what is archived does not change."""
+        return self.fork()
 
     def become(self, other: Archive) -> None:
         """Take the rows of another archive instead of its own; each can be continued on its own."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from msrnn.core.archive import Archive
+from msrnn.core.protection import hide_protected
 from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.scores import Scoring
 
@@ -60,11 +61,25 @@ def find_guests(slots: RecallSlots, query: Tensor, key: Tensor, first: int, scor
         )
         for k in range(0, K, heads)
     ]
-    held = slots.position[0].repeat_interleave(K // slots.position.shape[1], 0).long() - archive.begin
+    at = find_held(slots, torch.tensor([first], device=query.device))[0]
+    held = at.repeat_interleave(K // at.shape[0], 0).long() - archive.begin
     share = torch.nn.functional.pad(torch.cat(parts), (0, 1))  # a column for slots that hold no archived token
     share = share.scatter(1, held.masked_fill(held < 0, count), -1.0)[:, :count]
     best = share.topk(min(slots.bound.guests, count), 1)
     return (best.indices + archive.begin).masked_fill(best.values < 0, -1).sort(1).values
+
+
+def find_held(slots: RecallSlots, first: Tensor) -> Tensor:
+    """The positions [B, G, S] of rows that the tokens from position `first` [B] on see, -1 for others.
+
+    A row that leaves its window or horizon when the first of them is appended can be a guest.
+    """
+    bound, position = slots.bound, slots.position
+    if bound.window is None:
+        return position
+    leaves = position if bound.sliding else hide_protected(position, slots.ranges)
+    expired = (leaves >= bound.spared) & (leaves <= first[:, None, None] - bound.window)
+    return position.masked_fill(expired, -1)
 
 
 def _score_tokens(

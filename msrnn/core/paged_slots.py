@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -59,7 +62,20 @@ class PagedSlots(RecallSlots):
         for archive, seen in zip(self.archives, self.seen.tolist(), strict=True):
             archive.end, archive.ahead = seen, 0
 
+    def take_archives(self, numbers: Sequence[int], other: Any, sources: Sequence[int]) -> None:
+        super().take_archives(numbers, other, sources)
+        for number in numbers:
+            self._write_addresses(number, self.archives[number].addresses())
+
+    def __setstate__(self, values: dict[str, Any]) -> None:
+        """After a copy or in another process, segments have other addresses."""
+        vars(self).update(values)
+        for number, archive in enumerate(self.archives):
+            self._write_addresses(number, archive.addresses())
+
     def restore_archives(self, rows: list[dict[str, Tensor]], begins: list[int]) -> None:
+        if any(begins):
+            raise UsageError("archives without their oldest rows are searched by the host: use search='exact'")
         super().restore_archives(rows, begins)
         self.table = self.table.new_zeros(len(rows), *self.table.shape[1:])
         for number, archive in enumerate(self.archives):

@@ -70,8 +70,12 @@ class RecallSlots(Slots):
         self.guest_keys[0, :, :n], self.guest_values[0, :, :n] = keys, values
         self.guest_position[0, :, :n], self.guest_position[0, :, n:] = position, -1
 
-    def clear_guests(self) -> None:
-        self.guest_position.fill_(-1)
+    def clear_guests(self, sequences: Tensor | None = None) -> None:
+        """Let all sequences have no guests, or those where [B] is True."""
+        if sequences is None:
+            self.guest_position.fill_(-1)
+        else:
+            self.guest_position.masked_fill_(sequences[:, None, None], -1)
 
     def reset(self) -> None:
         super().reset()
@@ -91,6 +95,19 @@ class RecallSlots(Slots):
             archive.restore(tensors, begin)
             if archive.end != seen or begin < 0:
                 raise UsageError(f"an archive of positions {begin:,} to {archive.end:,}, and {seen:,} tokens were read")
+
+    def take_rows(self, other: RecallSlots) -> None:
+        """Take the rows and archives of another layer, whose archives may be of another kind; guests are not taken."""
+        for name, tensor in self.saved_tensors.items():
+            tensor.copy_(getattr(other, name))
+        self.clear_guests()
+        if type(self) is type(other):
+            self.take_archives(range(self.batch_size), other, range(self.batch_size))
+            return
+        other.settle()
+        self.restore_archives(
+            [archive.tensors() for archive in other.archives], [archive.begin for archive in other.archives]
+        )
 
     def take_archives(self, numbers: Sequence[int], other: Any, sources: Sequence[int]) -> None:
         forks = [other.archives[source].fork() for source in sources]

@@ -40,7 +40,9 @@ class Reader(Protocol):
 
     spec: StateSpec
 
-    def read_prompt(self, input_ids: Tensor, state: MultiState, mask: Tensor | None) -> Tensor: ...
+    def read_prompt(self, input_ids: Tensor, state: MultiState, mask: Tensor | None, rest: int = 0) -> Tensor: ...
+
+    def read_answer(self, input_ids: Tensor, state: MultiState, mask: Tensor | None) -> Tensor: ...
 
     def step(self, input_ids: Tensor, state: MultiState, attention_mask: Tensor | None = None) -> Tensor: ...
 
@@ -181,7 +183,7 @@ class Continuation:
         logits = None
         if before:
             part = None if mask is None else mask[:, :before]
-            logits = self.rnn.read_prompt(ids[:, :before], self.state, part)
+            logits = self.rnn.read_prompt(ids[:, :before], self.state, part, rest=ids.shape[1] - before)
         decoding = self.state
         if self.copies > 1:
             decoding = self.rnn.select(self.state, each(self.state.batch_size, self.copies))
@@ -217,7 +219,7 @@ class Continuation:
 
     def _read(self, ids: Tensor) -> Tensor:
         assert self.cached is not None
-        logits = self.rnn.read_prompt(ids, self.cached.state, None)
+        logits = self.rnn.read_answer(ids, self.cached.state, None)
         self.cached.report(ids.shape[1])
         return logits
 
@@ -234,7 +236,7 @@ class Continuation:
         if self.copies > 1:
             new = out.sequences[:, prompt - 1 :]
             real = torch.cat([torch.ones_like(new[:, :1]), mask_generated(out, prompt, self.ends)], dim=1)
-            self.rnn.read_prompt(new.masked_fill(real == 0, 0), self.state, real)
+            self.rnn.read_answer(new.masked_fill(real == 0, 0), self.state, real)
             return
         generated, real = out.sequences[:, prompt:], mask_generated(out, prompt, self.ends)
         read = torch.cat(self.fed, dim=1) if self.fed else generated[:, :0]

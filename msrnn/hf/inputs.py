@@ -28,10 +28,16 @@ def check_input(
         raise TypeError(f"state of {type(state).__name__}: must be a MultiState, as rnn.state() makes it")
     state.check_fits(spec.fingerprint)
     spec.check_device(state)
+    spec.check_archives(state)
     if input_ids.shape[0] != state.batch_size:
         raise UsageError(
             f"input_ids of {input_ids.shape[0]} sequences do not fit a state of {state.batch_size}: "
             "use a state of the same batch size"
+        )
+    if spec.recall is not None and spec.hybrid and state.batch_size > 1:
+        raise UsageError(
+            f"a state of {state.batch_size} sequences: with recall, each is read alone, and the linear-attention "
+            "layers of this model cannot be; select one"
         )
     state.check_room(input_ids.shape[1])
     spec.check_gaps(state.columns + input_ids.shape[1])

@@ -13,7 +13,7 @@ from msrnn.core.rope import Capped, Spacing
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.errors import UsageError
 from msrnn.policy import Bound
-from msrnn.recall import EXACT, Recall
+from msrnn.recall import EXACT, QUESTION, Recall
 
 
 def check_recall(recall: Recall, bounds: Sequence[Bound | None], linear: Sequence[bool], shared: bool) -> None:
@@ -65,7 +65,7 @@ def find_reach(config: Any, bound: Bound, spaced: Spacing | None) -> int:
     if length is None and widest is None:
         reason = "the config of this model has no max_position_embeddings; use positions 'compact' or 'compressed:N'"
         raise UsageError(reason, name="recall", value=bound.recall.rows)
-    longest = None if length is None else length - 1 - bound.recall.rows - bound.recall.every
+    longest = None if length is None else length - 1 - bound.recall.rows - max(QUESTION, bound.recall.every)
     if longest is not None and longest < bound.size:
         raise UsageError(
             f"{bound.size:,} held rows and {bound.recall.rows:,} recalled ones do not fit the {length:,} positions "

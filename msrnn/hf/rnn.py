@@ -84,6 +84,12 @@ class MultiStateRNN:
         options: Any = {"positions": positions, "state_dtype": state_dtype, "backend": backend, "chunk": chunk}
         if not isinstance(recall, Recall):
             check_count("recall", recall, least=0, of="KV rows")
+        elif recall_every != 1:
+            raise UsageError("a Recall has it already", name="recall_every", value=recall_every, advice="leave it out")
+        if not recall and recall_while_reading is not None:
+            raise UsageError(
+                "needs recall, the number of rows", name="recall_while_reading", value=recall_while_reading
+            )
         chosen = recall if isinstance(recall, Recall) else Recall(recall, recall_every) if recall else None
         self.spec = state_spec(model, policy, size, **options, in_blocks=True, recall=chosen)
         self.recall_while_reading = recall_while_reading
@@ -184,11 +190,12 @@ class MultiStateRNN:
                 mine["policy"] = theirs["policy"]
         state.check_fits(mine)
         layers = state.fork(1).layers
-        for layer, bound, shape in zip(layers, self.spec.bounds, self.spec.shapes, strict=True):
-            if isinstance(layer, Slots) and bound is not None:
+        for i, (layer, bound) in enumerate(zip(layers, self.spec.bounds, strict=True)):
+            if isinstance(layer, RecallSlots):
+                layers[i] = self.spec.memory(i, state.batch_size)
+                layers[i].take_rows(layer)
+            elif isinstance(layer, Slots) and bound is not None:
                 layer.bound = bound
-            if isinstance(layer, RecallSlots) and shape is not None:
-                layer.reach = shape.reach
         converted = MultiState(layers, self.spec.fingerprint, state.columns)
         if any(state.protected):
             self.spec.check_protect()
@@ -239,7 +246,8 @@ class MultiStateRNN:
         into calls. `on_block` is called with the number of columns that were read since. `record(layer)` returns a
         function that receives the layer's eviction times. With `protect`, these tokens are never evicted, until
         `state.release()`; more than fit are refused before a token is read. With `recall_every`, blocks of so many
-        tokens, from multiples of it on, recall archived rows; without it, these tokens see held rows only.
+        tokens, from multiples of it and from the beginning of the call on, recall archived rows; without it, these
+        tokens see held rows only.
         """
         input_ids, mask = check_input(self.model, self.spec, input_ids, state, attention_mask)
         check_same_input(input_ids, self.spec.model.shards)
@@ -265,18 +273,27 @@ class MultiStateRNN:
                 advice="make it with recall=, the number of rows to recall",
             )
 
-    def read_prompt(self, input_ids: Tensor, state: MultiState, mask: Tensor | None) -> Tensor:
-        """Read a prompt -> its last logits. Where rows are archived, its last tokens recall as a question does."""
+    def read_prompt(self, input_ids: Tensor, state: MultiState, mask: Tensor | None, rest: int = 0) -> Tensor:
+        """Read a prompt, without its last `rest` tokens, which the caller has -> its last logits.
+
+        Where rows are archived, the last tokens of a prompt recall as a question does.
+        """
         if self.prompt_recall is None:
             return self.read(input_ids, state, mask, last_only=True)
         logits, begin = None, 0
-        for end, recalling in self.prompt_recall.parts(input_ids.shape[1]):
+        for end, recalling in self.prompt_recall.parts(input_ids.shape[1] + rest):
             ids, part = input_ids[:, begin:end], None if mask is None else mask[:, begin:end]
-            every = None if recalling is None else recalling.every
-            logits = self.read(ids, state, part, last_only=True, recall_every=every)
+            every = None if recalling is None or not (part is None or bool(part.any())) else recalling.every
+            if ids.shape[1]:
+                logits = self.read(ids, state, part, last_only=True, recall_every=every)
             begin = end
         assert logits is not None
         return logits
+
+    def read_answer(self, input_ids: Tensor, state: MultiState, mask: Tensor | None) -> Tensor:
+        """Read tokens of an answer -> the last logits. Where rows are archived, they recall as steps do."""
+        every = self.spec.recall.every if self.spec.recall else None
+        return self.read(input_ids, state, mask, last_only=True, recall_every=every)
 
     def _protecting(self, state: MultiState, input_ids: Tensor, mask: Tensor | None) -> AbstractContextManager[None]:
         self.spec.check_protect()
@@ -445,6 +462,12 @@ class MultiStateRNN:
             raise UsageError("attention_mask: generate continues from the last column, so pad on the left")
         check_same_input(input_ids, self.spec.model.shards, samples=bool(settings["do_sample"]))
         sequences, beams = settings["num_return_sequences"] or 1, settings["num_beams"] or 1
+        if self.spec.recall is not None and self.spec.recall.every > 1:
+            for name, value in (("num_beams", beams), ("num_return_sequences", sequences)):
+                if value > 1:
+                    raise UsageError("needs recall_every=1", name=name, value=value, advice="recall for every token")
+            if settings["output_hidden_states"]:
+                raise UsageError("needs recall_every=1", name="output_hidden_states", value=True, advice="leave it out")
         if continues and sequences > 1:
             raise UsageError(
                 "a state holds one continuation",

@@ -155,6 +155,15 @@ class StateSpec:
             if shape and layer.seen.device != shape.device:
                 raise UsageError(f"a state on {layer.seen.device}: the model is on {shape.device}; use state.to(...)")
 
+    def check_archives(self, state: MultiState) -> None:
+        """Refuse a state whose archives are searched in another way than this RNN searches."""
+        for shape, bound, layer in zip(self.shapes, self.bounds, state.layers, strict=True):
+            if shape and bound and bound.recall and type(layer) is not slots_class(shape, bound):
+                raise UsageError(
+                    "the archives of this state are searched in another way, by kernels or by the host",
+                    advice="use rnn.convert_state(state)",
+                )
+
     def check_autocast(self) -> None:
         """Refuse autocast to another dtype than that of the states."""
         for shape in filter(None, self.shapes):

@@ -17,6 +17,7 @@ from torch import Tensor
 from msrnn.backends.triton.common import LEAST, cap_scores, width
 from msrnn.backends.triton.quantization import quantize
 from msrnn.core import archive, paged_slots
+from msrnn.core.guests import find_held
 from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.scores import Scoring
 
@@ -231,7 +232,8 @@ def _rank_tokens(
         query, key, position, slots.table, *_index_types(slots), scores, maxima, sums, scoring.scale, scoring.softcap,
         *key.stride()[:3], T, K=K, D=D, Q=Q, MOST=slots.table.shape[1], N=N, BQ=rows, num_warps=4,
     )  # fmt: skip
-    at = slots.position.long()
+    first = torch.where(position >= 0, position, 2**31 - 1).amin(-1)
+    at = find_held(slots, first).long()
     held = torch.zeros(B, G, N + 1, dtype=torch.int8, device=query.device)
     held.scatter_(2, torch.where((at >= 0) & (at < N), at, N), 1)
     shares, tops = exact(B, K, N), exact(B, K, N // paged_slots.TILE)
