@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -61,11 +60,6 @@ class PagedSlots(RecallSlots):
     def settle(self) -> None:
         for archive, seen in zip(self.archives, self.seen.tolist(), strict=True):
             archive.end, archive.ahead = seen, 0
-
-    def take_archives(self, numbers: Sequence[int], other: Any, sources: Sequence[int]) -> None:
-        super().take_archives(numbers, other, sources)
-        for number in numbers:
-            self._write_addresses(number, self.archives[number].addresses())
 
     def __setstate__(self, values: dict[str, Any]) -> None:
         """After a copy or in another process, segments have other addresses."""
