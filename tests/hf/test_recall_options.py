@@ -16,7 +16,7 @@ from msrnn.core.slots import LayerShape, Slots
 from msrnn.errors import UsageError
 from msrnn.hf.recall_options import add_recall, check_recall, count_archived, find_reach, is_paged, slots_class
 from msrnn.policy import FULL, Bound, Policy, layer_bound
-from msrnn.recall import Recall
+from msrnn.recall import QUESTION, Recall
 
 SHAPE = LayerShape(4, 2, 8, 8, torch.float32, torch.device("cpu"))
 TOVA = Policy.parse("tova")
@@ -42,7 +42,7 @@ def test_reach_leaves_room_for_the_guests() -> None:
     assert find_reach(config, BOUND, None) == 0
     assert find_reach(config, BOUND, spacing("compact")) == 64
     assert find_reach(config, BOUND, spacing("compressed:3")) == 192
-    assert find_reach(config, BOUND, spacing("compressed:ln")) == 512 - 1 - 16 - 1
+    assert find_reach(config, BOUND, spacing("compressed:ln")) == 512 - 1 - 16 - QUESTION
     with pytest.raises(UsageError, match="do not fit the 512 positions"):
         find_reach(config, replace(BOUND, size=500), spacing("compact"))
 
