@@ -181,7 +181,7 @@ def reposition(kind: str, device: str) -> Repositioning:
     return Repositioning(apart, Rope(FREQUENCY.to(device)))
 
 
-@every_backend
+@pytest.mark.parametrize("name", but(["torch", "numba", "scored"], ["torch", "numba", "triton", "scored"]))
 def test_keys_that_are_rerotated_by_nothing(name: str, device: str) -> None:
     """No gap is so wide that it is compressed, so a layer is the same as without repositioning."""
     scoring, bound = Scoring(0.5, None, random_sinks(device)), BOUNDS["h2o"]

@@ -248,6 +248,7 @@ def test_copies_of_a_state_are_apart(model: PreTrainedModel, ids: Tensor) -> Non
         assert torch.equal(rnn.read(ids[:1, 40:], one, recall_every=1), expected)
 
 
+@pytest.mark.slow
 def test_states_that_are_searched_in_other_ways(model: PreTrainedModel, ids: Tensor, monkeypatch: Any) -> None:
     """Kernels run in triton's interpreter here."""
     monkeypatch.setattr(paged_slots, "LEAST_SEGMENTS", 1)
