@@ -77,7 +77,7 @@ class PromptRecall:
         return Recalling(self.recall.every, starts=False)
 
     def parts(self, tokens: int) -> list[tuple[int, Recalling | None]]:
-        """The parts of a prompt of so many tokens: where each ends, and how its tokens recall."""
+        """The parts of a prompt, which has this number of tokens: where each ends, and how its tokens recall."""
         before = max(0, tokens - QUESTION)
         reading = None if self.while_reading is None else Recalling(self.while_reading, starts=True)
         return [*([(before, reading)] if before else []), (tokens, Recalling(self.recall.every, starts=True))]
@@ -85,8 +85,8 @@ class PromptRecall:
     def find_shared_length(self, length: int, tokens: int) -> int:
         """The most of the first `length` tokens whose state all prompts that begin with them have in common.
 
-        The prompt has so many `tokens`. Its question is not shared: in a longer prompt the same tokens are no question.
-        A block that is not whole is not either.
+        The whole prompt has `tokens` tokens. Its question is not shared: in a longer prompt the same tokens are no
+        question. A block that is not whole is not shared either.
         """
         grain = self.while_reading or QUESTION  # coarse, so that prompts with other questions share prefixes
         return max(0, min(length, tokens - QUESTION)) // grain * grain

@@ -23,7 +23,8 @@ Policies = Annotated[
 ]
 Sizes = Annotated[list[int] | None, Option("--size", help="KV rows per layer; repeat for more.", show_default="512")]
 Recall = Annotated[
-    int, Option(help="Also answer with so many evicted KV rows recalled, for each KV head; 0: only without recall.")
+    int,
+    Option(help="Answer with recall as well: the number of recalled KV rows of each KV head; 0: only without recall."),
 ]
 RecallEvery = Annotated[int, Option(help="Tokens of questions and answers that share their recalled rows.")]
 RecallWhileReading = Annotated[

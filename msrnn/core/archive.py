@@ -103,7 +103,7 @@ class Archive:
         self.begin = self.end = 0
         self.ahead = 0  # tokens that kernels may have written since, where the host does not know
         self._segments: list[Segment] = []
-        self._shared = 0  # so many segments may belong to forks as well, and are not written to
+        self._shared = 0  # the number of first segments that other archives may have as well: these are not written to
 
     @property
     def nbytes(self) -> int:
@@ -157,7 +157,7 @@ class Archive:
         self._drop_oldest()
 
     def make_room(self, tokens: int) -> bool:
-        """Let so many tokens more be written; says whether segments have changed."""
+        """Make room for the next tokens -> whether the segments have changed."""
         if self.end + tokens <= self.capacity:
             return False
         first, used = divmod(self.end - self.begin, SEGMENT)

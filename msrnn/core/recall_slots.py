@@ -51,7 +51,7 @@ class RecallSlots(Slots):
             archive.append(*rows)
 
     def reserve(self, columns: int) -> None:
-        """Let so many tokens of each sequence be archived. Forks that are continued stop sharing their last segment."""
+        """Make room for the next columns. A fork gets a copy of its last segment now, before it is written to."""
         for archive in self.archives:
             archive.make_room(columns)
 

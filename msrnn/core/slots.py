@@ -81,7 +81,7 @@ class _Buffers:
         return sum(t.nbytes for t in self.tensors().values())
 
     def archive_nbytes(self, seen: Sequence[int]) -> int:
-        """Bytes of the archived rows of sequences that have read so many tokens; forks count what they share, each."""
+        """Bytes of the archived rows; `seen` has the tokens that each sequence has read. Forks count shared rows."""
         return 0
 
     def head_tensors(self) -> set[str]:
@@ -139,10 +139,10 @@ class _Buffers:
         return other
 
     def reserve(self, columns: int) -> None:
-        """Make room for so many columns, where rows are archived."""
+        """Make room in the archives, if there are any, for the next columns."""
 
     def begin_read(self, columns: int) -> None:
-        """Prepare for a forward pass over so many columns, and count them, where rows are archived."""
+        """Make room in the archives, if there are any, for a forward pass, and count its columns."""
 
     def share_buffers(self) -> Any:
         """A layer with the same buffers. Where rows are archived, it has empty archives of its own."""

@@ -99,7 +99,7 @@ class MultiState:
             layer.begin_read(columns)
 
     def reserve(self, columns: int) -> int:
-        """Make room for so many columns, where rows are archived -> the segments that a search ranks; 0: none."""
+        """Make room in the archives for the next columns -> the segments that kernels search; 0: no kernels do."""
         paged = [layer for layer in self.layers if isinstance(layer, PagedSlots)]
         for layer in paged:
             layer.reserve(columns)

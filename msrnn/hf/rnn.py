@@ -245,9 +245,9 @@ class MultiStateRNN:
         `attention_mask` [B, T] covers these columns, 0 for padding. The result does not depend on how a text is split
         into calls. `on_block` is called with the number of columns that were read since. `record(layer)` returns a
         function that receives the layer's eviction times. With `protect`, these tokens are never evicted, until
-        `state.release()`; more than fit are refused before a token is read. With `recall_every`, blocks of so many
-        tokens, from multiples of it and from the beginning of the call on, recall archived rows; without it, these
-        tokens see held rows only.
+        `state.release()`; more than fit are refused before a token is read. With `recall_every`, blocks of that
+        many tokens recall archived rows; they begin at multiples of it and at the beginning of the call. Without it,
+        these tokens see held rows only.
         """
         input_ids, mask = check_input(self.model, self.spec, input_ids, state, attention_mask)
         check_same_input(input_ids, self.spec.model.shards)

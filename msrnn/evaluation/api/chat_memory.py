@@ -55,7 +55,7 @@ def chat_memory(
     conversations         a file in LoCoMo's JSON format, or what `load_conversations` read from one
     policies              policies or their names, or "full"
     sizes                 KV rows per layer
-    recall                each policy and size also answers with so many recalled rows; 0: not
+    recall                recalled rows of each KV head; each policy and size answers with and without them
     recall_every          tokens that share their recalled rows, in questions and answers
     recall_while_reading  the same while the conversation is read; None: it is read without recall
     limit                 questions to ask, at most, conversation by conversation; None: all

@@ -2,8 +2,8 @@
 
 LoCoMo: Maharana et al., "Evaluating Very Long-Term Conversational Memory of LLM Agents" (ACL 2024, arXiv:2402.17753).
 The numbers of its categories are in no table of the paper. They follow from the authors' evaluation code
-(https://github.com/snap-research/locomo, `task_eval/evaluation.py`; see its issue 29): only category 1 is scored by
-parts, and only category 5 by "not mentioned".
+(https://github.com/snap-research/locomo, `task_eval/evaluation.py`): only category 1 is
+scored by parts, and only category 5 by "not mentioned".
 """
 
 from __future__ import annotations
