@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from msrnn.backends.base import Backend
-from msrnn.core.guests import attend_guests, recall
+from msrnn.core.guests import Attention, attend_guests, recall
 from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.scores import Scoring
@@ -88,10 +88,19 @@ def _attend_with_guests(
     record: Record | None,
 ) -> Tensor:
     """Attend to held rows and guests. To a backend, guests are a sink of each query: they are not observed."""
-    guests = attend_guests(slots, query, position, scoring)
+    guests = _attend_guests(slots, query, position, scoring)
     sinks, share = guests.log_sum, torch.empty_like(guests.log_sum)
     if scoring.sinks is not None:
         sinks = torch.logaddexp(sinks, scoring.sinks.float()[:, None])
     output = attend(slots, query, key, value, position, replace(scoring, sinks=sinks), chunk, backend, record, share)
-    share = share * (guests.log_sum - sinks).nan_to_num(nan=-torch.inf).exp()  # without the learned sinks
+    if scoring.sinks is not None:
+        share = share * (guests.log_sum - sinks).nan_to_num(nan=-torch.inf).exp()  # without the learned sinks
     return output + (share[..., None] * guests.output).transpose(1, 2).to(output.dtype)
+
+
+def _attend_guests(slots: RecallSlots, query: Tensor, position: Tensor, scoring: Scoring) -> Attention:
+    if isinstance(slots, PagedSlots):
+        from msrnn.backends.triton.recall import attend_guests_triton
+
+        return attend_guests_triton(slots, query, position, scoring)
+    return attend_guests(slots, query, position, scoring)

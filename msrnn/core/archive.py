@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from msrnn.core.pinned_memory import PINNED
 from msrnn.core.quantization import SCALE_DTYPE, Rows, quantize
 from msrnn.core.slots import ordinary_tensors
 from msrnn.errors import UsageError
@@ -47,9 +48,12 @@ class ArchiveLayout:
     def allocate(self, tokens: int, width: int | None, dtype: torch.dtype) -> Tensor:
         """[K, tokens, width], or [K, tokens] without a width."""
         shape = (self.kv_heads, tokens) if width is None else (self.kv_heads, tokens, width)
-        if self.folder is None:
-            return torch.empty(shape, dtype=dtype, device=self.device, pin_memory=self.pinned)
         count = self.kv_heads * tokens * (width or 1)
+        if self.pinned:
+            nbytes = count * dtype.itemsize
+            return PINNED.take(nbytes)[:nbytes].view(dtype).view(shape)
+        if self.folder is None:
+            return torch.empty(shape, dtype=dtype, device=self.device)
         self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=self.folder, prefix="msrnn-archive-") as file:
             return torch.from_file(file.name, shared=True, size=count, dtype=dtype).view(shape)

@@ -22,8 +22,8 @@ from msrnn.hf.cache_state import CachedState
 from msrnn.hf.cuda_graphs import Graphs
 from msrnn.hf.generation import Continuation, SequenceEnds, Settings, redirect_forward
 from msrnn.hf.handover import begin_block, end_block, give_back, hand_over
-from msrnn.hf.inputs import check_input, count_tokens, positions_of, split_at_blocks
-from msrnn.hf.read_plan import Shape
+from msrnn.hf.inputs import check_input, count_tokens, positions_of
+from msrnn.hf.recalling_reader import RecallingReader
 from msrnn.hf.state_spec import state_spec
 from msrnn.hf.tensor_parallel import check_same_input, naming_lost_ranks
 from msrnn.hf.wavefront import Wave
@@ -99,6 +99,7 @@ class MultiStateRNN:
         self._given_block = block
         self.block = block or (STEPWISE_BLOCK if stepwise else DEFAULT_BLOCK)
         self._graphs = Graphs(model, self.spec, compile)
+        self._recalling = RecallingReader(self.spec, self._graphs, self.forward, self.select, self.block)
 
     def __repr__(self) -> str:
         return f"MultiStateRNN({self.spec.summary}, device={str(self.device)!r})"
@@ -252,26 +253,11 @@ class MultiStateRNN:
         input_ids, mask = check_input(self.model, self.spec, input_ids, state, attention_mask)
         check_same_input(input_ids, self.spec.model.shards)
         if recall_every is not None:
-            self._check_recalls(recall_every, mask, record)
+            self._recalling.check(recall_every, mask, record)
         with self._protecting(state, input_ids, mask) if protect else nullcontext():
             if recall_every is not None:
-                return self._read_recalling(input_ids, state, mask, last_only, on_block, recall_every)
+                return self._recalling.read(input_ids, state, mask, last_only, on_block, recall_every)
             return self._read(input_ids, state, mask, last_only, on_block, record)
-
-    def _check_recalls(self, every: int, mask: Tensor | None, record: Callable[[int], Record] | None) -> None:
-        """Refuse to recall without an archive, and what cannot be read block by block."""
-        check_count("recall_every", every, of="tokens")
-        if record is not None:
-            raise UsageError("tokens that recall cannot be traced", name="recall_every", value=every)
-        if mask is not None and not bool(mask.any()):
-            raise UsageError("attention_mask: has no token that could recall; leave the call out")
-        if self.spec.recall is None:
-            raise UsageError(
-                "this RNN archives nothing",
-                name="recall_every",
-                value=every,
-                advice="make it with recall=, the number of rows to recall",
-            )
 
     def read_prompt(self, input_ids: Tensor, state: MultiState, mask: Tensor | None, rest: int = 0) -> Tensor:
         """Read a prompt, without its last `rest` tokens, which the caller has -> its last logits.
@@ -326,75 +312,6 @@ class MultiStateRNN:
             start += width
         assert logits is not None
         return logits
-
-    def _read_recalling(
-        self,
-        input_ids: Tensor,
-        state: MultiState,
-        mask: Tensor | None,
-        last_only: bool,
-        on_block: Callable[[int], None] | None,
-        every: int,
-    ) -> Tensor:
-        """Read tokens that recall, each sequence alone: the blocks of different sequences begin at other columns."""
-        if state.batch_size == 1:
-            logits = self._read_one_recalling(input_ids, state, mask, last_only, on_block, every)
-            assert logits is not None
-            return logits
-        columns = input_ids.shape[1]
-        parts = [None] * state.batch_size if mask is None else mask.split(1)
-        each = []
-        with state.reading(columns):
-            for b, (ids, part) in enumerate(zip(input_ids.split(1), parts, strict=True)):
-                # The buffers of a captured graph are those of one state: no view of another's can be read with it.
-                one = self.select(state, [b]) if self.captures else state.view(slice(b, b + 1))
-                each.append(self._read_one_recalling(ids, one, part, last_only, None, every))
-                if self.captures:
-                    state.set_sequence(b, one)
-        if on_block:
-            on_block(columns)
-        some = next(logits for logits in each if logits is not None)
-        return torch.cat([torch.zeros_like(some) if logits is None else logits for logits in each])
-
-    def _read_one_recalling(
-        self,
-        input_ids: Tensor,
-        state: MultiState,
-        mask: Tensor | None,
-        last_only: bool,
-        on_block: Callable[[int], None] | None,
-        every: int,
-    ) -> Tensor | None:
-        """Read one sequence, without its padding, in forward passes that begin where blocks do -> logits, if any."""
-        real = None if mask is None else mask[0].bool()
-        ids = input_ids if real is None else input_ids[:, real]
-        logits = []
-        for piece in split_at_blocks(ids, int(state.seen), every, every if self.captures else self.block):
-            logits.append(self._read_blocks_recalling(piece, state, last_only, every))
-            if on_block:
-                on_block(piece.shape[1])
-        state.columns += input_ids.shape[1] - ids.shape[1]  # padding counts as read
-        if last_only or not logits:
-            return logits[-1] if logits else None
-        if real is None:
-            return torch.cat(logits, dim=1)
-        read = torch.cat(logits, dim=1)
-        spread = read.new_zeros(1, input_ids.shape[1], read.shape[-1])
-        spread[:, real] = read
-        return spread
-
-    def _read_blocks_recalling(self, ids: Tensor, state: MultiState, last_only: bool, every: int) -> Tensor:
-        """Read one block that recalls, or several in one forward pass -> logits."""
-        columns, recalling = ids.shape[1], Recalling(every, starts=every > 1)
-        graph = (
-            self._graphs.of(state, Shape(columns, columns), last_only, recalling=recalling)
-            if columns == every
-            else None
-        )
-        with state.reading(columns):
-            if graph is not None:
-                return graph(ids)[0].clone()
-            return self.forward(ids, state, None, last_only, recalling=Recalling(every, starts=True))
 
     def _read_wave(
         self,

@@ -1,0 +1,95 @@
+"""Pinned memory of the host for archives: what a GPU reads and writes by address.
+
+Pinning is slow, a gigabyte takes half a second or more. So memory is pinned in slabs by several threads, the next slab
+while the last is used, and what is not used any more is used again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+PAGE = 4096
+FIRST_SLAB, LARGEST_SLAB = 2**27, 2**30
+MAPPED = 3  # cudaHostRegisterMapped and cudaHostRegisterPortable: every GPU finds it by the host's address
+THREADS = 8  # that touch the pages of a slab, so that these exist when they are pinned
+
+
+class PinnedMemory:
+    """Blocks of pinned memory, for all archives of a process. A block returns when no tensor uses it any more."""
+
+    def __init__(self, pin: Callable[[int], mmap.mmap], wait: Callable[[], None]) -> None:
+        self._pin, self._wait = pin, wait
+        self._lock = threading.Lock()
+        self._free: dict[int, list[tuple[mmap.mmap, int]]] = defaultdict(list)
+        self._returned: deque[tuple[int, mmap.mmap, int]] = deque()  # kernels may still use these
+        self._slab: mmap.mmap | None = None
+        self._used = 0
+        self._pool: ThreadPoolExecutor | None = None
+        self._next: Future[mmap.mmap] | None = None
+
+    def take(self, nbytes: int) -> Tensor:
+        """A tensor [nbytes] uint8 of arbitrary numbers."""
+        nbytes = -(-nbytes // PAGE) * PAGE
+        with self._lock:
+            if not self._free[nbytes] and self._returned:
+                self._reclaim()
+            slab, begin = self._free[nbytes].pop() if self._free[nbytes] else self._carve(nbytes)
+        buffer = (ctypes.c_uint8 * nbytes).from_buffer(slab, begin)
+        weakref.finalize(buffer, self._returned.append, (nbytes, slab, begin)).atexit = False
+        return torch.frombuffer(buffer, dtype=torch.uint8)
+
+    def _reclaim(self) -> None:
+        """Let returned blocks be used again, when no kernel reads or writes them."""
+        self._wait()
+        for _ in range(len(self._returned)):
+            nbytes, slab, begin = self._returned.popleft()
+            self._free[nbytes].append((slab, begin))
+
+    def _carve(self, nbytes: int) -> tuple[mmap.mmap, int]:
+        if self._slab is None or self._used + nbytes > len(self._slab):
+            self._begin_slab(nbytes)
+        assert self._slab is not None
+        begin, self._used = self._used, self._used + nbytes
+        return self._slab, begin
+
+    def _begin_slab(self, nbytes: int) -> None:
+        """Take the slab that was pinned ahead, or one that is large enough, and pin another ahead."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "pins-memory")
+        ahead, self._next = self._next, None
+        slab = None
+        if ahead is not None:
+            with suppress(RuntimeError, OSError):  # there may be room for a smaller one
+                slab = ahead.result()
+        if slab is None or len(slab) < nbytes:
+            slab = self._pin(max(FIRST_SLAB, nbytes))
+        self._slab, self._used = slab, 0
+        self._next = self._pool.submit(self._pin, min(LARGEST_SLAB, 2 * len(slab)))
+
+
+def pin_slab(nbytes: int) -> mmap.mmap:
+    """New memory, pinned."""
+    slab = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+        if hasattr(mmap, advice):
+            slab.madvise(getattr(mmap, advice))
+    whole = torch.frombuffer(slab, dtype=torch.uint8)
+    with ThreadPoolExecutor(THREADS) as pool:
+        [*pool.map(Tensor.zero_, whole.split(-(-nbytes // THREADS)))]
+    error = torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), nbytes, MAPPED)
+    if int(error):
+        raise RuntimeError(f"{nbytes:,} bytes of the host's memory cannot be pinned ({error})")
+    return slab
+
+
+PINNED = PinnedMemory(pin_slab, torch.cuda.synchronize)
