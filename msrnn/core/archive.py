@@ -7,7 +7,7 @@ copied. The archive of a folder is in memory-mapped files that have no name: the
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,22 +58,27 @@ class ArchiveLayout:
         with tempfile.NamedTemporaryFile(dir=self.folder, prefix="msrnn-archive-") as file:
             return torch.from_file(file.name, shared=True, size=count, dtype=dtype).view(shape)
 
+    @ordinary_tensors
+    def segments(self, rooms: Sequence[int]) -> list[Segment]:
+        """New segments for so many tokens each. Their 8-bit copies are allocated together: a GPU does it slowly."""
+        if self.index_on is None:
+            return [Segment(self, room, None) for room in rooms]
+        shape = (len(rooms), self.kv_heads, max(rooms), self.key_dim)
+        codes = torch.empty(shape, dtype=torch.int8, device=self.index_on)
+        scales = torch.empty(shape[:3], dtype=SCALE_DTYPE, device=self.index_on)
+        return [Segment(self, room, Rows(codes[i], scales[i])) for i, room in enumerate(rooms)]
+
 
 class Segment:
     """Rows of consecutive tokens, and 8-bit copies of their keys where a search uses them."""
 
-    @ordinary_tensors
-    def __init__(self, layout: ArchiveLayout, room: int) -> None:
+    def __init__(self, layout: ArchiveLayout, room: int, index: Rows | None) -> None:
         code, self.room = layout.code or layout.dtype, room
         self.keys, self.values = (layout.allocate(room, width, code) for width in (layout.key_dim, layout.value_dim))
         self.key_scale, self.value_scale = (
             layout.allocate(room, None, SCALE_DTYPE) if layout.code else None for _ in range(2)
         )
-        self.index: Rows | None = None
-        if layout.index_on is not None:
-            shape = (layout.kv_heads, room, layout.key_dim)
-            scale = torch.zeros(shape[:2], dtype=SCALE_DTYPE, device=layout.index_on)
-            self.index = Rows(torch.zeros(shape, dtype=torch.int8, device=layout.index_on), scale)
+        self.index = index
 
     def write(self, begin: int, key: Rows, value: Rows) -> None:
         """Write rows [K, n, D] at `begin`."""
@@ -113,6 +118,11 @@ class Archive:
     def nbytes(self) -> int:
         """Bytes of the rows; forks count what they share, each."""
         return (self.end - self.begin) * self.layout.row_bytes
+
+    @property
+    def shared(self) -> bool:
+        """Whether some of its segments may be another archive's as well."""
+        return bool(self._shared)
 
     @property
     def capacity(self) -> int:
@@ -170,17 +180,19 @@ class Archive:
             self._replace(first, used, needed)
         del self._segments[first + 1 : max(self._shared, first + 1)]  # a fork's room ahead
         self._shared = 0
-        while needed > SEGMENT * (len(self._segments) - first):
-            missing = needed - SEGMENT * (len(self._segments) - first)
-            whole = self.layout.whole or bool(self._segments)
-            self._segments.append(Segment(self.layout, SEGMENT if whole else min(SEGMENT, max(SMALLEST, missing))))
+        missing = needed - SEGMENT * (len(self._segments) - first)
+        if missing > 0:
+            rooms = [SEGMENT] * -(-missing // SEGMENT)
+            if not self.layout.whole and not self._segments:
+                rooms[0] = min(SEGMENT, max(SMALLEST, missing))
+            self._segments += self.layout.segments(rooms)
         return True
 
     def _replace(self, index: int, used: int, needed: int) -> None:
         """Give the archive a segment of its own in place of one that is shared or too small, with the same rows."""
         self._wait()
         before = self._segments[index]
-        grown = Segment(self.layout, min(SEGMENT, max(before.room, 2 * used, needed)))
+        (grown,) = self.layout.segments([min(SEGMENT, max(before.room, 2 * used, needed))])
         grown.write(0, *before.read(0, used))
         self._segments[index] = grown
 

@@ -15,6 +15,7 @@ from msrnn.policy import Bound
 
 MOST_SEGMENTS = 4096  # of a sequence
 LEAST_SEGMENTS = 8  # that a search ranks: fewer would hardly take less time
+MOST_AHEAD = 2**16  # tokens that kernels may have archived, until the host asks: some may be padding, and need no room
 KEYS, VALUES, INDEX, INDEX_SCALE = range(4)  # columns of the table
 TILE = 64  # tokens that a search ranks together first
 
@@ -46,11 +47,13 @@ class PagedSlots(RecallSlots):
         return {name: tensor for name, tensor in super().saved_tensors.items() if name != "table"}
 
     def reserve(self, columns: int) -> None:
-        if any(archive.end + archive.ahead + columns > archive.capacity for archive in self.archives):
+        short = [archive for archive in self.archives if archive.end + archive.ahead + columns > archive.capacity]
+        if any(archive.shared or archive.ahead > MOST_AHEAD for archive in short):
             self.settle()
-            for number, archive in enumerate(self.archives):
-                if archive.make_room(columns):
-                    self._write_addresses(number, archive.addresses())
+        for number, archive in enumerate(self.archives):
+            before = 0 if archive.shared else archive.segment_count
+            if archive.make_room(archive.ahead + columns):
+                self._write_addresses(number, archive.addresses(), before)
 
     def begin_read(self, columns: int) -> None:
         self.reserve(columns)
@@ -76,8 +79,10 @@ class PagedSlots(RecallSlots):
             self._write_addresses(number, archive.addresses())
 
     @ordinary_tensors
-    def _write_addresses(self, number: int, addresses: list[list[int]]) -> None:
+    def _write_addresses(self, number: int, addresses: list[list[int]], before: int = 0) -> None:
+        """Write the addresses of segments to the table; of the first ones it has them before. The GPU need not wait."""
         if len(addresses) > MOST_SEGMENTS:
             raise UsageError(f"an archive of {MOST_SEGMENTS * SEGMENT:,} tokens is full: continue from an empty state")
-        if addresses:
-            self.table[number, : len(addresses)] = torch.tensor(addresses, dtype=torch.int64).to(self.table.device)
+        if addresses[before:]:
+            fresh = torch.tensor(addresses[before:], pin_memory=self.table.is_cuda)
+            self.table[number, before : len(addresses)].copy_(fresh, non_blocking=True)

@@ -25,7 +25,10 @@ THREADS = 8  # that touch the pages of a slab, so that these exist when they are
 
 
 class PinnedMemory:
-    """Blocks of pinned memory, for all archives of a process. A block returns when no tensor uses it any more."""
+    """Blocks of pinned memory, for all archives of a process. A block returns when no tensor uses it any more.
+
+    Slabs stay until the process ends: the address of one that is unmapped must not be pinned any more.
+    """
 
     def __init__(self, pin: Callable[[int], mmap.mmap], wait: Callable[[], None]) -> None:
         self._pin, self._wait = pin, wait
@@ -56,14 +59,16 @@ class PinnedMemory:
             self._free[nbytes].append((slab, begin))
 
     def _carve(self, nbytes: int) -> tuple[mmap.mmap, int]:
+        if nbytes > FIRST_SLAB:
+            return self._pin(nbytes), 0
         if self._slab is None or self._used + nbytes > len(self._slab):
-            self._begin_slab(nbytes)
+            self._begin_slab()
         assert self._slab is not None
         begin, self._used = self._used, self._used + nbytes
         return self._slab, begin
 
-    def _begin_slab(self, nbytes: int) -> None:
-        """Take the slab that was pinned ahead, or one that is large enough, and pin another ahead."""
+    def _begin_slab(self) -> None:
+        """Take the slab that was pinned ahead, and pin another ahead."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "pins-memory")
         ahead, self._next = self._next, None
@@ -71,8 +76,8 @@ class PinnedMemory:
         if ahead is not None:
             with suppress(RuntimeError, OSError):  # there may be room for a smaller one
                 slab = ahead.result()
-        if slab is None or len(slab) < nbytes:
-            slab = self._pin(max(FIRST_SLAB, nbytes))
+        if slab is None:
+            slab = self._pin(FIRST_SLAB)
         self._slab, self._used = slab, 0
         self._next = self._pool.submit(self._pin, min(LARGEST_SLAB, 2 * len(slab)))
 

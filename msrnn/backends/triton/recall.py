@@ -14,7 +14,7 @@ from torch import Tensor
 
 from msrnn.backends.triton.common import LEAST, at_once, cap_scores, width
 from msrnn.backends.triton.quantization import quantize
-from msrnn.backends.triton.search import STAYS, index_types, search_triton
+from msrnn.backends.triton.search import STAYS, index_types, locate, search_triton
 from msrnn.core import archive, paged_slots
 from msrnn.core.guests import Attention
 from msrnn.core.paged_slots import PagedSlots
@@ -41,10 +41,8 @@ def archive_kernel(
     b_v = tl.load(value + i_b * v_b + i_k * v_h + o_t[:, None] * v_t + o_v[None, :], mask=m_v, other=0.0)
     p_table = table + (i_b * MOST + b_t // SEGMENT) * 4
     o_row = i_k * SEGMENT + b_t % SEGMENT
-    p_keys = tl.load(p_table + KEYS, mask=m_t, other=0).to(keys.dtype)
-    p_values = tl.load(p_table + VALUES, mask=m_t, other=0).to(values.dtype)
-    p_index = tl.load(p_table + INDEX, mask=m_t, other=0).to(index.dtype)
-    p_scales = tl.load(p_table + INDEX_SCALE, mask=m_t, other=0).to(scales.dtype)
+    p_keys, p_values = locate(p_table, KEYS, keys, m_t), locate(p_table, VALUES, values, m_t)
+    p_index, p_scales = locate(p_table, INDEX, index, m_t), locate(p_table, INDEX_SCALE, scales, m_t)
     b_codes, b_scale = quantize(b_k, 127.0, True)
     tl.store(p_index[:, None] + (o_row[:, None] * D + o_d[None, :]), b_codes.to(tl.int8), mask=m_k)
     tl.store(p_scales[:, None] + o_row[:, None], b_scale.to(tl.bfloat16), mask=m_t[:, None])
@@ -65,8 +63,7 @@ def gather_kernel(
     m_t = b_t >= 0
     o_guest, o_row = i_head * COUNT + o_g, i_k * SEGMENT + b_t % SEGMENT
     p_table = table + (i_b * MOST + b_t // SEGMENT) * 4
-    p_keys = tl.load(p_table + KEYS, mask=m_t, other=0).to(guest_keys.dtype)
-    p_values = tl.load(p_table + VALUES, mask=m_t, other=0).to(guest_values.dtype)
+    p_keys, p_values = locate(p_table, KEYS, guest_keys, m_t), locate(p_table, VALUES, guest_values, m_t)
     m_k, m_v = m_t[:, None] & (o_d < D)[None, :], m_t[:, None] & (o_v < DV)[None, :]
     b_k = tl.load(p_keys[:, None] + (o_row[:, None] * D + o_d[None, :]), mask=m_k, other=0.0)
     b_v = tl.load(p_values[:, None] + (o_row[:, None] * DV + o_v[None, :]), mask=m_v, other=0.0)

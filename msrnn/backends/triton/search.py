@@ -21,6 +21,7 @@ from msrnn.core.scores import Scoring
 
 SEGMENT, TILE = tl.constexpr(archive.SEGMENT), tl.constexpr(paged_slots.TILE)
 INDEX, INDEX_SCALE = tl.constexpr(paged_slots.INDEX), tl.constexpr(paged_slots.INDEX_SCALE)
+ALIGNED = tl.constexpr(16)  # bytes: the memory of segments begins at multiples of more
 FAR = tl.constexpr(2**31 - 1)
 UNREAD = tl.constexpr(-1.0e30)  # the score of a token that was not read yet
 HELD = tl.constexpr(-2.0e30)  # the score of a held token with the first query
@@ -35,9 +36,14 @@ COMPARED = 64  # new guests with all guests before, at once
 
 
 @triton.jit
-def _locate(table, i_b, i_s, field: tl.constexpr, MOST: tl.constexpr):
-    """The address of a segment."""
-    return tl.load(table + (i_b * MOST + i_s) * 4 + field)
+def locate(p_table, field: tl.constexpr, like, mask=None):
+    """The addresses in a field of some lines of a table, as pointers of the type of `like`.
+
+    Without a word on their alignment, rows would be read and written number by number.
+    """
+    return tl.multiple_of(
+        tl.load(p_table + field, mask=mask, other=None if mask is None else 0).to(like.dtype), ALIGNED
+    )
 
 
 @triton.jit
@@ -83,8 +89,8 @@ def score_kernel(
     o_d, o_n = tl.arange(0, width(D)), tl.arange(0, BN)
     begin = i_span * SPAN
     end = tl.minimum(begin + SPAN, read)
-    p_index = _locate(table, i_b, begin // SEGMENT, INDEX, MOST).to(index.dtype)
-    p_scales = _locate(table, i_b, begin // SEGMENT, INDEX_SCALE, MOST).to(scales.dtype)
+    p_table = table + (i_b * MOST + begin // SEGMENT) * 4
+    p_index, p_scales = locate(p_table, INDEX, index), locate(p_table, INDEX_SCALE, scales)
     for start in range(0, Q, BQ):
         o_q = start + tl.arange(0, BQ)
         m_q = o_q < Q
