@@ -26,12 +26,15 @@ FAR = tl.constexpr(2**31 - 1)
 UNREAD = tl.constexpr(-1.0e30)  # the score of a token that was not read yet
 HELD = tl.constexpr(-2.0e30)  # the score of a held token with the first query
 DIGITS = tl.constexpr(256)  # of eight bits
+LEAST_ROWS = tl.constexpr(LEAST)
 STAYS = tl.constexpr(-2)  # a guest that is recalled again, at its place
 PROGRAMS = 2048  # score tokens, if there are enough of them
 ROWS, TOKENS = 64, 64  # queries and tokens that are scored at once
+TOKENS_OF_FEW = 32  # the same where there are few queries
 SUMS = 2**13  # that are added up at once
 CHUNK = 1024  # numbers that a selection looks at together
 WARPS = 8  # that select
+TILES = 256  # that a selection looks into at once
 COMPARED = 64  # new guests with all guests before, at once
 
 
@@ -71,6 +74,16 @@ def _add_scores(b_max, b_sum, b_s):
     return b_new, b_sum * tl.exp(b_max - b_new) + tl.sum(tl.exp(b_s - b_new[:, None]), axis=1)
 
 
+@triton.jit
+def _products(b_q, b_k, PRECISION: tl.constexpr):
+    """[BQ, BN] of [BQ, D] with [BN, D]. Tensor cores would leave most of their time unused on few queries."""
+    if b_q.shape[0] < LEAST_ROWS:
+        b_s = tl.sum(b_q.to(tl.float32)[:, None, :] * b_k.to(tl.float32)[None, :, :], axis=2)
+    else:
+        b_s = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision=PRECISION)
+    return b_s
+
+
 @triton.jit(do_not_specialize=["T"])
 def score_kernel(
     query, key, position, table, index, scales, scores, maxima, sums, scale, softcap, k_b, k_h, k_t, T,
@@ -102,15 +115,15 @@ def score_kernel(
                 o_own = first + o_n
                 p_k = key + i_b * k_b + i_k * k_h + o_own[:, None] * k_t + o_d[None, :]
                 b_k = tl.load(p_k, mask=(o_own < T)[:, None] & (o_d < D)[None, :], other=0.0)
-                b_s = cap_scores(tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale, softcap)
+                b_s = cap_scores(_products(b_q, b_k, PRECISION) * scale, softcap)
                 b_max, b_sum = _add_scores(b_max, b_sum, tl.where(o_own[None, :] <= (o_q % T)[:, None], b_s, UNREAD))
         for first in range(begin, end, BN):
             o_t = first + o_n
             m_n, o_row = o_t < read, i_k * SEGMENT + o_t % SEGMENT
             m_k = m_n[:, None] & (o_d < D)[None, :]
-            b_k = tl.load(p_index + (o_row[:, None] * D + o_d[None, :]), mask=m_k, other=0).to(b_q.dtype)
+            b_k = tl.load(p_index + (o_row[:, None] * D + o_d[None, :]), mask=m_k, other=0)
             b_scale = tl.load(p_scales + o_row, mask=m_n, other=0.0).to(tl.float32)
-            b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * b_scale[None, :] * scale
+            b_s = _products(b_q, b_k, PRECISION) * b_scale[None, :] * scale
             b_s = tl.where(m_n[None, :], cap_scores(b_s, softcap), UNREAD)
             b_max, b_sum = _add_scores(b_max, b_sum, b_s)
             tl.store(scores + (i_head * Q + o_q)[:, None] * N + o_t[None, :], b_s, mask=m_q[:, None])
@@ -221,7 +234,10 @@ def _keep_first(p_values, p_names, p_kept, n, count, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _select(shares, tops, tiles, values, names, chosen, N: tl.constexpr, COUNT: tl.constexpr, CHUNK: tl.constexpr):
+def _select(
+    shares, tops, tiles, values, names, chosen,
+    N: tl.constexpr, COUNT: tl.constexpr, CHUNK: tl.constexpr, BT: tl.constexpr,
+):  # fmt: skip
     """Write the positions of the COUNT tokens with the largest shares to `chosen`, in order -> how many there are.
 
     They are in the COUNT tiles with the largest tops, and none is less than the least of these tops, if there are so
@@ -230,18 +246,20 @@ def _select(shares, tops, tiles, values, names, chosen, N: tl.constexpr, COUNT: 
     count, threshold = _keep_first(tops, None, tiles, N // TILE, COUNT, CHUNK)
     threshold = tl.where(count < COUNT, 0, threshold)
     tl.debug_barrier()
-    candidates = 0
-    for start in range(0, count * TILE, CHUNK):
-        o_n = start + tl.arange(0, CHUNK)
-        m_n = o_n < count * TILE
-        b_name = tl.load(tiles + o_n // TILE, mask=m_n, other=0) * TILE + o_n % TILE
-        b_value = tl.load(shares + b_name, mask=m_n, other=-1.0)
+    candidates, o_t = 0, tl.arange(0, TILE)
+    for start in range(0, count, BT):
+        o_tile = start + tl.arange(0, BT)
+        m_tile = o_tile < count
+        b_tile = tl.load(tiles + o_tile, mask=m_tile, other=0)
+        b_name = b_tile[:, None] * TILE + o_t[None, :]
+        b_value = tl.load(shares + b_name, mask=m_tile[:, None], other=-1.0)
         m_n = (b_value >= 0) & (b_value.to(tl.int32, bitcast=True) >= threshold)
         b_n = m_n.to(tl.int32)
-        o_kept = candidates + tl.cumsum(b_n, axis=0) - 1
+        b_count = tl.sum(b_n, axis=1)
+        o_kept = candidates + (tl.cumsum(b_count, axis=0) - b_count)[:, None] + tl.cumsum(b_n, axis=1) - 1
         tl.store(values + o_kept, b_value, mask=m_n)
         tl.store(names + o_kept, b_name, mask=m_n)
-        candidates += tl.sum(b_n)
+        candidates += tl.sum(b_count)
     tl.debug_barrier()
     count, _ = _keep_first(values, names, chosen, candidates, COUNT, CHUNK)
     tl.debug_barrier()
@@ -275,7 +293,7 @@ def _place(chosen, count, guests, fresh, COUNT: tl.constexpr, BW: tl.constexpr):
 @triton.jit
 def select_kernel(
     shares, tops, position, guest_position, tiles, values, names, chosen, places, T,
-    K: tl.constexpr, N: tl.constexpr, COUNT: tl.constexpr, CHUNK: tl.constexpr, BW: tl.constexpr,
+    K: tl.constexpr, N: tl.constexpr, COUNT: tl.constexpr, CHUNK: tl.constexpr, BT: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     """The new guests of a KV head, at their places; padding changes nothing. The rest is room for what is between."""
     i_head = tl.program_id(0).to(tl.int64)
@@ -285,7 +303,7 @@ def select_kernel(
     o_g = tl.arange(0, triton.next_power_of_2(COUNT))
     b_place = tl.full(o_g.shape, STAYS, tl.int32)
     if _first_position(position + i_head // K * T, T) != FAR:
-        count = _select(shares, tops, tiles, values, names, chosen, N, COUNT, CHUNK)
+        count = _select(shares, tops, tiles, values, names, chosen, N, COUNT, CHUNK, BT)
         b_place = _place(chosen, count, guests, names, COUNT, BW)
     tl.store(places + o_g, b_place, mask=o_g < COUNT)
 
@@ -300,13 +318,14 @@ def search_triton(slots: PagedSlots, query: Tensor, key: Tensor, position: Tenso
     tiles = N // paged_slots.TILE
     exact = partial(torch.empty, dtype=torch.float32, device=query.device)
     whole = partial(torch.empty, dtype=torch.int32, device=query.device)
-    rows, span = min(ROWS, max(LEAST, triton.next_power_of_2(Q))), _find_span(B * K, N)
+    rows, span = min(ROWS, triton.next_power_of_2(Q)), _find_span(B * K, N)
+    tokens = TOKENS if rows >= LEAST else TOKENS_OF_FEW
     spans = N // span
     scores, maxima, sums = exact(B, K, Q, N), exact(B, K, Q, spans), exact(B, K, Q, spans)
     score_kernel[(B * K, spans)](
         query, key, position, slots.table, *index_types(slots), scores, maxima, sums, scoring.scale, scoring.softcap,
         *key.stride()[:3], T,
-        K=K, D=D, Q=Q, MOST=slots.table.shape[1], N=N, SPAN=span, BQ=rows, BN=TOKENS, num_warps=4,
+        K=K, D=D, Q=Q, MOST=slots.table.shape[1], N=N, SPAN=span, BQ=rows, BN=tokens, num_warps=4,
     )  # fmt: skip
     log_sums, added = exact(B, K, Q), max(1, min(LEAST, SUMS // spans))
     sum_kernel[(B * K, triton.cdiv(Q, added))](
@@ -322,7 +341,7 @@ def search_triton(slots: PagedSlots, query: Tensor, key: Tensor, position: Tenso
     select_kernel[(B * K,)](
         shares, tops, position, slots.guest_position,
         whole(B, K, count), exact(*room), whole(*room), whole(B, K, count), places, T,
-        K=K, N=N, COUNT=count, CHUNK=CHUNK, BW=COMPARED, num_warps=WARPS,
+        K=K, N=N, COUNT=count, CHUNK=CHUNK, BT=min(TILES, triton.next_power_of_2(count)), BW=COMPARED, num_warps=WARPS,
     )  # fmt: skip
     return places
 
