@@ -25,14 +25,13 @@ ALIGNED = tl.constexpr(16)  # bytes: the memory of segments begins at multiples 
 FAR = tl.constexpr(2**31 - 1)
 UNREAD = tl.constexpr(-1.0e30)  # the score of a token that was not read yet
 HELD = tl.constexpr(-2.0e30)  # the score of a held token with the first query
-DIGITS = tl.constexpr(256)  # of eight bits
-LEAST_ROWS = tl.constexpr(LEAST)
+HIGHEST_BITS = tl.constexpr(28)  # of a float that is not negative, and at most 1
 STAYS = tl.constexpr(-2)  # a guest that is recalled again, at its place
-PROGRAMS = 2048  # score tokens, if there are enough of them
+PROGRAMS = 4096  # score tokens, if there are enough of them
 ROWS, TOKENS = 64, 64  # queries and tokens that are scored at once
 TOKENS_OF_FEW = 32  # the same where there are few queries
 SUMS = 2**13  # that are added up at once
-CHUNK = 1024  # numbers that a selection looks at together
+CHUNK = 2048  # numbers that a selection looks at together
 WARPS = 8  # that select
 TILES = 256  # that a selection looks into at once
 COMPARED = 64  # new guests with all guests before, at once
@@ -74,16 +73,6 @@ def _add_scores(b_max, b_sum, b_s):
     return b_new, b_sum * tl.exp(b_max - b_new) + tl.sum(tl.exp(b_s - b_new[:, None]), axis=1)
 
 
-@triton.jit
-def _products(b_q, b_k, PRECISION: tl.constexpr):
-    """[BQ, BN] of [BQ, D] with [BN, D]. Tensor cores would leave most of their time unused on few queries."""
-    if b_q.shape[0] < LEAST_ROWS:
-        b_s = tl.sum(b_q.to(tl.float32)[:, None, :] * b_k.to(tl.float32)[None, :, :], axis=2)
-    else:
-        b_s = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision=PRECISION)
-    return b_s
-
-
 @triton.jit(do_not_specialize=["T"])
 def score_kernel(
     query, key, position, table, index, scales, scores, maxima, sums, scale, softcap, k_b, k_h, k_t, T,
@@ -115,7 +104,7 @@ def score_kernel(
                 o_own = first + o_n
                 p_k = key + i_b * k_b + i_k * k_h + o_own[:, None] * k_t + o_d[None, :]
                 b_k = tl.load(p_k, mask=(o_own < T)[:, None] & (o_d < D)[None, :], other=0.0)
-                b_s = cap_scores(_products(b_q, b_k, PRECISION) * scale, softcap)
+                b_s = cap_scores(tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale, softcap)
                 b_max, b_sum = _add_scores(b_max, b_sum, tl.where(o_own[None, :] <= (o_q % T)[:, None], b_s, UNREAD))
         for first in range(begin, end, BN):
             o_t = first + o_n
@@ -123,7 +112,7 @@ def score_kernel(
             m_k = m_n[:, None] & (o_d < D)[None, :]
             b_k = tl.load(p_index + (o_row[:, None] * D + o_d[None, :]), mask=m_k, other=0)
             b_scale = tl.load(p_scales + o_row, mask=m_n, other=0.0).to(tl.float32)
-            b_s = _products(b_q, b_k, PRECISION) * b_scale[None, :] * scale
+            b_s = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision=PRECISION) * b_scale[None, :] * scale
             b_s = tl.where(m_n[None, :], cap_scores(b_s, softcap), UNREAD)
             b_max, b_sum = _add_scores(b_max, b_sum, b_s)
             tl.store(scores + (i_head * Q + o_q)[:, None] * N + o_t[None, :], b_s, mask=m_q[:, None])
@@ -192,25 +181,34 @@ def _load_keys(p_values, o_n, n):
 
 
 @triton.jit
+def _count_from(b_key, first, step):
+    """How many keys are at least first, first + step and first + 2 * step: three counts of 21 bits in one number."""
+    b_count = (b_key >= first).to(tl.int64) + ((b_key >= first + step).to(tl.int64) << 21)
+    return tl.sum(b_count + ((b_key >= first + 2 * step).to(tl.int64) << 42))
+
+
+@triton.jit
 def _find_threshold(p_values, n, count, CHUNK: tl.constexpr):
     """The count-th largest of n shares, as `_load_keys` orders them, and how many that equal it are among the first.
 
-    Digit by digit, the highest first: how many shares have each digit, of those that have the digits found before.
+    Two bits at a time, the highest first. The first CHUNK shares stay in registers.
     """
-    o_digit, found = tl.arange(0, DIGITS), 0
-    for shift in tl.static_range(24, -1, -8):
-        b_counts = tl.zeros([DIGITS], tl.int32)
-        for start in range(0, n, CHUNK):
-            b_key = _load_keys(p_values, start + tl.arange(0, CHUNK), n)
-            m_key = (b_key >= 0) & ((b_key >> shift) // DIGITS == found)
-            b_counts += tl.histogram((b_key >> shift) & (DIGITS - 1), DIGITS, mask=m_key)
-        b_from = tl.cumsum(b_counts, axis=0, reverse=True)
-        if shift == 24:
-            count = tl.minimum(count, tl.max(b_from))
-        digit = tl.max(tl.where(b_from >= count, o_digit, 0))
-        count -= tl.sum(tl.where(o_digit > digit, b_counts, 0))
-        found = found * DIGITS + digit
-    return found, count
+    b_first = _load_keys(p_values, tl.arange(0, CHUNK), n)
+    valid = tl.sum((b_first >= 0).to(tl.int32))
+    for start in range(CHUNK, n, CHUNK):
+        valid += tl.sum((_load_keys(p_values, start + tl.arange(0, CHUNK), n) >= 0).to(tl.int32))
+    count, threshold = tl.minimum(count, valid), 0
+    for shift in tl.static_range(HIGHEST_BITS, -1, -2):
+        step = 1 << shift
+        counts = _count_from(b_first, threshold + step, step)
+        for start in range(CHUNK, n, CHUNK):
+            counts += _count_from(_load_keys(p_values, start + tl.arange(0, CHUNK), n), threshold + step, step)
+        for i in tl.static_range(3):
+            threshold += tl.where(((counts >> (21 * i)) & (2**21 - 1)) >= count, step, 0)
+    above = tl.sum((b_first > threshold).to(tl.int32))
+    for start in range(CHUNK, n, CHUNK):
+        above += tl.sum((_load_keys(p_values, start + tl.arange(0, CHUNK), n) > threshold).to(tl.int32))
+    return threshold, count - above
 
 
 @triton.jit
@@ -318,14 +316,14 @@ def search_triton(slots: PagedSlots, query: Tensor, key: Tensor, position: Tenso
     tiles = N // paged_slots.TILE
     exact = partial(torch.empty, dtype=torch.float32, device=query.device)
     whole = partial(torch.empty, dtype=torch.int32, device=query.device)
-    rows, span = min(ROWS, triton.next_power_of_2(Q)), _find_span(B * K, N)
-    tokens = TOKENS if rows >= LEAST else TOKENS_OF_FEW
+    rows, span = min(ROWS, max(LEAST, triton.next_power_of_2(Q))), _find_span(B * K, N)
+    tokens, warps = (TOKENS, 4) if rows > LEAST else (TOKENS_OF_FEW, 2)
     spans = N // span
     scores, maxima, sums = exact(B, K, Q, N), exact(B, K, Q, spans), exact(B, K, Q, spans)
     score_kernel[(B * K, spans)](
         query, key, position, slots.table, *index_types(slots), scores, maxima, sums, scoring.scale, scoring.softcap,
         *key.stride()[:3], T,
-        K=K, D=D, Q=Q, MOST=slots.table.shape[1], N=N, SPAN=span, BQ=rows, BN=tokens, num_warps=4,
+        K=K, D=D, Q=Q, MOST=slots.table.shape[1], N=N, SPAN=span, BQ=rows, BN=tokens, num_warps=warps,
     )  # fmt: skip
     log_sums, added = exact(B, K, Q), max(1, min(LEAST, SUMS // spans))
     sum_kernel[(B * K, triton.cdiv(Q, added))](
