@@ -95,7 +95,7 @@ def _attend_with_guests(
     output = attend(slots, query, key, value, position, replace(scoring, sinks=sinks), chunk, backend, record, share)
     if scoring.sinks is not None:
         share = share * (guests.log_sum - sinks).nan_to_num(nan=-torch.inf).exp()  # without the learned sinks
-    return output + (share[..., None] * guests.output).transpose(1, 2).to(output.dtype)
+    return _add_guests(slots, output, share, guests.output)
 
 
 def _attend_guests(slots: RecallSlots, query: Tensor, position: Tensor, scoring: Scoring) -> Attention:
@@ -104,3 +104,11 @@ def _attend_guests(slots: RecallSlots, query: Tensor, position: Tensor, scoring:
 
         return attend_guests_triton(slots, query, position, scoring)
     return attend_guests(slots, query, position, scoring)
+
+
+def _add_guests(slots: RecallSlots, output: Tensor, share: Tensor, guests: Tensor) -> Tensor:
+    if isinstance(slots, PagedSlots):
+        from msrnn.backends.triton.recall import add_guests_triton
+
+        return add_guests_triton(output, share, guests)
+    return output + (share[..., None] * guests).transpose(1, 2).to(output.dtype)

@@ -112,6 +112,17 @@ def guest_kernel(
     tl.store(output + i_q[:, None] * DV + o_v[None, :], b_o / b_total[:, None], mask=m_q[:, None] & (o_v < DV)[None, :])
 
 
+@triton.jit
+def add_kernel(output, share, guests, T, H: tl.constexpr, DV: tl.constexpr):
+    """Add the guests' part of a query's attention to its output."""
+    i_b, i_t, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    o_v = tl.arange(0, width(DV))
+    i_query, p_output = (i_b * H + i_h) * T + i_t, output + ((i_b * T + i_t) * H + i_h) * DV + o_v
+    b_o = tl.load(p_output, mask=o_v < DV).to(tl.float32)
+    b_guests = tl.load(guests + i_query * DV + o_v, mask=o_v < DV)
+    tl.store(p_output, b_o + tl.load(share + i_query) * b_guests, mask=o_v < DV)
+
+
 def archive_triton(slots: PagedSlots, key: Tensor, value: Tensor, position: Tensor) -> None:
     """Append the rows [B, K, T, D] of tokens at positions [B, T], -1 where padding, to their archives."""
     (B, K, T, D), DV = key.shape, value.shape[-1]
@@ -151,3 +162,11 @@ def attend_guests_triton(slots: PagedSlots, query: Tensor, position: Tensor, sco
         num_warps=4, num_stages=2,
     )  # fmt: skip
     return Attention(log_sum, output)
+
+
+def add_guests_triton(output: Tensor, share: Tensor, guests: Tensor) -> Tensor:
+    """output [B, T, H, Dv] + share [B, H, T] * guests [B, H, T, Dv], by one kernel, in place if it can be."""
+    B, T, H, DV = output.shape
+    output = output.contiguous()
+    add_kernel[(B, T, H)](output, share.contiguous(), guests, T, H=H, DV=DV, num_warps=1)
+    return output

@@ -25,15 +25,13 @@ ALIGNED = tl.constexpr(16)  # bytes: the memory of segments begins at multiples 
 FAR = tl.constexpr(2**31 - 1)
 UNREAD = tl.constexpr(-1.0e30)  # the score of a token that was not read yet
 HELD = tl.constexpr(-2.0e30)  # the score of a held token with the first query
-HIGHEST_BITS = tl.constexpr(28)  # of a float that is not negative, and at most 1
+DIGITS = tl.constexpr(256)  # of eight bits
 STAYS = tl.constexpr(-2)  # a guest that is recalled again, at its place
-PROGRAMS = 4096  # score tokens, if there are enough of them
+PROGRAMS = 2048  # score tokens, if there are enough of them
 ROWS, TOKENS = 64, 64  # queries and tokens that are scored at once
-TOKENS_OF_FEW = 32  # the same where there are few queries
 SUMS = 2**13  # that are added up at once
-CHUNK = 2048  # numbers that a selection looks at together
+CHUNK = 1024  # numbers that a selection looks at together
 WARPS = 8  # that select
-TILES = 256  # that a selection looks into at once
 COMPARED = 64  # new guests with all guests before, at once
 
 
@@ -110,9 +108,9 @@ def score_kernel(
             o_t = first + o_n
             m_n, o_row = o_t < read, i_k * SEGMENT + o_t % SEGMENT
             m_k = m_n[:, None] & (o_d < D)[None, :]
-            b_k = tl.load(p_index + (o_row[:, None] * D + o_d[None, :]), mask=m_k, other=0)
+            b_k = tl.load(p_index + (o_row[:, None] * D + o_d[None, :]), mask=m_k, other=0).to(b_q.dtype)
             b_scale = tl.load(p_scales + o_row, mask=m_n, other=0.0).to(tl.float32)
-            b_s = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision=PRECISION) * b_scale[None, :] * scale
+            b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * b_scale[None, :] * scale
             b_s = tl.where(m_n[None, :], cap_scores(b_s, softcap), UNREAD)
             b_max, b_sum = _add_scores(b_max, b_sum, b_s)
             tl.store(scores + (i_head * Q + o_q)[:, None] * N + o_t[None, :], b_s, mask=m_q[:, None])
@@ -181,34 +179,25 @@ def _load_keys(p_values, o_n, n):
 
 
 @triton.jit
-def _count_from(b_key, first, step):
-    """How many keys are at least first, first + step and first + 2 * step: three counts of 21 bits in one number."""
-    b_count = (b_key >= first).to(tl.int64) + ((b_key >= first + step).to(tl.int64) << 21)
-    return tl.sum(b_count + ((b_key >= first + 2 * step).to(tl.int64) << 42))
-
-
-@triton.jit
 def _find_threshold(p_values, n, count, CHUNK: tl.constexpr):
     """The count-th largest of n shares, as `_load_keys` orders them, and how many that equal it are among the first.
 
-    Two bits at a time, the highest first. The first CHUNK shares stay in registers.
+    Digit by digit, the highest first: how many shares have each digit, of those that have the digits found before.
     """
-    b_first = _load_keys(p_values, tl.arange(0, CHUNK), n)
-    valid = tl.sum((b_first >= 0).to(tl.int32))
-    for start in range(CHUNK, n, CHUNK):
-        valid += tl.sum((_load_keys(p_values, start + tl.arange(0, CHUNK), n) >= 0).to(tl.int32))
-    count, threshold = tl.minimum(count, valid), 0
-    for shift in tl.static_range(HIGHEST_BITS, -1, -2):
-        step = 1 << shift
-        counts = _count_from(b_first, threshold + step, step)
-        for start in range(CHUNK, n, CHUNK):
-            counts += _count_from(_load_keys(p_values, start + tl.arange(0, CHUNK), n), threshold + step, step)
-        for i in tl.static_range(3):
-            threshold += tl.where(((counts >> (21 * i)) & (2**21 - 1)) >= count, step, 0)
-    above = tl.sum((b_first > threshold).to(tl.int32))
-    for start in range(CHUNK, n, CHUNK):
-        above += tl.sum((_load_keys(p_values, start + tl.arange(0, CHUNK), n) > threshold).to(tl.int32))
-    return threshold, count - above
+    o_digit, found = tl.arange(0, DIGITS), 0
+    for shift in tl.static_range(24, -1, -8):
+        b_counts = tl.zeros([DIGITS], tl.int32)
+        for start in range(0, n, CHUNK):
+            b_key = _load_keys(p_values, start + tl.arange(0, CHUNK), n)
+            m_key = (b_key >= 0) & ((b_key >> shift) // DIGITS == found)
+            b_counts += tl.histogram((b_key >> shift) & (DIGITS - 1), DIGITS, mask=m_key)
+        b_from = tl.cumsum(b_counts, axis=0, reverse=True)
+        if shift == 24:
+            count = tl.minimum(count, tl.max(b_from))
+        digit = tl.max(tl.where(b_from >= count, o_digit, 0))
+        count -= tl.sum(tl.where(o_digit > digit, b_counts, 0))
+        found = found * DIGITS + digit
+    return found, count
 
 
 @triton.jit
@@ -232,10 +221,7 @@ def _keep_first(p_values, p_names, p_kept, n, count, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _select(
-    shares, tops, tiles, values, names, chosen,
-    N: tl.constexpr, COUNT: tl.constexpr, CHUNK: tl.constexpr, BT: tl.constexpr,
-):  # fmt: skip
+def _select(shares, tops, tiles, values, names, chosen, N: tl.constexpr, COUNT: tl.constexpr, CHUNK: tl.constexpr):
     """Write the positions of the COUNT tokens with the largest shares to `chosen`, in order -> how many there are.
 
     They are in the COUNT tiles with the largest tops, and none is less than the least of these tops, if there are so
@@ -244,20 +230,18 @@ def _select(
     count, threshold = _keep_first(tops, None, tiles, N // TILE, COUNT, CHUNK)
     threshold = tl.where(count < COUNT, 0, threshold)
     tl.debug_barrier()
-    candidates, o_t = 0, tl.arange(0, TILE)
-    for start in range(0, count, BT):
-        o_tile = start + tl.arange(0, BT)
-        m_tile = o_tile < count
-        b_tile = tl.load(tiles + o_tile, mask=m_tile, other=0)
-        b_name = b_tile[:, None] * TILE + o_t[None, :]
-        b_value = tl.load(shares + b_name, mask=m_tile[:, None], other=-1.0)
+    candidates = 0
+    for start in range(0, count * TILE, CHUNK):
+        o_n = start + tl.arange(0, CHUNK)
+        m_n = o_n < count * TILE
+        b_name = tl.load(tiles + o_n // TILE, mask=m_n, other=0) * TILE + o_n % TILE
+        b_value = tl.load(shares + b_name, mask=m_n, other=-1.0)
         m_n = (b_value >= 0) & (b_value.to(tl.int32, bitcast=True) >= threshold)
         b_n = m_n.to(tl.int32)
-        b_count = tl.sum(b_n, axis=1)
-        o_kept = candidates + (tl.cumsum(b_count, axis=0) - b_count)[:, None] + tl.cumsum(b_n, axis=1) - 1
+        o_kept = candidates + tl.cumsum(b_n, axis=0) - 1
         tl.store(values + o_kept, b_value, mask=m_n)
         tl.store(names + o_kept, b_name, mask=m_n)
-        candidates += tl.sum(b_count)
+        candidates += tl.sum(b_n)
     tl.debug_barrier()
     count, _ = _keep_first(values, names, chosen, candidates, COUNT, CHUNK)
     tl.debug_barrier()
@@ -291,7 +275,7 @@ def _place(chosen, count, guests, fresh, COUNT: tl.constexpr, BW: tl.constexpr):
 @triton.jit
 def select_kernel(
     shares, tops, position, guest_position, tiles, values, names, chosen, places, T,
-    K: tl.constexpr, N: tl.constexpr, COUNT: tl.constexpr, CHUNK: tl.constexpr, BT: tl.constexpr, BW: tl.constexpr,
+    K: tl.constexpr, N: tl.constexpr, COUNT: tl.constexpr, CHUNK: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     """The new guests of a KV head, at their places; padding changes nothing. The rest is room for what is between."""
     i_head = tl.program_id(0).to(tl.int64)
@@ -301,7 +285,7 @@ def select_kernel(
     o_g = tl.arange(0, triton.next_power_of_2(COUNT))
     b_place = tl.full(o_g.shape, STAYS, tl.int32)
     if _first_position(position + i_head // K * T, T) != FAR:
-        count = _select(shares, tops, tiles, values, names, chosen, N, COUNT, CHUNK, BT)
+        count = _select(shares, tops, tiles, values, names, chosen, N, COUNT, CHUNK)
         b_place = _place(chosen, count, guests, names, COUNT, BW)
     tl.store(places + o_g, b_place, mask=o_g < COUNT)
 
@@ -317,13 +301,12 @@ def search_triton(slots: PagedSlots, query: Tensor, key: Tensor, position: Tenso
     exact = partial(torch.empty, dtype=torch.float32, device=query.device)
     whole = partial(torch.empty, dtype=torch.int32, device=query.device)
     rows, span = min(ROWS, max(LEAST, triton.next_power_of_2(Q))), _find_span(B * K, N)
-    tokens, warps = (TOKENS, 4) if rows > LEAST else (TOKENS_OF_FEW, 2)
     spans = N // span
     scores, maxima, sums = exact(B, K, Q, N), exact(B, K, Q, spans), exact(B, K, Q, spans)
     score_kernel[(B * K, spans)](
         query, key, position, slots.table, *index_types(slots), scores, maxima, sums, scoring.scale, scoring.softcap,
         *key.stride()[:3], T,
-        K=K, D=D, Q=Q, MOST=slots.table.shape[1], N=N, SPAN=span, BQ=rows, BN=tokens, num_warps=warps,
+        K=K, D=D, Q=Q, MOST=slots.table.shape[1], N=N, SPAN=span, BQ=rows, BN=TOKENS, num_warps=4,
     )  # fmt: skip
     log_sums, added = exact(B, K, Q), max(1, min(LEAST, SUMS // spans))
     sum_kernel[(B * K, triton.cdiv(Q, added))](
@@ -339,7 +322,7 @@ def search_triton(slots: PagedSlots, query: Tensor, key: Tensor, position: Tenso
     select_kernel[(B * K,)](
         shares, tops, position, slots.guest_position,
         whole(B, K, count), exact(*room), whole(*room), whole(B, K, count), places, T,
-        K=K, N=N, COUNT=count, CHUNK=CHUNK, BT=min(TILES, triton.next_power_of_2(count)), BW=COMPARED, num_warps=WARPS,
+        K=K, N=N, COUNT=count, CHUNK=CHUNK, BW=COMPARED, num_warps=WARPS,
     )  # fmt: skip
     return places
 
