@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from msrnn.core.shared_sizes import FileSizes
 from msrnn.core.state_folder import LimitedStateFolder, StateFolder
 from msrnn.errors import FileError
 
@@ -53,11 +54,11 @@ def limited(path: Path, most: int) -> LimitedStateFolder[str]:
 def test_states_by_name(tmp_path: Path) -> None:
     folder = StateFolder[str](tmp_path / "made" / "states", Texts(), is_own)
     assert folder.list_names() == []
-    assert folder.save("a1", "text", {"turn": 1}) == folder.path_of("a1").stat().st_size
+    assert folder.save("a1", "text", {"turn": 1}) == FileSizes(folder.path_of("a1").stat().st_size)
     assert folder.path.stat().st_mode & 0o777 == 0o700
     assert ("a1" in folder, "a2" in folder) == (True, False)
     assert folder.load("a1") == ("text", {"notes": {"turn": 1}})
-    assert folder.describe("a1") == ({"notes": {"turn": 1}}, folder.path_of("a1").stat().st_size)
+    assert folder.describe("a1") == ({"notes": {"turn": 1}}, folder.sizes_of("a1"))
     folder.save("a1", "longer text", {"turn": 2})
     assert folder.load("a1") == ("longer text", {"notes": {"turn": 2}})
     folder.delete("a1")
@@ -99,7 +100,7 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 def test_the_least_recently_used_file_is_deleted_first(tmp_path: Path) -> None:
     folder = limited(tmp_path, 1000)
-    one = folder.save("a1", "text", {})
+    one = folder.save("a1", "text", {}).nbytes
     for number, name in enumerate(("a1", "a2", "a3")):
         folder.save(name, "text", {})
         os.utime(folder.path_of(name), (number, number))
