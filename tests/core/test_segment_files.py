@@ -366,13 +366,16 @@ class RNNFiles:
         return load_description(path)
 
 
-def check_every_end(save_until: Callable[[int, msrnn.MultiState, Path], bool], path: Path) -> None:
-    """After a write that ends at any step, the state before is there, or the new one, and nothing else."""
+def check_every_end(save_until: Callable[[int, msrnn.MultiState, Path], bool], path: Path, other: bool) -> None:
+    """After a write that ends at any step, the state before is there, or the new one, and nothing else.
+
+    The new one continues the state before, or is one that has none of its segments (`other`).
+    """
     rnn = recalling()
     folder = StateFolder(path.parent, RNNFiles(rnn))
     before = read(rnn, rnn.state(), 1100)
     save(before, path, turn=1)
-    after = read(rnn, rnn.load_state(path), 1000, seed=2)
+    after = read(rnn, rnn.state() if other else rnn.load_state(path), 1000 + 1100 * other, seed=2)
     turns = []
     for number in count():
         finished = save_until(number, after.fork(1), path)
@@ -389,14 +392,16 @@ def check_every_end(save_until: Callable[[int, msrnn.MultiState, Path], bool], p
         if turn == 2:
             save(before, path, turn=1)
         for archive in (archive for layer in after.layers for archive in layer.archives):
-            archive.whole_segments()[1].file = None  # a process that was killed does not know what it has written
+            for segment in archive.whole_segments()[0 if other else 1 :]:
+                segment.file = None  # a process that was killed does not know what it has written
     assert turns == sorted(turns)
     assert turns.count(1) > 8
     assert turns.count(2) > 2
 
 
-def test_a_write_that_ends_at_any_step(path: Path) -> None:
-    check_every_end(save_until, path)
+@pytest.mark.parametrize("other", [False, True])
+def test_a_write_that_ends_at_any_step(path: Path, other: bool) -> None:
+    check_every_end(save_until, path, other)
 
 
 @pytest.mark.slow
@@ -407,7 +412,10 @@ def test_a_process_that_is_killed_at_any_step(tmp_path: Path) -> None:
         from pathlib import Path
         torch.set_num_threads(1)
         from tests.core.test_segment_files import check_every_end, save_until_killed
-        check_every_end(save_until_killed, Path(sys.argv[1]) / "talk.safetensors")
+        for other in (False, True):
+            folder = Path(sys.argv[1]) / str(other)
+            folder.mkdir()
+            check_every_end(save_until_killed, folder / "talk.safetensors", other)
     """
     command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
     root = Path(__file__).parents[2]
