@@ -423,6 +423,36 @@ def test_a_process_that_is_killed_at_any_step(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_second_process_that_starts_meanwhile(rnn: msrnn.MultiStateRNN, path: Path) -> None:
+    """It removes what it takes for unfinished; then the write fails, and names no segment that is not there."""
+    folder = StateFolder(path.parent, RNNFiles(rnn))
+    before = read(rnn, rnn.state(), 1100)
+    save(before, path, turn=1)
+    after, ends = read(rnn, before.fork(1), 1000, seed=2), []
+    for number in count():
+        started: list[bool] = []
+
+        def start(started: list[bool] = started) -> None:
+            if not started:
+                started.append(True)
+                folder.remove_unfinished()
+
+        with pytest.MonkeyPatch.context() as patch:
+            Steps(number, start).patch(patch)
+            try:
+                save(after, path, turn=2)
+                ends.append(True)
+            except OSError:
+                ends.append(False)
+        turn = load_description(path)["notes"]["turn"]
+        assert_equal(rnn, rnn.load_state(path), before if turn == 1 else after)
+        assert turn == 2 or not ends[-1]
+        if not started:
+            break
+        save(before, path, turn=1)
+    assert ends.count(False) > 5
+
+
 def test_a_write_that_fails_leaves_nothing(
     rnn: msrnn.MultiStateRNN, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
