@@ -42,7 +42,8 @@ class Sessions:
 
     executor  copies states to the host, saves and loads them
     folder    where every finished turn is written, whole or not at all; None: sessions are in memory only
-    most      bytes of all sessions. For more, the least recently used one is deleted, of the owner that has most
+    most      bytes of all sessions; files that several have count once. For more, the least recently used one is
+              deleted, of the owner that has most
     days      sessions without a turn for this many days are deleted; None: never
     memory    bytes of states that are also held in memory, where sessions are in a folder
     writer    the thread that writes files
