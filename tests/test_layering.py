@@ -40,6 +40,8 @@ ORDER = [
 INSIDE = {
     "core": [
         "atomic",
+        "segment_folder",
+        "shared_sizes",
         "state_folder",
         "device_memory",
         "notes",
@@ -57,6 +59,7 @@ INSIDE = {
         "guests",
         "validation",
         "state_file",
+        "segment_files",
         "layer_files",
         "fingerprint",
         "state",

@@ -10,17 +10,20 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from msrnn.core.pinned_memory import PINNED
 from msrnn.core.quantization import SCALE_DTYPE, Rows, quantize
+from msrnn.core.segment_folder import SegmentFile
 from msrnn.core.slots import ordinary_tensors
 from msrnn.errors import UsageError
 
 SEGMENT = 1024  # tokens of a whole segment
 SMALLEST = 256  # tokens of the first one, which grows
+ALL = slice(None)
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Segment:
 
     def __init__(self, layout: ArchiveLayout, room: int, index: Rows | None) -> None:
         code, self.room = layout.code or layout.dtype, room
+        self.file: SegmentFile | None = None  # that has its rows, if it is whole; they were checked then
         self.keys, self.values = (layout.allocate(room, width, code) for width in (layout.key_dim, layout.value_dim))
         self.key_scale, self.value_scale = (
             layout.allocate(room, None, SCALE_DTYPE) if layout.code else None for _ in range(2)
@@ -102,6 +106,13 @@ class Segment:
         """Where a kernel finds keys, values, 8-bit copies of the keys and their scales."""
         rows = (self.keys, self.values, *(self.index or (None, None)))
         return [0 if one is None else one.data_ptr() for one in rows]
+
+
+class ArchivePart(NamedTuple):
+    """Rows of consecutive tokens, as tensors of a file: those of one whole segment, if it has a file of its own."""
+
+    tensors: dict[str, Tensor]
+    file: SegmentFile | None = None
 
 
 class Archive:
@@ -206,16 +217,20 @@ class Archive:
     def segment_count(self) -> int:
         return len(self._segments)
 
+    def whole_segments(self) -> list[Segment]:
+        """The first segments, whose rows are all there: these never change."""
+        return self._segments[: (self.end - self.begin) // SEGMENT]
+
     def addresses(self) -> list[list[int]]:
         """Where a kernel finds the rows of each segment."""
         return [segment.addresses() for segment in self._segments]
 
-    def segments(self) -> Iterator[tuple[int, Rows, Rows]]:
-        """The rows in order: the position of the first, keys and values [K, n, D]."""
-        for index, segment in enumerate(self._segments):
+    def segments(self, some: slice = ALL) -> Iterator[tuple[int, Rows, Rows]]:
+        """The rows of all segments, or of some, in order: the position of the first, keys and values [K, n, D]."""
+        for index in range(len(self._segments))[some]:
             first = self.begin + index * SEGMENT
             if first < self.end:
-                yield first, *segment.read(0, min(SEGMENT, self.end - first))
+                yield first, *self._segments[index].read(0, min(SEGMENT, self.end - first))
 
     def keys_to_search(self) -> Iterator[tuple[int, Rows]]:
         """The keys that a search reads, in order: the position of the first, and rows [K, n, D]."""
@@ -242,13 +257,13 @@ class Archive:
     def _widths(self) -> tuple[int, int]:
         return self.layout.key_dim, self.layout.value_dim
 
-    def tensors(self) -> dict[str, Tensor]:
-        """All rows as the tensors of a file: codes and, where they are quantized, scales."""
+    def tensors(self, some: slice = ALL) -> dict[str, Tensor]:
+        """All rows, or those of some segments, as tensors of a file: codes and, where they are quantized, scales."""
         self._wait()
         code, heads = self.layout.code or self.layout.dtype, self.layout.kv_heads
         tensors = {}
         for i, name in enumerate(("key", "value")):
-            rows = [both[i] for _, *both in self.segments()]
+            rows = [both[i] for _, *both in self.segments(some)]
             none = torch.empty(heads, 0, self._widths[i], dtype=code, device=self.layout.device)
             tensors[f"{name}s"] = torch.cat([none, *(part.codes for part in rows)], 1)
             if self.layout.code:
@@ -261,8 +276,25 @@ class Archive:
         if self.layout.pinned:
             torch.cuda.synchronize()
 
-    def restore(self, tensors: dict[str, Tensor], begin: int) -> None:
-        """Replace all rows by those of a file, the first of which has position `begin`."""
+    def restore(self, parts: Sequence[ArchivePart], begin: int) -> None:
+        """Replace all rows by those of files, the first of which has position `begin`."""
+        self.clear()
+        self.begin = self.end = begin
+        for part in parts:
+            self._check(part.tensors)
+            rows = (Rows(part.tensors[f"{name}s"], part.tensors.get(f"{name}_scale")) for name in ("key", "value"))
+            self.append_rows(*rows)
+            if part.file is not None:
+                self.whole_segments()[-1].file = part.file
+
+    def check_finite(self) -> None:
+        """Refuse rows that are not finite. Segments that have a file were checked before."""
+        for number, segment in enumerate(self._segments):
+            if segment.file is None:
+                check_finite(self.tensors(slice(number, number + 1)))
+
+    def _check(self, tensors: dict[str, Tensor]) -> None:
+        """Refuse tensors that are not rows of this archive."""
         heads, count = self.layout.kv_heads, tensors["keys"].shape[1:2].numel()
         for name, width in zip(("key", "value"), self._widths, strict=True):
             expected = {f"{name}s": ([heads, count, width], self.layout.code or self.layout.dtype)}
@@ -272,10 +304,13 @@ class Archive:
                 found = tensors[part]
                 if list(found.shape) != shape or found.dtype != dtype:
                     raise UsageError(f"archived {part} of {found.dtype} {list(found.shape)}, not {dtype} {shape}")
-        self.clear()
-        self.begin = self.end = begin
-        rows = (Rows(tensors[f"{name}s"], tensors.get(f"{name}_scale")) for name in ("key", "value"))
-        self.append_rows(*rows)
+
+
+def check_finite(tensors: dict[str, Tensor]) -> None:
+    """Refuse archived rows that are not finite."""
+    for name, tensor in tensors.items():
+        if tensor.itemsize > 1 and not bool(tensor.isfinite().all()):
+            raise UsageError(f"archived {name} that are not finite")
 
 
 def _part(rows: Rows, begin: int, end: int) -> Rows:

@@ -58,6 +58,17 @@ def write_atomically(path: Path, write: Callable[[Path], None], mode: int = 0o66
         temporary.replace(target)
 
 
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk: what is done afterwards is not there without them."""
+    if os.name == "nt":  # which cannot open a folder
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def make_private_folder(folder: Path) -> None:
     """Make a folder that only its owner can enter, for files that hold a user's text; an existing one stays as is."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

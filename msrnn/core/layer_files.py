@@ -1,4 +1,4 @@
-"""The layers of a state as the tensors and the description of one file."""
+"""The layers of a state as the tensors and the description of a file, and maybe of its archives' segments."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from msrnn.checks import is_whole
+from msrnn.core.archive import ArchivePart
 from msrnn.core.protection import no_ranges
 from msrnn.core.recall_slots import RecallSlots
+from msrnn.core.segment_files import RecallLayers, load_segments, save_apart
+from msrnn.core.segment_folder import SEGMENTS, list_named
 from msrnn.core.slots import Memory, Slots
 from msrnn.core.state_file import save_tensors
 from msrnn.core.validation import check_counts, check_layers, check_savable, clear_free, is_incomplete
@@ -22,8 +25,13 @@ ARCHIVED = "archived"  # the first archived position of each sequence, in the de
 Layers = Sequence[tuple[int, Memory]]  # with their indices in the model
 
 
-def save_layers(path: Path, layers: Layers, columns: int, fingerprint: dict[str, Any], notes: dict[str, Any]) -> None:
-    """Write layers to a file, completely or not at all; `columns` is the number of columns that they have read."""
+def save_layers(
+    path: Path, layers: Layers, columns: int, fingerprint: dict[str, Any], notes: dict[str, Any], apart: bool = False
+) -> None:
+    """Write layers to a file, completely or not at all; `columns` is the number of columns that they have read.
+
+    `apart`: whole segments of archives are in files of their own, and those that are there already are not written.
+    """
     check_savable(layers)
     incomplete = is_incomplete(layers)
     try:
@@ -41,17 +49,23 @@ def save_layers(path: Path, layers: Layers, columns: int, fingerprint: dict[str,
     }
     if incomplete:
         description["incomplete"] = True
-    archives = next((layer.archives for _, layer in layers if isinstance(layer, RecallSlots)), None)
-    if archives is not None:
-        description[ARCHIVED] = [archive.begin for archive in archives]
-    save_tensors(path, {**_fold(layers), **_fold_archives(layers)}, description)
+    recalling = _find_recalling(layers)
+    if not recalling:
+        save_tensors(path, _fold(layers), description)
+        return
+    description[ARCHIVED] = [archive.begin for archive in recalling[0][1].archives]
+    tensors = {**_fold(layers), **_fold_archives(recalling, apart)}
+    if apart:
+        save_apart(path, tensors, description, recalling)
+    else:
+        save_tensors(path, tensors, description)
 
 
-def restore_layers(layers: Layers, tensors: dict[str, Tensor], description: dict[str, Any]) -> int:
-    """Fill layers with a file's tensors, checked -> the columns that they have read."""
+def restore_layers(layers: Layers, tensors: dict[str, Tensor], description: dict[str, Any], path: Path) -> int:
+    """Fill layers with the tensors of the file at `path`, checked -> the columns that they have read."""
     batch_size, columns = check_counts(description, len(layers))
     tensors = _unfold(layers, dict(tensors), batch_size)
-    archives = _take_archives(layers, tensors, description, batch_size)
+    archives = _take_archives(_find_recalling(layers), tensors, description, batch_size, path)
     expected = {f"{i}.{name}" for i, layer in layers for name in layer.saved_tensors}
     if expected != tensors.keys():
         mismatched = sorted(expected ^ tensors.keys())
@@ -59,8 +73,8 @@ def restore_layers(layers: Layers, tensors: dict[str, Tensor], description: dict
         raise UsageError(f"tensor {mismatched[0]} {problem}")
     for i, layer in layers:
         layer.restore({name: tensors[f"{i}.{name}"] for name in layer.saved_tensors}, columns, batch_size)
-    for layer, rows, begins in archives:
-        layer.restore_archives(rows, begins)
+    for layer, parts, begins in archives:
+        layer.restore_archives(parts, begins)
     check_layers(layers, columns, incomplete=description.get("incomplete") is True)
     for _, layer in layers:
         clear_free(layer)
@@ -73,32 +87,38 @@ def _fold(layers: Layers) -> dict[str, Tensor]:
     return {**tensors, PROTECTED: ranges[0]} if ranges and bool(ranges[0].any()) else tensors
 
 
-def _fold_archives(layers: Layers) -> dict[str, Tensor]:
+def _find_recalling(layers: Layers) -> RecallLayers:
+    return [(i, layer) for i, layer in layers if isinstance(layer, RecallSlots)]
+
+
+def _fold_archives(layers: RecallLayers, apart: bool) -> dict[str, Tensor]:
     for _, layer in layers:
-        if isinstance(layer, RecallSlots):
-            layer.settle()
+        layer.settle()
     return {
         f"{i}.archive.{b}.{name}": tensor
         for i, layer in layers
-        if isinstance(layer, RecallSlots)
         for b, archive in enumerate(layer.archives)
-        for name, tensor in archive.tensors().items()
+        for name, tensor in archive.tensors(slice(len(archive.whole_segments()) if apart else 0, None)).items()
     }
 
 
 def _take_archives(
-    layers: Layers, tensors: dict[str, Tensor], description: dict[str, Any], batch_size: int
-) -> list[tuple[RecallSlots, list[dict[str, Tensor]], list[int]]]:
+    layers: RecallLayers, tensors: dict[str, Tensor], description: dict[str, Any], batch_size: int, path: Path
+) -> list[tuple[RecallSlots, list[list[ArchivePart]], list[int]]]:
     """Take the archives of each layer out of a file's tensors, with the first position of each."""
-    begins: Any = description.get(ARCHIVED)
+    if not layers:
+        return []
+    begins, files = description.get(ARCHIVED), list_named(path, description) or [[]] * batch_size
+    if not isinstance(begins, list) or len(begins) != batch_size or not all(map(is_whole, begins)):
+        raise UsageError(f"{ARCHIVED} {begins!r:.40}: must be a list of {batch_size} positions")
+    if len(files) != batch_size:
+        raise UsageError(f"{SEGMENTS} of {len(files)} sequences, and there are {batch_size}")
+    whole = [load_segments(*pair) for pair in zip(files, [layers] * batch_size, begins, strict=True)]
     taken = []
     for i, layer in layers:
-        if isinstance(layer, RecallSlots):
-            if not isinstance(begins, list) or len(begins) != batch_size or not all(map(is_whole, begins)):
-                raise UsageError(f"{ARCHIVED} {begins!r:.40}: must be a list of {batch_size} positions")
-            names = layer.archived_names
-            rows = [{name: _take(tensors, f"{i}.archive.{b}.{name}") for name in names} for b in range(batch_size)]
-            taken.append((layer, rows, begins))
+        names = layer.archived_names
+        rest = [{name: _take(tensors, f"{i}.archive.{b}.{name}") for name in names} for b in range(batch_size)]
+        taken.append((layer, [[*whole[b][i], ArchivePart(rows)] for b, rows in enumerate(rest)], begins))
     return taken
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from msrnn.core.archive import SEGMENT
+from msrnn.core.archive import SEGMENT, ArchivePart
 from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.slots import LayerShape, ordinary_tensors
 from msrnn.errors import UsageError
@@ -70,11 +71,11 @@ class PagedSlots(RecallSlots):
         for number, archive in enumerate(self.archives):
             self._write_addresses(number, archive.addresses())
 
-    def restore_archives(self, rows: list[dict[str, Tensor]], begins: list[int]) -> None:
+    def restore_archives(self, parts: Sequence[Sequence[ArchivePart]], begins: list[int]) -> None:
         if any(begins):
             raise UsageError("archives without their oldest rows are searched by the host: use search='exact'")
-        super().restore_archives(rows, begins)
-        self.table = self.table.new_zeros(len(rows), *self.table.shape[1:])
+        super().restore_archives(parts, begins)
+        self.table = self.table.new_zeros(len(parts), *self.table.shape[1:])
         for number, archive in enumerate(self.archives):
             self._write_addresses(number, archive.addresses())
 

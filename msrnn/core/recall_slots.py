@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from msrnn.core.archive import Archive, ArchiveLayout
+from msrnn.core.archive import Archive, ArchiveLayout, ArchivePart
 from msrnn.core.quantization import parse_state_dtype
 from msrnn.core.slots import LayerShape, Slots, ordinary_tensors
 from msrnn.errors import UsageError
@@ -88,11 +88,11 @@ class RecallSlots(Slots):
         """The tensors of an archive in a file."""
         return [*Archive(self._layout).tensors()]
 
-    def restore_archives(self, rows: list[dict[str, Tensor]], begins: list[int]) -> None:
-        """Replace the archives by those of a file: the tensors of each sequence, and its first position."""
-        self.archives = [Archive(self._layout) for _ in rows]
-        for archive, tensors, begin, seen in zip(self.archives, rows, begins, self.seen.tolist(), strict=True):
-            archive.restore(tensors, begin)
+    def restore_archives(self, parts: Sequence[Sequence[ArchivePart]], begins: list[int]) -> None:
+        """Replace the archives by those of files: the parts of each sequence, and its first position."""
+        self.archives = [Archive(self._layout) for _ in parts]
+        for archive, rows, begin, seen in zip(self.archives, parts, begins, self.seen.tolist(), strict=True):
+            archive.restore(rows, begin)
             if archive.end != seen or begin < 0:
                 raise UsageError(f"an archive of positions {begin:,} to {archive.end:,}, and {seen:,} tokens were read")
 
@@ -106,7 +106,8 @@ class RecallSlots(Slots):
             return
         other.settle()
         self.restore_archives(
-            [archive.tensors() for archive in other.archives], [archive.begin for archive in other.archives]
+            [[ArchivePart(archive.tensors())] for archive in other.archives],
+            [archive.begin for archive in other.archives],
         )
 
     def take_archives(self, numbers: Sequence[int], other: Any, sources: Sequence[int]) -> None:

@@ -302,8 +302,13 @@ class MultiState:
         for _, layer in self._own():
             layer.clear_archive(index)
 
-    def save(self, path: str | os.PathLike[str], notes: dict[str, Any] | None = None) -> None:
+    def save(
+        self, path: str | os.PathLike[str], notes: dict[str, Any] | None = None, segments_apart: bool = False
+    ) -> None:
         """Write the state to one safetensors file, whole or not at all; `notes` are kept in its description.
+
+        With `segments_apart`, the whole segments of archives are files of their own, in the folder NAME.archive next to
+        the file NAME.safetensors, and only those that are new are written. The two belong together.
 
         Numbers that are not finite are refused, since such a state could not be loaded again. Where several processes
         share the model, all of them must call this: the first one writes the heads of all, and the file fits any number
@@ -313,7 +318,8 @@ class MultiState:
         if shards is None or shards.rank == 0:
             try:
                 self.check_whole()
-                save_layers(Path(path), whole._savable(), self.columns, self.fingerprint, notes or {})
+                layers = whole._savable()
+                save_layers(Path(path), layers, self.columns, self.fingerprint, notes or {}, segments_apart)
             except Exception as raised:  # the other processes wait
                 error = raised
         saved = least(int(error is None), shards, self.device)
@@ -345,7 +351,9 @@ class MultiState:
         own = empty(1)  # the file's batch size is not trusted until its tensors agree
         state = own.gather_heads()
         try:
-            state.columns = restore_layers(state._savable(), tensors, description)
+            state.columns = restore_layers(state._savable(), tensors, description, Path(path))
+        except FileError:  # it names the file at fault
+            raise
         except ValueError as error:
             raise FileError(f"not a usable state, {error}", path, advice="use a copy, or make it again") from error
         return state if own._shards is None else state._divide_like(own)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from torch import Tensor
 from msrnn.core.atomic import PRIVATE, write_atomically
 from msrnn.errors import FileError, UsageError
 
-FORMAT = 1  # raised by a change that makes a file unreadable, or misread, by the code before it
+FORMAT = 2  # raised by a change that makes a file unreadable, or misread, by the code before it
+ONE_FILE = 1  # the format of a file that has all of a state; since 2, it may name others that have a part
 _KEY, _CHECKSUM, _FORMAT = "msrnn", "checksum", "format"
 
 
@@ -37,11 +38,19 @@ def checksum(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def save_tensors(path: Path, tensors: dict[str, Tensor], description: dict[str, Any]) -> None:
+def save_tensors(
+    path: Path,
+    tensors: dict[str, Tensor],
+    description: dict[str, Any],
+    write_others: Callable[[], dict[str, Any]] = dict,
+) -> None:
+    """Write a file. `write_others` writes those that it names, before it -> what is added to its description."""
     saved = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = {_KEY: json.dumps({**description, _FORMAT: FORMAT, _CHECKSUM: checksum(saved)})}
 
     def write(to: Path) -> None:
+        named = write_others()
+        about = {**description, **named, _FORMAT: FORMAT if named else ONE_FILE, _CHECKSUM: checksum(saved)}
+        metadata = {_KEY: json.dumps(about)}
         try:
             save_file(saved, to, metadata=metadata)
         except SafetensorError as error:

@@ -1,6 +1,7 @@
 """A folder of state files, by name: sessions, cached prefixes and the legs of an extrapolation are kept on disk so.
 
-Files are private, and written completely or not at all. The checkpoint of a long read is a single file that the user
+Files are private, and written completely or not at all. A state with an archive may have a folder of segments besides
+its file (`segment_folder.py`); both are one state here. The checkpoint of a long read is a single file that the user
 names, and is in no such folder. This module does not load torch: saving, loading and describing states is left to an
 object such as an executor.
 """
@@ -15,9 +16,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from msrnn.core.atomic import make_private_folder, remove_unfinished
+from msrnn.core.atomic import make_private_folder, remove_unfinished, sync_folder
+from msrnn.core.segment_folder import (
+    SUFFIX,
+    find_folder,
+    link_segments,
+    list_named,
+    list_names,
+    list_segments,
+    move_folder,
+    remove_segments,
+)
+from msrnn.core.shared_sizes import FileSizes, SharedSizes
+from msrnn.errors import UsageError
 
-SUFFIX, DAMAGED = ".safetensors", ".damaged"
+DAMAGED = ".damaged"
 _log = logging.getLogger(__name__)
 S = TypeVar("S")
 
@@ -52,8 +65,26 @@ class StateNames:
     def list_names(self) -> list[str]:
         return sorted(path.stem for path in self.path.glob(f"*{SUFFIX}") if self._is_own(path.stem))
 
+    def sizes_of(self, name: str) -> FileSizes:
+        """Bytes of the files of a name."""
+        path = self.path_of(name)
+        return FileSizes(path.stat().st_size, list_segments(path))
+
     def delete(self, name: str) -> None:
-        self.path_of(name).unlink(missing_ok=True)
+        path = self.path_of(name)
+        path.unlink(missing_ok=True)
+        if find_folder(path).is_dir():
+            try:
+                sync_folder(self.path)
+                remove_segments(path, list_segments(path))
+            except OSError as error:  # the state is gone, and the next start removes them
+                _log.warning("segments of %s stay: %s", printable(path), printable(error))
+
+    def rename(self, name: str, other: str) -> None:
+        """Give a state another name, which no state has; it has one of the two at any moment."""
+        link_segments(self.path_of(name), self.path_of(other))
+        self.path_of(name).rename(self.path_of(other))
+        self.delete(name)
 
     def remove_unfinished(self) -> None:
         """Remove the unfinished files of a process that was killed."""
@@ -64,6 +95,7 @@ class StateNames:
         path = self.path_of(name)
         _log.warning("%s cannot be used, and is set aside as *%s: %s", printable(path), DAMAGED, printable(error))
         try:
+            move_folder(path, DAMAGED)
             path.rename(path.with_name(path.name + DAMAGED))
         except OSError as cause:
             _log.warning("%s stays where it is: %s", printable(path), printable(cause))
@@ -79,24 +111,49 @@ class StateFolder(StateNames, Generic[S]):
         super().__init__(path, is_own)
         self._files = files
 
-    def save(self, name: str, state: S, notes: Mapping[str, Any]) -> int:
+    def save(self, name: str, state: S, notes: Mapping[str, Any]) -> FileSizes:
         """Write the file of a name, or replace it -> its bytes. Until it is complete, the old file stays."""
         self.create()
         self._files.save(state, self.path_of(name), notes)
-        return self.path_of(name).stat().st_size
+        return self.sizes_of(name)
 
     def load(self, name: str) -> tuple[S, dict[str, Any]]:
         """A state and the description of its file, which has the `notes`. Both are of one version of the file."""
         path = self.path_of(name)
         while True:
-            description, state = self._files.describe(path), self._files.load(path)
+            description = self._files.describe(path)
+            try:
+                state = self._files.load(path)
+            except UsageError:
+                if self._files.describe(path) == description:
+                    raise
+                continue
             if self._files.describe(path) == description:  # or else the file was replaced in between
                 return state, description
 
-    def describe(self, name: str) -> tuple[dict[str, Any], int]:
-        """The description of a file, unchecked, and its bytes."""
+    def describe(self, name: str) -> tuple[dict[str, Any], FileSizes]:
+        """The description of a file, unchecked, and the bytes of its files."""
+        return self._files.describe(self.path_of(name)), self.sizes_of(name)
+
+    def remove_unfinished(self) -> None:
+        """Remove what a process that was killed has left, segments that no file names among it."""
+        names = [name for name in list_names(self.path) if self._is_own(name)]
+        # Listed first: whoever has written a segment since then can still finish, and others cannot.
+        found = {name: list_segments(self.path_of(name)) for name in names}
+        super().remove_unfinished()
+        for name in names:
+            if (named := self._find_named(name)) is not None:
+                remove_segments(self.path_of(name), found[name].keys() - named)
+
+    def _find_named(self, name: str) -> set[str] | None:
+        """The segments that the file of a name has, if it is there; None: it cannot be known."""
         path = self.path_of(name)
-        return self._files.describe(path), path.stat().st_size
+        if not path.exists():
+            return set()
+        try:
+            return {file.path.name for one in list_named(path, self._files.describe(path)) for file in one}
+        except (UsageError, OSError):
+            return None
 
 
 class LimitedStateFolder(StateFolder[S]):
@@ -113,47 +170,52 @@ class LimitedStateFolder(StateFolder[S]):
         self.create()
         self.remove_unfinished()
         found = sorted((self.path_of(name).stat().st_mtime_ns, name) for name in super().list_names())
-        self._sizes = OrderedDict((name, self.path_of(name).stat().st_size) for _, name in found)  # as last used
+        self._names = OrderedDict((name, None) for _, name in found)  # as last used
+        self._sizes = SharedSizes[str]()
+        for name in self._names:
+            self._sizes.set(name, self.sizes_of(name))
         self._make_room()
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return len(self._names)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._sizes
+        return name in self._names
 
     @property
     def nbytes(self) -> int:
-        return sum([*self._sizes.values()])
+        return self._sizes.nbytes
 
     def list_names(self) -> list[str]:
-        return [*self._sizes]
+        return [*self._names]
 
-    def save(self, name: str, state: S, notes: Mapping[str, Any]) -> int:
-        nbytes = super().save(name, state, notes)
+    def save(self, name: str, state: S, notes: Mapping[str, Any]) -> FileSizes:
+        sizes = super().save(name, state, notes)
         with self._lock:
-            self._sizes[name] = nbytes
-            self._sizes.move_to_end(name)
+            self._sizes.set(name, sizes)
+            self._names[name] = None
+            self._names.move_to_end(name)
         self._make_room()
-        return nbytes
+        return sizes
 
     def load(self, name: str) -> tuple[S, dict[str, Any]]:
         """Load a state, which is the most recently used one then, also after a restart."""
         found = super().load(name)
         os.utime(self.path_of(name))
         with self._lock:
-            if name in self._sizes:  # or else it was deleted meanwhile, for another one
-                self._sizes.move_to_end(name)
+            if name in self._names:  # or else it was deleted meanwhile, for another one
+                self._names.move_to_end(name)
         return found
 
     def delete(self, name: str) -> None:
         with self._lock:
-            self._sizes.pop(name, None)
+            self._names.pop(name, None)
+            self._sizes.pop(name)
         super().delete(name)
 
     def _make_room(self) -> None:
         while self.nbytes > self._most:
-            self.delete(next(iter(self._sizes)))
+            self.delete(next(iter(self._names)))
 
 
 def printable(value: object) -> str:

@@ -119,9 +119,10 @@ def _check_guests(slots: RecallSlots) -> None:
         _refuse_unless_finite(_finite(rows), f"guest {name}")
     slots.settle()
     for sequence, archive in enumerate(slots.archives):
-        for name, tensor in archive.tensors().items():
-            if tensor.itemsize > 1 and not bool(tensor.isfinite().all()):
-                raise UsageError(f"sequence {sequence}: archived {name} that are not finite")
+        try:
+            archive.check_finite()
+        except UsageError as error:
+            raise UsageError(f"sequence {sequence}: {error}") from error
 
 
 def _refuse_unless_finite(finite: Tensor, what: str) -> None:

@@ -176,7 +176,7 @@ class LocalExecutor(Executor):
     def save(self, state: StateHandle, path: Path, notes: Mapping[str, Any]) -> None:
         mine = local(state)
         mine.wait()
-        mine.state.save(path, dict(notes))
+        mine.state.save(path, dict(notes), segments_apart=True)
 
     def load(self, path: Path) -> LocalState:
         return LocalState(self.rnn.load_state(path))

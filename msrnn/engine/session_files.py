@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msrnn.core.shared_sizes import FileSizes
 from msrnn.core.state_folder import StateFolder, printable
 from msrnn.engine.executor import Executor, StateHandle
 from msrnn.engine.session_id import SessionId, is_owner
@@ -44,16 +45,21 @@ class SessionInfo(NamedTuple):
     turns: int
     created: float
     updated: float
-    nbytes: int
+    sizes: FileSizes
     positions: str  # of the tokens in its state
 
     @property
     def name(self) -> str:
         return self.id.name
 
+    @property
+    def nbytes(self) -> int:
+        """All its bytes; a fork has some of them in common with its origin."""
+        return self.sizes.nbytes
+
 
 class SessionFiles:
-    """A folder with one file per session, and a folder in it for each owner.
+    """A folder with one file per session, and one with its archive's segments; and a folder in it for each owner.
 
     load  reads a state from a file; by default, the executor does
     owns  whether a session is this engine's, by its name, where several engines share the folder
@@ -91,7 +97,7 @@ class SessionFiles:
             if folder.path_of(name) != path:  # it was written when names were file names
                 if path.exists():
                     raise UsageError(f"{path} is the same session; keep one of the two")
-                folder.path_of(name).rename(path)
+                folder.rename(name, path.stem)
                 name = path.stem
             return self.info(found)
         except UsageError as error:
@@ -114,13 +120,13 @@ class SessionFiles:
 
     def info(self, session: SessionId) -> SessionInfo:
         path = self.path(session)
-        description, nbytes = self._folder(session.owner).describe(_encode_name(session.name))
+        description, sizes = self._folder(session.owner).describe(_encode_name(session.name))
         fields, columns = _fields(description.get("notes"), path), description.get("columns")
         if not isinstance(columns, list) or not columns or not all(type(n) is int and n >= 0 for n in columns):
             raise FileError("not a session that the engine saved", path, advice="move it out of this folder")
         tokens = max(columns) + len(fields["unread"])
         times = fields["turns"], fields["created"], fields["updated"]
-        return SessionInfo(session, tokens, *times, nbytes, str(description.get("positions")))
+        return SessionInfo(session, tokens, *times, sizes, str(description.get("positions")))
 
     def read(self, session: SessionId) -> Session:
         """Errors do not name the file: clients read them. The log has it."""
@@ -136,8 +142,8 @@ class SessionFiles:
     def write(self, session_id: SessionId, session: Session) -> SessionInfo:
         notes: dict[str, Any] = {"unread": session.unread, "last": session.last, "turns": session.turns}
         notes |= {"created": session.created, "updated": session.updated}
-        nbytes = self._folder(session_id.owner).save(_encode_name(session_id.name), session.state, notes)
-        return info_of(session_id, session, nbytes)
+        sizes = self._folder(session_id.owner).save(_encode_name(session_id.name), session.state, notes)
+        return info_of(session_id, session, sizes)
 
     def delete(self, session: SessionId) -> None:
         self._folder(session.owner).delete(_encode_name(session.name))
@@ -159,9 +165,9 @@ class _Files:
         return self._executor.describe(path)
 
 
-def info_of(session_id: SessionId, session: Session, nbytes: int) -> SessionInfo:
+def info_of(session_id: SessionId, session: Session, sizes: FileSizes) -> SessionInfo:
     positions = str(session.state.fingerprint["positions"])
-    return SessionInfo(session_id, session.tokens, session.turns, session.created, session.updated, nbytes, positions)
+    return SessionInfo(session_id, session.tokens, session.turns, session.created, session.updated, sizes, positions)
 
 
 def _encode_name(name: str) -> str:

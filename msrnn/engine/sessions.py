@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from msrnn.core.shared_sizes import FileSizes, SharedSizes
 from msrnn.engine.executor import Executor, StateHandle
 from msrnn.engine.session_files import Session, SessionFiles, SessionInfo, info_of
 from msrnn.engine.session_id import SessionId
@@ -41,7 +42,8 @@ class Sessions:
 
     executor  copies states to the host, saves and loads them
     folder    where every finished turn is written, whole or not at all; None: sessions are in memory only
-    most      bytes of all sessions. For more, the least recently used one is deleted, of the owner that has most
+    most      bytes of all sessions; files that several have count once. For more, the least recently used one is
+              deleted, of the owner that has most
     days      sessions without a turn for this many days are deleted; None: never
     memory    bytes of states that are also held in memory, where sessions are in a folder
     writer    the thread that writes files
@@ -73,7 +75,7 @@ class Sessions:
         self.evicted = Counter(bytes=0, days=0)  # sessions that were deleted, by the limit
         self._stuck: set[SessionId] = set()  # those whose files cannot be deleted
         self._infos: dict[SessionId, SessionInfo] = {}  # the least recently used one first
-        self._owners = Counter[str]()  # bytes of each
+        self._sizes = defaultdict[str, SharedSizes[SessionId]](SharedSizes)  # of each owner, which share no files
         self._expired = 0.0  # when sessions were last looked through for it
         for info in sorted([] if self._files is None else self._files.infos(), key=lambda info: info.updated):
             self._set(info)
@@ -102,7 +104,7 @@ class Sessions:
 
     @property
     def nbytes(self) -> int:
-        return self._owners.total()
+        return sum(sizes.nbytes for sizes in [*self._sizes.values()])
 
     def __len__(self) -> int:
         return len(self._infos)
@@ -198,16 +200,16 @@ class Sessions:
 
     def _set(self, info: SessionInfo) -> None:
         """Add or replace a session, now the most recently used one."""
-        if (before := self._infos.pop(info.id, None)) is not None:
-            self._owners[info.id.owner] -= before.nbytes
+        self._infos.pop(info.id, None)
         self._infos[info.id] = info
-        self._owners[info.id.owner] += info.nbytes
+        self._sizes[info.id.owner].set(info.id, info.sizes)
 
     def _forget(self, session: SessionId) -> None:
         if self._files is not None:
             self._files.delete(session)
         self._held.pop(session, None)
-        self._owners[session.owner] -= self._infos.pop(session).nbytes
+        del self._infos[session]
+        self._sizes[session.owner].pop(session)
 
     @_with_lock
     def _store(
@@ -219,13 +221,18 @@ class Sessions:
         if new and session_id in self._in_use:
             raise SessionError("is answering its first request", session_id, advice="choose another name")
         self._check_written(session_id)
-        nbytes = session.nbytes
+        nbytes = session.nbytes - self._count_shared(session_id, source)
         self._make_room(session_id, nbytes, source)
         if self._files is None:
-            self._publish(session_id, session, info_of(session_id, session, nbytes))
+            self._publish(session_id, session, info_of(session_id, session, FileSizes(nbytes)))
             return make_done_future()
         self._writing[session_id] = nbytes
         return self.writer.submit(lambda: self._write(session_id, session))
+
+    def _count_shared(self, session: SessionId, source: SessionId | None) -> int:
+        """The bytes of files that a fork has in common with its source."""
+        info = self._infos.get(source) if source is not None and source.owner == session.owner else None
+        return sum(info.sizes.segments.values()) if info is not None else 0
 
     def _write(self, session_id: SessionId, session: Session) -> None:
         assert self._files is not None
@@ -288,12 +295,12 @@ class Sessions:
         if excess <= 0:
             return
         idle = [info for info in self._infos.values() if not (info.id in (session, source) or self._is_busy(info.id))]
-        if session in coming and session not in self._in_use and sum(info.nbytes for info in idle) < excess:
+        if session in coming and session not in self._in_use and self._count_freed(idle) < excess:
             room = f"its {nbytes:,} bytes do not fit with the sessions in use"
             raise SessionStorageFullError(
                 f"{room}, with {self._most:,} for all of them", session, advice="try again later"
             )
-        owners = self._owners.copy()
+        owners = Counter({owner: sizes.nbytes for owner, sizes in self._sizes.items()})
         for each, size in coming.items():
             owners[each.owner] += size
         queues: dict[str, list[SessionInfo]] = {}
@@ -304,9 +311,14 @@ class Sessions:
             info = queues[owner].pop()
             if not queues[owner]:
                 del queues[owner]
+            freed = self._count_freed([info])
             if self._evict(info.id, "bytes"):
-                owners[owner] -= info.nbytes
-                excess -= info.nbytes
+                owners[owner] -= freed
+                excess -= freed
+
+    def _count_freed(self, infos: list[SessionInfo]) -> int:
+        """The bytes that are free when these sessions are deleted."""
+        return sum(sizes.count_freed(info.id for info in infos) for sizes in self._sizes.values())
 
     def _is_busy(self, session: SessionId) -> bool:
         return session in self._in_use or session in self._writing or session in self._stuck

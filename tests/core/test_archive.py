@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from msrnn.core.archive import SEGMENT, Archive, ArchiveLayout
+from msrnn.core.archive import SEGMENT, Archive, ArchiveLayout, ArchivePart
 from msrnn.errors import UsageError
 
 
@@ -110,7 +110,7 @@ def test_files(code: torch.dtype | None) -> None:
     archive, loaded = Archive(layout(code=code)), Archive(layout(code=code))
     assert archive.tensors()["keys"].shape == (2, 0, 4)
     archive.append(*draw(50))
-    loaded.restore(archive.tensors(), 0)
+    loaded.restore([ArchivePart(archive.tensors())], 0)
     at = torch.arange(50).expand(2, -1)
     assert all(torch.equal(*pair) for pair in zip(archive.gather(at), loaded.gather(at), strict=True))
     torch.testing.assert_close(loaded.gather(at)[0], draw(50)[0], atol=0.2, rtol=0.1)
@@ -130,11 +130,12 @@ def test_files_of_other_rows_are_refused(damage: dict[str, Tensor]) -> None:
     archive = Archive(layout())
     archive.append(*draw(5))
     with pytest.raises(UsageError, match="archived"):
-        Archive(layout()).restore({**archive.tensors(), **damage}, 0)
+        Archive(layout()).restore([ArchivePart({**archive.tensors(), **damage})], 0)
 
 
 def test_scales_of_another_dtype_are_refused() -> None:
     archive = Archive(layout(code=torch.int8))
     archive.append(*draw(5))
+    tensors = {**archive.tensors(), "key_scale": torch.ones(2, 5)}
     with pytest.raises(UsageError, match="archived key_scale"):
-        Archive(layout(code=torch.int8)).restore({**archive.tensors(), "key_scale": torch.ones(2, 5)}, 0)
+        Archive(layout(code=torch.int8)).restore([ArchivePart(tensors)], 0)

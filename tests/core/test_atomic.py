@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import msrnn
-from msrnn.core.atomic import PRIVATE, make_private_folder, write_atomically
+from msrnn.core.atomic import PRIVATE, make_private_folder, sync_folder, write_atomically
 from tests.helpers.tiny import build, llama, tokens
 
 
@@ -108,3 +108,12 @@ def test_a_saved_state_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
         state.save(path, {"tokens": tokens(1, 12)[0].tolist()})
         assert permissions(path) == 0o600
         assert rnn.load_state(path).seen.tolist() == [12]
+
+
+def test_a_folder_is_synchronized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    sync_folder(tmp_path)
+    assert synced == [tmp_path.stat().st_ino]
+    with pytest.raises(FileNotFoundError):
+        sync_folder(tmp_path / "none")

@@ -163,9 +163,9 @@ def test_writes_do_not_stop_the_engine(
     """Nor do they pile up: what would wait long is forgotten."""
     allowed, save = threading.Event(), msrnn.MultiState.save
 
-    def slow(*args: Any) -> None:
+    def slow(*args: Any, **how: Any) -> None:
         assert allowed.wait(30)
-        save(*args)
+        save(*args, **how)
 
     monkeypatch.setattr(msrnn.MultiState, "save", slow)
     engine, prompts = engine_on(rnn, tmp_path), histories(3)
@@ -177,7 +177,7 @@ def test_writes_do_not_stop_the_engine(
 
 
 def test_a_full_disk_is_counted(rnn: msrnn.MultiStateRNN, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **how: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(msrnn.MultiState, "save", full)
@@ -198,7 +198,7 @@ def test_a_file_that_is_deleted_while_it_is_read(
     load = executor.load
 
     def load_and_forget(path: Path) -> LocalState:
-        files._folder._sizes.clear()
+        files._folder._names.clear()
         return load(path)
 
     monkeypatch.setattr(executor, "load", load_and_forget)

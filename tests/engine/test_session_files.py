@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from msrnn.core.shared_sizes import FileSizes
 from msrnn.engine.session_files import Session, SessionFiles, info_of
 from msrnn.engine.session_id import SessionId
 from msrnn.errors import SessionUnreadableError
@@ -39,7 +40,7 @@ def test_a_session_is_read_as_it_was_written(executor: FakeExecutor, tmp_path: P
     written = session(executor, [5, 6, 7])
     info = folder.write(TALK, written)
     assert (info.name, info.tokens, info.turns, info.positions) == ("Talk", 4, 2, "original")
-    assert info == info_of(TALK, written, folder.path(TALK).stat().st_size)
+    assert info == info_of(TALK, written, FileSizes(folder.path(TALK).stat().st_size))
     found = folder.read(TALK)
     assert isinstance(found.state, FakeState)
     assert (found.state.tokens, found.state.place) == ([5, 6, 7], "host")

@@ -31,12 +31,12 @@ class Disk:
         self.error: Exception | None = None
         save = msrnn.MultiState.save
 
-        def slow(*args: Any) -> None:
+        def slow(*args: Any, **how: Any) -> None:
             self.asked.set()
             assert self.allowed.wait(60)
             if self.error is not None:
                 raise self.error
-            save(*args)
+            save(*args, **how)
 
         monkeypatch.setattr(msrnn.MultiState, "save", slow)
 

@@ -152,7 +152,7 @@ def test_a_session_that_cannot_be_saved_is_an_error(
     engine = msrnn.Engine(rnn, slots=2, sessions=tmp_path)
     ask(engine, TURNS[0], "talk")
 
-    def full(*_: object) -> None:
+    def full(*_: object, **how: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
