@@ -29,12 +29,10 @@ def test_layers_that_lose_no_row_have_no_archive() -> None:
     assert add_recall(sliding, Recall(8)).recall is None
     assert add_recall(Bound(TOVA, 64), Recall(8)).recall == Recall(8)
     with pytest.raises(UsageError, match="recall=8: no layer"):
-        check_recall(Recall(8), [sliding], [False], shared=False)
+        check_recall(Recall(8), [sliding], [False])
     with pytest.raises(UsageError, match="a size for every layer"):
-        check_recall(Recall(8), [BOUND, layer_bound(FULL, None, None)], [False, False], shared=False)
-    with pytest.raises(UsageError, match="processes that share"):
-        check_recall(Recall(8), [BOUND], [False], shared=True)
-    check_recall(Recall(8), [BOUND, sliding, None], [False, False, True], shared=False)
+        check_recall(Recall(8), [BOUND, layer_bound(FULL, None, None)], [False, False])
+    check_recall(Recall(8), [BOUND, sliding, None], [False, False, True])
 
 
 def test_reach_leaves_room_for_the_guests() -> None:
