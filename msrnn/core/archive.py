@@ -39,7 +39,7 @@ class ArchiveLayout:
     whole: bool = False  # segments are whole from the beginning: kernels write to them
     index_on: torch.device | None = None  # where 8-bit copies of the keys are kept for searches; None: there are none
 
-    def gathered(self, shards: Shards) -> ArchiveLayout:
+    def join_heads(self, shards: Shards) -> ArchiveLayout:
         """The layout of archives with the heads of all processes: in main memory, and not for searches by kernels."""
         return ArchiveLayout(
             self.kv_heads * shards.count,
@@ -259,7 +259,7 @@ class Archive:
         Rows travel by `device`, segment by segment. A process that does not keep them gets an empty archive.
         """
         self._wait()
-        whole = Archive(self.layout.gathered(shards))
+        whole = Archive(self.layout.join_heads(shards))
         whole.begin = whole.end = self.begin
         for _, *both in self.segments():
             gathered = [rows.map(lambda part: shards.gather(part.to(device), 0)) for rows in both]

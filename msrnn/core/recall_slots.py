@@ -67,7 +67,7 @@ class RecallSlots(Slots):
         device = self.seen.device
         ends = torch.tensor([[archive.begin, archive.end] for archive in self.archives], device=device)
         check_same(ends, self.shards, "the processes that share this layer have archived other tokens")
-        whole._layout = self._layout.gathered(self.shards)
+        whole._layout = self._layout.join_heads(self.shards)
         return _with_archives(whole, (one.gather_heads(self.shards, device, archives) for one in self.archives))
 
     def divide(self, like: Any) -> Any:

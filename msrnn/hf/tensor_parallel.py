@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from msrnn.core.shards import Shards, check_same
+from msrnn.core.slots import LayerShape
 from msrnn.errors import LostRankError, UsageError
 
 _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
@@ -97,6 +98,19 @@ def check_heads_divide(model: PreTrainedModel, config: Any, shards: Shards) -> N
                 f"{type(model).__name__} has {heads} {what}, which {shards.count} processes cannot share equally: "
                 "use a number of processes that divides it"
             )
+
+
+def check_groups_divide(module: nn.Module, shape: LayerShape) -> None:
+    """Refuse a layer whose KV heads several processes have, each with some of their query heads.
+
+    Importances and recalled rows of a KV head depend on all of its query heads.
+    """
+    expected, found = getattr(module, "num_key_value_groups", None), shape.heads // shape.kv_heads
+    if isinstance(expected, int) and found != expected:
+        raise UsageError(
+            f"{type(module).__name__} has {expected} query heads for each KV head, and a process has {found} of them: "
+            "use fewer processes, so that each has whole KV heads"
+        )
 
 
 def check_same_input(input_ids: Tensor, shards: Shards | None, samples: bool = False) -> None:

@@ -34,6 +34,7 @@ from msrnn.engine.rank import follow
 from msrnn.engine.tensor_parallel_executor import TensorParallelExecutor
 from msrnn.errors import UsageError
 from msrnn.policy import NAMES
+from msrnn.recall import Recall
 from tests.helpers import interpreted as interpreted
 from tests.helpers.tiny import left_padded, tokens
 
@@ -91,28 +92,50 @@ def reads_and_steps(policy: str, tolerance: float = 1e-4, few: bool = False, **o
     return check
 
 
-def recalls(policy: str, tolerance: float = 1e-4, few: bool = False, **options: Any) -> Check:
+def recalls(policy: str, tolerance: float = 1e-4, **options: Any) -> Check:
     """Every rank archives the rows of its own KV heads, and its query heads rank them."""
 
     def check(shared: PreTrainedModel, alone: PreTrainedModel, _: Path) -> None:
         mine, theirs = rnns(shared, alone, policy, recall=4, **options)
-        ids, mask = left_padded(tokens(2, 14 if few else 40), [0, 3])
-        asking, asks = left_padded(tokens(2, 5 if few else 20, seed=2), [2, 0])
+        ids, mask = left_padded(tokens(2, 40), [0, 3])
+        asking, asks = left_padded(tokens(2, 20, seed=2), [2, 0])
         one, other = mine.state(2), theirs.state(2)
         same(mine.read(ids, one, mask), theirs.read(ids, other, mask), tolerance)
-        for every in (1,) if few else (1, 8):
+        for every in (1, 8):
             found, expected = (
                 rnn.read(asking, state, asks, recall_every=every) for rnn, state in ((mine, one), (theirs, other))
             )
             same(found, expected, tolerance)
             same_states(one, other)
         one, other = one.fork(2), other.fork(2)
-        for token in tokens(4, 2 if few else 6, seed=3).split(1, dim=1):
+        for token in tokens(4, 6, seed=3).split(1, dim=1):
             same(mine.step(token, one), theirs.step(token, other), tolerance)
         same_states(one, other)
         assert bool((other.layers[-1].guest_position >= 0).all())
         shards = mine.spec.shapes[0].shards if mine.spec.shapes[0] else None
         assert other.archive_nbytes == one.archive_nbytes * (shards.count if shards else 1)
+
+    return check
+
+
+def recalls_by_kernels(policy: str) -> Check:
+    """Kernels in the ranks, interpreted, which is slow, against plain torch that searches the same copies of keys."""
+
+    def check(shared: PreTrainedModel, alone: PreTrainedModel, folder: Path) -> None:
+        mine = msrnn.MultiStateRNN(shared, policy, SIZE, recall=Recall(4), backend="triton")
+        theirs = msrnn.MultiStateRNN(alone, policy, SIZE, recall=Recall(4, search="int8"), backend="torch")
+        assert mine.spec.paged
+        one, other = mine.state(), theirs.state()
+        path = folder / f"kernels-{dist.get_world_size()}.safetensors"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("msrnn.core.paged_slots.LEAST_SEGMENTS", 1)
+            same(mine.read(tokens(1, 16), one), theirs.read(tokens(1, 16), other))
+            one.save(path)
+            dist.barrier()
+            one = mine.load_state(path)
+            for token in tokens(1, 2, seed=3).split(1, dim=1):
+                same(mine.step(token, one), theirs.step(token, other))
+        same_states(one, other)
 
     return check
 
@@ -288,8 +311,7 @@ CHECKS: dict[str, Check] = {
     "tova recalls, small blocks": recalls("tova", block=7, chunk=3),
     "tova recalls, compact positions": recalls("tova", positions="compact"),
     "h2o recalls, int8": recalls("h2o", tolerance=0.05, state_dtype="int8"),
-    "tova recalls, Triton kernels": recalls("tova", few=True, backend="triton"),
-    "h2o recalls, Triton kernels": recalls("h2o", few=True, backend="triton"),
+    **{f"{policy} recalls, Triton kernels": recalls_by_kernels(policy) for policy in ("tova", "h2o")},
     "tova generates and recalls": generates("tova", columns=90, recall=4, recall_while_reading=16),
     **{f"{policy} is saved with its archive": saves(policy, recall=4) for policy in ("tova", "h2o")},
     "an archive in 8 bits is saved": saves("tova-head", recall=4, state_dtype="int8"),
