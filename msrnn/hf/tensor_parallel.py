@@ -113,11 +113,15 @@ def check_groups_divide(module: nn.Module, shape: LayerShape) -> None:
         )
 
 
-def check_same_input(input_ids: Tensor, shards: Shards | None, samples: bool = False) -> None:
-    """Refuse tokens, and random numbers, in which the processes that share a model differ."""
+def check_same_input(
+    input_ids: Tensor, shards: Shards | None, samples: bool = False, recall_every: int | None = None
+) -> None:
+    """Refuse tokens, blocks that recall, and random numbers, in which the processes that share a model differ."""
     if shards is None:
         return
-    check_same(input_ids, shards, "each process reads other tokens: give all of them the same")
+    options = [*input_ids.shape, *repr(recall_every).encode()]  # as a text: nothing has checked it yet
+    given = torch.cat([torch.tensor(options, device=input_ids.device), input_ids.flatten()])
+    check_same(given, shards, "each process reads other tokens, or recalls in other blocks: give all of them the same")
     if samples:
         device = input_ids.device
         numbers = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
