@@ -262,7 +262,7 @@ def leads_and_recalls(shared: PreTrainedModel, alone: PreTrainedModel, folder: P
     """The same with archives, which sessions and kept states have. A prefix is kept after 64 tokens at least."""
     recall: Any = {"recall": 4, "recall_every": 3, "recall_while_reading": 16}
     prompts = [tokens(1, 140 if i == 1 else 20 + 7 * i, seed=i)[0].tolist() for i in range(4)]
-    compare_engines(*rnns(shared, alone, "tova", **recall), prompts, folder / f"recalling-{dist.get_world_size()}")
+    compare_engines(*rnns(shared, alone, "tova-head", **recall), prompts, folder / f"recalling-{dist.get_world_size()}")
 
 
 def compare_engines(
@@ -315,7 +315,7 @@ CHECKS: dict[str, Check] = {
     "tova recalls, compact positions": recalls("tova", positions="compact"),
     "h2o recalls, int8": recalls("h2o", tolerance=0.05, state_dtype="int8"),
     **{f"{policy} recalls, Triton kernels": recalls_by_kernels(policy) for policy in ("tova", "h2o")},
-    "tova generates and recalls": generates("tova", columns=90, recall=4, recall_while_reading=16),
+    "tova generates and recalls": generates("tova", columns=70, recall=4, recall_while_reading=16),
     **{f"{policy} is saved with its archive": saves(policy, recall=4) for policy in ("tova", "h2o")},
     "an archive in 8 bits is saved": saves("tova-head", recall=4, state_dtype="int8"),
     **{f"{policy} is saved": saves(policy) for policy in ("full", "tova", "h2o", "echo")},
