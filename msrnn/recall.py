@@ -22,7 +22,7 @@ class Recall:
     archive: str = HOST  # the host's memory, the model's device, or a folder for memory-mapped files
     state_dtype: str | None = None  # "int8" or "fp8": archived rows are quantized; None: they are as the state's rows
     search: str = AUTO  # by the archived keys, or by 8-bit copies on the model's device; auto: these if a GPU searches
-    limit: int | None = None  # bytes of a sequence's archive in all layers; the oldest rows are dropped beyond
+    limit: int | None = None  # bytes of a sequence's archive, in all layers and processes; then the oldest rows go
 
     def __post_init__(self) -> None:
         check_count("recall", self.rows, of="KV rows")

@@ -18,6 +18,7 @@ from torch import Tensor
 from msrnn.core.pinned_memory import PINNED
 from msrnn.core.quantization import SCALE_DTYPE, Rows, quantize
 from msrnn.core.segment_folder import SegmentFile
+from msrnn.core.shards import Shards
 from msrnn.core.slots import ordinary_tensors
 from msrnn.errors import UsageError
 
@@ -41,6 +42,18 @@ class ArchiveLayout:
     most_tokens: int | None = None  # the oldest segments are dropped beyond it
     whole: bool = False  # segments are whole from the beginning: kernels write to them
     index_on: torch.device | None = None  # where 8-bit copies of the keys are kept for searches; None: there are none
+
+    def join_heads(self, shards: Shards) -> ArchiveLayout:
+        """The layout of archives with the heads of all processes: in main memory, and not for searches by kernels."""
+        return ArchiveLayout(
+            self.kv_heads * shards.count,
+            self.key_dim,
+            self.value_dim,
+            self.dtype,
+            self.code,
+            torch.device("cpu"),
+            most_tokens=self.most_tokens,
+        )
 
     @property
     def row_bytes(self) -> int:
@@ -271,6 +284,28 @@ class Archive:
                 tensors[f"{name}_scale"] = torch.cat([none[..., 0].to(SCALE_DTYPE), *scales], 1)
         return tensors
 
+    def gather_heads(self, shards: Shards, device: torch.device, keeps: bool) -> Archive:
+        """An archive with the heads of all processes, which must have the same positions and all call this.
+
+        Rows travel by `device`, segment by segment. A process that does not keep them gets an empty archive.
+        """
+        self._wait()
+        whole = Archive(self.layout.join_heads(shards))
+        whole.begin = whole.end = self.begin
+        for _, *both in self.segments():
+            gathered = [rows.map(lambda part: shards.gather(part.to(device), 0)) for rows in both]
+            if keeps:
+                whole.append_rows(*gathered)
+        return whole
+
+    def pick_heads(self, layout: ArchiveLayout, shards: Shards) -> Archive:
+        """An archive of `layout` with the heads of one process, of an archive that has all heads."""
+        own, first = Archive(layout), shards.rank * layout.kv_heads
+        own.begin = own.end = self.begin
+        for _, *both in self.segments():
+            own.append_rows(*(rows.pick_heads(slice(first, first + layout.kv_heads)) for rows in both))
+        return own
+
     def _wait(self) -> None:
         """Wait until a GPU has written what it was told to: the host is about to read it."""
         if self.layout.pinned:
@@ -314,7 +349,7 @@ def check_finite(tensors: dict[str, Tensor]) -> None:
 
 
 def _part(rows: Rows, begin: int, end: int) -> Rows:
-    return Rows(rows.codes[:, begin:end], None if rows.scale is None else rows.scale[:, begin:end])
+    return rows.map(lambda tensor: tensor[:, begin:end])
 
 
 def _pick(rows: Rows, index: Tensor) -> Rows:

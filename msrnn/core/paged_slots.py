@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from msrnn.core.archive import SEGMENT, ArchivePart
+from msrnn.core.archive import SEGMENT, Archive
 from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.slots import LayerShape, ordinary_tensors
 from msrnn.errors import UsageError
@@ -30,7 +30,7 @@ class PagedSlots(RecallSlots):
     @ordinary_tensors
     def __init__(self, batch_size: int, shape: LayerShape, bound: Bound) -> None:
         super().__init__(batch_size, shape, bound)
-        self.table = torch.zeros(batch_size, MOST_SEGMENTS, 4, dtype=torch.int64, device=shape.device)
+        self.replace_archives(self.archives)
 
     @property
     def segments(self) -> int:
@@ -71,11 +71,21 @@ class PagedSlots(RecallSlots):
         for number, archive in enumerate(self.archives):
             self._write_addresses(number, archive.addresses())
 
-    def restore_archives(self, parts: Sequence[Sequence[ArchivePart]], begins: list[int]) -> None:
-        if any(begins):
+    def gather_heads(self, archives: bool = True) -> Any:
+        whole = super().gather_heads(archives)
+        if self.shards is None:
+            return whole
+        other = object.__new__(RecallSlots)  # the host searches archives in main memory
+        vars(other).update({name: value for name, value in vars(whole).items() if name != "table"})
+        return other
+
+    @ordinary_tensors
+    def replace_archives(self, archives: Iterable[Archive]) -> None:
+        super().replace_archives(archives)
+        if any(archive.begin for archive in self.archives):
             raise UsageError("archives without their oldest rows are searched by the host: use search='exact'")
-        super().restore_archives(parts, begins)
-        self.table = self.table.new_zeros(len(parts), *self.table.shape[1:])
+        shape = len(self.archives), MOST_SEGMENTS, 4
+        self.table = torch.zeros(shape, dtype=torch.int64, device=self.seen.device)
         for number, archive in enumerate(self.archives):
             self._write_addresses(number, archive.addresses())
 

@@ -6,6 +6,7 @@ dequantized numbers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -43,14 +44,17 @@ class Rows(NamedTuple):
     codes: Tensor  # [..., D] 8-bit codes, or the numbers themselves
     scale: Tensor | None  # [...]; None: not quantized
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> Rows:
+        """Rows with changed codes and, where there are any, changed scales."""
+        return Rows(change(self.codes), None if self.scale is None else change(self.scale))
+
     def pick_heads(self, heads: slice) -> Rows:
         """The rows [K, n, D] of some heads; views."""
-        return Rows(self.codes[heads], None if self.scale is None else self.scale[heads])
+        return self.map(lambda tensor: tensor[heads])
 
     def to(self, device: torch.device) -> Rows:
         """Copies on a device, begun at least, or the rows themselves if they are there."""
-        codes = self.codes.to(device, non_blocking=True)
-        return Rows(codes, None if self.scale is None else self.scale.to(device, non_blocking=True))
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """The numbers in the dtype that the model computes in."""

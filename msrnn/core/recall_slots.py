@@ -10,6 +10,7 @@ from torch import Tensor
 
 from msrnn.core.archive import Archive, ArchiveLayout, ArchivePart
 from msrnn.core.quantization import parse_state_dtype
+from msrnn.core.shards import check_same
 from msrnn.core.slots import LayerShape, Slots, ordinary_tensors
 from msrnn.errors import UsageError
 from msrnn.policy import Bound
@@ -58,6 +59,30 @@ class RecallSlots(Slots):
     def begin_read(self, columns: int) -> None:
         self.reserve(columns)
 
+    def gather_heads(self, archives: bool = True) -> Any:
+        whole = super().gather_heads(archives)
+        if self.shards is None:
+            return whole
+        self.settle()
+        device = self.seen.device
+        ends = torch.tensor([[archive.begin, archive.end] for archive in self.archives], device=device)
+        check_same(ends, self.shards, "the processes that share this layer have archived other tokens")
+        whole._layout = self._layout.join_heads(self.shards)
+        return _with_archives(whole, (one.gather_heads(self.shards, device, archives) for one in self.archives))
+
+    def divide(self, like: Any) -> Any:
+        part = super().divide(like)
+        if like.shards is None:
+            return part
+        own = object.__new__(type(like))  # kernels may search its archives, and not those that have all heads
+        vars(own).update(vars(part), _layout=like._layout)
+        own.replace_archives(archive.pick_heads(like._layout, like.shards) for archive in self.archives)
+        return own
+
+    def replace_archives(self, archives: Iterable[Archive]) -> None:
+        """Have other archives, one for each sequence."""
+        self.archives = [*archives]
+
     def share_buffers(self) -> Any:
         return _with_archives(super().share_buffers(), (Archive(self._layout) for _ in self.archives))
 
@@ -90,11 +115,12 @@ class RecallSlots(Slots):
 
     def restore_archives(self, parts: Sequence[Sequence[ArchivePart]], begins: list[int]) -> None:
         """Replace the archives by those of files: the parts of each sequence, and its first position."""
-        self.archives = [Archive(self._layout) for _ in parts]
-        for archive, rows, begin, seen in zip(self.archives, parts, begins, self.seen.tolist(), strict=True):
+        archives = [Archive(self._layout) for _ in parts]
+        for archive, rows, begin, seen in zip(archives, parts, begins, self.seen.tolist(), strict=True):
             archive.restore(rows, begin)
             if archive.end != seen or begin < 0:
                 raise UsageError(f"an archive of positions {begin:,} to {archive.end:,}, and {seen:,} tokens were read")
+        self.replace_archives(archives)
 
     def take_rows(self, other: RecallSlots) -> None:
         """Take the rows and archives of another layer, whose archives may be of another kind; guests are not taken."""

@@ -89,8 +89,11 @@ class _Buffers:
         return {"keys", "values"}
 
     @ordinary_tensors
-    def gather_heads(self) -> Any:
-        """Gather the heads of all processes: the layer, as one process alone would have it."""
+    def gather_heads(self, archives: bool = True) -> Any:
+        """Gather the heads of all processes: the layer, as one process alone would have it.
+
+        Every process must call it. Without `archives`, those of the result are empty, which saves memory.
+        """
         other = self._with(lambda tensor: tensor)
         if self.shards is not None:
             for name in sorted(self.head_tensors() & self.tensors().keys()):  # every process in one order
@@ -99,12 +102,12 @@ class _Buffers:
         return other
 
     @ordinary_tensors
-    def divide(self, shards: Shards | None) -> Any:
-        """The heads of one process, of a layer that has all of them."""
+    def divide(self, like: Any) -> Any:
+        """The heads of the process that has `like`, a layer of this kind, of a layer that has all heads."""
         other = self._with(lambda tensor: tensor)
-        for name in sorted(self.head_tensors() & self.tensors().keys()):  # every process in one order
-            setattr(other, name, own_part(getattr(self, name), 1, shards).contiguous())
-        other.shards = shards
+        for name in self.head_tensors() & self.tensors().keys():
+            setattr(other, name, own_part(getattr(self, name), 1, like.shards).contiguous())
+        other.shards = like.shards
         return other
 
     def select(self, sequences: Tensor) -> Any:

@@ -64,7 +64,7 @@ class MultiState:
 
     @property
     def archive_nbytes(self) -> int:
-        """Bytes of the archived rows; forks count what they share, each."""
+        """Bytes of the archived rows, those of this process; forks count what they share, each."""
         seen = self.seen.tolist()
         return sum(layer.archive_nbytes(seen) for _, layer in self._own())
 
@@ -314,8 +314,10 @@ class MultiState:
         share the model, all of them must call this: the first one writes the heads of all, and the file fits any number
         of processes.
         """
-        whole, shards, error = self.gather_heads(), self._shards, None
-        if shards is None or shards.rank == 0:
+        shards, error = self._shards, None
+        writes = shards is None or shards.rank == 0
+        whole = self.gather_heads(archives=writes)
+        if writes:
             try:
                 self.check_whole()
                 layers = whole._savable()
@@ -328,14 +330,17 @@ class MultiState:
         if not saved:
             raise FileError("not saved", path, advice="the first process says why")
 
-    def gather_heads(self) -> MultiState:
-        """Gather the heads of all processes: the state as one process alone would have it. All must call it."""
-        return self._with([layer.gather_heads() for _, layer in self._savable()])
+    def gather_heads(self, archives: bool = True) -> MultiState:
+        """Gather the heads of all processes: the state as one process alone would have it. All must call it.
+
+        Archives are then in main memory. A process that does not need them has empty ones without `archives`.
+        """
+        return self._with([layer.gather_heads(archives) for _, layer in self._savable()])
 
     def _divide_like(self, other: MultiState) -> MultiState:
         """The heads of this process, of a state that has all of them."""
         pairs = zip(self._savable(), other._savable(), strict=True)
-        return self._with([mine.divide(theirs.shards) for (_, mine), (_, theirs) in pairs])
+        return self._with([mine.divide(theirs) for (_, mine), (_, theirs) in pairs])
 
     @classmethod
     def load_fitting(
@@ -352,11 +357,11 @@ class MultiState:
         state = own.gather_heads()
         try:
             state.columns = restore_layers(state._savable(), tensors, description, Path(path))
+            return state if own._shards is None else state._divide_like(own)
         except FileError:  # it names the file at fault
             raise
         except ValueError as error:
             raise FileError(f"not a usable state, {error}", path, advice="use a copy, or make it again") from error
-        return state if own._shards is None else state._divide_like(own)
 
     def _savable(self) -> list[tuple[int, Memory]]:
         for index, layer in enumerate(self.layers):

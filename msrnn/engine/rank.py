@@ -19,6 +19,7 @@ from msrnn.engine.local_executor import LocalExecutor, LocalState
 from msrnn.errors import UsageError
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.hf.tensor_parallel import ProcessShards, naming_lost_ranks
+from msrnn.recall import Recalling
 
 PATIENCE = timedelta(minutes=2)  # a rank that does not answer for this time is lost
 STOP = "stop"
@@ -58,10 +59,17 @@ class Rank:
         state = self.states[number].state
         if state.device != self.rnn.device:  # the backend of the model's device carries it
             state = state.to(self.rnn.device)
-        return state.gather_heads()
+        return state.gather_heads(archives=self.shards.rank == 0)  # the leader saves them
 
-    def read(self, number: int, tokens: Sequence[int], last_only: bool, protect: bool = False) -> Tensor:
-        return self.local.read_logits(self.states[number], tokens, last_only, protect)
+    def read(
+        self,
+        number: int,
+        tokens: Sequence[int],
+        last_only: bool,
+        protect: bool = False,
+        recalling: Recalling | None = None,
+    ) -> Tensor:
+        return self.local.read_logits(self.states[number], tokens, last_only, protect, recalling)
 
     def release(self, number: int) -> None:
         self.local.release(self.states[number])
@@ -82,6 +90,9 @@ class Rank:
 
     def take(self, number: int, slot: int, seen: int) -> None:
         self.states[number] = self.local.take(slot, seen)
+
+    def free(self, slot: int) -> None:
+        self.local.free(slot)
 
     def keep_alive(self) -> None:
         """A sign of life."""

@@ -156,10 +156,9 @@ class TensorParallelExecutor(Executor):
         protect: bool = False,
         recalling: Recalling | None = None,
     ) -> list[Logprobs | None]:
-        assert recalling is None, "a model that processes share has no archive"
         before = self._check_own(state).own.logits
         with self._lend_number(state) as number:
-            logits: Tensor = self._do("read", number, [*tokens], logprobs is None, protect)
+            logits: Tensor = self._do("read", number, [*tokens], logprobs is None, protect, recalling)
         return [] if logprobs is None else score_block(logits, before, tokens, logprobs)
 
     def check_protect(self, tokens: int, state: StateHandle | None = None) -> None:
@@ -215,4 +214,5 @@ class TensorParallelExecutor(Executor):
         return self._make("take", slot, seen)
 
     def free(self, slot: int) -> None:
-        pass  # there is no archive
+        if self.facts.recall is not None:  # otherwise, nothing is freed
+            self._do("free", slot)

@@ -27,7 +27,7 @@ from msrnn.hf.inspect_layers import (
     inspect_layers,
     inspect_rope,
 )
-from msrnn.hf.tensor_parallel import check_heads_divide, is_split, shards_of
+from msrnn.hf.tensor_parallel import check_groups_divide, check_heads_divide, is_split, shards_of
 
 
 class ModelSpec:
@@ -110,6 +110,7 @@ def _with_shards(layer: RecordedLayer, shards: Shards | None, config: Any) -> Re
     """Some models split their weights and gather their projections: there, every process has all heads."""
     if layer.shape.heads == getattr(config, "num_attention_heads", None) or not is_split(layer.module):
         return layer
+    check_groups_divide(layer.module, layer.shape)
     return layer._replace(shape=replace(layer.shape, shards=shards))
 
 

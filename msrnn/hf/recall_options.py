@@ -16,8 +16,8 @@ from msrnn.policy import Bound
 from msrnn.recall import EXACT, QUESTION, Recall
 
 
-def check_recall(recall: Recall, bounds: Sequence[Bound | None], linear: Sequence[bool], shared: bool) -> None:
-    """Refuse recall where no layer evicts or some layers do not, and where processes share a model."""
+def check_recall(recall: Recall, bounds: Sequence[Bound | None], linear: Sequence[bool]) -> None:
+    """Refuse recall where no layer evicts or some layers do not."""
     if any(bound is None and not skipped for bound, skipped in zip(bounds, linear, strict=True)):
         raise UsageError("needs a size for every layer", name="recall", value=recall.rows, advice="give one to each")
     if not any(bound and recalls(bound) for bound in bounds):
@@ -26,10 +26,6 @@ def check_recall(recall: Recall, bounds: Sequence[Bound | None], linear: Sequenc
             name="recall",
             value=recall.rows,
             advice="use a policy and a size that evict, or leave it out",
-        )
-    if shared:
-        raise UsageError(
-            "processes that share a model have no archives yet", name="recall", value=recall.rows, advice="use one"
         )
 
 
@@ -78,11 +74,13 @@ def find_reach(config: Any, bound: Bound, spaced: Spacing | None) -> int:
 
 
 def count_archived(layers: Sequence[tuple[LayerShape, Bound]]) -> int | None:
-    """The tokens that fit into the bytes of a sequence's archive; None: there is no limit."""
+    """The tokens that fit into the bytes of a sequence's archive, in all processes; None: there is no limit."""
     recall = layers[0][1].recall
     if recall is None or recall.limit is None:
         return None
-    row = sum(archive_layout(shape, recall).row_bytes for shape, _ in layers)
+    row = sum(
+        archive_layout(shape, recall).row_bytes * (shape.shards.count if shape.shards else 1) for shape, _ in layers
+    )
     tokens = recall.limit // row
     if tokens < 2 * SEGMENT:
         raise UsageError(

@@ -251,7 +251,7 @@ class MultiStateRNN:
         these tokens see held rows only.
         """
         input_ids, mask = check_input(self.model, self.spec, input_ids, state, attention_mask)
-        check_same_input(input_ids, self.spec.model.shards)
+        check_same_input(input_ids, self.spec.model.shards, recall_every=recall_every)
         if recall_every is not None:
             self._recalling.check(recall_every, mask, record)
         with self._protecting(state, input_ids, mask) if protect else nullcontext():

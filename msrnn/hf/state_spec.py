@@ -261,7 +261,7 @@ def state_spec(
         check_partly_bounded(size, quantized, positions)
     bounds = [layer_bound(policy, rows, window) for rows, window in zip(sizes, spec.windows, strict=True)]
     if recall is not None:
-        check_recall(recall, bounds, linear, spec.shards is not None)
+        check_recall(recall, bounds, linear)
         bounds = [bound and add_recall(bound, recall) for bound in bounds]
     devices = [layer.shape.device if layer else model.device for layer in spec.layers]
     backends = [layer_backend(backend, policy, *layer) for layer in zip(bounds, devices, strict=True)]

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from msrnn.core.shards import Shards, check_same
+from msrnn.core.slots import LayerShape
 from msrnn.errors import LostRankError, UsageError
 
 _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
@@ -99,11 +100,28 @@ def check_heads_divide(model: PreTrainedModel, config: Any, shards: Shards) -> N
             )
 
 
-def check_same_input(input_ids: Tensor, shards: Shards | None, samples: bool = False) -> None:
-    """Refuse tokens, and random numbers, in which the processes that share a model differ."""
+def check_groups_divide(module: nn.Module, shape: LayerShape) -> None:
+    """Refuse a layer whose KV heads several processes have, each with some of their query heads.
+
+    Importances and recalled rows of a KV head depend on all of its query heads.
+    """
+    expected, found = getattr(module, "num_key_value_groups", None), shape.heads // shape.kv_heads
+    if isinstance(expected, int) and found != expected:
+        raise UsageError(
+            f"{type(module).__name__} has {expected} query heads for each KV head, and a process has {found} of them: "
+            "use fewer processes, so that each has whole KV heads"
+        )
+
+
+def check_same_input(
+    input_ids: Tensor, shards: Shards | None, samples: bool = False, recall_every: int | None = None
+) -> None:
+    """Refuse tokens, blocks that recall, and random numbers, in which the processes that share a model differ."""
     if shards is None:
         return
-    check_same(input_ids, shards, "each process reads other tokens: give all of them the same")
+    options = [*input_ids.shape, *repr(recall_every).encode()]  # as a text: nothing has checked it yet
+    given = torch.cat([torch.tensor(options, device=input_ids.device), input_ids.flatten()])
+    check_same(given, shards, "each process reads other tokens, or recalls in other blocks: give all of them the same")
     if samples:
         device = input_ids.device
         numbers = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()

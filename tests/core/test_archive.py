@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from msrnn.core.archive import SEGMENT, Archive, ArchiveLayout, ArchivePart
+from msrnn.core.shards import Shards
 from msrnn.errors import UsageError
+from tests.helpers.shards import run_in_turns
 
 
 def layout(**changes: Any) -> ArchiveLayout:
@@ -139,3 +141,25 @@ def test_scales_of_another_dtype_are_refused() -> None:
     tensors = {**archive.tensors(), "key_scale": torch.ones(2, 5)}
     with pytest.raises(UsageError, match="archived key_scale"):
         Archive(layout(code=torch.int8)).restore([ArchivePart(tensors)], 0)
+
+
+@pytest.mark.parametrize("code", [None, torch.int8])
+def test_heads_of_several_processes_are_joined_and_divided(code: torch.dtype | None) -> None:
+    whole = Archive(layout(kv_heads=4, code=code, most_tokens=2 * SEGMENT))
+    generator = torch.Generator().manual_seed(0)
+    whole.append(*(torch.randn(4, 2 * SEGMENT + 300, width, generator=generator) for width in (4, 3)))
+    assert whole.begin == SEGMENT
+
+    def divide_and_join(shards: Shards) -> tuple[Archive, Archive]:
+        index = layout(code=code, most_tokens=2 * SEGMENT, index_on=torch.device("cpu"))
+        own = whole.pick_heads(index, shards)
+        return own, own.gather_heads(shards, torch.device("cpu"), keeps=shards.rank == 1)
+
+    (first, empty), (second, joined) = run_in_turns(2, divide_and_join)
+    assert all((one.begin, one.end) == (whole.begin, whole.end) for one in (first, second, joined))
+    for name, tensor in whole.tensors().items():
+        assert torch.equal(torch.cat([first.tensors()[name], second.tensors()[name]]), tensor)
+        assert torch.equal(joined.tensors()[name], tensor)
+    assert empty.end == empty.begin
+    assert next(first.keys_to_search())[1].codes.dtype == torch.int8  # the copies that a search reads
+    assert joined.layout == whole.layout

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from msrnn.core.archive import SEGMENT
 from msrnn.core.paged_slots import LEAST_SEGMENTS, PagedSlots
+from msrnn.core.recall_slots import RecallSlots
+from msrnn.core.shards import Shards
 from msrnn.core.slots import LayerShape
+from msrnn.errors import UsageError
 from msrnn.policy import Bound, Policy
 from msrnn.recall import Recall
+from tests.helpers.shards import run_in_turns
 
 SHAPE = LayerShape(4, 2, 8, 8, torch.float32, torch.device("cpu"), paged=True)
 BOUND = Bound(Policy.parse("tova"), 16, recall=Recall(16))
@@ -54,3 +59,28 @@ def test_a_file_has_no_addresses() -> None:
     assert "table" not in slots.saved_tensors
     assert slots.nbytes == PagedSlots.nbytes_of(1, SHAPE, BOUND)
     assert replace(SHAPE, paged=True) == SHAPE
+
+
+def test_kernels_search_the_archives_of_one_process_and_not_those_of_all() -> None:
+    rows = torch.randn(2, 1, 2, SEGMENT + 5, 8)
+
+    def join_and_divide(shards: Shards) -> None:
+        slots = PagedSlots(1, replace(SHAPE, shards=shards), BOUND)
+        slots.advance(SEGMENT + 5, None)
+        slots.archives[0].append(*(rows + shards.rank)[:, 0])
+        whole = slots.gather_heads()
+        assert type(whole) is RecallSlots
+        assert "table" not in whole.tensors()
+        own = whole.divide(slots)
+        assert type(own) is PagedSlots
+        check_table(own)
+        assert own.table[0, 0].tolist() != slots.table[0, 0].tolist()
+        for name, tensor in own.archives[0].tensors().items():
+            assert torch.equal(tensor, slots.archives[0].tensors()[name])
+        own.begin_read(1)
+        check_table(own)
+        whole.archives[0].begin = SEGMENT
+        with pytest.raises(UsageError, match="searched by the host"):
+            whole.divide(slots)
+
+    run_in_turns(2, join_and_divide)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 
 from msrnn.core.recall_slots import RecallSlots, archive_layout
+from msrnn.core.shards import Shards
 from msrnn.core.slots import LayerShape
+from msrnn.errors import UsageError
 from msrnn.policy import Bound, Policy
 from msrnn.recall import Recall
+from tests.helpers.shards import run_in_turns
 
 SHAPE = LayerShape(4, 2, 8, 8, torch.float32, torch.device("cpu"))
 BOUND = Bound(Policy.parse("tova"), 16, recall=Recall(4))
@@ -68,3 +74,38 @@ def test_archived_rows_are_as_the_state_keeps_them_or_quantized() -> None:
     assert archive_layout(SHAPE, Recall(4)).code is None
     assert archive_layout(quantized, Recall(4)).code is torch.int8
     assert archive_layout(SHAPE, Recall(4, state_dtype="fp8")).code is torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize("policy", ["tova", "h2o"])
+def test_heads_of_several_processes_are_joined_and_divided(policy: str) -> None:
+    bound = replace(BOUND, policy=Policy.parse(policy))
+    whole = RecallSlots(2, replace(SHAPE, heads=8, kv_heads=4), bound)
+    whole.archive(torch.randn(2, 4, 10, 8), torch.randn(2, 4, 10, 8), None)
+    for tensor in whole.tensors().values():
+        tensor.copy_(torch.randint(0, 9, tensor.shape))
+
+    def divide_and_join(shards: Shards) -> tuple[RecallSlots, RecallSlots]:
+        own = whole.divide(RecallSlots(1, replace(SHAPE, shards=shards), bound))
+        own.reserve(1)
+        return own, own.gather_heads(archives=shards.rank == 0)
+
+    (own, joined), (other, thrifty) = run_in_turns(2, divide_and_join)
+    assert ends(own) == ends(other) == ends(joined) == [10, 10]
+    assert ends(thrifty) == [0, 0]
+    assert torch.equal(own.guest_keys, whole.guest_keys[:, :2])
+    assert torch.equal(other.archives[1].tensors()["keys"], whole.archives[1].tensors()["keys"][2:])
+    assert all(torch.equal(tensor, joined.tensors()[name]) for name, tensor in whole.tensors().items())
+    assert joined.archived_names == whole.archived_names
+    joined.reset()
+    joined.archive(torch.randn(2, 4, 3, 8), torch.randn(2, 4, 3, 8), None)  # it is a layer with four heads
+    assert ends(joined) == [3, 3]
+
+
+def test_processes_that_have_archived_other_tokens_do_not_wait_for_each_other() -> None:
+    def join(shards: Shards) -> None:
+        slots = RecallSlots(1, replace(SHAPE, shards=shards), BOUND)
+        slots.archive(torch.randn(1, 2, 10 + shards.rank, 8), torch.randn(1, 2, 10 + shards.rank, 8), None)
+        with pytest.raises(UsageError, match=r"archived other tokens \(ranks 1 differ"):
+            slots.gather_heads()
+
+    run_in_turns(2, join)

@@ -16,6 +16,7 @@ from msrnn.engine.local_executor import LocalExecutor
 from msrnn.engine.rank import STOP, Rank, follow
 from msrnn.errors import UsageError
 from msrnn.hf.tensor_parallel import ProcessShards
+from msrnn.recall import Recalling
 from tests.helpers.tiny import build, llama, tokens
 from tests.helpers.torchrun import NEEDS_GLOO
 
@@ -58,6 +59,22 @@ def test_states_by_number_are_those_of_an_executor(rnn: msrnn.MultiStateRNN, tmp
     rank.gather(9).save(tmp_path / "state.safetensors")
     rank.load(3, str(tmp_path / "state.safetensors"))
     assert torch.equal(rank.states[3].state.positions(0), local_positions(executor, state))
+
+
+def test_a_rank_recalls_and_frees_archives(rnn: msrnn.MultiStateRNN) -> None:
+    recalling = msrnn.MultiStateRNN(rnn.model, "tova", 6, recall=3)
+    rank, executor = Rank(recalling), LocalExecutor(recalling, slots=2)
+    rank.start(2)
+    rank.new_state(7)
+    state = executor.new_state()
+    for how in (None, Recalling(4, starts=True), Recalling(1, starts=False)):
+        expected = executor.read_logits(state, PROMPT, last_only=True, recalling=how)
+        torch.testing.assert_close(rank.read(7, PROMPT, True, False, how), expected)
+    rank.put(1, 7)
+    archives = rank.local.batch.state.layers[0].archives
+    assert [archive.end for archive in archives] == [0, 30]
+    rank.free(1)
+    assert [archive.end for archive in archives] == [0, 0]
 
 
 def local_positions(executor: LocalExecutor, state: Any) -> torch.Tensor:

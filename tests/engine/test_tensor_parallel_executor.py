@@ -37,14 +37,15 @@ def test_a_server_of_two_processes(small: Loaded, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "model")
     small.tokenizer.save_pretrained(tmp_path / "model")
     ids = small.tokenizer(QUESTION["prompt"], return_tensors="pt")["input_ids"]
-    rnn = msrnn.MultiStateRNN(model, "tova", SIZE)
+    rnn = msrnn.MultiStateRNN(model, "tova", SIZE, recall=4)
     state = rnn.state()
     expected = []
     for prompt in (ids, ids):  # a session goes on with the same words
         out = rnn.generate(prompt, state=state, max_new_tokens=8, do_sample=False, eos_token_id=None)
         expected.append(small.tokenizer.decode(out[0, prompt.shape[1] :]))
 
-    options = ["--model", tmp_path / "model", "--size", SIZE, "--port", 0, "--sessions", tmp_path / "sessions"]
+    options = ["--model", tmp_path / "model", "--size", SIZE, "--recall", 4, "--port", 0]
+    options += ["--sessions", tmp_path / "sessions"]
     torchrun = [*TORCHRUN, "--no-python", "--nproc-per-node", "2"]
     server = subprocess.Popen(
         [*torchrun, *MSRNN, "serve", *map(str, options)],

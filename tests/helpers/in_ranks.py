@@ -28,11 +28,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 
 import msrnn
+from msrnn.core.recall_slots import RecallSlots
 from msrnn.engine.local_executor import LocalState
 from msrnn.engine.rank import follow
 from msrnn.engine.tensor_parallel_executor import TensorParallelExecutor
 from msrnn.errors import UsageError
 from msrnn.policy import NAMES
+from msrnn.recall import Recall
 from tests.helpers import interpreted as interpreted
 from tests.helpers.tiny import left_padded, tokens
 
@@ -56,6 +58,19 @@ def same_states(mine: msrnn.MultiState, theirs: msrnn.MultiState) -> None:
     assert torch.equal(whole.seen, theirs.seen)
     for i in range(len(theirs.layers)):
         assert torch.equal(whole.positions(i).sort(-1).values, theirs.positions(i).sort(-1).values), f"layer {i}"
+        if isinstance(theirs.layers[i], RecallSlots):
+            same_archives(whole.layers[i], theirs.layers[i])
+
+
+def same_archives(mine: RecallSlots, theirs: RecallSlots) -> None:
+    assert torch.equal(mine.guest_position.sort(-1).values, theirs.guest_position.sort(-1).values)
+    theirs.settle()
+    for own, expected in zip(mine.archives, theirs.archives, strict=True):
+        assert (own.begin, own.end) == (expected.begin, expected.end)
+        for name, tensor in expected.tensors().items():
+            if not expected.layout.code:
+                same(own.tensors()[name], tensor)
+            assert own.tensors()[name].shape == tensor.shape
 
 
 def reads_and_steps(policy: str, tolerance: float = 1e-4, few: bool = False, **options: Any) -> Check:
@@ -77,10 +92,58 @@ def reads_and_steps(policy: str, tolerance: float = 1e-4, few: bool = False, **o
     return check
 
 
-def generates(policy: str, **options: Any) -> Check:
+def recalls(policy: str, tolerance: float = 1e-4, **options: Any) -> Check:
+    """Every rank archives the rows of its own KV heads, and its query heads rank them."""
+
+    def check(shared: PreTrainedModel, alone: PreTrainedModel, _: Path) -> None:
+        mine, theirs = rnns(shared, alone, policy, recall=4, **options)
+        ids, mask = left_padded(tokens(2, 40), [0, 3])
+        asking, asks = left_padded(tokens(2, 20, seed=2), [2, 0])
+        one, other = mine.state(2), theirs.state(2)
+        same(mine.read(ids, one, mask), theirs.read(ids, other, mask), tolerance)
+        for every in (1, 8):
+            found, expected = (
+                rnn.read(asking, state, asks, recall_every=every) for rnn, state in ((mine, one), (theirs, other))
+            )
+            same(found, expected, tolerance)
+            same_states(one, other)
+        one, other = one.fork(2), other.fork(2)
+        for token in tokens(4, 6, seed=3).split(1, dim=1):
+            same(mine.step(token, one), theirs.step(token, other), tolerance)
+        same_states(one, other)
+        assert bool((other.layers[-1].guest_position >= 0).all())
+        shards = mine.spec.shapes[0].shards if mine.spec.shapes[0] else None
+        assert other.archive_nbytes == one.archive_nbytes * (shards.count if shards else 1)
+
+    return check
+
+
+def recalls_by_kernels(policy: str) -> Check:
+    """Kernels in the ranks, interpreted, which is slow, against plain torch that searches the same copies of keys."""
+
+    def check(shared: PreTrainedModel, alone: PreTrainedModel, folder: Path) -> None:
+        mine = msrnn.MultiStateRNN(shared, policy, SIZE, recall=Recall(4), backend="triton")
+        theirs = msrnn.MultiStateRNN(alone, policy, SIZE, recall=Recall(4, search="int8"), backend="torch")
+        assert mine.spec.paged
+        one, other = mine.state(), theirs.state()
+        path = folder / f"kernels-{dist.get_world_size()}.safetensors"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("msrnn.core.paged_slots.LEAST_SEGMENTS", 1)
+            same(mine.read(tokens(1, 16), one), theirs.read(tokens(1, 16), other))
+            one.save(path)
+            dist.barrier()
+            one = mine.load_state(path)
+            for token in tokens(1, 2, seed=3).split(1, dim=1):
+                same(mine.step(token, one), theirs.step(token, other))
+        same_states(one, other)
+
+    return check
+
+
+def generates(policy: str, columns: int = 30, **options: Any) -> Check:
     def check(shared: PreTrainedModel, alone: PreTrainedModel, _: Path) -> None:
         mine, theirs = rnns(shared, alone, policy, **options)
-        ids, mask = left_padded(tokens(2, 30), [0, 5])
+        ids, mask = left_padded(tokens(2, columns), [0, 5])
         settings: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False}
         assert torch.equal(mine.generate(ids, **settings), theirs.generate(ids, **settings))
 
@@ -108,7 +171,9 @@ def forks_selects_and_joins(shared: PreTrainedModel, alone: PreTrainedModel, _: 
 
 
 def saves(policy: str, **options: Any) -> Check:
-    """Each number of processes goes on from the files of all others that have run before it."""
+    """Each number of processes goes on from the files of all others that have run before it, and of one process."""
+    asking: Any = {"recall_every": 4} if options.get("recall") else {}
+    name = f"{policy}-recall" if asking else policy
 
     def check(shared: PreTrainedModel, alone: PreTrainedModel, folder: Path) -> None:
         mine, theirs = rnns(shared, alone, policy, **options)
@@ -118,12 +183,16 @@ def saves(policy: str, **options: Any) -> Check:
         mine.read(tokens(2, 30), state)
         for rnn, reading in ((theirs, expected), (mine, state)):
             rnn.read(tokens(2, 3, seed=6), reading, protect=True)
-        state.save(folder / f"{policy}-{dist.get_world_size()}.safetensors", {"by": "ranks"})
+        state.save(folder / f"{name}-{dist.get_world_size()}.safetensors", {"by": "ranks"})
+        if dist.get_rank() == 0:
+            expected.save(folder / f"{name}-1.safetensors")
         dist.barrier()
-        logits = theirs.read(tokens(2, 12, seed=5), expected)
-        for path in sorted(folder.glob(f"{policy}-[0-9].safetensors")):
+        logits = theirs.read(tokens(2, 12, seed=5), expected, **asking)
+        paths = sorted(folder.glob(f"{name}-[0-9].safetensors"))
+        assert len(paths) >= 2
+        for path in paths:
             loaded = mine.load_state(path)
-            same(mine.read(tokens(2, 12, seed=5), loaded), logits, 0.05 if options else 1e-4)
+            same(mine.read(tokens(2, 12, seed=5), loaded, **asking), logits, 0.05 if "state_dtype" in options else 1e-4)
             same_states(loaded, expected)
             assert loaded.protected == expected.protected
 
@@ -147,6 +216,9 @@ def refuses_other_tokens(shared: PreTrainedModel, _: PreTrainedModel, __: Path) 
     state = rnn.state()
     with pytest.raises(UsageError, match="other tokens"):
         rnn.read(tokens(1, 20, seed=dist.get_rank()), state)
+    recalling = msrnn.MultiStateRNN(shared, "h2o", SIZE, recall=4)
+    with pytest.raises(UsageError, match="in other blocks"):
+        recalling.read(tokens(1, 20), recalling.state(), recall_every=4 if dist.get_rank() else None)
     torch.manual_seed(dist.get_rank())
     with pytest.raises(UsageError, match="manual_seed"):
         rnn.generate(tokens(1, 20), do_sample=True, max_new_tokens=5)
@@ -182,11 +254,23 @@ def answers_prompts(shared: PreTrainedModel, alone: PreTrainedModel, _: Path) ->
 
 def leads_and_follows(shared: PreTrainedModel, alone: PreTrainedModel, folder: Path) -> None:
     """One engine over all processes, with sessions in a folder, kept states, and a restart."""
-    params = msrnn.SamplingParams(temperature=0.7, seed=3, max_tokens=6, ignore_eos=True)
     prompts = [tokens(1, 3 + 5 * i, seed=i)[0].tolist() for i in range(6)]
+    compare_engines(*rnns(shared, alone, "tova"), prompts, folder / f"sessions-{dist.get_world_size()}")
+
+
+def leads_and_recalls(shared: PreTrainedModel, alone: PreTrainedModel, folder: Path) -> None:
+    """The same with archives, which sessions and kept states have. A prefix is kept after 64 tokens at least."""
+    recall: Any = {"recall": 4, "recall_every": 3, "recall_while_reading": 16}
+    prompts = [tokens(1, 140 if i == 1 else 20 + 7 * i, seed=i)[0].tolist() for i in range(4)]
+    compare_engines(*rnns(shared, alone, "tova-head", **recall), prompts, folder / f"recalling-{dist.get_world_size()}")
+
+
+def compare_engines(
+    mine: msrnn.MultiStateRNN, theirs: msrnn.MultiStateRNN, prompts: list[list[int]], sessions: Path
+) -> None:
+    """An engine over all processes and one of this process alone give the same answers, also after a restart."""
+    params = msrnn.SamplingParams(temperature=0.7, seed=3, max_tokens=6, ignore_eos=True)
     turns = [prompts[2], prompts[0], prompts[3]]
-    mine, theirs = rnns(shared, alone, "tova")
-    sessions = folder / f"sessions-{dist.get_world_size()}"
     found: dict[str, list[Any]] = {"mine": [], "theirs": []}
     for start in range(2):  # the second one begins after a restart
         if dist.get_rank():
@@ -196,7 +280,8 @@ def leads_and_follows(shared: PreTrainedModel, alone: PreTrainedModel, folder: P
         with pytest.raises(TypeError, match="not a state of this executor"):  # the other ranks would take one of theirs
             executor.copy(LocalState(theirs.state()), "host")
         engines = {"mine": msrnn.Engine(executor, prompt_tokens=7, sessions=sessions)}
-        engines["theirs"] = msrnn.Engine(theirs, slots=3, prompt_tokens=7, sessions=folder / f"alone-{sessions.name}")
+        apart = sessions.with_name(f"alone-{sessions.name}")
+        engines["theirs"] = msrnn.Engine(theirs, slots=3, prompt_tokens=7, sessions=apart)
         for name, engine in engines.items():
             requests = engine.generate(prompts + prompts[:2], params, progress=False)
             for turn in turns[2 * start : 2 * start + 2]:
@@ -224,6 +309,15 @@ CHECKS: dict[str, Check] = {
     "fork, select, cat": forks_selects_and_joins,
     "an engine": answers_prompts,
     "an engine on the leader rank": leads_and_follows,
+    "an engine that recalls": leads_and_recalls,
+    **{f"{policy} recalls": recalls(policy) for policy in ("tova", "h2o", "echo", "window+4")},
+    "tova recalls, small blocks": recalls("tova", block=7, chunk=3),
+    "tova recalls, compact positions": recalls("tova", positions="compact"),
+    "h2o recalls, int8": recalls("h2o", tolerance=0.05, state_dtype="int8"),
+    **{f"{policy} recalls, Triton kernels": recalls_by_kernels(policy) for policy in ("tova", "h2o")},
+    "tova generates and recalls": generates("tova", columns=70, recall=4, recall_while_reading=16),
+    **{f"{policy} is saved with its archive": saves(policy, recall=4) for policy in ("tova", "h2o")},
+    "an archive in 8 bits is saved": saves("tova-head", recall=4, state_dtype="int8"),
     **{f"{policy} is saved": saves(policy) for policy in ("full", "tova", "h2o", "echo")},
     "int8 is saved": saves("tova-head", state_dtype="int8"),
     "a broken state": refuses_a_broken_state,
@@ -235,8 +329,9 @@ FAMILIES = {
     "llama": ("*",),
     "qwen3": SOME,
     "mixtral": SOME,
-    "phi3": ("tova reads and steps", "tova is saved"),  # whose projections transformers gathers by itself
-    "gpt_oss": ("tova reads and steps", "h2o reads and steps"),
+    # whose projections transformers gathers by itself
+    "phi3": ("tova reads and steps", "tova is saved", "tova is saved with its archive"),
+    "gpt_oss": ("tova reads and steps", "h2o reads and steps", "tova recalls"),
 }
 
 

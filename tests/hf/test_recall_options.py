@@ -17,6 +17,7 @@ from msrnn.errors import UsageError
 from msrnn.hf.recall_options import add_recall, check_recall, count_archived, find_reach, is_paged, slots_class
 from msrnn.policy import FULL, Bound, Policy, layer_bound
 from msrnn.recall import QUESTION, Recall
+from tests.helpers.shards import Others
 
 SHAPE = LayerShape(4, 2, 8, 8, torch.float32, torch.device("cpu"))
 TOVA = Policy.parse("tova")
@@ -29,12 +30,10 @@ def test_layers_that_lose_no_row_have_no_archive() -> None:
     assert add_recall(sliding, Recall(8)).recall is None
     assert add_recall(Bound(TOVA, 64), Recall(8)).recall == Recall(8)
     with pytest.raises(UsageError, match="recall=8: no layer"):
-        check_recall(Recall(8), [sliding], [False], shared=False)
+        check_recall(Recall(8), [sliding], [False])
     with pytest.raises(UsageError, match="a size for every layer"):
-        check_recall(Recall(8), [BOUND, layer_bound(FULL, None, None)], [False, False], shared=False)
-    with pytest.raises(UsageError, match="processes that share"):
-        check_recall(Recall(8), [BOUND], [False], shared=True)
-    check_recall(Recall(8), [BOUND, sliding, None], [False, False, True], shared=False)
+        check_recall(Recall(8), [BOUND, layer_bound(FULL, None, None)], [False, False])
+    check_recall(Recall(8), [BOUND, sliding, None], [False, False, True])
 
 
 def test_reach_leaves_room_for_the_guests() -> None:
@@ -64,6 +63,8 @@ def test_bytes_of_an_archive_are_tokens_of_all_layers() -> None:
     limited = replace(BOUND, recall=Recall(16, limit=10 * SEGMENT * row))
     assert count_archived([(SHAPE, BOUND), (SHAPE, BOUND)]) is None
     assert count_archived([(SHAPE, limited), (SHAPE, limited)]) == 10 * SEGMENT
+    shared = replace(SHAPE, shards=Others([torch.zeros(1)]))  # another process has as many heads
+    assert count_archived([(shared, limited), (SHAPE, limited)]) == 20 * SEGMENT // 3
     small = replace(BOUND, recall=Recall(16, limit=100))
     with pytest.raises(UsageError, match="archive_bytes=100"):
         count_archived([(SHAPE, small)])

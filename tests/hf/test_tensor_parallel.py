@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers as tf
+from torch import nn
 
 import msrnn
+from msrnn.core.slots import LayerShape
 from msrnn.core.state_file import load_tensors
 from msrnn.errors import UsageError
-from msrnn.hf.tensor_parallel import check_heads_divide, is_split, shards_of
+from msrnn.hf.tensor_parallel import check_groups_divide, check_heads_divide, is_split, shards_of
 from tests.helpers import in_ranks
 from tests.helpers.in_ranks import names
 from tests.helpers.shards import Others
@@ -33,8 +37,12 @@ FOR_TWO = (
     *("llama: full reads*", "llama: h2o reads*", "llama: echo reads*", "llama: tova generates", "llama: tova, comp*"),
     *("llama: echo, int8", "llama: MultiStateCache", "llama: fork*", "llama: an engine*", "llama: echo is saved"),
     *("llama: a broken state", "llama: other *", "*: tova reads*"),
+    *("llama: tova recalls", "llama: h2o recalls, int8", "llama: *and recalls", "llama: tova is saved with*"),
 )
-FOR_FOUR = ("llama: tova reads*", "llama: h2o reads*", "llama: an engine on the leader rank", "llama: echo is saved")
+FOR_FOUR = (
+    *("llama: tova reads*", "llama: h2o reads*", "llama: an engine on the leader rank", "llama: echo is saved"),
+    *("llama: h2o recalls", "llama: an engine that recalls", "llama: tova is saved with*"),
+)
 
 
 @pytest.mark.parametrize(
@@ -63,14 +71,21 @@ def test_processes_that_share_a_model_compute_what_one_computes(
         assert "another process of this job has ended or does not answer" in done.stderr
         load_tensors(tmp_path / "last.safetensors")
 
-    rnn = msrnn.MultiStateRNN(tf.AutoModelForCausalLM.from_pretrained(tmp_path / "llama", dtype="float32"), "echo", 9)
-    state = rnn.state(2)
+    model = tf.AutoModelForCausalLM.from_pretrained(tmp_path / "llama", dtype="float32")
+    for ranks in patterns_for:
+        saved = tmp_path / "llama-states" / f"echo-{ranks}.safetensors"
+        check_saved(msrnn.MultiStateRNN(model, "echo", 9), saved)
+        saved = tmp_path / "llama-states" / f"tova-recall-{ranks}.safetensors"
+        check_saved(msrnn.MultiStateRNN(model, "tova", 9, recall=4), saved, recall_every=4)
+
+
+def check_saved(rnn: msrnn.MultiStateRNN, path: Path, **asking: Any) -> None:
+    """One process goes on from what several have saved."""
+    state, loaded = rnn.state(2), rnn.load_state(path)
     rnn.read(tokens(2, 30), state)
     rnn.read(tokens(2, 3, seed=6), state, protect=True)
-    expected = rnn.read(tokens(2, 12, seed=5), state)
-    for ranks in patterns_for:
-        loaded = rnn.load_state(tmp_path / "llama-states" / f"echo-{ranks}.safetensors")
-        torch.testing.assert_close(rnn.read(tokens(2, 12, seed=5), loaded), expected, atol=1e-4, rtol=1e-4)
+    found, expected = (rnn.read(tokens(2, 12, seed=5), one, **asking) for one in (loaded, state))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +105,15 @@ def test_processes_must_divide_the_heads(heads: int, kv_heads: int, count: int, 
     else:
         with pytest.raises(UsageError, match=refused):
             check_heads_divide(model, model.config, shards)
+
+
+def test_every_process_has_all_query_heads_of_its_kv_heads() -> None:
+    module, shape = nn.Module(), LayerShape(4, 2, 8, 8, torch.float32, torch.device("cpu"))
+    check_groups_divide(module, shape)
+    module.num_key_value_groups = 2  # type: ignore[assignment]
+    check_groups_divide(module, shape)
+    with pytest.raises(UsageError, match="2 query heads for each KV head, and a process has 1"):
+        check_groups_divide(module, replace(shape, kv_heads=4))
 
 
 def test_a_model_of_one_process() -> None:
