@@ -17,8 +17,8 @@ from torch import Tensor
 from msrnn.core.quantization import SCALE_DTYPE, Rows, quantize
 from msrnn.core.slots import ordinary_tensors
 from msrnn.errors import UsageError
+from msrnn.recall import SEGMENT as SEGMENT
 
-SEGMENT = 1024  # tokens of a whole segment
 SMALLEST = 256  # tokens of the first one, which grows
 
 

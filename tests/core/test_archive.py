@@ -11,6 +11,7 @@ from torch import Tensor
 
 from msrnn.core.archive import SEGMENT, Archive, ArchiveLayout
 from msrnn.errors import UsageError
+from msrnn.recall import count_dropped
 
 
 def layout(**changes: Any) -> ArchiveLayout:
@@ -138,3 +139,14 @@ def test_scales_of_another_dtype_are_refused() -> None:
     archive.append(*draw(5))
     with pytest.raises(UsageError, match="archived key_scale"):
         Archive(layout(code=torch.int8)).restore({**archive.tensors(), "key_scale": torch.ones(2, 5)}, 0)
+
+
+@pytest.mark.parametrize("step", [1, 700, SEGMENT, 3000])
+def test_what_is_dropped_depends_on_the_length_alone(step: int) -> None:
+    most = 2 * SEGMENT + 5
+    archive = Archive(layout(most_tokens=most))
+    archive.append(*draw(most - 3))
+    for _ in range(max(8, 6 * SEGMENT // step) if step > 1 else 8):
+        archive.append(*draw(step))
+        assert archive.begin == count_dropped(archive.end, most)
+    assert archive.begin > 0

@@ -16,7 +16,7 @@ import msrnn
 from msrnn.engine.engine import Engine
 from msrnn.engine.lanes import LongEngine
 from msrnn.engine.requests import Request, SamplingParams
-from msrnn.recall import QUESTION
+from msrnn.recall import QUESTION, SEGMENT, Recall
 from tests.helpers.tiny import build, llama, tokens
 
 ANSWER = 7
@@ -282,3 +282,40 @@ def test_archives_are_counted_while_they_are_in_use(rnn: msrnn.MultiStateRNN) ->
     executor: Any = engine.executor
     assert engine.archived_tokens == 66
     assert engine.archive_nbytes == executor.batch.state.archive_nbytes == 66 * rnn.spec.archived_row_nbytes
+
+
+@pytest.fixture(scope="module")
+def limited(model: PreTrainedModel) -> msrnn.MultiStateRNN:
+    """Its archives have 2,048 tokens at most."""
+    row = msrnn.MultiStateRNN(model, "tova", 16, recall=8).spec.archived_row_nbytes
+    return msrnn.MultiStateRNN(model, "tova", 16, recall=Recall(8, 5, limit=2 * SEGMENT * row))
+
+
+def test_tokens_that_full_archives_drop_are_counted(limited: msrnn.MultiStateRNN) -> None:
+    engine = Engine(limited, slots=2, prefix_bytes=0, prefix_host_bytes=0)
+    request, row = engine.request(text(2046), PARAMS), limited.spec.archived_row_nbytes
+    engine.add(request)
+    executor: Any = engine.executor
+    found = []
+    while not request.finished:
+        engine.step()
+        found.append((engine.archived_tokens, engine.dropped_tokens))
+        if engine.counts.running:
+            assert engine.archive_nbytes == engine.archived_tokens * row == executor.batch.state.archive_nbytes
+    assert (2048, 0) in found
+    assert (1025, 1024) in found
+    assert engine.dropped_tokens == 1024
+    ask(engine, text(3000), text(3100))
+    assert engine.dropped_tokens == 1024 + 1024 + 2048
+
+
+def test_a_session_with_a_full_archive_takes_no_more_bytes(limited: msrnn.MultiStateRNN) -> None:
+    one, row = limited.state().nbytes, limited.spec.archived_row_nbytes
+    engine = Engine(limited, slots=1, session_bytes=one + 2 * SEGMENT * row + 4096)
+    for turn in (1500, 1000, 900):
+        ask(engine, text(turn), session="talk")
+    info = engine.sessions.info("talk")
+    assert info is not None
+    assert (info.tokens, engine.dropped_tokens) == (1500 + 1000 + 900 + 3 * ANSWER, 2 * SEGMENT)
+    read = info.tokens - 1  # the last one is read with the next turn
+    assert engine.sessions.nbytes == one + (read - 2 * SEGMENT) * row
