@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.filesize import decimal
 from typer import Argument, Option
 
+from msrnn.checks import check_count
 from msrnn.cli.files import check_target, text_or_file
 from msrnn.cli.options import Device, Dtype, Force, Model
 from msrnn.cli.terminal import note, progress
@@ -38,6 +39,7 @@ Size = Annotated[
     ),
 ]
 Tokens = Annotated[int, Option(help="Most tokens of the text to read.")]
+Protect = Annotated[int, Option(help="Tokens at the beginning of the text that are never evicted; underlined.")]
 Out = Annotated[Path | None, Option(help="File to write the page to.", show_default="NAME.html")]
 Open = Annotated[bool, Option("--open/--no-open", help="Open the page in a browser.")]
 
@@ -47,6 +49,7 @@ def explore(
     policy: Policies = None,
     size: Size = None,
     tokens: Tokens = DEFAULT_TOKENS,
+    protect: Protect = 0,
     out: Out = None,
     force: Force = False,
     open_: Open = True,
@@ -62,14 +65,16 @@ def explore(
     Examples:
         msrnn explore book.txt
         msrnn explore book.txt --policy tova --policy window+4 --size 256
+        msrnn explore question_and_book.txt --protect 40
         fortune -l | msrnn explore - --out fortune.html --no-open
     """
     name, text = text_or_file(source)
     target = out or Path(f"{name}.html")
     chosen = check_policies(policy, size, tokens)
+    check_count("protect", protect, least=0, of="tokens")
     check_target(target, force)
     try:
-        about = write_page(target, name, text, chosen, size, tokens, partial(load_model, model, device, dtype))
+        about = write_page(target, name, text, chosen, size, tokens, protect, partial(load_model, model, device, dtype))
     except KeyboardInterrupt:
         note(f"\nstopped: {target} was not written; run the same command to start again (fewer --tokens are faster)")
         raise
@@ -85,6 +90,7 @@ def write_page(
     policies: list[Policy],
     size: int | None,
     tokens: int,
+    protect: int,
     load: Callable[[], tuple[PreTrainedModel, PreTrainedTokenizerBase, str]],
 ) -> str:
     """Trace the first tokens of the text under each policy and write the page; returns one line about it."""
@@ -96,9 +102,9 @@ def write_page(
         raise UsageError(f"--tokens {tokens}: must be at most {MOST_TOKENS:,}, the most that a page can show")
     model, tokenizer, model_name = load()
     read = passage(text, tokenizer, add_special_tokens=True, tokens=tokens)
-    traces = trace_with_progress(model, read.ids, policies, check_size(size, len(read.ids), policies))
+    traces = trace_with_progress(model, read.ids, policies, check_size(size, len(read.ids), policies), protect)
     about = f"{model_name} · {name} · {len(read.ids):,} tokens · {len(traces[0].trace.layers)} layers"
-    html = page(name, about, token_texts(read, tokenizer), traces)
+    html = page(name, about, token_texts(read, tokenizer), traces, protect)
 
     def write(path: Path) -> None:
         path.write_text(html, encoding="utf-8")
@@ -107,7 +113,9 @@ def write_page(
     return about
 
 
-def trace_with_progress(model: PreTrainedModel, ids: list[int], policies: list[Policy], size: int) -> list[PolicyTrace]:
+def trace_with_progress(
+    model: PreTrainedModel, ids: list[int], policies: list[Policy], size: int, protect: int
+) -> list[PolicyTrace]:
     from msrnn.analysis.explorer import trace_policies
 
     with progress() as bar:
@@ -117,7 +125,13 @@ def trace_with_progress(model: PreTrainedModel, ids: list[int], policies: list[P
                 note(f"reading {len(ids):,} tokens under {name}")
             return partial(bar.advance, bar.add_task(f"reading under {name}", total=len(ids)))
 
-        return trace_policies(model, ids, policies, size, on_policy)
+        try:
+            return trace_policies(model, ids, policies, size, on_policy, protect)
+        except UsageError as error:
+            if error.name != "protect":
+                raise
+            advice = "protect fewer tokens, or use a larger --size"
+            raise UsageError(error.message, name="protect", value=protect, advice=advice) from error
 
 
 def load_model(

@@ -110,16 +110,19 @@ class ChunkTrace(NamedTuple):
 
 
 def trace_chunks(
-    rnn: MultiStateRNN, chunks: ArrayLike, on_tokens: Callable[[int], object] | None = None
+    rnn: MultiStateRNN,
+    chunks: ArrayLike,
+    on_tokens: Callable[[int], object] | None = None,
+    protect: range = range(0),
 ) -> list[ChunkTrace]:
-    """Trace chunks of token ids [N, T] as one batch."""
+    """Trace chunks of token ids [N, T] as one batch. Tokens at the places `protect` of each chunk are never evicted."""
     rows = torch.from_numpy(numpy.asarray(chunks).astype(numpy.int64))
 
     def on_block(columns: int) -> None:
         if on_tokens:
             on_tokens(columns * len(rows))
 
-    traced = trace(rnn, rows, on_block=on_block)
+    traced = trace(rnn, rows, on_block=on_block, protect=protect)
     bounds = [rnn.spec.bounds[layer] for layer in traced.layers]
     sizes = tuple(bound.size for bound in bounds if bound)
     return [ChunkTrace(times.numpy(), traced.layers, sizes) for times in traced.evicted_at]

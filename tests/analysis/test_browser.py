@@ -293,3 +293,20 @@ def test_a_step_in_a_long_text_redraws_only_what_it_changes(visit: Visit) -> Non
             settle(browser)
         top, bottom = browser.execute_script(PLACE)
         assert 0 < top < bottom < 800  # the text follows the step
+
+
+UNDERLINED = """
+const spans = [...document.querySelectorAll(".text span")];
+return spans.map((span) => getComputedStyle(span).textDecorationLine === "underline");
+"""
+
+
+@pytest.mark.parametrize("protect", [0, 3])
+def test_protected_tokens_are_underlined(protect: int, visit: Visit) -> None:
+    browser = visit(page("hand", "by hand", TOKENS, TWO[:1], protect))
+    assert browser.execute_script(UNDERLINED) == [token < protect for token in range(LENGTH)]
+    legend = browser.execute_script("return document.getElementById('legend').getAttribute('aria-label')")
+    assert legend.endswith("underlined: protected") == bool(protect)
+    for token in (1, 4):
+        browser = visit(page("hand", "by hand", TOKENS, TWO[:1], protect), where=f"#token={token}")
+        assert text(browser, "#token-card h3").endswith("protected") == (token < protect)

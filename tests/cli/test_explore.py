@@ -70,6 +70,18 @@ def test_texts_and_standard_input(run: Run, tmp_path: Path) -> None:
     assert run("explore", TEXT * 40, *words, "--force").code == 0  # longer than any file's name
 
 
+def test_protected_tokens(run: Run, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    words = ("explore", TEXT, "--no-open", "--out", page, "--size", 16, "--policy", "tova")
+    assert run(*words, "--protect", 10).code == 0
+    shown = data(page)
+    length = len(shown["tokens"])
+    assert shown["protected"] == 10
+    assert (times(shown["policies"][0], length)[..., :10] == length).all()
+    refused = run(*words, "--force", "--protect", 16)
+    assert (refused.code, "--protect 16: 16 tokens: 15 fit; of 16 KV rows" in refused.err) == (2, True)
+
+
 def test_no_browser_is_said(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("webbrowser.open", lambda _: False)
     assert "no browser" in run("explore", TEXT, "--out", tmp_path / "page.html").err
@@ -93,6 +105,7 @@ BAD = {
     "a file's name with a space": (["my book.txt"], "my book.txt: no such file"),
     "protected tokens": ([TEXT, "--policy", "tova+600"], "--policy tova+600 at the default --size of at most 512"),
     "too many": ([TEXT, "--tokens", "70000"], "--tokens 70000: must be at most"),
+    "protect": ([TEXT, "--protect", "-1"], "--protect -1: must be a whole number"),
     "target": ([TEXT, "--out", "empty.txt"], "--force"),
 }
 

@@ -42,11 +42,18 @@ def trace_policies(
     policies: Sequence[Policy],
     size: int,
     on_policy: Callable[[str], Callable[[int], object]],
+    protect: int = 0,
 ) -> list[PolicyTrace]:
-    """Trace one text under each policy. `on_policy` gets a policy's name, and returns a callback that counts tokens."""
+    """Trace one text under each policy; its first `protect` tokens are never evicted.
+
+    `on_policy` gets a policy's name, and returns a callback that counts tokens.
+    """
+    rnns = [MultiStateRNN(model, policy, Size(size)) for policy in policies]
+    for rnn in rnns:
+        rnn.spec.check_protect(protect)  # before a token is read
     traces = []
-    for policy in policies:
-        (one,) = trace_chunks(MultiStateRNN(model, policy, Size(size)), [ids], on_policy(policy.name))
+    for policy, rnn in zip(policies, rnns, strict=True):
+        (one,) = trace_chunks(rnn, [ids], on_policy(policy.name), range(protect))
         traces.append(PolicyTrace(policy.name, size, one))
     return traces
 
@@ -58,8 +65,11 @@ def token_texts(passage: Passage, tokenizer: Any) -> list[str]:
     return [name if start == stop else piece for piece, (start, stop), name in tokens]
 
 
-def page(name: str, about: str, tokens: Sequence[str], policies: Sequence[PolicyTrace]) -> str:
-    """A whole HTML document. `tokens` are the texts of the tokens; all policies have the same layers."""
+def page(name: str, about: str, tokens: Sequence[str], policies: Sequence[PolicyTrace], protect: int = 0) -> str:
+    """A whole HTML document. `tokens` are the texts of the tokens, the first `protect` of which were protected.
+
+    All policies have the same layers.
+    """
     if not 0 < len(tokens) <= MOST_TOKENS:
         raise UsageError(f"{len(tokens):,} tokens: a page shows 1 to {MOST_TOKENS:,}; give a shorter text")
     data = {
@@ -67,6 +77,7 @@ def page(name: str, about: str, tokens: Sequence[str], policies: Sequence[Policy
         "about": visible(about),
         "tokens": [visible(token) for token in tokens],
         "wrapped": find_wrapped_tokens(tokens),
+        "protected": protect,
         "layers": policies[0].trace.layers,
         "policies": [
             {

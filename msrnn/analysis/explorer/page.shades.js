@@ -29,7 +29,14 @@ function legend() {
   names.unshift(STARTS.length ? `< ${number(STARTS[0])}` : "1+");
   const swatches = names.map((name, k) => element("i", `swatch k${colourOf(k)}`, name));
   find("legend").append(element("span", "", "steps kept"), ...swatches);
-  find("legend").setAttribute("aria-label", `Shades: steps kept, ${names.join(", ")}`);
+  const about = [`Shades: steps kept, ${names.join(", ")}`];
+  if (data.protected) {
+    const sample = element("span", "", "protected");
+    sample.id = "legend-protected";
+    find("legend").append(sample);
+    about.push("underlined: protected");
+  }
+  find("legend").setAttribute("aria-label", about.join("; "));
 }
 
 /** The theme's colours, read from elements: [red, green, blue] for background and shades. */

@@ -27,6 +27,7 @@ class Text {
       if (piece === "") span.dataset.is = "part";
       else if (/^\s*\n\s*$/.test(piece)) span.dataset.is = "newline";
       if (WRAPPED.has(token)) span.dataset.wrapped = "";
+      if (token < data.protected) span.dataset.protected = "";
       return span;
     });
     this.body = element("div", "text");
