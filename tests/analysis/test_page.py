@@ -10,7 +10,16 @@ from html.parser import HTMLParser
 import numpy
 import pytest
 
-from msrnn.analysis.explorer import PolicyTrace, embed_json, pack_trace, page, trace_policies, visible
+from msrnn.analysis.explorer import (
+    MOST_TOKENS,
+    PolicyTrace,
+    check_recalled,
+    embed_json,
+    pack_trace,
+    page,
+    trace_policies,
+    visible,
+)
 from msrnn.policy import Policy
 from tests.helpers.handmade import LENGTH, SINK, WINDOW, traced
 from tests.helpers.tiny import build, llama, tokens
@@ -105,3 +114,10 @@ def test_protected_tokens_are_traced_and_told() -> None:
         assert json.loads(shown.parts["script1"])["protected"] == protect
     with pytest.raises(ValueError, match="12 tokens: 11 fit"):
         trace_policies(model, ids, policies, 12, lambda _: counted.append, protect=12)
+
+
+def test_more_recalled_tokens_than_a_page_holds_are_refused() -> None:
+    check_recalled(4096, 1, 30)
+    check_recalled(MOST_TOKENS, 300, 32)
+    with pytest.raises(ValueError, match="recall_every=16: a page of 65,535 tokens needs 256 at least"):
+        check_recalled(MOST_TOKENS, 16, 32)

@@ -52,7 +52,10 @@ class TokenCard {
       if (l === layer) bar.classList.add("chosen");
       bars.append(bar);
     }
-    const now = token > step ? "not read yet" : `held in ${holding} of ${L} layers`;
+    let recalling = 0;
+    for (let l = 0; l < L; l++) recalling += policy.recalls(l, token, step);
+    const back = recalling ? `, recalled in ${recalling}` : "";
+    const now = token > step ? "not read yet" : `held in ${holding} of ${L} layers${back}`;
     return [element("h4", "", policy.name), element("p", "", this.evictions(policy, token)), bars, element("p", "", `bars: steps kept in each layer · at step ${number(step)} ${now}`)];
   }
 

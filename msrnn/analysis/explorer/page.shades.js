@@ -30,11 +30,13 @@ function legend() {
   const swatches = names.map((name, k) => element("i", `swatch k${colourOf(k)}`, name));
   find("legend").append(element("span", "", "steps kept"), ...swatches);
   const about = [`Shades: steps kept, ${names.join(", ")}`];
-  if (data.protected) {
-    const sample = element("span", "", "protected");
-    sample.id = "legend-protected";
+  const marks = [["protected", "underlined", data.protected], ["recalled", "outlined", data.policies[0].recalled]];
+  for (const [name, how, shown] of marks) {
+    if (!shown) continue;
+    const sample = element("span", "", name);
+    sample.id = `legend-${name}`;
     find("legend").append(sample);
-    about.push("underlined: protected");
+    about.push(`${how}: ${name}`);
   }
   find("legend").setAttribute("aria-label", about.join("; "));
 }
