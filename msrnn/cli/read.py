@@ -59,7 +59,7 @@ def read(
         msrnn read ten_books.txt --policy echo --save books.safetensors
         msrnn read rules.txt --protect --size 1024 --save rules.safetensors
         msrnn read book.txt --recall 256 --save book.state
-        msrnn read books.txt --recall 256 --archive-bytes 4000000000 --save books.state
+        msrnn read book.txt --recall 64 --archive-bytes 4000000000 --save 4gb.state
         msrnn generate "Who finds the letter?" --chat --state book.state --recall 256
     """
     if tokens is not None:
