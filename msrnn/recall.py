@@ -11,6 +11,7 @@ from msrnn.errors import UsageError
 HOST, DEVICE = "host", "device"  # where an archive can be; anything else is a folder
 AUTO, EXACT, INT8 = "auto", "exact", "int8"  # how an archive is searched
 QUESTION = 64  # the last tokens of a prompt, which recall as an answer does
+SEGMENT = 1024  # tokens of a whole segment of an archive, which are dropped together
 
 
 @dataclass(frozen=True)
@@ -105,4 +106,11 @@ class PromptRecall:
             "every": self.recall.every,
             "while_reading": self.while_reading,
             "archive": place,
+            "archive_bytes": self.recall.limit,
+            "search": self.recall.search,
         }
+
+
+def count_dropped(tokens: int, most: int | None) -> int:
+    """The first of these tokens that an archive of at most `most` has dropped: whole segments. None: it has all."""
+    return 0 if most is None else -(-max(0, tokens - most) // SEGMENT) * SEGMENT

@@ -8,6 +8,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one thread each, in the processes tha
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 
+# Tests speak plain HTTP to this machine, and httpx would read the certificates of all authorities for each client.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = os.devnull
+
 import torch
 
 if not torch.cuda.is_available():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from msrnn.errors import UsageError
-from msrnn.recall import QUESTION, PromptRecall, Recall, Recalling
+from msrnn.recall import QUESTION, PromptRecall, Recall, Recalling, count_dropped
 
 
 @pytest.mark.parametrize(
@@ -95,4 +95,11 @@ def test_a_folder_is_not_shown() -> None:
         "every": 1,
         "while_reading": 64,
         "archive": "folder",
+        "archive_bytes": None,
+        "search": "auto",
     }
+
+
+def test_an_archive_drops_whole_segments() -> None:
+    assert [count_dropped(tokens, 2500) for tokens in (0, 2500, 2501, 3524, 3525)] == [0, 0, 1024, 1024, 2048]
+    assert count_dropped(10**9, None) == 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -74,6 +75,12 @@ def _app(
     """Run any Hugging Face decoder as an exact, bounded multi-state RNN: constant memory and time per token."""
 
 
+@cache
+def _command() -> Any:
+    """All verbs with their options, built once: that takes longer than parsing them."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code: 2 for bad input, 130 after Ctrl-C."""
     words = sys.argv[1:] if arguments is None else list(arguments)
@@ -83,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     quiet_torchao()
     try:
         with speaking_once():
-            code = app(with_cluster(words), prog_name="msrnn", standalone_mode=False)
+            code = _command()(with_cluster(words), prog_name="msrnn", standalone_mode=False)
     except Stopped as stopped:
         if is_first():
             print(f"\nmsrnn: {stopped}", file=sys.stderr)
@@ -143,7 +150,7 @@ def _join_spellings(spellings: Sequence[str]) -> str:
 
 def _options_of(words: Sequence[str]) -> list[list[str]]:
     """The options of the verb that these words call, each with all its spellings."""
-    command: Any = typer.main.get_command(app)
+    command = _command()
     for word in words:
         command = getattr(command, "commands", {}).get(word, command)
     return [parameter.opts for parameter in command.params]

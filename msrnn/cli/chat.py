@@ -14,7 +14,7 @@ from msrnn.cli.files import as_utf8, check_target, same_file, save_state, user_s
 from msrnn.cli.model_options import GivenOptions, check_chat_template, load_or_empty
 from msrnn.cli.options import Force, MaxNewTokens, Protect, SamplingOptions, SaveTo
 from msrnn.cli.past_training import extend_rnn
-from msrnn.cli.terminal import note, summary
+from msrnn.cli.terminal import note, note_dropped, summary
 from msrnn.core.atomic import PRIVATE, make_private_folder, write_atomically
 from msrnn.errors import FileError, UsageError
 from msrnn.hf.model_options import ORIGINAL, PROTECT
@@ -51,7 +51,8 @@ def chat(
     With --positions auto, a conversation continues with a horizon and compressed positions before it may pass the
     training length; a saved one that has passed it stays as it is. So does any other --positions.
 
-    With --recall, all turns are archived, and a message and its answer recall the rows that they ask for.
+    With --recall, all turns are archived, and a message and its answer recall the rows that they ask for. With
+    --archive-bytes, the oldest turns are dropped when the archive is full, and a note says so.
 
     Examples:
         msrnn chat --system "Answer briefly." --protect system --save talk.safetensors
@@ -69,13 +70,17 @@ def chat(
     check_chat_template(tokenizer, "use `msrnn generate` without --chat")
     from msrnn.cli.conversation import Conversation
 
+    state = load_or_empty(rnn, load)
+    if protect != "system" and (kept := sum(end - begin for begin, end in state.protected[0])):
+        note(f"{kept:,} protected tokens of {load} may be evicted from now on; --protect system keeps them")
+
     def extend(length: int) -> MultiStateRNN:
         return extend_rnn(rnn, options, length, int(conversation.state.seen[0]))
 
     conversation = Conversation(
         rnn,
         tokenizer,
-        load_or_empty(rnn, load),
+        state,
         settings,
         as_utf8(system) if system else None,
         extend if given.auto and options.positions == ORIGINAL else None,
@@ -120,7 +125,9 @@ def _answer(conversation: Conversation, line: str) -> None:
     except UsageError as error:  # this message cannot be rendered, another one may
         note(str(error))
         return
+    dropped = max(conversation.state.dropped_tokens)
     turn = conversation.turn(message)
+    note_dropped(conversation.state, dropped)
     if turn.interrupted:
         note("stopped; the answer so far stays in the conversation")
     if turn.cut:

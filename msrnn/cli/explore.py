@@ -4,17 +4,19 @@ import webbrowser
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from rich.filesize import decimal
 from typer import Argument, Option
 
+from msrnn.checks import check_count
 from msrnn.cli.files import check_target, text_or_file
 from msrnn.cli.options import Device, Dtype, Force, Model
 from msrnn.cli.terminal import note, progress
 from msrnn.errors import UsageError
-from msrnn.hf.model_options import SMALL
+from msrnn.hf.model_options import SMALL, ModelOptions
 from msrnn.policy import Policy
+from msrnn.recall import Recall
 from msrnn.size import parse_policy, refuse_budget, resolve
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from msrnn.analysis.explorer import PolicyTrace
 
 POLICIES, DEFAULT_TOKENS, LARGEST_DEFAULT_SIZE = ("tova", "h2o"), 4096, 512
+EVERY = 16  # tokens that recall together
 LEAST_TOKENS = 3  # even at size 1, two tokens are seen before one is evicted
 
 Source = Annotated[str, Argument(metavar="TEXT|FILE", help="A text file, a text, or - for standard input.")]
@@ -38,8 +41,20 @@ Size = Annotated[
     ),
 ]
 Tokens = Annotated[int, Option(help="Most tokens of the text to read.")]
+Protect = Annotated[int, Option(help="Tokens at the beginning of the text that are never evicted; underlined.")]
+Recalled = Annotated[
+    int, Option("--recall", help="KV rows that each token recalls from an archive of all tokens, outlined; 0: none.")
+]
+RecalledEvery = Annotated[int, Option(help="With --recall: tokens that share their recalled rows.")]
 Out = Annotated[Path | None, Option(help="File to write the page to.", show_default="NAME.html")]
 Open = Annotated[bool, Option("--open/--no-open", help="Open the page in a browser.")]
+
+
+class Shown(NamedTuple):
+    """What the page shows besides evictions."""
+
+    protect: int = 0  # tokens at the beginning that are not evicted
+    recall: Recall | None = None
 
 
 def explore(
@@ -47,6 +62,9 @@ def explore(
     policy: Policies = None,
     size: Size = None,
     tokens: Tokens = DEFAULT_TOKENS,
+    protect: Protect = 0,
+    recall: Recalled = 0,
+    recall_every: RecalledEvery = EVERY,
     out: Out = None,
     force: Force = False,
     open_: Open = True,
@@ -62,14 +80,19 @@ def explore(
     Examples:
         msrnn explore book.txt
         msrnn explore book.txt --policy tova --policy window+4 --size 256
+        msrnn explore question_and_book.txt --protect 40
+        msrnn explore book.txt --policy tova --recall 64
         fortune -l | msrnn explore - --out fortune.html --no-open
     """
     name, text = text_or_file(source)
     target = out or Path(f"{name}.html")
     chosen = check_policies(policy, size, tokens)
+    check_count("protect", protect, least=0, of="tokens")
+    ModelOptions(recall=recall, recall_every=recall_every if recall or recall_every != EVERY else 1)
+    how = Shown(protect, Recall(recall, recall_every) if recall else None)
     check_target(target, force)
     try:
-        about = write_page(target, name, text, chosen, size, tokens, partial(load_model, model, device, dtype))
+        about = write_page(target, name, text, chosen, size, tokens, how, partial(load_model, model, device, dtype))
     except KeyboardInterrupt:
         note(f"\nstopped: {target} was not written; run the same command to start again (fewer --tokens are faster)")
         raise
@@ -85,6 +108,7 @@ def write_page(
     policies: list[Policy],
     size: int | None,
     tokens: int,
+    how: Shown,
     load: Callable[[], tuple[PreTrainedModel, PreTrainedTokenizerBase, str]],
 ) -> str:
     """Trace the first tokens of the text under each policy and write the page; returns one line about it."""
@@ -96,9 +120,11 @@ def write_page(
         raise UsageError(f"--tokens {tokens}: must be at most {MOST_TOKENS:,}, the most that a page can show")
     model, tokenizer, model_name = load()
     read = passage(text, tokenizer, add_special_tokens=True, tokens=tokens)
-    traces = trace_with_progress(model, read.ids, policies, check_size(size, len(read.ids), policies))
+    traces = trace_with_progress(model, read.ids, policies, check_size(size, len(read.ids), policies), how)
     about = f"{model_name} · {name} · {len(read.ids):,} tokens · {len(traces[0].trace.layers)} layers"
-    html = page(name, about, token_texts(read, tokenizer), traces)
+    html = page(
+        name, about, token_texts(read, tokenizer), traces, how.protect, how.recall.every if how.recall else None
+    )
 
     def write(path: Path) -> None:
         path.write_text(html, encoding="utf-8")
@@ -107,7 +133,9 @@ def write_page(
     return about
 
 
-def trace_with_progress(model: PreTrainedModel, ids: list[int], policies: list[Policy], size: int) -> list[PolicyTrace]:
+def trace_with_progress(
+    model: PreTrainedModel, ids: list[int], policies: list[Policy], size: int, how: Shown
+) -> list[PolicyTrace]:
     from msrnn.analysis.explorer import trace_policies
 
     with progress() as bar:
@@ -117,7 +145,13 @@ def trace_with_progress(model: PreTrainedModel, ids: list[int], policies: list[P
                 note(f"reading {len(ids):,} tokens under {name}")
             return partial(bar.advance, bar.add_task(f"reading under {name}", total=len(ids)))
 
-        return trace_policies(model, ids, policies, size, on_policy)
+        try:
+            return trace_policies(model, ids, policies, size, on_policy, *how)
+        except UsageError as error:
+            if error.name != "protect":
+                raise
+            advice = "protect fewer tokens, or use a larger --size"
+            raise UsageError(error.message, name="protect", value=how.protect, advice=advice) from error
 
 
 def load_model(

@@ -9,7 +9,7 @@ from msrnn.cli.files import as_utf8, check_target, read_text, same_file, save_st
 from msrnn.cli.model_options import GivenOptions, check_chat_template, load_or_empty
 from msrnn.cli.options import Force, MaxNewTokens, SamplingOptions, SavedState, SaveTo
 from msrnn.cli.past_training import rnn_for
-from msrnn.cli.terminal import Stopped, note, speed_of, summary
+from msrnn.cli.terminal import Stopped, note, note_dropped, speed_of, summary
 from msrnn.core.torchrun import is_torchrun
 from msrnn.errors import UsageError
 
@@ -90,5 +90,6 @@ def generate(
         raise Stopped(f"{stopped}; {save}: {summary(current)}") from None
     cut = f"; cut at --max-new-tokens {max_new_tokens}" if answer.is_cut(max_new_tokens, rnn.model) else ""
     note(f"{speed_of(answer)}{cut}")
+    note_dropped(current)
     if save:
         save_state(current, save)

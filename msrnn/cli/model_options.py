@@ -18,7 +18,7 @@ from msrnn.cli.options import (
     SavedStateDtype,
     Seed,
 )
-from msrnn.cli.recall_options import Archive, RecallEvery, RecallWhileReading, SavedRecall
+from msrnn.cli.recall_options import Archive, ArchiveBytes, RecallEvery, RecallWhileReading, SavedRecall, Search
 from msrnn.errors import FileError, UsageError
 from msrnn.hf.model_options import AUTO, DEFAULT_POLICY, DEFAULT_SIZE, ORIGINAL, ModelOptions
 from msrnn.policy import Policy, same_ranking
@@ -48,6 +48,8 @@ class GivenOptions:
     recall_every: RecallEvery = 1
     recall_while_reading: RecallWhileReading = None
     archive: Archive = HOST
+    archive_bytes: ArchiveBytes = None
+    search: Search = AUTO
     dtype: SavedDtype = None
     device: Device = "auto"
     backend: Backend = "auto"
@@ -106,6 +108,8 @@ class GivenOptions:
             recall_every=self.recall_every,
             recall_while_reading=self.recall_while_reading,
             archive=self.archive,
+            archive_bytes=self.archive_bytes,
+            search=self.search,
         )
 
     def _check_agrees(self, state: Path, saved: SavedOptions) -> None:

@@ -16,7 +16,7 @@ from msrnn.cli.files import check_target, checkpoint_path, read_text, same_file,
 from msrnn.cli.model_options import GivenOptions, load_or_empty
 from msrnn.cli.options import Force, SavedState
 from msrnn.cli.past_training import rnn_for
-from msrnn.cli.terminal import Stopped, note, progress, summary
+from msrnn.cli.terminal import Stopped, note, note_dropped, progress, summary
 from msrnn.core.torchrun import is_torchrun
 from msrnn.errors import FileError, UsageError
 
@@ -32,6 +32,9 @@ def read(
     save: Annotated[Path, Option(help="Write the state to this file.")],
     load: SavedState = None,
     tokens: Annotated[int | None, Option(help="Most tokens of the text to read.", show_default="all")] = None,
+    protect: Annotated[
+        bool, Option("--protect", help="Never evict the tokens of this text; more than fit are refused before reading.")
+    ] = False,
     force: Force = False,
     given: GivenOptions,
 ) -> None:
@@ -39,6 +42,9 @@ def read(
 
     With --recall the file also has the keys and values of every token, and grows with the text. Questions then recall
     the rows that they ask for, and not only what the state has kept: read once, ask many times.
+
+    With --protect, the state keeps all tokens of this text, whatever is read after it. They must fit into the state,
+    beside the rows that the policy needs for itself. `msrnn chat` keeps them with --protect system.
 
     Ctrl-C stops, and the same command continues: a checkpoint is saved every 30 seconds as FILE.partial, next to the
     file to save to, and removed at the end. With --state, options that are not given are those of the saved state.
@@ -51,7 +57,9 @@ def read(
         msrnn generate "The moral of the story is" --state book.safetensors
         msrnn read sequel.txt --state book.safetensors --save both.safetensors
         msrnn read ten_books.txt --policy echo --save books.safetensors
+        msrnn read rules.txt --protect --size 1024 --save rules.safetensors
         msrnn read book.txt --recall 256 --save book.state
+        msrnn read book.txt --recall 64 --archive-bytes 4000000000 --save 4gb.state
         msrnn generate "Who finds the letter?" --chat --state book.state --recall 256
     """
     if tokens is not None:
@@ -66,7 +74,7 @@ def read(
     from msrnn.hf.long_read import LongRead
 
     whole = encode(tokenizer, text, add_special_tokens=load is None)
-    reading = LongRead(whole[:, :tokens], checkpoint, load)
+    reading = LongRead(whole[:, :tokens], checkpoint, load, protect)
     begun, remarks = load_or_empty(rnn, load), list[str]()
     before = int(begun.seen[0])
 
@@ -78,14 +86,25 @@ def read(
     if state is None:
         state = begun if extended is rnn else extended.convert_state(begun) if load else extended.state()
     rnn = extended
+    if protect:
+        _check_protect(reading, rnn, state)
     for remark in remarks:  # now that nothing is refused any more
         note(remark)
     speed = _run(reading, rnn, state)
+    note_dropped(state)
     save_state(state, save)
     checkpoint.unlink(missing_ok=True)
     left = whole.shape[1] - reading.total
     rest = f"; --tokens {tokens} leaves {left:,} tokens of the text unread" if left else ""
     print(f"{save}: {summary(state)} ({speed:,.0f} tokens/s){rest}")
+
+
+def _check_protect(reading: LongRead, rnn: MultiStateRNN, state: MultiState) -> None:
+    try:
+        reading.check_protect(rnn, state)
+    except UsageError as error:
+        advice = "read fewer --tokens, use a larger --size, or leave --protect out"
+        raise UsageError(error.message, name="protect", advice=advice) from error
 
 
 def _resume(

@@ -34,6 +34,20 @@ Archive = Annotated[
         "memory-mapped files."
     ),
 ]
+ArchiveBytes = Annotated[
+    int | None,
+    Option(
+        help="With --recall: most bytes of the archive of a text; the oldest tokens are dropped first.",
+        show_default="no limit",
+    ),
+]
+Search = Annotated[
+    str,
+    Option(
+        help="With --recall: search the archive by its keys (exact), or by 8-bit copies of them on the device (int8); "
+        "auto: int8 where kernels search, on a GPU."
+    ),
+]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from msrnn.cli.options import (
     Ray,
     Size,
 )
-from msrnn.cli.recall_options import Archive, RecallEvery, RecallRows, RecallWhileReading
+from msrnn.cli.recall_options import Archive, ArchiveBytes, RecallEvery, RecallRows, RecallWhileReading, Search
 from msrnn.hf.model_options import AUTO, DEFAULT_POLICY, DEFAULT_SIZE
 from msrnn.recall import HOST
 
@@ -42,6 +42,8 @@ class ServeOptions:
     recall_every: RecallEvery = 1
     recall_while_reading: RecallWhileReading = None
     archive: Archive = HOST
+    archive_bytes: ArchiveBytes = None
+    search: Search = AUTO
     device: Device = "auto"
     dtype: Dtype = None
     backend: Backend = "auto"

@@ -61,9 +61,18 @@ def summary(state: MultiState) -> str:
     each = f"{held[0]:,} KV rows held in each layer"
     if len(set(held)) > 1:
         each = f"{sum(held):,} KV rows held, {sum(held) / len(held):,.0f} in a layer on average"
-    archived = sum(archive.nbytes for layer in state.layers for archive in getattr(layer, "archives", ()))
-    more = f", and an archive of {decimal(archived)}" if archived else ""
+    more = f", and an archive of {decimal(state.archive_nbytes)}" if state.archive_nbytes else ""
+    if dropped := max(state.dropped_tokens):
+        more += f" without the first {dropped:,} tokens"
     return f"{int(state.seen[0]):,} tokens read, {each}, {decimal(state.nbytes)}{more}"
+
+
+def note_dropped(state: MultiState, before: int = 0) -> int:
+    """Say that the archive has dropped more than `before` tokens, if it has -> how many."""
+    dropped = max(state.dropped_tokens)
+    if dropped > before:
+        note(f"the archive no longer has the first {dropped:,} tokens: --archive-bytes had no room for them")
+    return dropped
 
 
 def speed_of(answer: AnswerStreamer) -> str:

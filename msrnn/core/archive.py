@@ -21,8 +21,8 @@ from msrnn.core.segment_folder import SegmentFile
 from msrnn.core.shards import Shards
 from msrnn.core.slots import ordinary_tensors
 from msrnn.errors import UsageError
+from msrnn.recall import SEGMENT as SEGMENT
 
-SEGMENT = 1024  # tokens of a whole segment
 SMALLEST = 256  # tokens of the first one, which grows
 ALL = slice(None)
 

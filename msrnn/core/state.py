@@ -19,6 +19,7 @@ from msrnn.core.layer_files import restore_layers, save_layers
 from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.protection import add_ranges, forget_unread
 from msrnn.core.protection import check_fits as check_protected_fit
+from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.shards import Shards, least
 from msrnn.core.slots import MOST_COLUMNS, Memory, Slots, ordinary_tensors
 from msrnn.core.state_file import load_tensors
@@ -67,6 +68,14 @@ class MultiState:
         """Bytes of the archived rows, those of this process; forks count what they share, each."""
         seen = self.seen.tolist()
         return sum(layer.archive_nbytes(seen) for _, layer in self._own())
+
+    @property
+    def dropped_tokens(self) -> list[int]:
+        """The tokens of each sequence, its first ones, whose archived rows are dropped: the archive has a limit."""
+        begins = [
+            [archive.begin for archive in layer.archives] for layer in self.layers if isinstance(layer, RecallSlots)
+        ]
+        return [max(found) for found in zip(*begins, strict=True)] if begins else [0] * self.batch_size
 
     @property
     def _shards(self) -> Shards | None:

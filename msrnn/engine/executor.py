@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 from msrnn.engine.requests import NOT_FINITE_ERROR, Logprobs, SamplingParams
 from msrnn.engine.retention import Retention
-from msrnn.recall import PromptRecall, Recalling
+from msrnn.recall import PromptRecall, Recalling, count_dropped
 
 NOT_FINITE, FAILED = -1, -2
 NO_TOKEN = {  # numbers that stand for a token where there is none, and why
@@ -83,6 +83,15 @@ class Facts:
     mean_size: int  # of the layers that a budget is divided among
     recall: PromptRecall | None = None  # which tokens of a prompt recall; None: nothing is archived
     archived_row_nbytes: int = 0  # by which the archive of a state grows with each token
+    archived_tokens: int | None = None  # the most in an archive, which then drops the oldest; None: all
+
+    def count_archived(self, tokens: int) -> int:
+        """The tokens in the archive of a state that has read `tokens`, where there is one."""
+        return tokens - count_dropped(tokens, self.archived_tokens)
+
+    def archive_nbytes(self, tokens: int) -> int:
+        """The bytes of the archive of a state that has read `tokens`."""
+        return self.count_archived(tokens) * self.archived_row_nbytes
 
 
 class Executor(ABC):

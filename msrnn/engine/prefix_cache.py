@@ -205,7 +205,7 @@ class PrefixCache:
             self.files.put(*entry.tokens, on_host.state)
 
     def _archive_nbytes_of(self, entry: CachedPrefix) -> int:
-        return entry.length * self._executor.facts.archived_row_nbytes
+        return self._executor.facts.archive_nbytes(entry.length)
 
     def _archive_fits(self, entry: CachedPrefix, others: int = 0) -> bool:
         return others + self._archive_nbytes_of(entry) <= self._most_archived

@@ -45,7 +45,7 @@ class PrefixCacheFiles:
 
     def __init__(self, executor: Executor, folder: Path, most: int, writer: Writer) -> None:
         self._most, self._writer = most, writer
-        recall, self._row_nbytes = executor.facts.recall, executor.facts.archived_row_nbytes
+        self._facts, recall = executor.facts, executor.facts.recall
         self._notes = {} if recall is None else {"recall": recall.name}  # prefixes that were read so
         self._lock = threading.Lock()
         self._waiting = self.hits = self.errors = 0
@@ -61,7 +61,7 @@ class PrefixCacheFiles:
     def put(self, owner: str, tokens: Sequence[int], state: StateHandle) -> None:
         """Queue the write of a state on the host, which must not change, unless its file exists already."""
         key = _keys(owner, tokens, {len(tokens)})[0]
-        if key.name in self._folder or state.nbytes + len(tokens) * self._row_nbytes > self._most:
+        if key.name in self._folder or state.nbytes + self._facts.archive_nbytes(len(tokens)) > self._most:
             return
         with self._lock:
             if self._waiting >= MOST_WAITING:

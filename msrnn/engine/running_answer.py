@@ -55,6 +55,11 @@ class RunningAnswer:
         return self.request.answers[self.number]
 
     @property
+    def length(self) -> int:
+        """The number of all tokens that its state has read."""
+        return self.seen + len(self.tokens) + self.reads
+
+    @property
     def read(self) -> list[int]:
         """All tokens that the slot has read, without those that its state had read before, in a session."""
         return [*self.tokens, *self._generated[: self.reads]]

@@ -48,6 +48,7 @@ class Scheduler:
         self.under_way: dict[Request, None] = {}  # requests in prefill or running
         self._batch = Batch(executor, self._keep)
         self.lanes: Sequence[Scheduler] = [self]
+        self.dropped_tokens = 0  # from archives that were full, while prompts and answers were read
 
     def add(self, request: Request) -> None:
         self.queue.waiting.append(request)
@@ -78,8 +79,9 @@ class Scheduler:
         """Tokens in the archives of prefills and running answers; 0 where nothing is archived."""
         if self.executor.facts.recall is None:
             return 0
-        prefills = sum(prefill.first + prefill.done for prefill in [*self.queue.prefills])
-        return prefills + sum(running.seen + len(running.tokens) + running.reads for running in [*self._batch.running])
+        lengths = [prefill.first + prefill.done for prefill in [*self.queue.prefills]]
+        lengths += [running.length for running in [*self._batch.running]]
+        return sum(map(self.executor.facts.count_archived, lengths))
 
     @property
     def archive_nbytes(self) -> int:
@@ -92,6 +94,8 @@ class Scheduler:
         try:
             events = self.drop_cancelled()
             self._batch.step()
+            for running in self._batch.running:
+                self._count_dropped(running.length - 1, running.length)
             events += self._prefill()
             events += self._batch.results()
             events += self._batch.collect_saved(busy=any(lane.computes for lane in self.lanes))
@@ -144,11 +148,20 @@ class Scheduler:
                 alone = not (self._batch.running or others)
                 if not alone and prefill.left > left < self.prompt_tokens:
                     break  # it continues in the next step: chunks of few widths need few CUDA graphs
-                left -= self.queue.read_chunk(prefill, max(left, self._alone) if alone else left)
+                read = self.queue.read_chunk(prefill, max(left, self._alone) if alone else left)
+                end = prefill.first + prefill.done
+                self._count_dropped(end - read, end)
+                left -= read
             if prefill.finished:
                 self.queue.prefills.remove(prefill)
                 events += self._join(prefill)
         return events
+
+    def _count_dropped(self, before: int, after: int) -> None:
+        """Count what an archive dropped when its text grew from `before` to `after` tokens."""
+        facts = self.executor.facts
+        if facts.archived_tokens is not None:
+            self.dropped_tokens += (after - before) - (facts.count_archived(after) - facts.count_archived(before))
 
     def _begin_prefills(self) -> list[Event]:
         """Begin the prefill of waiting requests, if there are batch slots for their answers."""
@@ -179,7 +192,7 @@ class Scheduler:
         if self.uses_session(session):
             raise SessionError("is answering another request", session, advice="wait for its end")
         facts, info = self.executor.facts, self.queue.sessions.info(session)
-        archived = facts.archived_row_nbytes * (tokens + (info.tokens if info else 0))
+        archived = facts.archive_nbytes(tokens + (info.tokens if info else 0))
         self.queue.sessions.begin(session, facts.slot_nbytes + archived)
 
     def uses_session(self, session: str | SessionId) -> bool:

@@ -36,6 +36,11 @@ class Cell(NamedTuple):
         return split_name(self.policy)[1]
 
     @property
+    def without_recall(self) -> Cell:
+        """The same policy and size, and nothing comes back."""
+        return Cell(split_name(self.policy)[0], self.size)
+
+    @property
     def label(self) -> str:
         policy, recalled = split_name(self.policy)
         return policy if self.size is None else f"{policy} {self.size}{recalled or ''}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from msrnn.checks import is_whole
@@ -15,9 +16,11 @@ from msrnn.core.shards import least
 from msrnn.core.state import MultiState
 from msrnn.core.state_file import load_description
 from msrnn.errors import FileError, UsageError
+from msrnn.hf.inputs import split_at_blocks
 from msrnn.hf.rnn import MultiStateRNN
 
 SECONDS = 30.0  # between checkpoints
+PROTECT = "protect"  # the note of a checkpoint whose tokens are protected
 SHARE = 20  # and at least this many times as long as saving one takes, so that saving costs at most 1/20
 
 
@@ -25,11 +28,11 @@ class LongRead:
     """Token ids [1, T] to read, and a checkpoint file: the state after the first `done` tokens.
 
     The file records a digest of the tokens read and of the file `start` that the read began from, so a checkpoint of
-    another text or another start is refused.
+    another text or another start is refused. With `protect`, the tokens are never evicted.
     """
 
-    def __init__(self, ids: Tensor, checkpoint: Path, start: Path | None = None) -> None:
-        self.ids, self.checkpoint, self.done = ids, checkpoint, 0
+    def __init__(self, ids: Tensor, checkpoint: Path, start: Path | None = None, protect: bool = False) -> None:
+        self.ids, self.checkpoint, self.protect, self.done = ids, checkpoint, protect, 0
         self.total = int(ids.shape[1])
         self._start = None if start is None else _digest(start.read_bytes())
         self._saved_at, self._save_seconds, self._failed = perf_counter(), 0.0, False
@@ -55,14 +58,23 @@ class LongRead:
             raise UsageError("it does not record what was read")
         if done > self.total:
             raise UsageError(f"it has read {done:,} tokens, more than the {self.total:,} to read")
-        if notes != self.notes(done):
+        expected = self.notes(done)
+        if notes.get(PROTECT) != expected.get(PROTECT):
+            raise UsageError(f"its tokens are {'not ' if self.protect else ''}protected")
+        if notes != expected:
             same_start = notes.get("begun") == self._start
             raise UsageError("it is of another text" if same_start else "it began from another state")
         return done
 
     def notes(self, done: int) -> dict[str, Any]:
         """The notes that a checkpoint has in addition to the state."""
-        return {"read": done, "text": _digest(self.ids[0, :done].numpy().tobytes()), "begun": self._start}
+        found = {"read": done, "text": _digest(self.ids[0, :done].numpy().tobytes()), "begun": self._start}
+        return {**found, PROTECT: True} if self.protect else found
+
+    def check_protect(self, rnn: MultiStateRNN, state: MultiState) -> None:
+        """Refuse to protect more tokens than fit, before any is read."""
+        rnn.spec.check_protect()
+        state.find_ranges(torch.tensor([self.total - self.done]))
 
     def run(
         self,
@@ -84,9 +96,17 @@ class LongRead:
             if least(self._is_due(), shards, rnn.device):  # processes that share a model save together
                 self._save(state, on_failure)
 
-        if self.done < self.total:
-            left, every = self.ids[:, self.done :], rnn.recall_while_reading
+        if self.done == self.total:
+            return
+        left, every = self.ids[:, self.done :], rnn.recall_while_reading
+        if not self.protect:
             rnn.read(left, state, last_only=True, on_block=on_block, recall_every=every)
+            return
+        self.check_protect(rnn, state)
+        for piece in split_at_blocks(left, int(state.seen), every or 1, rnn.block):
+            # One call for each: a checkpoint must not protect tokens that are not read yet.
+            rnn.read(piece, state, last_only=True, protect=True, recall_every=every)
+            on_block(piece.shape[1])
 
     def _is_due(self) -> bool:
         return not self._failed and perf_counter() - self._saved_at >= max(SECONDS, SHARE * self._save_seconds)

@@ -47,6 +47,8 @@ class ModelOptions:
     recall_every: int = 1
     recall_while_reading: int | None = None
     archive: str = HOST
+    archive_bytes: int | None = None  # of a sequence; None: an archive has all tokens
+    search: str = AUTO
 
     def __post_init__(self) -> None:
         resolve(self.policy, self.size)
@@ -71,7 +73,7 @@ class ModelOptions:
     def _check_recall(self) -> None:
         check_count("recall", self.recall, least=0, of="KV rows")
         if self.recall:
-            Recall(self.recall, self.recall_every, self.archive)
+            self._make_recall()
             if self.recall_while_reading is not None:
                 check_count("recall_while_reading", self.recall_while_reading, of="tokens")
             if self.size is None:
@@ -82,11 +84,20 @@ class ModelOptions:
                     advice="use another policy, or leave it out",
                 )
             return
-        unused = {"recall_every": 1, "recall_while_reading": None, "archive": HOST}
+        unused = {
+            "recall_every": 1,
+            "recall_while_reading": None,
+            "archive": HOST,
+            "archive_bytes": None,
+            "search": AUTO,
+        }
         for name, default in unused.items():
             if getattr(self, name) != default:
                 advice = "give recall, the number of rows to recall, or leave it out"
                 raise UsageError("nothing is archived", name=name, value=getattr(self, name), advice=advice)
+
+    def _make_recall(self) -> Recall:
+        return Recall(self.recall, self.recall_every, self.archive, search=self.search, limit=self.archive_bytes)
 
     def load(self) -> tuple[MultiStateRNN, PreTrainedTokenizerBase]:
         """Load the model and its tokenizer, and bound its state."""
@@ -118,7 +129,7 @@ class ModelOptions:
             positions=self.positions,
             backend=self.backend,
             compile=self.compile,
-            recall=Recall(self.recall, self.recall_every, self.archive) if self.recall else 0,
+            recall=self._make_recall() if self.recall else 0,
             recall_while_reading=self.recall_while_reading,
         )
 

@@ -122,6 +122,11 @@ class StateSpec:
         found = ((shape, bound.recall) for shape, bound in pairs if shape and bound)
         return sum(archive_layout(shape, recall).row_bytes for shape, recall in found if recall)
 
+    @property
+    def archived_tokens(self) -> int | None:
+        """The most tokens in the archive of a sequence; None: it has all that were read."""
+        return next((shape.archived for shape in self.shapes if shape and shape.archived is not None), None)
+
     def nbytes(self, batch_size: int) -> int:
         """The bytes of a state's bounded layers, computed without allocating any."""
         pairs = zip(self.shapes, self.bounds, strict=True)

@@ -68,6 +68,8 @@ class _Counts(Collector):
         }
         for name, (text, count) in counts.items():
             yield CounterMetricFamily(f"msrnn_prefix_cache_{name}", text, count)
+        dropped = sum(lane.dropped_tokens for lane in self._engine.lanes)
+        yield CounterMetricFamily("msrnn_archive_dropped_tokens", "Tokens that full archives have dropped", dropped)
         evicted = CounterMetricFamily("msrnn_sessions_evicted", "Sessions deleted by a limit", labels=["limit"])
         for limit, count in self._sessions.evicted.items():
             evicted.add_metric([limit], count)

@@ -39,6 +39,8 @@ def serve(
     recall_every: int = 1,
     recall_while_reading: int | None = None,
     archive: str = HOST,
+    archive_bytes: int | None = None,
+    search: str = AUTO,
     device: str = "auto",
     dtype: str | None = None,
     backend: str = "auto",
@@ -81,6 +83,9 @@ def serve(
     recall             KV rows that come back from an archive of all tokens, as in `MultiStateRNN`, and `recall_every`
                        and `recall_while_reading`; 0: nothing is archived
     archive            where archives are: "host", "device", or a folder for memory-mapped files
+    archive_bytes      most bytes of each archive, which then drops the oldest tokens; None: it has all
+    search             how archives are searched: "exact", by their keys; "int8", by 8-bit copies of the keys on the
+                       device; "auto": these where kernels search, on a GPU
     device, dtype      where to compute, and the dtype of the weights; by default CUDA if there is a device, and float32
                        on a CPU, else the checkpoint's own dtype
     state_dtype, backend, compile   as in `MultiStateRNN`
@@ -117,6 +122,8 @@ def serve(
         recall_every=recall_every,
         recall_while_reading=recall_while_reading,
         archive=archive,
+        archive_bytes=archive_bytes,
+        search=search,
         device=device,
         dtype=dtype,
         backend=backend,

@@ -293,3 +293,42 @@ def test_a_step_in_a_long_text_redraws_only_what_it_changes(visit: Visit) -> Non
             settle(browser)
         top, bottom = browser.execute_script(PLACE)
         assert 0 < top < bottom < 800  # the text follows the step
+
+
+UNDERLINED = """
+const spans = [...document.querySelectorAll(".text span")];
+return spans.map((span) => getComputedStyle(span).textDecorationLine === "underline");
+"""
+
+
+@pytest.mark.parametrize("protect", [0, 3])
+def test_protected_tokens_are_underlined(protect: int, visit: Visit) -> None:
+    browser = visit(page("hand", "by hand", TOKENS, TWO[:1], protect))
+    assert browser.execute_script(UNDERLINED) == [token < protect for token in range(LENGTH)]
+    legend = browser.execute_script("return document.getElementById('legend').getAttribute('aria-label')")
+    assert legend.endswith("underlined: protected") == bool(protect)
+    for token in (1, 4):
+        browser = visit(page("hand", "by hand", TOKENS, TWO[:1], protect), where=f"#token={token}")
+        assert text(browser, "#token-card h3").endswith("protected") == (token < protect)
+
+
+OUTLINED = """
+const spans = [...document.querySelectorAll(".text span")];
+return spans.map((span) => getComputedStyle(span).outlineStyle === "solid");
+"""
+
+
+def test_recalled_tokens_are_outlined(visit: Visit) -> None:
+    """Blocks of three steps: layer 0 recalls tokens 0 and 1 for the second, layer 1 token 3 for the third."""
+    recalled = numpy.zeros((3, 2, LENGTH), dtype=bool)
+    recalled[1, 0, :2] = recalled[2, 1, 3] = True
+    trace = traced(WINDOW, SINK)._replace(recalled=recalled)
+    browser = visit(page("hand", "by hand", TOKENS, [PolicyTrace("tova", SIZE, trace)], every=3))
+    expected = {-1: [{0, 1}, {3}], 0: [{0, 1}, set()], 1: [set(), {3}]}
+    for layer, (second, third) in expected.items():
+        move(browser, "layer", layer)
+        for step, outlined in ((2, set()), (3, second), (5, second), (6, third)):
+            move(browser, "step", step)
+            assert {i for i, is_so in enumerate(browser.execute_script(OUTLINED)) if is_so} == outlined
+    move(browser, "layer", -1)
+    assert "recalls 1" in text(browser, ".stats")  # a half of the layers, rounded

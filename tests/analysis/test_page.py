@@ -10,8 +10,19 @@ from html.parser import HTMLParser
 import numpy
 import pytest
 
-from msrnn.analysis.explorer import PolicyTrace, embed_json, pack_trace, page, visible
+from msrnn.analysis.explorer import (
+    MOST_TOKENS,
+    PolicyTrace,
+    check_recalled,
+    embed_json,
+    pack_trace,
+    page,
+    trace_policies,
+    visible,
+)
+from msrnn.policy import Policy
 from tests.helpers.handmade import LENGTH, SINK, WINDOW, traced
+from tests.helpers.tiny import build, llama, tokens
 
 HOSTILE = (
     *("<script>alert(1)</script>", "</script><img src=x onerror=alert(1)>", "<!--", "]]>", "{{script}}"),
@@ -84,3 +95,29 @@ def test_json_that_stays_in_its_element() -> None:
 def test_a_page_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="0 tokens"):
         page("a", "b", [], [PolicyTrace("tova", 2, traced(WINDOW))])
+
+
+def test_protected_tokens_are_traced_and_told() -> None:
+    model, ids = build(llama()), tokens(1, 40)[0].tolist()
+    policies = [Policy.parse("tova"), Policy.parse("window")]
+    counted = list[int]()
+    traces = trace_policies(model, ids, policies, 12, lambda _: counted.append, protect=7)
+    assert sum(counted) == 2 * 40
+    for one in traces:
+        kept = one.trace.evicted_at == 40
+        assert kept[..., :7].all()
+        assert not kept[..., 7:20].all()
+    plain = trace_policies(model, ids, policies, 12, lambda _: counted.append)
+    assert not (plain[1].trace.evicted_at[..., :7] == 40).any()
+    for protect, made_of in ((7, traces), (0, plain)):
+        shown = Parsed(page("a", "b", ["x"] * 40, made_of, protect))
+        assert json.loads(shown.parts["script1"])["protected"] == protect
+    with pytest.raises(ValueError, match="12 tokens: 11 fit"):
+        trace_policies(model, ids, policies, 12, lambda _: counted.append, protect=12)
+
+
+def test_more_recalled_tokens_than_a_page_holds_are_refused() -> None:
+    check_recalled(4096, 1, 30)
+    check_recalled(MOST_TOKENS, 300, 32)
+    with pytest.raises(ValueError, match="recall_every=16: a page of 65,535 tokens needs 256 at least"):
+        check_recalled(MOST_TOKENS, 16, 32)

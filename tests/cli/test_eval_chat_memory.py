@@ -31,8 +31,9 @@ def test_tables(run: Run, chats: Path, tmp_path: Path) -> None:
     done = run("eval", "chat-memory", chats, *FEW, "--recall-while-reading", "32", "--out", out)
     assert done.code == 0, done.err
     lines = list(csv.DictReader((out / "chat-memory.csv").open()))
-    versions = dict.fromkeys((line["policy"], line["size"], line["recall"]) for line in lines)
-    assert list(versions) == [("full", "", "0"), ("tova", "48", "0"), ("tova", "48", "64")]
+    versions = dict.fromkeys((line["policy"], line["size"]) for line in lines)
+    recalling = "tova + 64 recalled every 16, every 32 while reading"
+    assert list(versions) == [("full", ""), ("tova", "48"), (recalling, "48")]
     counts = {line["category"]: line["questions"] for line in lines}
     assert counts == {
         "multi-hop": "1",
@@ -44,12 +45,9 @@ def test_tables(run: Run, chats: Path, tmp_path: Path) -> None:
         "all": "7",
     }
     page = (out / "chat-memory.md").read_text()
-    assert "| tova 48 + recall 64 every 16, reading 32 |" in page
+    assert "| tova 48 + 64 recalled every 16, every 32 while reading |" in page
     assert "against tova 48 |" in page
-    assert {(one["recall"], one["recall_every"], one["recall_while_reading"]) for one in records(out)} == {
-        (0, None, None),
-        (64, 16, 32),
-    }
+    assert {one["policy"] for one in records(out)} == {"full", "tova", recalling}
     assert len(records(out)) == 21
     assert {one["file"] for one in records(out)} == {"chats.json"}
 
@@ -77,15 +75,15 @@ def test_a_run_resumes(run: Run, chats: Path, tmp_path: Path, monkeypatch: pytes
     # Another number of recalled rows is another version; the same folder shows both.
     more = tuple("80" if word == "64" else word for word in words)
     done = run(*more, "--out", cut)
-    assert "the tables also show tova 48 + recall 64 every 16" in done.err
+    assert "the tables also show tova 48 + 64 recalled every 16" in done.err
     assert len(records(cut)) == 21
 
 
 def test_limit_and_no_recall(run: Run, chats: Path, tmp_path: Path) -> None:
-    words = ("--policy", "tova", "--limit", "2", "--recall", "0", "--no-chat")
-    done = run("eval", "chat-memory", chats, *FEW, *words, "--out", tmp_path)
+    words = ("--policy", "tova", "--limit", "2", "--recall", "0", "--no-chat", "--size", "48", "--max-new-tokens", "4")
+    done = run("eval", "chat-memory", chats, *words, "--out", tmp_path)
     assert done.code == 0, done.err
-    assert [one["recall"] for one in records(tmp_path)] == [0, 0]
+    assert [one["policy"] for one in records(tmp_path)] == ["tova", "tova"]
     assert {one["chat"] for one in records(tmp_path)} == {False}
 
 
@@ -95,6 +93,7 @@ def test_limit_and_no_recall(run: Run, chats: Path, tmp_path: Path) -> None:
         (("--recall", "-1"), "--recall -1: must be"),
         (("--recall-every", "0"), "--recall-every 0: must be"),
         (("--recall-while-reading", "0"), "--recall-while-reading 0: must be"),
+        (("--recall", "0", "--recall-while-reading", "16"), "--recall-while-reading 16: nothing is archived"),
         (("--limit", "0"), "--limit 0: must be a whole number, 1 or more"),
         (("--policy", "best"), "best"),
         (("--positions", "odd"), "--positions odd"),

@@ -70,6 +70,41 @@ def test_texts_and_standard_input(run: Run, tmp_path: Path) -> None:
     assert run("explore", TEXT * 40, *words, "--force").code == 0  # longer than any file's name
 
 
+def test_protected_tokens(run: Run, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    words = ("explore", TEXT, "--no-open", "--out", page, "--size", 16, "--policy", "tova")
+    assert run(*words, "--protect", 10).code == 0
+    shown = data(page)
+    length = len(shown["tokens"])
+    assert shown["protected"] == 10
+    assert (times(shown["policies"][0], length)[..., :10] == length).all()
+    refused = run(*words, "--force", "--protect", 16)
+    assert (refused.code, "--protect 16: 16 tokens: 15 fit; of 16 KV rows" in refused.err) == (2, True)
+
+
+def test_recalled_tokens(run: Run, folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    words = ("explore", TEXT, "--no-open", "--out", page, "--size", 8, "--policy", "tova", "--policy", "window")
+    assert run(*words, "--recall", 3, "--recall-every", 4).code == 0
+    shown = data(page)
+    length, layers = len(shown["tokens"]), len(shown["layers"])
+    assert shown["every"] == 4
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    ids = AutoTokenizer.from_pretrained(folder)(TEXT, return_tensors="pt").input_ids
+    for policy in shown["policies"]:
+        bits = numpy.frombuffer(zlib.decompress(base64.b64decode(policy["recalled"])), dtype=numpy.uint8)
+        found = numpy.unpackbits(bits, bitorder="little")[: -(-length // 4) * layers * length].reshape(
+            -1, layers, length
+        )
+        expected = msrnn.trace(msrnn.MultiStateRNN(model, policy["name"], 8, recall=3), ids, recall_every=4)
+        assert expected.recalled is not None
+        assert (found == expected.recalled.numpy()).all()
+        assert found.any()
+        assert (times(policy, length) == expected.evicted_at[0].numpy()).all()
+    assert run(*words, "--force").code == 0
+    assert [policy["recalled"] for policy in data(page)["policies"]] == [None, None]
+
+
 def test_no_browser_is_said(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("webbrowser.open", lambda _: False)
     assert "no browser" in run("explore", TEXT, "--out", tmp_path / "page.html").err
@@ -93,6 +128,10 @@ BAD = {
     "a file's name with a space": (["my book.txt"], "my book.txt: no such file"),
     "protected tokens": ([TEXT, "--policy", "tova+600"], "--policy tova+600 at the default --size of at most 512"),
     "too many": ([TEXT, "--tokens", "70000"], "--tokens 70000: must be at most"),
+    "protect": ([TEXT, "--protect", "-1"], "--protect -1: must be a whole number"),
+    "recall": ([TEXT, "--recall", "-1"], "--recall -1: must be a whole number"),
+    "recall every": ([TEXT, "--recall", "4", "--recall-every", "0"], "--recall-every 0: must be a whole number"),
+    "recall of nothing": ([TEXT, "--recall-every", "4"], "--recall-every 4: nothing is archived"),
     "target": ([TEXT, "--out", "empty.txt"], "--force"),
 }
 

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from msrnn import MultiStateRNN
 from msrnn.hf.chat_template import opening
+from msrnn.recall import Recall
 from tests.helpers.characters import END
 from tests.helpers.command import TEXT, Run, same
 
@@ -55,6 +56,43 @@ def test_recall_reaches_the_model(run: Run, folder: Path, tmp_path: Path) -> Non
     assert len({*said.values(), run("generate", TEXT, *SIZE, *SHORT).out}) == 4
     assert run(*asked, "--archive", tmp_path / "archive").out == said[()]
     assert (tmp_path / "archive").is_dir()
+    assert run(*asked, "--search", "exact").out == said[()]
+    for more, name in ((("--search", "odd"), "--search odd"), (("--archive-bytes", 0), "--archive-bytes 0")):
+        assert name in run(*asked, *more).err
+        assert f"{name}: " in run("generate", TEXT, *more).err, "without --recall"
+
+
+def test_search_reaches_the_model(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """8-bit keys choose almost always what exact ones do, so the answer does not show it."""
+    made = list[Recall]()
+    init = MultiStateRNN.__init__
+
+    def seen(self: MultiStateRNN, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        assert self.spec.recall is not None
+        made.append(self.spec.recall)
+
+    monkeypatch.setattr(MultiStateRNN, "__init__", seen)
+    options = ("--recall", 8, "--search", "int8", "--archive-bytes", 10**8)
+    assert run("generate", TEXT, *SIZE, "--max-new-tokens", 1, *options).code == 0
+    assert made == [Recall(8, search="int8", limit=10**8)]
+
+
+def test_a_full_archive_drops_the_oldest_tokens_and_says_so(run: Run, tmp_path: Path) -> None:
+    state, limit = tmp_path / "book", ("--archive-bytes", 2300 * 256)
+    text = (TEXT * 9)[:2400]
+    read = run("read", "-", "--save", state, *SIZE, "--recall", 8, *limit, stdin=text)
+    assert read.code == 0, read.err
+    told = "the archive no longer has the first 1,024 tokens: --archive-bytes had no room for them"
+    assert told in read.err
+    assert "an archive of 352.5 kB without the first 1,024 tokens" in read.out
+    asked = ("generate", "And so", "--state", state, "--max-new-tokens", 2)
+    assert told in run(*asked).err
+    chat = run("chat", "--state", state, *limit, "--max-new-tokens", 2, stdin=f"{text[:1000]}\n")
+    assert "without the first 1,024 tokens" in chat.err
+    assert "the archive no longer has the first 2,048 tokens" in chat.err
+    refused = run("read", "-", "--save", tmp_path / "small", "--recall", 8, "--archive-bytes", 1000, stdin=text)
+    assert (refused.code, "2,048 tokens are the least" in refused.err) == (2, True)
 
 
 def test_read_once_and_ask_many_times(run: Run, tmp_path: Path) -> None:

@@ -97,3 +97,27 @@ def test_positions(run: Run, tmp_path: Path) -> None:
     said = run("generate", "abc", "--state", state, *how, "--max-new-tokens", 8)
     assert (said.code, said.out) == (0, run("generate", TEXT + "abc", *how, "--max-new-tokens", 8).out)
     assert "did you mean 'compressed" in run("generate", "abc", "--positions", "compresed").err
+
+
+def test_a_protected_text_stays(run: Run, tmp_path: Path) -> None:
+    rules, kept, plain = "Answer in rhyme.", tmp_path / "kept", tmp_path / "plain"
+    for path, more in ((kept, ("--protect",)), (plain, ())):
+        assert run("read", "-", "--save", path, "--size", 32, *more, stdin=rules).code == 0
+        assert run("read", "-", "--state", path, "--save", path, stdin=TEXT).code == 0
+    first = {*range(1 + len(rules))}
+    held = {path: {*load_file(path)["0.position"].flatten().tolist()} for path in (kept, plain)}
+    assert first <= held[kept]
+    assert not first <= held[plain]
+    told = "17 protected tokens of"
+    chats = {how: run("chat", "--state", kept, "--protect", how, stdin="").err for how in ("none", "system")}
+    assert (told in chats["none"], told in chats["system"]) == (True, False)
+
+
+def test_more_than_fits_is_not_protected(run: Run, tmp_path: Path) -> None:
+    refused = run("read", "-", "--save", tmp_path / "state", "--size", 32, "--protect", stdin=TEXT)
+    assert (refused.code, [*tmp_path.iterdir()]) == (2, [])
+    assert f"--protect: {1 + len(TEXT)} tokens: 31 fit; of 32 KV rows per layer" in refused.err
+    assert "read fewer --tokens, use a larger --size, or leave --protect out" in refused.err
+    assert (
+        run("read", "-", "--save", tmp_path / "state", "--size", 32, "--protect", "--tokens", 31, stdin=TEXT).code == 0
+    )

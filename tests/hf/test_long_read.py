@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -107,3 +108,46 @@ def test_a_text_is_read_with_recall(checkpoint: Path) -> None:
     found, expected, other = (made.layers[-1].archives[0].tensors()["keys"] for made in (state, recalled, plain))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert not torch.allclose(found, other, atol=1e-2)
+
+
+@pytest.mark.parametrize("recall", [{}, {"recall": 4, "recall_while_reading": 3}], ids=["plain", "recall"])
+def test_a_protected_text_is_protected_after_every_checkpoint(recall: dict[str, Any], checkpoint: Path) -> None:
+    rnn = MultiStateRNN(build(llama()), "tova", 24, block=5, **recall)
+    ids, more = IDS[:, :20], tokens(1, 30, seed=5)
+    reading = LongRead(ids, checkpoint, protect=True)
+    with pytest.raises(KeyboardInterrupt):
+        reading.run(rnn, rnn.state(), lambda _: _stop(reading.done > 10), unexpected)
+    again = LongRead(ids, checkpoint, protect=True)
+    state = again.resume(rnn)
+    assert state is not None
+    assert state.protected == [[(0, again.done)]]
+    again.run(rnn, state, lambda _: None, unexpected)
+    assert state.protected == [[(0, 20)]]
+    whole = rnn.state()
+    rnn.read(ids, whole, protect=True, recall_every=rnn.recall_while_reading)
+    for one in (state, whole):
+        rnn.read(more, one)
+    assert_same(state, whole)
+    assert {*range(20)} <= {*state.positions(0).flatten().tolist()}
+
+
+def _stop(now: bool) -> None:
+    if now:
+        raise KeyboardInterrupt
+
+
+def test_a_checkpoint_is_protected_as_the_read_is(rnn: MultiStateRNN, checkpoint: Path) -> None:
+    interrupted(rnn, IDS, checkpoint, after=30)
+    with pytest.raises(UsageError, match="its tokens are not protected"):
+        LongRead(IDS, checkpoint, protect=True).resume(rnn)
+    reading = LongRead(IDS[:, :6], checkpoint, protect=True)
+    rnn.state().save(checkpoint, {**reading.notes(6)})
+    with pytest.raises(UsageError, match="its tokens are protected"):
+        LongRead(IDS[:, :6], checkpoint).resume(rnn)
+
+
+def test_more_than_fit_are_refused_before_a_token_is_read(rnn: MultiStateRNN, checkpoint: Path) -> None:
+    state = rnn.state()
+    with pytest.raises(UsageError, match="40 tokens: 7 fit"):
+        LongRead(IDS, checkpoint, protect=True).run(rnn, state, lambda _: None, unexpected)
+    assert (int(state.seen[0]), state.protected) == (0, [[]])

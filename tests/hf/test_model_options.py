@@ -33,6 +33,10 @@ from tests.helpers.tiny import build, llama
         ({"recall_every": 2}, "recall_every"),
         ({"recall_while_reading": 64}, "recall_while_reading"),
         ({"archive": "device"}, "archive"),
+        ({"recall": 8, "archive_bytes": 0}, "archive_bytes"),
+        ({"recall": 8, "search": "odd"}, "search"),
+        ({"archive_bytes": 10**9}, "archive_bytes"),
+        ({"search": "int8"}, "search"),
     ],
 )
 def test_bad_values_are_refused_before_a_model_is_loaded(change: dict[str, Any], name: str) -> None:
@@ -55,10 +59,11 @@ def test_the_state_of_a_model() -> None:
 
 
 def test_recall_reaches_the_model() -> None:
-    options = ModelOptions(size=Size(9), recall=4, recall_every=2, recall_while_reading=64, archive="device")
+    place: Any = {"archive": "device", "archive_bytes": 10**9, "search": "int8"}
+    options = ModelOptions(size=Size(9), recall=4, recall_every=2, recall_while_reading=64, **place)
     for made in (options, options.extend(options.rnn(build(llama())), 64)):
         rnn = made.rnn(build(llama()))
-        assert (rnn.spec.recall, rnn.recall_while_reading) == (Recall(4, 2, "device"), 64)
+        assert (rnn.spec.recall, rnn.recall_while_reading) == (Recall(4, 2, "device", search="int8", limit=10**9), 64)
     assert ModelOptions(size=Size(9)).rnn(build(llama())).spec.recall is None
 
 

@@ -278,8 +278,8 @@ def test_steps_of_kernels_recall_when_it_is_due(model: PreTrainedModel, ids: Ten
     for backend in ("triton", "torch"):
         rnn = msrnn.MultiStateRNN(model, "tova", 16, recall=Recall(6, every=4, search="int8"), backend=backend)
         state = rnn.state()
-        rnn.read(ids[:1, :22], state)
-        logits.append(torch.cat([rnn.step(ids[:1, t : t + 1], state) for t in range(22, 30)], 1))
+        rnn.read(ids[:1, :23], state)
+        logits.append(torch.cat([rnn.step(ids[:1, t : t + 1], state) for t in range(23, 26)], 1))  # 24 is due
     torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
 
 

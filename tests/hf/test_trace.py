@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import msrnn
+from msrnn.errors import UsageError
 from msrnn.policy import Policy
 from tests.helpers.tiny import FAMILIES, build, left_padded, llama, tokens
 
@@ -78,3 +81,46 @@ def test_protected_columns_are_held(policy: str) -> None:
     for wrong in (range(6, 41), range(9, 6), range(0, 9, 2), 3):
         with pytest.raises(ValueError, match="protect="):
             msrnn.trace(rnn, ids, mask, protect=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("policy", ["tova", "tova-head"])
+def test_recalled_tokens_are_recorded(policy: str, every: int) -> None:
+    """Block by block, they are the guests of a state that reads the same; and eviction times are those of its rows."""
+    rnn, ids, protect = msrnn.MultiStateRNN(build(llama(4, 2)), policy, 8, recall=3), tokens(1, 23), 3
+    counted = list[int]()
+    traced = msrnn.trace(rnn, ids, on_block=counted.append, protect=range(protect), recall_every=every)
+    assert sum(counted) == 23
+    assert traced.recalled is not None
+    assert traced.recalled.shape == (len(counted), 2, 23)
+    state, begin = rnn.state(), 0
+    for block, columns in enumerate(counted):
+        part = ids[:, begin : begin + columns]
+        inside = torch.tensor([max(0, min(protect - begin, columns))])
+        with state.protecting(inside):
+            rnn.read(part, state, recall_every=every)
+        begin += columns
+        for layer, slots in enumerate(state.layers):
+            guests = {*slots.guest_position.flatten().tolist()} - {-1}
+            assert {*traced.recalled[block, layer].nonzero().flatten().tolist()} == guests
+            held = [{*row.tolist()} - {-1} for row in slots.position[0]]
+            seen = [{*row[:begin].gt(begin - 1).nonzero().flatten().tolist()} for row in traced.evicted_at[0, layer]]
+            assert seen == held
+    assert traced.recalled.any()
+    assert msrnn.trace(rnn, ids).recalled is None
+    without = msrnn.trace(rnn, ids, protect=range(protect))
+    assert not torch.equal(without.evicted_at, traced.evicted_at)
+
+
+def test_what_recall_cannot_trace_is_refused() -> None:
+    plain, rnn = (msrnn.MultiStateRNN(build(llama()), "tova", 8, recall=rows) for rows in (0, 3))
+    wrong: list[tuple[msrnn.MultiStateRNN, Any, Any, str]] = [
+        (plain, tokens(1, 9), {"recall_every": 1}, "archives nothing"),
+        (rnn, tokens(2, 9), {"recall_every": 1}, "one text without padding"),
+        (rnn, tokens(1, 9), {"recall_every": 0}, "recall_every=0"),
+        (rnn, tokens(1, 9), {"recall_every": 4, "protect": range(3, 5)}, "begin at a multiple of 4"),
+        (rnn, tokens(1, 9), {"recall_every": 4, "protect": range(8)}, "8 tokens: 7 fit"),
+    ]
+    for made, ids, options, message in wrong:
+        with pytest.raises(UsageError, match=message):
+            msrnn.trace(made, ids, **options)

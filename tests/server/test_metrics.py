@@ -107,3 +107,16 @@ def test_archives_are_measured() -> None:
     while len(request.answers[0].tokens) < 3:
         engine.step()
     assert (value(metrics, "archived_tokens"), value(metrics, "archive_bytes")) == (5, 50)
+    assert value(metrics, "archive_dropped_tokens_total") == 0
+
+
+def test_tokens_that_archives_drop_are_counted() -> None:
+    executor = FakeExecutor(slots=2)
+    executor.facts = replace(executor.facts, recall=PromptRecall(Recall(4), None), archived_tokens=2048)
+    engine = Engine(executor)
+    metrics = Metrics(engine)
+    request = engine.request([5] * 2050, SamplingParams(max_tokens=2))
+    engine.add(request)
+    while not request.finished:
+        engine.step()
+    assert value(metrics, "archive_dropped_tokens_total") == 1024

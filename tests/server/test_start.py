@@ -66,9 +66,11 @@ def test_a_server_from_python(loaded: bool, tmp_path: Path, capsys: pytest.Captu
             model.save_pretrained(tmp_path)
             tokenizer.save_pretrained(tmp_path)
             recall: Any = {"recall": 8, "recall_every": 4, "archive": str(tmp_path / "archive")}
+            recall |= {"archive_bytes": 10**9, "search": "exact"}
             made: Any = {"policy": "echo", "size": 16, "device": "cpu", "served_model_name": "tiny", **recall}
             msrnn.serve(tmp_path, port=port, slots=2, **made)
             shown = {"rows": 8, "every": 4, "while_reading": None, "archive": "folder", "token_bytes": 1}
+            shown |= {"archive_bytes": 10**9, "search": "exact"}
             assert {**found["model"]["recall"], "token_bytes": 1} == shown
             assert found["model"]["recall"]["token_bytes"] > 1
     assert (found["model"]["id"], found["model"]["policy"], found["model"]["size"]) == ("tiny", "echo", 16)
@@ -77,6 +79,7 @@ def test_a_server_from_python(loaded: bool, tmp_path: Path, capsys: pytest.Captu
     said = capsys.readouterr().err
     assert f"tiny at http://127.0.0.1:{port}/v1" in said
     assert ("POST /v1/completions 200" in said) is not loaded
+    assert ("in its archive, which has the last 3,906,250 at most" in said) is not loaded
 
 
 @pytest.mark.parametrize(

@@ -17,15 +17,19 @@ import numpy
 from transformers import PreTrainedModel
 
 from msrnn.analysis.tagging import Passage
+from msrnn.checks import check_count
 from msrnn.errors import UsageError
+from msrnn.hf.inspect import inspect_model
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.hf.trace import ChunkTrace, trace_chunks
 from msrnn.policy import Policy
+from msrnn.recall import Recall
 from msrnn.size import Size
 from msrnn.web import page_parts
 
 SCRIPTS = ("data", "shades", "text", "axes", "maps", "card", "search", "address", "controls", "main")
 MOST_TOKENS = 2**16 - 1  # a step is stored in two bytes
+MOST_RECALLED = 2**29  # bits of a page, before they are deflated
 
 
 class PolicyTrace(NamedTuple):
@@ -42,11 +46,22 @@ def trace_policies(
     policies: Sequence[Policy],
     size: int,
     on_policy: Callable[[str], Callable[[int], object]],
+    protect: int = 0,
+    recall: Recall | None = None,
 ) -> list[PolicyTrace]:
-    """Trace one text under each policy. `on_policy` gets a policy's name, and returns a callback that counts tokens."""
+    """Trace one text under each policy; its first `protect` tokens are never evicted.
+
+    `on_policy` gets a policy's name, and returns a callback that counts tokens. With `recall`, every token recalls.
+    """
+    every = None if recall is None else recall.every
+    if every is not None:
+        check_recalled(len(ids), every, len(inspect_model(model).layers))
+    rnns = [MultiStateRNN(model, policy, Size(size), recall=recall or 0) for policy in policies]
+    for rnn in rnns:
+        rnn.spec.check_protect(protect)  # before a token is read
     traces = []
-    for policy in policies:
-        (one,) = trace_chunks(MultiStateRNN(model, policy, Size(size)), [ids], on_policy(policy.name))
+    for policy, rnn in zip(policies, rnns, strict=True):
+        (one,) = trace_chunks(rnn, [ids], on_policy(policy.name), range(protect), every)
         traces.append(PolicyTrace(policy.name, size, one))
     return traces
 
@@ -58,8 +73,18 @@ def token_texts(passage: Passage, tokenizer: Any) -> list[str]:
     return [name if start == stop else piece for piece, (start, stop), name in tokens]
 
 
-def page(name: str, about: str, tokens: Sequence[str], policies: Sequence[PolicyTrace]) -> str:
-    """A whole HTML document. `tokens` are the texts of the tokens; all policies have the same layers."""
+def page(
+    name: str,
+    about: str,
+    tokens: Sequence[str],
+    policies: Sequence[PolicyTrace],
+    protect: int = 0,
+    every: int | None = None,
+) -> str:
+    """A whole HTML document. `tokens` are the texts of the tokens, the first `protect` of which were protected.
+
+    All policies have the same layers. `every` is the number of tokens that recalled together; None: none did.
+    """
     if not 0 < len(tokens) <= MOST_TOKENS:
         raise UsageError(f"{len(tokens):,} tokens: a page shows 1 to {MOST_TOKENS:,}; give a shorter text")
     data = {
@@ -67,6 +92,8 @@ def page(name: str, about: str, tokens: Sequence[str], policies: Sequence[Policy
         "about": visible(about),
         "tokens": [visible(token) for token in tokens],
         "wrapped": find_wrapped_tokens(tokens),
+        "protected": protect,
+        "every": every or 1,
         "layers": policies[0].trace.layers,
         "policies": [
             {
@@ -74,6 +101,7 @@ def page(name: str, about: str, tokens: Sequence[str], policies: Sequence[Policy
                 "size": one.size,
                 "groups": one.trace.evicted_at.shape[1],
                 "after": pack_trace(one.trace),
+                "recalled": pack_recalled(one.trace),
             }
             for one in policies
         ],
@@ -88,6 +116,26 @@ def pack_trace(trace: ChunkTrace) -> str:
     after = (times - numpy.arange(times.shape[-1])).astype(numpy.uint16).ravel()
     planes = (after & 255).astype(numpy.uint8).tobytes() + (after >> 8).astype(numpy.uint8).tobytes()
     return base64.b64encode(zlib.compress(planes, 9)).decode()
+
+
+def pack_recalled(trace: ChunkTrace) -> str | None:
+    """A bit for each block, layer and token: whether some KV head recalled it; deflated. None: nothing was recalled."""
+    if trace.recalled is None:
+        return None
+    return base64.b64encode(zlib.compress(numpy.packbits(trace.recalled, bitorder="little").tobytes(), 9)).decode()
+
+
+def check_recalled(tokens: int, every: int, layers: int) -> None:
+    """Refuse more recalled tokens than a page can hold."""
+    check_count("recall_every", every, of="tokens")
+    least = -(-tokens * tokens * layers // MOST_RECALLED)
+    if every < least:
+        raise UsageError(
+            f"a page of {tokens:,} tokens needs {least:,} at least",
+            name="recall_every",
+            value=every,
+            advice="show fewer tokens, or let more of them share what they recall",
+        )
 
 
 def embed_json(data: Any) -> str:

@@ -13,7 +13,8 @@ class TokenCard {
   /** `anchor` returns the box of the token, or of the pointer in a map, in the window: the card must not cover it. */
   show(token, { step, layer, shown }, anchor) {
     const title = element("h3", "", visible(data.tokens[token]));
-    title.append(" ", element("small", "", `token ${number(token)} · read at step ${number(token)}`));
+    const safe = token < data.protected ? " · protected" : "";
+    title.append(" ", element("small", "", `token ${number(token)} · read at step ${number(token)}${safe}`));
     const policies = matchMedia(NARROW).matches ? [this.policies[shown]] : this.policies;
     this.card.replaceChildren(title, ...policies.flatMap((policy) => this.of(policy, token, step, layer)));
     this.card.hidden = false;
@@ -51,7 +52,10 @@ class TokenCard {
       if (l === layer) bar.classList.add("chosen");
       bars.append(bar);
     }
-    const now = token > step ? "not read yet" : `held in ${holding} of ${L} layers`;
+    let recalling = 0;
+    for (let l = 0; l < L; l++) recalling += policy.recalls(l, token, step);
+    const back = recalling ? `, recalled in ${recalling}` : "";
+    const now = token > step ? "not read yet" : `held in ${holding} of ${L} layers${back}`;
     return [element("h4", "", policy.name), element("p", "", this.evictions(policy, token)), bars, element("p", "", `bars: steps kept in each layer · at step ${number(step)} ${now}`)];
   }
 

@@ -1,7 +1,8 @@
 // The page's state (`look`) and the one function that draws it.
 
 async function explore() {
-  const policies = await Promise.all(data.policies.map(async (about) => new Policy(about, await unpacked(about.after))));
+  const policies = await Promise.all(data.policies.map(async (about) =>
+    new Policy(about, await unpacked(about.after), about.recalled && await inflated(about.recalled))));
   const look = { step: T - 1, layer: -1, head: -1, token: undefined, fade: false, follow: true, shown: 0 };
   const texts = policies.map((policy) => new Text(policy));
   const card = new TokenCard(policies);

@@ -29,7 +29,16 @@ function legend() {
   names.unshift(STARTS.length ? `< ${number(STARTS[0])}` : "1+");
   const swatches = names.map((name, k) => element("i", `swatch k${colourOf(k)}`, name));
   find("legend").append(element("span", "", "steps kept"), ...swatches);
-  find("legend").setAttribute("aria-label", `Shades: steps kept, ${names.join(", ")}`);
+  const about = [`Shades: steps kept, ${names.join(", ")}`];
+  const marks = [["protected", "underlined", data.protected], ["recalled", "outlined", data.policies[0].recalled]];
+  for (const [name, how, shown] of marks) {
+    if (!shown) continue;
+    const sample = element("span", "", name);
+    sample.id = `legend-${name}`;
+    find("legend").append(sample);
+    about.push(`${how}: ${name}`);
+  }
+  find("legend").setAttribute("aria-label", about.join("; "));
 }
 
 /** The theme's colours, read from elements: [red, green, blue] for background and shades. */

@@ -27,6 +27,7 @@ class Text {
       if (piece === "") span.dataset.is = "part";
       else if (/^\s*\n\s*$/.test(piece)) span.dataset.is = "newline";
       if (WRAPPED.has(token)) span.dataset.wrapped = "";
+      if (token < data.protected) span.dataset.protected = "";
       return span;
     });
     this.body = element("div", "text");
@@ -74,7 +75,18 @@ class Text {
       this.codes[j] = code;
       this.spans[j].className = CLASSES[code];
     }
+    if (this.policy.bits) this.paintRecalled();
     this.mark("now", step);
+  }
+
+  /** Outline the tokens that some of the chosen layers have recalled. */
+  paintRecalled() {
+    const { back } = this.policy;
+    this.spans.forEach((span, j) => {
+      if ("recalled" in span.dataset === back[j] > 0) return;
+      if (back[j] > 0) span.dataset.recalled = "";
+      else delete span.dataset.recalled;
+    });
   }
 
   /** Mark one token with a class. Painting removes marks, so it is set again. */
@@ -86,10 +98,11 @@ class Text {
   }
 
   showCounts(step, other) {
-    const { seen, recent, oldest } = this.policy.summary(step);
+    const { seen, recent, oldest, back } = this.policy.summary(step);
     const counts = [["sees ", number(seen), ` of ${number(step + 1)}`], ["", percent(recent), " recent"]];
     if (other) counts.push(["", percent(overlap(this.policy, other, step)), ` shared with ${other.name}`]);
     counts.push(["oldest ", number(oldest), ""]);
+    if (this.policy.bits) counts.push(["recalls ", number(back), ""]);
     this.stats.replaceChildren(...counts.flatMap(([before, count, after], i) => {
       const whole = element("span", "", before);
       whole.append(element("b", "", count), after);

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from pydantic import model_validator
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
-from msrnn.evaluation.cells import Cell
+from msrnn.evaluation.cells import Cell, cell_of
 from msrnn.evaluation.data.chat_prompts import AskedQuestion
 from msrnn.evaluation.environment import backend_names, model_key
 from msrnn.evaluation.schemas import Schema, Text, check_of
@@ -27,16 +28,12 @@ from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import FULL
 
 NAME = "chat-memory"
-RECALL = ("recall", "recall_every", "recall_while_reading")  # fields of a case and of its records
 FULL_BLOCK = 4096  # tokens: the full model reads a long conversation in few and large steps
 
 
 class AnswerSchema(Schema):
     policy: Text
     size: int | None
-    recall: int
-    recall_every: int | None
-    recall_while_reading: int | None
     item: Text
     conversation: Text
     category: int
@@ -48,58 +45,29 @@ class AnswerSchema(Schema):
     dtype: Text
     positions: Text
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_recall(cls, record: Any) -> Any:
+        """Its policy would stand for one without recall."""
+        if "recall" in record:
+            raise ValueError("has its recall apart from its policy, as no record of this version")
+        return record
+
 
 CHECK = check_of(AnswerSchema)
 
 
-class Case(NamedTuple):
-    """A policy and a size, and what is recalled."""
-
-    policy: str
-    size: int | None  # None: full, which has no limit
-    recall: int = 0  # evicted rows that come back; 0: none, and the next two are None
-    recall_every: int | None = None
-    recall_while_reading: int | None = None
-
-    @property
-    def cell(self) -> Cell:
-        return Cell(self.policy, self.size)
-
-    @property
-    def label(self) -> str:
-        if not self.recall:
-            return self.cell.label
-        often = f" every {self.recall_every}" if self.recall_every != 1 else ""
-        reading = f", reading {self.recall_while_reading}" if self.recall_while_reading else ""
-        return f"{self.cell.label} + recall {self.recall}{often}{reading}"
-
-    @property
-    def key(self) -> Record:
-        _, _, *recall = self
-        return {**self.cell.key, **dict(zip(RECALL, recall, strict=True))}
-
-    @property
-    def without_recall(self) -> Case:
-        return Case(self.policy, self.size)
-
-    def rnn(self, model: PreTrainedModel, positions: str) -> MultiStateRNN:
-        """The model that answers."""
-        if self.size is None:
-            return MultiStateRNN(model, FULL, None, block=FULL_BLOCK)
-        return MultiStateRNN(
-            model,
-            **self.cell.options,
-            positions=positions,
-            recall=self.recall,
-            recall_every=self.recall_every or 1,
-            recall_while_reading=self.recall_while_reading,
-        )
+def make_rnn(cell: Cell, model: PreTrainedModel, positions: str) -> MultiStateRNN:
+    """The model that answers."""
+    if cell.size is None:
+        return MultiStateRNN(model, FULL, None, block=FULL_BLOCK)
+    return MultiStateRNN(model, **cell.options, positions=positions)
 
 
-Results = dict[Case, list[float]]  # the score of each question
+Results = dict[Cell, list[float]]  # the score of each question
 
 
-class ChatMemory(Task[Case, str, float]):
+class ChatMemory(Task[Cell, str, float]):
     """One model on questions about conversations. An item is a question, by its prompt. Answers are greedy."""
 
     unit = "answers"
@@ -121,10 +89,10 @@ class ChatMemory(Task[Case, str, float]):
         self.stop_tokens = sorted(stop_tokens_of(model, tokenizer))
         self.asked = {one.key: one for one in asked}
 
-    def cell_of(self, record: Record) -> Case:
-        return Case(record["policy"], record["size"], *(record[name] for name in RECALL))
+    def cell_of(self, record: Record) -> Cell:
+        return cell_of(record)
 
-    def items(self, cell: Case) -> list[str]:
+    def items(self, cell: Cell) -> list[str]:
         return list(self.asked)
 
     def read(self, records: list[Record]) -> dict[str, float]:
@@ -133,19 +101,19 @@ class ChatMemory(Task[Case, str, float]):
             for record in records
         }
 
-    def work(self, job: Job[Case, str]) -> int:
+    def work(self, job: Job[Cell, str]) -> int:
         heads = {self.asked[item].conversation: len(self.asked[item].head) for item in job.items}
         return sum(heads.values()) + sum(len(self.asked[item].tail) + self.max_new_tokens for item in job.items)
 
-    def batches(self, job: Job[Case, str]) -> list[list[str]]:
+    def batches(self, job: Job[Cell, str]) -> list[list[str]]:
         """All questions of a conversation at once, so that it is read once."""
         conversations: dict[str, list[str]] = {}
         for item in job.items:
             conversations.setdefault(self.asked[item].conversation, []).append(item)
         return list(conversations.values())
 
-    def prepare(self, job: Job[Case, str], model: PreTrainedModel) -> Compute[str]:
-        rnn = job.cell.rnn(model, self.positions)
+    def prepare(self, job: Job[Cell, str], model: PreTrainedModel) -> Compute[str]:
+        rnn = make_rnn(job.cell, model, self.positions)
         backend = {"backend": backend_names(rnn)}
 
         def compute(items: list[str], on_tokens: OnTokens) -> Iterator[Record]:

@@ -8,13 +8,13 @@ from functools import cached_property
 from typing import Any
 
 from msrnn.evaluation import statistics
+from msrnn.evaluation.cells import FULL_MODEL, Cell
 from msrnn.evaluation.data.conversations import ADVERSARIAL, CATEGORIES
 from msrnn.evaluation.report import Formatted, Table, document
 from msrnn.evaluation.statistics import Estimate
-from msrnn.evaluation.tasks.chat_memory import NAME, RECALL, Case, Results
+from msrnn.evaluation.tasks.chat_memory import NAME, Results
 
 ANSWERABLE, ALL = "answerable", "all"  # all categories but adversarial, and all
-FULL_MODEL = Case("full", None)
 
 
 @dataclass(frozen=True)
@@ -35,49 +35,49 @@ class Report:
             groups[ANSWERABLE] = [i for i, own in enumerate(self.categories) if own != ADVERSARIAL]
         return {**groups, ALL: list(range(len(self.categories)))}
 
-    def score(self, case: Case, group: str = ALL) -> Estimate:
+    def score(self, cell: Cell, group: str = ALL) -> Estimate:
         """The mean score of a category, or of "answerable" or "all" questions."""
-        return self._mean(group, lambda i: self.results[case][i])
+        return self._mean(group, lambda i: self.results[cell][i])
 
-    def difference(self, case: Case, other: Case, group: str = ALL) -> Estimate:
+    def difference(self, cell: Cell, other: Cell, group: str = ALL) -> Estimate:
         """The paired difference of two mean scores on the same questions."""
-        return self._mean(group, lambda i: self.results[case][i] - self.results[other][i])
+        return self._mean(group, lambda i: self.results[cell][i] - self.results[other][i])
 
     def _mean(self, group: str, value: Callable[[int], float]) -> Estimate:
         values = [value(i) for i in self.groups[group]]
         return statistics.mean(values, [1] * len(values))
 
     @cached_property
-    def pairs(self) -> list[tuple[Case, Case]]:
-        """Each case with recall and the same without, then each case and the full model."""
-        recalling = [(case, case.without_recall) for case in self.results if case.recall]
-        bounded = [(case, FULL_MODEL) for case in self.results if case != FULL_MODEL]
-        return [(case, other) for case, other in recalling + bounded if other in self.results]
+    def pairs(self) -> list[tuple[Cell, Cell]]:
+        """Each version with recall and the same without, then each version and the full model."""
+        recalling = [(cell, cell.without_recall) for cell in self.results if cell.recalled]
+        bounded = [(cell, FULL_MODEL) for cell in self.results if cell != FULL_MODEL]
+        return [(cell, other) for cell, other in recalling + bounded if other in self.results]
 
     def tables(self, title: str) -> list[Table]:
         header = ["version", *(f"{name} (n = {len(some):,})" for name, some in self.groups.items())]
         about = f"answers about conversations by category: {title}"
         rows: list[list[Any]] = [
-            [case.label, *(Formatted(self.score(case, group), "{:.1%}".format) for group in self.groups)]
-            for case in self.results
+            [cell.label, *(Formatted(self.score(cell, group), "{:.1%}".format) for group in self.groups)]
+            for cell in self.results
         ]
         tables = [Table(NAME, about, "Mean F1; adversarial: the share of right answers.", header, rows, self._lines())]
         if self.pairs:
             rows = [
                 [
-                    f"{case.label} against {other.label}",
-                    *(Formatted(self.difference(case, other, group), "{:+.1%}".format) for group in self.groups),
+                    f"{cell.label} against {other.label}",
+                    *(Formatted(self.difference(cell, other, group), "{:+.1%}".format) for group in self.groups),
                 ]
-                for case, other in self.pairs
+                for cell, other in self.pairs
             ]
             about = "paired differences on the same questions"
             tables.append(Table("", about, f"{about.capitalize()}.", header, rows))
         return tables
 
     def _lines(self) -> list[Sequence[Any]]:
-        lines: list[Sequence[Any]] = [["policy", "size", *RECALL, "category", "f1", "low", "high", "questions"]]
-        for case in self.results:
-            lines += [[*case, group, *self.score(case, group), len(some)] for group, some in self.groups.items()]
+        lines: list[Sequence[Any]] = [["policy", "size", "category", "f1", "low", "high", "questions"]]
+        for cell in self.results:
+            lines += [[*cell, group, *self.score(cell, group), len(some)] for group, some in self.groups.items()]
         return lines
 
     def markdown(self, title: str, facts: dict[str, Any]) -> str:

@@ -10,16 +10,15 @@ from transformers import PreTrainedModel
 
 from msrnn import evaluation
 from msrnn.errors import UsageError
-from msrnn.evaluation.api.chat_memory import chat_memory_cases, check_questions
+from msrnn.evaluation.api.chat_memory import chat_memory_cells, check_questions
 from msrnn.evaluation.data.conversations import load_conversations
 from tests.helpers.characters import character_tokenizer
 from tests.helpers.long_chat import write_chats
 from tests.helpers.word_counts import without_cost
 
+POLICIES = ["tova", "tova + 64 recalled every 16"]
 FEW: dict[str, Any] = {
     "tokenizer": character_tokenizer(),
-    "recall": 64,
-    "recall_every": 16,
     "max_new_tokens": 4,
     "limit": 3,
 }
@@ -39,43 +38,41 @@ def test_chat_memory_is_that_of_the_command(
 ) -> None:
     words = ("--policy", "tova", "--size", "48", "--recall", "64", "--recall-every", "16", "--limit", "3")
     expected = of_chat_command(tmp_path / "out", chats, *words, "--max-new-tokens", "4")
-    result = evaluation.chat_memory(model, chats, ["tova"], [48], **FEW)
+    result = evaluation.chat_memory(model, chats, POLICIES, [48], **FEW)
     assert clean(result.records) == clean(expected)
     assert result.table.csv() == (tmp_path / "out" / "chat-memory.csv").read_text()
-    given = evaluation.chat_memory(model, load_conversations(chats), ["tova"], [48], **FEW)
+    given = evaluation.chat_memory(model, load_conversations(chats), POLICIES, [48], **FEW)
     assert clean(given.records) == clean(result.records)
 
 
-def test_cases() -> None:
+def test_cells() -> None:
     def labels(*arguments: Any) -> list[str]:
-        return [case.label for case in chat_memory_cases(*arguments)]
+        return [cell.label for cell in chat_memory_cells(*arguments)]
 
-    assert labels(["tova", "full"], [8, 16], 64, 1, None) == [
+    assert labels(["tova", "tova + 64 recalled", "full"], [8, 16]) == [
         "full",
         "tova 8",
         "tova 16",
-        "tova 8 + recall 64",
-        "tova 16 + recall 64",
+        "tova 8 + 64 recalled",
+        "tova 16 + 64 recalled",
     ]
-    assert labels(["tova"], [8], 64, 2, 32) == ["tova 8", "tova 8 + recall 64 every 2, reading 32"]
-    assert labels(["tova"], [8], 0, 1, None) == ["tova 8"]
-    assert labels(["full"], [8], 64, 1, None) == ["full"]
+    assert labels(["full"], [8]) == ["full"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
-        ((["tovas"], [8], 64, 1, None), "tovas"),
-        (([], [8], 64, 1, None), "policies"),
-        ((["tova"], [8], -1, 1, None), "recall"),
-        ((["tova"], [8], 64, 0, None), "recall_every"),
-        ((["tova"], [8], 64, 1, 0), "recall_while_reading"),
-        ((["tova"], [8], 0, 1, 16), "recall_while_reading=16: no version recalls"),
+        ((["tovas"], [8]), "tovas"),
+        (([], [8]), "policies"),
+        ((["tova + 0 recalled"], [8]), "recall"),
+        ((["tova + 64 recalled every 0"], [8]), "recall_every"),
+        ((["tova + 64 recalled, every 0 while reading"], [8]), "recall_while_reading"),
+        ((["full + 64 recalled"], [8]), "evicts nothing"),
     ],
 )
-def test_cases_that_are_refused(arguments: Any, name: str) -> None:
+def test_cells_that_are_refused(arguments: Any, name: str) -> None:
     with pytest.raises(UsageError, match=name):
-        chat_memory_cases(*arguments)
+        chat_memory_cells(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +89,7 @@ def test_positions_are_compressed_past_the_training_length(
 ) -> None:
     for known, positions in ((10_000, "original"), (500, "compressed:lnln")):
         monkeypatch.setattr(model.config, "max_position_embeddings", known)
-        result = evaluation.chat_memory(model, chats, ["tova"], [48], **FEW)
+        result = evaluation.chat_memory(model, chats, POLICIES, [48], **FEW)
         assert {record["positions"] for record in result.records} == {positions}
 
 
@@ -101,5 +98,5 @@ def test_recall_that_is_impossible_is_refused_before_anything_is_computed(
 ) -> None:
     monkeypatch.setattr(model.config, "max_position_embeddings", 100)
     with pytest.raises(UsageError, match="recall"):
-        evaluation.chat_memory(model, chats, ["full", "tova"], [48], **FEW, folder=tmp_path / "out")
+        evaluation.chat_memory(model, chats, ["full", *POLICIES[::-1]], [48], **FEW, folder=tmp_path / "out")
     assert not (tmp_path / "out" / "chat-memory.jsonl").exists()

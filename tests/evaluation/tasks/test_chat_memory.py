@@ -14,13 +14,15 @@ from msrnn.evaluation.runner import Runner
 from msrnn.evaluation.store import Store
 from msrnn.evaluation.task import Job
 from msrnn.evaluation.tasks import chat_memory
-from msrnn.evaluation.tasks.chat_memory import CHECK, Case, ChatMemory, answer_question, read_conversation
+from msrnn.evaluation.tasks.chat_memory import CHECK, ChatMemory, answer_question, make_rnn, read_conversation
 from msrnn.hf.rnn import MultiStateRNN
+from msrnn.recall import Recall
 from tests.helpers.characters import END, character_model, character_tokenizer
 from tests.helpers.long_chat import write_chats
 
 TOKENIZER = character_tokenizer()
-FULL, TOVA, RECALL = Case("full", None), Case("tova", 48), Case("tova", 48, 64, 8, 32)
+FULL, TOVA = Cell("full", None), Cell("tova", 48)
+RECALL = Cell("tova + 64 recalled every 8, every 32 while reading", 48)
 NEW = 6
 
 
@@ -36,18 +38,31 @@ def task(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Ch
     return ChatMemory(model, TOKENIZER, asked, True, NEW, "original", {"commit": "abc"})
 
 
-def job(task: ChatMemory, case: Case) -> Job[Case, str]:
-    return Job(case, task.items(case), 1, lambda _: [])
+def job(task: ChatMemory, cell: Cell) -> Job[Cell, str]:
+    return Job(cell, task.items(cell), 1, lambda _: [])
 
 
-def test_a_case() -> None:
-    assert (TOVA.cell, TOVA.label) == (Cell("tova", 48), "tova 48")
-    assert RECALL.label == "tova 48 + recall 64 every 8, reading 32"
-    assert Case("tova", 48, 64, 1).label == "tova 48 + recall 64"
-    assert RECALL.without_recall == TOVA
-    recalled = {"recall": 64, "recall_every": 8, "recall_while_reading": 32}
-    assert RECALL.key == {**Cell("tova", 48).key, **recalled}
-    assert TOVA.key == {**Cell("tova", 48).key, **dict.fromkeys(recalled), "recall": 0}
+def test_versions_of_the_model(model: PreTrainedModel) -> None:
+    found = make_rnn(RECALL, model, "original")
+    assert (found.spec.recall, found.recall_while_reading) == (Recall(64, 8, "device"), 32)
+    assert make_rnn(TOVA, model, "compact").spec.fingerprint["positions"] == "compact"
+    assert make_rnn(TOVA, model, "original").spec.recall is None
+    assert make_rnn(FULL, model, "original").spec.sizes == [None, None]
+
+
+def test_a_record_whose_recall_is_apart_is_refused() -> None:
+    """Its policy would stand for the version without recall."""
+    texts = dict.fromkeys(("item", "conversation", "question", "answer", "expected", "fingerprint", "dtype"), "a")
+    record: dict[str, Any] = {
+        "policy": "tova",
+        "size": 8,
+        "category": 1,
+        "choices": [],
+        "positions": "original",
+        **texts,
+    }
+    assert CHECK(record) is None
+    assert "its recall apart" in str(CHECK({**record, "recall": 64}))
 
 
 def test_questions_of_one_conversation_are_answered_together(task: ChatMemory) -> None:
@@ -59,11 +74,11 @@ def test_questions_of_one_conversation_are_answered_together(task: ChatMemory) -
     assert task.work(job(task, TOVA)) == sum(len(one.head) for one in first) + tails
 
 
-def answer_alone(model: PreTrainedModel, case: Case, head: Any, tail: Any) -> list[int]:
+def answer_alone(model: PreTrainedModel, cell: Cell, head: Any, tail: Any) -> list[int]:
     """Greedy decoding from a state of its own, step by step."""
-    rnn = case.rnn(model, "original")
+    rnn = make_rnn(cell, model, "original")
     state = rnn.state()
-    rnn.read(torch.tensor([head]), state, recall_every=case.recall_while_reading)
+    rnn.read(torch.tensor([head]), state, recall_every=rnn.recall_while_reading)
     logits = rnn.read_prompt(torch.tensor([tail]), state, None)
     said: list[int] = []
     while len(said) < NEW:
@@ -75,22 +90,22 @@ def answer_alone(model: PreTrainedModel, case: Case, head: Any, tail: Any) -> li
     return said
 
 
-@pytest.mark.parametrize("case", [FULL, TOVA, RECALL], ids=lambda case: case.label)
-def test_answers_are_greedy_and_each_as_alone(model: PreTrainedModel, task: ChatMemory, case: Case) -> None:
+@pytest.mark.parametrize("cell", [FULL, TOVA, RECALL], ids=lambda cell: cell.label)
+def test_answers_are_greedy_and_each_as_alone(model: PreTrainedModel, task: ChatMemory, cell: Cell) -> None:
     store, counted = Store(None), list[int]()
     run = Runner(task, store, model)
-    for _ in run.compute_items(case, task.items(case), counted.append):
+    for _ in run.compute_items(cell, task.items(cell), counted.append):
         pass
-    assert sum(counted) == task.work(job(task, case))
-    assert [record["item"] for record in store.records] == task.items(case)
+    assert sum(counted) == task.work(job(task, cell))
+    assert [record["item"] for record in store.records] == task.items(cell)
     for record in store.records:
         asked = task.asked[record["item"]]
-        alone = answer_alone(model, case, asked.head, asked.tail)
+        alone = answer_alone(model, cell, asked.head, asked.tail)
         assert record["answer"] == TOKENIZER.decode(alone, skip_special_tokens=True).strip()
         assert record["answer_tokens"] == len(alone)
         assert record["expected"] == asked.question.expected
         assert CHECK(record) is None
-        assert task.cell_of(record) == case
+        assert task.cell_of(record) == cell
 
 
 def test_a_conversation_is_read_once(model: PreTrainedModel, task: ChatMemory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +121,7 @@ def test_a_conversation_is_read_once(model: PreTrainedModel, task: ChatMemory, m
 
 
 def test_a_question_leaves_the_state_as_it_was(model: PreTrainedModel, task: ChatMemory) -> None:
-    rnn = RECALL.rnn(model, "original")
+    rnn = make_rnn(RECALL, model, "original")
     one, *_, other = (asked for asked in task.asked.values() if asked.conversation == "ann-ben")
     state = read_conversation(rnn, one.head, lambda _: None)
     first = answer_question(rnn, state, one.tail, NEW, [END])
@@ -119,7 +134,7 @@ def test_a_repetition_penalty_of_the_model_is_off(
     model: PreTrainedModel, task: ChatMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Greedy means the most likely token; a model's own config may say otherwise."""
-    rnn, one = TOVA.rnn(model, "original"), next(iter(task.asked.values()))
+    rnn, one = make_rnn(TOVA, model, "original"), next(iter(task.asked.values()))
     state = read_conversation(rnn, one.head, lambda _: None)
     plain = answer_question(rnn, state, one.tail, NEW, [END])
     for name, value in (("repetition_penalty", 50.0), ("do_sample", True), ("temperature", 9.0)):
@@ -130,7 +145,7 @@ def test_a_repetition_penalty_of_the_model_is_off(
 def test_numbers_that_are_not_finite_are_refused(task: ChatMemory) -> None:
     broken = character_model().eval()
     broken.lm_head.weight.data[7] = float("nan")
-    rnn, one = TOVA.rnn(broken, "original"), next(iter(task.asked.values()))
+    rnn, one = make_rnn(TOVA, broken, "original"), next(iter(task.asked.values()))
     state = read_conversation(rnn, one.head, lambda _: None)
     with pytest.raises(UsageError, match="not finite"):
         answer_question(rnn, state, one.tail, NEW, [END])

@@ -5,10 +5,10 @@ import io
 
 import pytest
 
-from msrnn.evaluation.tasks.chat_memory import Case
+from msrnn.evaluation.cells import Cell
 from msrnn.evaluation.tasks.chat_memory_report import Report
 
-FULL, TOVA, RECALL = Case("full", None), Case("tova", 8), Case("tova", 8, 64, 1)
+FULL, TOVA, RECALL = Cell("full", None), Cell("tova", 8), Cell("tova + 64 recalled", 8)
 CATEGORIES = [4, 1, 5, 4]
 REPORT = Report({FULL: [1, 1, 0, 0.5], TOVA: [0, 0, 1, 0], RECALL: [1, 0.5, 1, 0.5]}, CATEGORIES)
 
@@ -50,18 +50,19 @@ def test_tables() -> None:
         "answerable (n = 3)",
         "all (n = 4)",
     ]
-    assert [row[0] for row in scores.strings()] == ["full", "tova 8", "tova 8 + recall 64"]
+    assert [row[0] for row in scores.strings()] == ["full", "tova 8", "tova 8 + 64 recalled"]
     assert scores.strings(" ")[1][1:4] == ["0.0%", "0.0% 0.0% to 0.0%", "100.0%"]
-    assert differences.strings(" ")[0][:2] == ["tova 8 + recall 64 against tova 8", "+50.0%"]
+    assert differences.strings(" ")[0][:2] == ["tova 8 + 64 recalled against tova 8", "+50.0%"]
     lines = [*csv.DictReader(io.StringIO(scores.csv()))]
     assert len(lines) == 15
-    found = {(line["recall"], line["policy"], line["category"]): line for line in lines}
-    assert (found["64", "tova", "all"]["f1"], found["64", "tova", "all"]["questions"]) == ("0.75", "4")
-    assert found["0", "full", "multi-hop"]["low"] == ""
+    found = {(line["policy"], line["size"], line["category"]): line for line in lines}
+    best = found["tova + 64 recalled", "8", "all"]
+    assert (best["f1"], best["questions"]) == ("0.75", "4")
+    assert found["full", "", "multi-hop"]["low"] == ""
 
 
 def test_a_page() -> None:
     page = REPORT.markdown("a title", {"model": "m"})
     assert "arXiv:2402.17753" in page
-    assert "| tova 8 + recall 64 | 50.0% |" in page
+    assert "| tova 8 + 64 recalled | 50.0% |" in page
     assert "- model: m" in page
