@@ -16,7 +16,7 @@ from msrnn.policy import Bound
 
 MOST_SEGMENTS = 4096  # of a sequence
 LEAST_SEGMENTS = 8  # that a search ranks: fewer would hardly take less time
-MOST_AHEAD = 2**16  # tokens that kernels may have archived, until the host asks: some may be padding, and need no room
+MOST_AHEAD = 4  # reads of one length, until the host asks: their padding needs no room, but asking waits for the device
 KEYS, VALUES, INDEX, INDEX_SCALE = range(4)  # columns of the table
 TILE = 64  # tokens that a search ranks together first
 
@@ -49,7 +49,7 @@ class PagedSlots(RecallSlots):
 
     def reserve(self, columns: int) -> None:
         short = [archive for archive in self.archives if archive.end + archive.ahead + columns > archive.capacity]
-        if any(archive.shared or archive.ahead > MOST_AHEAD for archive in short):
+        if any(archive.shared or archive.ahead > MOST_AHEAD * columns for archive in short):
             self.settle()
         for number, archive in enumerate(self.archives):
             before = 0 if archive.shared else archive.segment_count

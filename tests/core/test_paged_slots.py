@@ -40,6 +40,18 @@ def test_there_is_room_before_a_forward_pass() -> None:
     assert [archive.end for archive in slots.archives] == slots.seen.tolist() == [11 * SEGMENT + 6] * 2
 
 
+def test_padding_takes_no_room() -> None:
+    slots = PagedSlots(2, SHAPE, BOUND)
+    for columns, reads in ((1, 3 * SEGMENT), (2 * SEGMENT, 9)):
+        real = torch.tensor([[True], [False]]).expand(2, columns)
+        for _ in range(reads):
+            slots.begin_read(columns)
+            slots.advance(columns, real)
+        check_table(slots)
+        assert slots.archives[0].capacity >= slots.seen[0]
+        assert slots.archives[1].segment_count * SEGMENT <= 6 * columns + SEGMENT
+
+
 def test_forks_get_segments_of_their_own_before_they_are_written() -> None:
     slots = PagedSlots(1, SHAPE, BOUND)
     slots.begin_read(SEGMENT + 5)
