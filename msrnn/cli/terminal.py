@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -29,12 +30,16 @@ class Stopped(Exception):  # noqa: N818, it is not an error
 
 
 def quiet_torchao() -> None:
-    """Drop what torch remarks about torchao, which transformers imports with every model where it is installed."""
-    logging.getLogger("torch.utils._pytree").addFilter(_is_not_about_enums)
+    """Drop remarks about torchao, which transformers imports with every model where it is installed.
+
+    It has kernels for GPUs, which do not load on a machine without one.
+    """
+    for name in ("torch.utils._pytree", "torchao"):
+        logging.getLogger(name).addFilter(_is_worth_showing)
 
 
-def _is_not_about_enums(record: logging.LogRecord) -> bool:
-    return "is an Enum subclass" not in str(record.msg)
+def _is_worth_showing(record: logging.LogRecord) -> bool:
+    return not re.search(r"is an Enum subclass|^Failed to load .*\.so:", str(record.msg))
 
 
 class _Speed(ProgressColumn):

@@ -163,6 +163,14 @@ class Graphs:
         self.release()
         return self.spec.state(batch_size)
 
+    def select(self, state: MultiState, index: Tensor) -> MultiState:
+        """The sequences [N] of a state, in buffers that already have a captured graph, if there are any."""
+        if not self.possible:
+            return state.select(index)
+        chosen = self.state(len(index))
+        chosen.become(state, index)
+        return chosen
+
     def _pool(self) -> Any:
         """The memory of the other graphs, if there are any: graphs are replayed one after the other."""
         graphs = [graph for buffers in self._buffers.values() for graph in buffers.graphs.values() if graph]

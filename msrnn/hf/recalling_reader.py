@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from transformers import PreTrainedModel
 
 from msrnn.checks import check_count
 from msrnn.core.state import MultiState
@@ -16,23 +17,17 @@ from msrnn.hf.cuda_graphs import Graphs
 from msrnn.hf.inputs import split_at_blocks
 from msrnn.hf.read_plan import Shape
 from msrnn.hf.state_spec import StateSpec
+from msrnn.hf.wavefront import read_columns
 from msrnn.recall import Recalling
 
 TOGETHER = 16  # tokens of a question in one captured graph, which reads the weights once and has some thousand kernels
 
 
 class RecallingReader:
-    """Reads tokens that recall for an RNN, whose `forward` and `select` it uses."""
+    """Reads tokens that recall, by captured graphs where there are any."""
 
-    def __init__(
-        self,
-        spec: StateSpec,
-        graphs: Graphs,
-        forward: Callable[..., Tensor],
-        select: Callable[[MultiState, Sequence[int]], MultiState],
-        block: int,
-    ) -> None:
-        self.spec, self.graphs, self.forward, self.select, self.block = spec, graphs, forward, select, block
+    def __init__(self, model: PreTrainedModel, spec: StateSpec, graphs: Graphs, block: int) -> None:
+        self.model, self.spec, self.graphs, self.block = model, spec, graphs, block
 
     def check(self, every: int, mask: Tensor | None, record: Any) -> None:
         """Refuse to recall without an archive, and what cannot be read block by block."""
@@ -69,7 +64,7 @@ class RecallingReader:
         with state.reading(columns):
             for b, (ids, part) in enumerate(zip(input_ids.split(1), parts, strict=True)):
                 # The buffers of a captured graph are those of one state: no view of another's can be read with it.
-                one = self.select(state, [b]) if captures else state.view(slice(b, b + 1))
+                one = self.graphs.select(state, torch.tensor([b])) if captures else state.view(slice(b, b + 1))
                 each.append(self._read_one(ids, one, part, last_only, None, every))
                 if captures:
                     state.set_sequence(b, one)
@@ -116,7 +111,8 @@ class RecallingReader:
             graph = self.graphs.of(state, Shape(width, width), last_only, rest=1 == every < width, recalling=recalling)
         with state.reading(columns):
             if graph is None:
-                return self.forward(ids, state, None, last_only, recalling=Recalling(every, starts=True))
+                whole = Recalling(every, starts=True)
+                return read_columns(self.model, self.spec, state, ids, None, last_only, recalling=whole)
             if columns == width:
                 return graph(ids)[0].clone()
             # Padding is on the left: the guests of the last token stay.

@@ -18,15 +18,14 @@ from msrnn.core.slots import Slots
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
 from msrnn.hf.cache import MultiStateCache
-from msrnn.hf.cache_state import CachedState
 from msrnn.hf.cuda_graphs import Graphs
 from msrnn.hf.generation import Continuation, SequenceEnds, Settings, redirect_forward
 from msrnn.hf.handover import begin_block, end_block, give_back, hand_over
-from msrnn.hf.inputs import check_input, count_tokens, positions_of
+from msrnn.hf.inputs import check_input, count_tokens
 from msrnn.hf.recalling_reader import RecallingReader
 from msrnn.hf.state_spec import state_spec
-from msrnn.hf.tensor_parallel import check_same_input, naming_lost_ranks
-from msrnn.hf.wavefront import Wave
+from msrnn.hf.tensor_parallel import check_same_input
+from msrnn.hf.wavefront import Wave, read_columns
 from msrnn.layer import Record
 from msrnn.policy import Policy, same_ranking
 from msrnn.recall import PromptRecall, Recall, Recalling
@@ -99,7 +98,7 @@ class MultiStateRNN:
         self._given_block = block
         self.block = block or (STEPWISE_BLOCK if stepwise else DEFAULT_BLOCK)
         self._graphs = Graphs(model, self.spec, compile)
-        self._recalling = RecallingReader(self.spec, self._graphs, self.forward, self.select, self.block)
+        self._recalling = RecallingReader(model, self.spec, self._graphs, self.block)
 
     def __repr__(self) -> str:
         return f"MultiStateRNN({self.spec.summary}, device={str(self.device)!r})"
@@ -206,11 +205,7 @@ class MultiStateRNN:
     def select(self, state: MultiState, sequences: Sequence[int] | Tensor) -> MultiState:
         """`state.select`, into buffers that already have a captured graph, if there are any."""
         index = state.sequence_index(sequences)
-        if not self._graphs.possible:
-            return state.select(index)
-        chosen = self.state(len(index))
-        chosen.become(state, index)
-        return chosen
+        return self._graphs.select(state, index)
 
     @torch.no_grad()
     def step(self, input_ids: Tensor, state: MultiState, attention_mask: Tensor | None = None) -> Tensor:
@@ -342,18 +337,7 @@ class MultiStateRNN:
         recalling: Recalling | None = None,
     ) -> Tensor:
         """One forward pass over columns that fit into one block: no checks, no captured graph, no count."""
-        with naming_lost_ranks(self.spec.model.shards):
-            logits: Tensor = self.model(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=positions_of(state.seen, ids, mask),
-                past_key_values=self.spec.cache(
-                    CachedState(state, recalling=recalling), record, None if mask is None else mask.bool()
-                ),
-                use_cache=True,
-                logits_to_keep=1 if last_only else 0,
-            ).logits
-        return logits
+        return read_columns(self.model, self.spec, state, ids, mask, last_only, record, recalling)
 
     @torch.no_grad()
     def generate(

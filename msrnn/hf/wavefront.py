@@ -22,7 +22,10 @@ from msrnn.core.device_memory import available_bytes
 from msrnn.core.state import MultiState
 from msrnn.hf.cache_layers import Place
 from msrnn.hf.cache_state import CachedState
+from msrnn.hf.inputs import positions_of
 from msrnn.hf.state_spec import StateSpec
+from msrnn.hf.tensor_parallel import naming_lost_ranks
+from msrnn.layer import Record
 from msrnn.recall import Recalling
 
 PRIORITIES = 4  # levels that CUDA streams have in torch
@@ -141,6 +144,31 @@ def warm_up_streams(device: torch.device, dtype: torch.dtype, count: int) -> Non
             linear(ones, ones)
             linear(ones, ones, ones[0])
         current.wait_stream(stream)
+
+
+def read_columns(
+    model: PreTrainedModel,
+    spec: StateSpec,
+    state: MultiState,
+    input_ids: Tensor,
+    mask: Tensor | None,
+    last_only: bool,
+    record: Callable[[int], Record] | None = None,
+    recalling: Recalling | None = None,
+) -> Tensor:
+    """One forward pass over columns that fit into one block -> logits. The caller counts the columns."""
+    with naming_lost_ranks(spec.model.shards):
+        logits: Tensor = model(
+            input_ids=input_ids,
+            attention_mask=mask,
+            position_ids=positions_of(state.seen, input_ids, mask),
+            past_key_values=spec.cache(
+                CachedState(state, recalling=recalling), record, None if mask is None else mask.bool()
+            ),
+            use_cache=True,
+            logits_to_keep=1 if last_only else 0,
+        ).logits
+    return logits
 
 
 def read_blocks(
