@@ -1,0 +1,96 @@
+"""What does recall cost on this GPU: a step, a question, and reading with an archive?
+
+    python -m benchmarks.recall [--random-weights llama-3-8b] [--archived 100000] [--recall 256] [--rounds 3]
+
+Random weights: their guests change at every token, so that all of them are
+fetched: the most that a step can cost. Memory is pinned and graphs are captured before anything is measured, but for
+the first read of the whole text, which is reported on its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import msrnn
+from benchmarks.common import report, seconds
+from msrnn.core.state import MultiState
+from msrnn.evaluation.benchmark.random_weights import random_model
+
+TEXT, QUESTION, STEPS = 16_384, 32, 20  # tokens
+WARM_UP = 4  # reads of one shape, after which its graph is captured
+
+
+def timed(work: Callable[..., Any], *args: Any, **kwargs: Any) -> float:
+    torch.cuda.synchronize()
+
+    def until_done() -> None:
+        work(*args, **kwargs)
+        torch.cuda.synchronize()
+
+    return seconds(until_done)
+
+
+def step_milliseconds(
+    rnn: msrnn.MultiStateRNN, state: MultiState, tokens: Iterator[Tensor], rounds: int
+) -> list[float]:
+    def steps() -> None:
+        for _ in range(STEPS):
+            rnn.step(next(tokens), state)
+
+    steps()
+    return [1000 * timed(steps) / STEPS for _ in range(rounds)]
+
+
+def read_seconds(rnn: msrnn.MultiStateRNN, ids: Tensor, rounds: int) -> list[float]:
+    def read() -> None:
+        rnn.read(ids, rnn.state(), last_only=True)
+
+    for _ in range(WARM_UP):
+        read()
+    return [timed(read) for _ in range(rounds)]
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--random-weights", default="llama-3-8b", help="a shape, such as llama-2-7b")
+    parser.add_argument("--archived", type=int, default=100_000, help="tokens of the archive")
+    parser.add_argument("--recall", type=int, default=256, help="rows of each KV head")
+    parser.add_argument("--size", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("torch finds no CUDA device; run this on a machine with a GPU")
+    torch.manual_seed(0)
+    model: Any = random_model(args.random_weights)
+    ids = torch.randint(model.config.vocab_size, (1, args.archived + 4096), device=model.device)
+    text, tokens = ids[:, : args.archived], ids[:, args.archived :]
+    what = f"{args.random_weights}, echo {args.size} + {args.recall}"
+
+    reading: dict[str, list[float]] = {}
+    stepping: dict[str, list[float]] = {}
+    whole: dict[str, list[float]] = {}
+    for name, recall in (("without", 0), ("with", args.recall)):
+        rnn = msrnn.MultiStateRNN(model, "echo", args.size, recall=recall)
+        reading[name] = read_seconds(rnn, ids[:, :TEXT], args.rounds)
+        state = rnn.state()
+        whole[name] = [timed(rnn.read, text, state, last_only=True)]
+        stepping[name] = step_milliseconds(rnn, state, iter(tokens.split(1, 1)), args.rounds)
+        if recall:
+            before, question = state.fork(1), tokens[:, -QUESTION:]
+            asked = [timed(rnn.read, question, before, last_only=True, recall_every=1) for _ in range(WARM_UP)]
+            report(f"a question of {QUESTION} tokens, {what}", {"first": asked[:1], "later": asked[1:]}, "s")
+        del state
+        rnn.release()
+    report(f"reading {TEXT:,} tokens with an archive, {what}", reading, "s", target=1.15)
+    report(f"the first read of {args.archived:,} tokens, {what}", whole, "s")
+    report(f"a step at {args.archived:,} archived tokens, {what}", stepping, "ms", target=2.0)
+
+
+if __name__ == "__main__":
+    main()
