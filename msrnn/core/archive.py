@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from msrnn.core.device_memory import wait_for
 from msrnn.core.pinned_memory import PINNED
 from msrnn.core.quantization import SCALE_DTYPE, Rows, quantize
 from msrnn.core.segment_folder import SegmentFile
@@ -37,7 +38,7 @@ class ArchiveLayout:
     dtype: torch.dtype  # that the model computes in
     code: torch.dtype | None  # of 8-bit codes; None: rows are not quantized
     device: torch.device  # of the archive
-    pinned: bool = False  # so that a GPU copies from and to it without waiting
+    pinned_for: torch.device | None = None  # a GPU, which copies from and to it without waiting
     folder: Path | None = None
     most_tokens: int | None = None  # the oldest segments are dropped beyond it
     whole: bool = False  # segments are whole from the beginning: kernels write to them
@@ -65,9 +66,9 @@ class ArchiveLayout:
         """[K, tokens, width], or [K, tokens] without a width."""
         shape = (self.kv_heads, tokens) if width is None else (self.kv_heads, tokens, width)
         count = self.kv_heads * tokens * (width or 1)
-        if self.pinned:
+        if self.pinned_for is not None:
             nbytes = count * dtype.itemsize
-            return PINNED.take(nbytes)[:nbytes].view(dtype).view(shape)
+            return PINNED.take(nbytes, self.pinned_for)[:nbytes].view(dtype).view(shape)
         if self.folder is None:
             return torch.empty(shape, dtype=dtype, device=self.device)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -308,8 +309,8 @@ class Archive:
 
     def _wait(self) -> None:
         """Wait until a GPU has written what it was told to: the host is about to read it."""
-        if self.layout.pinned:
-            torch.cuda.synchronize()
+        if self.layout.pinned_for is not None:
+            wait_for(self.layout.pinned_for)
 
     def restore(self, parts: Sequence[ArchivePart], begin: int) -> None:
         """Replace all rows by those of files, the first of which has position `begin`."""

@@ -49,7 +49,8 @@ def write_atomically(path: Path, write: Callable[[Path], None], mode: int = 0o66
     with a name of its own next to it.
     """
     target = target_of(path)
-    with tempfile.TemporaryDirectory(_UNFINISHED, f".{target.name[:100]}.", target.parent) as folder:
+    name = os.fsdecode(os.fsencode(target.name)[:200])  # a name has 255 bytes at most
+    with tempfile.TemporaryDirectory(_UNFINISHED, f".{name}.", target.parent) as folder:
         temporary = Path(folder) / "file"
         write(temporary)
         with temporary.open("rb") as written:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +15,7 @@ from torch import Tensor
 from msrnn.errors import DoesNotFitError
 
 T = TypeVar("T")
+CAPTURING = threading.RLock()  # held while a CUDA graph is captured, which a wait for its device would break
 _CGROUP = Path("/sys/fs/cgroup")
 _SIGNS = (
     "out of memory",
@@ -22,6 +24,12 @@ _SIGNS = (
     "cannot allocate memory",
     "storage size calculation overflowed",
 )
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until a GPU has done what it was told to, and until no graph is being captured."""
+    with CAPTURING:
+        torch.cuda.synchronize(device)
 
 
 def available_bytes(device: torch.device) -> int | None:

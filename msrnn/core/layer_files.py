@@ -13,7 +13,7 @@ from msrnn.checks import is_whole
 from msrnn.core.archive import ArchivePart
 from msrnn.core.protection import no_ranges
 from msrnn.core.recall_slots import RecallSlots
-from msrnn.core.segment_files import RecallLayers, load_segments, save_apart
+from msrnn.core.segment_files import RecallLayers, load_segments, save_apart, save_whole
 from msrnn.core.segment_folder import SEGMENTS, list_named
 from msrnn.core.slots import Memory, Slots
 from msrnn.core.state_file import save_tensors
@@ -58,7 +58,7 @@ def save_layers(
     if apart:
         save_apart(path, tensors, description, recalling)
     else:
-        save_tensors(path, tensors, description)
+        save_whole(path, tensors, description)
 
 
 def restore_layers(layers: Layers, tensors: dict[str, Tensor], description: dict[str, Any], path: Path) -> int:

@@ -109,6 +109,11 @@ class RecallSlots(Slots):
             archive.clear()
 
     @property
+    def searches_copies(self) -> bool:
+        """Whether a search reads 8-bit copies of the archived keys."""
+        return self._layout.index_on is not None
+
+    @property
     def archived_names(self) -> list[str]:
         """The tensors of an archive in a file."""
         return [*Archive(self._layout).tensors()]
@@ -127,7 +132,7 @@ class RecallSlots(Slots):
         for name, tensor in self.saved_tensors.items():
             tensor.copy_(getattr(other, name))
         self.clear_guests()
-        if type(self) is type(other):
+        if type(self) is type(other) and self._layout == other._layout:
             self.take_archives(range(self.batch_size), other, range(self.batch_size))
             return
         other.settle()
@@ -183,7 +188,7 @@ def archive_layout(shape: LayerShape, recall: Recall) -> ArchiveLayout:
         parse_state_dtype(recall.state_dtype) or shape.state_dtype,
         device,
         whole=shape.paged,
-        pinned=shape.device.type == "cuda" and not on_device and recall.folder is None,
+        pinned_for=shape.device if shape.device.type == "cuda" and not on_device and recall.folder is None else None,
         folder=recall.folder,
         most_tokens=shape.archived,
         index_on=shape.device if shape.paged or recall.search == INT8 else None,

@@ -18,6 +18,7 @@ from msrnn.core.atomic import make_private_folder, sync_folder
 from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.segment_folder import (
     SEGMENTS,
+    SUFFIX,
     SegmentFile,
     find_folder,
     link_segment,
@@ -42,9 +43,18 @@ def save_apart(path: Path, tensors: dict[str, Tensor], description: dict[str, An
         named = [_write_segments(find_folder(path), layers, number) for number in range(layers[0][1].batch_size)]
         return {SEGMENTS: named} if any(named) else {}
 
+    if path.suffix != SUFFIX:  # another file may have the folder of its name
+        raise FileError(f"a state whose segments are apart needs a name that ends in {SUFFIX}", path)
     try:
         save_tensors(path, tensors, description, write_others)
     finally:
+        _remove_unnamed(path)
+
+
+def save_whole(path: Path, tensors: dict[str, Tensor], description: dict[str, Any]) -> None:
+    """Write a state file with all of its archives; segments that a file of its name had apart are removed."""
+    save_tensors(path, tensors, description)
+    if path.suffix == SUFFIX and list_segments(path):
         _remove_unnamed(path)
 
 

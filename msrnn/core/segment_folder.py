@@ -12,6 +12,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,7 +91,7 @@ def link_segment(file: SegmentFile, folder: Path) -> SegmentFile | None:
     if target.is_whole():
         return target
     others = folder.parent.glob(f"*{FOLDER_SUFFIX}/{file.path.name}")
-    for source in [file.path, *others] if file.path.parent.parent == folder.parent else ():
+    for source in chain([file.path], others) if file.path.parent.parent == folder.parent else ():
         try:
             os.link(source, target.path)
         except OSError:

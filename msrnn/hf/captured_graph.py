@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from msrnn.core.device_memory import CAPTURING
 from msrnn.core.state import MultiState
 from msrnn.hf.read_plan import Shape
 from msrnn.hf.state_spec import StateSpec
@@ -83,7 +84,7 @@ def capturing(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any = Non
     before, collects = generator.clone_state(), gc.isenabled()
     gc.disable()
     try:
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with CAPTURING, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             yield
     except BaseException:
         generator.graphsafe_set_state(before)

@@ -18,7 +18,7 @@ from msrnn.core.fingerprint import ARCHITECTURE, RECALL
 from msrnn.core.protection import add_ranges, no_ranges
 from msrnn.core.protection import check_fits as check_protected_fit
 from msrnn.core.quantization import parse_state_dtype, state_dtype_name
-from msrnn.core.recall_slots import archive_layout
+from msrnn.core.recall_slots import RecallSlots, archive_layout
 from msrnn.core.rope import FITTED, ORIGINAL, Gap, Repositioning, Spacing, name_of, spacing
 from msrnn.core.slots import MOST_COLUMNS, Growing, LayerShape, Memory
 from msrnn.core.state import MultiState
@@ -163,9 +163,14 @@ class StateSpec:
     def check_archives(self, state: MultiState) -> None:
         """Refuse a state whose archives are searched in another way than this RNN searches."""
         for shape, bound, layer in zip(self.shapes, self.bounds, state.layers, strict=True):
-            if shape and bound and bound.recall and type(layer) is not slots_class(shape, bound):
+            if not (shape and bound and bound.recall):
+                continue
+            copies = archive_layout(shape, bound.recall).index_on is not None
+            expected = slots_class(shape, bound)
+            if type(layer) is not expected or (isinstance(layer, RecallSlots) and layer.searches_copies != copies):
                 raise UsageError(
-                    "the archives of this state are searched in another way, by kernels or by the host",
+                    "the archives of this state are searched in another way: by kernels or by the host, by archived "
+                    "keys or by 8-bit copies",
                     advice="use rnn.convert_state(state)",
                 )
 

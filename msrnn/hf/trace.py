@@ -127,7 +127,8 @@ def _read_recalling(
         for i, layer in enumerate(layers):
             slots = state.layers[layer]
             if isinstance(slots, RecallSlots):
-                guests = slots.guest_position.flatten().cpu()
+                guests = slots.guest_position if slots.shards is None else slots.shards.gather(slots.guest_position, 1)
+                guests = guests.flatten().cpu()
                 recalled[b, i, guests[guests >= 0].long()] = True
         if on_block:
             on_block(columns)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import msrnn
-from msrnn.core.atomic import PRIVATE, make_private_folder, sync_folder, write_atomically
+from msrnn.core.atomic import PRIVATE, make_private_folder, remove_unfinished, sync_folder, write_atomically
 from tests.helpers.tiny import build, llama, tokens
 
 
@@ -117,3 +117,17 @@ def test_a_folder_is_synchronized(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert synced == [tmp_path.stat().st_ino]
     with pytest.raises(FileNotFoundError):
         sync_folder(tmp_path / "none")
+
+
+@pytest.mark.parametrize("name", ["a" * 180 + ".safetensors", "ä" * 90])
+def test_an_unfinished_file_of_a_long_name_is_found(name: str, tmp_path: Path) -> None:
+    unfinished: list[Path] = []
+
+    def fill(to: Path) -> None:
+        to.write_text("text")
+        unfinished.append(to.parent)
+
+    write_atomically(tmp_path / name, fill)
+    unfinished[0].mkdir()  # as a process that was killed leaves it
+    remove_unfinished(tmp_path, lambda found: found == name)
+    assert [path.name for path in tmp_path.iterdir()] == [name]

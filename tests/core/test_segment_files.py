@@ -255,3 +255,25 @@ def test_segments_of_another_file_are_refused(rnn: msrnn.MultiStateRNN, long: ms
         path.write_bytes(to_bytes(tensors, {"msrnn": json.dumps({**description, SEGMENTS: named})}))
         with pytest.raises(FileError, match=message):
             rnn.load_state(path)
+
+
+def test_a_whole_file_in_place_of_one_with_segments_removes_them(
+    rnn: msrnn.MultiStateRNN, long: msrnn.MultiState, path: Path
+) -> None:
+    save(long, path)
+    assert segments(path)
+    other = path.with_name(path.stem)  # has no segments, and is not the owner of that folder
+    long.save(other)
+    assert segments(path)
+    long.save(path)
+    assert not segments(path)
+    for file in (path, other):
+        assert_equal(rnn, rnn.load_state(file), long)
+
+
+def test_a_name_whose_folder_may_be_anothers_is_refused(long: msrnn.MultiState, path: Path) -> None:
+    save(long, path)
+    before = segments(path)
+    with pytest.raises(FileError, match=r"ends in \.safetensors"):
+        save(long, path.with_name(path.stem))
+    assert segments(path) == before

@@ -291,3 +291,21 @@ def test_guests_of_other_positions_are_not_converted(model: PreTrainedModel, ids
     state = compressed.state()
     compressed.read(ids[:1, :50], state, recall_every=16)
     assert all(bool((layer.guest_position == -1).all()) for layer in original.convert_state(state).layers)
+
+
+def test_a_state_that_is_searched_in_another_way_is_converted_first(model: PreTrainedModel, ids: Tensor) -> None:
+    exact, copies = (
+        msrnn.MultiStateRNN(model, "tova", 16, recall=Recall(6, search=kind)) for kind in ("exact", "int8")
+    )
+    state = copies.state()
+    copies.read(ids[:1, :50], state)
+    with pytest.raises(msrnn.UsageError, match="searched in another way"):
+        exact.read(ids[:1, 50:], state, recall_every=1)
+    expected = exact.state()
+    exact.read(ids[:1, :50], expected)
+    for rnn, other in ((exact, state), (copies, expected)):
+        layer = rnn.convert_state(other).layers[0]
+        keys = next(layer.archives[0].keys_to_search())[1].codes
+        assert (keys.dtype == torch.int8) == (rnn is copies)
+    found = exact.read(ids[:1, 50:], exact.convert_state(state), recall_every=1)
+    assert torch.equal(found, exact.read(ids[:1, 50:], expected, recall_every=1))

@@ -150,7 +150,7 @@ def share_kernel(
 
     Held tokens, and those that were not read, have -1.
     """
-    i_head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    tile, i_head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     o_n = tile * TILE + tl.arange(0, TILE)
     read = _count_read(position + i_head // K * T, T)
     b_share = tl.full([TILE], -1.0, tl.float32)
@@ -314,7 +314,7 @@ def search_triton(slots: PagedSlots, query: Tensor, key: Tensor, position: Tenso
         K=K, G=G, S=S, Q=Q, N=N, SPANS=spans, BQ=added, BS=min(CHUNK, triton.next_power_of_2(S)), num_warps=4,
     )  # fmt: skip
     shares, tops = exact(B, K, N), exact(B, K, tiles)
-    share_kernel[(B * K, tiles)](
+    share_kernel[(tiles, B * K)](
         scores, log_sums, position, shares, tops,
         K=K, R=H // K, T=T, N=N, BT=min(LEAST, triton.next_power_of_2(T)), num_warps=1,
     )  # fmt: skip
