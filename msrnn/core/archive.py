@@ -77,7 +77,7 @@ class ArchiveLayout:
 
     @ordinary_tensors
     def segments(self, rooms: Sequence[int]) -> list[Segment]:
-        """New segments for so many tokens each. Their 8-bit copies are allocated together: a GPU does it slowly."""
+        """Allocate segments with room for these numbers of tokens; one allocation has the 8-bit copies of all."""
         if self.index_on is None:
             return [Segment(self, room, None) for room in rooms]
         shape = (len(rooms), self.kv_heads, max(rooms), self.key_dim)

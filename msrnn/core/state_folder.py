@@ -138,7 +138,8 @@ class StateFolder(StateNames, Generic[S]):
     def remove_unfinished(self) -> None:
         """Remove what a process that was killed has left, segments that no file names among it."""
         names = [name for name in list_names(self.path) if self._is_own(name)]
-        # Listed first: whoever has written a segment since then can still finish, and others cannot.
+        # Segments are listed before unfinished files are removed. A write that is going on loses its unfinished file,
+        # so it fails and names no listed segment; one that begins later has segments that are not listed.
         found = {name: list_segments(self.path_of(name)) for name in names}
         super().remove_unfinished()
         for name in names:

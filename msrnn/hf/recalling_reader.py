@@ -108,7 +108,9 @@ class RecallingReader:
         recalling = Recalling(every, starts=every > 1)
         graph = None
         if columns == width or every == 1:  # a block with padding would recall for its padding, too
-            graph = self.graphs.of(state, Shape(width, width), last_only, rest=1 == every < width, recalling=recalling)
+            graph = self.graphs.of(
+                state, Shape(width, width), last_only, rest=every == 1 and width > 1, recalling=recalling
+            )
         with state.reading(columns):
             if graph is None:
                 whole = Recalling(every, starts=True)

@@ -328,7 +328,7 @@ def search_triton(slots: PagedSlots, query: Tensor, key: Tensor, position: Tenso
 
 
 def _find_span(heads: int, tokens: int) -> int:
-    """How many tokens a program scores, of so many KV heads and tokens: a part of a segment, or all of it."""
+    """The tokens that one program scores, at most a segment: enough programs for the GPU, and no more than needed."""
     most = max(1, heads * tokens // PROGRAMS)
     return min(archive.SEGMENT, max(TOKENS, 1 << (most.bit_length() - 1)))
 
