@@ -75,6 +75,13 @@ class ArchiveLayout:
         with tempfile.NamedTemporaryFile(dir=self.folder, prefix="msrnn-archive-") as file:
             return torch.from_file(file.name, shared=True, size=count, dtype=dtype).view(shape)
 
+    def allocate_rows(self, tokens: int, dtype: torch.dtype) -> Sequence[Tensor]:
+        """Keys and values [K, tokens, D]. For kernels, those of a token are side by side: they are fetched together."""
+        widths = self.key_dim, self.value_dim
+        if self.whole:
+            return self.allocate(tokens, sum(widths), dtype).split(widths, -1)
+        return [self.allocate(tokens, width, dtype) for width in widths]
+
     @ordinary_tensors
     def segments(self, rooms: Sequence[int]) -> list[Segment]:
         """Allocate segments with room for these numbers of tokens; one allocation has the 8-bit copies of all."""
@@ -92,7 +99,7 @@ class Segment:
     def __init__(self, layout: ArchiveLayout, room: int, index: Rows | None) -> None:
         code, self.room = layout.code or layout.dtype, room
         self.file: SegmentFile | None = None  # that has its rows, if it is whole; they were checked then
-        self.keys, self.values = (layout.allocate(room, width, code) for width in (layout.key_dim, layout.value_dim))
+        self.keys, self.values = layout.allocate_rows(room, code)
         self.key_scale, self.value_scale = (
             layout.allocate(room, None, SCALE_DTYPE) if layout.code else None for _ in range(2)
         )
@@ -117,8 +124,8 @@ class Segment:
         return Rows(self.keys[:, begin:end], scales[0]), Rows(self.values[:, begin:end], scales[1])
 
     def addresses(self) -> list[int]:
-        """Where a kernel finds keys, values, 8-bit copies of the keys and their scales."""
-        rows = (self.keys, self.values, *(self.index or (None, None)))
+        """Where a kernel finds the rows, 8-bit copies of the keys and their scales."""
+        rows = (self.keys, *(self.index or (None, None)))
         return [0 if one is None else one.data_ptr() for one in rows]
 
 

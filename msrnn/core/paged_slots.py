@@ -17,7 +17,7 @@ from msrnn.policy import Bound
 MOST_SEGMENTS = 4096  # of a sequence
 LEAST_SEGMENTS = 8  # that a search ranks: fewer would hardly take less time
 MOST_AHEAD = 4  # reads of one length, until the host asks: their padding needs no room, but asking waits for the device
-KEYS, VALUES, INDEX, INDEX_SCALE = range(4)  # columns of the table
+ROWS, INDEX, INDEX_SCALE = FIELDS = range(3)  # columns of the table
 TILE = 64  # tokens that a search ranks together first
 
 
@@ -41,7 +41,7 @@ class PagedSlots(RecallSlots):
 
     @staticmethod
     def nbytes_of(batch_size: int, shape: LayerShape, bound: Bound) -> int:
-        return RecallSlots.nbytes_of(batch_size, shape, bound) + batch_size * MOST_SEGMENTS * 4 * 8
+        return RecallSlots.nbytes_of(batch_size, shape, bound) + batch_size * MOST_SEGMENTS * len(FIELDS) * 8
 
     @property
     def saved_tensors(self) -> dict[str, Tensor]:
@@ -84,7 +84,7 @@ class PagedSlots(RecallSlots):
         super().replace_archives(archives)
         if any(archive.begin for archive in self.archives):
             raise UsageError("archives without their oldest rows are searched by the host: use search='exact'")
-        shape = len(self.archives), MOST_SEGMENTS, 4
+        shape = len(self.archives), MOST_SEGMENTS, len(FIELDS)
         self.table = torch.zeros(shape, dtype=torch.int64, device=self.seen.device)
         for number, archive in enumerate(self.archives):
             self._write_addresses(number, archive.addresses())

@@ -1,7 +1,7 @@
 """The search of a recall on a GPU: which archived tokens the queries of a block would attend to most.
 
 Scores of all tokens, what ranks them, and the first ones, by four launches. A search reads the 8-bit copies of all keys
-on the device, and finds them by the addresses of their segments, in `table` [B, SEGMENTS, 4].
+on the device, and finds them by the addresses of their segments, in `table` [B, SEGMENTS, 3].
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from msrnn.core.scores import Scoring
 
 SEGMENT, TILE = tl.constexpr(archive.SEGMENT), tl.constexpr(paged_slots.TILE)
 INDEX, INDEX_SCALE = tl.constexpr(paged_slots.INDEX), tl.constexpr(paged_slots.INDEX_SCALE)
+FIELDS = tl.constexpr(len(paged_slots.FIELDS))
 ALIGNED = tl.constexpr(16)  # bytes: the memory of segments begins at multiples of more
 FAR = tl.constexpr(2**31 - 1)
 UNREAD = tl.constexpr(-1.0e30)  # the score of a token that was not read yet
@@ -32,7 +33,6 @@ ROWS, TOKENS = 64, 64  # queries and tokens that are scored at once
 SUMS = 2**13  # that are added up at once
 CHUNK = 1024  # numbers that a selection looks at together
 WARPS = 8  # that select
-COMPARED = 64  # new guests with all guests before, at once
 
 
 @triton.jit
@@ -65,17 +65,38 @@ def _count_read(p_position, T):
 
 
 @triton.jit
+def _split(b_q):
+    """Queries [BQ, D] as two bytes per number and a scale [BQ]: b_q is about (256 * high + low) * scale.
+
+    16 bits of the largest number of each query: what rounding a query to bfloat16 loses is more.
+    """
+    b_scale = tl.maximum(tl.max(tl.abs(b_q), axis=1), 1e-30) / (127 * 256)
+    b_scaled = b_q / b_scale[:, None]
+    b_whole = (b_scaled + tl.where(b_scaled < 0, -0.5, 0.5)).to(tl.int32)
+    b_high = (b_whole + 128) >> 8
+    return b_high.to(tl.int8), (b_whole - b_high * 256).to(tl.int8), b_scale
+
+
+@triton.jit
 def _add_scores(b_max, b_sum, b_s):
-    """Continue a maximum and a sum of exponentials [BQ] with scores [BQ, TILE]."""
-    b_new = tl.maximum(b_max, tl.max(b_s, axis=1))
-    return b_new, b_sum * tl.exp(b_max - b_new) + tl.sum(tl.exp(b_s - b_new[:, None]), axis=1)
+    """Continue maxima and sums of exponentials with scores [BQ, BN]: of each query [BQ, 1], or of each column apart.
+
+    Apart, threads need not wait for each other.
+    """
+    if b_max.shape[1] > 1:
+        b_new = tl.maximum(b_max, b_s)
+        b_exp = tl.exp(b_s - b_new)
+    else:
+        b_new = tl.maximum(b_max, tl.max(b_s, axis=1, keep_dims=True))
+        b_exp = tl.sum(tl.exp(b_s - b_new), axis=1, keep_dims=True)
+    return b_new, b_sum * tl.exp(b_max - b_new) + b_exp
 
 
 @triton.jit(do_not_specialize=["T"])
 def score_kernel(
     query, key, position, table, index, scales, scores, maxima, sums, scale, softcap, k_b, k_h, k_t, T,
     K: tl.constexpr, D: tl.constexpr, Q: tl.constexpr, MOST: tl.constexpr, N: tl.constexpr,
-    SPAN: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr,
+    SPAN: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """Scores of Q queries with SPAN archived tokens of one segment, and their maxima and sums of exponentials.
 
@@ -89,34 +110,43 @@ def score_kernel(
     o_d, o_n = tl.arange(0, width(D)), tl.arange(0, BN)
     begin = i_span * SPAN
     end = tl.minimum(begin + SPAN, read)
-    p_table = table + (i_b * MOST + begin // SEGMENT) * 4
+    p_table = table + (i_b * MOST + begin // SEGMENT) * FIELDS
     p_index, p_scales = locate(p_table, INDEX, index), locate(p_table, INDEX_SCALE, scales)
     for start in range(0, Q, BQ):
         o_q = start + tl.arange(0, BQ)
         m_q = o_q < Q
         p_q = query + (i_head * Q + o_q)[:, None] * D + o_d[None, :]
         b_q = tl.load(p_q, mask=m_q[:, None] & (o_d < D)[None, :], other=0.0)
-        b_max, b_sum = tl.full([BQ], UNREAD, tl.float32), tl.zeros([BQ], tl.float32)
+        b_max = tl.full([BQ, BN if SPLIT else 1], UNREAD, tl.float32)
+        b_sum = tl.zeros_like(b_max)
         if i_span == 0:
-            for first in range(0, T, BN):
+            for first in tl.range(0, T, BN, num_stages=1):
                 o_own = first + o_n
                 p_k = key + i_b * k_b + i_k * k_h + o_own[:, None] * k_t + o_d[None, :]
                 b_k = tl.load(p_k, mask=(o_own < T)[:, None] & (o_d < D)[None, :], other=0.0)
                 b_s = cap_scores(tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale, softcap)
                 b_max, b_sum = _add_scores(b_max, b_sum, tl.where(o_own[None, :] <= (o_q % T)[:, None], b_s, UNREAD))
+        if SPLIT:
+            b_high, b_low, b_query_scale = _split(b_q.to(tl.float32))
         for first in range(begin, end, BN):
             o_t = first + o_n
             m_n, o_row = o_t < read, i_k * SEGMENT + o_t % SEGMENT
             m_k = m_n[:, None] & (o_d < D)[None, :]
-            b_k = tl.load(p_index + (o_row[:, None] * D + o_d[None, :]), mask=m_k, other=0).to(b_q.dtype)
+            b_k = tl.trans(tl.load(p_index + (o_row[:, None] * D + o_d[None, :]), mask=m_k, other=0))
             b_scale = tl.load(p_scales + o_row, mask=m_n, other=0.0).to(tl.float32)
-            b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * b_scale[None, :] * scale
+            if SPLIT:
+                b_s = tl.dot(b_high, b_k).to(tl.float32) * 256 + tl.dot(b_low, b_k).to(tl.float32)
+                b_s *= b_query_scale[:, None]
+            else:
+                b_s = tl.dot(b_q, b_k.to(b_q.dtype), input_precision=PRECISION)
+            b_s *= b_scale[None, :] * scale
             b_s = tl.where(m_n[None, :], cap_scores(b_s, softcap), UNREAD)
             b_max, b_sum = _add_scores(b_max, b_sum, b_s)
             tl.store(scores + (i_head * Q + o_q)[:, None] * N + o_t[None, :], b_s, mask=m_q[:, None])
         o_part = (i_head * Q + o_q) * (N // SPAN) + i_span
-        tl.store(maxima + o_part, b_max, mask=m_q)
-        tl.store(sums + o_part, b_sum, mask=m_q)
+        b_top = tl.max(b_max, axis=1)
+        tl.store(maxima + o_part, b_top, mask=m_q)
+        tl.store(sums + o_part, tl.sum(b_sum * tl.exp(b_max - b_top[:, None]), axis=1), mask=m_q)
 
 
 @triton.jit
@@ -144,21 +174,21 @@ def sum_kernel(
 @triton.jit
 def share_kernel(
     scores, log_sums, position, shares, tops,
-    K: tl.constexpr, R: tl.constexpr, T: tl.constexpr, N: tl.constexpr, BT: tl.constexpr,
+    K: tl.constexpr, R: tl.constexpr, T: tl.constexpr, N: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The largest mean attention of R heads over T queries to each token of a tile, and the largest of the tile.
+    """The largest mean attention of R heads over T queries to each token of some tiles, and the largest of each tile.
 
     Held tokens, and those that were not read, have -1.
     """
-    tile, i_head = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    o_n = tile * TILE + tl.arange(0, TILE)
+    first, i_head = tl.program_id(0) * BN, tl.program_id(1).to(tl.int64)
+    o_n = first + tl.arange(0, BN)
     read = _count_read(position + i_head // K * T, T)
-    b_share = tl.full([TILE], -1.0, tl.float32)
-    if tile * TILE < read:
+    b_share = tl.full([BN], -1.0, tl.float32)
+    if first < read:
         for start in range(0, T, BT):
             o_t = start + tl.arange(0, BT)
             m_t = o_t < T
-            b_mean = tl.zeros([BT, TILE], tl.float32)
+            b_mean = tl.zeros([BT, BN], tl.float32)
             for r in range(0, R):
                 o_q = i_head * (R * T) + r * T + o_t
                 b_s = tl.load(scores + o_q[:, None] * N + o_n[None, :], mask=m_t[:, None], other=UNREAD)
@@ -168,7 +198,8 @@ def share_kernel(
         b_first = tl.load(scores + i_head * (R * T) * N + o_n)
         b_share = tl.where((b_first == HELD) | (o_n >= read), -1.0, b_share)
     tl.store(shares + i_head * N + o_n, b_share)
-    tl.store(tops + i_head * (N // TILE) + tile, tl.max(b_share))
+    o_tile = first // TILE + tl.arange(0, BN // TILE)
+    tl.store(tops + i_head * (N // TILE) + o_tile, tl.max(tl.reshape(b_share, [BN // TILE, TILE]), axis=1))
 
 
 @triton.jit
@@ -249,44 +280,49 @@ def _select(shares, tops, tiles, values, names, chosen, N: tl.constexpr, COUNT: 
 
 
 @triton.jit
-def _place(chosen, count, guests, fresh, COUNT: tl.constexpr, BW: tl.constexpr):
+def _place(chosen, count, guests, recalled, fresh, COUNT: tl.constexpr, STEPS: tl.constexpr):
     """What becomes of the guests at their places: STAYS, the position of a token that comes in, or -1 for none.
 
-    Rows that stay are not moved, so only new ones have to be fetched. `fresh` is room for the new ones.
+    Rows that stay are not moved, so only new ones have to be fetched. `recalled` and `fresh` are room for whether each
+    of the `count` chosen tokens, which are in order, is a guest already, and for those that are not.
     """
-    o_g = tl.arange(0, triton.next_power_of_2(COUNT))
-    b_guest = tl.load(guests + o_g, mask=o_g < COUNT, other=-1)
-    b_stays, news = tl.zeros_like(b_guest), 0
-    for start in range(0, count, BW):
-        o_w = start + tl.arange(0, BW)
-        b_want = tl.load(chosen + o_w, mask=o_w < count, other=-2)
-        b_same = (b_guest[:, None] == b_want[None, :]).to(tl.int32)
-        b_stays = tl.maximum(b_stays, tl.max(b_same, axis=1))
-        b_new = ((tl.max(b_same, axis=0) == 0) & (o_w < count)).to(tl.int32)
-        tl.store(fresh + news + tl.cumsum(b_new, axis=0) - 1, b_want, mask=b_new > 0)
-        news += tl.sum(b_new)
+    o_g = tl.arange(0, 2**STEPS)
+    m_g, m_chosen = o_g < COUNT, o_g < count
+    b_guest = tl.load(guests + o_g, mask=m_g, other=-1)
+    tl.store(recalled + o_g, 0, mask=m_g)
+    b_at = tl.zeros_like(b_guest)  # how many chosen tokens are before each guest
+    for step in tl.static_range(STEPS, -1, -1):
+        b_next = b_at + 2**step
+        b_before = tl.load(chosen + b_next - 1, mask=b_next <= count, other=FAR)
+        b_at = tl.where(b_before < b_guest, b_next, b_at)
+    b_stays = (tl.load(chosen + b_at, mask=b_at < count, other=-1) == b_guest) & (b_guest >= 0)
     tl.debug_barrier()
-    b_free = ((b_stays == 0) & (o_g < COUNT)).to(tl.int32)
-    o_new = tl.cumsum(b_free, axis=0) - 1
-    b_new = tl.load(fresh + o_new, mask=(b_free > 0) & (o_new < news), other=-1)
-    return tl.where(b_stays > 0, STAYS, b_new)
+    tl.store(recalled + b_at, 1, mask=b_stays)
+    tl.debug_barrier()
+    b_new = (m_chosen & (tl.load(recalled + o_g, mask=m_chosen, other=1) == 0)).to(tl.int32)
+    tl.store(fresh + tl.cumsum(b_new, axis=0) - 1, tl.load(chosen + o_g, mask=m_chosen, other=0), mask=b_new > 0)
+    tl.debug_barrier()
+    m_free = m_g & (b_stays == 0)
+    o_new = tl.cumsum(m_free.to(tl.int32), axis=0) - 1
+    b_place = tl.load(fresh + o_new, mask=m_free & (o_new < tl.sum(b_new)), other=-1)
+    return tl.where(b_stays, STAYS, b_place)
 
 
 @triton.jit
 def select_kernel(
     shares, tops, position, guest_position, tiles, values, names, chosen, places, T,
-    K: tl.constexpr, N: tl.constexpr, COUNT: tl.constexpr, CHUNK: tl.constexpr, BW: tl.constexpr,
+    K: tl.constexpr, N: tl.constexpr, COUNT: tl.constexpr, CHUNK: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """The new guests of a KV head, at their places; padding changes nothing. The rest is room for what is between."""
     i_head = tl.program_id(0).to(tl.int64)
     shares, tops, guests = shares + i_head * N, tops + i_head * (N // TILE), guest_position + i_head * COUNT
     tiles, chosen, places = tiles + i_head * COUNT, chosen + i_head * COUNT, places + i_head * COUNT
     values, names = values + i_head * COUNT * TILE, names + i_head * COUNT * TILE
-    o_g = tl.arange(0, triton.next_power_of_2(COUNT))
+    o_g = tl.arange(0, 2**STEPS)
     b_place = tl.full(o_g.shape, STAYS, tl.int32)
     if _first_position(position + i_head // K * T, T) != FAR:
         count = _select(shares, tops, tiles, values, names, chosen, N, COUNT, CHUNK)
-        b_place = _place(chosen, count, guests, names, COUNT, BW)
+        b_place = _place(chosen, count, guests, tiles, names, COUNT, STEPS)
     tl.store(places + o_g, b_place, mask=o_g < COUNT)
 
 
@@ -297,32 +333,35 @@ def search_triton(slots: PagedSlots, query: Tensor, key: Tensor, position: Tenso
     """
     (B, H, T, D), (_, K, count, _), (_, G, S) = query.shape, slots.guest_keys.shape, slots.position.shape
     Q, N = H // K * T, slots.segments * archive.SEGMENT
-    tiles = N // paged_slots.TILE
     exact = partial(torch.empty, dtype=torch.float32, device=query.device)
     whole = partial(torch.empty, dtype=torch.int32, device=query.device)
+    split = Q <= LEAST and query.dtype != torch.float32
     rows, span = min(ROWS, max(LEAST, triton.next_power_of_2(Q))), _find_span(B * K, N)
     spans = N // span
     scores, maxima, sums = exact(B, K, Q, N), exact(B, K, Q, spans), exact(B, K, Q, spans)
     score_kernel[(B * K, spans)](
         query, key, position, slots.table, *index_types(slots), scores, maxima, sums, scoring.scale, scoring.softcap,
         *key.stride()[:3], T,
-        K=K, D=D, Q=Q, MOST=slots.table.shape[1], N=N, SPAN=span, BQ=rows, BN=TOKENS, num_warps=4,
+        K=K, D=D, Q=Q, MOST=slots.table.shape[1], N=N, SPAN=span, BQ=rows, BN=TOKENS,
+        SPLIT=split, num_warps=2 if split else 4,
     )  # fmt: skip
     log_sums, added = exact(B, K, Q), max(1, min(LEAST, SUMS // spans))
     sum_kernel[(B * K, triton.cdiv(Q, added))](
         maxima, sums, _find_held(slots, position), scores, log_sums,
         K=K, G=G, S=S, Q=Q, N=N, SPANS=spans, BQ=added, BS=min(CHUNK, triton.next_power_of_2(S)), num_warps=4,
     )  # fmt: skip
-    shares, tops = exact(B, K, N), exact(B, K, tiles)
-    share_kernel[(tiles, B * K)](
+    shares, tops = exact(B, K, N), exact(B, K, N // paged_slots.TILE)
+    block = min(LEAST, triton.next_power_of_2(T))
+    ranked = max(paged_slots.TILE, CHUNK // block)
+    share_kernel[(N // ranked, B * K)](
         scores, log_sums, position, shares, tops,
-        K=K, R=H // K, T=T, N=N, BT=min(LEAST, triton.next_power_of_2(T)), num_warps=1,
+        K=K, R=H // K, T=T, N=N, BT=block, BN=ranked, num_warps=4 if block == 1 else 1,
     )  # fmt: skip
     room, places = (B, K, count * paged_slots.TILE), whole(B, K, count)
     select_kernel[(B * K,)](
         shares, tops, position, slots.guest_position,
         whole(B, K, count), exact(*room), whole(*room), whole(B, K, count), places, T,
-        K=K, N=N, COUNT=count, CHUNK=CHUNK, BW=COMPARED, num_warps=WARPS,
+        K=K, N=N, COUNT=count, CHUNK=CHUNK, STEPS=(count - 1).bit_length(), num_warps=WARPS,
     )  # fmt: skip
     return places
 

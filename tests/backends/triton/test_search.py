@@ -25,7 +25,7 @@ def select(shares: Tensor, guests: Tensor, position: int = 10, count: int = COUN
     select_kernel[(HEADS,)](
         shares, tops, torch.full((1, 1), position, **whole), guests, torch.empty(HEADS, count, **whole),
         torch.empty(room, device=shares.device), torch.empty(room, **whole), torch.empty(HEADS, count, **whole), places,
-        1, K=HEADS, N=shares.shape[1], COUNT=count, CHUNK=chunk, BW=8,
+        1, K=HEADS, N=shares.shape[1], COUNT=count, CHUNK=chunk, STEPS=(count - 1).bit_length(),
     )  # fmt: skip
     return places
 
