@@ -31,7 +31,8 @@ STAYS = tl.constexpr(-2)  # a guest that is recalled again, at its place
 PROGRAMS = 2048  # score tokens, if there are enough of them
 ROWS, TOKENS = 64, 64  # queries and tokens that are scored at once
 SUMS = 2**13  # that are added up at once
-CHUNK = 1024  # numbers that a selection looks at together
+LEAST_BYTES = 32  # of a matrix product on tensor cores
+RANKED, CHUNK = 1024, 2048  # numbers that are ranked, and that a selection looks at, together
 WARPS = 8  # that select
 
 
@@ -335,7 +336,7 @@ def search_triton(slots: PagedSlots, query: Tensor, key: Tensor, position: Tenso
     Q, N = H // K * T, slots.segments * archive.SEGMENT
     exact = partial(torch.empty, dtype=torch.float32, device=query.device)
     whole = partial(torch.empty, dtype=torch.int32, device=query.device)
-    split = Q <= LEAST and query.dtype != torch.float32
+    split = Q <= LEAST and query.dtype != torch.float32 and D >= LEAST_BYTES
     rows, span = min(ROWS, max(LEAST, triton.next_power_of_2(Q))), _find_span(B * K, N)
     spans = N // span
     scores, maxima, sums = exact(B, K, Q, N), exact(B, K, Q, spans), exact(B, K, Q, spans)
@@ -352,7 +353,7 @@ def search_triton(slots: PagedSlots, query: Tensor, key: Tensor, position: Tenso
     )  # fmt: skip
     shares, tops = exact(B, K, N), exact(B, K, N // paged_slots.TILE)
     block = min(LEAST, triton.next_power_of_2(T))
-    ranked = max(paged_slots.TILE, CHUNK // block)
+    ranked = max(paged_slots.TILE, RANKED // block)
     share_kernel[(N // ranked, B * K)](
         scores, log_sums, position, shares, tops,
         K=K, R=H // K, T=T, N=N, BT=block, BN=ranked, num_warps=4 if block == 1 else 1,

@@ -22,7 +22,7 @@ from msrnn.recall import Recall, Recalling
 from msrnn.recall_layer import attend_recalling
 from tests.helpers.decode_steps import but
 
-HEADS, KV_HEADS, DIM = 4, 2, 16
+HEADS, KV_HEADS, DIM = 4, 2, 32
 
 
 def pair(
@@ -100,7 +100,7 @@ def test_steps_of_16_bit_models(dtype: torch.dtype, device: str) -> None:
     for t in range(60, 64):
         outputs = [read(slots, rows, t, t + 1, Recalling(1, starts=True)) for slots in both]
         assert guests_of(both[0]) == guests_of(both[1])
-        torch.testing.assert_close(*outputs, atol=1e-2, rtol=1e-2)
+        torch.testing.assert_close(*outputs, atol=5e-2, rtol=5e-2)
 
 
 def test_guests_are_rows_of_the_archive(device: str) -> None:
