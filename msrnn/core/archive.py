@@ -62,6 +62,11 @@ class ArchiveLayout:
         scales = 2 * SCALE_DTYPE.itemsize if self.code else 0
         return self.kv_heads * ((self.key_dim + self.value_dim) * (self.code or self.dtype).itemsize + scales)
 
+    @property
+    def index_row_bytes(self) -> int:
+        """The bytes of the 8-bit copies of one token's keys, where there are any."""
+        return 0 if self.index_on is None else self.kv_heads * (self.key_dim + SCALE_DTYPE.itemsize)
+
     def allocate(self, tokens: int, width: int | None, dtype: torch.dtype) -> Tensor:
         """[K, tokens, width], or [K, tokens] without a width."""
         shape = (self.kv_heads, tokens) if width is None else (self.kv_heads, tokens, width)
@@ -75,12 +80,12 @@ class ArchiveLayout:
         with tempfile.NamedTemporaryFile(dir=self.folder, prefix="msrnn-archive-") as file:
             return torch.from_file(file.name, shared=True, size=count, dtype=dtype).view(shape)
 
-    def allocate_rows(self, tokens: int, dtype: torch.dtype) -> Sequence[Tensor]:
+    def allocate_rows(self, tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Keys and values [K, tokens, D]. For kernels, those of a token are side by side: they are fetched together."""
-        widths = self.key_dim, self.value_dim
         if self.whole:
-            return self.allocate(tokens, sum(widths), dtype).split(widths, -1)
-        return [self.allocate(tokens, width, dtype) for width in widths]
+            rows = self.allocate(tokens, self.key_dim + self.value_dim, dtype)
+            return rows[..., : self.key_dim], rows[..., self.key_dim :]
+        return self.allocate(tokens, self.key_dim, dtype), self.allocate(tokens, self.value_dim, dtype)
 
     @ordinary_tensors
     def segments(self, rooms: Sequence[int]) -> list[Segment]:

@@ -83,6 +83,7 @@ class Facts:
     mean_size: int  # of the layers that a budget is divided among
     recall: PromptRecall | None = None  # which tokens of a prompt recall; None: nothing is archived
     archived_row_nbytes: int = 0  # by which the archive of a state grows with each token
+    index_row_nbytes: int = 0  # of these, on the device besides: 8-bit copies of keys for searches
     archived_tokens: int | None = None  # the most in an archive, which then drops the oldest; None: all
 
     def count_archived(self, tokens: int) -> int:

@@ -88,6 +88,7 @@ class LocalExecutor(Executor):
             mean_size=rnn.spec.mean_size,
             recall=rnn.prompt_recall,
             archived_row_nbytes=rnn.spec.archived_row_nbytes,
+            index_row_nbytes=rnn.spec.index_row_nbytes,
             archived_tokens=rnn.spec.archived_tokens,
         )
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from msrnn.backends.base import Backend
+from msrnn.core.archive import ArchiveLayout
 from msrnn.core.device_memory import check_fits
 from msrnn.core.fingerprint import ARCHITECTURE, RECALL
 from msrnn.core.protection import add_ranges, no_ranges
@@ -118,9 +119,19 @@ class StateSpec:
     @property
     def archived_row_nbytes(self) -> int:
         """The bytes by which the archive of a sequence grows with each token, in all layers."""
+        return sum(layout.row_bytes for layout in self._archives)
+
+    @property
+    def index_row_nbytes(self) -> int:
+        """The bytes of 8-bit copies of keys on the device that come with each archived token, in all layers."""
+        return sum(layout.index_row_bytes for layout in self._archives)
+
+    @property
+    def _archives(self) -> list[ArchiveLayout]:
+        """The archives of the layers that have one."""
         pairs = zip(self.shapes, self.bounds, strict=True)
         found = ((shape, bound.recall) for shape, bound in pairs if shape and bound)
-        return sum(archive_layout(shape, recall).row_bytes for shape, recall in found if recall)
+        return [archive_layout(shape, recall) for shape, recall in found if recall]
 
     @property
     def archived_tokens(self) -> int | None:

@@ -50,6 +50,8 @@ def run_server(setup: Setup, rnn: MultiStateRNN, tokenizer: Any, bound: Bound) -
     facts, long = server.engine.executor.facts, server.engine.lanes[1:]
     more = "".join(f", and {lane.executor.facts.slots} past the training length" for lane in long)
     archive = f", and {facts.archived_row_nbytes:,} for each token in its archive" if facts.recall else ""
+    if facts.index_row_nbytes:
+        archive += f" and {facts.index_row_nbytes:,} on the device to search it"
     if facts.archived_tokens is not None:
         archive += f", which has the last {facts.archived_tokens:,} at most"
     held = f"{facts.slot_nbytes:,} bytes, at any length{archive}"

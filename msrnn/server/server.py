@@ -191,7 +191,8 @@ class Server:
             made |= {"size": facts.mean_size, "sizes": facts.sizes}
         made["bytes"] = facts.slot_nbytes
         if facts.recall is not None:
-            made["recall"] = {**facts.recall.shown, "token_bytes": facts.archived_row_nbytes}
+            bytes_of = {"token_bytes": facts.archived_row_nbytes, "device_token_bytes": facts.index_row_nbytes}
+            made["recall"] = {**facts.recall.shown, **bytes_of}
         if isinstance(self.engine, LongEngine):
             long = self.engine.long_executor.facts.fingerprint
             made["long"] = {"above": self.engine.length, "policy": long["policy"], "positions": long["positions"]}

@@ -70,6 +70,7 @@ def test_a_server_from_python(loaded: bool, tmp_path: Path, capsys: pytest.Captu
             made: Any = {"policy": "echo", "size": 16, "device": "cpu", "served_model_name": "tiny", **recall}
             msrnn.serve(tmp_path, port=port, slots=2, **made)
             shown = {"rows": 8, "every": 4, "while_reading": None, "archive": "folder", "token_bytes": 1}
+            shown["device_token_bytes"] = 0  # the host searches a folder
             shown |= {"archive_bytes": 10**9, "search": "exact"}
             assert {**found["model"]["recall"], "token_bytes": 1} == shown
             assert found["model"]["recall"]["token_bytes"] > 1
