@@ -18,9 +18,9 @@ from torch import Tensor
 
 import msrnn
 from benchmarks.common import report, seconds
-from msrnn.core.archive import SEGMENT
 from msrnn.core.state import MultiState
 from msrnn.evaluation.benchmark.random_weights import random_model
+from msrnn.recall import SEGMENT
 
 TEXT, QUESTION, STEPS = 16_384, 32, 20  # tokens
 WARM_UP = 4  # reads of one shape, after which its graph is captured

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from msrnn.core.archive import SEGMENT, Archive, ArchivePart, check_finite
+from msrnn.core.archive import Archive, ArchivePart, check_finite
 from msrnn.core.atomic import make_private_folder, sync_folder
 from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.segment_folder import (
@@ -29,6 +29,7 @@ from msrnn.core.segment_folder import (
 )
 from msrnn.core.state_file import load_description, load_tensors, save_tensors
 from msrnn.errors import FileError, UsageError
+from msrnn.recall import SEGMENT
 
 RecallLayers = Sequence[tuple[int, RecallSlots]]  # with their indices in the model
 FIRST = "first"  # in the description of a segment: the position of its first token

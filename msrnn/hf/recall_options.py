@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from msrnn.core.archive import SEGMENT
 from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.recall_slots import RecallSlots, archive_layout
 from msrnn.core.rope import Capped, Spacing
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.errors import UsageError
 from msrnn.policy import Bound
-from msrnn.recall import EXACT, QUESTION, Recall
+from msrnn.recall import EXACT, QUESTION, SEGMENT, Recall
 
 
 def check_recall(recall: Recall, bounds: Sequence[Bound | None], linear: Sequence[bool]) -> None:

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from msrnn.backends.base import Backend
-from msrnn.core.archive import ArchiveLayout
 from msrnn.core.device_memory import check_fits
 from msrnn.core.fingerprint import ARCHITECTURE, RECALL
 from msrnn.core.protection import add_ranges, no_ranges
@@ -21,6 +20,7 @@ from msrnn.core.protection import check_fits as check_protected_fit
 from msrnn.core.quantization import parse_state_dtype, state_dtype_name
 from msrnn.core.recall_slots import RecallSlots, archive_layout
 from msrnn.core.rope import FITTED, ORIGINAL, Gap, Repositioning, Spacing, name_of, spacing
+from msrnn.core.segments import ArchiveLayout
 from msrnn.core.slots import MOST_COLUMNS, Growing, LayerShape, Memory
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError

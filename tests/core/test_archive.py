@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from msrnn.core.archive import SEGMENT, Archive, ArchiveLayout, ArchivePart
+from msrnn.core.archive import Archive, ArchivePart
+from msrnn.core.segments import ArchiveLayout
 from msrnn.core.shards import Shards
 from msrnn.errors import UsageError
-from msrnn.recall import count_dropped
+from msrnn.recall import SEGMENT, count_dropped
 from tests.helpers.shards import run_in_turns
 
 

@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from msrnn.core.archive import SEGMENT
 from msrnn.core.paged_slots import LEAST_SEGMENTS, PagedSlots
 from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.shards import Shards
 from msrnn.core.slots import LayerShape
 from msrnn.errors import UsageError
 from msrnn.policy import Bound, Policy
-from msrnn.recall import Recall
+from msrnn.recall import SEGMENT, Recall
 from tests.helpers.shards import run_in_turns
 
 SHAPE = LayerShape(4, 2, 8, 8, torch.float32, torch.device("cpu"), paged=True)

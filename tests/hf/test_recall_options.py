@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from msrnn.core.archive import SEGMENT
 from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.rope import spacing
@@ -16,7 +15,7 @@ from msrnn.core.slots import LayerShape, Slots
 from msrnn.errors import UsageError
 from msrnn.hf.recall_options import add_recall, check_recall, count_archived, find_reach, is_paged, slots_class
 from msrnn.policy import FULL, Bound, Policy, layer_bound
-from msrnn.recall import QUESTION, Recall
+from msrnn.recall import QUESTION, SEGMENT, Recall
 from tests.helpers.shards import Others
 
 SHAPE = LayerShape(4, 2, 8, 8, torch.float32, torch.device("cpu"))

@@ -12,15 +12,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from msrnn import recall
 from msrnn.backends.triton.common import LEAST, at_once, cap_scores, width
 from msrnn.backends.triton.quantization import quantize
 from msrnn.backends.triton.search import FIELDS, STAYS, index_types, locate, search_triton
-from msrnn.core import archive, paged_slots
+from msrnn.core import paged_slots
 from msrnn.core.guests import Attention
 from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.scores import Scoring
 
-SEGMENT = tl.constexpr(archive.SEGMENT)
+SEGMENT = tl.constexpr(recall.SEGMENT)
 ROWS, INDEX = tl.constexpr(paged_slots.ROWS), tl.constexpr(paged_slots.INDEX)
 INDEX_SCALE = tl.constexpr(paged_slots.INDEX_SCALE)
 GUESTS = 64  # at once

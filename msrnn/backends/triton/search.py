@@ -13,13 +13,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from msrnn import recall
 from msrnn.backends.triton.common import LEAST, cap_scores, width
-from msrnn.core import archive, paged_slots
+from msrnn.core import paged_slots
 from msrnn.core.guests import find_held
 from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.scores import Scoring
 
-SEGMENT, TILE = tl.constexpr(archive.SEGMENT), tl.constexpr(paged_slots.TILE)
+SEGMENT, TILE = tl.constexpr(recall.SEGMENT), tl.constexpr(paged_slots.TILE)
 INDEX, INDEX_SCALE = tl.constexpr(paged_slots.INDEX), tl.constexpr(paged_slots.INDEX_SCALE)
 FIELDS = tl.constexpr(len(paged_slots.FIELDS))
 ALIGNED = tl.constexpr(16)  # bytes: the memory of segments begins at multiples of more
@@ -333,7 +334,7 @@ def search_triton(slots: PagedSlots, query: Tensor, key: Tensor, position: Tenso
     query [B, H, T, D] and position [B, T] are contiguous; key [B, K, T, D]
     """
     (B, H, T, D), (_, K, count, _), (_, G, S) = query.shape, slots.guest_keys.shape, slots.position.shape
-    Q, N = H // K * T, slots.segments * archive.SEGMENT
+    Q, N = H // K * T, slots.segments * recall.SEGMENT
     exact = partial(torch.empty, dtype=torch.float32, device=query.device)
     whole = partial(torch.empty, dtype=torch.int32, device=query.device)
     split = Q <= LEAST and query.dtype != torch.float32 and D >= LEAST_BYTES
@@ -370,7 +371,7 @@ def search_triton(slots: PagedSlots, query: Tensor, key: Tensor, position: Tenso
 def _find_span(heads: int, tokens: int) -> int:
     """The tokens that one program scores, at most a segment: enough programs for the GPU, and no more than needed."""
     most = max(1, heads * tokens // PROGRAMS)
-    return min(archive.SEGMENT, max(TOKENS, 1 << (most.bit_length() - 1)))
+    return min(recall.SEGMENT, max(TOKENS, 1 << (most.bit_length() - 1)))
 
 
 def index_types(slots: PagedSlots) -> tuple[Tensor, Tensor]:

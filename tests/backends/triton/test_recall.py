@@ -12,24 +12,23 @@ from torch import Tensor
 
 from msrnn.backends import resolve_backend
 from msrnn.core import paged_slots
-from msrnn.core.archive import SEGMENT
 from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape
 from msrnn.policy import Bound, Policy
-from msrnn.recall import Recall, Recalling
+from msrnn.recall import SEGMENT, Recall, Recalling
 from msrnn.recall_layer import attend_recalling
 from tests.helpers.decode_steps import but
 
-HEADS, KV_HEADS, DIM = 4, 2, 32
+HEADS, KV_HEADS, DIM, VALUE_DIM = 4, 2, 32, 20
 
 
 def pair(
     device: str, policy: str = "tova", batch: int = 1, dtype: torch.dtype = torch.float32, **options: Any
 ) -> tuple[RecallSlots, PagedSlots]:
     """Slots for plain torch, and for kernels."""
-    shape = LayerShape(HEADS, KV_HEADS, DIM, DIM, dtype, torch.device(device))
+    shape = LayerShape(HEADS, KV_HEADS, DIM, VALUE_DIM, dtype, torch.device(device))
     bound = Bound(Policy.parse(policy), 12, recall=Recall(8, search="int8", **options))
     return RecallSlots(batch, shape, bound), PagedSlots(batch, replace(shape, paged=True), bound)
 
@@ -43,7 +42,7 @@ def one_segment(monkeypatch: pytest.MonkeyPatch) -> None:
 def draw(device: str, length: int, batch: int = 1, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     query = torch.randn(batch, HEADS, length, DIM, generator=generator) * 2
-    key, value = (torch.randn(batch, KV_HEADS, length, DIM, generator=generator) for _ in range(2))
+    key, value = (torch.randn(batch, KV_HEADS, length, dim, generator=generator) for dim in (DIM, VALUE_DIM))
     return query.to(device), key.to(device), value.to(device)
 
 
