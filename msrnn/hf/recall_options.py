@@ -52,24 +52,30 @@ def slots_class(shape: LayerShape, bound: Bound) -> type[Slots]:
 
 
 def find_reach(config: Any, bound: Bound, spaced: Spacing | None) -> int:
-    """The farthest distance of recalled rows: that of the oldest row, and guests after it fit the training length."""
+    """The farthest distance of recalled rows: that of the oldest row, and guests after it fit the training length.
+
+    A model may find little at distances near its training length, so a horizon limits it too: no row is farther.
+    """
     if spaced is None or bound.recall is None:
         return 0
-    widest = bound.size * spaced.function.limit if isinstance(spaced.function, Capped) else None
+    limits = [bound.size * spaced.function.limit] if isinstance(spaced.function, Capped) else []
+    if bound.window is not None and not bound.sliding:
+        limits.append(bound.window)
     length: int | None = getattr(config, "max_position_embeddings", None)
-    if length is None and widest is None:
-        reason = "the config of this model has no max_position_embeddings; use positions 'compact' or 'compressed:N'"
+    if length is None and not limits:
+        reason = "the config of this model has no max_position_embeddings; use a horizon, or positions 'compact'"
         raise UsageError(reason, name="recall", value=bound.recall.rows)
-    longest = None if length is None else length - 1 - bound.recall.rows - max(QUESTION, bound.recall.every)
-    if longest is not None and longest < bound.size:
-        raise UsageError(
-            f"{bound.size:,} held rows and {bound.recall.rows:,} recalled ones do not fit the {length:,} positions "
-            "of this model",
-            name="recall",
-            value=bound.recall.rows,
-            advice="recall fewer",
-        )
-    return min(limit for limit in (widest, longest) if limit is not None)
+    if length is not None:
+        limits.append(length - 1 - bound.recall.rows - max(QUESTION, bound.recall.every))
+        if limits[-1] < bound.size:
+            raise UsageError(
+                f"{bound.size:,} held rows and {bound.recall.rows:,} recalled ones do not fit the {length:,} positions "
+                "of this model",
+                name="recall",
+                value=bound.recall.rows,
+                advice="recall fewer",
+            )
+    return min(limits)
 
 
 def count_archived(layers: Sequence[tuple[LayerShape, Bound]]) -> int | None:

@@ -41,6 +41,9 @@ def test_reach_leaves_room_for_the_guests() -> None:
     assert find_reach(config, BOUND, spacing("compact")) == 64
     assert find_reach(config, BOUND, spacing("compressed:3")) == 192
     assert find_reach(config, BOUND, spacing("compressed:ln")) == 512 - 1 - 16 - QUESTION
+    far = layer_bound(Policy.parse("tova~128"), 64, None)
+    assert far is not None
+    assert find_reach(config, add_recall(far, Recall(16)), spacing("compressed:ln")) == 128
     with pytest.raises(UsageError, match="do not fit the 512 positions"):
         find_reach(config, replace(BOUND, size=500), spacing("compact"))
 

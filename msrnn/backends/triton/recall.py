@@ -28,16 +28,16 @@ GUESTS = 64  # at once
 WRITERS = 32  # programs that archive many tokens: more would only wait for the bus, where others could compute
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["heads", "T"])
 def archive_kernel(
-    key, value, position, table, rows, index, scales, k_b, k_h, k_t, v_b, v_h, v_t, T,
+    key, value, position, table, rows, index, scales, k_b, k_h, k_t, v_b, v_h, v_t, heads, T,
     K: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, MOST: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
     """Write the rows of some tokens to their segments; `rows` to `scales` are pointers of the types of their fields."""
-    i_b, i_k = tl.program_id(0).to(tl.int64) // K, tl.program_id(0) % K
     o_d, o_v = tl.arange(0, width(D)), tl.arange(0, width(DV))
-    for block in tl.range(tl.program_id(1), tl.cdiv(T, BT), tl.num_programs(1), num_stages=1):
-        o_t = block * BT + tl.arange(0, BT)
+    for item in tl.range(tl.program_id(0), heads * tl.cdiv(T, BT), tl.num_programs(0), num_stages=1):
+        i_b, i_k = (item % heads // K).to(tl.int64), item % K
+        o_t = item // heads * BT + tl.arange(0, BT)
         b_t = tl.load(position + i_b * T + o_t, mask=o_t < T, other=-1)
         m_t = b_t >= 0
         m_k, m_v = m_t[:, None] & (o_d < D)[None, :], m_t[:, None] & (o_v < DV)[None, :]
@@ -131,9 +131,9 @@ def archive_triton(slots: PagedSlots, key: Tensor, value: Tensor, position: Tens
     """Append the rows [B, K, T, D] of tokens at positions [B, T], -1 where padding, to their archives."""
     (B, K, T, D), DV = key.shape, value.shape[-1]
     key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (key, value))
-    archive_kernel[(B * K, min(triton.cdiv(T, LEAST), triton.cdiv(WRITERS, B * K)))](
+    archive_kernel[(B * K if T <= LEAST else WRITERS,)](
         key, value, position.contiguous(), slots.table, slots.guest_keys, *index_types(slots),
-        *key.stride()[:3], *value.stride()[:3], T,
+        *key.stride()[:3], *value.stride()[:3], B * K, T,
         K=K, D=D, DV=DV, MOST=slots.table.shape[1], BT=LEAST, num_warps=4,
     )  # fmt: skip
 
