@@ -2,7 +2,7 @@
 
 Archived rows are in pinned memory of the host, or on the device. Kernels find them by the addresses of their segments,
 in `table` [B, SEGMENTS, 3]. Nothing is read back, so a captured graph can be replayed until there are more segments
-than it ranks. `core/guests.py` defines it; `search.py` chooses the guests.
+than it ranks. `core/guests.py` defines it; `search.py` and `selection.py` choose the guests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from torch import Tensor
 from msrnn import recall
 from msrnn.backends.triton.common import LEAST, at_once, cap_scores, width
 from msrnn.backends.triton.quantization import quantize
-from msrnn.backends.triton.search import FIELDS, STAYS, index_types, locate, search_triton
+from msrnn.backends.triton.search import FIELDS, index_types, locate, search_triton
+from msrnn.backends.triton.selection import STAYS
 from msrnn.core import paged_slots
 from msrnn.core.guests import Attention
 from msrnn.core.paged_slots import PagedSlots
