@@ -14,7 +14,7 @@ Extract = Callable[[str], str | None]  # the final answer of a solution; None: t
 MOST_DIGITS = 300  # of a number; no answer has more, and Python refuses to read thousands
 
 _NUMBER = re.compile(
-    r"(?:(?<![\w.)\]}%])(?P<sign>[-\u2212]))?\\?\$?\s?(?P<inner>[-\u2212])?"
+    r"(?:(?<![\w.)\]}%])(?P<sign>[-\u2212])(?=\S))?(?:\\?\$\s?(?P<inner>[-\u2212])?)?"
     r"(?=\.?\d)(?P<whole>\d{1,3}(?:,\d{3})+(?!,?\d)|\d+)?(?P<part>\.\d+)?(?P<over>\s?/\s?\d+)?"
 )
 _PLAIN = r"[-\u2212]?\\?\$?[-\u2212]?(?:\d|\.\d)[\d,.]*(?:\s?/\s?\d+)?"

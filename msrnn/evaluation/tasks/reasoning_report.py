@@ -34,7 +34,7 @@ class Report:
         """The share of right answers, over all samples."""
         return self._mean(dataset, lambda i: count_right(self._replies(case, i)))
 
-    def solved(self, case: Case, dataset: str) -> Estimate:
+    def pass_share(self, case: Case, dataset: str) -> Estimate:
         """pass@N: the share of problems that at least one sample solves."""
         return self._mean(dataset, lambda i: count_solved(self._replies(case, i)))
 
@@ -50,7 +50,7 @@ class Report:
         """The share of answers that end at the limit."""
         return self._mean(dataset, lambda i: _average(self._replies(case, i), lambda one: not one.ended), prompts=True)
 
-    def protected(self, case: Case, dataset: str) -> Estimate:
+    def share_protected(self, case: Case, dataset: str) -> Estimate:
         """The share of a prompt that is protected: where it does not fit, only its first tokens are."""
         return self._mean(dataset, lambda i: _average(self._replies(case, i), lambda one: one.protected), prompts=True)
 
@@ -80,10 +80,10 @@ class Report:
             [
                 case.label,
                 Formatted(self.right(case, dataset), "{:.1%}".format),
-                *([Formatted(self.solved(case, dataset), "{:.1%}".format)] if self._pass else []),
+                *([Formatted(self.pass_share(case, dataset), "{:.1%}".format)] if self._pass else []),
                 Formatted(self.tokens(case, dataset), "{:,.0f}".format),
                 f"{self.cut(case, dataset).value:.1%}",
-                f"{self.protected(case, dataset).value:.0%}" if case.protect == PROMPT else None,
+                f"{self.share_protected(case, dataset).value:.0%}" if case.protect == PROMPT else None,
             ]
             for case in self.results
         ]
@@ -116,8 +116,8 @@ class Report:
         ]
         for case in self.results:
             for name, problems in self.datasets.items():
-                estimates = [*self.right(case, name), *self.solved(case, name), *self.tokens(case, name)]
-                shares = [self.cut(case, name).value, self.protected(case, name).value]
+                estimates = [*self.right(case, name), *self.pass_share(case, name), *self.tokens(case, name)]
+                shares = [self.cut(case, name).value, self.share_protected(case, name).value]
                 lines.append([*case, name, problems, self.samples, *estimates, *shares])
         return lines
 
