@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import select
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -21,6 +22,7 @@ from msrnn.errors import UsageError
 
 SECONDS = 10.0  # for one comparison
 START_SECONDS = 120.0  # until the process has imported its packages
+ORPHAN_SECONDS = 120  # for one comparison of a process that nobody stops, since this one was killed
 MEMORY = 4 * 2**30  # bytes of the process
 LONGEST = 2000  # characters of an answer; a longer one is no final answer
 PACKAGES = ("math_verify", "latex2sympy2_extended", "antlr4")
@@ -116,10 +118,12 @@ def main() -> None:
     replies, sys.stdout = sys.stdout.fileno(), sys.stderr  # what other packages print is no reply
     os.write(replies, b"ready\n")
     for line in sys.stdin:
+        signal.alarm(ORPHAN_SECONDS)
         try:
             same = compare_latex(*json.loads(line))
         except Exception:  # of any kind, from a grammar and an algebra system that get arbitrary text
             same = False
+        signal.alarm(0)
         os.write(replies, b"true\n" if same else b"false\n")
 
 
