@@ -25,7 +25,7 @@ _SPACES = re.compile(r"\\[,!;: ]|\{,\}|~")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*")
 _MARK = re.compile(r"answer\s*(?:(?:to|of)\s+(?:problem|question)\s*)?#?\s*(\d{1,6})\s*\**\s*:", re.IGNORECASE)
 _HEADING = re.compile(
-    r"^[\s#*>]*(?:(?:solution|answer)\s+(?:to|of)\s+)?(?:problem|question|solution)\s*#?\s*(\d{1,6})\b",
+    r"^[\s#*>]*(?:(?:to\s+solve|for|(?:solution|answer)\s+(?:to|of|for))\s+)?(?:problem|question|solution)\s*#?\s*(\d{1,6})\b",
     re.IGNORECASE | re.MULTILINE,
 )
 

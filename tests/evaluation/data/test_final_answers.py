@@ -159,6 +159,8 @@ def test_several_answers_below_their_headings() -> None:
     text = "Problem 1: it is 3, so 4\n**Problem 2**\nhence \\boxed{5}\nSolution 3: none"
     assert extract_answers(text, 3, extract_number) == ["4", "5", None]
     assert extract_answers(text, 3, extract_boxed) == [None, "5", None]
+    spoken = "To solve Problem 1: so 4.\nSolution to problem 2:\nso 5\nfor question 3, we get 6"
+    assert extract_answers(spoken, 3, extract_number) == ["4", "5", "6"]
     again = text + "\nProblem 1: no, it is 6"
     assert extract_answers(again, 3, extract_number) == ["6", "5", None]
 

@@ -93,6 +93,6 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_process_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(math_verifier.sys, "executable", "/bin/false")
+    monkeypatch.setattr("sys.executable", "/bin/false")
     with MathVerifier() as one, pytest.raises(UsageError, match="math-verify does not start: python -m msrnn"):
         one.is_same("3", "4")
