@@ -22,6 +22,7 @@ from msrnn.cli.download import download
 from msrnn.cli.eval_chat_memory import chat_memory
 from msrnn.cli.eval_extrapolation import extrapolation
 from msrnn.cli.eval_perplexity import perplexity
+from msrnn.cli.eval_reasoning import reasoning
 from msrnn.cli.eval_retrieval import retrieval
 from msrnn.cli.eval_story import story
 from msrnn.cli.eval_understanding import qasper, squality, verb
@@ -50,7 +51,7 @@ app = typer.Typer(
 evaluations = typer.Typer(name="eval", no_args_is_help=True)
 
 register(app, demo, download, generate, chat, read, serve, policies, budget, bench, analyze, explore)
-register(evaluations, perplexity, extrapolation, verb(squality), verb(qasper), retrieval, chat_memory, story)
+register(evaluations, perplexity, extrapolation, verb(squality), verb(qasper), retrieval, reasoning, chat_memory, story)
 app.add_typer(evaluations)
 register(app, judge)
 

@@ -66,8 +66,8 @@ def forget_unread(ranges: Tensor, seen: Tensor) -> Tensor:
 
 def check_fits(ranges: Tensor, bounds: Iterable[Bound], new: Tensor) -> None:
     """Refuse protected tokens that would leave the policy of a layer fewer than recent + 1 rows; new [B] of them."""
-    for bound in sorted({bound for bound in bounds if bound.protects}, key=_most):
-        most, protected = _most(bound), count_protected(ranges, bound.policy.first)
+    for bound in sorted({bound for bound in bounds if bound.protects}, key=count_room):
+        most, protected = count_room(bound), count_protected(ranges, bound.policy.first)
         excess = int((protected - most).max())
         if excess > 0:
             sequence = int((protected - most).argmax())
@@ -83,6 +83,6 @@ def check_fits(ranges: Tensor, bounds: Iterable[Bound], new: Tensor) -> None:
             )
 
 
-def _most(bound: Bound) -> int:
+def count_room(bound: Bound) -> int:
     """The largest number of tokens that can be protected in a layer, without its first tokens."""
     return bound.size - bound.policy.first - bound.recent - 1

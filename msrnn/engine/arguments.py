@@ -56,6 +56,15 @@ def list_params(params: Any, count: int) -> list[SamplingParams]:
     return [check_params(one) for one in params]
 
 
+def list_protects(protect: Any, count: int) -> list[int | str]:
+    """What each of `count` prompts protects, from one for all, or from a list with one for each."""
+    if not _is_list(protect):
+        return [protect] * count
+    if len(protect) != count:
+        raise UsageError(f"{len(protect)} for {count} prompts", name="protect", advice="give one for all, or for each")
+    return [*protect]
+
+
 def count_protected(protect: int | str, tokens: int) -> int:
     """The number of protected tokens at the beginning of a prompt, which has `tokens` tokens."""
     if isinstance(protect, str):

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from msrnn.checks import check_count, check_folder
-from msrnn.engine.arguments import check_ids, check_params, check_prompt, check_prompts, count_protected, list_params
+from msrnn.engine.arguments import (
+    check_ids,
+    check_params,
+    check_prompt,
+    check_prompts,
+    count_protected,
+    list_params,
+    list_protects,
+)
 from msrnn.engine.executor import Executor, StateHandle
 from msrnn.engine.loop import Loop
 from msrnn.engine.offline import OnTokens, answer_all
@@ -236,11 +244,18 @@ class Engine(Scheduler):
         prompts: Sequence[Sequence[int] | str],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         on_tokens: OnTokens = lambda _: None,
+        protect: int | str | Sequence[int | str] = "none",
     ) -> Iterator[tuple[int, Request]]:
-        """As `generate`, but yields each request as soon as it is finished, with the index of its prompt."""
+        """As `generate`, but yields each request as soon as it is finished, with the index of its prompt.
+
+        `protect` is that of `request`, for all prompts, or a list with one for each.
+        """
         check_prompts(prompts)
-        many = list_params(params, len(prompts))
-        requests = [self.request(prompt, some) for prompt, some in zip(prompts, many, strict=True)]
+        many, protects = list_params(params, len(prompts)), list_protects(protect, len(prompts))
+        requests = [
+            self.request(prompt, some, protect=first)
+            for prompt, some, first in zip(prompts, many, protects, strict=True)
+        ]
         if self._loop is not None:
             raise UsageError("this engine is streaming: use another one, or `stream`")
         return answer_all(self, requests, on_tokens)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from msrnn.evaluation.api.judge import judge, judge_cost
     from msrnn.evaluation.api.layer_budget import layer_budget
     from msrnn.evaluation.api.perplexity import perplexity
+    from msrnn.evaluation.api.reasoning import reasoning
     from msrnn.evaluation.api.result import EvaluationResult
     from msrnn.evaluation.api.retrieval import retrieval
     from msrnn.evaluation.api.stories import stories
@@ -32,6 +33,7 @@ __all__ = [
     "judge_cost",
     "layer_budget",
     "perplexity",
+    "reasoning",
     "retrieval",
     "stories",
     "understanding",
@@ -50,6 +52,7 @@ _LAZY_MODULES = {
     "judge_cost": "api.judge",
     "layer_budget": "api.layer_budget",
     "perplexity": "api.perplexity",
+    "reasoning": "api.reasoning",
     "retrieval": "api.retrieval",
     "stories": "api.stories",
     "understanding": "api.understanding",

@@ -73,13 +73,14 @@ def answer_prompts(
     prompts: Sequence[Sequence[int]],
     params: SamplingParams | Sequence[SamplingParams],
     on_tokens: OnTokens,
+    protect: Sequence[int] | str = "none",
 ) -> Iterator[Answer]:
-    """Answer all prompts, each as it finishes.
+    """Answer all prompts, each as it finishes; `protect` is that of `Engine.answers`.
 
     `on_tokens` counts the tokens of each prompt, and `max_tokens` for each answer, even where it is shorter.
     """
     last = perf_counter()
-    for number, request in engine.answers(prompts, params, on_tokens):
+    for number, request in engine.answers(prompts, params, on_tokens, protect):
         (answer,) = request.answers
         if answer.error:
             raise UsageError(f"prompt {number + 1} of {len(prompts)}: {answer.error}; compute it in another dtype")

@@ -8,6 +8,7 @@ from msrnn.core.protection import (
     add_ranges,
     check_fits,
     count_protected,
+    count_room,
     forget_unread,
     hide_protected,
     no_ranges,
@@ -68,6 +69,7 @@ def test_only_so_many_ranges_fit() -> None:
 
 def test_the_policy_keeps_a_row_to_choose_from() -> None:
     bound = Bound(Policy(0.0, "layer", 2, 3), 10)  # 2 first, 3 recent, and one: 4 can be protected
+    assert count_room(bound) == 4
     check_fits(ranges_of((5, 9)), [bound], torch.tensor([4]))
     with pytest.raises(ValueError, match="5 tokens: 4 fit; of 10 KV rows per layer, the policy needs 6"):
         check_fits(ranges_of((5, 10)), [bound], torch.tensor([5]))

@@ -8,7 +8,15 @@ import pytest
 import torch
 
 import msrnn
-from msrnn.engine.arguments import check_ids, check_params, check_prompt, check_prompts, count_protected, list_params
+from msrnn.engine.arguments import (
+    check_ids,
+    check_params,
+    check_prompt,
+    check_prompts,
+    count_protected,
+    list_params,
+    list_protects,
+)
 from msrnn.errors import UsageError
 
 
@@ -88,3 +96,11 @@ def test_protected_tokens_of_a_prompt() -> None:
     for wrong in (8, -1, "all", None):
         with pytest.raises(UsageError, match=f"protect={wrong!r}"):
             count_protected(wrong, 7)
+
+
+def test_what_each_prompt_protects() -> None:
+    assert list_protects("prompt", 2) == ["prompt", "prompt"]
+    assert list_protects(3, 2) == [3, 3]
+    assert list_protects([0, 3], 2) == [0, 3]
+    with pytest.raises(UsageError, match="protect: 1 for 2 prompts; give one for all, or for each"):
+        list_protects([3], 2)
