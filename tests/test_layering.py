@@ -54,6 +54,7 @@ INSIDE = {
         "shards",
         "protection",
         "slots",
+        "segments",
         "archive",
         "recall_slots",
         "paged_slots",
