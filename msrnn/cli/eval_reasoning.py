@@ -95,8 +95,8 @@ def reasoning(
 
     Examples:
         msrnn eval reasoning gsm8k.jsonl --limit 100
-        msrnn eval reasoning gsm8k.jsonl math500.jsonl --policy echo --policy full --size 128 --size 256 --samples 4
-        msrnn eval reasoning gsm8k.jsonl --policy tova --policy echo:upper --protect none --protect prompt
+        msrnn eval reasoning gsm8k.jsonl math500.jsonl --policy full --samples 4
+        msrnn eval reasoning gsm8k.jsonl --policy echo --size 128 --protect prompt
         msrnn eval reasoning gsm8k.jsonl --together 8 --size 512 --max-new-tokens 512
     """
     from msrnn.evaluation.data.problems import check_sources, load_problems

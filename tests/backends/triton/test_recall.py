@@ -66,13 +66,13 @@ def guests_of(slots: RecallSlots) -> list[set[int]]:
     ("policy", "place"), but([("h2o", "host")], product(["tova", "h2o", "window+2"], ["host", "device"]))
 )
 def test_blocks_and_steps(policy: str, place: str, device: str) -> None:
-    both, rows = pair(device, policy, archive=place), draw(device, 60)
+    both, rows = pair(device, policy, archive=place), draw(device, 40)
     for begin, end, recalling in (
-        (0, 43, None),
-        (43, 47, Recalling(4, starts=True)),
-        (47, 48, Recalling(1, starts=False)),
-        (48, 49, Recalling(1, starts=True)),
-        (49, 60, None),
+        (0, 29, None),
+        (29, 33, Recalling(4, starts=True)),
+        (33, 34, Recalling(1, starts=False)),
+        (34, 35, Recalling(1, starts=True)),
+        (35, 40, None),
     ):
         outputs = [read(slots, rows, begin, end, recalling) for slots in both]
         torch.testing.assert_close(*outputs, atol=1e-4, rtol=1e-4)
@@ -92,11 +92,11 @@ def test_steps_of_16_bit_models(dtype: torch.dtype, device: str) -> None:
     if (device, dtype) == ("cpu", torch.bfloat16):
         pytest.skip("triton's interpreter takes the bits of bfloat16 matrices for integers: this one needs a GPU")
     both = pair(device, "window+2", dtype=dtype)  # holds the same rows whatever is rounded
-    query, key, value = (x.to(dtype) for x in draw(device, 64))
+    query, key, value = (x.to(dtype) for x in draw(device, 42))
     rows = query * torch.logspace(-4, 0.5, DIM, device=device).to(dtype), key, value  # most of a query is small
     for slots in both:
-        read(slots, rows, 0, 60, None)
-    for t in range(60, 64):
+        read(slots, rows, 0, 40, None)
+    for t in range(40, 42):
         outputs = [read(slots, rows, t, t + 1, Recalling(1, starts=True)) for slots in both]
         assert guests_of(both[0]) == guests_of(both[1])
         torch.testing.assert_close(*outputs, atol=5e-2, rtol=5e-2)
@@ -117,18 +117,18 @@ def test_guests_are_rows_of_the_archive(device: str) -> None:
 
 
 def test_padding_and_sequences_of_a_batch(device: str) -> None:
-    both, rows = pair(device, batch=3), draw(device, 64, batch=3)
-    real = torch.ones(3, 60, dtype=torch.bool, device=device)
-    real[1, :25], real[2] = False, False
-    outputs = [read(slots, rows, 0, 60, None, real) for slots in both]
+    both, rows = pair(device, batch=3), draw(device, 38, batch=3)
+    real = torch.ones(3, 36, dtype=torch.bool, device=device)
+    real[1, :11], real[2] = False, False
+    outputs = [read(slots, rows, 0, 36, None, real) for slots in both]
     torch.testing.assert_close(*outputs, atol=1e-4, rtol=1e-4)
     step = torch.tensor([[True], [True], [False]], device=device)
-    for t in range(60, 62):
+    for t in range(36, 38):
         outputs = [read(slots, rows, t, t + 1, Recalling(1, starts=False), step) for slots in both]
         torch.testing.assert_close(outputs[0][:2], outputs[1][:2], atol=1e-4, rtol=1e-4)
         assert guests_of(both[0])[:4] == guests_of(both[1])[:4]
         assert not any(guests_of(both[1])[4:])
-    assert both[1].seen.tolist() == [62, 37, 0]
+    assert both[1].seen.tolist() == [38, 27, 0]
 
 
 @pytest.mark.slow

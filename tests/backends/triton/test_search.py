@@ -17,8 +17,7 @@ from msrnn.recall import SEGMENT, Recall
 BATCH, HEADS, KV_HEADS, DIM, TOKENS = 2, 6, 3, 16, 40
 
 
-@pytest.mark.parametrize("heads", [0, 1, 4, 5])
-def test_heads_that_do_not_fit_at_once(heads: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_that_do_not_fit_at_once(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged_slots, "LEAST_SEGMENTS", 1)
     shape = LayerShape(HEADS, KV_HEADS, DIM, DIM, torch.float32, torch.device(device), paged=True)
     bound = Bound(Policy.parse("tova"), 4, recall=Recall(8, search="int8"))
@@ -31,6 +30,7 @@ def test_heads_that_do_not_fit_at_once(heads: int, device: str, monkeypatch: pyt
     position = torch.full((BATCH, 1), TOKENS - 1, dtype=torch.int32, device=device)
     step = slots, query, key[:, :, -1:], position, Scoring(0.5)
     at_once = search.search_triton(*step)
-    monkeypatch.setattr(search, "SCORES", heads * HEADS // KV_HEADS * SEGMENT)
-    assert torch.equal(search.search_triton(*step), at_once)
+    for heads in (0, 4):  # at least one is ranked at once; the last part may have fewer
+        monkeypatch.setattr(search, "SCORES", heads * HEADS // KV_HEADS * SEGMENT)
+        assert torch.equal(search.search_triton(*step), at_once)
     assert len(set(map(tuple, at_once.flatten(0, 1).tolist()))) == BATCH * KV_HEADS  # each head has others
