@@ -73,6 +73,8 @@ def main() -> None:
     args = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("torch finds no CUDA device; run this on a machine with a GPU")
+    if args.archived <= TEXT:
+        parser.error(f"--archived {args.archived}: must be more than {TEXT:,}, the tokens that are read first")
     torch.manual_seed(0)
     model: Any = random_model(args.random_weights)
     ids = torch.randint(model.config.vocab_size, (1, args.archived + 4096), device=model.device)
