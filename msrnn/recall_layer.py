@@ -69,7 +69,7 @@ def _recall(
 
 def _archive(slots: RecallSlots, key: Tensor, value: Tensor, position: Tensor, real: Tensor | None) -> None:
     if isinstance(slots, PagedSlots):
-        from msrnn.backends.triton.recall import archive_triton
+        from msrnn.backends.triton.archive import archive_triton
 
         archive_triton(slots, key, value, position)
     else:

@@ -1,8 +1,6 @@
-"""Recall on a GPU, for all sequences of a batch: kernels that archive rows, gather guests and attend to them.
+"""Recall on a GPU, for all sequences of a batch: a search fetches guests, and queries attend to them.
 
-Archived rows are in pinned memory of the host, or on the device. Kernels find them by the addresses of their segments,
-in `table` [B, SEGMENTS, 3]. Nothing is read back, so a captured graph can be replayed until there are more segments
-than it ranks. `core/guests.py` defines it; `search.py` and `selection.py` choose the guests.
+`core/guests.py` defines it; `search.py` chooses the guests, and `archive.py` fetches them.
 """
 
 from __future__ import annotations
@@ -12,69 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from msrnn import recall
+from msrnn.backends.triton.archive import gather_triton
 from msrnn.backends.triton.common import LEAST, at_once, cap_scores, width
-from msrnn.backends.triton.quantization import quantize
-from msrnn.backends.triton.search import FIELDS, index_types, locate, search_triton
-from msrnn.backends.triton.selection import STAYS
-from msrnn.core import paged_slots
+from msrnn.backends.triton.search import search_triton
 from msrnn.core.guests import Attention
 from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.scores import Scoring
 
-SEGMENT = tl.constexpr(recall.SEGMENT)
-ROWS, INDEX = tl.constexpr(paged_slots.ROWS), tl.constexpr(paged_slots.INDEX)
-INDEX_SCALE = tl.constexpr(paged_slots.INDEX_SCALE)
 GUESTS = 64  # at once
-WRITERS = 32  # programs that archive many tokens: more would only wait for the bus, where others could compute
-
-
-@triton.jit(do_not_specialize=["heads", "T"])
-def archive_kernel(
-    key, value, position, table, rows, index, scales, k_b, k_h, k_t, v_b, v_h, v_t, heads, T,
-    K: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, MOST: tl.constexpr, BT: tl.constexpr,
-):  # fmt: skip
-    """Write the rows of some tokens to their segments; `rows` to `scales` are pointers of the types of their fields."""
-    o_d, o_v = tl.arange(0, width(D)), tl.arange(0, width(DV))
-    for item in tl.range(tl.program_id(0), heads * tl.cdiv(T, BT), tl.num_programs(0), num_stages=1):
-        i_b, i_k = (item % heads // K).to(tl.int64), item % K
-        o_t = item // heads * BT + tl.arange(0, BT)
-        b_t = tl.load(position + i_b * T + o_t, mask=o_t < T, other=-1)
-        m_t = b_t >= 0
-        m_k, m_v = m_t[:, None] & (o_d < D)[None, :], m_t[:, None] & (o_v < DV)[None, :]
-        b_k = tl.load(key + i_b * k_b + i_k * k_h + o_t[:, None] * k_t + o_d[None, :], mask=m_k, other=0.0)
-        b_v = tl.load(value + i_b * v_b + i_k * v_h + o_t[:, None] * v_t + o_v[None, :], mask=m_v, other=0.0)
-        p_table = table + (i_b * MOST + b_t // SEGMENT) * FIELDS
-        o_row = i_k * SEGMENT + b_t % SEGMENT
-        p_rows = locate(p_table, ROWS, rows, m_t)[:, None] + o_row[:, None] * (D + DV)
-        p_index, p_scales = locate(p_table, INDEX, index, m_t), locate(p_table, INDEX_SCALE, scales, m_t)
-        b_codes, b_scale = quantize(b_k, 127.0, True)
-        tl.store(p_index[:, None] + (o_row[:, None] * D + o_d[None, :]), b_codes.to(tl.int8), mask=m_k)
-        tl.store(p_scales[:, None] + o_row[:, None], b_scale.to(tl.bfloat16), mask=m_t[:, None])
-        tl.store(p_rows + o_d[None, :], b_k, mask=m_k)
-        tl.store(p_rows + (D + o_v)[None, :], b_v, mask=m_v)
-
-
-@triton.jit
-def gather_kernel(
-    places, table, guest_keys, guest_values, guest_position,
-    K: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, MOST: tl.constexpr, COUNT: tl.constexpr, BT: tl.constexpr,
-):  # fmt: skip
-    """Copy archived rows to the places of guests; -1 is none, and STAYS changes nothing."""
-    i_head = tl.program_id(0).to(tl.int64)
-    i_b, i_k = i_head // K, i_head % K
-    o_g, o_d, o_v = tl.program_id(1) * BT + tl.arange(0, BT), tl.arange(0, width(D)), tl.arange(0, width(DV))
-    b_t = tl.load(places + i_head * COUNT + o_g, mask=o_g < COUNT, other=STAYS)
-    m_t = b_t >= 0
-    o_guest, o_row = i_head * COUNT + o_g, i_k * SEGMENT + b_t % SEGMENT
-    p_table = table + (i_b * MOST + b_t // SEGMENT) * FIELDS
-    p_rows = locate(p_table, ROWS, guest_keys, m_t)[:, None] + o_row[:, None] * (D + DV)
-    m_k, m_v = m_t[:, None] & (o_d < D)[None, :], m_t[:, None] & (o_v < DV)[None, :]
-    b_k = tl.load(p_rows + o_d[None, :], mask=m_k, other=0.0)
-    b_v = tl.load(p_rows + (D + o_v)[None, :], mask=m_v, other=0.0)
-    tl.store(guest_position + o_guest, b_t, mask=b_t != STAYS)
-    tl.store(guest_keys + o_guest[:, None] * D + o_d[None, :], b_k, mask=m_k)
-    tl.store(guest_values + o_guest[:, None] * DV + o_v[None, :], b_v, mask=m_v)
 
 
 @triton.jit(do_not_specialize=["T", "window"])
@@ -128,29 +71,17 @@ def add_kernel(output, share, guests, T, H: tl.constexpr, DV: tl.constexpr):
     tl.store(p_output, b_o + tl.load(share + i_query) * b_guests, mask=o_v < DV)
 
 
-def archive_triton(slots: PagedSlots, key: Tensor, value: Tensor, position: Tensor) -> None:
-    """Append the rows [B, K, T, D] of tokens at positions [B, T], -1 where padding, to their archives."""
-    (B, K, T, D), DV = key.shape, value.shape[-1]
-    key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (key, value))
-    archive_kernel[(B * K if T <= LEAST else WRITERS,)](
-        key, value, position.contiguous(), slots.table, slots.guest_keys, *index_types(slots),
-        *key.stride()[:3], *value.stride()[:3], B * K, T,
-        K=K, D=D, DV=DV, MOST=slots.table.shape[1], BT=LEAST, num_warps=4,
-    )  # fmt: skip
-
-
 def recall_triton(slots: PagedSlots, query: Tensor, key: Tensor, position: Tensor, scoring: Scoring) -> None:
     """Let a block of tokens of each sequence recall its guests.
 
     query [B, H, T, D], key [B, K, T, D], position [B, T]
     """
-    (B, K, count, D), DV = slots.guest_keys.shape, slots.guest_values.shape[-1]
-    key = key if key.stride(-1) == 1 else key.contiguous()
-    places = search_triton(slots, query.contiguous(), key, position.contiguous(), scoring)
-    gather_kernel[(B * K, triton.cdiv(count, LEAST))](
-        places, slots.table, slots.guest_keys, slots.guest_values, slots.guest_position,
-        K=K, D=D, DV=DV, MOST=slots.table.shape[1], COUNT=count, BT=LEAST, num_warps=4,
-    )  # fmt: skip
+    key, position = key if key.stride(-1) == 1 else key.contiguous(), position.contiguous()
+
+    def fetch(places: Tensor, part: slice) -> None:
+        gather_triton(slots, places, part)
+
+    search_triton(slots, query.contiguous(), key, position, scoring, fetch)
 
 
 def attend_guests_triton(slots: PagedSlots, query: Tensor, position: Tensor, scoring: Scoring) -> Attention:

@@ -1,4 +1,7 @@
-"""The tokens with the largest shares of a search on a GPU, at the places of the guests: one launch for all KV heads."""
+"""The first tokens of a search on a GPU, at the places of the guests: one launch for all KV heads, or for some of them.
+
+A rank is a whole number: the larger, the more a token is attended to; -1 for one that cannot be a guest.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ TILE = tl.constexpr(paged_slots.TILE)
 FAR = tl.constexpr(2**31 - 1)
 DIGITS = tl.constexpr(256)  # of eight bits
 STAYS = tl.constexpr(-2)  # a guest that is recalled again, at its place
-CHUNK = 2048  # numbers that are looked at together
+CHUNK, FEW = 2048, 512  # ranks that are looked at together: of tiles and their tokens, and of those that are left
 WARPS = 8
 
 
@@ -31,25 +34,19 @@ def first_position(p_position, T):
 
 
 @triton.jit
-def _load_keys(p_values, o_n, n):
-    """Shares as whole numbers of the same order: the bits of a float that is not negative; -1 for none."""
-    b_value = tl.load(p_values + o_n, mask=o_n < n, other=-1.0)
-    return tl.where(b_value < 0, -1, b_value.to(tl.int32, bitcast=True))
+def _find_threshold(p_ranks, n, count, CHUNK: tl.constexpr):
+    """The count-th largest of n ranks, and how many that equal it are among the first.
 
-
-@triton.jit
-def _find_threshold(p_values, n, count, CHUNK: tl.constexpr):
-    """The count-th largest of n shares, as `_load_keys` orders them, and how many that equal it are among the first.
-
-    Digit by digit, the highest first: how many shares have each digit, of those that have the digits found before.
+    Digit by digit, the highest first: how many ranks have each digit, of those that have the digits found before.
     """
     o_digit, found = tl.arange(0, DIGITS), 0
     for shift in tl.static_range(24, -1, -8):
         b_counts = tl.zeros([DIGITS], tl.int32)
         for start in range(0, n, CHUNK):
-            b_key = _load_keys(p_values, start + tl.arange(0, CHUNK), n)
-            m_key = (b_key >= 0) & ((b_key >> shift) // DIGITS == found)
-            b_counts += tl.histogram((b_key >> shift) & (DIGITS - 1), DIGITS, mask=m_key)
+            o_n = start + tl.arange(0, CHUNK)
+            b_rank = tl.load(p_ranks + o_n, mask=o_n < n, other=-1)
+            m_rank = (b_rank >= 0) & ((b_rank >> shift) // DIGITS == found)
+            b_counts += tl.histogram((b_rank >> shift) & (DIGITS - 1), DIGITS, mask=m_rank)
         b_from = tl.cumsum(b_counts, axis=0, reverse=True)
         if shift == 24:
             count = tl.minimum(count, tl.max(b_from))
@@ -60,18 +57,18 @@ def _find_threshold(p_values, n, count, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _keep_first(p_values, p_names, p_kept, n, count, CHUNK: tl.constexpr):
-    """Write the names of the first `count` of n shares to p_kept, in their order -> their number and the threshold.
+def _keep_first(p_ranks, p_names, p_kept, n, count, CHUNK: tl.constexpr):
+    """Write the names of the first `count` of n ranks to p_kept, in their order -> their number and the threshold.
 
     The name of the i-th is p_names[i]; i itself if that is None.
     """
-    threshold, equal = _find_threshold(p_values, n, count, CHUNK)
+    threshold, equal = _find_threshold(p_ranks, n, count, CHUNK)
     kept = 0
     for start in range(0, n, CHUNK):
         o_n = start + tl.arange(0, CHUNK)
-        b_key = _load_keys(p_values, o_n, n)
-        b_equal = (b_key == threshold).to(tl.int32)
-        m_kept = (b_key > threshold) | ((b_equal > 0) & (tl.cumsum(b_equal, axis=0) <= equal))
+        b_rank = tl.load(p_ranks + o_n, mask=o_n < n, other=-1)
+        b_equal = (b_rank == threshold).to(tl.int32)
+        m_kept = (b_rank > threshold) | ((b_equal > 0) & (tl.cumsum(b_equal, axis=0) <= equal))
         b_name = o_n if p_names is None else tl.load(p_names + o_n, mask=m_kept, other=0)
         b_kept = m_kept.to(tl.int32)
         tl.store(p_kept + kept + tl.cumsum(b_kept, axis=0) - 1, b_name, mask=m_kept)
@@ -80,11 +77,14 @@ def _keep_first(p_values, p_names, p_kept, n, count, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _select(shares, tops, tiles, values, names, chosen, N: tl.constexpr, COUNT: tl.constexpr, CHUNK: tl.constexpr):
-    """Write the positions of the COUNT tokens with the largest shares to `chosen`, in order -> how many there are.
+def _select(
+    ranks, tops, tiles, left, names, chosen,
+    N: tl.constexpr, COUNT: tl.constexpr, CHUNK: tl.constexpr, FEW: tl.constexpr,
+):  # fmt: skip
+    """Write the positions of the COUNT tokens with the largest ranks to `chosen`, in order -> how many there are.
 
     They are in the COUNT tiles with the largest tops, and none is less than the least of these tops, if there are so
-    many. `tiles`, `values` and `names` are room for the tiles and tokens between.
+    many. `tiles`, `left` and `names` are room for the tiles and tokens between.
     """
     count, threshold = _keep_first(tops, None, tiles, N // TILE, COUNT, CHUNK)
     threshold = tl.where(count < COUNT, 0, threshold)
@@ -94,15 +94,15 @@ def _select(shares, tops, tiles, values, names, chosen, N: tl.constexpr, COUNT: 
         o_n = start + tl.arange(0, CHUNK)
         m_n = o_n < count * TILE
         b_name = tl.load(tiles + o_n // TILE, mask=m_n, other=0) * TILE + o_n % TILE
-        b_value = tl.load(shares + b_name, mask=m_n, other=-1.0)
-        m_n = (b_value >= 0) & (b_value.to(tl.int32, bitcast=True) >= threshold)
+        b_rank = tl.load(ranks + b_name, mask=m_n, other=-1)
+        m_n = (b_rank >= 0) & (b_rank >= threshold)
         b_n = m_n.to(tl.int32)
         o_kept = candidates + tl.cumsum(b_n, axis=0) - 1
-        tl.store(values + o_kept, b_value, mask=m_n)
+        tl.store(left + o_kept, b_rank, mask=m_n)
         tl.store(names + o_kept, b_name, mask=m_n)
         candidates += tl.sum(b_n)
     tl.debug_barrier()
-    count, _ = _keep_first(values, names, chosen, candidates, COUNT, CHUNK)
+    count, _ = _keep_first(left, names, chosen, candidates, COUNT, FEW)
     tl.debug_barrier()
     return count
 
@@ -136,36 +136,41 @@ def _place(chosen, count, guests, recalled, fresh, COUNT: tl.constexpr, STEPS: t
     return tl.where(b_stays, STAYS, b_place)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "before"])
 def select_kernel(
-    shares, tops, position, guest_position, tiles, values, names, chosen, places, T,
-    K: tl.constexpr, N: tl.constexpr, COUNT: tl.constexpr, CHUNK: tl.constexpr, STEPS: tl.constexpr,
+    ranks, tops, position, guest_position, tiles, left, names, chosen, places, T, before,
+    K: tl.constexpr, N: tl.constexpr, COUNT: tl.constexpr, CHUNK: tl.constexpr, FEW: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """The new guests of a KV head, at their places; padding changes nothing. The rest is room for what is between."""
-    i_head = tl.program_id(0).to(tl.int64)
-    shares, tops, guests = shares + i_head * N, tops + i_head * (N // TILE), guest_position + i_head * COUNT
-    tiles, chosen, places = tiles + i_head * COUNT, chosen + i_head * COUNT, places + i_head * COUNT
-    values, names = values + i_head * COUNT * TILE, names + i_head * COUNT * TILE
+    """The new guests of a KV head after the first `before`, at their places; padding changes nothing.
+
+    `tiles` to `chosen` are room for what is between, of these heads alone.
+    """
+    i_part = tl.program_id(0).to(tl.int64)
+    i_head = before + i_part
+    ranks, tops, guests = ranks + i_head * N, tops + i_head * (N // TILE), guest_position + i_head * COUNT
+    tiles, chosen, places = tiles + i_part * COUNT, chosen + i_part * COUNT, places + i_head * COUNT
+    left, names = left + i_part * COUNT * TILE, names + i_part * COUNT * TILE
     o_g = tl.arange(0, 2**STEPS)
     b_place = tl.full(o_g.shape, STAYS, tl.int32)
     if first_position(position + i_head // K * T, T) != FAR:
-        count = _select(shares, tops, tiles, values, names, chosen, N, COUNT, CHUNK)
+        count = _select(ranks, tops, tiles, left, names, chosen, N, COUNT, CHUNK, FEW)
         b_place = _place(chosen, count, guests, tiles, names, COUNT, STEPS)
     tl.store(places + o_g, b_place, mask=o_g < COUNT)
 
 
-def select_triton(shares: Tensor, tops: Tensor, position: Tensor, guests: Tensor, chunk: int = CHUNK) -> Tensor:
-    """What becomes of the guests [B, K, n], as `select_kernel` places them.
+def select_triton(
+    ranks: Tensor, tops: Tensor, position: Tensor, guests: Tensor, places: Tensor, part: slice, chunk: int = CHUNK
+) -> None:
+    """Write what becomes of the guests [B, K, n] of some of the B * K heads to `places`, as `select_kernel` has it.
 
-    shares [B, K, N], tops [B, K, N / TILE]: the largest of each tile; position [B, T]
+    ranks [B, K, N], tops [B, K, N / TILE]: the largest of each tile; position [B, T]
     """
-    B, K, count = guests.shape
-    whole = partial(torch.empty, dtype=torch.int32, device=shares.device)
-    room, places = (B, K, count * paged_slots.TILE), whole(B, K, count)
-    select_kernel[(B * K,)](
-        shares, tops, position, guests,
-        whole(B, K, count), torch.empty(room, device=shares.device), whole(*room), whole(B, K, count), places,
-        position.shape[1],
-        K=K, N=shares.shape[-1], COUNT=count, CHUNK=chunk, STEPS=(count - 1).bit_length(), num_warps=WARPS,
+    (_, K, count), heads = guests.shape, part.stop - part.start
+    whole = partial(torch.empty, dtype=torch.int32, device=ranks.device)
+    room = heads, count * paged_slots.TILE
+    select_kernel[(heads,)](
+        ranks, tops, position, guests, whole(heads, count), whole(*room), whole(*room), whole(heads, count), places,
+        position.shape[1], part.start,
+        K=K, N=ranks.shape[-1], COUNT=count, CHUNK=chunk, FEW=min(chunk, FEW), STEPS=(count - 1).bit_length(),
+        num_warps=WARPS,
     )  # fmt: skip
-    return places

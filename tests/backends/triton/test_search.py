@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from msrnn.backends.triton import search
-from msrnn.backends.triton.recall import archive_triton
+from msrnn.backends.triton.archive import archive_triton
 from msrnn.core import paged_slots
 from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.scores import Scoring

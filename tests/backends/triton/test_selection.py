@@ -17,9 +17,12 @@ HEADS, COUNT = 2, 10
 
 def select(shares: Tensor, guests: Tensor, position: int = 10, chunk: int = 64) -> Tensor:
     """The places of the guests after a recall [HEADS, count]: small chunks, so that there are several of each."""
-    tops = shares.view(HEADS, -1, TILE).amax(-1).contiguous()
+    ranks = shares.view(torch.int32).masked_fill(shares < 0, -1)
+    tops = ranks.view(HEADS, -1, TILE).amax(-1).contiguous()
     at = torch.full((1, 1), position, dtype=torch.int32, device=shares.device)
-    return select_triton(shares[None], tops[None], at, guests[None], chunk)[0]
+    places = torch.full_like(guests, -3)
+    select_triton(ranks[None], tops[None], at, guests[None], places[None], slice(0, HEADS), chunk)
+    return places
 
 
 def draw(device: str, tokens: int, valid: int, levels: int | None = None) -> Tensor:

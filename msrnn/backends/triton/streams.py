@@ -1,0 +1,48 @@
+"""Work on a GPU that runs beside what is launched after it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_OWN = threading.local()  # of each thread: a stream that one thread captures must not be used by another
+
+
+class Lanes:
+    """Streams of a device that start after what was launched before, and that are joined before what comes next.
+
+    Tensors that a lane uses must live until `join`. A CPU has no lanes: all is done in order.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._used: list[torch.cuda.Stream] = []
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """A lane for what is launched inside."""
+        if self._device.type != "cuda":
+            yield
+            return
+        lane = _get_stream(self._device, len(self._used))
+        lane.wait_stream(torch.cuda.current_stream(self._device))
+        self._used.append(lane)
+        with torch.cuda.stream(lane):
+            yield
+
+    def join(self) -> None:
+        """Let what is launched next wait for all lanes."""
+        for lane in self._used:
+            torch.cuda.current_stream(self._device).wait_stream(lane)
+        self._used.clear()
+
+
+def _get_stream(device: torch.device, number: int) -> torch.cuda.Stream:
+    streams: dict[torch.device, list[torch.cuda.Stream]] = _OWN.__dict__.setdefault("streams", {})
+    of_device = streams.setdefault(device, [])
+    while len(of_device) <= number:
+        of_device.append(torch.cuda.Stream(device))
+    return of_device[number]
