@@ -11,8 +11,8 @@ from msrnn.backends.triton.copied_keys import split_queries, splits_queries
 ROWS, DIM = 16, 32
 
 
-@triton.jit
-def split_kernel(query, whole, scales, ROWS: tl.constexpr, DIM: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def split_kernel(query, whole, scales, ROWS: tl.constexpr, DIM: tl.constexpr):  # type: ignore[no-untyped-def]
     o_q, o_d = tl.arange(0, ROWS), tl.arange(0, DIM)
     o_all = o_q[:, None] * DIM + o_d[None, :]
     b_high, b_low, b_scale = split_queries(tl.load(query + o_all))
