@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import msrnn
 
 ROOT = Path(msrnn.__file__).parent
-TREES = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
 TUPLES = {"_replace", "_asdict"}  # public methods of named tuples
 OTHERS = {  # of torch and transformers, which have no public name for it
     "_attn_implementation",
@@ -21,6 +21,11 @@ OTHERS = {  # of torch and transformers, which have no public name for it
     "_tp_size",
     "_version",
 }
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
 
 
 def is_private(name: str) -> bool:
@@ -54,7 +59,7 @@ def defined(tree: ast.AST) -> set[str]:
 
 def test_no_module_uses_a_private_name_of_another() -> None:
     found: dict[str, set[str]] = {}
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         own = set() if path.startswith("engine/") else defined(tree)
         if names := {*used(tree)} - own:
             found[path] = names
@@ -64,7 +69,7 @@ def test_no_module_uses_a_private_name_of_another() -> None:
 def test_no_object_poses_as_another() -> None:
     """No class is assigned, and no class forwards what it does not have."""
     found = []
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         methods = [part for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for part in node.body]
         names = {"__getattr__", "__getattribute__"}
         forwards = [part.lineno for part in methods if isinstance(part, ast.FunctionDef) and part.name in names]

@@ -17,7 +17,7 @@ from tests.helpers.step_orders import second_order_slow
 
 pytestmark = second_order_slow
 
-COUNT, TOKENS = 32, 5
+COUNT, TOKENS = 20, 5
 
 
 def prompts(seed: int = 1) -> list[list[int]]:

@@ -1,4 +1,7 @@
-"""Compiled loops where numba finds no place for its cache; each in a process of its own, on a copy of the package."""
+"""Compiled loops where numba finds no place for its cache, on a copy of the package.
+
+Loops are compiled in processes of their own; where only the folder is of interest, the copy of its module is loaded.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -29,15 +34,6 @@ import numpy as np
 from msrnn.backends.numba.rows import weigh
 row = np.ones(4, np.float32)
 weigh(row, row, row)
-"""
-CHANGED = """
-from msrnn.backends.numba import jit
-for name in ("rows.py", "rope.py"):
-    print(jit.cache_folder())
-    with (jit.HERE / name).open("a") as source:
-        source.write("# changed\\n")
-    jit.cache_folder.cache_clear()
-    jit._digest.cache_clear()
 """
 
 
@@ -83,16 +79,47 @@ def test_without_any_folder_one_warning(installed: Path, tmp_path: Path) -> None
     assert done.stdout.strip() == "None"
 
 
-def test_a_temporary_folder_that_others_can_write_is_not_trusted(installed: Path, tmp_path: Path) -> None:
+def load(site: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The copy's own module of the folder, in this process, where HOME is as in `run`."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", os.devnull)
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    spec = spec_from_file_location("copied_jit", site / "msrnn" / "backends" / "numba" / "jit.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module.config, "CACHE_DIR", "")
+    return module
+
+
+def test_a_temporary_folder_that_others_can_write_is_not_trusted(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shared = tmp_path / f"msrnn-{os.getuid()}"
     shared.mkdir()
     shared.chmod(0o777)
-    done = run(installed, TMPDIR=str(tmp_path))
+    jit = load(installed, tmp_path, monkeypatch)
+    with pytest.warns(UserWarning, match="set NUMBA_CACHE_DIR to a folder that can be written"):
+        compiled = jit.compile_loop()(lambda row: row + 1)
+    assert jit.cache_folder() is None
+    assert compiled(1) == 2
     assert list(shared.iterdir()) == []
-    assert done.stdout.strip() == "None"
+    shared.chmod(0o700)
+    jit.cache_folder.cache_clear()
+    assert jit.cache_folder().parent == shared
 
 
-def test_a_change_in_another_file_makes_a_cache_stale(installed: Path, tmp_path: Path) -> None:
+def test_a_change_in_another_file_makes_a_cache_stale(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What `decode` inlines from `rows` is in the cache of `decode`, whose own file did not change."""
-    found = run(installed, CHANGED, TMPDIR=str(tmp_path)).stdout.split()
-    assert len(found) == len(set(found)) == 3
+    found = []
+    for name in ("rows.py", "rope.py"):
+        jit = load(installed, tmp_path, monkeypatch)
+        found.append(jit.cache_folder())
+        with (jit.HERE / name).open("a") as source:
+            source.write("# changed\n")
+    found.append(load(installed, tmp_path, monkeypatch).cache_folder())
+    assert [folder.parent for folder in found] == [tmp_path / f"msrnn-{os.getuid()}"] * 3
+    assert len(set(found)) == 3
