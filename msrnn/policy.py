@@ -1,4 +1,4 @@
-"""Eviction policies: which KV row a bounded layer evicts. A policy has six fields; a name stands for their values.
+"""Eviction policies: which KV row a bounded layer evicts. A policy has seven fields; a name stands for their values.
 
 This module reads no file and does not use torch: backends, slots, evaluations and the command line all use the same
 `Policy` value. The number of KV rows of a layer is a `Size` (`msrnn.size`).
@@ -18,6 +18,8 @@ from msrnn.checks import check_count, is_number, is_whole
 from msrnn.errors import UsageError
 from msrnn.recall import Recall
 
+RANDOM = "random"
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -33,6 +35,7 @@ class Policy:
     recent: int | float = 0  # the newest tokens, never evicted; below 1 a share of the size, rounded down; inf: all
     value_norm: bool = False  # whether KV rows are ranked by importance times the norm of their value vector
     horizon: int | None = None  # tokens that are not among the last `horizon` are evicted, except the `first`
+    weights: str | None = None  # what else ranks KV rows: RANDOM, numbers that are drawn, which then rank alone
 
     def __post_init__(self) -> None:
         if self.decay is not None and not (is_number(self.decay) and 0 <= self.decay <= 1):
@@ -51,6 +54,8 @@ class Policy:
             raise UsageError("must be True or False", name="value_norm", value=self.value_norm)
         if self.horizon is not None and (not is_whole(self.horizon) or self.horizon < 2):
             raise UsageError("must be None or a whole number of tokens, 2 or more", name="horizon", value=self.horizon)
+        if self.weights is not None:
+            self._check_weights()
         if self.value_norm and self.decay is None:
             raise UsageError(
                 "with decay=None there is no importance to multiply by the norm",
@@ -58,8 +63,8 @@ class Policy:
                 value=True,
                 advice="give a decay from 0 to 1",
             )
-        others = self.decay, self.per, self.first, self.value_norm, self.horizon
-        if not self.evicts and others != (None, "layer", 0, False, None):
+        others = self.decay, self.per, self.first, self.value_norm, self.horizon, self.weights
+        if not self.evicts and others != (None, "layer", 0, False, None, None):
             raise UsageError(
                 "protects every token, so that no other field has an effect",
                 name="recent",
@@ -73,6 +78,17 @@ class Policy:
             object.__setattr__(self, "recent", float(self.recent))
         if self.recent == 0:
             object.__setattr__(self, "recent", 0)
+
+    def _check_weights(self) -> None:
+        if self.weights != RANDOM:
+            raise UsageError(f"must be None or {RANDOM!r}", name="weights", value=self.weights)
+        if self.decay is not None or self.value_norm:
+            raise UsageError(
+                "random numbers rank alone, without importance and norm",
+                name="weights",
+                value=self.weights,
+                advice="use decay=None, value_norm=False",
+            )
 
     @classmethod
     def parse(cls, name: str) -> Policy:
@@ -99,6 +115,11 @@ class Policy:
         """False for `full` alone, which keeps every token."""
         return self.recent != math.inf
 
+    @property
+    def weighs(self) -> bool:
+        """Whether a number is stored beside each KV row that ranks it, or multiplies its importance."""
+        return self.value_norm or self.weights is not None
+
     def recent_at(self, size: int) -> int:
         """The number of newest tokens protected at this size."""
         if not self.evicts:
@@ -119,12 +140,16 @@ class Policy:
                 return f"{name}{first}~{self.horizon}" if self.horizon is not None else f"{name}{first}"
         numbers = f"decay={self.decay},per={self.per},first={self.first},recent={self.recent}"
         value_norm = ",value_norm=1" if self.value_norm else ""
-        return numbers + value_norm + (f",horizon={self.horizon}" if self.horizon is not None else "")
+        weights = f",weights={self.weights}" if self.weights is not None else ""
+        return numbers + value_norm + (f",horizon={self.horizon}" if self.horizon is not None else "") + weights
 
     @property
     def numbers(self) -> dict[str, Any] | None:
         """The fields, which identify results under this policy: the meaning of a name may change. `full` has none."""
-        return asdict(self) if self.evicts else None
+        fields = asdict(self)
+        if self.weights is None:
+            del fields["weights"]  # as before there was such a field: stored results are found
+        return fields if self.evicts else None
 
 
 @cache
@@ -140,6 +165,7 @@ NAMES: dict[str, Policy] = {
     "tova": Policy(decay=0.0),
     "tova-head": Policy(decay=0.0, per="head"),
     "echo": Policy(decay=0.98, recent=0.4, value_norm=True),
+    "random": Policy(decay=None, per="head", weights=RANDOM),
 }
 MEANINGS: dict[str, str] = {
     "window": "evicts the oldest token (Longformer, Beltagy et al. 2020)",
@@ -148,6 +174,7 @@ MEANINGS: dict[str, str] = {
     "tova": "evicts the least attention of the newest token, one choice per layer (TOVA, Oren et al. 2024)",
     "tova-head": "evicts the least attention of the newest token, per KV head (TOVA, Oren et al. 2024)",
     "echo": "evicts the least decayed sum of attention times the norm of the value vector",
+    "random": "evicts a token at random, per KV head: a baseline that every other policy has to beat",
 }
 _FULL = "full"
 FULL = Policy(decay=None, recent=math.inf)  # the unmodified model
@@ -186,6 +213,7 @@ _FIELD_PARSERS: dict[str, Callable[[str], Any]] = {
     "recent": lambda text: int(text) if text.isdecimal() else float(text),
     "value_norm": _yes_or_no,
     "horizon": lambda text: None if text == "none" else int(text),
+    "weights": lambda text: None if text == "none" else text,
 }
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from msrnn.core.rope import Repositioning
 from msrnn.core.slots import HELD
-from msrnn.policy import Bound
+from msrnn.policy import RANDOM, Bound
 
 
 class Recurrence(NamedTuple):
@@ -43,25 +43,28 @@ def recurrent(
     protected: Collection[int] = (),
     recalls: Sequence[RecallAt] = (),
     reach: int = 0,
+    layer: int = 0,
 ) -> Recurrence:
     """query [H, T, D], key [K, T, D], value [K, T, Dv], sinks [H]; bound None: nothing is evicted.
 
     Without `repositioning`, keys stay as the model rotated them. `protected` are positions of tokens that are never
     evicted, as the `first` tokens are not. With `recalls`, tokens attend to recalled rows as well; where keys are
-    re-rotated, these are about `reach` away from the query, or nearer.
+    re-rotated, these are about `reach` away from the query, or nearer. `layer` is the layer's index in its model.
     """
     groups = bound.groups(key.shape[0]) if bound else 1
     parts = [
         _one_group(
             *(q, k, v, bound, scale, softcap, s, repositioning, protected if bound and bound.protects else ()),
-            *(recalls, reach),
+            *(recalls, reach, _weigh(v, bound, layer, group) if bound else []),
         )
-        for q, k, v, s in zip(
-            query.chunk(groups),
-            key.chunk(groups),
-            value.chunk(groups),
-            sinks.chunk(groups) if sinks is not None else [None] * groups,
-            strict=True,
+        for group, (q, k, v, s) in enumerate(
+            zip(
+                query.chunk(groups),
+                key.chunk(groups),
+                value.chunk(groups),
+                sinks.chunk(groups) if sinks is not None else [None] * groups,
+                strict=True,
+            )
         )
     ]
     return Recurrence(
@@ -83,10 +86,10 @@ def _one_group(
     protected: Collection[int],
     recalls: Sequence[RecallAt],
     reach: int,
+    weight: list[float],
 ) -> Recurrence:
-    """The heads of one group, which evict the same token."""
+    """The heads of one group, which evict the same token; weight of each token."""
     share = query.shape[0] // key.shape[0]  # query heads that share a KV head
-    norm = value.float().square().sum((0, 2)).sqrt().tolist()  # of each token's values in all heads
     key, value = key.repeat_interleave(share, 0), value.repeat_interleave(share, 0)
     length = query.shape[1]
     held: list[int] = []
@@ -148,13 +151,34 @@ def _one_group(
         # evict
         if len(held) > bound.size:
             free = [j for j in held if bound.policy.first <= j <= t - bound.recent and j not in protected]
-            rank = {j: _rank(importance[j] * (norm[j] if bound.policy.value_norm else 1.0)) for j in free}
+            rank = {j: _rank(weight[j] if bound.policy.weights == RANDOM else importance[j] * weight[j]) for j in free}
             ranked = sorted(free, key=lambda j: (rank[j], j))
             if len(ranked) > 1:
                 margin[0, t] = min(float(margin[0, t]), _margin(rank[ranked[0]], rank[ranked[1]]))
             held.remove(ranked[0])
             evicted_at[0, ranked[0]] = t
     return Recurrence(torch.stack(outputs, dim=1), evicted_at, margin)
+
+
+def _weigh(value: Tensor, bound: Bound, layer: int, group: int) -> list[float]:
+    """The weight of each token, which multiplies its importance, or ranks it alone where the policy is random.
+
+    value [K, T, Dv] of the heads of one group
+    """
+    if bound.policy.weights == RANDOM:
+        own = _scramble(_scramble(layer) + group)
+        return [(_scramble(_scramble(j) ^ own) >> 8) / 2**24 for j in range(value.shape[1])]
+    if bound.policy.value_norm:
+        return value.float().square().sum((0, 2)).sqrt().tolist()  # type: ignore[no-any-return]
+    return [1.0] * value.shape[1]
+
+
+def _scramble(number: int) -> int:
+    """The 32-bit finalizer of MurmurHash3, a permutation without a pattern."""
+    number %= 2**32
+    number = (number ^ number >> 16) * 0x85EBCA6B % 2**32
+    number = (number ^ number >> 13) * 0xC2B2AE35 % 2**32
+    return number ^ number >> 16
 
 
 def _find_expired(held: list[int], t: int, bound: Bound, protected: Collection[int]) -> list[int]:

@@ -27,7 +27,7 @@ def policies() -> None:
         show_as_list()
     show_text("importance ← decay · importance + attention of the newest token; decay none: importance is the position")
     show_text("first, recent: tokens that are never evicted; recent may be a share of the size")
-    show_text("value: importance is multiplied by the norm of the value vector")
+    show_text("value: importance is multiplied by the norm of the value vector; random: a random number decides instead")
     for name, meaning in budget.MEANINGS.items():
         show_text(f"budget {name}: {meaning}")
 

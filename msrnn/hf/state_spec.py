@@ -307,7 +307,7 @@ def layer_shapes(
     spaced: Spacing | None,
 ) -> list[LayerShape | None]:
     """The shape of each layer's rows; None for linear attention."""
-    shapes = [layer and replace(layer.shape, state_dtype=quantized) for layer in spec.layers]
+    shapes = [layer and replace(layer.shape, state_dtype=quantized, layer=i) for i, layer in enumerate(spec.layers)]
     archiving = [
         (shape, bound) for shape, bound in zip(shapes, bounds, strict=True) if shape and bound and bound.recall
     ]

@@ -18,6 +18,7 @@ BOUNDS = {
     "echo+2~12": Bound(Policy.parse("echo+2~12"), 9, window=12),
     "decay-value": Bound(Policy(0.9, "layer", 0, 0.5, value_norm=True), 9),
     "value-head": Bound(Policy(0.0, "head", 1, value_norm=True), 6),
+    "random+1~12": Bound(Policy.parse("random+1~12"), 7, window=12),
 }
 # For triton's interpreter, which is slow; a GPU runs all of them.
 FURTHER = ("tova-head", "decay", "value-head")

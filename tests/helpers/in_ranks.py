@@ -318,7 +318,7 @@ CHECKS: dict[str, Check] = {
     "tova generates and recalls": generates("tova", columns=70, recall=4, recall_while_reading=16),
     **{f"{policy} is saved with its archive": saves(policy, recall=4) for policy in ("tova", "h2o")},
     "an archive in 8 bits is saved": saves("tova-head", recall=4, state_dtype="int8"),
-    **{f"{policy} is saved": saves(policy) for policy in ("full", "tova", "h2o", "echo")},
+    **{f"{policy} is saved": saves(policy) for policy in ("full", "tova", "h2o", "echo", "random")},
     "int8 is saved": saves("tova-head", state_dtype="int8"),
     "a broken state": refuses_a_broken_state,
     "other evictions": compares_evictions,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msrnn.core.protection import RANGES
 from msrnn.core.quantization import STATE_DTYPES
 from msrnn.core.rope import SPACINGS, Repositioning, Rope, spacing
-from msrnn.policy import Bound, Policy
+from msrnn.policy import RANDOM, Bound, Policy
 from tests.helpers.tiny import FAMILIES, llama
 
 
@@ -23,7 +23,8 @@ def bounds(draw: st.DrawFn) -> Bound:
     recent = draw(st.integers(0, spare) | st.floats(0, spare / size))
     decay = draw(st.sampled_from([None, 0.0, 1.0]) | st.floats(0, 1))
     value = decay is not None and draw(st.booleans())
-    policy = Policy(decay, draw(st.sampled_from(["layer", "head"])), first, recent, value)
+    weights = draw(st.sampled_from([None, RANDOM])) if decay is None else None
+    policy = Policy(decay, draw(st.sampled_from(["layer", "head"])), first, recent, value, weights=weights)
     window = draw(st.none() | st.integers(size + 1, 60))
     return Bound(policy, size, window, sliding=draw(st.booleans()))
 

@@ -199,6 +199,7 @@ def oracle(
             kwargs.get("softcap"),
             s.cpu() if (s := kwargs.get("s_aux")) is not None else None,
             repositioning[module.layer_idx] if repositioning else None,
+            layer=module.layer_idx,
         )
         times[module.layer_idx] = run.evicted_at
         margins.append(run.margin)

@@ -44,7 +44,7 @@ class Attended(NamedTuple):
 
     scores: Tensor  # [B, H, S], arbitrary for empty slots
     log_sums: Tensor  # [B, H]
-    squares: Tensor | None  # [B, K]: squared norms of the token's values, where the policy uses them
+    squares: Tensor | None  # [B, K]: squared norms of the token's values, where the policy ranks by norms
     fresh: Tensor  # [B, G] int32: the token's slot
 
 
@@ -58,8 +58,12 @@ def decode_triton(
     share: Tensor | None = None,
 ) -> Tensor:
     query, key, value, query_position = (t.contiguous() for t in (query, key, value, query_position))
+    given = None
+    if slots.bound.policy.weights:
+        rows = slots.quantize(key[:, :, None], value[:, :, None])
+        given = slots.weigh(rows[1], query_position[:, None, None])
     output, attended = _attend(slots, query, key, value, query_position, scoring, share)
-    _evict(slots, attended, query_position)
+    _evict(slots, attended, given, query_position)
     return output
 
 
@@ -112,8 +116,8 @@ def _attend(
     return output, attended
 
 
-def _evict(slots: Slots, attended: Attended, query_position: Tensor) -> None:
-    """Write the new token's position, observe, and evict."""
+def _evict(slots: Slots, attended: Attended, given: Tensor | None, query_position: Tensor) -> None:
+    """Write the new token's position, observe, and evict; `given` [B, G, 1] is its weight."""
     (B, G, S), K, H = slots.position.shape, slots.keys.shape[1], attended.scores.shape[1]
     policy, bound = slots.bound.policy, slots.bound
     scores, log_sums, squares, fresh = attended
@@ -128,7 +132,7 @@ def _evict(slots: Slots, attended: Attended, query_position: Tensor) -> None:
         slots.joint.sum(observed)
         group["M"] *= slots.joint.count
     evict_kernel[(B, G)](
-        fresh, scores, log_sums, slots.position, slots.importance, slots.norm, squares, query_position, observed,
-        slots.ranges, policy.decay, bound.size, policy.first, bound.recent, bound.window, bound.spared,
+        fresh, scores, log_sums, slots.position, slots.importance, slots.row_weight, squares, given, query_position,
+        observed, slots.ranges, policy.decay, bound.size, policy.first, bound.recent, bound.window, bound.spared,
         G=G, **group, SLIDING=bound.sliding, num_warps=EVICT_WARPS,
     )  # fmt: skip

@@ -58,16 +58,18 @@ def observe_kernel(scores, log_sums, squares, observed, S: tl.constexpr, M: tl.c
 
 @triton.jit
 def evict_kernel(
-    fresh, scores, log_sums, position, importance, norm, squares, query_position, observed, protected,
+    fresh, scores, log_sums, position, importance, row_weight, squares, given, query_position, observed, protected,
     decay, size, first, recent, window, spared,
     S: tl.constexpr, G: tl.constexpr, M: tl.constexpr, MEMBERS: tl.constexpr, SLIDING: tl.constexpr,
 ):  # fmt: skip
     """Write the new token's position, add the group's mean attention to the importances, and evict the least important
-    KV row that is not protected. `squares` [B, K] are the squared norms of the new token's values. Where a group is
-    joint, `observed` has the sums over its processes, and M counts the heads of all of them. What a policy does not
-    have is None: importance, norm, squares, observed, protected, decay, window.
+    KV row that is not protected. `squares` [B, K] are the squared norms of the new token's values, or `given` [B, G]
+    is its weight. Where a group is joint, `observed` has the sums over its processes, and M counts the heads of all of
+    them. What a policy does not have is None: importance, row_weight, squares, given, observed, protected, decay,
+    window.
 
-    Without observation every importance is 0, and the oldest KV row is evicted, as in every tie. NaN is infinity.
+    Without observation weights rank alone; without those, too, the oldest KV row is evicted, as in every tie. NaN is
+    infinity.
     """
     i_b, i_g = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i_group = i_b * G + i_g
@@ -97,17 +99,20 @@ def evict_kernel(
             b_before = tl.load(p_importance, mask=m_held & (m_new == 0), other=0.0)
             b_importance += tl.cast(decay, tl.float32) * b_before
             tl.store(p_importance, b_importance, mask=m_held)
-        if norm is not None:
-            if observed is not None:
-                square = tl.load(observed + i_group * (S + 1) + S)
+        b_rank = b_importance
+        if row_weight is not None:
+            if given is not None:
+                weight = tl.load(given + i_group)
+            elif observed is not None:
+                weight = tl.sqrt(tl.load(observed + i_group * (S + 1) + S))
             else:
-                square = _square(squares, i_group, MEMBERS)
-            p_norm = norm + i_group * S + o_s
-            b_norm = tl.where(m_new, tl.sqrt(square), tl.load(p_norm, mask=m_s, other=0.0))
-            tl.store(p_norm, b_norm, mask=m_new)
-            b_importance *= b_norm
+                weight = tl.sqrt(_square(squares, i_group, MEMBERS))
+            p_weight = row_weight + i_group * S + o_s
+            b_weight = tl.where(m_new, weight, tl.load(p_weight, mask=m_s, other=0.0))
+            tl.store(p_weight, b_weight, mask=m_new)
+            b_rank = b_weight if decay is None else b_importance * b_weight
         m_free = m_held & (b_free >= first) & (b_free <= t - recent)
-        b_ranked = tl.where(m_free & (b_importance == b_importance), b_importance, float("inf"))
+        b_ranked = tl.where(m_free & (b_rank == b_rank), b_rank, float("inf"))
         m_least = m_free & (b_ranked == tl.min(b_ranked))
         oldest = tl.min(tl.where(m_least, b_position, FAR))
         m_evicted = m_least & (b_position == oldest) & (tl.sum(m_held.to(tl.int32)) > size)
