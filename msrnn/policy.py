@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
@@ -19,6 +20,8 @@ from msrnn.errors import UsageError
 from msrnn.recall import Recall
 
 RANDOM = "random"
+WEIGHTS_SUFFIX = ".safetensors"
+_WITH_WEIGHTS = re.compile(r"[^@=,]*@.+?" + re.escape(WEIGHTS_SUFFIX) + r"(?=$|[:@])", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,8 @@ class Policy:
     recent: int | float = 0  # the newest tokens, never evicted; below 1 a share of the size, rounded down; inf: all
     value_norm: bool = False  # whether KV rows are ranked by importance times the norm of their value vector
     horizon: int | None = None  # tokens that are not among the last `horizon` are evicted, except the `first`
-    weights: str | None = None  # what else ranks KV rows: RANDOM, numbers that are drawn, which then rank alone
+    # RANDOM: random numbers alone rank KV rows. A file's name: what its networks say of a row multiplies its norm.
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         if self.decay is not None and not (is_number(self.decay) and 0 <= self.decay <= 1):
@@ -80,9 +84,18 @@ class Policy:
             object.__setattr__(self, "recent", 0)
 
     def _check_weights(self) -> None:
-        if self.weights != RANDOM:
-            raise UsageError(f"must be None or {RANDOM!r}", name="weights", value=self.weights)
-        if self.decay is not None or self.value_norm:
+        named = isinstance(self.weights, str) and len(self.weights) > len(WEIGHTS_SUFFIX)
+        if self.weights != RANDOM and not (named and str(self.weights).endswith(WEIGHTS_SUFFIX)):
+            message = f"must be None, {RANDOM!r}, or the name of a {WEIGHTS_SUFFIX} file"
+            raise UsageError(message, name="weights", value=self.weights)
+        if self.learned and not self.value_norm:
+            raise UsageError(
+                "learned weights multiply the norm of the value vector",
+                name="weights",
+                value=self.weights,
+                advice="use a policy with value_norm, as in echo@FILE",
+            )
+        if not self.learned and (self.decay is not None or self.value_norm):
             raise UsageError(
                 "random numbers rank alone, without importance and norm",
                 name="weights",
@@ -95,12 +108,17 @@ class Policy:
         """Read a policy's name. Upper and lower case mean the same.
 
         A name is "full" or one of `NAMES`. "NAME+I" also protects the first I tokens, and "NAME~H" evicts every other
-        token that is not among the last H. Fields work as well: "decay=0.9,recent=0.25,value_norm=1"; fields that are
-        not given are 0, and `per` is "layer".
+        token that is not among the last H. "NAME@FILE.safetensors" has learned row weights; the file is not read here.
+        Fields work as well: "decay=0.9,recent=0.25,value_norm=1"; fields that are not given are 0, and `per` is
+        "layer".
         """
         if not isinstance(name, str):
             raise TypeError(f"policy name {name!r}: must be a string such as 'tova' or 'window+4'")
-        if "=" in name:
+        named, follows = split_weights(name)
+        if named and not follows:
+            plain, _, file = named.partition("@")
+            return replace(cls.parse(plain), weights=file)
+        if not named and "=" in name:
             return _parse_fields(name)
         rest, tilde, horizon = name.lower().partition("~")
         base, plus, first = rest.partition("+")
@@ -108,7 +126,7 @@ class Policy:
             return FULL
         if base in NAMES and (not plus or first.isdecimal()) and (not tilde or horizon.isdecimal()):
             return replace(NAMES[base], first=int(first or 0), horizon=int(horizon) if tilde else None)
-        raise UsageError(f"unknown policy {name!r}: {_hint(base)}")
+        raise UsageError(f"unknown policy {name!r}: {_hint(follows if named else base)}")
 
     @property
     def evicts(self) -> bool:
@@ -119,6 +137,16 @@ class Policy:
     def weighs(self) -> bool:
         """Whether a number is stored beside each KV row that ranks it, or multiplies its importance."""
         return self.value_norm or self.weights is not None
+
+    @property
+    def learned(self) -> bool:
+        """Whether a file has row weights for this policy."""
+        return self.weights is not None and self.weights != RANDOM
+
+    @property
+    def without_weights(self) -> Policy:
+        """The policy without the file of row weights, if it has one."""
+        return replace(self, weights=None) if self.learned else self
 
     def recent_at(self, size: int) -> int:
         """The number of newest tokens protected at this size."""
@@ -135,9 +163,10 @@ class Policy:
         if not self.evicts:
             return _FULL
         for name, value in NAMES.items():
-            if replace(value, first=self.first, horizon=self.horizon) == self:
+            if replace(value, first=self.first, horizon=self.horizon) == self.without_weights:
                 first = f"+{self.first}" if self.first else ""
-                return f"{name}{first}~{self.horizon}" if self.horizon is not None else f"{name}{first}"
+                horizon = f"~{self.horizon}" if self.horizon is not None else ""
+                return f"{name}{first}{horizon}" + (f"@{self.weights}" if self.learned else "")
         numbers = f"decay={self.decay},per={self.per},first={self.first},recent={self.recent}"
         value_norm = ",value_norm=1" if self.value_norm else ""
         weights = f",weights={self.weights}" if self.weights is not None else ""
@@ -145,7 +174,10 @@ class Policy:
 
     @property
     def numbers(self) -> dict[str, Any] | None:
-        """The fields, which identify results under this policy: the meaning of a name may change. `full` has none."""
+        """The fields, which identify results under this policy: the meaning of a name may change. `full` has none.
+
+        A file of weights is named here; `msrnn.size.joint_numbers` has its content.
+        """
         fields = asdict(self)
         if self.weights is None:
             del fields["weights"]  # as before there was such a field: stored results are found
@@ -182,6 +214,8 @@ FULL = Policy(decay=None, recent=math.inf)  # the unmodified model
 
 def _hint(base: str) -> str:
     """Advice for an unknown name that begins with `base`."""
+    if "@" in base:
+        return f"row weights are a file whose name ends with {WEIGHTS_SUFFIX}, as in echo@weights{WEIGHTS_SUFFIX}"
     if ":" in base:
         return "a budget belongs to the size, as in policy 'echo' and size '512:upper'"
     known = [_FULL, *NAMES]
@@ -191,6 +225,12 @@ def _hint(base: str) -> str:
     if base == _FULL:
         return "full evicts nothing, so that there is nothing to protect; write 'full'"
     return f"did you mean {near[0]!r}?" if near[0] != base else "numbers must follow '+' and '~', as in 'tova+4~4096'"
+
+
+def split_weights(name: str) -> tuple[str, str]:
+    """Split NAME@FILE.safetensors from what follows, a budget (":") or positions ("@"); "" and all, without a file."""
+    found = _WITH_WEIGHTS.match(name)
+    return (found[0], name[found.end() :]) if found else ("", name)
 
 
 def same_ranking(one: Policy, other: Policy) -> bool:
@@ -213,7 +253,7 @@ _FIELD_PARSERS: dict[str, Callable[[str], Any]] = {
     "recent": lambda text: int(text) if text.isdecimal() else float(text),
     "value_norm": _yes_or_no,
     "horizon": lambda text: None if text == "none" else int(text),
-    "weights": lambda text: None if text == "none" else text,
+    "weights": lambda text: None if text.lower() == "none" else RANDOM if text.lower() == RANDOM else text,
 }
 
 
@@ -221,7 +261,8 @@ def _parse_fields(name: str) -> Policy:
     fields: dict[str, Any] = {}
     try:
         for field, _, text in (part.partition("=") for part in name.split(",")):
-            field, text = field.lower(), text.lower()
+            field = field.lower()
+            text = text if field == "weights" else text.lower()
             if field not in _FIELD_PARSERS:
                 raise UsageError(f"unknown field {field!r}, use one of {', '.join(_FIELD_PARSERS)}")
             if field in fields:

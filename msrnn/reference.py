@@ -14,6 +14,7 @@ from torch import Tensor
 
 from msrnn.core.rope import Repositioning
 from msrnn.core.slots import HELD
+from msrnn.core.weight_network import MOST_DEVIATION, MOST_EXPONENT, WeightNetwork
 from msrnn.policy import RANDOM, Bound
 
 
@@ -44,18 +45,20 @@ def recurrent(
     recalls: Sequence[RecallAt] = (),
     reach: int = 0,
     layer: int = 0,
+    network: WeightNetwork | None = None,
 ) -> Recurrence:
     """query [H, T, D], key [K, T, D], value [K, T, Dv], sinks [H]; bound None: nothing is evicted.
 
     Without `repositioning`, keys stay as the model rotated them. `protected` are positions of tokens that are never
     evicted, as the `first` tokens are not. With `recalls`, tokens attend to recalled rows as well; where keys are
-    re-rotated, these are about `reach` away from the query, or nearer. `layer` is the layer's index in its model.
+    re-rotated, these are about `reach` away from the query, or nearer. `layer` is the layer's index in its model,
+    and `network` has its learned row weights.
     """
     groups = bound.groups(key.shape[0]) if bound else 1
     parts = [
         _one_group(
             *(q, k, v, bound, scale, softcap, s, repositioning, protected if bound and bound.protects else ()),
-            *(recalls, reach, _weigh(v, bound, layer, group) if bound else []),
+            *(recalls, reach, _weigh(k, v, bound, layer, group, network) if bound else []),
         )
         for group, (q, k, v, s) in enumerate(
             zip(
@@ -160,17 +163,39 @@ def _one_group(
     return Recurrence(torch.stack(outputs, dim=1), evicted_at, margin)
 
 
-def _weigh(value: Tensor, bound: Bound, layer: int, group: int) -> list[float]:
+def _weigh(
+    key: Tensor, value: Tensor, bound: Bound, layer: int, group: int, network: WeightNetwork | None
+) -> list[float]:
     """The weight of each token, which multiplies its importance, or ranks it alone where the policy is random.
 
-    value [K, T, Dv] of the heads of one group
+    key [K, T, D] and value [K, T, Dv] of the heads of one group
     """
+    if bound.policy.learned and network is not None:
+        return _weigh_by_network(key, value, network, group)
     if bound.policy.weights == RANDOM:
         own = _scramble(_scramble(layer) + group)
         return [(_scramble(_scramble(j) ^ own) >> 8) / 2**24 for j in range(value.shape[1])]
     if bound.policy.value_norm:
-        return value.float().square().sum((0, 2)).sqrt().tolist()  # type: ignore[no-any-return]
+        return value.float().square().sum((0, 2)).sqrt().tolist()
     return [1.0] * value.shape[1]
+
+
+def _weigh_by_network(key: Tensor, value: Tensor, network: WeightNetwork, group: int) -> list[float]:
+    """(|v| exp g)^(1 / alpha) of each token; g is the mean over the heads of the group."""
+    if network.rope is not None:
+        position = torch.arange(key.shape[1])
+        key = network.rope.rotate(key, network.rope.angle(position, torch.zeros_like(position)))
+    graded = torch.zeros(key.shape[1], dtype=torch.float64)
+    for i in range(len(key)):
+        head = group * len(key) + i
+        inputs = torch.cat([key[i], value[i]], dim=-1).double()
+        inputs = ((inputs - network.mean[head]) / network.scale[head]).clamp(-MOST_DEVIATION, MOST_DEVIATION)
+        x = inputs @ network.hidden[head].double().T + network.hidden_bias[head]
+        gelu = 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+        graded += (gelu @ network.output[head].double() + network.output_bias[head]) / len(key)
+    norm = value.double().square().sum((0, 2)).sqrt()
+    exponent = (norm.log() + graded) / network.alpha
+    return exponent.clamp(-MOST_EXPONENT, MOST_EXPONENT).exp().tolist()
 
 
 def _scramble(number: int) -> int:

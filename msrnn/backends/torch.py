@@ -178,7 +178,7 @@ class TorchBackend:
         (B, H, C, D), K = query.shape, key.shape[1]
         slots = slots.in_use(C)
         new_keys, new_values = slots.quantize(key, value)
-        position, importance, row_weight = slots.candidates(query_position, new_values)
+        position, importance, row_weight = slots.candidates(query_position, new_keys, new_values)
         held_keys, held_values = slots.dequantized()
         keys = torch.cat([held_keys, new_keys.dequantized(slots.dtype)], dim=2)
         values = torch.cat([held_values, new_values.dequantized(slots.dtype)], dim=2)
@@ -208,7 +208,8 @@ class TorchBackend:
             importance = torch.zeros(position.shape, dtype=torch.float32, device=position.device)
         importance.scatter_(-1, slot, 0.0)
         new_keys, new_values = slots.quantize(key[:, :, None], value[:, :, None])
-        slots.write(slot, new_keys, new_values, slots.weigh(new_values, query_position[:, None, None]))
+        row_weight = slots.weigh(new_keys, new_values, query_position[:, None, None])
+        slots.write(slot, new_keys, new_values, row_weight)
         keys, values = slots.dequantized()
         share = None if share is None else share.view(B, K * R, 1)
         attention, evicted_at = self._attend_and_evict(

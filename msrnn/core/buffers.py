@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from msrnn.core.shards import Shards, own_part
+from msrnn.core.weight_network import WeightNetwork
 from msrnn.errors import UsageError
 
 
@@ -29,6 +30,7 @@ class LayerShape:
     archived: int | None = None  # the largest number of tokens that are archived; None: all
     paged: bool = False  # whether kernels read and write the archive
     layer: int = 0  # its index in the model
+    network: WeightNetwork | None = None  # learned row weights, where the policy has a file of them
 
 
 HELD = 2**31 - 1  # the eviction time of a KV row that is still held

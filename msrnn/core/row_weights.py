@@ -20,9 +20,14 @@ Whole = TypeVar("Whole", int, Tensor)
 
 def compute_norms(value: Rows, groups: int, joint: Shards | None) -> Tensor:
     """The norms [B, G, C] float32 of values [B, K, C, D] in all heads of a group, those of other processes included."""
-    squares = value.dequantized(torch.float32).float().square().sum(-1)
-    squares = squares.unflatten(1, (groups, -1)).sum(2)
+    squares = sum_squares(value.dequantized(torch.float32), groups)
     return (squares if joint is None else joint.sum(squares)).sqrt()
+
+
+def sum_squares(value: Tensor, groups: int) -> Tensor:
+    """The squared norms [B, G, C] float32 of values [B, K, C, D]."""
+    squares: Tensor = value.float().square().sum(-1).unflatten(1, (groups, -1)).sum(2)
+    return squares
 
 
 def draw_weights(position: Tensor, layer: int, groups: range) -> Tensor:

@@ -37,7 +37,9 @@ class Slots(Buffers):
         zeros = partial(torch.zeros, self.position.shape, dtype=torch.float32, device=shape.device)
         self.importance = zeros() if remembers else None
         self.row_weight = zeros() if bound.policy.weighs else None  # see `msrnn.core.row_weights`
-        self.layer = shape.layer
+        self.layer, self.network = shape.layer, shape.network
+        if bound.policy.learned and shape.network is None:
+            raise UsageError(f"policy {bound.policy.name!r}: its file is read when a model is wrapped")
         rows = self.keys.shape[:3]
         self.key_scale, self.value_scale = (
             torch.ones(rows, dtype=SCALE_DTYPE, device=shape.device) if shape.state_dtype else None for _ in range(2)
@@ -56,7 +58,7 @@ class Slots(Buffers):
     def joint(self) -> Shards | None:
         """The processes that decide together what is evicted, where one group has the heads of all of them."""
         policy = self.bound.policy
-        observes = policy.decay is not None or policy.value_norm
+        observes = policy.decay is not None or policy.value_norm  # learned weights have norms, too
         return self.shards if policy.per == "layer" and observes else None
 
     @staticmethod
@@ -97,19 +99,21 @@ class Slots(Buffers):
         """New rows as these slots keep them: quantized if there is a `state_dtype`."""
         return quantize(key, self.state_dtype), quantize(value, self.state_dtype)
 
-    def weigh(self, value: Rows, position: Tensor) -> Tensor | None:
+    def weigh(self, key: Rows, value: Rows, position: Tensor) -> Tensor | None:
         """The weights [B, G, C] float32 of rows [B, K, C, D] at position [B, 1 or G, C]; None: the policy has none."""
         policy, groups = self.bound.policy, self.position.shape[1]
         if policy.weights == RANDOM:
             first = self.shards.rank * groups if self.shards is not None and policy.per == "head" else 0
             return draw_weights(position, self.layer, range(first, first + groups))
+        if policy.learned and self.network is not None:
+            return self.network.weigh(key, value, position, groups, self.shards, self.joint)
         return compute_norms(value, groups, self.joint) if policy.value_norm else None
 
     def weigh_held(self) -> Tensor | None:
         """`weigh` of the held rows."""
-        return self.weigh(Rows(self.values, self.value_scale), self.position)
+        return self.weigh(Rows(self.keys, self.key_scale), Rows(self.values, self.value_scale), self.position)
 
-    def candidates(self, query_position: Tensor, value: Rows) -> tuple[Tensor, Tensor, Tensor | None]:
+    def candidates(self, query_position: Tensor, key: Rows, value: Rows) -> tuple[Tensor, Tensor, Tensor | None]:
         """Slots, then new tokens: position, importance and, where the policy has them, weights; all [B, G, S + C].
 
         query_position [B, C]; rows [B, K, C, D]
@@ -119,7 +123,7 @@ class Slots(Buffers):
         importance = torch.zeros(position.shape, dtype=torch.float32, device=position.device)
         if self.importance is not None:
             importance[..., :S] = self.importance
-        fresh = self.weigh(value, query_position[:, None])
+        fresh = self.weigh(key, value, query_position[:, None])
         row_weight = None if self.row_weight is None or fresh is None else torch.cat([self.row_weight, fresh], dim=-1)
         return position, importance, row_weight
 

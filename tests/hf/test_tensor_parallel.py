@@ -39,7 +39,7 @@ FOR_TWO = (
         "llama: h2o reads*",
         "llama: echo reads*",
         "llama: random reads*",
-        "llama: tova generates",
+        *("llama: tova generates", "llama: learned weights*"),
         "llama: tova, comp*",
     ),
     *("llama: echo, int8", "llama: MultiStateCache", "llama: fork*", "llama: an engine*", "llama: echo is saved"),

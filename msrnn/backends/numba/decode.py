@@ -206,8 +206,8 @@ def decode_numba(
     (B, K, R, _), G = query.shape, slots.position.shape[1]
     shares = None if share is None else torch.zeros(B, G, K * R // G, 1, dtype=torch.float32)
     output = torch.empty(*query.shape[:3], value.shape[-1], dtype=torch.float32)
-    new = Rows(value[:, :, None], None)
-    given = slots.weigh(new, query_position[:, None, None]) if slots.bound.policy.weights else None
+    new = Rows(key[:, :, None], None), Rows(value[:, :, None], None)
+    given = slots.weigh(*new, query_position[:, None, None]) if slots.bound.policy.weights else None
     _decode(
         query.contiguous().numpy(),
         key.contiguous().numpy(),

@@ -61,7 +61,7 @@ def decode_triton(
     given = None
     if slots.bound.policy.weights:
         rows = slots.quantize(key[:, :, None], value[:, :, None])
-        given = slots.weigh(rows[1], query_position[:, None, None])
+        given = slots.weigh(*rows, query_position[:, None, None])
     output, attended = _attend(slots, query, key, value, query_position, scoring, share)
     _evict(slots, attended, given, query_position)
     return output

@@ -299,7 +299,7 @@ def prefill_triton(
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     fresh = slots.quantize(key, value)
     key, value = (rows.codes for rows in fresh)
-    position, importance, row_weight = slots.candidates(query_position, fresh[1])
+    position, importance, row_weight = slots.candidates(query_position, *fresh)
     query_position = query_position.contiguous()
     sinks, share = sinks_and_share(scoring, share, B, C)
     rows, blocks = _blocks(max(D, DV), query.dtype)
