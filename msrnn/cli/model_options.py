@@ -83,11 +83,11 @@ class GivenOptions:
         if extendable and self.policy is not None and same_size and _can_continue(self.policy, saved.policy):
             given = replace(self, policy=None)
         given._check_agrees(state, saved)
-        own = self._own_options(saved.recall or 0)
+        own, policy = self._own_options(saved.recall or 0), self._find_weights(state, saved)
         try:
             return replace(
                 own,
-                policy=self._find_weights(state, saved),
+                policy=policy,
                 size=saved.size,
                 dtype=self.dtype or saved.dtype,
                 state_dtype=saved.state_dtype,

@@ -14,7 +14,7 @@ from msrnn.core.quantization import Rows
 from msrnn.core.shards import Shards
 
 _LARGEST = 2**32 - 1
-_SCRAMBLERS = ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1))  # shifts and factors of MurmurHash3's 32-bit finalizer
+SCRAMBLERS = ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1))  # shifts and factors of MurmurHash3's 32-bit finalizer
 Whole = TypeVar("Whole", int, Tensor)
 
 
@@ -42,7 +42,7 @@ def draw_weights(position: Tensor, layer: int, groups: range) -> Tensor:
 
 def scramble(number: Whole) -> Whole:
     """A permutation of the whole numbers below 2**32 without a pattern; tensors are int64."""
-    for shift, factor in _SCRAMBLERS:
+    for shift, factor in SCRAMBLERS:
         number = number ^ (number >> shift)
         # in two parts, since a product of two numbers below 2**32 may not fit into int64
         number = (number * (factor & 0xFFFF) + ((number * (factor >> 16) & 0xFFFF) << 16)) & _LARGEST

@@ -61,6 +61,12 @@ class Slots(Buffers):
         observes = policy.decay is not None or policy.value_norm  # learned weights have norms, too
         return self.shards if policy.per == "layer" and observes else None
 
+    @property
+    def first_group(self) -> int:
+        """The first group of this process among those of all."""
+        divided = self.shards is not None and self.bound.policy.per == "head"
+        return self.shards.rank * self.position.shape[1] if divided and self.shards else 0
+
     @staticmethod
     def nbytes_of(batch_size: int, shape: LayerShape, bound: Bound) -> int:
         """The value that `nbytes` will have, computed without an allocation."""
@@ -103,8 +109,7 @@ class Slots(Buffers):
         """The weights [B, G, C] float32 of rows [B, K, C, D] at position [B, 1 or G, C]; None: the policy has none."""
         policy, groups = self.bound.policy, self.position.shape[1]
         if policy.weights == RANDOM:
-            first = self.shards.rank * groups if self.shards is not None and policy.per == "head" else 0
-            return draw_weights(position, self.layer, range(first, first + groups))
+            return draw_weights(position, self.layer, range(self.first_group, self.first_group + groups))
         if policy.learned and self.network is not None:
             return self.network.weigh(key, value, position, groups, self.shards, self.joint)
         return compute_norms(value, groups, self.joint) if policy.value_norm else None

@@ -52,7 +52,8 @@ class StateSpec:
     @property
     def summary(self) -> str:
         """The model and the options, for a repr."""
-        shown = ", ".join(f"{name}={self.fingerprint[name]!r}" for name in ("policy", "size", "dtype", "positions"))
+        names = [name for name in ("policy", WEIGHTS, "size", "dtype", "positions") if name in self.fingerprint]
+        shown = ", ".join(f"{name}={self.fingerprint[name]!r}" for name in names)
         return f"{self.fingerprint[ARCHITECTURE]}, {shown}"
 
     @property

@@ -19,9 +19,11 @@ from msrnn.backends.triton.attend import attend_kernel, combine_kernel
 from msrnn.backends.triton.common import at_once, sinks_and_share, strides_of
 from msrnn.backends.triton.evict import EVICT_WARPS, evict_kernel, observe_kernel
 from msrnn.backends.triton.rope import rotations_of
+from msrnn.backends.triton.row_weight import grade_rows
 from msrnn.core.quantization import LARGEST
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import Slots
+from msrnn.policy import RANDOM
 
 
 class Tile(NamedTuple):
@@ -58,12 +60,8 @@ def decode_triton(
     share: Tensor | None = None,
 ) -> Tensor:
     query, key, value, query_position = (t.contiguous() for t in (query, key, value, query_position))
-    given = None
-    if slots.bound.policy.weights:
-        rows = slots.quantize(key[:, :, None], value[:, :, None])
-        given = slots.weigh(*rows, query_position[:, None, None])
     output, attended = _attend(slots, query, key, value, query_position, scoring, share)
-    _evict(slots, attended, given, query_position)
+    _evict(slots, attended, query_position)
     return output
 
 
@@ -116,23 +114,27 @@ def _attend(
     return output, attended
 
 
-def _evict(slots: Slots, attended: Attended, given: Tensor | None, query_position: Tensor) -> None:
-    """Write the new token's position, observe, and evict; `given` [B, G, 1] is its weight."""
+def _evict(slots: Slots, attended: Attended, query_position: Tensor) -> None:
+    """Weigh the new token's row, write its position, observe, and evict."""
     (B, G, S), K, H = slots.position.shape, slots.keys.shape[1], attended.scores.shape[1]
     policy, bound = slots.bound.policy, slots.bound
     scores, log_sums, squares, fresh = attended
+    graded = grade_rows(slots, fresh, query_position) if policy.learned else None
+    alpha = slots.network.on(scores.device).alpha if slots.network and policy.learned else None
     group = {"S": S, "M": H // G, "MEMBERS": K // G}
-    observed = None
+    observed, processes = None, 1
     if slots.joint is not None:
-        observed = torch.empty(B, G, S + 1, dtype=torch.float32, device=scores.device)
+        observed = torch.empty(B, G, S + 2, dtype=torch.float32, device=scores.device)
         observes = policy.decay is not None
         observe_kernel[(B * G,)](
-            scores if observes else None, log_sums, squares, observed, **group, num_warps=EVICT_WARPS
+            scores if observes else None, log_sums, squares, graded, observed, **group, num_warps=EVICT_WARPS
         )
         slots.joint.sum(observed)
-        group["M"] *= slots.joint.count
+        processes = slots.joint.count
+        group["M"] *= processes
     evict_kernel[(B, G)](
-        fresh, scores, log_sums, slots.position, slots.importance, slots.row_weight, squares, given, query_position,
-        observed, slots.ranges, policy.decay, bound.size, policy.first, bound.recent, bound.window, bound.spared,
-        G=G, **group, SLIDING=bound.sliding, num_warps=EVICT_WARPS,
+        fresh, scores, log_sums, slots.position, slots.importance, slots.row_weight, squares, graded, alpha,
+        slots.layer if policy.weights == RANDOM else None, slots.first_group, query_position, observed, slots.ranges,
+        policy.decay, bound.size, policy.first, bound.recent, bound.window, bound.spared,
+        G=G, **group, PROCESSES=processes, SLIDING=bound.sliding, num_warps=EVICT_WARPS,
     )  # fmt: skip

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from msrnn.backends.triton.common import PER_UNIT, hide_protected, lift_exp
+from msrnn.backends.triton.row_weight import combine_weight, draw_weight
 from msrnn.core.slots import HELD
 
 FAR = tl.constexpr(HELD)
@@ -35,38 +36,62 @@ def _attention_sum(scores, log_sums, i_group, o_s, S: tl.constexpr, M: tl.conste
 
 
 @triton.jit
-def _square(squares, i_group, MEMBERS: tl.constexpr):
-    """The squared norm of the new token's values in all KV heads of a group."""
+def _sum_heads(numbers, i_group, MEMBERS: tl.constexpr):
+    """The sum over all KV heads of a group, of numbers [B, K]."""
     o_k = tl.arange(0, triton.next_power_of_2(MEMBERS))
-    return tl.sum(tl.load(squares + i_group * MEMBERS + o_k, mask=o_k < MEMBERS, other=0.0))
+    return tl.sum(tl.load(numbers + i_group * MEMBERS + o_k, mask=o_k < MEMBERS, other=0.0))
 
 
 @triton.jit
-def observe_kernel(scores, log_sums, squares, observed, S: tl.constexpr, M: tl.constexpr, MEMBERS: tl.constexpr):
-    """What the processes that share a group add up before the eviction: [B, G, S] attention, and one squared norm.
+def observe_kernel(
+    scores, log_sums, squares, graded, observed, S: tl.constexpr, M: tl.constexpr, MEMBERS: tl.constexpr
+):
+    """What the processes that share a group add up before the eviction: [B, G, S] attention, one squared norm, and
+    what networks say of the new row.
 
-    `scores` and `squares` are None where they are not needed.
+    `scores`, `squares` and `graded` are None where they are not needed.
     """
     i_group = tl.program_id(0).to(tl.int64)
     o_s = tl.arange(0, triton.next_power_of_2(S))
+    p_observed = observed + i_group * (S + 2)
     if scores is not None:
         b_sum = _attention_sum(scores, log_sums, i_group, o_s, S, M)
-        tl.store(observed + i_group * (S + 1) + o_s, b_sum, mask=o_s < S)
+        tl.store(p_observed + o_s, b_sum, mask=o_s < S)
     if squares is not None:
-        tl.store(observed + i_group * (S + 1) + S, _square(squares, i_group, MEMBERS))
+        tl.store(p_observed + S, _sum_heads(squares, i_group, MEMBERS))
+    if graded is not None:
+        tl.store(p_observed + S + 1, _sum_heads(graded, i_group, MEMBERS))
 
 
 @triton.jit
+def _weigh(
+    p_observed, squares, graded, alpha, layer, group, t, i_group,
+    S: tl.constexpr, MEMBERS: tl.constexpr, PROCESSES: tl.constexpr,
+):  # fmt: skip
+    """The weight of the new token's row."""
+    if layer is not None:
+        return draw_weight(t, layer, group)
+    square = tl.load(p_observed + S) if p_observed is not None else _sum_heads(squares, i_group, MEMBERS)
+    if graded is None:
+        return tl.sqrt(square)
+    sum_graded = tl.load(p_observed + S + 1) if p_observed is not None else _sum_heads(graded, i_group, MEMBERS)
+    return combine_weight(square, sum_graded / (MEMBERS * PROCESSES), tl.load(alpha))
+
+
+@triton.jit(do_not_specialize=["layer", "group"])
 def evict_kernel(
-    fresh, scores, log_sums, position, importance, row_weight, squares, given, query_position, observed, protected,
-    decay, size, first, recent, window, spared,
-    S: tl.constexpr, G: tl.constexpr, M: tl.constexpr, MEMBERS: tl.constexpr, SLIDING: tl.constexpr,
+    fresh, scores, log_sums, position, importance, row_weight, squares, graded, alpha, layer, group, query_position,
+    observed, protected, decay, size, first, recent, window, spared,
+    S: tl.constexpr, G: tl.constexpr, M: tl.constexpr, MEMBERS: tl.constexpr, PROCESSES: tl.constexpr,
+    SLIDING: tl.constexpr,
 ):  # fmt: skip
     """Write the new token's position, add the group's mean attention to the importances, and evict the least important
-    KV row that is not protected. `squares` [B, K] are the squared norms of the new token's values, or `given` [B, G]
-    is its weight. Where a group is joint, `observed` has the sums over its processes, and M counts the heads of all of
-    them. What a policy does not have is None: importance, row_weight, squares, given, observed, protected, decay,
-    window.
+    KV row that is not protected.
+
+    The weight of the new row comes from the squared norms of its values, `squares` [B, K], and from what networks say
+    of it, `graded` [B, K], or from the layer's index and that of the process's first group. Where a group is joint,
+    `observed` has the sums over its processes, and M counts the heads of all of them. What a policy does not have is
+    None: importance, row_weight, squares, graded and alpha, layer, observed, protected, decay, window.
 
     Without observation weights rank alone; without those, too, the oldest KV row is evicted, as in every tie. NaN is
     infinity.
@@ -87,9 +112,12 @@ def evict_kernel(
         m_held = b_position >= 0
         b_free = hide_protected(b_position, protected, i_b)  # early, so that its loads delay nothing
         b_importance = tl.zeros(o_s.shape, tl.float32)
+        p_observed = None
+        if observed is not None:
+            p_observed = observed + i_group * (S + 2)
         if decay is not None:
-            if observed is not None:
-                b_importance = tl.load(observed + i_group * (S + 1) + o_s, mask=m_s, other=0.0)
+            if p_observed is not None:
+                b_importance = tl.load(p_observed + o_s, mask=m_s, other=0.0)
             else:
                 b_importance = _attention_sum(scores, log_sums, i_group, o_s, S, M)
             b_importance = tl.where(m_held, b_importance / M, 0.0)
@@ -101,12 +129,9 @@ def evict_kernel(
             tl.store(p_importance, b_importance, mask=m_held)
         b_rank = b_importance
         if row_weight is not None:
-            if given is not None:
-                weight = tl.load(given + i_group)
-            elif observed is not None:
-                weight = tl.sqrt(tl.load(observed + i_group * (S + 1) + S))
-            else:
-                weight = tl.sqrt(_square(squares, i_group, MEMBERS))
+            weight = _weigh(
+                p_observed, squares, graded, alpha, layer, group + i_g, t, i_group, S, MEMBERS, PROCESSES
+            )  # fmt: skip
             p_weight = row_weight + i_group * S + o_s
             b_weight = tl.where(m_new, weight, tl.load(p_weight, mask=m_s, other=0.0))
             tl.store(p_weight, b_weight, mask=m_new)

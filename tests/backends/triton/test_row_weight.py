@@ -1,0 +1,98 @@
+"""The weight of a new row in a decode step: the kernels against the code that all backends share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from msrnn.backends.triton.row_weight import draw_weight, grade_rows
+from msrnn.core.quantization import STATE_DTYPES
+from msrnn.core.rope import Rope
+from msrnn.core.row_weights import draw_weights
+from msrnn.core.slots import Slots
+from msrnn.policy import Bound, Policy
+from tests.helpers.decode_steps import check, layer
+from tests.helpers.layers import shape_and_scoring
+from tests.helpers.networks import add_network
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+LEARNED = Bound(Policy(0.9, "head", value_norm=True, weights="x.safetensors"), 5)
+TOGETHER = replace(LEARNED, policy=replace(LEARNED.policy, per="layer"))
+
+
+@triton.jit(do_not_specialize=["layer"])
+def draw_kernel(position, layer, into, C: tl.constexpr):
+    i_g = tl.program_id(0)
+    for i in range(C):
+        tl.store(into + i_g * C + i, draw_weight(tl.load(position + i), layer, i_g))
+
+
+def test_random_weights_are_the_same_bit_by_bit(device: str) -> None:
+    position = torch.tensor([0, 1, 2, 77, 65_536, 2**31 - 2**20], dtype=torch.int32, device=device)
+    for number in (0, 1, 16, 79):
+        found = torch.empty(3, 6, dtype=torch.float32, device=device)
+        draw_kernel[(3,)](position, number, found, C=6)
+        assert torch.equal(found, draw_weights(position[None, None], number, range(3))[0])
+
+
+ROPES = {
+    "none": None,
+    "halves": Rope(100.0 ** -(torch.arange(8) / 8)),
+    "partial": Rope(100.0 ** -(torch.arange(3) / 3), start=10),
+    "neighbours": Rope(100.0 ** -(torch.arange(5) / 5), interleaved=True),
+}
+
+
+@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize("code", [None, *STATE_DTYPES])
+def test_networks(rope: str, code: str | None, device: str) -> None:
+    """Rows of every kind, at positions near and far; a sequence of padding is skipped."""
+    own = ROPES[rope]
+    own = own and replace(own, frequency=own.frequency.to(device))
+    shape, _ = shape_and_scoring(device, state_dtype=STATE_DTYPES[code] if code else None)
+    for bound in (LEARNED, TOGETHER):
+        slots = Slots(3, add_network(shape, bound, own), bound)
+        slots.seen.copy_(torch.tensor([0, 1000, 100_000]))
+        draw = torch.Generator().manual_seed(0)
+        key, value = (torch.randn(3, 2, 1, 16, generator=draw).to(device) for _ in range(2))
+        position = slots.advance(1, None)
+        fresh = slots.quantize(key, value)
+        candidates = slots.candidates(position, *fresh)
+        slots.keep(*fresh, *candidates, candidates[0] >= 0)
+        slot = slots.position.argmax(-1).int()
+        position = position[:, 0].clone()
+        position[1] = -1
+        graded = grade_rows(slots, slot, position)
+        assert slots.network is not None
+        rows = (one.dequantized(torch.float32) for one in fresh)
+        expected = slots.network.grade(*rows, slots.seen[:, None, None] - 1)[..., 0]
+        real = torch.tensor([0, 2], device=device)
+        torch.testing.assert_close(graded[real], expected[real], atol=2e-5, rtol=2e-5)
+
+
+def test_a_row_that_is_not_a_number_stays_one(device: str) -> None:
+    shape, _ = shape_and_scoring(device)
+    slots = Slots(2, add_network(shape, LEARNED), LEARNED)
+    slots.keys[0, 1, 0, 3] = torch.nan
+    slots.keys[1, 0, 0] = 3e38
+    graded = grade_rows(slots, torch.zeros(2, 2, dtype=torch.int32, device=device), slots.advance(1, None)[:, 0])
+    assert graded.isnan().tolist() == [[False, True], [False, False]]
+    assert bool(graded[1].isfinite().all())
+
+
+def test_a_state_without_a_free_slot_is_left_alone(device: str) -> None:
+    shape, _ = shape_and_scoring(device)
+    slots = Slots(1, add_network(shape, LEARNED), LEARNED)
+    beyond: Tensor = torch.full((1, 2), 6, dtype=torch.int32, device=device)
+    grade_rows(slots, beyond, slots.advance(1, None)[:, 0])
+
+
+@pytest.mark.parametrize("code", [None, pytest.param("int8", marks=pytest.mark.slow)])
+def test_steps(code: str | None, device: str) -> None:
+    run = layer(device, TOGETHER, 6, 3, state_dtype=STATE_DTYPES[code] if code else None)
+    check(run, steps=4, before=TOGETHER.size + 2)
