@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from msrnn.backends.triton.row_weight import draw_weight, grade_rows
+from msrnn.backends.triton.decode import decode_triton
+from msrnn.backends.triton.row_weight import grade_rows
 from msrnn.core.quantization import STATE_DTYPES
 from msrnn.core.rope import Rope
 from msrnn.core.row_weights import draw_weights
@@ -25,19 +24,16 @@ LEARNED = Bound(Policy(0.9, "head", value_norm=True, weights="x.safetensors"), 5
 TOGETHER = replace(LEARNED, policy=replace(LEARNED.policy, per="layer"))
 
 
-@triton.jit(do_not_specialize=["layer"])
-def draw_kernel(position, layer, into, C: tl.constexpr):
-    i_g = tl.program_id(0)
-    for i in range(C):
-        tl.store(into + i_g * C + i, draw_weight(tl.load(position + i), layer, i_g))
-
-
-def test_random_weights_are_the_same_bit_by_bit(device: str) -> None:
-    position = torch.tensor([0, 1, 2, 77, 65_536, 2**31 - 2**20], dtype=torch.int32, device=device)
-    for number in (0, 1, 16, 79):
-        found = torch.empty(3, 6, dtype=torch.float32, device=device)
-        draw_kernel[(3,)](position, number, found, C=6)
-        assert torch.equal(found, draw_weights(position[None, None], number, range(3))[0])
+@pytest.mark.parametrize("number", [0, 1, 79])
+def test_random_weights_are_the_same_bit_by_bit(number: int, device: str) -> None:
+    shape, scoring = shape_and_scoring(device)
+    slots = Slots(3, replace(shape, layer=number), Bound(Policy.parse("random"), 2))
+    slots.seen.copy_(torch.tensor([0, 77, 2**31 - 2**20]))
+    position = slots.advance(1, None)
+    query, key, value = (torch.randn(3, 2, *more, 16).to(device) for more in ((2,), (), ()))
+    decode_triton(slots, query, key, value, position[:, 0], scoring)
+    assert slots.row_weight is not None
+    assert torch.equal(slots.row_weight[..., :1], draw_weights(position[:, None], number, range(2)))
 
 
 ROPES = {
@@ -62,15 +58,15 @@ def test_networks(rope: str, code: str | None, device: str) -> None:
         key, value = (torch.randn(3, 2, 1, 16, generator=draw).to(device) for _ in range(2))
         position = slots.advance(1, None)
         fresh = slots.quantize(key, value)
-        candidates = slots.candidates(position, *fresh)
-        slots.keep(*fresh, *candidates, candidates[0] >= 0)
+        held, importance, weight = slots.candidates(position, *fresh)
+        slots.keep(*fresh, held, importance, weight, held >= 0)
         slot = slots.position.argmax(-1).int()
         position = position[:, 0].clone()
         position[1] = -1
         graded = grade_rows(slots, slot, position)
         assert slots.network is not None
-        rows = (one.dequantized(torch.float32) for one in fresh)
-        expected = slots.network.grade(*rows, slots.seen[:, None, None] - 1)[..., 0]
+        kept = fresh[0].dequantized(torch.float32), fresh[1].dequantized(torch.float32)
+        expected = slots.network.grade(*kept, slots.seen[:, None, None] - 1)[..., 0]
         real = torch.tensor([0, 2], device=device)
         torch.testing.assert_close(graded[real], expected[real], atol=2e-5, rtol=2e-5)
 
