@@ -178,7 +178,8 @@ class TorchBackend:
         (B, H, C, D), K = query.shape, key.shape[1]
         slots = slots.in_use(C)
         new_keys, new_values = slots.quantize(key, value)
-        position, importance, row_weight = slots.candidates(query_position, new_keys, new_values)
+        fresh = slots.weigh(new_keys, new_values, query_position[:, None])
+        position, importance, row_weight = slots.candidates(query_position, fresh)
         held_keys, held_values = slots.dequantized()
         keys = torch.cat([held_keys, new_keys.dequantized(slots.dtype)], dim=2)
         values = torch.cat([held_values, new_values.dequantized(slots.dtype)], dim=2)

@@ -118,17 +118,16 @@ class Slots(Buffers):
         """`weigh` of the held rows."""
         return self.weigh(Rows(self.keys, self.key_scale), Rows(self.values, self.value_scale), self.position)
 
-    def candidates(self, query_position: Tensor, key: Rows, value: Rows) -> tuple[Tensor, Tensor, Tensor | None]:
+    def candidates(self, query_position: Tensor, fresh: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Slots, then new tokens: position, importance and, where the policy has them, weights; all [B, G, S + C].
 
-        query_position [B, C]; rows [B, K, C, D]
+        query_position [B, C]; `fresh` [B, G, C] are the weights of the new rows
         """
         (B, G, S), C = self.position.shape, query_position.shape[1]
         position = torch.cat([self.position, query_position[:, None].expand(B, G, C)], dim=-1)
         importance = torch.zeros(position.shape, dtype=torch.float32, device=position.device)
         if self.importance is not None:
             importance[..., :S] = self.importance
-        fresh = self.weigh(key, value, query_position[:, None])
         row_weight = None if self.row_weight is None or fresh is None else torch.cat([self.row_weight, fresh], dim=-1)
         return position, importance, row_weight
 

@@ -90,16 +90,16 @@ class WeightNetwork:
             position = position.repeat_interleave(heads // groups, 1)
         network = self.on(position.device)
         graded = network.of(shards).grade(keys, values, position)
-        sums = torch.stack([sum_squares(values, groups), graded.unflatten(1, (groups, -1)).sum(2)])
-        members = heads // groups
-        if joint is not None:
-            sums, members = joint.sum(sums), members * joint.count
-        return network.combine(sums[0], sums[1] / members)
+        return network.combine(graded, values, groups, joint)
 
-    def combine(self, squares: Tensor, graded: Tensor) -> Tensor:
-        """The weights of rows, from the squared norms of their values and from g.
+    def combine(self, graded: Tensor, values: Tensor, groups: int, joint: Shards | None) -> Tensor:
+        """The weights [B, G, C] of rows, from g [B, K, C] and their values [B, K, C, Dv].
 
         A row whose value is zero has the least weight. NaN stays NaN, and such a row is evicted last.
         """
-        exponent = (0.5 * squares.log() + graded) / self.alpha
+        sums = torch.stack([sum_squares(values, groups), graded.unflatten(1, (groups, -1)).sum(2)])
+        members = graded.shape[1] // groups
+        if joint is not None:
+            sums, members = joint.sum(sums), members * joint.count
+        exponent = (0.5 * sums[0].log() + sums[1] / members) / self.alpha
         return exponent.clamp(-MOST_EXPONENT, MOST_EXPONENT).exp()

@@ -112,7 +112,8 @@ def test_rows_are_weighed_as_they_are_kept() -> None:
     slots = Slots(2, shape, Bound(Policy(0.5, weights=LEARNED, value_norm=True), 9))
     key, value = rows()
     fresh = slots.quantize(key, value)
-    position, importance, weight = slots.candidates(slots.advance(7, None), *fresh)
+    position = slots.advance(7, None)
+    position, importance, weight = slots.candidates(position, slots.weigh(*fresh, position[:, None]))
     slots.keep(*fresh, position, importance, weight, position >= 0)
     held = slots.position >= 0
     assert held.sum() == 14

@@ -19,7 +19,7 @@ from msrnn.backends.triton.attend import attend_kernel, combine_kernel
 from msrnn.backends.triton.common import at_once, sinks_and_share, strides_of
 from msrnn.backends.triton.evict import EVICT_WARPS, evict_kernel, observe_kernel
 from msrnn.backends.triton.rope import rotations_of
-from msrnn.backends.triton.row_weight import grade_rows
+from msrnn.backends.triton.row_weight import grade_written
 from msrnn.core.quantization import LARGEST
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import Slots
@@ -119,7 +119,7 @@ def _evict(slots: Slots, attended: Attended, query_position: Tensor) -> None:
     (B, G, S), K, H = slots.position.shape, slots.keys.shape[1], attended.scores.shape[1]
     policy, bound = slots.bound.policy, slots.bound
     scores, log_sums, squares, fresh = attended
-    graded = grade_rows(slots, fresh, query_position) if policy.learned else None
+    graded = grade_written(slots, fresh, query_position) if policy.learned else None
     alpha = slots.network.on(scores.device).alpha if slots.network and policy.learned else None
     group = {"S": S, "M": H // G, "MEMBERS": K // G}
     observed, processes = None, 1

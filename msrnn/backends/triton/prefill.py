@@ -17,6 +17,7 @@ from torch import Tensor
 from msrnn.backends.base import Prefilled
 from msrnn.backends.triton.common import at_once, cap_scores, lift_exp, sinks_and_share, strides_of, width
 from msrnn.backends.triton.keep import keep_triton
+from msrnn.backends.triton.row_weight import weigh_triton
 from msrnn.backends.triton.scan import room, scan_triton
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import Slots
@@ -299,8 +300,8 @@ def prefill_triton(
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     fresh = slots.quantize(key, value)
     key, value = (rows.codes for rows in fresh)
-    position, importance, row_weight = slots.candidates(query_position, *fresh)
     query_position = query_position.contiguous()
+    position, importance, row_weight = slots.candidates(query_position, weigh_triton(slots, *fresh, query_position))
     sinks, share = sinks_and_share(scoring, share, B, C)
     rows, blocks = _blocks(max(D, DV), query.dtype)
     grid, space = (triton.cdiv(C, rows), H, B), room(C, S + C)

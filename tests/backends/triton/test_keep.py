@@ -22,8 +22,8 @@ def test_survivors_of_a_chunk_fill_free_slots(policy: str, state_dtype: str | No
     for count in (4, 9):  # into empty slots, then into those that become free
         draw = torch.Generator().manual_seed(count)
         _, key, value = random_tokens(2, 4, 2, count, 16, device, seed=count)
-        rows = slots.quantize(key, value)
-        position, importance, row_weight = slots.candidates(slots.advance(count, None), *rows)
+        rows, position = slots.quantize(key, value), slots.advance(count, None)
+        position, importance, row_weight = slots.candidates(position, slots.weigh(*rows, position[:, None]))
         importance += torch.rand(importance.shape, generator=draw).to(device)
         stays = (
             torch.rand(position.shape, generator=draw).to(device).masked_fill(position < 0, -1).argsort(-1)[..., -5:]

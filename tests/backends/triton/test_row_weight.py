@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from msrnn.backends.triton.decode import decode_triton
-from msrnn.backends.triton.row_weight import grade_rows
+from msrnn.backends.triton.row_weight import grade_rows, grade_written, weigh_triton
 from msrnn.core.quantization import STATE_DTYPES
 from msrnn.core.rope import Rope
 from msrnn.core.row_weights import draw_weights
@@ -47,7 +47,7 @@ ROPES = {
 @pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize("code", [None, *STATE_DTYPES])
 def test_networks(rope: str, code: str | None, device: str) -> None:
-    """Rows of every kind, at positions near and far; a sequence of padding is skipped."""
+    """Rows of every kind, at positions near and far, of a chunk and of a step, which skips padding."""
     own = ROPES[rope]
     own = own and replace(own, frequency=own.frequency.to(device))
     shape, _ = shape_and_scoring(device, state_dtype=STATE_DTYPES[code] if code else None)
@@ -55,20 +55,22 @@ def test_networks(rope: str, code: str | None, device: str) -> None:
         slots = Slots(3, add_network(shape, bound, own), bound)
         slots.seen.copy_(torch.tensor([0, 1000, 100_000]))
         draw = torch.Generator().manual_seed(0)
-        key, value = (torch.randn(3, 2, 1, 16, generator=draw).to(device) for _ in range(2))
-        position = slots.advance(1, None)
+        key, value = (torch.randn(3, 3, 2, 16, generator=draw).transpose(1, 2).to(device) for _ in range(2))
+        position = slots.advance(3, None).contiguous()
+        position[1, 0] = -1
         fresh = slots.quantize(key, value)
-        held, importance, weight = slots.candidates(position, *fresh)
+        expected = slots.weigh(*fresh, position[:, None])
+        found = weigh_triton(slots, *fresh, position)
+        assert expected is not None
+        assert found is not None
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+        held, importance, weight = slots.candidates(position, expected)
         slots.keep(*fresh, held, importance, weight, held >= 0)
-        slot = slots.position.argmax(-1).int()
-        position = position[:, 0].clone()
-        position[1] = -1
-        graded = grade_rows(slots, slot, position)
-        assert slots.network is not None
-        kept = fresh[0].dequantized(torch.float32), fresh[1].dequantized(torch.float32)
-        expected = slots.network.grade(*kept, slots.seen[:, None, None] - 1)[..., 0]
-        real = torch.tensor([0, 2], device=device)
-        torch.testing.assert_close(graded[real], expected[real], atol=2e-5, rtol=2e-5)
+        last = slots.position.argmax(-1).int()
+        step = position[:, -1].clone()
+        step[1] = -1
+        graded = grade_written(slots, last, step)[[0, 2]]
+        torch.testing.assert_close(graded, grade_rows(slots, *fresh, position)[[0, 2], :, -1:], atol=1e-5, rtol=1e-5)
 
 
 def test_a_row_that_is_not_a_number_stays_one(device: str) -> None:
@@ -76,7 +78,8 @@ def test_a_row_that_is_not_a_number_stays_one(device: str) -> None:
     slots = Slots(2, add_network(shape, LEARNED), LEARNED)
     slots.keys[0, 1, 0, 3] = torch.nan
     slots.keys[1, 0, 0] = 3e38
-    graded = grade_rows(slots, torch.zeros(2, 2, dtype=torch.int32, device=device), slots.advance(1, None)[:, 0])
+    slot = torch.zeros(2, 2, dtype=torch.int32, device=device)
+    graded = grade_written(slots, slot, slots.advance(1, None)[:, 0])[..., 0]
     assert graded.isnan().tolist() == [[False, True], [False, False]]
     assert bool(graded[1].isfinite().all())
 
@@ -85,7 +88,7 @@ def test_a_state_without_a_free_slot_is_left_alone(device: str) -> None:
     shape, _ = shape_and_scoring(device)
     slots = Slots(1, add_network(shape, LEARNED), LEARNED)
     beyond: Tensor = torch.full((1, 2), 6, dtype=torch.int32, device=device)
-    grade_rows(slots, beyond, slots.advance(1, None)[:, 0])
+    grade_written(slots, beyond, slots.advance(1, None)[:, 0])
 
 
 @pytest.mark.parametrize("code", [None, pytest.param("int8", marks=pytest.mark.slow)])
