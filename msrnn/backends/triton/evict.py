@@ -68,14 +68,17 @@ def _weigh(
     p_observed, squares, graded, alpha, layer, group, t, i_group,
     S: tl.constexpr, MEMBERS: tl.constexpr, PROCESSES: tl.constexpr,
 ):  # fmt: skip
-    """The weight of the new token's row."""
+    """The weight of the new token's row; no early return, since code after one is compiled as well."""
     if layer is not None:
-        return draw_weight(t, layer, group)
-    square = tl.load(p_observed + S) if p_observed is not None else _sum_heads(squares, i_group, MEMBERS)
-    if graded is None:
-        return tl.sqrt(square)
-    sum_graded = tl.load(p_observed + S + 1) if p_observed is not None else _sum_heads(graded, i_group, MEMBERS)
-    return combine_weight(square, sum_graded / (MEMBERS * PROCESSES), tl.load(alpha))
+        weight = draw_weight(t, layer, group)
+    else:
+        square = tl.load(p_observed + S) if p_observed is not None else _sum_heads(squares, i_group, MEMBERS)
+        if graded is None:
+            weight = tl.sqrt(square)
+        else:
+            said = tl.load(p_observed + S + 1) if p_observed is not None else _sum_heads(graded, i_group, MEMBERS)
+            weight = combine_weight(square, said / (MEMBERS * PROCESSES), tl.load(alpha))
+    return weight
 
 
 @triton.jit(do_not_specialize=["layer", "group"])
