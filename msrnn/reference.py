@@ -14,7 +14,8 @@ from torch import Tensor
 
 from msrnn.core.rope import Repositioning
 from msrnn.core.slots import HELD
-from msrnn.policy import Bound
+from msrnn.core.weight_network import MOST_DEVIATION, MOST_EXPONENT, WeightNetwork
+from msrnn.policy import RANDOM, Bound
 
 
 class Recurrence(NamedTuple):
@@ -43,25 +44,30 @@ def recurrent(
     protected: Collection[int] = (),
     recalls: Sequence[RecallAt] = (),
     reach: int = 0,
+    layer: int = 0,
+    network: WeightNetwork | None = None,
 ) -> Recurrence:
     """query [H, T, D], key [K, T, D], value [K, T, Dv], sinks [H]; bound None: nothing is evicted.
 
     Without `repositioning`, keys stay as the model rotated them. `protected` are positions of tokens that are never
     evicted, as the `first` tokens are not. With `recalls`, tokens attend to recalled rows as well; where keys are
-    re-rotated, these are about `reach` away from the query, or nearer.
+    re-rotated, these are about `reach` away from the query, or nearer. `layer` is the layer's index in its model,
+    and `network` has its learned row weights.
     """
     groups = bound.groups(key.shape[0]) if bound else 1
     parts = [
         _one_group(
             *(q, k, v, bound, scale, softcap, s, repositioning, protected if bound and bound.protects else ()),
-            *(recalls, reach),
+            *(recalls, reach, _weigh(k, v, bound, layer, group, network) if bound else []),
         )
-        for q, k, v, s in zip(
-            query.chunk(groups),
-            key.chunk(groups),
-            value.chunk(groups),
-            sinks.chunk(groups) if sinks is not None else [None] * groups,
-            strict=True,
+        for group, (q, k, v, s) in enumerate(
+            zip(
+                query.chunk(groups),
+                key.chunk(groups),
+                value.chunk(groups),
+                sinks.chunk(groups) if sinks is not None else [None] * groups,
+                strict=True,
+            )
         )
     ]
     return Recurrence(
@@ -83,10 +89,10 @@ def _one_group(
     protected: Collection[int],
     recalls: Sequence[RecallAt],
     reach: int,
+    weight: list[float],
 ) -> Recurrence:
-    """The heads of one group, which evict the same token."""
+    """The heads of one group, which evict the same token; weight of each token."""
     share = query.shape[0] // key.shape[0]  # query heads that share a KV head
-    norm = value.float().square().sum((0, 2)).sqrt().tolist()  # of each token's values in all heads
     key, value = key.repeat_interleave(share, 0), value.repeat_interleave(share, 0)
     length = query.shape[1]
     held: list[int] = []
@@ -148,13 +154,56 @@ def _one_group(
         # evict
         if len(held) > bound.size:
             free = [j for j in held if bound.policy.first <= j <= t - bound.recent and j not in protected]
-            rank = {j: _rank(importance[j] * (norm[j] if bound.policy.value_norm else 1.0)) for j in free}
+            rank = {j: _rank(weight[j] if bound.policy.weights == RANDOM else importance[j] * weight[j]) for j in free}
             ranked = sorted(free, key=lambda j: (rank[j], j))
             if len(ranked) > 1:
                 margin[0, t] = min(float(margin[0, t]), _margin(rank[ranked[0]], rank[ranked[1]]))
             held.remove(ranked[0])
             evicted_at[0, ranked[0]] = t
     return Recurrence(torch.stack(outputs, dim=1), evicted_at, margin)
+
+
+def _weigh(
+    key: Tensor, value: Tensor, bound: Bound, layer: int, group: int, network: WeightNetwork | None
+) -> list[float]:
+    """The weight of each token, which multiplies its importance, or ranks it alone where the policy is random.
+
+    key [K, T, D] and value [K, T, Dv] of the heads of one group
+    """
+    if bound.policy.learned and network is not None:
+        return _weigh_by_network(key, value, network, group)
+    if bound.policy.weights == RANDOM:
+        own = _scramble(_scramble(layer) + group)
+        return [(_scramble(_scramble(j) ^ own) >> 8) / 2**24 for j in range(value.shape[1])]
+    if bound.policy.value_norm:
+        return value.float().square().sum((0, 2)).sqrt().tolist()
+    return [1.0] * value.shape[1]
+
+
+def _weigh_by_network(key: Tensor, value: Tensor, network: WeightNetwork, group: int) -> list[float]:
+    """(|v| exp g)^(1 / alpha) of each token; g is the mean over the heads of the group."""
+    if network.rope is not None:
+        position = torch.arange(key.shape[1])
+        key = network.rope.rotate(key, network.rope.angle(position, torch.zeros_like(position)))
+    graded = torch.zeros(key.shape[1], dtype=torch.float64)
+    for i in range(len(key)):
+        head = group * len(key) + i
+        inputs = torch.cat([key[i], value[i]], dim=-1).double()
+        inputs = ((inputs - network.mean[head]) / network.scale[head]).clamp(-MOST_DEVIATION, MOST_DEVIATION)
+        x = inputs @ network.hidden[head].double().T + network.hidden_bias[head]
+        gelu = 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+        graded += (gelu @ network.output[head].double() + network.output_bias[head]) / len(key)
+    norm = value.double().square().sum((0, 2)).sqrt()
+    exponent = (norm.log() + graded) / network.alpha
+    return exponent.clamp(-MOST_EXPONENT, MOST_EXPONENT).exp().tolist()
+
+
+def _scramble(number: int) -> int:
+    """The 32-bit finalizer of MurmurHash3, a permutation without a pattern."""
+    number %= 2**32
+    number = (number ^ number >> 16) * 0x85EBCA6B % 2**32
+    number = (number ^ number >> 13) * 0xC2B2AE35 % 2**32
+    return number ^ number >> 16
 
 
 def _find_expired(held: list[int], t: int, bound: Bound, protected: Collection[int]) -> list[int]:

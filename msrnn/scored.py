@@ -39,6 +39,7 @@ class ScoredPolicy(Policy):
 
     decay: float | None = field(default=1.0, init=False)  # the slots keep an importance for each row
     value_norm: bool = field(default=False, init=False)
+    weights: str | None = field(default=None, init=False)
     score: Score = field(kw_only=True)
 
     def __post_init__(self) -> None:

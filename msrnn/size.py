@@ -5,14 +5,17 @@ Users write a policy and a size in many ways; `resolve` reads all of them, and t
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from msrnn.budget import Budget, load_budget
 from msrnn.checks import is_whole
-from msrnn.errors import UsageError
-from msrnn.policy import FULL, Policy, check_size
+from msrnn.errors import FileError, UsageError
+from msrnn.policy import FULL, Policy, check_size, split_weights
 
 
 @dataclass(frozen=True)
@@ -183,9 +186,10 @@ def parse_policy(policy: str | Policy) -> tuple[Policy, Budget | None]:
 
 def _split_budget(policy: str) -> tuple[str, str | None]:
     """The name without the budget, and the budget."""
-    name, colon, budget = policy.partition(":")
-    if "=" not in name:
-        return name, budget if colon else None
+    weighted, rest = split_weights(policy)
+    name, colon, budget = rest.partition(":")
+    if weighted or "=" not in name:
+        return weighted + name, budget if colon else None
     fields = policy.split(",")
     budgets = [field for field in fields if field.lower().startswith("budget=")]
     if len(budgets) > 1:
@@ -201,13 +205,30 @@ def joint_name(policy: Policy, budget: Budget | None) -> str:
     """The name of both in tables, where the number of rows stands elsewhere: "echo:upper"."""
     if budget is None:
         return policy.name
-    return f"{policy.name},budget={budget.name}" if "=" in policy.name else f"{policy.name}:{budget.name}"
+    by_fields = "=" in policy.without_weights.name
+    return f"{policy.name},budget={budget.name}" if by_fields else f"{policy.name}:{budget.name}"
 
 
 def joint_numbers(policy: Policy, budget: Budget | None) -> dict[str, Any] | None:
     """The identity of both in stored results, as JSON: their content, since the meaning of a name may change."""
     numbers = policy.numbers
+    if numbers is not None and policy.learned:
+        numbers["weights"] = _digest(Path(str(policy.weights)))
     return numbers if numbers is None or budget is None else {**numbers, "budget": budget.identity}
+
+
+def _digest(path: Path) -> str:
+    """The SHA-256 digest of a file of row weights, which is read again where it has changed."""
+    try:
+        about = path.stat()
+        return _digest_once(path, about.st_mtime_ns, about.st_size)
+    except OSError as error:
+        raise FileError(f"cannot be read ({error.strerror})", path, advice="name a file of row weights") from error
+
+
+@cache
+def _digest_once(path: Path, _changed: int, _size: int) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def refuse_budget(budget: Budget | None, reason: str) -> None:

@@ -42,7 +42,8 @@ def run_layer(
     query, key, value = inputs
     bound, length = case["bound"], case["length"]
     real = torch.arange(length)[None] >= torch.tensor(case["padding"])[:, None]
-    shape = LayerShape(query.shape[1], key.shape[1], key.shape[3], value.shape[3], key.dtype, key.device, case["code"])
+    dims = query.shape[1], key.shape[1], key.shape[3], value.shape[3]
+    shape = LayerShape(*dims, key.dtype, key.device, case["code"], network=case["network"])
     slots = Slots(2, shape, bound)
     slots.protected.copy_(torch.tensor(case["protected"]))
     times = torch.full((2, slots.position.shape[1], length), HELD, dtype=torch.int32)
@@ -87,9 +88,10 @@ def test_chunked_layer_is_recurrent_layer(backend: str, case: dict[str, Any]) ->
     output, times = run_layer(case, (query, key, value), scoring, backend)
     key, value = (quantize(x, case["code"]).dequantized(x.dtype) for x in (key, value))
     for row, start in enumerate(case["padding"]):
-        inputs = [x[row, :, start:] for x in (query, key, value)]
+        inputs = query[row, :, start:], key[row, :, start:], value[row, :, start:], case["bound"]
         rest = scoring.scale, scoring.softcap, scoring.sinks, scoring.repositioning
-        truth = recurrent(*inputs, case["bound"], *rest, positions_in(case["protected"][row]))
+        protected = positions_in(case["protected"][row])
+        truth = recurrent(*inputs, *rest, protected=protected, network=case["network"])
         close = (truth.margin < 1e-5).any(0).nonzero()
         cut = int(close[0]) if len(close) else length - start
         assert torch.equal(truth.evicted_at.clamp(max=cut), times[row, :, : length - start].long().clamp(max=cut))
@@ -109,7 +111,8 @@ def test_decoded_layer_is_recurrent_layer(backend: str, case: dict[str, Any]) ->
     scoring = Scoring(
         0.5, case["softcap"], torch.randn(heads, generator=draw) if case["sinks"] else None, case["repositioning"]
     )
-    slots = Slots(1, LayerShape(heads, kv_heads, 8, 8, query.dtype, query.device, case["code"]), case["bound"])
+    shape = LayerShape(heads, kv_heads, 8, 8, query.dtype, query.device, case["code"], network=case["network"])
+    slots = Slots(1, shape, case["bound"])
     slots.protected.copy_(torch.tensor(case["protected"][:1]))
     output = [
         attend(
@@ -124,7 +127,8 @@ def test_decoded_layer_is_recurrent_layer(backend: str, case: dict[str, Any]) ->
     ]
     key, value = (quantize(x, case["code"]).dequantized(x.dtype) for x in (key, value))
     rest = scoring.scale, scoring.softcap, scoring.sinks, scoring.repositioning
-    truth = recurrent(query[0], key[0], value[0], case["bound"], *rest, positions_in(case["protected"][0]))
+    one = query[0], key[0], value[0], case["bound"]
+    truth = recurrent(*one, *rest, protected=positions_in(case["protected"][0]), network=case["network"])
     close = (truth.margin < 1e-5).any(0).nonzero()
     cut = int(close[0]) if len(close) else length
     mine = torch.cat(output, dim=1)[0].transpose(0, 1)

@@ -6,11 +6,12 @@ from decimal import Decimal
 
 import pytest
 
-from msrnn.policy import FULL, MEANINGS, NAMES, Bound, Policy, layer_bound, same_ranking
+from msrnn.errors import UsageError
+from msrnn.policy import FULL, MEANINGS, NAMES, Bound, Policy, layer_bound, same_ranking, split_weights
 from msrnn.size import resolve
 
 
-def test_names_are_points_in_the_space_of_six_numbers() -> None:
+def test_names_are_points_in_the_space_of_the_fields() -> None:
     assert Policy.parse("tova") == Policy(decay=0.0, per="layer", first=0, recent=0)
     assert Policy.parse("tova+4") == Policy(decay=0.0, per="layer", first=4, recent=0)
     assert Policy.parse("tova-head") == Policy(decay=0.0, per="head")
@@ -24,7 +25,10 @@ def test_names_are_points_in_the_space_of_six_numbers() -> None:
     assert Policy.parse("echo+2") == Policy(decay=0.98, per="layer", first=2, recent=0.4, value_norm=True)
 
 
-@pytest.mark.parametrize("name", [*NAMES, "tova+4", "window+1", "h2o+2", "echo~99", "h2o+2~512"])
+@pytest.mark.parametrize(
+    "name",
+    [*NAMES, "tova+4", "window+1", "h2o+2", "echo~99", "h2o+2~512", "random+1~99", "echo+2~9@A/b=+~,.safetensors"],
+)
 def test_a_policy_knows_its_name(name: str) -> None:
     assert Policy.parse(name).name == name
 
@@ -180,7 +184,14 @@ def test_numbers_that_mean_nothing_are_refused(text: str) -> None:
         ("value_norm=yes", "value_norm='yes': must be 0 or 1"),
         ("decay=0.9,decay=0.8", "decay is given twice"),
         ("decay=0.9,per=head,PER=layer", "per is given twice"),
-        ("rate=0.5", "unknown field 'rate', use one of decay, per, first, recent, value_norm, horizon"),
+        ("rate=0.5", "unknown field 'rate', use one of decay, per, first, recent, value_norm, horizon, weights"),
+        ("weights=random", "random numbers rank alone, without importance and norm; use decay=None"),
+        ("decay=none,value_norm=1,weights=random", "random numbers rank alone"),
+        ("weights=a.bin", "weights='a.bin': must be None, 'random', or the name of a .safetensors file"),
+        (
+            "weights=a.safetensors",
+            "multiply the norm of the value vector; use a policy with value_norm",
+        ),
     ],
 )
 def test_what_is_wrong_with_numbers_is_said(text: str, named: str) -> None:
@@ -217,3 +228,66 @@ def test_policies_that_rank_alike(one: str, other: str, alike: bool) -> None:
 def test_equal_policies_have_equal_names() -> None:
     assert Policy(decay=1, recent=0.25).name == Policy(decay=1.0, recent=0.25).name
     assert Policy(decay=0.5, recent=0).name == Policy(decay=0.5, recent=0.0).name
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("Echo+1@Dir/W.safetensors", Policy(0.98, "layer", 1, 0.4, True, weights="Dir/W.safetensors")),
+        ("ECHO~9@W.safetensors", Policy(0.98, "layer", 0, 0.4, True, 9, "W.safetensors")),
+        ("echo@a@b.safetensors", Policy(0.98, recent=0.4, value_norm=True, weights="a@b.safetensors")),
+        ("decay=0.5,value_norm=1,weights=Dir/W.safetensors", Policy(0.5, value_norm=True, weights="Dir/W.safetensors")),
+        ("decay=none,per=head,weights=Random", NAMES["random"]),
+        ("decay=0.5,weights=none", Policy(0.5)),
+    ],
+)
+def test_row_weights_by_name_and_by_field(text: str, value: Policy) -> None:
+    assert Policy.parse(text) == value
+    assert Policy.parse(value.name) == value
+
+
+def test_a_policy_knows_its_kind_of_weights() -> None:
+    kinds = {name: (policy.weighs, policy.learned) for name, policy in NAMES.items() if policy.weighs}
+    assert kinds == {"echo": (True, False), "random": (True, False)}
+    learned = Policy.parse("echo+1@x.safetensors")
+    assert (learned.weighs, learned.learned, learned.without_weights) == (True, True, Policy.parse("echo+1"))
+    assert NAMES["random"].without_weights is NAMES["random"]
+    assert not same_ranking(learned, learned.without_weights)
+    assert same_ranking(learned, Policy.parse("echo~99@x.safetensors"))
+    assert "weights" not in (NAMES["echo"].numbers or {}), "results that are stored are found"
+    assert (NAMES["random"].numbers or {})["weights"] == "random"
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "rest"),
+    [
+        ("echo@w.safetensors", "echo@w.safetensors", ""),
+        ("echo@w.safetensors:upper", "echo@w.safetensors", ":upper"),
+        ("echo@w.safetensors@compressed:15", "echo@w.safetensors", "@compressed:15"),
+        ("echo@w.safetensors:upper@compressed:15", "echo@w.safetensors", ":upper@compressed:15"),
+        ("echo@w.safetensors.safetensors", "echo@w.safetensors.safetensors", ""),
+        ("tova@compressed:15", "", "tova@compressed:15"),
+        ("decay=0.5,weights=w.safetensors", "", "decay=0.5,weights=w.safetensors"),
+        ("echo", "", "echo"),
+    ],
+)
+def test_a_weights_file_is_told_by_its_suffix(name: str, head: str, rest: str) -> None:
+    assert split_weights(name) == (head, rest)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tova@w.safetensors", "multiply the norm of the value vector"),
+        ("random@w.safetensors", "multiply the norm"),
+        ("full@w.safetensors", "multiply the norm"),
+        ("ecco@w.safetensors", "did you mean 'echo'"),
+        ("echo@w.bin", "row weights are a file whose name ends with .safetensors"),
+        ("echo@w.safetensors:upper", "a budget belongs to the size"),
+        ("echo@w.safetensors@compressed", "row weights are a file"),
+        ("echo@.safetensors", "row weights are a file"),
+    ],
+)
+def test_row_weights_that_mean_nothing_are_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Policy.parse(text)

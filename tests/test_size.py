@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrnn.budget import NAMES, load_budget
-from msrnn.errors import UsageError
+from msrnn.errors import FileError, UsageError
 from msrnn.policy import FULL, Policy
 from msrnn.size import Size, SizeLike, joint_name, joint_numbers, layer_sizes, parse_policy, resolve
 from tests.test_budget import written
@@ -154,3 +155,26 @@ def test_what_identifies_results(tmp_path: Path) -> None:
     }  # fmt: skip
     assert numbers("echo:upper") == {**(numbers("echo") or {}), "budget": "upper"}
     assert numbers("full") is None
+
+
+def test_a_file_of_row_weights_is_identified_by_its_content(tmp_path: Path) -> None:
+    path, other = tmp_path / "W=1.safetensors", tmp_path / "other.safetensors"
+    path.write_bytes(b"some")
+    other.write_bytes(b"some")
+    name = f"echo+1@{path}:upper"
+    assert joint_name(*parse_policy(name)) == name
+    policy, budget = parse_policy(name)
+    assert (policy, budget and budget.name) == (Policy.parse(f"echo+1@{path}"), "upper")
+    numbers = joint_numbers(policy, None)
+    assert numbers == joint_numbers(Policy.parse(f"echo+1@{other}"), None)
+    assert numbers == {
+        **(Policy.parse("echo+1").numbers or {}),
+        "weights": hashlib.sha256(b"some").hexdigest(),
+    }
+    path.write_bytes(b"other numbers")
+    assert joint_numbers(policy, None) != numbers, "a file that has changed is read again"
+    path.unlink()
+    with pytest.raises(FileError, match="No such file"):
+        joint_numbers(policy, None)
+    fields = f"decay=0.5,per=layer,first=0,recent=0,value_norm=1,weights={other}"
+    assert joint_name(*parse_policy(f"{fields},budget=upper")) == f"{fields},budget=upper"

@@ -25,13 +25,14 @@ from msrnn.policy import Policy
 from msrnn.size import Size, joint_name, joint_numbers, parse_policy
 
 FORMAT = 1  # of trace files
+_SLASH = "%2F"  # in the name of a trace file, for that in the name of a file of row weights
 
 
 def find_traced_cells(folder: Path) -> list[tuple[str, int]]:
     """The policies and sizes of the traces in a folder, of any model and text, by their file names."""
     cells: dict[tuple[str, int], None] = {}
     for path in sorted(folder.glob("*-*-*.npz")):
-        name, size, _ = path.name.rsplit("-", 2)
+        name, size, _ = path.name.replace(_SLASH, "/").rsplit("-", 2)
         with suppress(ValueError):  # not a trace file
             cells[joint_name(*parse_policy(name)), int(size)] = None
     return list(cells)
@@ -67,7 +68,8 @@ class TraceStore:
         """The file of the trace of these tokens [T], whether it exists or not."""
         digest = hashlib.sha256(json.dumps(self.key, sort_keys=True).encode())
         digest.update(numpy.asarray(ids, dtype="<i8").tobytes())
-        return self.folder / f"{self.policy}-{self.size}-{digest.hexdigest()[:16]}.npz"
+        name = self.policy.replace("/", _SLASH)
+        return self.folder / f"{name}-{self.size}-{digest.hexdigest()[:16]}.npz"
 
     def missing(self, chunks: ArrayLike) -> list[int]:
         """The indices of the chunks [N, T] that have no trace yet."""

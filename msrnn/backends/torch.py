@@ -37,7 +37,7 @@ def scan_torch(
     query_position: Tensor,
     bound: Bound,
     sinks: Tensor | None = None,
-    norm: Tensor | None = None,
+    row_weight: Tensor | None = None,
     protected: Tensor | None = None,
     share: Tensor | None = None,
     score: Callable[[int, Tensor], Tensor] | None = None,
@@ -49,7 +49,7 @@ def scan_torch(
     importance      [B, G, N] float32, updated in place
     query_position  [B, C] int32, -1 for padding, which attends to nothing and evicts nothing
     sinks           [B, G, M, C] float32: attention sinks: scores that take part in the softmax without a state
-    norm            [B, G, N] float32, the norms of the candidates' values, where the policy ranks by them
+    row_weight      [B, G, N] float32, the weights of the candidates, where the policy ranks by them
     protected       [B, RANGES, 2] int32: ranges of positions that are not evicted
     share           [B, G, M, C] float32, zeros, contiguous: gets the part of the attention that the sinks take
     score           (i, seen [B, G, N]) -> scores of token i [B, G, M, N], where they depend on what is kept; else None
@@ -88,7 +88,8 @@ def scan_torch(
             importance.copy_(torch.where(seen, policy.decay * importance + observed, importance))
             # With decay 0 the rank need not be stored, and keeps the range of `precise`.
             rank = importance if policy.decay else observed
-        rank = rank if norm is None else rank * norm
+        if row_weight is not None:
+            rank = row_weight if policy.decay is None else rank * row_weight
 
         free = seen & (open_to_policy >= policy.first) & (open_to_policy <= t - bound.recent)
         ranked = rank.masked_fill(~free | rank.isnan(), torch.inf)
@@ -108,7 +109,7 @@ def scan_repositioned_torch(
     query_position: Tensor,
     bound: Bound,
     scoring: Scoring,
-    norm: Tensor | None = None,
+    row_weight: Tensor | None = None,
     protected: Tensor | None = None,
     share: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -129,7 +130,7 @@ def scan_repositioned_torch(
         return scoring(q, k).view(B, G, -1, N)
 
     attention = torch.zeros(B, G, K * R // G, C, N, dtype=torch.float32, device=query.device)
-    rest = bound, scoring.sinks_of(B, G, C), norm, protected, share, score
+    rest = bound, scoring.sinks_of(B, G, C), row_weight, protected, share, score
     return attention, scan_torch(attention, position, importance, query_position, *rest)
 
 
@@ -177,15 +178,16 @@ class TorchBackend:
         (B, H, C, D), K = query.shape, key.shape[1]
         slots = slots.in_use(C)
         new_keys, new_values = slots.quantize(key, value)
-        position, importance, norm = slots.candidates(query_position, new_values)
+        fresh = slots.weigh(new_keys, new_values, query_position[:, None])
+        position, importance, row_weight = slots.candidates(query_position, fresh)
         held_keys, held_values = slots.dequantized()
         keys = torch.cat([held_keys, new_keys.dequantized(slots.dtype)], dim=2)
         values = torch.cat([held_values, new_values.dequantized(slots.dtype)], dim=2)
         attention, evicted_at = self._attend_and_evict(
-            slots, query.reshape(B, K, -1, C, D), keys, position, importance, query_position, scoring, norm, share
+            slots, query.reshape(B, K, -1, C, D), keys, position, importance, query_position, scoring, row_weight, share
         )
         output = weighted_values(attention, values, position, evicted_at, query_position)
-        slots.keep(new_keys, new_values, position, importance, norm, (position >= 0) & (evicted_at == HELD))
+        slots.keep(new_keys, new_values, position, importance, row_weight, (position >= 0) & (evicted_at == HELD))
         return Prefilled(output.view(B, H, C, -1).transpose(1, 2), position, evicted_at)
 
     def decode(
@@ -207,11 +209,13 @@ class TorchBackend:
             importance = torch.zeros(position.shape, dtype=torch.float32, device=position.device)
         importance.scatter_(-1, slot, 0.0)
         new_keys, new_values = slots.quantize(key[:, :, None], value[:, :, None])
-        slots.write(slot, new_keys, new_values, slots.norms(new_values))
+        row_weight = slots.weigh(new_keys, new_values, query_position[:, None, None])
+        slots.write(slot, new_keys, new_values, row_weight)
         keys, values = slots.dequantized()
         share = None if share is None else share.view(B, K * R, 1)
         attention, evicted_at = self._attend_and_evict(
-            slots, query[:, :, :, None], keys, position, importance, query_position[:, None], scoring, slots.norm, share
+            *(slots, query[:, :, :, None], keys, position, importance, query_position[:, None], scoring),
+            *(slots.row_weight, share),
         )
         output = weighted_values(attention, values, position, evicted_at, query_position[:, None])
         position.masked_fill_(evicted_at != HELD, -1)
@@ -229,7 +233,7 @@ class TorchBackend:
         importance: Tensor,
         query_position: Tensor,
         scoring: Scoring,
-        norm: Tensor | None,
+        row_weight: Tensor | None,
         share: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """query [B, K, R, C, D], keys [B, K, N, D] -> attention [B, G, M, C, N] float32, eviction times [B, G, N].
@@ -247,12 +251,14 @@ class TorchBackend:
         if scoring.repositioning is not None:
             if joint is not None:
                 query, keys = joint.gather(query, 1), joint.gather(keys, 1)
-            attention, evicted_at = self.scan_repositioned(query, keys, *rest, scoring, norm, slots.ranges, shares)
+            attention, evicted_at = self.scan_repositioned(
+                query, keys, *rest, scoring, row_weight, slots.ranges, shares
+            )
         else:
             attention = scoring(query.flatten(2, 3), keys).view(B, G, -1, C, keys.shape[2])
             if joint is not None:
                 attention = joint.gather(attention, 2)
-            evicted_at = self.scan(attention, *rest, scoring.sinks_of(B, G, C), norm, slots.ranges, shares)
+            evicted_at = self.scan(attention, *rest, scoring.sinks_of(B, G, C), row_weight, slots.ranges, shares)
         if share is not None and shares is not None:
             share.copy_(own_part(shares, 2, joint).flatten(1, 2))
         return own_part(attention, 2, joint).contiguous(), evicted_at

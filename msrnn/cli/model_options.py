@@ -83,11 +83,11 @@ class GivenOptions:
         if extendable and self.policy is not None and same_size and _can_continue(self.policy, saved.policy):
             given = replace(self, policy=None)
         given._check_agrees(state, saved)
-        own = self._own_options(saved.recall or 0)
+        own, policy = self._own_options(saved.recall or 0), self._find_weights(state, saved)
         try:
             return replace(
                 own,
-                policy=saved.policy,
+                policy=policy,
                 size=saved.size,
                 dtype=self.dtype or saved.dtype,
                 state_dtype=saved.state_dtype,
@@ -112,8 +112,22 @@ class GivenOptions:
             search=self.search,
         )
 
+    def _find_weights(self, state: Path, saved: SavedOptions) -> Policy:
+        """The saved policy, with the file of row weights that is given: a state does not know its name."""
+        given = parse_policy(self.policy)[0] if self.policy else saved.policy
+        if saved.row_weights is not None and not given.learned:
+            digest, example = f"{saved.row_weights:.12}", f"--policy {saved.policy.name}@FILE.safetensors"
+            raise UsageError(
+                f"{state}: was saved with learned row weights, whose file has the SHA-256 digest {digest}…; "
+                f"name that file, as in {example}"
+            )
+        if saved.row_weights is None and given.learned:
+            raise UsageError(f"--policy {self.policy}: {state} was saved without row weights; leave @FILE out")
+        return replace(saved.policy, weights=given.weights) if given.learned else saved.policy
+
     def _check_agrees(self, state: Path, saved: SavedOptions) -> None:
-        policy = self.policy and joint_name(*parse_policy(self.policy))
+        value, budget = parse_policy(self.policy) if self.policy else (saved.policy, None)
+        policy = joint_name(value.without_weights, budget)
         _check_agrees(state, "--policy", self.policy, policy, saved.policy.name)
         if saved.size is not None:  # policy full has no size
             size = None if self.size is None else Size.parse(self.size).name
@@ -136,9 +150,11 @@ class SavedOptions:
     state_dtype: str | None
     positions: str
     recall: int | None  # KV rows; None: nothing was archived
+    row_weights: str | None  # the digest of their file; None: there was none
 
     @classmethod
     def load(cls, path: Path) -> SavedOptions:
+        from msrnn.core.fingerprint import WEIGHTS
         from msrnn.core.quantization import STATE_DTYPES
         from msrnn.core.state_file import load_description
 
@@ -156,6 +172,9 @@ class SavedOptions:
         recall = description.get("recall")
         if recall is not None and not (isinstance(recall, str) and re.fullmatch("[1-9][0-9]{0,8}", recall)):
             raise FileError(f"its options cannot be given on the command line (recall {recall!r:.40})", path)
+        weights = description.get(WEIGHTS)
+        if weights is not None and not isinstance(weights, str):
+            raise FileError(f"its options cannot be given on the command line ({WEIGHTS} {weights!r:.40})", path)
         stored = description["dtype"]
         computed = description.get("model_dtype", stored)
         return cls(
@@ -165,6 +184,7 @@ class SavedOptions:
             stored if stored in STATE_DTYPES else None,
             description["positions"],
             None if recall is None else int(recall),
+            weights,
         )
 
 
@@ -178,7 +198,7 @@ def _check_agrees(path: Path, option: str, given: Any, value: Any, saved: Any) -
 def _can_continue(policy: str, saved: Policy) -> bool:
     """Whether a policy can continue from a state that was saved under another."""
     value, budget = parse_policy(policy)
-    return budget is None and same_ranking(value, saved)
+    return budget is None and same_ranking(value.without_weights, saved)
 
 
 def _positions_name(name: str) -> str:

@@ -28,6 +28,7 @@ def policies() -> None:
     show_text("importance ← decay · importance + attention of the newest token; decay none: importance is the position")
     show_text("first, recent: tokens that are never evicted; recent may be a share of the size")
     show_text("value: importance is multiplied by the norm of the value vector")
+    show_text("FILE: networks that were trained for one model, and multiply that norm by what they say of the row")
     for name, meaning in budget.MEANINGS.items():
         show_text(f"budget {name}: {meaning}")
 
@@ -41,6 +42,7 @@ def rows() -> list[list[str]]:
         lines.append([name, decay, policy.per, str(policy.first), recent, value, MEANINGS[name]])
     lines.append(["NAME+I", "", "", "I", "", "", "as NAME, but never the first I tokens: window+4, tova+4, …"])
     lines.append(["NAME+I~H", "", "", "I", "", "", "as NAME+I, and every token not among the last H: echo+1~2048, …"])
+    lines.append(["NAME@FILE", "", "", "", "", "yes", "as NAME, with learned row weights: echo@weights.safetensors, …"])
     budgets = ", ".join(budget.NAMES)
     lines.append(["NAME:BUDGET", "", "", "", "", "", f"as NAME; layers have different sizes: {budgets}, or a file"])
     return lines

@@ -134,5 +134,10 @@ def _unfold(layers: Layers, tensors: dict[str, Tensor], batch_size: int) -> dict
         return tensors
     # Not allocated: the file's batch size is not trusted until its tensors agree.
     ranges = tensors.get(PROTECTED, no_ranges(1, torch.device("cpu")).expand(batch_size, -1, -1))
-    rest = {name: tensor for name, tensor in tensors.items() if name != PROTECTED}
+    rest = {_rename(name): tensor for name, tensor in tensors.items() if name != PROTECTED}
     return {**rest, **{f"{i}.{PROTECTED}": ranges for i in bounded}}
+
+
+def _rename(name: str) -> str:
+    """The name of a tensor; older files have the weight of a row as its norm."""
+    return f"{name.removesuffix('norm')}row_weight" if name.endswith(".norm") else name

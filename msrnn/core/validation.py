@@ -162,10 +162,11 @@ def _check_numbers(layer: Memory) -> None:
             layer.importance.flatten(1),
             "is not an importance that attention can sum to: must be from 0 to the number of tokens read",
         )
-    stored = layer.norms_of_rows()
-    if layer.norm is not None and stored is not None:
-        wrong = present & ~_close(layer.norm, stored)
-        _refuse(wrong.flatten(1), layer.norm.flatten(1), "is not the norm of the stored values")
+    expected = layer.weigh_held()
+    if layer.row_weight is not None and expected is not None:
+        wrong = present & ~_close(layer.row_weight, expected)
+        what = "the weight of the stored row" if layer.bound.policy.weights else "the norm of the stored values"
+        _refuse(wrong.flatten(1), layer.row_weight.flatten(1), f"is not {what}")
 
 
 def _close(one: Tensor, other: Tensor) -> Tensor:
@@ -190,7 +191,7 @@ def clear_free(layer: Memory) -> None:
         bits.masked_fill_((free & ~_finite(rows))[..., None], 0)
     if isinstance(layer, Slots):
         empty = layer.position < 0
-        for kept in (layer.importance, layer.norm):
+        for kept in (layer.importance, layer.row_weight):
             if kept is not None:
                 kept.masked_fill_(empty & ~kept.isfinite(), 0.0)
         for scale in (layer.key_scale, layer.value_scale):

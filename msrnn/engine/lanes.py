@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msrnn.core.fingerprint import RECALL, WEIGHTS
 from msrnn.engine.engine import PREFIX_DISK_BYTES, PREFIX_HOST_BYTES, PREFIX_STATES, Engine, make_executor
 from msrnn.engine.executor import Executor, StateHandle
 from msrnn.engine.requests import Event, Request
@@ -148,8 +149,12 @@ def _check_pair(short: Executor, long: Executor) -> None:
     positions = short.facts.fingerprint["positions"]
     if long.facts.fingerprint["positions"] == positions:
         raise UsageError(f"longer: has the positions of rnn, {positions!r}; give it others")
-    if long.facts.fingerprint.get("recall") != short.facts.fingerprint.get("recall"):
-        raise UsageError("longer: recalls another number of rows than rnn, and could not continue its sessions")
+    for name, problem in (
+        (RECALL, "recalls another number of rows than rnn"),
+        (WEIGHTS, "has other row weights than rnn"),
+    ):
+        if long.facts.fingerprint.get(name) != short.facts.fingerprint.get(name):
+            raise UsageError(f"longer: {problem}, and could not continue its sessions")
 
 
 def _long_share(count: int) -> int:

@@ -190,6 +190,11 @@ def check_split(model: PreTrainedModel, config: Any, in_blocks: bool) -> None:
             )
 
 
+def rotates(model: PreTrainedModel) -> bool:
+    """Whether a model has rotary positions."""
+    return bool(_frequencies(model))
+
+
 def inspect_rope(model: PreTrainedModel, config: Any) -> list[Rope | None]:
     """The RoPE of each layer; None: a layer without positions. Refuses, with the reason, what cannot be re-rotated.
 

@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache
 
 from msrnn.backends.base import Backend
 from msrnn.core.device_memory import check_fits
-from msrnn.core.fingerprint import ARCHITECTURE, RECALL
+from msrnn.core.fingerprint import ARCHITECTURE, RECALL, WEIGHTS
 from msrnn.core.protection import add_ranges, no_ranges
 from msrnn.core.protection import check_fits as check_protected_fit
 from msrnn.core.quantization import parse_state_dtype, state_dtype_name
@@ -23,11 +23,13 @@ from msrnn.core.rope import FITTED, ORIGINAL, Gap, Repositioning, Spacing, name_
 from msrnn.core.segments import ArchiveLayout
 from msrnn.core.slots import MOST_COLUMNS, Growing, LayerShape, Memory
 from msrnn.core.state import MultiState
+from msrnn.core.weights_file import WeightsFile
 from msrnn.errors import UsageError
 from msrnn.hf.cache_layers import LayerSetup, LinearLayer, OwnedCache, Place, StateLayer
 from msrnn.hf.cache_state import CachedState
 from msrnn.hf.inspect import ModelSpec, inspect_model
 from msrnn.hf.inspect_layers import host_layers
+from msrnn.hf.learned_weights import load_policy_weights
 from msrnn.hf.recall_options import add_recall, check_recall, count_archived, find_reach, is_paged, slots_class
 from msrnn.hf.state_options import check_chunk, check_partly_bounded, check_unbounded, fitting_gap, layer_backend
 from msrnn.layer import Record
@@ -50,7 +52,8 @@ class StateSpec:
     @property
     def summary(self) -> str:
         """The model and the options, for a repr."""
-        shown = ", ".join(f"{name}={self.fingerprint[name]!r}" for name in ("policy", "size", "dtype", "positions"))
+        names = [name for name in ("policy", WEIGHTS, "size", "dtype", "positions") if name in self.fingerprint]
+        shown = ", ".join(f"{name}={self.fingerprint[name]!r}" for name in names)
         return f"{self.fingerprint[ARCHITECTURE]}, {shown}"
 
     @property
@@ -289,13 +292,14 @@ def state_spec(
     guests = recall.rows if recall else 0
     spaced = spacing(positions, fitting_gap(spec.config, sizes, guests) if positions == FITTED else 1)
     setups = _setups(spec, backends, spaced, chunk)
+    weights = load_policy_weights(spec, policy)
     spec.check_readable(in_blocks)
     return StateSpec(
         model=spec,
-        shapes=layer_shapes(spec, bounds, backends, quantized, spaced),
+        shapes=layer_shapes(spec, bounds, backends, quantized, spaced, weights),
         bounds=bounds,
         setups=setups,
-        fingerprint=_fingerprint(spec, policy, sizes, quantized, spaced, recall),
+        fingerprint=_fingerprint(spec, policy, sizes, quantized, spaced, recall, weights),
     )
 
 
@@ -305,9 +309,14 @@ def layer_shapes(
     backends: Sequence[Backend],
     quantized: torch.dtype | None,
     spaced: Spacing | None,
+    weights: WeightsFile | None = None,
 ) -> list[LayerShape | None]:
     """The shape of each layer's rows; None for linear attention."""
-    shapes = [layer and replace(layer.shape, state_dtype=quantized) for layer in spec.layers]
+    networks = weights.networks if weights else [None] * len(spec.layers)
+    shapes = [
+        layer and replace(layer.shape, state_dtype=quantized, layer=i, network=network)
+        for i, (layer, network) in enumerate(zip(spec.layers, networks, strict=True))
+    ]
     archiving = [
         (shape, bound) for shape, bound in zip(shapes, bounds, strict=True) if shape and bound and bound.recall
     ]
@@ -354,11 +363,13 @@ def _fingerprint(
     quantized: torch.dtype | None,
     spaced: Spacing | None,
     recall: Recall | None,
+    weights: WeightsFile | None,
 ) -> dict[str, Any]:
     """The fields that a state must have in common with this model and these options to fit."""
     return {
         **({RECALL: recall.name} if recall else {}),
-        "policy": policy.name,
+        **({WEIGHTS: weights.digest} if weights else {}),  # a file is known by its content, not by its name
+        "policy": policy.without_weights.name,
         "size": sizes[0] if len(set(sizes)) == 1 else sizes,
         "dtype": state_dtype_name(quantized) if quantized else spec.dtype,
         "positions": name_of(spaced),

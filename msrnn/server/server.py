@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import msrnn
+from msrnn.core.fingerprint import WEIGHTS
 from msrnn.engine.engine import Engine
 from msrnn.engine.lanes import LongEngine
 from msrnn.engine.requests import Request
@@ -189,6 +190,8 @@ class Server:
         made = {name: facts.fingerprint[name] for name in ("policy", "size", "positions")}
         if not isinstance(made["size"], int):
             made |= {"size": facts.mean_size, "sizes": facts.sizes}
+        if WEIGHTS in facts.fingerprint:
+            made[WEIGHTS] = facts.fingerprint[WEIGHTS]
         made["bytes"] = facts.slot_nbytes
         if facts.recall is not None:
             bytes_of = {"token_bytes": facts.archived_row_nbytes, "device_token_bytes": facts.index_row_nbytes}

@@ -10,9 +10,10 @@ import torch
 from transformers import PreTrainedModel
 
 import msrnn
-from msrnn.analysis.trace import TraceStore
+from msrnn.analysis.trace import TraceStore, find_traced_cells
 from msrnn.hf.trace import ChunkTrace, trace_chunks
 from msrnn.policy import NAMES, Policy
+from tests.helpers.networks import write_random_weights
 from tests.helpers.tiny import FAMILIES, build, llama, tokens
 
 IDS = tokens(3, 30).numpy()
@@ -102,3 +103,14 @@ def test_a_batch_that_does_not_fit(model: PreTrainedModel, tmp_path: Path, monke
     monkeypatch.setattr("msrnn.hf.trace.trace", trace)
     with pytest.raises(ValueError, match="batch=3: tova 6 does not fit"):
         TraceStore(tmp_path, model, "tova", 6).fill(IDS, batch=8)
+
+
+def test_traces_under_a_file_of_row_weights(model: PreTrainedModel, tmp_path: Path) -> None:
+    """Its folder is a part of the policy's name, and its content identifies the traces."""
+    file = write_random_weights(tmp_path / "weights.safetensors", model)
+    store = TraceStore(tmp_path / "traces", model, f"echo@{file}", 8)
+    store.fill(IDS)
+    assert TraceStore(tmp_path / "traces", model, f"echo@{file}", 8).missing(IDS) == []
+    assert find_traced_cells(tmp_path / "traces") == [(f"echo@{file}", 8)]
+    write_random_weights(file, model, seed=5)
+    assert TraceStore(tmp_path / "traces", model, f"echo@{file}", 8).missing(IDS) == [0, 1, 2]

@@ -74,7 +74,7 @@ def test_importance_decays(scan: Scan) -> None:
 def test_a_small_value_makes_attention_count_for_little(scan: Scan) -> None:
     rows = [[0.0, 0, 0], [0.0, 0, 0], [2.0, 1, 3]]
     norm = torch.tensor([[[0.1, 1.0, 1.0]]])
-    assert scan(*chunk(rows), Bound(Policy(0.0, value_norm=True), 2), norm=norm).tolist() == [[[2, HELD, HELD]]]
+    assert scan(*chunk(rows), Bound(Policy(0.0, value_norm=True), 2), row_weight=norm).tolist() == [[[2, HELD, HELD]]]
 
 
 @gives_attention

@@ -9,8 +9,15 @@ from typing import Any
 
 import pytest
 
+import msrnn
+from msrnn.cli.model_options import GivenOptions
 from msrnn.core.state_file import load_description
+from msrnn.errors import UsageError
+from msrnn.policy import Policy
+from msrnn.size import Size
 from tests.helpers.command import TEXT, Run, same
+from tests.helpers.networks import write_random_weights
+from tests.helpers.tiny import build, llama
 
 README = Path(__file__).parents[2] / "README.md"
 SHORT = ("--max-new-tokens", 8)
@@ -140,3 +147,28 @@ def test_the_pair_of_commands_in_the_readme(run: Run, tmp_path: Path, monkeypatc
             assert (reading.code, asking.code) == (0, 0), reading.err + asking.err
             assert asking.out.strip()
     assert load_description(Path("book.state"))["size"] == 24
+
+
+def test_row_weights_are_named_again(tmp_path: Path) -> None:
+    """A state knows the content of their file, and not its name."""
+    model = build(llama())
+    file = write_random_weights(tmp_path / "weights.safetensors", model)
+    states = {}
+    for name, policy in (("plain", "echo+1"), ("learned", f"echo+1@{file}")):
+        states[name] = tmp_path / name
+        msrnn.MultiStateRNN(model, policy, 8).state().save(states[name])
+    options = GivenOptions(policy=f"echo+1@{file}").complete(states["learned"])
+    assert (options.policy, options.size) == (Policy.parse(f"echo+1@{file}"), Size(8))
+    extended = GivenOptions(policy=f"echo@{file}", positions="auto").complete(states["learned"])
+    assert extended.policy == Policy.parse(f"echo+1@{file}")
+    assert options.rnn(model).load_state(states["learned"]).batch_size == 1
+    for given in (None, "echo+1"):
+        with pytest.raises(UsageError, match=r"learned: was saved with learned row weights.*--policy echo\+1@FILE"):
+            GivenOptions(policy=given).complete(states["learned"])
+    with pytest.raises(UsageError, match="plain was saved without row weights; leave @FILE out"):
+        GivenOptions(policy=f"echo+1@{file}").complete(states["plain"])
+    with pytest.raises(UsageError, match=r"was saved with --policy echo\+1; leave --policy out"):
+        GivenOptions(policy=f"decay=0.5,value_norm=1,weights={file}").complete(states["learned"])
+    write_random_weights(file, model, seed=5)
+    with pytest.raises(UsageError, match="row_weights"):
+        options.rnn(model).load_state(states["learned"])

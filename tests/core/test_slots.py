@@ -15,7 +15,7 @@ def rnn() -> msrnn.MultiStateRNN:
 
 @pytest.mark.parametrize(
     ("policy", "groups", "bookkeeping"),
-    [("tova", 1, 4), ("window+4", 1, 4), ("h2o-layer", 1, 8), ("h2o", 2, 8), ("echo", 1, 12)],
+    [("tova", 1, 4), ("window+4", 1, 4), ("h2o-layer", 1, 8), ("h2o", 2, 8), ("echo", 1, 12), ("random", 2, 8)],
 )
 def test_bytes_are_what_the_formula_says_from_the_start(policy: str, groups: int, bookkeeping: int) -> None:
     rnn = msrnn.MultiStateRNN(build(llama()), policy, 10)

@@ -32,8 +32,8 @@ FORGED: dict[str, tuple[str, dict[str, Callable[[Tensor], Any]], str]] = {
     "negative importance": ("head", {"importance": lambda i: i.fill_(-1.0)}, "-1 is not an importance"),
     "infinite importance": ("head", {"importance": lambda i: i.fill_(torch.inf)}, "inf is not an importance"),
     "huge importance": ("head", {"importance": lambda i: i.fill_(1e9)}, "1e.09 is not an importance"),
-    "norm": ("value", {"norm": lambda n: n.fill_(torch.nan)}, "nan is not the norm"),
-    "another norm": ("value", {"norm": lambda n: n.mul_(2)}, "is not the norm"),
+    "norm": ("value", {"row_weight": lambda n: n.fill_(torch.nan)}, "nan is not the norm"),
+    "another norm": ("value", {"row_weight": lambda n: n.mul_(2)}, "is not the norm"),
     "scale of 0": ("value", {"key_scale": lambda s: s.zero_()}, "0 scales the keys"),
     "negative scale": ("value", {"value_scale": lambda s: s.neg_()}, "scales the values"),
     "infinite scale": ("value", {"key_scale": lambda s: s.fill_(torch.inf)}, "inf scales the keys"),
@@ -94,7 +94,7 @@ def test_what_free_slots_hold_means_nothing(kind: str, saved: Callable[[str], Sa
         bits = layer.keys.view(torch.int8) if layer.keys.itemsize == 1 else layer.keys
         bits[:, :, -1] = 0x7F if layer.keys.itemsize == 1 else torch.nan
         if kind == "value":
-            layer.key_scale[:, :, -1] = layer.norm[:, :, -1] = layer.importance[:, :, -1] = torch.nan
+            layer.key_scale[:, :, -1] = layer.row_weight[:, :, -1] = layer.importance[:, :, -1] = torch.nan
     state.save(tmp_path / "state")
     more = tokens(2, 12, seed=4)
     loaded = one.rnns[0].load_state(tmp_path / "state")

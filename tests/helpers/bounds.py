@@ -18,9 +18,12 @@ BOUNDS = {
     "echo+2~12": Bound(Policy.parse("echo+2~12"), 9, window=12),
     "decay-value": Bound(Policy(0.9, "layer", 0, 0.5, value_norm=True), 9),
     "value-head": Bound(Policy(0.0, "head", 1, value_norm=True), 6),
+    "learned+1": Bound(Policy.parse("echo+1@x.safetensors"), 8),
+    "learned-head": Bound(Policy(0.0, "head", value_norm=True, weights="x.safetensors"), 6),
+    "random+1~12": Bound(Policy.parse("random+1~12"), 7, window=12),
 }
 # For triton's interpreter, which is slow; a GPU runs all of them.
-FURTHER = ("tova-head", "decay", "value-head")
+FURTHER = ("tova-head", "decay", "value-head", "learned-head")
 CASES = [
     pytest.param(bound, id=name, marks=pytest.mark.slow if name in FURTHER else ()) for name, bound in BOUNDS.items()
 ]

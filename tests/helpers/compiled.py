@@ -16,9 +16,11 @@ from triton.runtime.jit import JITFunction
 
 from msrnn.backends.triton import decode, scan
 from msrnn.backends.triton.prefill import prefill_triton
+from msrnn.core.rope import Rope
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.policy import Bound, Policy
+from tests.helpers.networks import add_network
 
 KV_HEADS = 2
 
@@ -40,8 +42,9 @@ class Absent:
 
 
 def read_and_step(dtype: torch.dtype, dim: int, policy: str, heads: int, size: int, length: int) -> None:
-    shape = LayerShape(heads, KV_HEADS, dim, dim, dtype, torch.device("cpu"))
-    slots, scoring = Slots(1, shape, Bound(Policy.parse(policy), size)), Scoring(dim**-0.5)
+    shape, bound = LayerShape(heads, KV_HEADS, dim, dim, dtype, torch.device("cpu")), Bound(Policy.parse(policy), size)
+    frequency = 100.0 ** -(torch.arange(dim // 2) / (dim // 2))
+    slots, scoring = Slots(1, add_network(shape, bound, Rope(frequency)), bound), Scoring(dim**-0.5)
     query, key = (torch.zeros(1, count, length, dim, dtype=dtype) for count in (heads, KV_HEADS))
     real = torch.ones(1, length, dtype=torch.bool)
     prefill_triton(slots, query, key, key, slots.advance(length, real), scoring)
@@ -60,7 +63,8 @@ def main(capability: int, shared_memory: int, dtype: torch.dtype, dim: int, head
     driver.set_active(Absent(capability))
     decode.PROGRAMS = 1  # one for all slots, which then are on their way while others are attended to
     scan._shared_memory = lambda device: shared_memory
-    for policy in ("echo", "tova", "window"):  # attention from weights, and from scores
+    # attention from weights, and from scores; every kind of row weights
+    for policy in ("echo", "tova", "window", "random", "echo@x.safetensors"):
         read_and_step(dtype, dim, policy, heads, size, length)
 
 

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from msrnn.backends.torch import TorchBackend
 from msrnn.backends.triton.decode import decode_triton
+from msrnn.core.rope import Rope
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.policy import Bound
 from tests.helpers.bounds import protect_some
 from tests.helpers.layers import shape_and_scoring
+from tests.helpers.networks import add_network
 
 slow = pytest.mark.slow  # in triton's interpreter; a GPU runs all of them
 
@@ -35,6 +37,7 @@ class Run:
     """A layer that is decoded token by token, some rows of it padding now and then."""
 
     def __init__(self, bound: Bound, shape: LayerShape, batch: int, scoring: Scoring) -> None:
+        shape = add_network(shape, bound, Rope(100.0 ** -(torch.arange(4, device=shape.device) / 4), 2))
         self.bound, self.shape, self.scoring = bound, shape, scoring
         self.slots = Slots(batch, shape, bound)
         protect_some(self.slots)
@@ -88,9 +91,11 @@ def check(run: Run, steps: int, before: int = 0) -> None:
             for mine, expected in zip(run.slots.dequantized(), theirs.dequantized(), strict=True):
                 same = torch.equal(mine.masked_fill(empty, 0), expected.masked_fill(empty, 0))
                 assert same, "rounded otherwise than by `encode`"
-        if run.slots.importance is not None and exact.importance is not None:
-            held = exact.position >= 0
-            torch.testing.assert_close(run.slots.importance[held], exact.importance[held], atol=1e-4, rtol=1e-3)
+        held = exact.position >= 0
+        for name in ("importance", "row_weight"):
+            mine, expected = getattr(run.slots, name), getattr(exact, name)
+            if expected is not None:
+                torch.testing.assert_close(mine[held], expected[held], atol=1e-4, rtol=1e-3)
 
 
 def layer(device: str, bound: Bound, *heads: Any, **options: Any) -> Run:

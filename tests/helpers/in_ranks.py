@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from fnmatch import fnmatch
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from msrnn.errors import UsageError
 from msrnn.policy import NAMES
 from msrnn.recall import Recall
 from tests.helpers import interpreted as interpreted
+from tests.helpers.networks import write_random_weights
 from tests.helpers.tiny import left_padded, tokens
 
 POLICIES = ("full", *NAMES, "tova+4", "decay=0.9,value_norm=1")
@@ -90,6 +92,19 @@ def reads_and_steps(policy: str, tolerance: float = 1e-4, few: bool = False, **o
             assert torch.equal(found, expected)
 
     return check
+
+
+def learned(check: Callable[[str], Check], policy: str = "echo") -> Check:
+    """A check of a policy with a file of random row weights, which the first rank writes."""
+
+    def run(shared: PreTrainedModel, alone: PreTrainedModel, folder: Path) -> None:
+        file = folder / "weights.safetensors"
+        if dist.get_rank() == 0:
+            write_random_weights(file, alone)
+        dist.barrier()
+        check(f"{policy},weights={file}" if "=" in policy else f"{policy}@{file}")(shared, alone, folder)
+
+    return run
 
 
 def recalls(policy: str, tolerance: float = 1e-4, **options: Any) -> Check:
@@ -170,10 +185,10 @@ def forks_selects_and_joins(shared: PreTrainedModel, alone: PreTrainedModel, _: 
     assert states[0].nbytes_in_all >= states[1].nbytes
 
 
-def saves(policy: str, **options: Any) -> Check:
+def saves(policy: str, name: str = "", **options: Any) -> Check:
     """Each number of processes goes on from the files of all others that have run before it, and of one process."""
     asking: Any = {"recall_every": 4} if options.get("recall") else {}
-    name = f"{policy}-recall" if asking else policy
+    name = name or (f"{policy}-recall" if asking else policy)
 
     def check(shared: PreTrainedModel, alone: PreTrainedModel, folder: Path) -> None:
         mine, theirs = rnns(shared, alone, policy, **options)
@@ -305,6 +320,10 @@ CHECKS: dict[str, Check] = {
     "tova, plain torch": reads_and_steps("tova", backend="torch"),
     "echo, small chunks": reads_and_steps("echo", chunk=5, block=13),
     "echo, Triton kernels": reads_and_steps("echo", few=True, backend="triton"),  # interpreted, which is slow
+    "learned weights, small chunks": learned(partial(reads_and_steps, chunk=5, block=13)),
+    "learned weights, per head": learned(reads_and_steps, "decay=0.9,per=head,value_norm=1"),
+    "learned weights, Triton kernels": learned(partial(reads_and_steps, few=True, backend="triton")),
+    "learned weights are saved": learned(lambda policy: saves(policy, "learned")),
     "MultiStateCache": caches,
     "fork, select, cat": forks_selects_and_joins,
     "an engine": answers_prompts,
@@ -318,7 +337,7 @@ CHECKS: dict[str, Check] = {
     "tova generates and recalls": generates("tova", columns=70, recall=4, recall_while_reading=16),
     **{f"{policy} is saved with its archive": saves(policy, recall=4) for policy in ("tova", "h2o")},
     "an archive in 8 bits is saved": saves("tova-head", recall=4, state_dtype="int8"),
-    **{f"{policy} is saved": saves(policy) for policy in ("full", "tova", "h2o", "echo")},
+    **{f"{policy} is saved": saves(policy) for policy in ("full", "tova", "h2o", "echo", "random")},
     "int8 is saved": saves("tova-head", state_dtype="int8"),
     "a broken state": refuses_a_broken_state,
     "other evictions": compares_evictions,

@@ -84,6 +84,6 @@ def held(slots: Slots) -> list[Tensor]:
         for t in slots.dequantized()
     ]
     numbers = [
-        t.gather(-1, order).masked_fill(position < 0, 0) for t in (slots.importance, slots.norm) if t is not None
+        t.gather(-1, order).masked_fill(position < 0, 0) for t in (slots.importance, slots.row_weight) if t is not None
     ]
     return [position, *rows, *numbers]

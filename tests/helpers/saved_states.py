@@ -20,6 +20,7 @@ SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden
 KINDS: dict[str, dict[str, Any]] = {
     "head": {"policy": "h2o", "size": 6},
     "value": {"policy": Policy(0.9, recent=0.5, value_norm=True), "size": 5, "state_dtype": "int8"},
+    "random": {"policy": "random", "size": 5},
     "fp8": {"policy": "echo", "size": 5, "state_dtype": "fp8"},
     "horizon": {"policy": "tova+1~12", "size": 6, "positions": "compressed"},
     "full": {"policy": "full", "size": None},

@@ -53,10 +53,10 @@ def arguments(case: dict[str, Any], device: str) -> list[Any]:
     importance = torch.rand(position.shape, generator=draw) * (position >= 0)
     importance[..., bound.slots :] = 0
     sinks = torch.randn(2, G, M, C, generator=draw) if case["sinks"] else None
-    norm = torch.rand(position.shape, generator=draw) + 0.5 if bound.policy.value_norm else None
+    row_weight = torch.rand(position.shape, generator=draw) + 0.5 if bound.policy.weighs else None
     tensors = [scores, position, importance, query]
     protected = torch.tensor(case["protected"], dtype=torch.int32) if bound.protects and "protected" in case else None
-    optional = (sinks, norm, protected)
+    optional = (sinks, row_weight, protected)
     return [*(t.to(device) for t in tensors), bound, *(t if t is None else t.to(device) for t in optional)]
 
 

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from msrnn.core.protection import RANGES
 from msrnn.core.quantization import STATE_DTYPES
 from msrnn.core.rope import SPACINGS, Repositioning, Rope, spacing
-from msrnn.policy import Bound, Policy
+from msrnn.core.weights_file import HeadShape
+from msrnn.policy import RANDOM, Bound, Policy
+from tests.helpers.networks import random_network
 from tests.helpers.tiny import FAMILIES, llama
 
 
@@ -23,7 +25,8 @@ def bounds(draw: st.DrawFn) -> Bound:
     recent = draw(st.integers(0, spare) | st.floats(0, spare / size))
     decay = draw(st.sampled_from([None, 0.0, 1.0]) | st.floats(0, 1))
     value = decay is not None and draw(st.booleans())
-    policy = Policy(decay, draw(st.sampled_from(["layer", "head"])), first, recent, value)
+    weights = draw(st.sampled_from([None, RANDOM])) if decay is None else None
+    policy = Policy(decay, draw(st.sampled_from(["layer", "head"])), first, recent, value, weights=weights)
     window = draw(st.none() | st.integers(size + 1, 60))
     return Bound(policy, size, window, sliding=draw(st.booleans()))
 
@@ -56,10 +59,15 @@ def layers(draw: st.DrawFn) -> dict[str, Any]:
     length = draw(st.integers(1, 40))
     cuts = draw(st.lists(st.integers(1, length), max_size=4))
     bound = draw(bounds())
+    if bound.policy.value_norm and draw(st.booleans()):
+        bound = replace(bound, policy=replace(bound.policy, weights="x.safetensors"))
+    heads = draw(st.sampled_from([(2, 2), (6, 2), (4, 1)]))  # GQA ratios 1, 3 and all-to-one
+    rope = draw(st.none() | repositioning().map(lambda one: one.rope))
     return {
         "bound": bound,
+        "network": random_network(HeadShape(heads[1], 8, 8), rope=rope) if bound.policy.learned else None,
         "protected": [draw(protected_ranges(bound)) for _ in range(2)],
-        "heads": draw(st.sampled_from([(2, 2), (6, 2), (4, 1)])),  # GQA ratios 1, 3 and all-to-one
+        "heads": heads,
         "length": length,
         "edges": sorted({0, *cuts, length}),
         "chunk": draw(st.integers(1, 48)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
 from msrnn.core.rope import Repositioning
+from msrnn.core.weight_network import WeightNetwork
 from msrnn.hf.inspect import sliding_windows
 from msrnn.policy import Policy, layer_bound
 from msrnn.reference import recurrent
@@ -178,8 +179,12 @@ def oracle(
     policy: str | Policy,
     size: SizeLike,
     repositioning: list[Repositioning | None] | None = None,
+    networks: Sequence[WeightNetwork | None] | None = None,
 ) -> Oracle:
-    """Run one sequence [T] by the definition; `repositioning` of each layer, or None for the model's own positions."""
+    """Run one sequence [T] by the definition; `repositioning` of each layer, or None for the model's own positions.
+
+    `networks` has the learned row weights of each layer.
+    """
     policy_, size = resolve(policy, size)
     windows = sliding_windows(model, model.config)
     sizes = layer_sizes(policy_, size, windows, [False] * len(windows))
@@ -199,6 +204,8 @@ def oracle(
             kwargs.get("softcap"),
             s.cpu() if (s := kwargs.get("s_aux")) is not None else None,
             repositioning[module.layer_idx] if repositioning else None,
+            layer=module.layer_idx,
+            network=networks[module.layer_idx] if networks else None,
         )
         times[module.layer_idx] = run.evicted_at
         margins.append(run.margin)

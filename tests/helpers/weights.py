@@ -17,7 +17,7 @@ def scan_by_weights(
     query_position: Tensor,
     bound: Bound,
     sinks: Tensor | None = None,
-    norm: Tensor | None = None,
+    row_weight: Tensor | None = None,
     protected: Tensor | None = None,
 ) -> Tensor:
     """The arguments of `scan_torch`; scores stay as they are. The kernel runs on a GPU where there is one."""
@@ -33,7 +33,7 @@ def scan_by_weights(
     if sinks is not None:
         sink = pad((sinks - top[..., 0]).exp().transpose(2, 3), spare).contiguous().to(where)
     there = [t.to(where).contiguous() for t in (position, importance, query_position)]
-    norm, protected = (None if tensor is None else tensor.to(where) for tensor in (norm, protected))
-    evicted_at = scan_triton(weights, there[0], there[1], there[2], bound, sink, norm, protected)
+    row_weight, protected = (None if tensor is None else tensor.to(where) for tensor in (row_weight, protected))
+    evicted_at = scan_triton(weights, there[0], there[1], there[2], bound, sink, row_weight, protected)
     importance.copy_(there[1])
     return evicted_at.to(scores.device)

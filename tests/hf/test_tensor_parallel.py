@@ -34,7 +34,14 @@ CONFIGS = {
 }
 # One check of each kind; `all` has every policy, and every family of models.
 FOR_TWO = (
-    *("llama: full reads*", "llama: h2o reads*", "llama: echo reads*", "llama: tova generates", "llama: tova, comp*"),
+    *(
+        "llama: full reads*",
+        "llama: h2o reads*",
+        "llama: echo reads*",
+        "llama: random reads*",
+        *("llama: tova generates", "llama: learned weights*"),
+        "llama: tova, comp*",
+    ),
     *("llama: echo, int8", "llama: MultiStateCache", "llama: fork*", "llama: an engine*", "llama: echo is saved"),
     *("llama: a broken state", "llama: other *", "phi3: tova reads*", "gpt_oss: tova reads*"),
     *("llama: tova recalls", "llama: h2o recalls, int8", "llama: *and recalls", "llama: tova is saved with*"),

@@ -76,7 +76,7 @@ def contents(state: msrnn.MultiState) -> list[Tensor]:
         for name, tensor in layer.tensors().items():
             if name in ("keys", "values"):
                 found.append(tensor.float().masked_fill(empty[..., None], 0))
-            elif name in ("importance", "norm"):
+            elif name in ("importance", "row_weight"):
                 found.append(tensor.masked_fill(layer.position < 0, 0))
             elif name in ("position", "seen"):
                 found.append(tensor)

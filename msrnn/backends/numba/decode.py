@@ -24,6 +24,7 @@ from msrnn.backends.numba.rows import (
     ranges_array,
     sinks_array,
 )
+from msrnn.core.quantization import Rows
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import Slots
 
@@ -122,7 +123,8 @@ def _decode(
     values: Array,
     position: Array,
     importance: Array,
-    norm: Array,
+    row_weight: Array,
+    given: Array,
     ranges: Array,
     query_position: Array,
     sinks: Array,
@@ -160,8 +162,8 @@ def _decode(
                 held += where[j] >= 0
             if window > 0:
                 held -= expire(where if sliding else free, present, expired, spared, t - window, t)
-            weight = importance[b, g, :N] if importance.shape[0] else fresh
-            weight[slot] = f32(0.0)
+            summed = importance[b, g, :N] if importance.shape[0] else fresh
+            summed[slot] = f32(0.0)
             observed[:] = f32(0.0)
             for m in range(M):
                 kv = g * members + m // R
@@ -181,10 +183,12 @@ def _decode(
                 _sum_values(rows, values[b, kv, :N], output[b, kv])
                 if not np.isfinite(output[b, kv].sum()):
                     _exact_sum(rows, values[b, kv, :N], present, output[b, kv])
-            if norm.shape[0]:
-                norm[b, g, slot] = _length(value[b, g * members : (g + 1) * members])
-            norms = norm[b, g, :N] if norm.shape[0] else scratch[:0]
-            observe_and_evict(weight, observed, present, where, free, norms, scratch, N, held, t, M, bound)
+            if given.shape[0]:
+                row_weight[b, g, slot] = given[b, g, 0]
+            elif row_weight.shape[0]:
+                row_weight[b, g, slot] = _length(value[b, g * members : (g + 1) * members])
+            weights = row_weight[b, g, :N] if row_weight.shape[0] else scratch[:0]
+            observe_and_evict(summed, observed, present, where, free, weights, scratch, N, held, t, M, bound)
             for j in range(N):
                 if present[j] == f32(0.0):
                     where[j] = -1
@@ -202,6 +206,8 @@ def decode_numba(
     (B, K, R, _), G = query.shape, slots.position.shape[1]
     shares = None if share is None else torch.zeros(B, G, K * R // G, 1, dtype=torch.float32)
     output = torch.empty(*query.shape[:3], value.shape[-1], dtype=torch.float32)
+    new = Rows(key[:, :, None], None), Rows(value[:, :, None], None)
+    given = slots.weigh(*new, query_position[:, None, None]) if slots.bound.policy.weights else None
     _decode(
         query.contiguous().numpy(),
         key.contiguous().numpy(),
@@ -210,7 +216,8 @@ def decode_numba(
         slots.values.numpy(),
         slots.position.numpy(),
         array_or_empty(slots.importance, 3),
-        array_or_empty(slots.norm, 3),
+        array_or_empty(slots.row_weight, 3),
+        array_or_empty(given, 3),
         ranges_array(slots.ranges, B),
         query_position.contiguous().numpy(),
         sinks_array(scoring.sinks_of(B, G, 1)),

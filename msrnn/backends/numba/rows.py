@@ -1,8 +1,8 @@
 """The computation for one new token in numba: attention over the candidates, importances, and which one is evicted.
 
 Loops over tokens are sequential; everything in this file is vectorised over the candidates of one token. Reductions may
-be reassociated, and NaN and infinity keep their meaning. `importance`, `present`, `position`, `free`, `norm` and
-`scratch` are [N], one number for each candidate. `free` is the position of a candidate, and -1 where it is protected.
+be reassociated, and NaN and infinity keep their meaning. `importance`, `present`, `position`, `free`, `row_weight`
+and `scratch` are [N], one number for each candidate. `free` is the position of a candidate, -1 where it is protected.
 """
 
 from __future__ import annotations
@@ -159,9 +159,9 @@ def observe(importance: Array, observed: Array, present: Array, position: Array,
 
 
 @compile_loop(fastmath=LANES)
-def weigh(importance: Array, norm: Array, into: Array) -> None:
+def weigh(importance: Array, row_weight: Array, into: Array) -> None:
     for j in range(importance.shape[0]):
-        into[j] = importance[j] * norm[j]
+        into[j] = importance[j] * row_weight[j]
 
 
 @compile_loop()
@@ -185,7 +185,7 @@ def observe_and_evict(
     present: Array,
     position: Array,
     free: Array,
-    norm: Array,
+    row_weight: Array,
     scratch: Array,
     count: int,
     held: int,
@@ -195,8 +195,7 @@ def observe_and_evict(
 ) -> Any:
     """Update the importances after token t and evict the least important candidate; its index, -1 where all fit.
 
-    The candidates are the first `count` of each array. An empty `norm` means that the policy does not rank by the norm
-    of values.
+    The candidates are the first `count` of each array. An empty `row_weight` means that rows have no weights.
     """
     size, first, recent, _, _, decay, _ = bound
     present, position, free = present[:count], position[:count], free[:count]
@@ -204,9 +203,11 @@ def observe_and_evict(
     if held <= size:
         return -1
     rank = importance[:count]
-    if norm.shape[0]:
+    if row_weight.shape[0] and decay == NO_DECAY:
+        rank = row_weight[:count]
+    elif row_weight.shape[0]:
         rank = scratch[:count]
-        weigh(importance[:count], norm[:count], rank)
+        weigh(importance[:count], row_weight[:count], rank)
     j = least_important(rank, present, free, first, t - recent)
     present[j] = f32(0.0)
     return j

@@ -45,7 +45,7 @@ def _scan(
     importance: Array,
     query_position: Array,
     sinks: Array,
-    norm: Array,
+    row_weight: Array,
     ranges: Array,
     share: Array,
     evicted_at: Array,
@@ -83,9 +83,9 @@ def _scan(
                     if share.shape[0]:
                         share[b, g, m, i] = taken
                     scores[b, g, m, i, n:] = f32(0.0)
-                norms = norm[b, g] if norm.shape[0] else scratch[:0]
+                weight = row_weight[b, g] if row_weight.shape[0] else scratch[:0]
                 j = observe_and_evict(
-                    importance[b, g], observed, present, where, free, norms, scratch, n, held, t, M, bound
+                    importance[b, g], observed, present, where, free, weight, scratch, n, held, t, M, bound
                 )
                 if j >= 0:
                     evicted_at[b, g, j] = t
@@ -99,7 +99,7 @@ def scan_numba(
     query_position: Tensor,
     bound: Bound,
     sinks: Tensor | None = None,
-    norm: Tensor | None = None,
+    row_weight: Tensor | None = None,
     protected: Tensor | None = None,
     share: Tensor | None = None,
 ) -> Tensor:
@@ -114,7 +114,7 @@ def scan_numba(
         importance.numpy(),
         query_position.contiguous().numpy(),
         sinks_array(sinks),
-        array_or_empty(norm, 3),
+        array_or_empty(row_weight, 3),
         ranges_array(protected, position.shape[0]),
         array_or_empty(share, 4),
         evicted_at.numpy(),
@@ -197,7 +197,7 @@ def _scan_repositioned(
     importance: Array,
     query_position: Array,
     sinks: Array,
-    norm: Array,
+    row_weight: Array,
     ranges: Array,
     share: Array,
     attention: Array,
@@ -265,9 +265,9 @@ def _scan_repositioned(
                     taken = attend_row(row, top, sink, present[:n], scratch[:n], observed[:n])
                     if share.shape[0]:
                         share[b, g, m, i] = taken
-                norms = norm[b, g] if norm.shape[0] else scratch[:0]
+                weight = row_weight[b, g] if row_weight.shape[0] else scratch[:0]
                 j = observe_and_evict(
-                    importance[b, g], observed, present, where, free, norms, scratch, n, held, t, M, bound
+                    importance[b, g], observed, present, where, free, weight, scratch, n, held, t, M, bound
                 )
                 if j >= 0:
                     held = remove_token(j, order, held, new_position, where, kind, limit, fn)
@@ -282,7 +282,7 @@ def scan_repositioned_numba(
     query_position: Tensor,
     bound: Bound,
     scoring: Scoring,
-    norm: Tensor | None = None,
+    row_weight: Tensor | None = None,
     protected: Tensor | None = None,
     share: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -299,7 +299,7 @@ def scan_repositioned_numba(
         importance.numpy(),
         query_position.contiguous().numpy(),
         sinks_array(scoring.sinks_of(B, G, C)),
-        array_or_empty(norm, 3),
+        array_or_empty(row_weight, 3),
         ranges_array(protected, B),
         array_or_empty(share, 4),
         attention.numpy(),

@@ -19,9 +19,11 @@ from msrnn.backends.triton.attend import attend_kernel, combine_kernel
 from msrnn.backends.triton.common import at_once, sinks_and_share, strides_of
 from msrnn.backends.triton.evict import EVICT_WARPS, evict_kernel, observe_kernel
 from msrnn.backends.triton.rope import rotations_of
+from msrnn.backends.triton.row_weight import grade_written
 from msrnn.core.quantization import LARGEST
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import Slots
+from msrnn.policy import RANDOM
 
 
 class Tile(NamedTuple):
@@ -44,7 +46,7 @@ class Attended(NamedTuple):
 
     scores: Tensor  # [B, H, S], arbitrary for empty slots
     log_sums: Tensor  # [B, H]
-    squares: Tensor | None  # [B, K]: squared norms of the token's values, where the policy uses them
+    squares: Tensor | None  # [B, K]: squared norms of the token's values, where the policy ranks by norms
     fresh: Tensor  # [B, G] int32: the token's slot
 
 
@@ -113,22 +115,26 @@ def _attend(
 
 
 def _evict(slots: Slots, attended: Attended, query_position: Tensor) -> None:
-    """Write the new token's position, observe, and evict."""
+    """Weigh the new token's row, write its position, observe, and evict."""
     (B, G, S), K, H = slots.position.shape, slots.keys.shape[1], attended.scores.shape[1]
     policy, bound = slots.bound.policy, slots.bound
     scores, log_sums, squares, fresh = attended
+    graded = grade_written(slots, fresh, query_position) if policy.learned else None
+    alpha = slots.network.on(scores.device).alpha if slots.network and policy.learned else None
     group = {"S": S, "M": H // G, "MEMBERS": K // G}
-    observed = None
+    observed, processes = None, 1
     if slots.joint is not None:
-        observed = torch.empty(B, G, S + 1, dtype=torch.float32, device=scores.device)
+        observed = torch.empty(B, G, S + 2, dtype=torch.float32, device=scores.device)
         observes = policy.decay is not None
         observe_kernel[(B * G,)](
-            scores if observes else None, log_sums, squares, observed, **group, num_warps=EVICT_WARPS
+            scores if observes else None, log_sums, squares, graded, observed, **group, num_warps=EVICT_WARPS
         )
         slots.joint.sum(observed)
-        group["M"] *= slots.joint.count
+        processes = slots.joint.count
+        group["M"] *= processes
     evict_kernel[(B, G)](
-        fresh, scores, log_sums, slots.position, slots.importance, slots.norm, squares, query_position, observed,
-        slots.ranges, policy.decay, bound.size, policy.first, bound.recent, bound.window, bound.spared,
-        G=G, **group, SLIDING=bound.sliding, num_warps=EVICT_WARPS,
+        fresh, scores, log_sums, slots.position, slots.importance, slots.row_weight, squares, graded, alpha,
+        slots.layer if policy.weights == RANDOM else None, slots.first_group, query_position, observed, slots.ranges,
+        policy.decay, bound.size, policy.first, bound.recent, bound.window, bound.spared,
+        G=G, **group, PROCESSES=processes, SLIDING=bound.sliding, num_warps=EVICT_WARPS,
     )  # fmt: skip

@@ -16,7 +16,7 @@ SLOTS_PER_BLOCK = 64
 
 @triton.jit(do_not_specialize=["C", "S"])
 def assign_kernel(
-    position, evicted_at, importance, norm, slot_position, slot_importance, slot_norm, survivors, source, C, S,
+    position, evicted_at, importance, row_weight, slot_position, slot_importance, slot_weight, survivors, source, C, S,
     BS: tl.constexpr, BC: tl.constexpr, REMEMBERS: tl.constexpr, WEIGHS: tl.constexpr,
 ):  # fmt: skip
     """Free the slots of evicted tokens, and assign free slots, in order, to the new tokens that are still held.
@@ -43,7 +43,7 @@ def assign_kernel(
     tl.store(slot_position + i * S + o_s, tl.where(m_held, b_old, b_position), mask=m_s)
     b_from = i * N + tl.where(m_taken, S + b_source, o_s)
     if WEIGHS:
-        tl.store(slot_norm + i * S + o_s, tl.load(norm + b_from, mask=m_s, other=0.0), mask=m_s)
+        tl.store(slot_weight + i * S + o_s, tl.load(row_weight + b_from, mask=m_s, other=0.0), mask=m_s)
     if REMEMBERS:
         b_importance = tl.load(importance + b_from, mask=m_s, other=0.0)
         tl.store(slot_importance + i * S + o_s, b_importance, mask=m_s)
@@ -70,18 +70,18 @@ def keep_triton(
     value: Rows,
     position: Tensor,
     importance: Tensor,
-    norm: Tensor | None,
+    row_weight: Tensor | None,
     evicted_at: Tensor,
 ) -> None:
     (B, G, S), C = slots.position.shape, key.codes.shape[2]
     source = torch.empty_like(slots.position)
     # Placeholders for what is not kept: no kernel reads these pointers.
-    memory, slot_norm = (importance if kept is None else kept for kept in (slots.importance, slots.norm))
+    memory, slot_weight = (importance if kept is None else kept for kept in (slots.importance, slots.row_weight))
     assign_kernel[(B * G,)](
-        position, evicted_at, importance, importance if norm is None else norm, slots.position, memory, slot_norm,
-        torch.empty(B, G, C, dtype=torch.int32, device=source.device), source, C, S,
+        position, evicted_at, importance, importance if row_weight is None else row_weight, slots.position, memory,
+        slot_weight, torch.empty(B, G, C, dtype=torch.int32, device=source.device), source, C, S,
         BS=triton.next_power_of_2(S), BC=max(32, triton.next_power_of_2(C)),
-        REMEMBERS=slots.importance is not None, WEIGHS=norm is not None,
+        REMEMBERS=slots.importance is not None, WEIGHS=row_weight is not None,
     )  # fmt: skip
     for buffer, scales, fresh in ((slots.keys, slots.key_scale, key), (slots.values, slots.value_scale, value)):
         if scales is None or fresh.scale is None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from msrnn.backends.base import Prefilled
 from msrnn.backends.triton.common import at_once, cap_scores, lift_exp, sinks_and_share, strides_of, width
 from msrnn.backends.triton.keep import keep_triton
+from msrnn.backends.triton.row_weight import weigh_triton
 from msrnn.backends.triton.scan import room, scan_triton
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import Slots
@@ -299,8 +300,8 @@ def prefill_triton(
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     fresh = slots.quantize(key, value)
     key, value = (rows.codes for rows in fresh)
-    position, importance, norm = slots.candidates(query_position, fresh[1])
     query_position = query_position.contiguous()
+    position, importance, row_weight = slots.candidates(query_position, weigh_triton(slots, *fresh, query_position))
     sinks, share = sinks_and_share(scoring, share, B, C)
     rows, blocks = _blocks(max(D, DV), query.dtype)
     grid, space = (triton.cdiv(C, rows), H, B), room(C, S + C)
@@ -319,7 +320,8 @@ def prefill_triton(
     joint = [weights, sink_weights]
     if slots.joint is not None:
         joint = [None if part is None else slots.joint.gather(part, 3) for part in joint]
-    evicted_at = scan_triton(joint[0], position, importance, query_position, slots.bound, joint[1], norm, slots.ranges)
+    rest = slots.bound, joint[1], row_weight, slots.ranges
+    evicted_at = scan_triton(joint[0], position, importance, query_position, *rest)
     output = torch.empty(B, C, H, DV, device=query.device, dtype=query.dtype)
     # Weights span more than the range of float16.
     weighed = weights is not None and query.dtype != torch.float16
@@ -328,5 +330,5 @@ def prefill_triton(
         position, evicted_at, query_position, sinks, share, weights, sink_weights, output,
         scoring.scale, scoring.softcap, *strides, *strides_of(share), C, S, WEIGHED=weighed, **shape, **blocks,
     )  # fmt: skip
-    keep_triton(slots, *fresh, position, importance, norm, evicted_at)
+    keep_triton(slots, *fresh, position, importance, row_weight, evicted_at)
     return Prefilled(output, position, evicted_at)

@@ -90,6 +90,20 @@ def reposition_kernel(
 
 
 @triton.jit
+def find_rotation(b_angle):
+    """Cosine and sine, float32, of an angle in float64: multiples of a quarter rotation are removed first."""
+    b_quarters = tl.floor(b_angle * PER_QUARTER + 0.5)
+    b_x = (b_angle - b_quarters * QUARTER).to(tl.float32)
+    b_xx = b_x * b_x
+    b_sin = b_x + b_x * b_xx * (S3 + b_xx * (S5 + b_xx * S7))
+    b_cos = 1.0 - 0.5 * b_xx + b_xx * b_xx * (C4 + b_xx * (C6 + b_xx * C8))
+    b_q = b_quarters.to(tl.int32)
+    m_odd = (b_q & 1) != 0
+    b_sin, b_cos = tl.where(m_odd, b_cos, b_sin), tl.where(m_odd, b_sin, b_cos)
+    return tl.where(((b_q + 1) & 2) != 0, -b_cos, b_cos), tl.where((b_q & 2) != 0, -b_sin, b_sin)
+
+
+@triton.jit
 def rotation_kernel(
     position, query_position, new_position, frequency, rotations,
     S: tl.constexpr, G: tl.constexpr, F: tl.constexpr, BS: tl.constexpr, BF: tl.constexpr,
@@ -110,18 +124,11 @@ def rotation_kernel(
         b_frequency = tl.load(frequency + o_f, mask=m_f, other=0.0)
         b_applied = b_position.to(tl.float32)[:, None] * b_frequency[None, :]
         b_angle = b_new_position[:, None] * b_frequency.to(tl.float64)[None, :] - b_applied.to(tl.float64)
-        b_quarters = tl.floor(b_angle * PER_QUARTER + 0.5)
-        b_x = (b_angle - b_quarters * QUARTER).to(tl.float32)
-        b_xx = b_x * b_x
-        b_sin = b_x + b_x * b_xx * (S3 + b_xx * (S5 + b_xx * S7))
-        b_cos = 1.0 - 0.5 * b_xx + b_xx * b_xx * (C4 + b_xx * (C6 + b_xx * C8))
-        b_q = b_quarters.to(tl.int32)
-        m_odd = (b_q & 1) != 0
-        b_sin, b_cos = tl.where(m_odd, b_cos, b_sin), tl.where(m_odd, b_sin, b_cos)
+        b_cos, b_sin = find_rotation(b_angle)
         p_rotations = rotations + (i * (S + 1) + o_s[:, None]) * (2 * F) + o_f[None, :]
         m_rotations = m_s[:, None] & m_f[None, :]
-        tl.store(p_rotations, tl.where(((b_q + 1) & 2) != 0, -b_cos, b_cos), mask=m_rotations)
-        tl.store(p_rotations + F, tl.where((b_q & 2) != 0, -b_sin, b_sin), mask=m_rotations)
+        tl.store(p_rotations, b_cos, mask=m_rotations)
+        tl.store(p_rotations + F, b_sin, mask=m_rotations)
 
 
 @triton.jit

@@ -137,28 +137,28 @@ def _remember(tile, b_attention, t, decay, LIFTS: tl.constexpr):
 
 
 @triton.jit
-def _rank(tile, b_norm, t, first, recent):
-    """A sort key: least importance first, then the oldest. The bits of a non-negative float sort like the float.
+def _rank(tile, b_weight, t, first, recent, OBSERVES: tl.constexpr):
+    """A sort key: least rank first, then the oldest. The bits of a non-negative float sort like the float.
 
-    NaN counts as infinity, whatever its sign.
+    NaN counts as infinity, whatever its sign. Where nothing is observed, weights rank alone.
     """
-    b_importance = tile.b_importance
-    if b_norm is not None:
-        b_importance = b_importance * b_norm
-    b_importance = tl.where(b_importance != b_importance, float("inf"), b_importance)
-    b_bits = b_importance.to(tl.int32, bitcast=True).to(tl.int64)
+    b_rank = tile.b_importance
+    if b_weight is not None:
+        b_rank = b_rank * b_weight if OBSERVES else b_weight
+    b_rank = tl.where(b_rank != b_rank, float("inf"), b_rank)
+    b_bits = b_rank.to(tl.int32, bitcast=True).to(tl.int64)
     m_free = _find_seen(tile, t) & (tile.b_free >= first) & (tile.b_free <= t - recent)
     return tl.where(m_free, (b_bits << 32) | tile.b_position, LAST)
 
 
 @triton.jit(do_not_specialize=["C", "N", "size", "first", "recent", "window", "spared"])
 def scan_kernel(
-    weights, position, importance, query_position, sinks, norm, protected, evicted_at,
+    weights, position, importance, query_position, sinks, row_weight, protected, evicted_at,
     decay, size, first, recent, window, spared, C, N,
     G: tl.constexpr, M: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
     LIFTS: tl.constexpr, STAGES: tl.constexpr, SLIDING: tl.constexpr,
 ):  # fmt: skip
-    """Without weights nothing is observed; sinks, norm, protected and window may be None, too."""
+    """Without weights nothing is observed; sinks, row_weight, protected and window may be None, too."""
     OBSERVES: tl.constexpr = weights is not None
     SKIPS: tl.constexpr = (LIFTS or not OBSERVES) and window is None
     WIDTH: tl.constexpr = BN + BR
@@ -169,10 +169,10 @@ def scan_kernel(
     p_position, p_importance = position + o_group, importance + o_group
     left = _load_tile(p_position, p_importance, protected, i_b, tl.arange(0, BN), N, OBSERVES)
     right = _load_tile(p_position, p_importance, protected, i_b, BN + tl.arange(0, BR), N, OBSERVES)
-    b_norm_l, b_norm_r = None, None
-    if norm is not None:
-        b_norm_l = tl.load(norm + o_group + left.o_n, mask=left.o_n < N, other=0.0)
-        b_norm_r = tl.load(norm + o_group + right.o_n, mask=right.o_n < N, other=0.0)
+    b_weight_l, b_weight_r = None, None
+    if row_weight is not None:
+        b_weight_l = tl.load(row_weight + o_group + left.o_n, mask=left.o_n < N, other=0.0)
+        b_weight_r = tl.load(row_weight + o_group + right.o_n, mask=right.o_n < N, other=0.0)
     # Before the first row, what the slots hold: the last C candidates are new, one for each row.
     held = _count(left.m_present & (left.o_n < N - C)) + _count(right.m_present & (right.o_n < N - C))
     skipped = 0
@@ -200,7 +200,8 @@ def scan_kernel(
                         b_l, b_r, left, right, weights, sinks, i_row, start, t, M, BM, WIDTH, LIFTS
                     )
             left, right = _remember(left, b_l, t, decay, LIFTS), _remember(right, b_r, t, decay, LIFTS)
-        b_rank_l, b_rank_r = _rank(left, b_norm_l, t, first, recent), _rank(right, b_norm_r, t, first, recent)
+        b_rank_l = _rank(left, b_weight_l, t, first, recent, OBSERVES)
+        b_rank_r = _rank(right, b_weight_r, t, first, recent, OBSERVES)
         least = tl.minimum(tl.min(b_rank_l, axis=0), tl.min(b_rank_r, axis=0))
         evicts = (held > size) & (t >= 0) & (least != LAST)
         held -= evicts.to(tl.int32)
@@ -241,7 +242,7 @@ def scan_triton(
     query_position: Tensor,
     bound: Bound,
     sinks: Tensor | None = None,
-    norm: Tensor | None = None,
+    row_weight: Tensor | None = None,
     protected: Tensor | None = None,
 ) -> Tensor:
     """`scan_torch` with weights [B, G, rows, M, width] instead of scores: exponentials, each row up to a factor.
@@ -260,7 +261,7 @@ def scan_triton(
     observes = policy.decay is not None
     assert not observes or weights is not None
     scan_kernel[(B, G)](
-        weights if observes else None, position, importance, query_position.contiguous(), sinks, norm, protected,
+        weights if observes else None, position, importance, query_position.contiguous(), sinks, row_weight, protected,
         evicted_at, policy.decay or 0.0, bound.size, policy.first, bound.recent, bound.window, bound.spared, C, N,
         G=G, M=M, BC=rows, BM=heads, BN=left, BR=right, LIFTS=policy.decay == 0, STAGES=1 + min(2, ahead),
         SLIDING=bound.sliding, num_warps=WARPS,

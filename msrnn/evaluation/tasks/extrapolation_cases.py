@@ -11,6 +11,7 @@ from msrnn.core.rope import COMPRESSED, ORIGINAL, name_of, spacing
 from msrnn.errors import UsageError
 from msrnn.evaluation.cells import FULL, Cell, row_name
 from msrnn.hf.rnn import MultiStateRNN
+from msrnn.policy import split_weights
 from msrnn.size import resolve
 
 
@@ -39,7 +40,9 @@ def cases(rows: Sequence[str], size: int) -> list[Case]:
 
 
 def _case(row: str, size: int) -> Case:
-    name, _, positions = row.partition("@")
+    weighted, rest = split_weights(row)
+    name, _, positions = rest.partition("@")
+    name = weighted + name
     policy, _ = resolve(name, size)
     if not policy.evicts:
         if positions not in ("", ORIGINAL):

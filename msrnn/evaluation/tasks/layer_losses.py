@@ -22,7 +22,7 @@ from msrnn.evaluation.store import Record
 from msrnn.evaluation.tasks.perplexity import ChunkLosses, LossSchema, Reader
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import Policy
-from msrnn.size import Size
+from msrnn.size import Size, joint_numbers
 
 NAME = "budget"
 
@@ -48,7 +48,7 @@ class Case(NamedTuple):
 
     @property
     def key(self) -> Record:
-        numbers = Policy.parse(self.policy).numbers
+        numbers = joint_numbers(Policy.parse(self.policy), None)
         return {"policy": self.policy, "numbers": numbers, "layer": self.layer, "size": self.size}
 
 

@@ -33,7 +33,8 @@ def compare(run: Run, steps: int) -> None:
         expected = TorchBackend().decode(theirs, query, key, value, position, run.scoring)
         torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-4)
         assert torch.equal(run.slots.position, theirs.position)
-        if run.slots.importance is not None:
-            held = theirs.position >= 0
-            assert theirs.importance is not None
-            torch.testing.assert_close(run.slots.importance[held], theirs.importance[held], atol=1e-5, rtol=1e-4)
+        held = theirs.position >= 0
+        for name in ("importance", "row_weight"):
+            mine, other = getattr(run.slots, name), getattr(theirs, name)
+            if other is not None:
+                torch.testing.assert_close(mine[held], other[held], atol=1e-5, rtol=1e-4)

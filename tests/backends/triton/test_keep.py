@@ -22,16 +22,16 @@ def test_survivors_of_a_chunk_fill_free_slots(policy: str, state_dtype: str | No
     for count in (4, 9):  # into empty slots, then into those that become free
         draw = torch.Generator().manual_seed(count)
         _, key, value = random_tokens(2, 4, 2, count, 16, device, seed=count)
-        rows = slots.quantize(key, value)
-        position, importance, norm = slots.candidates(slots.advance(count, None), rows[1])
+        rows, position = slots.quantize(key, value), slots.advance(count, None)
+        position, importance, row_weight = slots.candidates(position, slots.weigh(*rows, position[:, None]))
         importance += torch.rand(importance.shape, generator=draw).to(device)
         stays = (
             torch.rand(position.shape, generator=draw).to(device).masked_fill(position < 0, -1).argsort(-1)[..., -5:]
         )
         evicted_at = torch.zeros_like(position).scatter_(-1, stays, HELD)
         theirs: Slots = slots.select(torch.arange(2))
-        keep_triton(slots, *rows, position, importance, norm, evicted_at)
-        theirs.keep(*rows, position, importance, norm, (evicted_at == HELD) & (position >= 0))
+        keep_triton(slots, *rows, position, importance, row_weight, evicted_at)
+        theirs.keep(*rows, position, importance, row_weight, (evicted_at == HELD) & (position >= 0))
         assert torch.equal(slots.position, theirs.position)
         for mine, expected in zip(held(slots), held(theirs), strict=True):
             assert torch.equal(mine, expected)

@@ -16,6 +16,7 @@ from msrnn.core.slots import Slots
 from msrnn.policy import Bound, Policy
 from tests.helpers.bounds import CASES, protect_some
 from tests.helpers.layers import shape_and_scoring
+from tests.helpers.networks import add_network
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
@@ -35,8 +36,8 @@ def in_order(slots: Slots) -> list[Tensor]:
         t.gather(2, order[..., None].expand(*t.shape)).masked_fill((kept < 0)[..., None], 0)
         for t in slots.dequantized()
     )
-    weights = [] if slots.importance is None else [slots.importance.gather(-1, order).masked_fill(kept < 0, 0)]
-    return [kept, keys, values, *weights]
+    numbers = (slots.importance, slots.row_weight)
+    return [kept, keys, values, *(t.gather(-1, order).masked_fill(kept < 0, 0) for t in numbers if t is not None)]
 
 
 def times(position: Tensor, evicted_at: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -60,6 +61,7 @@ def check(
     """
     draw = torch.Generator().manual_seed(0)
     shape, scoring = shape_and_scoring(device, *sizes, **options)
+    shape = add_network(shape, bound)
     heads, kv_heads, dim, dtype = shape.heads, shape.kv_heads, shape.key_dim, shape.dtype
     mine, theirs = Slots(2, shape, bound), Slots(2, shape, bound)
     exact = Slots(2, replace(shape, dtype=torch.float32), bound)

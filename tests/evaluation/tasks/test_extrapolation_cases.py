@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from msrnn.evaluation.tasks.extrapolation_cases import Case, cases
@@ -19,3 +21,19 @@ def test_rows() -> None:
     }.items():
         with pytest.raises(ValueError, match=reason):
             cases([row], SIZE)
+
+
+def test_a_row_may_name_a_file_of_row_weights(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(b"some")
+    rows = [f"echo@{path}", f"echo@{path}@compressed:15", f"echo@{path}:upper@compact"]
+    found = cases(rows, SIZE)
+    assert found == [
+        Case(f"echo@{path}", "compressed:lnln", SIZE),
+        Case(f"echo@{path}", "compressed:15", SIZE),
+        Case(f"echo@{path}:upper", "compact", SIZE),
+    ]
+    assert cases([case.label for case in found], SIZE) == found
+    before = found[0].key
+    path.write_bytes(b"other")
+    assert found[0].key != before

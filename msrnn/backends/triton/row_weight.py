@@ -1,0 +1,164 @@
+"""The weights of new rows; the references are `row_weights` and `weight_network` of the core.
+
+A learned weight needs one launch more, before a chunk's scan, or between attention and eviction of a decode step. A
+program for each KV head and row runs the head's network on the row, as the slots keep it.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from msrnn.backends.triton.common import width
+from msrnn.backends.triton.rope import find_rotation
+from msrnn.core import row_weights, weight_network
+from msrnn.core.quantization import Rows
+from msrnn.core.slots import Slots
+
+MOST_DEVIATION = tl.constexpr(weight_network.MOST_DEVIATION)
+MOST_EXPONENT = tl.constexpr(weight_network.MOST_EXPONENT)
+(SHIFT_1, FACTOR_1), (SHIFT_2, FACTOR_2), (SHIFT_3, _) = (map(tl.constexpr, pair) for pair in row_weights.SCRAMBLERS)
+SLOPE = tl.constexpr(-2 * (2 / torch.pi) ** 0.5)  # of the exponent in gelu
+HIDDEN = 16  # numbers of a hidden layer at once
+GRADE_WARPS = 4
+
+
+@triton.jit
+def scramble(number):
+    """A permutation of uint32 without a pattern."""
+    number = (number ^ (number >> SHIFT_1)) * FACTOR_1
+    number = (number ^ (number >> SHIFT_2)) * FACTOR_2
+    return number ^ (number >> SHIFT_3)
+
+
+@triton.jit
+def draw_weight(t, layer, group):
+    """The random weight of token t in a group of a layer."""
+    own = scramble(group.to(tl.uint32) + scramble(layer.to(tl.uint32)))
+    drawn = scramble(scramble(t.to(tl.uint32)) ^ own)
+    return (drawn >> 8).to(tl.float32) * (1.0 / 2**24)
+
+
+@triton.jit
+def _clamp(b_x, most):
+    """NaN stays NaN: both comparisons are false."""
+    return tl.where(b_x > most, most, tl.where(b_x < -most, -most, b_x))
+
+
+@triton.jit
+def combine_weight(square, graded, alpha):
+    """The learned weight of a row, from the squared norm of its values and from what its networks say of it."""
+    return tl.exp(_clamp((0.5 * tl.log(square) + graded) / alpha, MOST_EXPONENT))
+
+
+@triton.jit
+def _load_row(p_row, p_scale, o_w, W):
+    """A row [BW] as the slots keep it, float32."""
+    b_row = tl.load(p_row + o_w, mask=(o_w >= 0) & (o_w < W), other=0.0).to(tl.float32)
+    if p_scale is not None:
+        b_row *= tl.load(p_scale).to(tl.float32)
+    return b_row
+
+
+@triton.jit
+def _load_key(p_row, p_scale, o_d, t, frequency, D, F: tl.constexpr, START: tl.constexpr, NEIGHBOURS: tl.constexpr):
+    """A key [BD] as it was before the model rotated it at position t."""
+    b_key = _load_row(p_row, p_scale, o_d, D)
+    if F > 0:
+        o_r = o_d - START
+        m_r = (o_r >= 0) & (o_r < 2 * F)
+        if NEIGHBOURS:
+            o_f, m_second, apart = o_r // 2, o_r % 2 == 1, 1
+        else:
+            o_f, m_second, apart = tl.where(o_r >= F, o_r - F, o_r), o_r >= F, F
+        b_other = _load_row(p_row, p_scale, tl.where(m_r, tl.where(m_second, o_d - apart, o_d + apart), -1), D)
+        b_frequency = tl.load(frequency + o_f, mask=m_r, other=0.0)
+        b_cos, b_sin = find_rotation((t.to(tl.float32) * b_frequency).to(tl.float64))
+        b_key = tl.where(m_r, b_key * b_cos + tl.where(m_second, -b_other, b_other) * b_sin, b_key)
+    return b_key
+
+
+@triton.jit
+def _standardise(b_row, mean, scale, m_w):
+    """The numbers of a row as a network takes them; `mean` and `scale` are pointers [BW]."""
+    b_mean, b_scale = tl.load(mean, mask=m_w, other=0.0), tl.load(scale, mask=m_w, other=1.0)
+    return tl.where(m_w, _clamp((b_row - b_mean) / b_scale, MOST_DEVIATION), 0.0)
+
+
+@triton.jit(do_not_specialize=["C", "rows"])
+def grade_kernel(
+    keys, values, key_scale, value_scale, k_b, k_h, k_t, v_b, v_h, v_t, fresh, position, frequency,
+    mean, scale, hidden, hidden_bias, output, output_bias, graded, C, rows,
+    K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, N: tl.constexpr,
+    F: tl.constexpr, START: tl.constexpr, NEIGHBOURS: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """graded [B, K, C]: what each KV head's network says of rows at position [B, C].
+
+    These are C rows of `keys` and `values`, all of them, or where C is 1 and `fresh` [B, G] is given, one of `rows`;
+    padding has none then. Scales of quantized rows [B, K, rows] may be None, and frequency where F is 0.
+    """
+    i_b, i_k, i_c = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    t, row = tl.load(position + i_b * C + i_c), i_c
+    if fresh is not None:
+        row = tl.where(t >= 0, tl.load(fresh + i_b * G + i_k * G // K), rows)
+    if row < rows:
+        I: tl.constexpr = D + DV  # noqa: E741
+        o_d, o_v, o_n = tl.arange(0, width(D)), tl.arange(0, width(DV)), tl.arange(0, BN)
+        m_d, m_v = o_d < D, o_v < DV
+        p_key, p_value = keys + i_b * k_b + i_k * k_h + row * k_t, values + i_b * v_b + i_k * v_h + row * v_t
+        p_key_scale, p_value_scale, o_scale = None, None, (i_b * K + i_k) * rows + row
+        if key_scale is not None:
+            p_key_scale, p_value_scale = key_scale + o_scale, value_scale + o_scale
+        b_key = _load_key(p_key, p_key_scale, o_d, t, frequency, D, F, START, NEIGHBOURS)
+        b_value = _load_row(p_value, p_value_scale, o_v, DV)
+        p_mean, p_scale = mean + i_k * I, scale + i_k * I
+        b_key = _standardise(b_key, p_mean + o_d, p_scale + o_d, m_d)
+        b_value = _standardise(b_value, p_mean + D + o_v, p_scale + D + o_v, m_v)
+        total = tl.load(output_bias + i_k)
+        for first in range(0, N, BN):
+            i_n, m_n = i_k * N + first + o_n, first + o_n < N
+            p_hidden = hidden + i_n[:, None] * I
+            b_h = tl.load(p_hidden + o_d[None, :], mask=m_n[:, None] & m_d[None, :], other=0.0)
+            b_x = tl.sum(b_h * b_key[None, :], axis=1)
+            b_h = tl.load(p_hidden + D + o_v[None, :], mask=m_n[:, None] & m_v[None, :], other=0.0)
+            b_x += tl.sum(b_h * b_value[None, :], axis=1) + tl.load(hidden_bias + i_n, mask=m_n, other=0.0)
+            # gelu: b_x (1 + tanh(u)) / 2 is b_x / (1 + exp(-2 u))
+            b_x = b_x / (1.0 + tl.exp((b_x + 0.044715 * b_x * b_x * b_x) * SLOPE))
+            total += tl.sum(b_x * tl.load(output + i_n, mask=m_n, other=0.0))
+        tl.store(graded + (i_b * K + i_k) * C + i_c, total)
+
+
+def grade_rows(slots: Slots, key: Rows, value: Rows, position: Tensor, fresh: Tensor | None = None) -> Tensor:
+    """graded [B, K, C] of rows [B, K, C, D] at position [B, C], contiguous; or of the rows in slot `fresh` [B, G]."""
+    assert slots.network is not None
+    (B, K, rows, D), G, C = key.codes.shape, slots.position.shape[1], position.shape[1]
+    network = slots.network.on(key.codes.device).of(slots.shards)
+    rope, graded = network.rope, torch.empty(B, K, C, dtype=torch.float32, device=key.codes.device)
+    rotated = {"F": 0, "START": 0, "NEIGHBOURS": False}
+    if rope is not None:
+        rotated = {"F": len(rope.frequency), "START": rope.start, "NEIGHBOURS": rope.interleaved}
+    grade_kernel[(B, K, C)](
+        key.codes, value.codes, key.scale, value.scale, *key.codes.stride()[:3], *value.codes.stride()[:3],
+        fresh, position, None if rope is None else rope.frequency, network.mean, network.scale, network.hidden,
+        network.hidden_bias, network.output, network.output_bias, graded, C, rows,
+        K=K, G=G, D=D, DV=value.codes.shape[-1], N=network.output.shape[1], BN=HIDDEN, **rotated,
+        num_warps=GRADE_WARPS,
+    )  # fmt: skip
+    return graded
+
+
+def grade_written(slots: Slots, fresh: Tensor, query_position: Tensor) -> Tensor:
+    """graded [B, K, 1] of the rows that a decode step has just written into slot `fresh` [B, G]."""
+    rows = Rows(slots.keys, slots.key_scale), Rows(slots.values, slots.value_scale)
+    return grade_rows(slots, *rows, query_position[:, None], fresh)
+
+
+def weigh_triton(slots: Slots, key: Rows, value: Rows, query_position: Tensor) -> Tensor | None:
+    """`Slots.weigh` of the new rows [B, K, C, D] of a chunk, at query_position [B, C], contiguous."""
+    if not slots.bound.policy.learned or slots.network is None:
+        return slots.weigh(key, value, query_position[:, None])
+    graded = grade_rows(slots, key, value, query_position)
+    network, groups = slots.network.on(graded.device), slots.position.shape[1]
+    return network.combine(graded, value.dequantized(torch.float32), groups, slots.joint)
