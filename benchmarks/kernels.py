@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from msrnn.backends import resolve_backend
+from msrnn.bound import Bound
 from msrnn.core.rope import ORIGINAL, Repositioning, Rope, spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
@@ -24,7 +25,7 @@ from msrnn.evaluation.benchmark.contenders import fill
 from msrnn.evaluation.benchmark.timing import bandwidth, capture_graph, milliseconds
 from msrnn.evaluation.environment import environment
 from msrnn.layer import attend
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 
 ROWS = 192  # tokens of a chunk
 

@@ -12,10 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from msrnn.bound import Bound
 from msrnn.core.rope import Repositioning
 from msrnn.core.slots import HELD
 from msrnn.core.weight_network import MOST_DEVIATION, MOST_EXPONENT, WeightNetwork
-from msrnn.policy import RANDOM, Bound
+from msrnn.policy import RANDOM
 
 
 class Recurrence(NamedTuple):

@@ -12,10 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from msrnn.bound import check_size
 from msrnn.budget import Budget, load_budget
 from msrnn.checks import is_whole
 from msrnn.errors import FileError, UsageError
-from msrnn.policy import FULL, Policy, check_size, split_weights
+from msrnn.policy import FULL, Policy, split_weights
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from msrnn.backends import resolve_backend
+from msrnn.bound import Bound
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import Growing, LayerShape, Slots
 from msrnn.layer import attend, attend_unbounded, plain_attention
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from tests.helpers.layers import random_tokens
 
 SHAPE = LayerShape(4, 2, 16, 16, torch.float32, torch.device("cpu"))

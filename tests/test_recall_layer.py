@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from msrnn.backends import resolve_backend
+from msrnn.bound import Bound
 from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.rope import Repositioning, Rope, spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from msrnn.recall import Recall, Recalling
 from msrnn.recall_layer import attend_recalling
 from msrnn.reference import RecallAt, recurrent

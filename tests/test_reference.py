@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from msrnn.bound import Bound
 from msrnn.core.slots import HELD
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from msrnn.reference import recurrent
 
 # Keys are unit vectors, so that a query's first numbers are its scores; values are the token's number.

@@ -11,10 +11,10 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from msrnn.bound import Bound
 from msrnn.core.rope import Spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import Slots
-from msrnn.policy import Bound
 
 
 class Prefilled(NamedTuple):

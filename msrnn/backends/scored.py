@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from msrnn.backends.base import Prefilled
+from msrnn.bound import Bound
 from msrnn.core.protection import hide_protected
 from msrnn.core.rope import Spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import HELD, Slots
 from msrnn.errors import UsageError
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from msrnn.scored import Candidates, ScoredPolicy
 
 _Eviction = tuple[int, int, int, int]  # sequence, group, position, and the last step that saw the token

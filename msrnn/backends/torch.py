@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from msrnn.backends.base import Prefilled
+from msrnn.bound import Bound
 from msrnn.core.protection import hide_protected
 from msrnn.core.rope import Spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.shards import own_part
 from msrnn.core.slots import HELD, Slots
-from msrnn.policy import Bound
 
 Scan = Callable[
     [Tensor, Tensor, Tensor, Tensor, Bound, Tensor | None, Tensor | None, Tensor | None, Tensor | None], Tensor

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from msrnn.bound import Bound
 from msrnn.core.archive import Archive
 from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.slots import LayerShape, ordinary_tensors
 from msrnn.errors import UsageError
-from msrnn.policy import Bound
 from msrnn.recall import SEGMENT
 
 MOST_SEGMENTS = 4096  # of a sequence

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from msrnn.bound import Bound
 from msrnn.errors import UsageError
-from msrnn.policy import Bound
 
 RANGES = 4
 

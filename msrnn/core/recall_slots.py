@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from msrnn.bound import Bound
 from msrnn.core.archive import Archive, ArchivePart
 from msrnn.core.quantization import parse_state_dtype
 from msrnn.core.segments import ArchiveLayout
 from msrnn.core.shards import check_same
 from msrnn.core.slots import LayerShape, Slots, ordinary_tensors
 from msrnn.errors import UsageError
-from msrnn.policy import Bound
 from msrnn.recall import DEVICE, INT8, Recall
 
 

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from msrnn.bound import Bound
 from msrnn.core.buffers import HELD as HELD
 from msrnn.core.buffers import MOST_COLUMNS as MOST_COLUMNS
 from msrnn.core.buffers import Buffers
@@ -21,7 +22,7 @@ from msrnn.core.quantization import SCALE_DTYPE, Rows, quantize
 from msrnn.core.row_weights import compute_norms, draw_weights
 from msrnn.core.shards import Shards
 from msrnn.errors import UsageError
-from msrnn.policy import RANDOM, Bound
+from msrnn.policy import RANDOM
 
 
 class Slots(Buffers):

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from msrnn.bound import Bound
 from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.recall_slots import RecallSlots, archive_layout
 from msrnn.core.rope import Capped, Spacing
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.errors import UsageError
-from msrnn.policy import Bound
 from msrnn.recall import EXACT, QUESTION, SEGMENT, Recall
 
 

@@ -9,11 +9,12 @@ import torch
 
 from msrnn.backends import resolve_backend, resolve_scored_backend
 from msrnn.backends.base import Backend
+from msrnn.bound import Bound
 from msrnn.checks import check_count
 from msrnn.core.quantization import parse_state_dtype
 from msrnn.core.rope import FITTED, Gap, spacing
 from msrnn.errors import UsageError
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from msrnn.scored import ScoredPolicy
 from msrnn.size import Size
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from msrnn.backends.base import Backend
+from msrnn.bound import Bound, layer_bound
 from msrnn.core.device_memory import check_fits
 from msrnn.core.fingerprint import ARCHITECTURE, RECALL, WEIGHTS
 from msrnn.core.protection import add_ranges, no_ranges
@@ -33,7 +34,7 @@ from msrnn.hf.learned_weights import load_policy_weights
 from msrnn.hf.recall_options import add_recall, check_recall, count_archived, find_reach, is_paged, slots_class
 from msrnn.hf.state_options import check_chunk, check_partly_bounded, check_unbounded, fitting_gap, layer_backend
 from msrnn.layer import Record
-from msrnn.policy import Bound, Policy, layer_bound
+from msrnn.policy import Policy
 from msrnn.recall import Recall, Recalling
 from msrnn.scored import refuse_scored
 from msrnn.size import SizeLike, find_budget_layers, layer_sizes, resolve

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from msrnn.backends.triton.decode import Tile
+from msrnn.bound import Bound
 from msrnn.core.quantization import STATE_DTYPES
 from msrnn.core.rope import Repositioning, Rope, spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import HELD, LayerShape, Slots
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from msrnn.reference import recurrent
 from tests.helpers.bounds import BOUNDS
 from tests.helpers.layers import BACKENDS, Fenced, held, random_tokens, read

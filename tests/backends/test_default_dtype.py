@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from msrnn.backends.triton.decode import Tile
+from msrnn.bound import Bound
 from msrnn.core.quantization import STATE_DTYPES
 from msrnn.core.rope import Repositioning, Rope, spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from tests.helpers.layers import BACKENDS, held, random_tokens, read
 
 POSITIONS: dict[str, Any] = {"original": "original", "capped": "compressed:3", "function": lambda gap: gap**0.5}

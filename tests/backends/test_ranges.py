@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
+from msrnn.bound import Bound
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from tests.helpers.layers import BACKENDS, read
 
 pytestmark = pytest.mark.usefixtures("narrow")

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from msrnn.backends import resolve_backend, resolve_scored_backend
 from msrnn.backends.base import Backend
+from msrnn.bound import Bound
 from msrnn.core.quantization import STATE_DTYPES
 from msrnn.core.rope import Repositioning, Rope, spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from tests.helpers.decode_steps import but
 from tests.helpers.layers import held, random_tokens
 from tests.helpers.scored_policies import as_function

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from msrnn.backends.numba.scan import scan_numba
 from msrnn.backends.torch import scan_torch
+from msrnn.bound import Bound
 from msrnn.core.slots import HELD
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from tests.helpers.scans import arguments
 from tests.helpers.weights import scan_by_weights
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from msrnn.bound import Bound
 from msrnn.core import guests
 from msrnn.core.guests import attend_guests, find_guests, recall
 from msrnn.core.quantization import quantize
 from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from msrnn.recall import Recall
 
 SHAPE = LayerShape(4, 2, 8, 8, torch.float32, torch.device("cpu"))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from msrnn.bound import Bound
 from msrnn.core.protection import (
     RANGES,
     add_ranges,
@@ -13,7 +14,7 @@ from msrnn.core.protection import (
     hide_protected,
     no_ranges,
 )
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 
 CPU = torch.device("cpu")
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from msrnn.bound import Bound
 from msrnn.core.recall_slots import RecallSlots, archive_layout
 from msrnn.core.shards import Shards
 from msrnn.core.slots import LayerShape
 from msrnn.errors import UsageError
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from msrnn.recall import Recall
 from tests.helpers.shards import run_in_turns
 

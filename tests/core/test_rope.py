@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from msrnn.backends import resolve_backend
+from msrnn.bound import Bound
 from msrnn.core.rope import SPACINGS, Capped, GapFunction, Repositioning, Rope, spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.layer import attend
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from tests.helpers.ropes import FAR, FREQUENCY, decoded
 from tests.helpers.ropes import impatient as impatient
 from tests.helpers.tiny import build, llama

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from msrnn.bound import Bound
 from msrnn.core.buffers import LayerShape
 from msrnn.core.quantization import Rows, quantize
 from msrnn.core.rope import Rope
@@ -16,7 +17,7 @@ from msrnn.core.slots import Slots
 from msrnn.core.weight_network import MOST_EXPONENT, WeightNetwork
 from msrnn.core.weights_file import HeadShape
 from msrnn.errors import UsageError
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from msrnn.reference import recurrent
 from tests.helpers.networks import random_network
 from tests.helpers.shards import run_in_turns

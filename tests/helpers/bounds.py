@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from msrnn.bound import Bound
 from msrnn.core.slots import Slots
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 
 BOUNDS = {
     "tova": Bound(Policy.parse("tova"), 6),

@@ -16,10 +16,11 @@ from triton.runtime.jit import JITFunction
 
 from msrnn.backends.triton import decode, scan
 from msrnn.backends.triton.prefill import prefill_triton
+from msrnn.bound import Bound
 from msrnn.core.rope import Rope
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from tests.helpers.networks import add_network
 
 KV_HEADS = 2

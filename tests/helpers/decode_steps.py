@@ -14,10 +14,10 @@ from torch import Tensor
 
 from msrnn.backends.torch import TorchBackend
 from msrnn.backends.triton.decode import decode_triton
+from msrnn.bound import Bound
 from msrnn.core.rope import Rope
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
-from msrnn.policy import Bound
 from tests.helpers.bounds import protect_some
 from tests.helpers.layers import shape_and_scoring
 from tests.helpers.networks import add_network

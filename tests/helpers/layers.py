@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from msrnn.backends import resolve_backend
+from msrnn.bound import Bound
 from msrnn.core.rope import Repositioning
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.layer import attend
-from msrnn.policy import Bound
 
 BACKENDS = ["torch", "numba", "triton"]
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from msrnn.bound import Bound
 from msrnn.core.buffers import LayerShape
 from msrnn.core.rope import Rope
 from msrnn.core.weight_network import WeightNetwork
 from msrnn.core.weights_file import HeadShape, save_weights
 from msrnn.hf.inspect import inspect_model
 from msrnn.hf.learned_weights import head_shapes
-from msrnn.policy import Bound
 
 
 def random_network(shape: HeadShape, seed: int = 0, width: int = 6, rope: Rope | None = None) -> WeightNetwork:

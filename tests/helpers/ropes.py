@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from msrnn.backends import resolve_backend
+from msrnn.bound import Bound
 from msrnn.core.rope import Repositioning, Rope, spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.layer import attend
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 
 FREQUENCY = 10_000.0 ** -(torch.arange(16, dtype=torch.float32) / 16)
 FAR = 1_000_000

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from msrnn.backends.numba.scan import scan_numba
 from msrnn.backends.torch import scan_torch
-from msrnn.policy import Bound, Policy
+from msrnn.bound import Bound
+from msrnn.policy import Policy
 from tests.helpers.strategies import protected_ranges
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from msrnn.backends.base import Backend
+from msrnn.bound import Bound
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import Slots
-from msrnn.policy import Bound
 
 
 class Attended(NamedTuple):

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from msrnn.bound import Bound
 from msrnn.core.protection import RANGES
 from msrnn.core.quantization import STATE_DTYPES
 from msrnn.core.rope import SPACINGS, Repositioning, Rope, spacing
 from msrnn.core.weights_file import HeadShape
-from msrnn.policy import RANDOM, Bound, Policy
+from msrnn.policy import RANDOM, Policy
 from tests.helpers.networks import random_network
 from tests.helpers.tiny import FAMILIES, llama
 

@@ -11,10 +11,11 @@ import transformers as tf
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
+from msrnn.bound import layer_bound
 from msrnn.core.rope import Repositioning
 from msrnn.core.weight_network import WeightNetwork
 from msrnn.hf.inspect import sliding_windows
-from msrnn.policy import Policy, layer_bound
+from msrnn.policy import Policy
 from msrnn.reference import recurrent
 from msrnn.size import SizeLike, layer_sizes, resolve
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from msrnn.backends.triton.scan import room, scan_triton
-from msrnn.policy import Bound
+from msrnn.bound import Bound
 
 
 def scan_by_weights(

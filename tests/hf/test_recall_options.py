@@ -8,13 +8,14 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+from msrnn.bound import Bound, layer_bound
 from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.rope import spacing
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.errors import UsageError
 from msrnn.hf.recall_options import add_recall, check_recall, count_archived, find_reach, is_paged, slots_class
-from msrnn.policy import FULL, Bound, Policy, layer_bound
+from msrnn.policy import FULL, Policy
 from msrnn.recall import QUESTION, SEGMENT, Recall
 from tests.helpers.shards import Others
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from msrnn.bound import layer_bound
 from msrnn.errors import UsageError
 from msrnn.hf.state_options import check_chunk, check_partly_bounded, check_unbounded, fitting_gap, layer_backend
-from msrnn.policy import layer_bound
 from msrnn.size import resolve
 
 CPU = torch.device("cpu")

@@ -16,8 +16,8 @@ from numpy import int32 as i32
 from torch import Tensor
 
 from msrnn.backends.numba.jit import compile_loop
+from msrnn.bound import Bound
 from msrnn.core.slots import HELD
-from msrnn.policy import Bound
 
 Array = np.ndarray[Any, Any]
 Scalars = tuple[int, i32, i32, i32, i32, f32, bool]  # size, first, recent, window, spared, decay, sliding of a `Bound`

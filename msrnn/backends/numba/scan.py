@@ -32,9 +32,9 @@ from msrnn.backends.numba.rows import (
     ranges_array,
     sinks_array,
 )
+from msrnn.bound import Bound
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import HELD
-from msrnn.policy import Bound
 
 
 @compile_loop()

@@ -9,10 +9,10 @@ from msrnn.backends.torch import TorchBackend
 from msrnn.backends.triton.decode import decode_triton
 from msrnn.backends.triton.prefill import prefill_triton
 from msrnn.backends.triton.rope import check_reach
+from msrnn.bound import Bound
 from msrnn.core.rope import Spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import Slots
-from msrnn.policy import Bound
 
 
 class TritonBackend(TorchBackend):

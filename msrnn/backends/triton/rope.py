@@ -13,10 +13,10 @@ from torch import Tensor
 
 from msrnn.backends.numba.rope import COSINE, HALF_PI, PER_HALF_PI, SINE, spacing_code
 from msrnn.backends.triton.common import hide_protected
+from msrnn.bound import Bound
 from msrnn.core.rope import NEAR, GapFunction, Repositioning, Spacing
 from msrnn.core.slots import Slots
 from msrnn.errors import UsageError
-from msrnn.policy import Bound
 
 LAST = tl.constexpr(2**31 - 1)
 NEAREST = tl.constexpr(NEAR)

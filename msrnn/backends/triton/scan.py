@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from msrnn.backends.triton.common import LEAST_NORMAL, PER_UNIT, UNIT, hide_protected
+from msrnn.bound import Bound
 from msrnn.core.slots import HELD
-from msrnn.policy import Bound
 
 FAR = tl.constexpr(HELD)
 LAST = tl.constexpr(2**63 - 1)

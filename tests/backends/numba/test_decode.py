@@ -7,7 +7,7 @@ import torch
 
 from msrnn.backends.numba.decode import decode_numba
 from msrnn.backends.torch import TorchBackend
-from msrnn.policy import Bound
+from msrnn.bound import Bound
 from tests.helpers.bounds import BOUNDS
 from tests.helpers.decode_steps import Run, layer
 

@@ -21,7 +21,8 @@ STEP = """
 import torch
 from msrnn.backends import resolve_backend
 from msrnn.layer import attend
-from msrnn.policy import Bound, Policy
+from msrnn.bound import Bound
+from msrnn.policy import Policy
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
 slots = Slots(1, LayerShape(1, 1, 4, 4, torch.float32, torch.device("cpu")), Bound(Policy.parse("tova"), 2))

@@ -7,9 +7,10 @@ import torch
 
 from msrnn.backends.triton.archive import archive_triton, gather_triton
 from msrnn.backends.triton.selection import STAYS
+from msrnn.bound import Bound
 from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.slots import LayerShape
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from msrnn.recall import Recall
 
 BATCH, KV_HEADS, TOKENS, GUESTS, DIM, VALUE_DIM = 2, 3, 50, 9, 16, 20

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from msrnn.backends.triton.decode import decode_triton
-from msrnn.policy import Bound, Policy
+from msrnn.bound import Bound
+from msrnn.policy import Policy
 from tests.helpers.decode_steps import but, check, layer
 
 pytestmark = pytest.mark.usefixtures("poisoned")

@@ -7,10 +7,11 @@ import torch
 
 from msrnn.backends.triton.archive import archive_triton
 from msrnn.backends.triton.block_search import rank_block
+from msrnn.bound import Bound
 from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from msrnn.recall import SEGMENT, Recall
 
 HEADS, KV_HEADS, DIM, ARCHIVED = 4, 2, 16, 40

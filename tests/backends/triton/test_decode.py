@@ -13,9 +13,10 @@ import torch
 
 from msrnn.backends import resolve_backend
 from msrnn.backends.torch import TorchBackend
+from msrnn.bound import Bound
 from msrnn.core.rope import Repositioning, Rope, spacing
 from msrnn.layer import attend
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from tests.helpers.decode_steps import but, check, layer
 
 pytestmark = pytest.mark.usefixtures("poisoned")

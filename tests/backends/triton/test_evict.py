@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from msrnn.policy import Bound, Policy
+from msrnn.bound import Bound
+from msrnn.policy import Policy
 from tests.helpers.bounds import CASES
 from tests.helpers.decode_steps import but, check, layer
 

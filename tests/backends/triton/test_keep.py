@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from msrnn.backends.triton.keep import keep_triton
+from msrnn.bound import Bound
 from msrnn.core.quantization import STATE_DTYPES
 from msrnn.core.slots import HELD, Slots
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from tests.helpers.layers import held, random_tokens, shape_and_scoring
 
 

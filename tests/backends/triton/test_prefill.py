@@ -11,9 +11,10 @@ from torch import Tensor
 
 from msrnn.backends.torch import TorchBackend
 from msrnn.backends.triton.prefill import prefill_triton
+from msrnn.bound import Bound
 from msrnn.core.quantization import STATE_DTYPES
 from msrnn.core.slots import Slots
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from tests.helpers.bounds import CASES, protect_some
 from tests.helpers.layers import shape_and_scoring
 from tests.helpers.networks import add_network

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from msrnn.backends import resolve_backend
 from msrnn.backends.triton.prefill import HEADROOM
+from msrnn.bound import Bound
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.layer import attend
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from tests.helpers.layers import read
 from tests.helpers.sinks import read_with_sinks
 

@@ -7,9 +7,10 @@ from itertools import product
 import pytest
 import torch
 
+from msrnn.bound import Bound
 from msrnn.core.quantization import STATE_DTYPES
 from msrnn.core.rope import Repositioning, Rope, spacing
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from tests.helpers.decode_steps import but, check, layer
 
 pytestmark = pytest.mark.usefixtures("poisoned")

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from msrnn.backends import resolve_backend
+from msrnn.bound import Bound
 from msrnn.core import paged_slots
 from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from msrnn.recall import SEGMENT, Recall, Recalling
 from msrnn.recall_layer import attend_recalling
 from tests.helpers.decode_steps import but

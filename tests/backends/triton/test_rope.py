@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from msrnn.backends.triton.rope import GAPS, _encode_spacing, check_reach, rotations_of
+from msrnn.bound import Bound
 from msrnn.core.rope import SPACINGS, Gap, Repositioning, Rope, Spacing, spacing
 from msrnn.core.slots import LayerShape, Slots
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 

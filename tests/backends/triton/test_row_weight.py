@@ -10,11 +10,12 @@ from torch import Tensor
 
 from msrnn.backends.triton.decode import decode_triton
 from msrnn.backends.triton.row_weight import grade_rows, grade_written, weigh_triton
+from msrnn.bound import Bound
 from msrnn.core.quantization import STATE_DTYPES
 from msrnn.core.rope import Rope
 from msrnn.core.row_weights import draw_weights
 from msrnn.core.slots import Slots
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from tests.helpers.decode_steps import check, layer
 from tests.helpers.layers import shape_and_scoring
 from tests.helpers.networks import add_network

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from msrnn.policy import Bound, Policy
+from msrnn.bound import Bound
+from msrnn.policy import Policy
 from tests.helpers.scans import check, chunks
 from tests.helpers.weights import scan_by_weights
 

@@ -7,11 +7,12 @@ import torch
 
 from msrnn.backends.triton import search
 from msrnn.backends.triton.archive import archive_triton
+from msrnn.bound import Bound
 from msrnn.core import paged_slots
 from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from msrnn.recall import SEGMENT, Recall
 
 BATCH, HEADS, KV_HEADS, DIM, TOKENS = 2, 4, 2, 16, 40

@@ -12,13 +12,14 @@ from msrnn.backends.triton import search
 from msrnn.backends.triton.archive import archive_triton
 from msrnn.backends.triton.recall import recall_triton
 from msrnn.backends.triton.single_search import mark_held, rank_single
+from msrnn.bound import Bound
 from msrnn.core import paged_slots
 from msrnn.core.guests import recall
 from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape
-from msrnn.policy import Bound, Policy
+from msrnn.policy import Policy
 from msrnn.recall import SEGMENT, Recall
 
 BATCH, HEADS, DIM, GUESTS, HELD = 2, 4, 40, 8, 5
