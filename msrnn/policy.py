@@ -87,6 +87,13 @@ class Policy:
         if self.weights != RANDOM and not (named and str(self.weights).endswith(WEIGHTS_SUFFIX)):
             message = f"must be None, {RANDOM!r}, or the name of a {WEIGHTS_SUFFIX} file"
             raise UsageError(message, name="weights", value=self.weights)
+        if self.learned and not self._can_be_read_back:
+            raise UsageError(
+                f"with {WEIGHTS_SUFFIX!r} inside, or a comma among fields, the name cannot be read back",
+                name="weights",
+                value=self.weights,
+                advice="rename the file or its folder",
+            )
         if self.learned and not self.value_norm:
             raise UsageError(
                 "learned weights multiply the norm of the value vector",
@@ -101,6 +108,12 @@ class Policy:
                 value=self.weights,
                 advice="use decay=None, value_norm=False",
             )
+
+    @property
+    def _can_be_read_back(self) -> bool:
+        """Whether the name of the file is where a parser finds it."""
+        file, by_fields = str(self.weights), "=" in self.without_weights.name
+        return not re.search(re.escape(WEIGHTS_SUFFIX) + "[:@]", file) and not (by_fields and "," in file)
 
     @classmethod
     def parse(cls, name: str) -> Policy:

@@ -222,13 +222,13 @@ def _digest(path: Path) -> str:
     """The SHA-256 digest of a file of row weights, which is read again where it has changed."""
     try:
         about = path.stat()
-        return _digest_once(path, about.st_mtime_ns, about.st_size)
+        return _digest_once(path, about.st_ino, about.st_mtime_ns, about.st_ctime_ns, about.st_size)
     except OSError as error:
         raise FileError(f"cannot be read ({error.strerror})", path, advice="name a file of row weights") from error
 
 
 @cache
-def _digest_once(path: Path, _changed: int, _size: int) -> str:
+def _digest_once(path: Path, *_about: int) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

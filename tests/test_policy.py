@@ -272,3 +272,16 @@ def test_a_weights_file_is_told_by_its_suffix(name: str, head: str, rest: str) -
 def test_row_weights_that_mean_nothing_are_refused(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Policy.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("policy", "file"),
+    [
+        (NAMES["echo"], "a.safetensors@b.safetensors"),
+        (NAMES["echo"], "a.safetensors:b.safetensors"),
+        (Policy(0.5, value_norm=True), "a,b.safetensors"),
+    ],
+)
+def test_files_whose_names_cannot_be_read_back_are_refused(policy: Policy, file: str) -> None:
+    with pytest.raises(UsageError, match="cannot be read back; rename the file or its folder"):
+        dataclasses.replace(policy, weights=file)

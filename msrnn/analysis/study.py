@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 
 from msrnn.analysis.summary import Numbers, Summary, agreement, summarize
 from msrnn.analysis.trace import TraceStore, find_traced_cells
+from msrnn.errors import UsageError
 from msrnn.evaluation.statistics import Estimate, mean
 from msrnn.hf.trace import ChunkTrace
 
@@ -183,9 +185,10 @@ def run_study(
             store.fill(ids, batch, progress.on_tokens)
     for cell in find_traced_cells(folder):
         if cell not in stores and cell[1] + 1 < ids.shape[1]:
-            earlier = TraceStore(folder, model, *cell, beside)
-            if not earlier.missing(ids):
-                stores[cell] = earlier
+            with suppress(UsageError):  # its file of weights is gone, or is another model's
+                earlier = TraceStore(folder, model, *cell, beside)
+                if not earlier.missing(ids):
+                    stores[cell] = earlier
 
     def load(cell: Cell) -> Iterator[ChunkTrace]:
         return (stores[cell].load(row) for row in ids)

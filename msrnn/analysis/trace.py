@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy
 from numpy.typing import ArrayLike, NDArray
@@ -17,7 +18,7 @@ from transformers import PreTrainedModel
 
 from msrnn.core.atomic import write_atomically
 from msrnn.core.fingerprint import ARCHITECTURE
-from msrnn.errors import FileError
+from msrnn.errors import FileError, UsageError
 from msrnn.evaluation.batch_size import batch_that_fits
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.hf.trace import ChunkTrace, trace_chunks
@@ -25,14 +26,14 @@ from msrnn.policy import Policy
 from msrnn.size import Size, joint_name, joint_numbers, parse_policy
 
 FORMAT = 1  # of trace files
-_SLASH = "%2F"  # in the name of a trace file, for that in the name of a file of row weights
+LONGEST = 200  # bytes of a policy's name in the name of a trace file: a file of row weights has a path
 
 
 def find_traced_cells(folder: Path) -> list[tuple[str, int]]:
     """The policies and sizes of the traces in a folder, of any model and text, by their file names."""
     cells: dict[tuple[str, int], None] = {}
     for path in sorted(folder.glob("*-*-*.npz")):
-        name, size, _ = path.name.replace(_SLASH, "/").rsplit("-", 2)
+        name, size, _ = unquote(path.name).rsplit("-", 2)
         with suppress(ValueError):  # not a trace file
             cells[joint_name(*parse_policy(name)), int(size)] = None
     return list(cells)
@@ -56,6 +57,10 @@ class TraceStore:
         value, budget = parse_policy(policy)
         self.policy, self.size = joint_name(value, budget), size
         self.folder, self.beside = folder, beside or {}
+        self._quoted = self.policy.replace("%", "%25").replace("/", "%2F")
+        if len(self._quoted.encode()) > LONGEST:
+            problem = f"policy {self.policy!r}: too long for the name of a trace file"
+            raise UsageError(problem, advice="use a shorter path of its file")
         self.rnn = MultiStateRNN(model, value, Size(size, budget))
         identity = {name: value for name, value in self.rnn.spec.fingerprint.items() if name != ARCHITECTURE}
         self.key = {"format": FORMAT, **identity, "numbers": joint_numbers(value, budget)}
@@ -68,8 +73,7 @@ class TraceStore:
         """The file of the trace of these tokens [T], whether it exists or not."""
         digest = hashlib.sha256(json.dumps(self.key, sort_keys=True).encode())
         digest.update(numpy.asarray(ids, dtype="<i8").tobytes())
-        name = self.policy.replace("/", _SLASH)
-        return self.folder / f"{name}-{self.size}-{digest.hexdigest()[:16]}.npz"
+        return self.folder / f"{self._quoted}-{self.size}-{digest.hexdigest()[:16]}.npz"
 
     def missing(self, chunks: ArrayLike) -> list[int]:
         """The indices of the chunks [N, T] that have no trace yet."""

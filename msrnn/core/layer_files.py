@@ -135,6 +135,8 @@ def _unfold(layers: Layers, tensors: dict[str, Tensor], batch_size: int) -> dict
     # Not allocated: the file's batch size is not trusted until its tensors agree.
     ranges = tensors.get(PROTECTED, no_ranges(1, torch.device("cpu")).expand(batch_size, -1, -1))
     rest = {_rename(name): tensor for name, tensor in tensors.items() if name != PROTECTED}
+    if len(rest) < len(tensors) - (PROTECTED in tensors):
+        raise UsageError("a layer has both norms and weights of its rows")
     return {**rest, **{f"{i}.{PROTECTED}": ranges for i in bounded}}
 
 

@@ -73,9 +73,11 @@ class WeightNetwork:
         inputs = torch.cat([key, value], dim=-1)
         inputs = (inputs - self.mean[:, None]) / self.scale[:, None]
         inputs = inputs.clamp(-MOST_DEVIATION, MOST_DEVIATION)
+        # In float64: a product of float32 matrices may be rounded to TF32 on a GPU, which no other backend does.
         with torch.autocast(inputs.device.type, enabled=False):
-            hidden = gelu(torch.matmul(inputs, self.hidden.mT) + self.hidden_bias[:, None], approximate="tanh")
-            return torch.matmul(hidden, self.output[..., None])[..., 0] + self.output_bias[:, None]
+            hidden = torch.matmul(inputs.double(), self.hidden.double().mT) + self.hidden_bias[:, None]
+            products = torch.matmul(gelu(hidden, approximate="tanh"), self.output.double()[..., None])[..., 0]
+            return (products + self.output_bias[:, None]).float()
 
     def weigh(
         self, key: Rows, value: Rows, position: Tensor, groups: int, shards: Shards | None, joint: Shards | None

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from msrnn.core.device_memory import is_out_of_memory, release
+from msrnn.errors import UsageError
 from msrnn.evaluation.batch_size import batch_that_fits
 from msrnn.evaluation.cells import find_cells
 from msrnn.evaluation.store import Record, Store
@@ -167,10 +168,13 @@ class Runner(Generic[C, Item, Result]):
         return left
 
     def _append_records(self, job: Job[C, Item], on_tokens: OnTokens) -> Iterator[Record]:
+        key = self.task.record_key(job.cell)
         compute = self.task.prepare(job, self.model)
         for some in self.task.batches(job):
             for fields in compute(some, on_tokens):
-                record = {**self.task.record_key(job.cell), **fields, **self.metadata}
+                if self.task.record_key(job.cell) != key:  # which file this result is of is not known
+                    raise UsageError(f"{job.cell.label}: a file of this policy was changed meanwhile; run it again")
+                record = {**key, **fields, **self.metadata}
                 self.store.append(record)
                 yield record
 

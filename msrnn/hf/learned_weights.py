@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from msrnn.core.buffers import LayerShape
 from msrnn.core.rope import Rope
+from msrnn.core.shards import check_same
 from msrnn.core.weights_file import HeadShape, WeightsFile, load_weights
 from msrnn.errors import UsageError
 from msrnn.hf.inspect import ModelSpec
@@ -18,6 +21,10 @@ def load_policy_weights(spec: ModelSpec, policy: Policy) -> WeightsFile | None:
     if not policy.learned or policy.weights is None:
         return None
     found = load_weights(policy.weights, head_shapes(spec), spec.fingerprint, spec.architecture)
+    if spec.shards is not None:
+        digest = torch.frombuffer(bytearray.fromhex(found.digest), dtype=torch.uint8)
+        problem = f"policy {policy.name!r}: the processes have read other row weights"
+        check_same(digest.to(spec.model.device), spec.shards, problem)
     networks = [
         layer and network and replace(network.on(layer.shape.device), rope=rope)
         for layer, network, rope in zip(spec.layers, found.networks, _find_ropes(spec, policy), strict=True)

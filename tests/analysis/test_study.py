@@ -14,6 +14,7 @@ from msrnn.analysis.study import StudyProgress, run_study
 from msrnn.analysis.tagging import passage
 from msrnn.policy import Policy
 from tests.helpers.characters import character_model, character_tokenizer
+from tests.helpers.networks import write_random_weights
 from tests.helpers.tiny import build, llama, tokens
 
 IDS = tokens(2, 30).numpy()
@@ -39,6 +40,15 @@ def test_only_missing_traces_are_computed_and_earlier_ones_are_included(model: P
     assert numpy.array_equal(again.summaries["h2o", 6].recent, both.summaries["h2o", 6].recent)
     other = run_study(model, IDS[:, :-1], [("tova", 6)], tmp_path, 1, {}, None, watch)  # no h2o of these chunks
     assert list(other.summaries) == [("tova", 6)]
+
+
+def test_earlier_traces_whose_file_of_weights_is_gone_are_left_out(model: PreTrainedModel, tmp_path: Path) -> None:
+    file = write_random_weights(tmp_path / "w.safetensors", model)
+    ignore = StudyProgress(lambda *_: None, lambda _: None, lambda _: None)
+    run_study(model, IDS, [(f"echo@{file}", 6)], tmp_path / "traces", 2, {}, None, ignore)
+    file.unlink()
+    found = run_study(model, IDS, [("tova", 6)], tmp_path / "traces", 2, {}, None, ignore)
+    assert list(found.summaries) == [("tova", 6)]
 
 
 def test_one_text_under_several_policies() -> None:

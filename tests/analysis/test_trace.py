@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 import msrnn
 from msrnn.analysis.trace import TraceStore, find_traced_cells
+from msrnn.errors import UsageError
 from msrnn.hf.trace import ChunkTrace, trace_chunks
 from msrnn.policy import NAMES, Policy
 from tests.helpers.networks import write_random_weights
@@ -114,3 +115,12 @@ def test_traces_under_a_file_of_row_weights(model: PreTrainedModel, tmp_path: Pa
     assert find_traced_cells(tmp_path / "traces") == [(f"echo@{file}", 8)]
     write_random_weights(file, model, seed=5)
     assert TraceStore(tmp_path / "traces", model, f"echo@{file}", 8).missing(IDS) == [0, 1, 2]
+
+
+def test_odd_and_long_names_of_such_a_file(model: PreTrainedModel, tmp_path: Path) -> None:
+    file = write_random_weights(tmp_path / "a%2Fb-4.safetensors", model)
+    TraceStore(tmp_path / "traces", model, f"echo@{file}", 8).fill(IDS)
+    assert find_traced_cells(tmp_path / "traces") == [(f"echo@{file}", 8)]
+    long = write_random_weights(tmp_path / f"{'a' * 200}.safetensors", model)
+    with pytest.raises(UsageError, match="too long for the name of a trace file; use a shorter path"):
+        TraceStore(tmp_path / "traces", model, f"echo@{long}", 8)

@@ -73,3 +73,18 @@ def test_impossible_ranges_are_refused(
     save_tensors(tmp_path / "wrong", tensors, description)
     with pytest.raises(ValueError, match=message):
         rnn.load_state(tmp_path / "wrong")
+
+
+def test_norms_and_weights_of_the_same_rows_are_refused(
+    rnn: msrnn.MultiStateRNN, state: msrnn.MultiState, tmp_path: Path
+) -> None:
+    """Older files have norms; which of both would count is not known."""
+    state.save(tmp_path / "state")
+    tensors, description = load_tensors(tmp_path / "state")
+    tensors["0.norm"] = tensors["0.row_weight"].clone()
+    save_tensors(tmp_path / "both", tensors, description)
+    with pytest.raises(ValueError, match="both norms and weights"):
+        rnn.load_state(tmp_path / "both")
+    del tensors["0.row_weight"]
+    save_tensors(tmp_path / "older", tensors, description)
+    rnn.load_state(tmp_path / "older")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from msrnn.errors import UsageError
 from msrnn.evaluation.cells import Cell, cell_of
 from msrnn.evaluation.runner import Progress, Runner
 from msrnn.evaluation.store import Record, Store
@@ -65,6 +66,19 @@ def test_records_have_the_key_of_their_cell_and_the_metadata() -> None:
     assert [record["items"] for record in store.records] == [[1, 2], [3]] * 2
     assert all(record["commit"] == "b" and record["model"] == "a" for record in store.records)
     assert [cell_of(record) for record in store.records[::2]] == CELLS
+
+
+def test_a_policy_that_changes_meanwhile_is_refused() -> None:
+    """Its file is written anew while the second batch is computed: what that would be stored as is not known."""
+
+    class Changing(Squares):
+        def record_key(self, cell: Cell) -> Record:
+            return {**super().record_key(cell), "content": len(self.tried) > 1}
+
+    store = Store(None)
+    with pytest.raises(UsageError, match="a file of this policy was changed meanwhile; run it again"):
+        run(Changing([1, 2, 3]), store)
+    assert [record["items"] for record in store.records] == [[1, 2]]
 
 
 def test_an_interruption_costs_one_batch(tmp_path: Path) -> None:

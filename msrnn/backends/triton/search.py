@@ -46,16 +46,18 @@ def search_triton(
     marks = mark_held(held, N) if single else None
     lanes = Lanes(query.device)
     parts = _divide(B * K, H // K * T * N, B * K * N * D if single else 0)
-    for part in parts:
-        if marks is not None:
-            rank_single(slots, query, position, marks, part, ranks, tops)
-        else:
-            rank_block(slots, query, key, position, held, scoring, part, ranks, tops)
-        with lanes.beside() if part is not parts[-1] else nullcontext():
-            select_triton(ranks, tops, position, slots.guest_position, places, part)
-            if then is not None:
-                then(places, part)
-    lanes.join()
+    try:
+        for part in parts:
+            if marks is not None:
+                rank_single(slots, query, position, marks, part, ranks, tops)
+            else:
+                rank_block(slots, query, key, position, held, scoring, part, ranks, tops)
+            with lanes.beside() if part is not parts[-1] else nullcontext():
+                select_triton(ranks, tops, position, slots.guest_position, places, part)
+                if then is not None:
+                    then(places, part)
+    finally:
+        lanes.join()
     return places
 
 

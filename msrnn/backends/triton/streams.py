@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 
 _OWN = threading.local()  # of each thread: a stream that one thread captures must not be used by another
+MOST = 4  # lanes: torch has 32 streams for all
 
 
 class Lanes:
@@ -19,7 +20,7 @@ class Lanes:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._used: list[torch.cuda.Stream] = []
+        self._begun = 0
 
     @contextmanager
     def beside(self) -> Iterator[None]:
@@ -27,17 +28,17 @@ class Lanes:
         if self._device.type != "cuda":
             yield
             return
-        lane = _get_stream(self._device, len(self._used))
+        lane = _get_stream(self._device, self._begun % MOST)
+        self._begun += 1
         lane.wait_stream(torch.cuda.current_stream(self._device))
-        self._used.append(lane)
         with torch.cuda.stream(lane):
             yield
 
     def join(self) -> None:
         """Let what is launched next wait for all lanes."""
-        for lane in self._used:
-            torch.cuda.current_stream(self._device).wait_stream(lane)
-        self._used.clear()
+        for number in range(min(self._begun, MOST)):
+            torch.cuda.current_stream(self._device).wait_stream(_get_stream(self._device, number))
+        self._begun = 0
 
 
 def _get_stream(device: torch.device, number: int) -> torch.cuda.Stream:
