@@ -11,8 +11,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -192,6 +194,7 @@ class LimitedStateFolder(StateFolder[S]):
 
     def save(self, name: str, state: S, notes: Mapping[str, Any]) -> FileSizes:
         sizes = super().save(name, state, notes)
+        self._mark_used(name)
         with self._lock:
             self._sizes.set(name, sizes)
             self._names[name] = None
@@ -202,7 +205,7 @@ class LimitedStateFolder(StateFolder[S]):
     def load(self, name: str) -> tuple[S, dict[str, Any]]:
         """Load a state, which is the most recently used one then, also after a restart."""
         found = super().load(name)
-        os.utime(self.path_of(name))
+        self._mark_used(name)
         with self._lock:
             if name in self._names:  # or else it was deleted meanwhile, for another one
                 self._names.move_to_end(name)
@@ -213,6 +216,12 @@ class LimitedStateFolder(StateFolder[S]):
             self._names.pop(name, None)
             self._sizes.pop(name)
         super().delete(name)
+
+    def _mark_used(self, name: str) -> None:
+        """For the order after a restart: the clock of a file system may tick too slowly to tell two uses apart."""
+        now = time.time_ns()
+        with suppress(FileNotFoundError):  # deleted meanwhile
+            os.utime(self.path_of(name), ns=(now, now))
 
     def _make_room(self) -> None:
         while self.nbytes > self._most:
