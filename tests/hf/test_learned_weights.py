@@ -16,9 +16,11 @@ import msrnn
 from msrnn.core.fingerprint import WEIGHTS
 from msrnn.core.slots import HELD
 from msrnn.errors import FileError, UsageError
+from msrnn.hf.inspect import inspect_model
 from msrnn.hf.learned_weights import load_policy_weights
 from msrnn.policy import Policy
 from tests.helpers.networks import write_random_weights
+from tests.helpers.shards import Others
 from tests.helpers.tiny import FAMILIES, ROTARY, build, left_padded, llama, oracle, tokens
 
 CONFIGS = {
@@ -199,3 +201,14 @@ def test_the_cache_and_the_engine(model: PreTrainedModel, file: Path, tmp_path: 
     prompts = [ids[0].tolist(), tokens(1, 9, seed=4)[0].tolist()]
     answers = [request.answers[0].tokens for request in engine.generate(prompts, params, progress=False)]
     assert answers[0] == expected[0, 30:].tolist()
+
+
+def test_processes_with_other_files_are_refused(
+    model: PreTrainedModel, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would evict other tokens."""
+    spec, policy = inspect_model(model), Policy.parse(f"echo@{file}")
+    assert load_policy_weights(spec, policy) is not None
+    monkeypatch.setattr(spec, "shards", Others([torch.tensor([5])]))
+    with pytest.raises(msrnn.UsageError, match=r"the processes have read other row weights \(ranks 1 differ"):
+        load_policy_weights(spec, policy)

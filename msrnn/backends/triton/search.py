@@ -18,7 +18,7 @@ from msrnn.backends.triton.block_search import rank_block
 from msrnn.backends.triton.copied_keys import splits_queries
 from msrnn.backends.triton.selection import select_triton
 from msrnn.backends.triton.single_search import mark_held, rank_single
-from msrnn.backends.triton.streams import Lanes
+from msrnn.backends.triton.streams import SideStreams
 from msrnn.core import paged_slots
 from msrnn.core.guests import find_held
 from msrnn.core.paged_slots import PagedSlots
@@ -44,7 +44,7 @@ def search_triton(
     held = _find_held(slots, position)
     single = H == K and T == 1 and splits_queries(query)
     marks = mark_held(held, N) if single else None
-    lanes = Lanes(query.device)
+    streams = SideStreams(query.device)
     parts = _divide(B * K, H // K * T * N, B * K * N * D if single else 0)
     try:
         for part in parts:
@@ -52,12 +52,12 @@ def search_triton(
                 rank_single(slots, query, position, marks, part, ranks, tops)
             else:
                 rank_block(slots, query, key, position, held, scoring, part, ranks, tops)
-            with lanes.beside() if part is not parts[-1] else nullcontext():
+            with streams.beside() if part is not parts[-1] else nullcontext():
                 select_triton(ranks, tops, position, slots.guest_position, places, part)
                 if then is not None:
                     then(places, part)
     finally:
-        lanes.join()
+        streams.join()
     return places
 
 

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 import torch
 
 _OWN = threading.local()  # of each thread: a stream that one thread captures must not be used by another
-MOST = 4  # lanes: torch has 32 streams for all
+MOST = 4  # of a thread: torch has 32 for all
 
 
-class Lanes:
+class SideStreams:
     """Streams of a device that start after what was launched before, and that are joined before what comes next.
 
-    Tensors that a lane uses must live until `join`. A CPU has no lanes: all is done in order.
+    Tensors that are used there must live until `join`. A CPU has no streams: all is done in order.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -24,18 +24,18 @@ class Lanes:
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """A lane for what is launched inside."""
+        """The next stream, for what is launched inside."""
         if self._device.type != "cuda":
             yield
             return
-        lane = _get_stream(self._device, self._begun % MOST)
+        stream = _get_stream(self._device, self._begun % MOST)
         self._begun += 1
-        lane.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(lane):
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
             yield
 
     def join(self) -> None:
-        """Let what is launched next wait for all lanes."""
+        """Let what is launched next wait for all of them."""
         for number in range(min(self._begun, MOST)):
             torch.cuda.current_stream(self._device).wait_stream(_get_stream(self._device, number))
         self._begun = 0

@@ -1,4 +1,4 @@
-"""Lanes: what is launched beside other work starts after what was before, and ends before what comes next."""
+"""SideStreams: what is launched beside other work starts after what was before, and ends before what comes next."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from msrnn.backends.triton.streams import Lanes
+from msrnn.backends.triton.streams import SideStreams
 
 
 def test_a_cpu_does_all_in_order() -> None:
-    lanes, done = Lanes(torch.device("cpu")), list[int]()
+    streams, done = SideStreams(torch.device("cpu")), list[int]()
     for number in range(3):
-        with lanes.beside():
+        with streams.beside():
             done.append(number)
-    lanes.join()
+    streams.join()
     assert done == [0, 1, 2]
 
 
@@ -28,13 +28,13 @@ def test_lanes_are_joined_in_a_captured_graph() -> None:
     total = torch.zeros(2048, 2048, device=device)
 
     def compute() -> None:
-        lanes = Lanes(device)
+        streams = SideStreams(device)
         for number, part in enumerate(parts):
             part.copy_(work).mul_(number + 1)
-            with lanes.beside():
+            with streams.beside():
                 for _ in range(8):
                     part.copy_(normalize(part @ part))  # or it would soon be infinite
-        lanes.join()
+        streams.join()
         total.zero_()
         for part in parts:
             total.add_(part)
@@ -55,10 +55,10 @@ def test_each_thread_has_lanes_of_its_own() -> None:
     found: list[int] = []
 
     def use() -> None:
-        lanes = Lanes(torch.device("cuda"))
-        with lanes.beside():
+        streams = SideStreams(torch.device("cuda"))
+        with streams.beside():
             found.append(torch.cuda.current_stream().cuda_stream)
-        lanes.join()
+        streams.join()
 
     use()
     other = threading.Thread(target=use)
