@@ -2,9 +2,10 @@
 
     python -m benchmarks.recall [--random-weights llama-3-8b] [--archived 100000] [--recall 256] [--rounds 3]
 
-Random weights: their guests change at every token, so that all of them are fetched: the most that a step can cost.
-Memory is pinned and graphs are captured before anything is measured, but for the first read of the whole text, which is
-reported on its own.
+With random weights and random tokens, all guests change at every token and are fetched: the most that a step can cost.
+Real text changes about half of them. So steps are also measured with tokens whose embeddings are alike, by the share of
+the guests that a token changes. Memory is pinned and graphs are captured before anything is measured, but for the first
+read of the whole text, which is reported on its own.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from torch import Tensor
 
 import msrnn
 from benchmarks.common import report, seconds
+from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.state import MultiState
 from msrnn.evaluation.benchmark.random_weights import random_model
 from msrnn.recall import SEGMENT
 
 TEXT, QUESTION, STEPS = 16_384, 32, 20  # tokens
 WARM_UP = 4  # reads of one shape, after which its graph is captured
+ALIKE = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95)  # shares of an embedding that all tokens have in common
 
 
 def timed(work: Callable[..., Any], *args: Any, **kwargs: Any) -> float:
@@ -45,6 +48,23 @@ def step_milliseconds(
 
     steps()
     return [1000 * timed(steps) / STEPS for _ in range(rounds)]
+
+
+def make_alike(model: Any, embeddings: Tensor, share: float) -> None:
+    """Give all tokens this share of their embedding in common."""
+    model.get_input_embeddings().weight.copy_((1 - share) ** 0.5 * embeddings + share**0.5 * embeddings[:1])
+
+
+def changed_share(rnn: msrnn.MultiStateRNN, state: MultiState, tokens: Iterator[Tensor]) -> float:
+    """The mean share of guests that a token changes."""
+    shares, before = [], None
+    for _ in range(STEPS):
+        rnn.step(next(tokens), state)
+        now = torch.stack([layer.guest_position for layer in state.layers if isinstance(layer, RecallSlots)])
+        if before is not None:
+            shares.append((now != before).float().mean().item())
+        before = now
+    return sum(shares) / len(shares)
 
 
 def device_gigabytes(rnn: msrnn.MultiStateRNN, tokens: int) -> float:
@@ -79,9 +99,11 @@ def main() -> None:
     model: Any = random_model(args.random_weights)
     ids = torch.randint(model.config.vocab_size, (1, args.archived + 4096), device=model.device)
     text, tokens = ids[:, : args.archived], ids[:, args.archived :]
+    embeddings = model.get_input_embeddings().weight.clone()
     what = f"{args.random_weights}, echo {args.size} + {args.recall}"
 
     reading: dict[str, list[float]] = {}
+    without: list[float] = []
     stepping: dict[str, list[float]] = {}
     whole: dict[str, list[float]] = {}
     for name, recall in (("without", 0), ("with", args.recall)):
@@ -97,8 +119,17 @@ def main() -> None:
             {f"after {TEXT:,} tokens": [before], f"after {args.archived:,}": [after]},
             "GB",
         )
-        stepping[name] = step_milliseconds(rnn, state, iter(tokens.split(1, 1)), args.rounds)
-        if recall:
+        following = iter(tokens.split(1, 1))
+        if not recall:
+            without = step_milliseconds(rnn, state, following, args.rounds)
+        else:
+            for share in ALIKE:
+                make_alike(model, embeddings, share)
+                changed = changed_share(rnn, state, following)
+                stepping[f"with, {100 * changed:.0f} % of the guests changed"] = step_milliseconds(
+                    rnn, state, following, args.rounds
+                )
+            make_alike(model, embeddings, 0.0)
             fork, question = state.fork(1), tokens[:, -QUESTION:]
             asked = [timed(rnn.read, question, fork, last_only=True, recall_every=1) for _ in range(WARM_UP)]
             report(f"a question of {QUESTION} tokens, {what}", {"first": asked[:1], "later": asked[1:]}, "s")
@@ -106,7 +137,10 @@ def main() -> None:
         rnn.release()
     report(f"reading {TEXT:,} tokens with an archive, {what}", reading, "s", target=1.15)
     report(f"the first read of {args.archived - TEXT:,} more tokens, {what}", whole, "s")
-    report(f"a step at {args.archived:,} archived tokens, {what}", stepping, "ms", target=2.0)
+    for name, steps in stepping.items():
+        report(
+            f"a step at {args.archived:,} archived tokens, {what}", {"without": without, name: steps}, "ms", target=2.0
+        )
 
 
 if __name__ == "__main__":

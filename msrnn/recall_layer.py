@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from msrnn.backends.base import Backend
-from msrnn.core.guests import Attention, attend_guests, recall
+from msrnn.core.guests import Attention, attend_guests, move_rows, recall
 from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.scores import Scoring
@@ -38,7 +38,7 @@ def attend_recalling(
     if recalling is None:
         slots.clear_guests((position >= 0).any(-1))
         output = attend(slots, query, key, value, position, *rest)
-        _archive(slots, key, value, position, real)
+        _archive(slots, key, value, position, scoring, real)
         return output
     blocks = zip(
         *(x.split(recalling.every, 2) for x in (query, key, value)), position.split(recalling.every, 1), strict=True
@@ -47,7 +47,7 @@ def attend_recalling(
     for q, k, v, at in blocks:
         _recall(slots, q, k, at, scoring, recalling)
         outputs.append(_attend_with_guests(slots, q, k, v, at, *rest))
-        _archive(slots, k, v, at, real if query.shape[2] == 1 else None)
+        _archive(slots, k, v, at, scoring, real if query.shape[2] == 1 else None)
     return torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]
 
 
@@ -55,6 +55,11 @@ def _recall(
     slots: RecallSlots, query: Tensor, key: Tensor, position: Tensor, scoring: Scoring, recalling: Recalling
 ) -> None:
     """Let a block of each sequence recall, if it is due."""
+    if scoring.repositioning is not None:
+        first = torch.where(position >= 0, position, position.amax(1, keepdim=True)).amin(1, keepdim=True)
+        query, key = (
+            move_rows(rows, position, position - first + slots.reach, scoring.repositioning) for rows in (query, key)
+        )
     always = recalling.starts or recalling.every == 1
     if isinstance(slots, PagedSlots) and always:
         from msrnn.backends.triton.recall import recall_triton
@@ -67,7 +72,10 @@ def _recall(
             recall(slots.view(slice(b, b + 1)), query[b : b + 1], key[b : b + 1], first, scoring)
 
 
-def _archive(slots: RecallSlots, key: Tensor, value: Tensor, position: Tensor, real: Tensor | None) -> None:
+def _archive(
+    slots: RecallSlots, key: Tensor, value: Tensor, position: Tensor, scoring: Scoring, real: Tensor | None
+) -> None:
+    key = move_rows(key, position, 0, scoring.repositioning)
     if isinstance(slots, PagedSlots):
         from msrnn.backends.triton.archive import archive_triton
 
@@ -99,6 +107,7 @@ def _attend_with_guests(
 
 
 def _attend_guests(slots: RecallSlots, query: Tensor, position: Tensor, scoring: Scoring) -> Attention:
+    query = move_rows(query, position, slots.reach, scoring.repositioning)
     if isinstance(slots, PagedSlots):
         from msrnn.backends.triton.recall import attend_guests_triton
 

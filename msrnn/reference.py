@@ -52,7 +52,7 @@ def recurrent(
 
     Without `repositioning`, keys stay as the model rotated them. `protected` are positions of tokens that are never
     evicted, as the `first` tokens are not. With `recalls`, tokens attend to recalled rows as well; where keys are
-    re-rotated, these are about `reach` away from the query, or nearer. `layer` is the layer's index in its model,
+    re-rotated, these are all `reach` positions before the query. `layer` is the layer's index in its model,
     and `network` has its learned row weights.
     """
     groups = bound.groups(key.shape[0]) if bound else 1
@@ -110,7 +110,7 @@ def _one_group(
             (_, last, until), queries = blocks[t], query[:, t : blocks[t].last + 1]
             shares = _recall_shares(queries, key[:, : last + 1], share, scale, softcap, repositioning, reach)
             seen = [j for j in held if j not in _find_expired(held, t, bound, protected)]
-            guests, close = _Guests.choose(shares, seen, bound.recall.rows, key, value, t, repositioning, reach)
+            guests, close = _Guests.choose(shares, seen, bound.recall.rows, key, value, t)
             margin[0, t] = close
         if t == until:
             guests = _Guests.none(key, value)
@@ -130,7 +130,7 @@ def _one_group(
             newest = repositioning.rerotate(newest, position[-1:], new_position[-1:])
             kept = repositioning.rerotate(kept, position, new_position)
         scores = _score(newest, kept, scale, softcap)
-        asked = _score(query[:, t, None], guests.key, scale, softcap)
+        asked = _score(query[:, t, None], guests.stand(t - reach, repositioning), scale, softcap)
         if bound and bound.sliding and bound.window is not None:
             asked = asked.masked_fill(guests.position <= t - bound.window, -math.inf)
         scores = torch.cat([scores, asked], dim=-1)
@@ -241,8 +241,6 @@ class _Guests(NamedTuple):
         key: Tensor,
         value: Tensor,
         first: int,
-        repositioning: Repositioning | None,
-        reach: int,
     ) -> tuple[_Guests, float]:
         """The tokens before `first` with the largest shares [H, N] that are not held, and how close the choice was."""
         others = [j for j in range(first) if j not in held]
@@ -254,11 +252,13 @@ class _Guests(NamedTuple):
                 close = min(close, _margin(share[ranked[rows]], share[ranked[rows - 1]]))
         position = torch.tensor(chosen, dtype=torch.long).view(len(key), -1)
         rows_of = [x.gather(1, position[..., None].expand(*position.shape, x.shape[-1])) for x in (key, value)]
-        if repositioning is not None:
-            count = position.shape[1]
-            farthest = first - reach - count + torch.arange(count)  # in their order, one position apart
-            rows_of[0] = repositioning.rerotate(rows_of[0], position, torch.maximum(position, farthest))
         return cls(rows_of[0], rows_of[1], position), close
+
+    def stand(self, at: int, repositioning: Repositioning | None) -> Tensor:
+        """Their keys, all re-rotated to one position, if any are."""
+        if repositioning is None:
+            return self.key
+        return repositioning.rerotate(self.key, self.position, torch.full_like(self.position, at))
 
 
 def _recall_shares(
@@ -279,7 +279,7 @@ def _recall_shares(
     archived = key[:, :first]
     if repositioning is not None:
         position = torch.arange(first)
-        archived = repositioning.rerotate(archived, position, position.clamp(min=first - reach))
+        archived = repositioning.rerotate(archived, position, torch.full_like(position, first - reach))
     largest = torch.full((len(query), first), -math.inf)
     for i in range(T):
         seen = torch.cat([archived, key[:, first : first + i + 1]], 1)

@@ -86,6 +86,7 @@ INSIDE = {
         "state_options",
         "recall_options",
         "state_spec",
+        "state_conversion",
         "inputs",
         "learned_positions",
         "cache",

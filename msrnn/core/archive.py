@@ -6,7 +6,7 @@ copied. The archive of a folder is in memory-mapped files that have no name: the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from msrnn.recall import SEGMENT
 
 SMALLEST = 256  # tokens of the first one, which grows
 ALL = slice(None)
+MoveKeys = Callable[[Tensor, Tensor], Tensor]  # keys [K, N, D] at positions [N] -> keys with other rotations
 
 
 class ArchivePart(NamedTuple):
@@ -186,6 +187,14 @@ class Archive:
                 scales = [part.scale for part in rows if part.scale is not None]
                 tensors[f"{name}_scale"] = torch.cat([none[..., 0].to(SCALE_DTYPE), *scales], 1)
         return tensors
+
+    def moved_tensors(self, move: MoveKeys) -> dict[str, Tensor]:
+        """`tensors` with keys that `move` has changed."""
+        tensors = self.tensors()
+        keys = Rows(tensors["keys"], tensors.get("key_scale")).dequantized(self.layout.dtype)
+        position = torch.arange(self.begin, self.end, device=keys.device)
+        moved = quantize(move(keys, position), self.layout.code)
+        return {**tensors, "keys": moved.codes, **({} if moved.scale is None else {"key_scale": moved.scale})}
 
     def gather_heads(self, shards: Shards, device: torch.device, keeps: bool) -> Archive:
         """An archive with the heads of all processes, which must have the same positions and all call this.

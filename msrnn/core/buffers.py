@@ -26,7 +26,7 @@ class LayerShape:
     device: torch.device
     state_dtype: torch.dtype | None = None  # 8-bit codes, where rows are quantized; None: rows are kept in `dtype`
     shards: Shards | None = None  # the processes that have the layer's other heads; `heads` are those of this one
-    reach: int = 0  # the farthest distance of a recalled row, where keys are re-rotated
+    reach: int = 0  # the distance of recalled rows, where keys are re-rotated
     archived: int | None = None  # the largest number of tokens that are archived; None: all
     paged: bool = False  # whether kernels read and write the archive
     layer: int = 0  # its index in the model

@@ -4,6 +4,9 @@ A block is one token or some consecutive ones of a sequence. An archived token i
 query of the block would pay to it if nothing had been evicted: a softmax over all archived tokens and the block itself,
 mean over the query heads of a KV head. The first of those that are not held become the guests of the KV head, and
 replace its guests before.
+
+Where keys are re-rotated, archived keys have no rotation, and all stand at one place: `reach` positions before the
+block that searches, and before each query that attends to guests.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from torch import Tensor
 from msrnn.core.archive import Archive
 from msrnn.core.protection import hide_protected
 from msrnn.core.recall_slots import RecallSlots
+from msrnn.core.rope import Repositioning
 from msrnn.core.scores import Scoring
 
 SCORES = 2**26  # numbers that a search computes at once
@@ -38,13 +42,8 @@ def recall(slots: RecallSlots, query: Tensor, key: Tensor, first: int, scoring: 
         slots.clear_guests()
         return
     chosen = find_guests(slots, query[0].unflatten(0, (K, -1)), key[0], first, scoring)
-    keys, values = (rows.to(query.device) for rows in archive.gather(chosen))
-    if scoring.repositioning is not None:
-        rank = torch.arange(chosen.shape[1], device=chosen.device)
-        nearest = first - slots.reach - chosen.shape[1] + rank
-        rope = scoring.repositioning.rope
-        keys = rope.rotate(keys, rope.angle(chosen, torch.maximum(chosen, nearest))).to(keys.dtype)
-    slots.set_guests(keys, values, chosen)
+    keys, values = archive.gather(chosen)
+    slots.set_guests(keys.to(query.device), values.to(query.device), chosen)
 
 
 def find_guests(slots: RecallSlots, query: Tensor, key: Tensor, first: int, scoring: Scoring) -> Tensor:
@@ -56,9 +55,7 @@ def find_guests(slots: RecallSlots, query: Tensor, key: Tensor, first: int, scor
     count = archive.end - archive.begin
     heads = max(1, min(K, SCORES // (R * T * max(1, count))))
     parts = [
-        _score_tokens(
-            archive, query[k : k + heads], key[k : k + heads], slice(k, k + heads), first, scoring, slots.reach
-        )
+        _score_tokens(archive, query[k : k + heads], key[k : k + heads], slice(k, k + heads), scoring)
         for k in range(0, K, heads)
     ]
     at = find_held(slots, torch.tensor([first], device=query.device))[0]
@@ -82,31 +79,29 @@ def find_held(slots: RecallSlots, first: Tensor) -> Tensor:
     return position.masked_fill(expired, -1)
 
 
-def _score_tokens(
-    archive: Archive, query: Tensor, key: Tensor, heads: slice, first: int, scoring: Scoring, reach: int
-) -> Tensor:
+def _score_tokens(archive: Archive, query: Tensor, key: Tensor, heads: slice, scoring: Scoring) -> Tensor:
     """The score of each archived token [K, N] for some KV heads: query [K, R, T, D], key [K, T, D]."""
     K, R, T, _ = query.shape
     rows = query.flatten(1, 2)[None]
     scores = []
-    for begin, keys in archive.keys_to_search():
+    for _, keys in archive.keys_to_search():
         near = keys.pick_heads(heads).to(query.device).dequantized(query.dtype)
-        scores.append(scoring(*_at_reach(rows, near, begin, first, scoring, reach))[0])
+        scores.append(scoring(rows, near[None])[0])
     own = scoring(rows, key[None])[0].view(K, R, T, T)
     own = own.masked_fill(torch.ones(T, T, dtype=torch.bool, device=own.device).triu(1), -torch.inf)
     weights = torch.cat([*(part.view(K, R, T, -1) for part in scores), own], -1).softmax(-1)
     return weights[..., : weights.shape[-1] - T].mean(1).amax(1)
 
 
-def _at_reach(
-    query: Tensor, keys: Tensor, begin: int, first: int, scoring: Scoring, reach: int
-) -> tuple[Tensor, Tensor]:
-    """Queries and keys [1, K, n, D] for a search: where keys are re-rotated, none is farther than `reach`."""
-    if scoring.repositioning is None or begin >= first - reach:
-        return query, keys[None]
-    position = torch.arange(begin, begin + keys.shape[1], device=keys.device)
-    rope = scoring.repositioning.rope
-    return query.float(), rope.rotate(keys, rope.angle(position, position.clamp(min=first - reach)))[None]
+def move_rows(
+    rows: Tensor, position: Tensor, new_position: Tensor | int, repositioning: Repositioning | None
+) -> Tensor:
+    """Queries or keys [B, H, T, D] of positions [B, T] at other ones, or all at one; unchanged if none is given."""
+    if repositioning is None:
+        return rows
+    if isinstance(new_position, int):
+        new_position = torch.full_like(position, new_position)
+    return repositioning.rerotate(rows, position[:, None], new_position[:, None]).to(rows.dtype)
 
 
 def attend_guests(slots: RecallSlots, query: Tensor, position: Tensor, scoring: Scoring) -> Attention:

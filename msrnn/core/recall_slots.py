@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from msrnn.bound import Bound
-from msrnn.core.archive import Archive, ArchivePart
+from msrnn.core.archive import Archive, ArchivePart, MoveKeys
 from msrnn.core.quantization import parse_state_dtype
 from msrnn.core.segments import ArchiveLayout
 from msrnn.core.shards import check_same
@@ -128,17 +128,23 @@ class RecallSlots(Slots):
                 raise UsageError(f"an archive of positions {begin:,} to {archive.end:,}, and {seen:,} tokens were read")
         self.replace_archives(archives)
 
-    def take_rows(self, other: RecallSlots) -> None:
-        """Take the rows and archives of another layer, whose archives may be of another kind; guests are not taken."""
+    def take_rows(self, other: RecallSlots, move: MoveKeys | None = None) -> None:
+        """Take the rows and archives of another layer, whose archives may be of another kind; guests are not taken.
+
+        `move` changes the archived keys, where only one of both layers archives them without their rotation.
+        """
         for name, tensor in self.saved_tensors.items():
             tensor.copy_(getattr(other, name))
         self.clear_guests()
-        if type(self) is type(other) and self._layout == other._layout:
+        if move is None and type(self) is type(other) and self._layout == other._layout:
             self.take_archives(range(self.batch_size), other, range(self.batch_size))
             return
         other.settle()
         self.restore_archives(
-            [[ArchivePart(archive.tensors())] for archive in other.archives],
+            [
+                [ArchivePart(archive.tensors() if move is None else archive.moved_tensors(move))]
+                for archive in other.archives
+            ],
             [archive.begin for archive in other.archives],
         )
 

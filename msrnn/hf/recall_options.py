@@ -9,7 +9,7 @@ from typing import Any
 from msrnn.bound import Bound
 from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.recall_slots import RecallSlots, archive_layout
-from msrnn.core.rope import Capped, Spacing
+from msrnn.core.rope import Spacing
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.errors import UsageError
 from msrnn.recall import EXACT, QUESTION, SEGMENT, Recall
@@ -37,10 +37,10 @@ def add_recall(bound: Bound, recall: Recall) -> Bound:
     return replace(bound, recall=recall) if recalls(bound) else bound
 
 
-def is_paged(shape: LayerShape, bound: Bound, backend: str, spaced: Spacing | None) -> bool:
-    """Whether kernels read and write a layer's archive: not where rows are quantized, or keys re-rotated."""
+def is_paged(shape: LayerShape, bound: Bound, backend: str) -> bool:
+    """Whether kernels read and write a layer's archive: not where rows are quantized."""
     recall = bound.recall
-    if recall is None or backend != "triton" or recall.search == EXACT or spaced is not None:
+    if recall is None or backend != "triton" or recall.search == EXACT:
         return False
     quantized = recall.state_dtype or shape.state_dtype
     return not quantized and recall.folder is None and recall.limit is None
@@ -52,30 +52,22 @@ def slots_class(shape: LayerShape, bound: Bound) -> type[Slots]:
 
 
 def find_reach(config: Any, bound: Bound, spaced: Spacing | None) -> int:
-    """The farthest distance of recalled rows: that of the oldest row, and guests after it fit the training length.
+    """How far before a query archived rows stand, where keys are re-rotated: as the oldest of `size` rows in a row.
 
-    A model may find little at distances near its training length, so a horizon limits it too: no row is farther.
+    That is among the distances that the model was trained on, and near enough for one that finds little far away.
     """
     if spaced is None or bound.recall is None:
         return 0
-    limits = [bound.size * spaced.function.limit] if isinstance(spaced.function, Capped) else []
-    if bound.window is not None and not bound.sliding:
-        limits.append(bound.window)
     length: int | None = getattr(config, "max_position_embeddings", None)
-    if length is None and not limits:
-        reason = "the config of this model has no max_position_embeddings; use a horizon, or positions 'compact'"
-        raise UsageError(reason, name="recall", value=bound.recall.rows)
-    if length is not None:
-        limits.append(length - 1 - bound.recall.rows - max(QUESTION, bound.recall.every))
-        if limits[-1] < bound.size:
-            raise UsageError(
-                f"{bound.size:,} held rows and {bound.recall.rows:,} recalled ones do not fit the {length:,} positions "
-                "of this model",
-                name="recall",
-                value=bound.recall.rows,
-                advice="recall fewer",
-            )
-    return min(limits)
+    reach = bound.size
+    if length is not None and reach + max(QUESTION, bound.recall.every) > length:
+        raise UsageError(
+            f"recalled rows {reach:,} positions away do not fit the {length:,} positions of this model",
+            name="recall",
+            value=bound.recall.rows,
+            advice="use a smaller size",
+        )
+    return reach
 
 
 def count_archived(layers: Sequence[tuple[LayerShape, Bound]]) -> int | None:

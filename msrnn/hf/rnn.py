@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,9 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from msrnn.checks import check_choice, check_count
-from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.rope import ORIGINAL, Gap
-from msrnn.core.slots import Slots
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
 from msrnn.hf.cache import MultiStateCache
@@ -23,11 +21,12 @@ from msrnn.hf.generation import Continuation, SequenceEnds, Settings, redirect_f
 from msrnn.hf.handover import begin_block, end_block, give_back, hand_over
 from msrnn.hf.inputs import check_input, count_tokens
 from msrnn.hf.recalling_reader import RecallingReader
+from msrnn.hf.state_conversion import convert_state
 from msrnn.hf.state_spec import state_spec
 from msrnn.hf.tensor_parallel import check_same_input
 from msrnn.hf.wavefront import Wave, read_columns
 from msrnn.layer import Record
-from msrnn.policy import Policy, same_ranking
+from msrnn.policy import Policy
 from msrnn.recall import PromptRecall, Recall, Recalling
 from msrnn.size import SizeLike
 
@@ -183,24 +182,7 @@ class MultiStateRNN:
         A state keeps keys as the model wrote them, and positions as in the text, so these may change between any two
         tokens. Evicted tokens do not come back.
         """
-        theirs, mine = state.fingerprint, dict(self.spec.fingerprint)
-        mine["positions"] = theirs["positions"]
-        with suppress(UsageError):  # the name of a Python function cannot be read, and must be the same
-            if same_ranking(*map(Policy.parse, (mine["policy"], theirs["policy"]))):
-                mine["policy"] = theirs["policy"]
-        state.check_fits(mine)
-        layers = state.fork(1).layers
-        for i, (layer, bound) in enumerate(zip(layers, self.spec.bounds, strict=True)):
-            if isinstance(layer, RecallSlots):
-                layers[i] = self.spec.memory(i, state.batch_size)
-                layers[i].take_rows(layer)
-            elif isinstance(layer, Slots) and bound is not None:
-                layer.bound = bound
-        converted = MultiState(layers, self.spec.fingerprint, state.columns)
-        if any(state.protected):
-            self.spec.check_protect()
-            converted.find_ranges(torch.zeros(state.batch_size))
-        return converted
+        return convert_state(state, self.spec)
 
     def select(self, state: MultiState, sequences: Sequence[int] | Tensor) -> MultiState:
         """`state.select`, into buffers that already have a captured graph, if there are any."""

@@ -329,7 +329,7 @@ def layer_shapes(
             shape,
             archived=most,
             reach=find_reach(spec.config, bound, spaced),
-            paged=is_paged(shape, bound, backend.name, spaced),
+            paged=is_paged(shape, bound, backend.name),
         )
         if shape and bound
         else shape

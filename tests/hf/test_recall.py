@@ -135,17 +135,6 @@ def test_another_number_of_guests_or_none_is_refused(model: PreTrainedModel, ids
         bounded.read(ids[:1], bounded.state(), recall_every=1)
 
 
-def test_a_converted_state_recalls_as_one_of_these_positions(model: PreTrainedModel, ids: Tensor) -> None:
-    """Before the first eviction there are no gaps, so both have read the same."""
-    original = msrnn.MultiStateRNN(model, "tova", 16, recall=6)
-    rnn = msrnn.MultiStateRNN(model, "tova", 16, recall=6, positions="compressed")
-    begun, whole = original.state(), rnn.state()
-    original.read(ids[:1, :10], begun)
-    rnn.read(ids[:1, :10], whole)
-    found, expected = (rnn.read(ids[:1, 10:], state, recall_every=8) for state in (rnn.convert_state(begun), whole))
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-
-
 def test_searches_of_forks_see_no_tokens_of_each_other(model: PreTrainedModel, ids: Tensor) -> None:
     """A fork ends inside of a page that another one has continued; then it recalls, before it adds tokens."""
     rnn = msrnn.MultiStateRNN(model, "tova", 16, recall=Recall(16, search="int8"))
@@ -281,31 +270,3 @@ def test_steps_of_kernels_recall_when_it_is_due(model: PreTrainedModel, ids: Ten
         rnn.read(ids[:1, :23], state)
         logits.append(torch.cat([rnn.step(ids[:1, t : t + 1], state) for t in range(23, 26)], 1))  # 24 is due
     torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
-
-
-def test_guests_of_other_positions_are_not_converted(model: PreTrainedModel, ids: Tensor) -> None:
-    compressed, original = (
-        msrnn.MultiStateRNN(model, "tova", 16, recall=6, recall_every=16, positions=positions)
-        for positions in ("compressed", "original")
-    )
-    state = compressed.state()
-    compressed.read(ids[:1, :50], state, recall_every=16)
-    assert all(bool((layer.guest_position == -1).all()) for layer in original.convert_state(state).layers)
-
-
-def test_a_state_that_is_searched_in_another_way_is_converted_first(model: PreTrainedModel, ids: Tensor) -> None:
-    exact, copies = (
-        msrnn.MultiStateRNN(model, "tova", 16, recall=Recall(6, search=kind)) for kind in ("exact", "int8")
-    )
-    state = copies.state()
-    copies.read(ids[:1, :50], state)
-    with pytest.raises(msrnn.UsageError, match="searched in another way"):
-        exact.read(ids[:1, 50:], state, recall_every=1)
-    expected = exact.state()
-    exact.read(ids[:1, :50], expected)
-    for rnn, other in ((exact, state), (copies, expected)):
-        layer = rnn.convert_state(other).layers[0]
-        keys = next(layer.archives[0].keys_to_search())[1].codes
-        assert (keys.dtype == torch.int8) == (rnn is copies)
-    found = exact.read(ids[:1, 50:], exact.convert_state(state), recall_every=1)
-    assert torch.equal(found, exact.read(ids[:1, 50:], expected, recall_every=1))

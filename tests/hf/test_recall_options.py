@@ -36,26 +36,21 @@ def test_layers_that_lose_no_row_have_no_archive() -> None:
     check_recall(Recall(8), [BOUND, sliding, None], [False, False, True])
 
 
-def test_reach_leaves_room_for_the_guests() -> None:
+def test_recalled_rows_stand_as_far_as_the_oldest_of_a_window() -> None:
     config = LlamaConfig(max_position_embeddings=512)
     assert find_reach(config, BOUND, None) == 0
-    assert find_reach(config, BOUND, spacing("compact")) == 64
-    assert find_reach(config, BOUND, spacing("compressed:3")) == 192
-    assert find_reach(config, BOUND, spacing("compressed:ln")) == 512 - 1 - 16 - QUESTION
-    far = layer_bound(Policy.parse("tova~128"), 64, None)
-    assert far is not None
-    assert find_reach(config, add_recall(far, Recall(16)), spacing("compressed:ln")) == 128
+    assert find_reach(config, BOUND, spacing("compressed:3")) == BOUND.size
+    assert find_reach(config, replace(BOUND, size=512 - QUESTION), spacing("compact")) == 512 - QUESTION
     with pytest.raises(UsageError, match="do not fit the 512 positions"):
         find_reach(config, replace(BOUND, size=500), spacing("compact"))
 
 
 def test_kernels_have_archives_of_their_own() -> None:
     exact = replace(BOUND, recall=Recall(16, search="exact"))
-    assert is_paged(SHAPE, BOUND, "triton", None)
-    assert not is_paged(SHAPE, BOUND, "torch", None)
-    assert not is_paged(SHAPE, exact, "triton", None)
-    assert not is_paged(SHAPE, BOUND, "triton", spacing("compact"))
-    assert not is_paged(replace(SHAPE, state_dtype=torch.int8), BOUND, "triton", None)
+    assert is_paged(SHAPE, BOUND, "triton")
+    assert not is_paged(SHAPE, BOUND, "torch")
+    assert not is_paged(SHAPE, exact, "triton")
+    assert not is_paged(replace(SHAPE, state_dtype=torch.int8), BOUND, "triton")
     assert slots_class(replace(SHAPE, paged=True), BOUND) is PagedSlots
     assert slots_class(SHAPE, BOUND) is RecallSlots
     assert slots_class(SHAPE, Bound(TOVA, 64)) is Slots

@@ -15,6 +15,7 @@ from msrnn.bound import Bound
 from msrnn.core import paged_slots
 from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.recall_slots import RecallSlots
+from msrnn.core.rope import Repositioning, Rope, spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape
 from msrnn.policy import Policy
@@ -23,13 +24,14 @@ from msrnn.recall_layer import attend_recalling
 from tests.helpers.decode_steps import but
 
 HEADS, KV_HEADS, DIM, VALUE_DIM = 4, 2, 32, 20
+SCORING = Scoring(0.5, 30.0)
 
 
 def pair(
     device: str, policy: str = "tova", batch: int = 1, dtype: torch.dtype = torch.float32, **options: Any
 ) -> tuple[RecallSlots, PagedSlots]:
     """Slots for plain torch, and for kernels."""
-    shape = LayerShape(HEADS, KV_HEADS, DIM, VALUE_DIM, dtype, torch.device(device))
+    shape = LayerShape(HEADS, KV_HEADS, DIM, VALUE_DIM, dtype, torch.device(device), reach=20)
     bound = Bound(Policy.parse(policy), 12, recall=Recall(8, search="int8", **options))
     return RecallSlots(batch, shape, bound), PagedSlots(batch, replace(shape, paged=True), bound)
 
@@ -47,15 +49,28 @@ def draw(device: str, length: int, batch: int = 1, seed: int = 0) -> tuple[Tenso
     return query.to(device), key.to(device), value.to(device)
 
 
+def repositioned(device: str) -> Scoring:
+    spaced = spacing("compressed:3")
+    assert spaced is not None
+    rope = Rope((10000.0 ** -(torch.arange(DIM // 2) / (DIM // 2))).to(device))
+    return replace(SCORING, repositioning=Repositioning(spaced, rope))
+
+
 def read(
-    slots: RecallSlots, rows: tuple[Tensor, ...], begin: int, end: int, recalling: Recalling | None, real: Any = None
+    slots: RecallSlots,
+    rows: tuple[Tensor, ...],
+    begin: int,
+    end: int,
+    recalling: Recalling | None,
+    real: Any = None,
+    scoring: Scoring = SCORING,
 ) -> Tensor:
     backend = "triton" if isinstance(slots, PagedSlots) else "torch"
     own = resolve_backend(backend, slots.seen.device)
     slots.reserve(end - begin)
     position = slots.advance(end - begin, real)
     query, key, value = (x[:, :, begin:end] for x in rows)
-    rest: Any = Scoring(0.5, 30.0), 64, own, None, real, recalling
+    rest: Any = scoring, 64, own, None, real, recalling
     return attend_recalling(slots, query, key, value, position, *rest)
 
 
@@ -64,10 +79,15 @@ def guests_of(slots: RecallSlots) -> list[set[int]]:
 
 
 @pytest.mark.parametrize(
-    ("policy", "place"), but([("h2o", "host")], product(["tova", "h2o", "window+2"], ["host", "device"]))
+    ("policy", "place", "positions"),
+    but(
+        [("h2o", "host", "original"), ("tova", "host", "repositioned")],
+        product(["tova", "h2o", "window+2"], ["host", "device"], ["original", "repositioned"]),
+    ),
 )
-def test_blocks_and_steps(policy: str, place: str, device: str) -> None:
+def test_blocks_and_steps(policy: str, place: str, positions: str, device: str) -> None:
     both, rows = pair(device, policy, archive=place), draw(device, 40)
+    scoring = SCORING if positions == "original" else repositioned(device)
     for begin, end, recalling in (
         (0, 29, None),
         (29, 33, Recalling(4, starts=True)),
@@ -75,7 +95,7 @@ def test_blocks_and_steps(policy: str, place: str, device: str) -> None:
         (34, 35, Recalling(1, starts=True)),
         (35, 40, None),
     ):
-        outputs = [read(slots, rows, begin, end, recalling) for slots in both]
+        outputs = [read(slots, rows, begin, end, recalling, scoring=scoring) for slots in both]
         torch.testing.assert_close(*outputs, atol=1e-4, rtol=1e-4)
         assert guests_of(both[0]) == guests_of(both[1])
         assert bool(guests_of(both[0])[0]) == (recalling is not None)
