@@ -188,8 +188,8 @@ class Archive:
                 tensors[f"{name}_scale"] = torch.cat([none[..., 0].to(SCALE_DTYPE), *scales], 1)
         return tensors
 
-    def moved_tensors(self, move: MoveKeys) -> dict[str, Tensor]:
-        """`tensors` with keys that `move` has changed."""
+    def move_keys(self, move: MoveKeys) -> dict[str, Tensor]:
+        """All rows as `tensors` gives them, with keys that `move` changes."""
         tensors = self.tensors()
         keys = Rows(tensors["keys"], tensors.get("key_scale")).dequantized(self.layout.dtype)
         position = torch.arange(self.begin, self.end, device=keys.device)

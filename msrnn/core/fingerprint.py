@@ -7,6 +7,7 @@ from typing import Any
 LATER = ("rotary", "windows")  # fields that older files do not have: states without them fit
 ARCHITECTURE = "architecture"  # a field that names a model in messages, and decides nothing
 RECALL = "recall"  # a field of states with an archive alone
+ARCHIVED_KEYS, UNROTATED = "archived_keys", "unrotated"  # a field of those whose positions are not original
 WEIGHTS = "row_weights"  # a field of states with learned row weights alone: the digest of their file
 _NAMED = {"model": "weights", "rotary": "RoPE parameters"}  # fields that hold a digest, which says nothing to a reader
 

@@ -142,7 +142,7 @@ class RecallSlots(Slots):
         other.settle()
         self.restore_archives(
             [
-                [ArchivePart(archive.tensors() if move is None else archive.moved_tensors(move))]
+                [ArchivePart(archive.tensors() if move is None else archive.move_keys(move))]
                 for archive in other.archives
             ],
             [archive.begin for archive in other.archives],

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from msrnn.core.archive import MoveKeys
+from msrnn.core.fingerprint import ARCHIVED_KEYS, RECALL, UNROTATED
 from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.rope import ORIGINAL
 from msrnn.core.slots import Slots
@@ -22,6 +23,9 @@ def convert_state(state: MultiState, spec: StateSpec) -> MultiState:
     """A copy of a state as `spec` describes it; see `MultiStateRNN.convert_state`."""
     theirs, mine = state.fingerprint, dict(spec.fingerprint)
     mine["positions"] = theirs["positions"]
+    mine.pop(ARCHIVED_KEYS, None)
+    if RECALL in mine and theirs["positions"] != ORIGINAL:
+        mine[ARCHIVED_KEYS] = UNROTATED  # archives of version 0.1 had rotated keys
     with suppress(UsageError):  # the name of a Python function cannot be read, and must be the same
         if same_ranking(*map(Policy.parse, (mine["policy"], theirs["policy"]))):
             mine["policy"] = theirs["policy"]

@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache
 from msrnn.backends.base import Backend
 from msrnn.bound import Bound, layer_bound
 from msrnn.core.device_memory import check_fits
-from msrnn.core.fingerprint import ARCHITECTURE, RECALL, WEIGHTS
+from msrnn.core.fingerprint import ARCHITECTURE, ARCHIVED_KEYS, RECALL, UNROTATED, WEIGHTS
 from msrnn.core.protection import add_ranges, no_ranges
 from msrnn.core.protection import check_fits as check_protected_fit
 from msrnn.core.quantization import parse_state_dtype, state_dtype_name
@@ -369,6 +369,7 @@ def _fingerprint(
     """The fields that a state must have in common with this model and these options to fit."""
     return {
         **({RECALL: recall.name} if recall else {}),
+        **({ARCHIVED_KEYS: UNROTATED} if recall and spaced else {}),
         **({WEIGHTS: weights.digest} if weights else {}),  # a file is known by its content, not by its name
         "policy": policy.without_weights.name,
         "size": sizes[0] if len(set(sizes)) == 1 else sizes,

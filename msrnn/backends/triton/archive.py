@@ -25,7 +25,7 @@ from msrnn.backends.triton.quantization import quantize
 from msrnn.backends.triton.selection import STAYS
 from msrnn.core.paged_slots import PagedSlots
 
-WRITERS = 32  # programs that archive many tokens: more would only wait for the bus, where others could compute
+WRITERS = 8  # programs that archive many tokens: more would only wait for the bus, where matrix products could run
 READERS = 32  # programs that fetch guests
 
 
