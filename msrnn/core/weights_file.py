@@ -22,7 +22,7 @@ from msrnn.core.weight_network import PARAMETERS, WeightNetwork
 from msrnn.errors import FileError, UsageError
 
 FORMAT = "msrnn row weights 1"
-_KEY = "msrnn_weights"
+_KEY, _TRAINING = "msrnn_weights", "msrnn_training"
 MOST_BYTES = 2**30
 WIDEST = 256  # hidden numbers of a network
 LARGEST = 1e4  # no parameter is farther from 0: then no sum of them overflows
@@ -47,9 +47,16 @@ class WeightsFile(NamedTuple):
 
 
 def save_weights(
-    path: str | os.PathLike[str], networks: Sequence[WeightNetwork | None], model: str, architecture: str
+    path: str | os.PathLike[str],
+    networks: Sequence[WeightNetwork | None],
+    model: str,
+    architecture: str,
+    training: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the networks of all layers of a model, which its fingerprint identifies and `architecture` names."""
+    """Write the networks of all layers of a model, which its fingerprint identifies and `architecture` names.
+
+    `training` is written for readers of the file: how the networks were made. Nothing is decided by it.
+    """
     tensors = {
         f"{i}.{name}": tensor.detach().cpu().contiguous()
         for i, network in enumerate(networks)
@@ -57,7 +64,10 @@ def save_weights(
         for name, tensor in network.tensors().items()
     }
     about = {"format": FORMAT, "model": model, "architecture": architecture, "layers": len(networks)}
-    content = save(tensors, {_KEY: json.dumps(about, sort_keys=True)})
+    metadata = {_KEY: json.dumps(about, sort_keys=True)}
+    if training is not None:
+        metadata[_TRAINING] = json.dumps(training, sort_keys=True)
+    content = save(tensors, metadata)
     write_atomically(Path(path), lambda to: _write(to, content))
 
 
@@ -77,6 +87,17 @@ def load_weights(
         return WeightsFile(_make_networks(tensors, about["layers"], shapes), hashlib.sha256(content).hexdigest())
     except UsageError as error:
         raise FileError(f"{error.message}: this model is {architecture}", path, advice=error.advice) from error
+
+
+def read_training(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """How the networks of a file were made, as it says itself; empty if it does not."""
+    content = _read(Path(path))
+    try:
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        training = json.loads(header["__metadata__"].get(_TRAINING, "{}"))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise FileError("damaged, or not a file of row weights", Path(path), advice=_OTHER) from error
+    return training if isinstance(training, dict) else {}
 
 
 def _read(path: Path) -> bytes:
