@@ -1,7 +1,8 @@
 """Files of learned row weights: safetensors with the networks of all layers, for one model.
 
 The tensors of layer i are `i.mean`, `i.scale`, `i.hidden`, …: the fields of a `WeightNetwork`, all float32. Metadata
-has the format, the number of layers, and the fingerprint and the name of the model. Nothing in a file is trusted.
+has the format, the number of layers, the fingerprint and the name of the model, and how the networks were trained.
+Nothing in a file is trusted.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from msrnn.core.weight_network import PARAMETERS, WeightNetwork
 from msrnn.errors import FileError, UsageError
 
 FORMAT = "msrnn row weights 1"
-_KEY, _TRAINING = "msrnn_weights", "msrnn_training"
+_KEY, _TRAINING = "msrnn_weights", "training"
 MOST_BYTES = 2**30
 WIDEST = 256  # hidden numbers of a network
 LARGEST = 1e4  # no parameter is farther from 0: then no sum of them overflows
@@ -63,11 +64,9 @@ def save_weights(
         if network is not None
         for name, tensor in network.tensors().items()
     }
-    about = {"format": FORMAT, "model": model, "architecture": architecture, "layers": len(networks)}
-    metadata = {_KEY: json.dumps(about, sort_keys=True)}
-    if training is not None:
-        metadata[_TRAINING] = json.dumps(training, sort_keys=True)
-    content = save(tensors, metadata)
+    about: dict[str, Any] = {"format": FORMAT, "model": model, "architecture": architecture, "layers": len(networks)}
+    about |= {} if training is None else {_TRAINING: training}
+    content = save(tensors, {_KEY: json.dumps(about, sort_keys=True)})  # several entries would have no fixed order
     write_atomically(Path(path), lambda to: _write(to, content))
 
 
@@ -91,13 +90,11 @@ def load_weights(
 
 def read_training(path: str | os.PathLike[str]) -> dict[str, Any]:
     """How the networks of a file were made, as it says itself; empty if it does not."""
-    content = _read(Path(path))
     try:
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        training = json.loads(header["__metadata__"].get(_TRAINING, "{}"))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise FileError("damaged, or not a file of row weights", Path(path), advice=_OTHER) from error
-    return training if isinstance(training, dict) else {}
+        training: dict[str, Any] = _parse(_read(Path(path)))[1].get(_TRAINING, {})
+    except UsageError as error:
+        raise FileError(error.message, path, advice=error.advice) from error
+    return training
 
 
 def _read(path: Path) -> bytes:
@@ -123,11 +120,13 @@ def _parse(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except Exception as error:  # each version of safetensors refuses in its own way
         raise UsageError(f"damaged, or not a file of row weights ({error!r:.100})", advice=_OTHER) from error
     kinds = {"format": str, "model": str, "architecture": str, "layers": int}
-    if not isinstance(about, dict) or about.keys() != kinds.keys():
+    if not isinstance(about, dict) or about.keys() - {_TRAINING} != kinds.keys():
         raise UsageError("its description has other fields than a file of row weights", advice=_OTHER)
     for name, kind in kinds.items():
         if type(about[name]) is not kind:
             raise UsageError(f"its {name} is {about[name]!r:.40}", advice=_OTHER)
+    if not isinstance(about.get(_TRAINING, {}), dict):
+        raise UsageError(f"its training is {about[_TRAINING]!r:.40}", advice=_OTHER)
     if about["format"] != FORMAT:
         advice = "install the msrnn that wrote it, or make it again with this one"
         raise UsageError(f"its format is {about['format']!r:.40}, not {FORMAT!r}", advice=advice)
