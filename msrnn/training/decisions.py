@@ -56,7 +56,8 @@ def load_decisions(path: Path) -> list[Decisions] | None:
     """The decisions of a file; None: there is none, or it is damaged and has to be made again."""
     try:
         tensors: Mapping[str, Tensor] = load_file(path)
-        count = len(tensors) // len(Decisions._fields)
-        return [Decisions(**{name: tensors[f"{i}.{name}"] for name in Decisions._fields}) for i in range(count)]
+        names = list(Decisions.__annotations__)
+        count = len(tensors) // len(names)
+        return [Decisions(*(tensors[f"{i}.{name}"] for name in names)) for i in range(count)]
     except (OSError, SafetensorError, KeyError):
         return None

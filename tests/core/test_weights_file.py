@@ -114,6 +114,7 @@ def test_what_no_training_writes_is_refused(path: Path, edit: str) -> None:
         ({"layers": True}, "its layers is True"),
         ({"model": 5}, "its model is 5"),
         ({"more": 1}, "other fields"),
+        ({"training": [1]}, "its training is"),
         (None, "not a file of row weights"),
     ],
 )
