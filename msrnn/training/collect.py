@@ -29,6 +29,7 @@ from msrnn.training.decisions import Decisions
 from msrnn.training.plan import HORIZON
 
 _LEAST = 1e-30  # of importances and norms, before their logarithm
+FAR = 64.0  # of inputs: from here on float16 has fewer than two digits after the point
 _NEVER = 50.0  # the logarithm of the importance of a slot without a row
 
 
@@ -119,12 +120,17 @@ def observe(slots: Slots, query: Tensor, key: Tensor, value: Tensor, scoring: Sc
     free = held < 0
     inputs = network_inputs(keys, values, held.clamp(min=0).repeat_interleave(K // G, 1), rope)
     found = (
-        inputs.clamp(-6e4, 6e4).half(),
+        _shorten(inputs),
         importance.clamp(min=_LEAST).log().masked_fill(free, _NEVER),
         sum_squares(values, G).clamp(min=_LEAST).log() / 2,
         changes.masked_fill(free, 0),
     )
     return Decisions(*(tensor[:, None] for tensor in found))
+
+
+def _shorten(inputs: Tensor) -> Tensor:
+    """In float16, unless the keys of a model are so far from 0 that too little of them would be left."""
+    return inputs.half() if bool(inputs.abs().amax() < FAR) else inputs
 
 
 def _order_slots(slots: Slots) -> tuple[Tensor, Tensor]:

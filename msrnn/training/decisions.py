@@ -17,7 +17,7 @@ from msrnn.core.atomic import write_atomically
 class Decisions(NamedTuple):
     """N moments of L layers of the same shape, with K KV heads in G groups and C candidates each."""
 
-    inputs: Tensor  # [N, L, K, C, I] float16: what the networks see
+    inputs: Tensor  # [N, L, K, C, I] float16 or float32: what the networks see
     importance: Tensor  # [N, L, G, C] float32: the logarithm of the importance
     norm: Tensor  # [N, L, G, C] float32: the logarithm of the norm of the values
     change: Tensor  # [N, L, G, C] float32: the change of the outputs in the future, if the row is missing

@@ -38,7 +38,8 @@ class Networks:
     @property
     def alpha(self) -> Tensor:
         """[L]"""
-        return self.log_alpha.clamp(-math.log(ALPHA), math.log(ALPHA)).exp()
+        alpha: Tensor = self.log_alpha.clamp(-math.log(ALPHA), math.log(ALPHA)).exp()
+        return alpha
 
     def tensors(self) -> dict[str, Tensor]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -50,7 +51,8 @@ class Networks:
         hidden = torch.matmul(decisions.inputs.float(), weights.mT) + bias[:, :, None]
         graded = torch.matmul(gelu(hidden, approximate="tanh"), self.output[..., None])[..., 0]
         g = graded.unflatten(2, (decisions.importance.shape[2], -1)).mean(3)
-        return self.alpha[:, None, None] * decisions.importance + decisions.norm + g
+        score: Tensor = self.alpha[:, None, None] * decisions.importance + decisions.norm + g
+        return score
 
     def layer(self, index: int) -> WeightNetwork:
         """The networks of one layer, as a policy uses them."""

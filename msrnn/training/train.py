@@ -212,10 +212,10 @@ class _Training:
         )
 
     def _count_bytes(self, size: int) -> int:
-        """Bytes of the decisions of one round at a size."""
+        """Bytes of the decisions of one round at a size, at most."""
         moments = len(self.train) * min(self.plan.moments, len(self.plan.moments_of(size)))
         inputs = sum(
-            len(stack.layers) * stack.shape.kv_heads * (2 * (stack.shape.key_dim + stack.shape.value_dim) + 12)
+            len(stack.layers) * stack.shape.kv_heads * (4 * (stack.shape.key_dim + stack.shape.value_dim) + 12)
             for stack in self.stacks
         )
         return moments * self.plan.count_candidates(size) * inputs

@@ -37,10 +37,12 @@ def test_without_networks_the_lowest_candidate_is_the_evicted_one(policy: Any) -
         state = rnn.state(2)
         rnn.read(ids[:, :moment], state)
         for layer in stack.layers:
-            held = state.positions(layer).sort(-1).values[..., 1 + rnn.spec.bounds[layer].policy.first :]
+            bound = rnn.spec.bounds[layer]
+            assert bound is not None
+            held = state.positions(layer).sort(-1).values[..., 1 + bound.policy.first :]
             chosen = held.gather(-1, lowest[2 * m : 2 * m + 2, layer][..., None])[..., 0]
             evicted = find_evicted(rnn, ids, layer, moment)
-            new = (evicted == moment) & (rnn.spec.bounds[layer].recent == 0)  # the new token itself is evicted
+            new = (evicted == moment) & (bound.recent == 0)  # the new token itself is evicted
             assert (new | (chosen == evicted)).all()
 
 
@@ -82,3 +84,13 @@ def test_layers_that_hold_their_whole_window_are_left_out() -> None:
     layers = [layer for stack in find_stacks(rnn.spec) for layer in stack.layers]
     assert layers == [i for i, bound in enumerate(rnn.spec.bounds) if bound and bound.policy.name == "echo"]
     assert len(layers) < len(rnn.spec.bounds)
+
+
+@pytest.mark.parametrize(("far", "dtype"), [(1e3, torch.float16), (1e-3, torch.float32)])
+def test_inputs_are_float16_unless_they_are_far_from_0(
+    far: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("msrnn.training.collect.FAR", far)
+    rnn = msrnn.MultiStateRNN(build(llama()), "echo", 24)
+    (decisions,) = collect_decisions(rnn, find_stacks(rnn.spec), tokens(1, 2 * HORIZON), [HORIZON])
+    assert decisions.inputs.dtype == dtype

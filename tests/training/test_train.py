@@ -72,7 +72,7 @@ def test_an_interrupted_training_resumes_to_the_same_file(
     with pytest.raises(UsageError, match="unfinished work of another training"):
         train_weights(model, texts, out, replace(short, seed=1))
     notes = list[str]()
-    resumed = train_weights(model, texts, out, short, progress=Progress(note=notes.append))  # type: ignore[arg-type]
+    resumed = train_weights(model, texts, out, short, progress=Progress(note=notes.append))
     assert any("continuing" in line for line in notes)
     assert resumed.lost == at_once.lost
     assert resumed.path.read_bytes() == at_once.path.read_bytes()
