@@ -12,9 +12,11 @@ import msrnn
 from msrnn.core.weights_file import read_training
 from msrnn.errors import UsageError
 from msrnn.evaluation.runner import Progress
+from msrnn.hf.inspect import inspect_model
 from msrnn.training import fit
 from msrnn.training.plan import TrainingPlan
 from msrnn.training.train import train_weights
+from tests.helpers.shards import Others
 from tests.helpers.tiny import FAMILIES, build, tokens
 
 Texts = dict[str, list[list[int]]]
@@ -92,6 +94,14 @@ def test_layers_that_are_not_trained_have_networks_without_effect(
 def test_a_model_without_a_layer_to_train_is_refused(plan: TrainingPlan, texts: Texts, tmp_path: Path) -> None:
     model = build(FAMILIES["mistral-sliding"]())
     with pytest.raises(UsageError, match="no layer in which the policy chooses"):
+        train_weights(model, texts, tmp_path / "w.safetensors", plan)
+
+
+def test_a_model_that_processes_share_is_refused(
+    model: PreTrainedModel, plan: TrainingPlan, texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspect_model(model), "shards", Others([torch.tensor([0])]))
+    with pytest.raises(UsageError, match="is shared by processes; use one process"):
         train_weights(model, texts, tmp_path / "w.safetensors", plan)
 
 
