@@ -73,7 +73,7 @@ def train_weights(
     Examples:
         msrnn train-weights --text novels/ --text code/ --out weights.safetensors
         msrnn train-weights --text book.txt --chunks 8 --steps 200 --size 128
-        msrnn eval perplexity --policy echo --policy echo@weights.safetensors --size 128 --text other-novels/
+        msrnn eval perplexity --text other/ --policy echo@weights.safetensors
     """
     sources: list[Path | None] = [*text] if text else [None]
     for source in sources:
