@@ -35,6 +35,7 @@ ORDER = [
     "server",
     "integrations",
     "evaluation",
+    "training",
     "analysis",
     "cli",
 ]

@@ -35,6 +35,7 @@ from msrnn.cli.processes import SHARED_VERBS, print_error, speaking_once
 from msrnn.cli.read import read
 from msrnn.cli.serve import serve
 from msrnn.cli.terminal import Stopped, quiet_torchao
+from msrnn.cli.train_weights import train_weights
 from msrnn.core.torchrun import is_first, is_torchrun
 from msrnn.errors import ABSENT, UsageError, show
 
@@ -50,7 +51,7 @@ app = typer.Typer(
 
 evaluations = typer.Typer(name="eval", no_args_is_help=True)
 
-register(app, demo, download, generate, chat, read, serve, policies, budget, bench, analyze, explore)
+register(app, demo, download, generate, chat, read, serve, policies, budget, train_weights, bench, analyze, explore)
 register(evaluations, perplexity, extrapolation, verb(squality), verb(qasper), retrieval, reasoning, chat_memory, story)
 app.add_typer(evaluations)
 register(app, judge)

@@ -24,6 +24,14 @@ MOST_EXPONENT = 20.0  # of weights: importances times them stay within the range
 PARAMETERS = ("mean", "scale", "hidden", "hidden_bias", "output", "output_bias", "alpha")
 
 
+def network_inputs(key: Tensor, value: Tensor, position: Tensor, rope: Rope | None) -> Tensor:
+    """What a network sees [B, K, C, I] float32: the key before its rotation, and the value, of rows at position."""
+    key = key.float()
+    if rope is not None:
+        key = rope.rotate(key, rope.angle(position, torch.zeros_like(position)))
+    return torch.cat([key, value.float()], dim=-1)
+
+
 @dataclass(frozen=True, eq=False)
 class WeightNetwork:
     """The networks of all KV heads of one layer, those of other processes included; float32.
@@ -67,10 +75,7 @@ class WeightNetwork:
 
     def grade(self, key: Tensor, value: Tensor, position: Tensor) -> Tensor:
         """The output g [B, K, C] of each head's network for rows [B, K, C, D] at position [B, 1 or K, C]."""
-        key, value = key.float(), value.float()
-        if self.rope is not None:
-            key = self.rope.rotate(key, self.rope.angle(position, torch.zeros_like(position)))
-        inputs = torch.cat([key, value], dim=-1)
+        inputs = network_inputs(key, value, position, self.rope)
         inputs = (inputs - self.mean[:, None]) / self.scale[:, None]
         inputs = inputs.clamp(-MOST_DEVIATION, MOST_DEVIATION)
         # In float64: a product of float32 matrices may be rounded to TF32 on a GPU, which no other backend does.

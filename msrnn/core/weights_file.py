@@ -1,7 +1,8 @@
 """Files of learned row weights: safetensors with the networks of all layers, for one model.
 
 The tensors of layer i are `i.mean`, `i.scale`, `i.hidden`, …: the fields of a `WeightNetwork`, all float32. Metadata
-has the format, the number of layers, and the fingerprint and the name of the model. Nothing in a file is trusted.
+has the format, the number of layers, the fingerprint and the name of the model, and how the networks were trained.
+Nothing in a file is trusted.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from msrnn.core.weight_network import PARAMETERS, WeightNetwork
 from msrnn.errors import FileError, UsageError
 
 FORMAT = "msrnn row weights 1"
-_KEY = "msrnn_weights"
+_KEY, _TRAINING = "msrnn_weights", "training"
 MOST_BYTES = 2**30
 WIDEST = 256  # hidden numbers of a network
 LARGEST = 1e4  # no parameter is farther from 0: then no sum of them overflows
@@ -47,17 +48,25 @@ class WeightsFile(NamedTuple):
 
 
 def save_weights(
-    path: str | os.PathLike[str], networks: Sequence[WeightNetwork | None], model: str, architecture: str
+    path: str | os.PathLike[str],
+    networks: Sequence[WeightNetwork | None],
+    model: str,
+    architecture: str,
+    training: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the networks of all layers of a model, which its fingerprint identifies and `architecture` names."""
+    """Write the networks of all layers of a model, which its fingerprint identifies and `architecture` names.
+
+    `training` is written for readers of the file: how the networks were made. Nothing is decided by it.
+    """
     tensors = {
         f"{i}.{name}": tensor.detach().cpu().contiguous()
         for i, network in enumerate(networks)
         if network is not None
         for name, tensor in network.tensors().items()
     }
-    about = {"format": FORMAT, "model": model, "architecture": architecture, "layers": len(networks)}
-    content = save(tensors, {_KEY: json.dumps(about, sort_keys=True)})
+    about: dict[str, Any] = {"format": FORMAT, "model": model, "architecture": architecture, "layers": len(networks)}
+    about |= {} if training is None else {_TRAINING: training}
+    content = save(tensors, {_KEY: json.dumps(about, sort_keys=True)})  # several entries would have no fixed order
     write_atomically(Path(path), lambda to: _write(to, content))
 
 
@@ -77,6 +86,15 @@ def load_weights(
         return WeightsFile(_make_networks(tensors, about["layers"], shapes), hashlib.sha256(content).hexdigest())
     except UsageError as error:
         raise FileError(f"{error.message}: this model is {architecture}", path, advice=error.advice) from error
+
+
+def read_training(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """How the networks of a file were made, as it says itself; empty if it does not."""
+    try:
+        training: dict[str, Any] = _parse(_read(Path(path)))[1].get(_TRAINING, {})
+    except UsageError as error:
+        raise FileError(error.message, path, advice=error.advice) from error
+    return training
 
 
 def _read(path: Path) -> bytes:
@@ -102,11 +120,13 @@ def _parse(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except Exception as error:  # each version of safetensors refuses in its own way
         raise UsageError(f"damaged, or not a file of row weights ({error!r:.100})", advice=_OTHER) from error
     kinds = {"format": str, "model": str, "architecture": str, "layers": int}
-    if not isinstance(about, dict) or about.keys() != kinds.keys():
+    if not isinstance(about, dict) or about.keys() - {_TRAINING} != kinds.keys():
         raise UsageError("its description has other fields than a file of row weights", advice=_OTHER)
     for name, kind in kinds.items():
         if type(about[name]) is not kind:
             raise UsageError(f"its {name} is {about[name]!r:.40}", advice=_OTHER)
+    if not isinstance(about.get(_TRAINING, {}), dict):
+        raise UsageError(f"its training is {about[_TRAINING]!r:.40}", advice=_OTHER)
     if about["format"] != FORMAT:
         advice = "install the msrnn that wrote it, or make it again with this one"
         raise UsageError(f"its format is {about['format']!r:.40}, not {FORMAT!r}", advice=advice)

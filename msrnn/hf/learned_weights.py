@@ -27,7 +27,7 @@ def load_policy_weights(spec: ModelSpec, policy: Policy) -> WeightsFile | None:
         check_same(digest.to(spec.model.device), spec.shards, problem)
     networks = [
         layer and network and replace(network.on(layer.shape.device), rope=rope)
-        for layer, network, rope in zip(spec.layers, found.networks, _find_ropes(spec, policy), strict=True)
+        for layer, network, rope in zip(spec.layers, found.networks, find_ropes(spec, policy), strict=True)
     ]
     return found._replace(networks=networks)
 
@@ -42,7 +42,7 @@ def _head_shape(shape: LayerShape) -> HeadShape:
     return HeadShape(shape.kv_heads * processes, shape.key_dim, shape.value_dim)
 
 
-def _find_ropes(spec: ModelSpec, policy: Policy) -> list[Rope | None]:
+def find_ropes(spec: ModelSpec, policy: Policy) -> list[Rope | None]:
     """How each layer rotates its keys, which is undone for the networks; None: it does not."""
     if not rotates(spec.model):
         return [None] * len(spec.layers)

@@ -22,7 +22,7 @@ from msrnn.cli import app
 from msrnn.cli.options import SamplingOptions
 from tests.helpers.command import Run
 
-VERBS = [command.callback.__name__ for command in app.registered_commands if command.callback]
+VERBS = [command.callback.__name__.replace("_", "-") for command in app.registered_commands if command.callback]
 
 
 @pytest.fixture

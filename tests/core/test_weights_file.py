@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from msrnn.core.quantization import Rows
-from msrnn.core.weights_file import FORMAT, HeadShape, load_weights, save_weights
+from msrnn.core.weights_file import FORMAT, HeadShape, load_weights, read_training, save_weights
 from msrnn.errors import FileError
 from tests.helpers.networks import random_network
 
@@ -42,6 +42,21 @@ def test_what_is_read_is_what_was_written(path: Path, tmp_path: Path) -> None:
     assert load_weights(again, SHAPES, MODEL, NAME).digest == digest, "the content identifies a file, not its name"
     save_weights(again, [shape and random_network(shape, 9, 3) for shape in SHAPES], MODEL, NAME)
     assert load_weights(again, SHAPES, MODEL, NAME).digest != digest
+
+
+def test_a_file_says_how_it_was_trained(path: Path, tmp_path: Path) -> None:
+    """Nothing is decided by it; the same content gives the same file."""
+    assert read_training(path) == {}
+    contents, training = set(), {"steps": 5, "texts": ["a", "b"]}
+    for name in ("one", "other"):
+        save_weights(tmp_path / name, load_weights(path, SHAPES, MODEL, NAME).networks, MODEL, NAME, training)
+        contents.add((tmp_path / name).read_bytes())
+    assert len(contents) == 1
+    assert read_training(tmp_path / "one") == training
+    assert load_weights(tmp_path / "one", SHAPES, MODEL, NAME).networks[0] is not None
+    path.write_bytes(b"nothing")
+    with pytest.raises(FileError, match="not a file of row weights"):
+        read_training(path)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +114,7 @@ def test_what_no_training_writes_is_refused(path: Path, edit: str) -> None:
         ({"layers": True}, "its layers is True"),
         ({"model": 5}, "its model is 5"),
         ({"more": 1}, "other fields"),
+        ({"training": [1]}, "its training is"),
         (None, "not a file of row weights"),
     ],
 )
