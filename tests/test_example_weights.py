@@ -1,0 +1,36 @@
+"""The row weights in examples/: they fit the small default model, and say how they were trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import pytest
+import torch
+
+import msrnn
+from msrnn.core.weights_file import read_training
+from msrnn.hf.loading import Loaded
+
+WEIGHTS = Path(__file__).parent.parent / "examples/weights/smollm2-135m-instruct.safetensors"
+TEXT, SIZE = 512, 96
+
+
+def test_they_are_small_and_say_how_they_were_trained() -> None:
+    assert WEIGHTS.stat().st_size < 2**20
+    training = read_training(WEIGHTS)
+    assert {"texts", "sizes", "steps", "commit", "lost"} <= training.keys()
+    assert "/" not in str(training["model"])
+
+
+@pytest.mark.small_model
+def test_they_predict_a_text_better_than_echo(small: Loaded) -> None:
+    text = "\n\n".join(topics[name] for name in ("lambda", "while", "specialnames"))
+    ids = small.tokenizer(text, return_tensors="pt").input_ids[:, :TEXT]
+    losses = []
+    for policy in ("full", "echo", f"echo@{WEIGHTS}"):
+        rnn = msrnn.MultiStateRNN(small.model, policy, None if policy == "full" else SIZE)
+        logits = rnn.read(ids, rnn.state())
+        losses.append(torch.nn.functional.cross_entropy(logits[0, SIZE:-1], ids[0, SIZE + 1 :]).item())
+    full, echo, weights = losses
+    assert full < weights < echo
