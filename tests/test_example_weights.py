@@ -13,7 +13,7 @@ from msrnn.core.weights_file import read_training
 from msrnn.hf.loading import Loaded
 
 WEIGHTS = Path(__file__).parent.parent / "examples/weights/smollm2-135m-instruct.safetensors"
-TEXT, SIZE = 512, 96
+TEXT, SIZE = 400, 128
 
 
 def test_they_are_small_and_say_how_they_were_trained() -> None:

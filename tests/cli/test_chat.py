@@ -105,6 +105,7 @@ def test_past_the_length_positions_are_compressed_and_a_horizon_ends_memory(
     assert (code, err.count("past the 200")) == (0, 0)
 
 
+@pytest.mark.slow
 def test_past_the_length_of_a_model_that_cannot(run: Run, short: Path) -> None:
     words = ("chat", *SIZE, *SHORT, "--model", short, "--policy", "full")
     code, _, err = run(*words, stdin="a\n" * 16, small=True)

@@ -139,6 +139,7 @@ def test_sampling_follows_the_seed(run: Run) -> None:
     assert len({sampled(seed) for seed in range(4)}) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.small_model
 def test_small_model_knows_paris(run: Run) -> None:
     pytest.importorskip("gguf")

@@ -16,6 +16,7 @@ from msrnn.evaluation.tasks.perplexity import Reader
 from tests.helpers.word_counts import TEXTS, TOKENIZER, without_cost
 
 
+@pytest.mark.slow
 def test_perplexity_is_that_of_the_command(
     of_command: Any, model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def test_no_size_means_the_full_model() -> None:
         retrieval_grid(["tovas"], [8])
 
 
+@pytest.mark.slow
 def test_positions_are_compressed_past_the_training_length(
     model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
