@@ -13,7 +13,7 @@ from msrnn.training.decisions import Decisions, Stacks
 from msrnn.training.losses import sum_lost
 from msrnn.training.networks import Networks
 
-EVICTED = 4  # one of so many candidates is evicted
+EVICTED = 4  # one candidate in four is evicted
 
 
 class Lost(NamedTuple):
