@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 import msrnn
 from msrnn.recall import Recall
-from tests.helpers.tiny import build, llama
+from tests.helpers.tiny import build, llama, tokens
 
-LENGTH = 70
+IDS = tokens(1, 70)
 
 
 @pytest.fixture(scope="module")
@@ -19,34 +18,27 @@ def model() -> PreTrainedModel:
     return build(llama(4, 2))
 
 
-@pytest.fixture(scope="module")
-def ids(model: PreTrainedModel) -> Tensor:
-    return torch.randint(0, model.config.vocab_size, (2, LENGTH), generator=torch.Generator().manual_seed(0))
-
-
-def test_a_converted_state_recalls_as_one_of_these_positions(model: PreTrainedModel, ids: Tensor) -> None:
+def test_a_converted_state_recalls_as_one_of_these_positions(model: PreTrainedModel) -> None:
     """Before the first eviction there are no gaps, so both have read the same."""
     original = msrnn.MultiStateRNN(model, "tova", 16, recall=6)
     rnn = msrnn.MultiStateRNN(model, "tova", 16, recall=6, positions="compressed")
     begun, whole = original.state(), rnn.state()
-    original.read(ids[:1, :10], begun)
-    rnn.read(ids[:1, :10], whole)
-    found, expected = (rnn.read(ids[:1, 10:], state, recall_every=8) for state in (rnn.convert_state(begun), whole))
+    original.read(IDS[:, :10], begun)
+    rnn.read(IDS[:, :10], whole)
+    found, expected = (rnn.read(IDS[:, 10:], state, recall_every=8) for state in (rnn.convert_state(begun), whole))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("state_dtype", [None, "int8"])
-def test_a_converted_archive_is_that_of_the_other_positions(
-    model: PreTrainedModel, ids: Tensor, state_dtype: str | None
-) -> None:
+def test_a_converted_archive_is_that_of_the_other_positions(model: PreTrainedModel, state_dtype: str | None) -> None:
     """Keys change their rotation with the positions, there and back; values stay."""
     original, compressed = (
         msrnn.MultiStateRNN(model, "tova", 16, recall=Recall(6, state_dtype=state_dtype), positions=positions)
         for positions in ("original", "compressed")
     )
     begun, whole = original.state(), compressed.state()
-    original.read(ids[:1, :12], begun)
-    compressed.read(ids[:1, :12], whole)
+    original.read(IDS[:, :12], begun)
+    compressed.read(IDS[:, :12], whole)
     there = compressed.convert_state(begun)
     back = original.convert_state(there)
     for found, expected, differs in ((there, whole, begun), (back, begun, there)):
@@ -56,41 +48,41 @@ def test_a_converted_archive_is_that_of_the_other_positions(
             assert not torch.allclose(rows[0][0][:, 1:], rows[2][0][:, 1:], atol=0.2)
 
 
-def test_guests_of_other_positions_are_not_converted(model: PreTrainedModel, ids: Tensor) -> None:
+def test_guests_of_other_positions_are_not_converted(model: PreTrainedModel) -> None:
     compressed, original = (
         msrnn.MultiStateRNN(model, "tova", 16, recall=6, recall_every=16, positions=positions)
         for positions in ("compressed", "original")
     )
     state = compressed.state()
-    compressed.read(ids[:1, :50], state, recall_every=16)
+    compressed.read(IDS[:, :50], state, recall_every=16)
     assert all(bool((layer.guest_position == -1).all()) for layer in original.convert_state(state).layers)
 
 
-def test_a_state_that_is_searched_in_another_way_is_converted_first(model: PreTrainedModel, ids: Tensor) -> None:
+def test_a_state_that_is_searched_in_another_way_is_converted_first(model: PreTrainedModel) -> None:
     exact, copies = (
         msrnn.MultiStateRNN(model, "tova", 16, recall=Recall(6, search=kind)) for kind in ("exact", "int8")
     )
     state = copies.state()
-    copies.read(ids[:1, :50], state)
+    copies.read(IDS[:, :50], state)
     with pytest.raises(msrnn.UsageError, match="searched in another way"):
-        exact.read(ids[:1, 50:], state, recall_every=1)
+        exact.read(IDS[:, 50:], state, recall_every=1)
     expected = exact.state()
-    exact.read(ids[:1, :50], expected)
+    exact.read(IDS[:, :50], expected)
     for rnn, other in ((exact, state), (copies, expected)):
         layer = rnn.convert_state(other).layers[0]
         keys = next(layer.archives[0].keys_to_search())[1].codes
         assert (keys.dtype == torch.int8) == (rnn is copies)
-    found = exact.read(ids[:1, 50:], exact.convert_state(state), recall_every=1)
-    assert torch.equal(found, exact.read(ids[:1, 50:], expected, recall_every=1))
+    found = exact.read(IDS[:, 50:], exact.convert_state(state), recall_every=1)
+    assert torch.equal(found, exact.read(IDS[:, 50:], expected, recall_every=1))
 
 
-def test_an_archive_of_rotated_keys_is_refused(model: PreTrainedModel, ids: Tensor) -> None:
+def test_an_archive_of_rotated_keys_is_refused(model: PreTrainedModel) -> None:
     """As version 0.1 wrote it, where positions are not original."""
     rnn = msrnn.MultiStateRNN(model, "tova", 16, recall=6, positions="compressed")
     state = rnn.state()
-    rnn.read(ids[:1, :30], state)
+    rnn.read(IDS[:, :30], state)
     fingerprint = {name: value for name, value in state.fingerprint.items() if name != "archived_keys"}
     older = msrnn.MultiState(state.layers, fingerprint, state.columns)
-    for use in (lambda: rnn.read(ids[:1, 30:], older), lambda: rnn.convert_state(older)):
+    for use in (lambda: rnn.read(IDS[:, 30:], older), lambda: rnn.convert_state(older)):
         with pytest.raises(msrnn.UsageError, match="archived_keys None"):
             use()
