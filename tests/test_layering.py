@@ -52,6 +52,7 @@ INSIDE = {
         "ray_cluster",
         "rope",
         "scores",
+        "change",
         "quantization",
         "shards",
         "protection",

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from msrnn.bound import Bound
+from msrnn.core.change import HORIZON, sum_changes
 from msrnn.core.rope import Rope
 from msrnn.core.row_weights import sum_squares
 from msrnn.core.scores import Scoring
@@ -24,9 +25,7 @@ from msrnn.hf.cache_layers import StateLayer
 from msrnn.hf.learned_weights import find_ropes, head_shapes
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.hf.state_spec import StateSpec
-from msrnn.training.change import sum_changes
 from msrnn.training.decisions import Decisions
-from msrnn.training.plan import HORIZON
 
 _LEAST = 1e-30  # of importances and norms, before their logarithm
 FAR = 64.0  # of inputs: from here on float16 has fewer than two digits after the point

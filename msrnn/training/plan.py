@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from msrnn.checks import check_count, is_whole
+from msrnn.core.change import HORIZON
 from msrnn.core.weights_file import WIDEST
 from msrnn.errors import UsageError
 from msrnn.policy import Policy
 from msrnn.size import parse_policy, resolve
-
-HORIZON = 64  # steps of the future that count; also the tokens that are read at once
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from msrnn.core.change import HORIZON
 from msrnn.evaluation.runner import Progress
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import Policy
 from msrnn.training.collect import Stack, collect_decisions
 from msrnn.training.decisions import Decisions, join, load_decisions, save_decisions
-from msrnn.training.plan import HORIZON, TrainingPlan
+from msrnn.training.plan import TrainingPlan
 from msrnn.training.work import WorkFolder
 
 TOGETHER = 4  # chunks that are read at once

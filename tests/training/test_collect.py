@@ -7,10 +7,10 @@ import torch
 from transformers import PreTrainedModel
 
 import msrnn
+from msrnn.core.change import HORIZON
 from msrnn.hf.inspect import inspect_model
 from msrnn.policy import Policy
 from msrnn.training.collect import collect_decisions, find_stacks
-from msrnn.training.plan import HORIZON
 from tests.helpers.tiny import FAMILIES, build, llama, tokens
 
 MOMENTS = (HORIZON, 3 * HORIZON)

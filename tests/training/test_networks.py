@@ -7,12 +7,12 @@ import torch
 from transformers import PreTrainedModel
 
 from msrnn import MultiStateRNN
+from msrnn.core.change import HORIZON
 from msrnn.core.weights_file import HeadShape
 from msrnn.policy import Policy
 from msrnn.training.collect import collect_decisions, find_stacks
 from msrnn.training.decisions import Decisions
 from msrnn.training.networks import Networks, make_empty_network, make_networks
-from msrnn.training.plan import HORIZON
 from tests.helpers.tiny import tokens
 
 POLICIES = {"layer": Policy.parse("echo"), "head": Policy(0.9, "head", 0, 5, True)}

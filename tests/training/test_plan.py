@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from msrnn.core.change import HORIZON
 from msrnn.errors import UsageError
 from msrnn.policy import Policy
-from msrnn.training.plan import HORIZON, TrainingPlan
+from msrnn.training.plan import TrainingPlan
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ import torch
 from transformers import PreTrainedModel
 
 from msrnn import MultiStateRNN
+from msrnn.core.change import HORIZON
 from msrnn.evaluation.runner import Progress
 from msrnn.training import reader
 from msrnn.training.collect import find_stacks
-from msrnn.training.plan import HORIZON, TrainingPlan
+from msrnn.training.plan import TrainingPlan
 from msrnn.training.reader import DecisionReader
 from msrnn.training.work import WorkFolder
 from tests.helpers.tiny import tokens

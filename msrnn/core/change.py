@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+HORIZON = 64  # steps of the future that count; a training reads as many tokens at once
 LEAST_REST = 0.1  # attention to all other rows; less counts as this much, so that no row costs a thousand times more
 
 
-def sum_changes(attention: Tensor, output: Tensor, value: Tensor) -> Tensor:
-    """The squared changes of outputs, summed over queries, when one row is missing: [B, H, C].
+def output_changes(attention: Tensor, output: Tensor, value: Tensor) -> Tensor:
+    """The squared change of each query's output when one row is missing: [B, H, T, C].
 
     attention [B, H, T, C] of the queries to these rows, output [B, H, T, Dv] of the queries, value [B, H, C, Dv].
     Without a row, the attention to all others grows by 1 / (1 - attention), so that the output moves away from the
@@ -18,4 +19,9 @@ def sum_changes(attention: Tensor, output: Tensor, value: Tensor) -> Tensor:
     squares = value.square().sum(-1)[..., None, :] + output.square().sum(-1, keepdim=True)
     distance = (squares - 2 * torch.matmul(output, value.mT)).clamp(min=0)
     share = attention / (1 - attention).clamp(min=LEAST_REST)
-    return (share.square() * distance).sum(-2)
+    return share.square() * distance
+
+
+def sum_changes(attention: Tensor, output: Tensor, value: Tensor) -> Tensor:
+    """The changes of `output_changes`, summed over queries: [B, H, C]."""
+    return output_changes(attention, output, value).sum(-2)
