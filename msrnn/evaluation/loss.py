@@ -32,7 +32,7 @@ def losses(
     for start in range(0, last, columns):
         stop = min(start + columns, last)
         logits = rnn.read(input_ids[:, start:stop], state, on_block=on_block, recall_every=every)
-        parts.append(_losses(logits, input_ids[:, start + 1 : stop + 1]))
+        parts.append(compute_losses(logits, input_ids[:, start + 1 : stop + 1]))
     return torch.cat(parts, dim=1)
 
 
@@ -47,8 +47,8 @@ def _logit_bytes(device: torch.device) -> int:
     return LOGIT_BYTES.get(device.type, 2**28)
 
 
-def _losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """[B, T, V] and [B, T] -> [B, T]"""
+def compute_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """Logits [B, T, V] and targets [B, T] -> negative log-likelihoods [B, T], float32; few logits at once."""
     tokens = max(1, _logit_bytes(logits.device) // (4 * logits.shape[-1]))
     slices = zip(logits.flatten(0, 1).split(tokens), targets.flatten().split(tokens), strict=True)
     return torch.cat([cross_entropy(some.float(), true, reduction="none") for some, true in slices]).view_as(targets)
