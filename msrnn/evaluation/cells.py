@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from msrnn.budget import Budget
 from msrnn.checks import is_whole
 from msrnn.errors import UsageError
+from msrnn.evaluation.future import Future
 from msrnn.evaluation.recalled import Recalled, split_name
 from msrnn.evaluation.report import Value
 from msrnn.evaluation.store import Record
@@ -22,12 +23,13 @@ BASELINE = "baseline"  # the unbounded model on pieces of `size` tokens
 TRUNCATED = "truncated"  # the unbounded model on the first `size` tokens
 TOVA = "tova"
 UNBOUNDED = (FULL, BASELINE, TRUNCATED)
+FUTURE = "future"  # each layer evicts by the true future: for perplexity alone
 
 
 class Cell(NamedTuple):
     """An entry of a table: the name of its row, and the number of its column."""
 
-    policy: str  # a policy, with its budget and its recall if it has them, or one of `UNBOUNDED`
+    policy: str  # a policy, with its budget and its recall if it has them, one of `UNBOUNDED`, or `FUTURE`
     size: int | None  # rows per layer, or their mean; None: full, which has no limit
 
     @property
@@ -58,15 +60,21 @@ class Cell(NamedTuple):
         return {"policy": policy, "size": size, **(self.recalled.options if self.recalled else {})}
 
     @property
+    def future(self) -> Future | None:
+        """How its layers evict by the true future; None: another row."""
+        return Future(self.size) if self.policy == FUTURE and self.size is not None else None
+
+    @property
     def key(self) -> dict[str, Any]:
         """The fields that identify a result: also those of a policy, since the meaning of its name may change."""
         bounded = self._policy
-        return {"policy": self.policy, "numbers": bounded and joint_numbers(*bounded), "size": self.size}
+        numbers = self.future.numbers if self.future else bounded and joint_numbers(*bounded)
+        return {"policy": self.policy, "numbers": numbers, "size": self.size}
 
     @property
     def _policy(self) -> tuple[Policy, Budget | None] | None:
-        """The policy and its budget; None: the model is unbounded."""
-        return None if self.policy in UNBOUNDED else parse_policy(split_name(self.policy)[0])
+        """The policy and its budget; None: the row has no policy."""
+        return None if self.policy in (*UNBOUNDED, FUTURE) else parse_policy(split_name(self.policy)[0])
 
 
 FULL_MODEL = Cell(FULL, None)
@@ -179,18 +187,34 @@ def row_name(policy: str | Policy) -> str:
         if recalled:
             raise UsageError("evicts nothing that could be recalled", name="policy", value=policy)
         return name.lower()
+    if isinstance(name, str) and name.lower().startswith(FUTURE):
+        if recalled or name.lower() != FUTURE:
+            raise UsageError(
+                "the true future has no budget, no protected tokens and no recall",
+                name="policy",
+                value=policy,
+                advice=f"write {FUTURE!r}",
+            )
+        return FUTURE
     return f"{joint_name(*parse_policy(name))}{recalled or ''}"
 
 
 def add_recall(policies: Sequence[str | Policy], recalled: Recalled) -> list[str]:
     """The names of rows, with this recall where they evict tokens and have no recall of their own."""
     names = [row_name(policy) for policy in policies]
-    return [name if name in UNBOUNDED or split_name(name)[1] else f"{name}{recalled}" for name in names]
+    without = (*UNBOUNDED, FUTURE)
+    return [name if name in without or split_name(name)[1] else f"{name}{recalled}" for name in names]
 
 
 def check_row(policy: str | Policy, size: int) -> None:
     """Refuse a row that no bounded or full model can compute."""
-    row_name(policy)
+    if row_name(policy) == FUTURE:
+        raise UsageError(
+            "knows a text before it is read, so that it exists for perplexity alone",
+            name="policy",
+            value=policy,
+            advice="use 'msrnn eval perplexity', or another policy",
+        )
     resolve(split_name(policy)[0] if isinstance(policy, str) else policy, size)
 
 

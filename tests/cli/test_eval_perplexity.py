@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from msrnn.evaluation.future_reader import FutureReader
 from msrnn.evaluation.tasks.perplexity import Reader
 from tests.helpers.command import Run
 
@@ -45,6 +46,35 @@ def test_perplexity_writes_tables_and_a_figure(run: Run, folder: Path, texts: Pa
     assert (again.code, again.out) == (0, out)
     assert "nothing left to compute" in again.err
     assert {name: path.read_bytes() for name, path in made.items()} == before
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_true_future_is_a_row(run: Run, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted and continued; the results of another definition are not shown."""
+    rows = ("--policy", "future", "--policy", "tova", "--policy", "full")
+    words, original, calls = (*TINY, "--size", 33, *rows, "--text", texts, "--out"), FutureReader.nll, list[int]()
+    expected = run(*words, tmp_path / "whole")
+    assert expected.code == 0, expected.err
+
+    def nll(reader: FutureReader, *arguments: Any) -> list[float]:
+        calls.append(reader.future.size)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return original(reader, *arguments)
+
+    monkeypatch.setattr(FutureReader, "nll", nll)
+    assert run(*words, tmp_path / "out").code == 130
+    again = run(*words, tmp_path / "out")
+    assert (again.code, again.out) == (0, expected.out)
+    assert calls == [8] * 4 + [16] * 2 + [16] * 3
+    lines = list(csv.DictReader((tmp_path / "out" / "perplexity.csv").read_text().splitlines()))
+    figures = {(line["policy"], int(line["size"])): line["perplexity"] for line in lines}
+    assert figures["future", 33] == figures["full", 33]
+    assert len({*figures.values()}) == 5
+    path = tmp_path / "out" / "perplexity.jsonl"
+    path.write_text(path.read_text().replace('"numbers": {"version": 1, ', '"numbers": {"version": 0, '))
+    other = run(*TINY, "--policy", "tova", "--text", texts, "--out", tmp_path / "out")
+    assert (other.code, "full" in other.out, "future" in other.out) == (0, True, False)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -244,6 +274,7 @@ BAD = {
     "size": (["--size", "0"], "--size 0: "),
     "protects too much": (["--policy", "window+8", "--size", "8"], "first=8"),
     "baseline": (["--policy", "baseline", "--size", "1"], "1: a piece of the baseline"),
+    "future": (["--policy", "future:upper"], "--policy future:upper: the true future has no budget"),
     "length": (["--length", "1"], "--length 1"),
     "books": (["--books", "0"], "--books 0"),
     "chunks": (["--chunks-per-book", "0"], "--chunks-per-book 0"),

@@ -18,6 +18,7 @@ from msrnn.evaluation.cells import (
     reference_policy,
     row_name,
 )
+from msrnn.evaluation.future import Future
 from msrnn.evaluation.recalled import Recalled
 from msrnn.policy import NAMES, Policy
 from msrnn.recall import Recall
@@ -74,6 +75,26 @@ def test_rows_that_a_model_can_compute() -> None:
     for name in ("truncated", "tovas", "tovas + 4 recalled", "full + 4 recalled", "tova + 0 recalled"):
         with pytest.raises(UsageError):
             check_row(name, 8)
+
+
+def test_the_true_future_has_a_size_and_a_definition() -> None:
+    cell = Cell("future", 8)
+    assert (cell.label, cell.keeps, cell.future, TOVA.future) == ("future 8", 8, Future(8), None)
+    assert cell.key == {
+        "policy": "future",
+        "numbers": {"version": 1, "horizon": 64, "recent": 0},
+        "size": 8,
+    }
+    assert find_cells([cell.key, {**cell.key, "numbers": {"version": 0}}], cell_of) == [cell]
+    assert find_cells([{**cell.key, "numbers": {"version": 0}}], cell_of) == []
+    table = grid(["Future", "future", "full"], [8, 100], 100)
+    assert (table.policies, table.cells) == (["future", "full"], [FULL_MODEL, cell])
+    assert add_recall(["future"], Recalled(4)) == ["future"]
+    for name in ("future:upper", "future+4", "future + 4 recalled", "futures"):
+        with pytest.raises(UsageError, match="the true future has no budget, no protected tokens and no recall"):
+            row_name(name)
+    with pytest.raises(UsageError, match=r"policy='future': knows a text before it is read.*msrnn eval perplexity"):
+        check_row("future", 8)
 
 
 def test_what_keeps_a_whole_text() -> None:

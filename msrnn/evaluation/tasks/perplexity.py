@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,10 +16,23 @@ from transformers import PreTrainedModel
 
 from msrnn.errors import UsageError
 from msrnn.evaluation import statistics
-from msrnn.evaluation.cells import BASELINE, FULL, FULL_MODEL, Cell, Grid, cell_of, check_lists, check_row
+from msrnn.evaluation.cells import (
+    BASELINE,
+    FULL,
+    FULL_MODEL,
+    FUTURE,
+    Cell,
+    Grid,
+    cell_of,
+    check_lists,
+    check_row,
+    row_name,
+)
 from msrnn.evaluation.cells import grid as cells_grid
 from msrnn.evaluation.data.texts import Data
 from msrnn.evaluation.environment import model_identity
+from msrnn.evaluation.future import Future
+from msrnn.evaluation.future_reader import FutureReader
 from msrnn.evaluation.loss import losses
 from msrnn.evaluation.report import Formatted, Table, document, plot_estimates, save_figure
 from msrnn.evaluation.schemas import ChunkSchema, Text, check_of
@@ -59,13 +72,23 @@ def grid(policies: Sequence[str | Policy], sizes: Sequence[int], length: int) ->
     check_lists(policies, sizes)
     for name in policies:
         for size in sizes:
-            if name != BASELINE:
+            if row_name(name) == FUTURE:
+                Future(size)
+            elif name != BASELINE:
                 check_row(name, size)
             elif size < 2:
                 raise UsageError(
                     "a piece of the baseline must have 2 tokens or more, to predict one", name="size", value=size
                 )
     return cells_grid(policies, sizes, length)
+
+
+class ChunkReader(Protocol):
+    """What reads the chunks of a cell."""
+
+    def nll(self, input_ids: Tensor, on_tokens: OnTokens | None = None) -> list[float]:
+        """Chunks [B, T] -> the negative log-likelihood of each, summed over its predicted tokens."""
+        ...
 
 
 class Reader:
@@ -132,7 +155,7 @@ class ChunkLosses(Task[C, str, float]):
         model: PreTrainedModel,
         data: Data,
         metadata: Record,
-        reader_of: Callable[[PreTrainedModel, C, int], Reader],
+        reader_of: Callable[[PreTrainedModel, C, int], ChunkReader],
         cell_of: Callable[[Record], C],
     ) -> None:
         self.key = model_identity(model)
@@ -170,7 +193,9 @@ def perplexity_task(model: PreTrainedModel, data: Data, metadata: Record) -> Chu
     return ChunkLosses(model, data, metadata, cell_reader, cell_of)
 
 
-def cell_reader(model: PreTrainedModel, cell: Cell, opening: int) -> Reader:
+def cell_reader(model: PreTrainedModel, cell: Cell, opening: int) -> ChunkReader:
+    if cell.future is not None:
+        return FutureReader(model, cell.future, opening)
     return Reader(MultiStateRNN(model, **cell.options), opening, cell.size if cell.policy == BASELINE else None)
 
 

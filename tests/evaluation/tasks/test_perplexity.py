@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
+from msrnn.core.change import HORIZON
 from msrnn.evaluation.cells import BASELINE, Cell, Grid
 from msrnn.evaluation.data.texts import Choice, Chunk, Data, Document, choose
 from msrnn.evaluation.runner import Progress, Runner
@@ -36,6 +37,7 @@ from msrnn.hf.cache import MultiStateCache
 from msrnn.hf.loading import Loaded
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import NAMES, Policy
+from tests.helpers.future_by_hand import read_by_hand
 from tests.helpers.letters import Letters
 from tests.helpers.tiny import build, llama, tokens
 
@@ -143,6 +145,7 @@ def test_every_row_predicts_the_same_tokens(size: int, opening: int) -> None:
 def test_the_baseline_is_the_unmodified_model_on_pieces(model: PreTrainedModel, opening: int) -> None:
     ids = torch.tensor([chunk.ids for chunk in data(2, opening).chunks])
     read, reader = list[int](), cell_reader(model, Cell(BASELINE, 9), opening)
+    assert isinstance(reader, Reader)
     reader.rnn.block = 18  # so that two pieces are read together
     found = reader.nll(ids, read.append)
     cut = pieces(ids, 9, opening)
@@ -150,6 +153,25 @@ def test_the_baseline_is_the_unmodified_model_on_pieces(model: PreTrainedModel, 
     assert found == pytest.approx(expected, rel=1e-5)
     assert sum(read) == sum(piece[:, 1:].numel() for piece in cut)
     assert max(read) == 2 * 2 * 8
+
+
+@pytest.mark.parametrize("opening", [0, 1, 2])
+def test_the_true_future(model: PreTrainedModel, opening: int) -> None:
+    ids = torch.tensor([chunk.ids for chunk in data(2, opening).chunks])
+    given, read = max(1, opening), list[int]()
+    found = cell_reader(model, Cell("future", 9), opening).nll(ids, read.append)
+    logits = [read_by_hand(model, row[:-1], [9, 9], HORIZON)[0] for row in ids]
+    expected = [
+        cross_entropy(one[given - 1 :], row[given:], reduction="sum").item()
+        for one, row in zip(logits, ids, strict=True)
+    ]
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert sum(read) == ids[:, 1:].numel()
+    assert cell_reader(model, Cell("future", LENGTH), opening).nll(ids) == pytest.approx(
+        [unmodified(model, row, given) for row in ids], rel=1e-5
+    )
+    with pytest.raises(ValueError, match="size=0"):
+        grid(["future"], [0], LENGTH)
 
 
 def test_pieces_that_predict_nothing_are_refused() -> None:
