@@ -81,7 +81,7 @@ class FutureReader:
     def count_chunks(self, length: int) -> int:
         """Chunks of this length that are read together; refuses a length of which not even one fits."""
         embeddings: Any = self.model.get_input_embeddings()
-        logits = length * int(embeddings.num_embeddings) * self.model.dtype.itemsize
+        logits: int = length * int(embeddings.num_embeddings) * self.model.dtype.itemsize
         one = 4 * MATRICES * length**2 + logits
         device = self.model.device
         check_fits(one, device, f"the true future of {length:,} tokens", lambda _: "use a smaller length")

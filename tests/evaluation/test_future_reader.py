@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,15 +120,17 @@ def all_full(family: str) -> PreTrainedModel:
     return build(config)
 
 
-REFUSED = {
+def bloom() -> PreTrainedModel:
+    config: Any = tf.BloomConfig
+    return build(config(vocab_size=97, hidden_size=48, n_layer=2, n_head=6))
+
+
+REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     "sliding": (lambda: build(FAMILIES["mistral-sliding"]()), "sliding windows, which MistralForCausalLM has"),
     "hybrid": (hybrid, "linear-attention layers, which Lfm2ForCausalLM has"),
     "soft cap": (lambda: all_full("gemma2"), "a soft cap, which this model adds to its scores"),
     "sinks": (lambda: all_full("gpt-oss"), "attention sinks, which this model adds to its scores"),
-    "position bias": (
-        lambda: build(tf.BloomConfig(vocab_size=97, hidden_size=48, n_layer=2, n_head=6)),
-        "AttentionInterface",
-    ),
+    "position bias": (bloom, "AttentionInterface"),
 }
 
 
