@@ -16,6 +16,8 @@ LEAST_NORMAL = tl.constexpr(2.0**-126)
 RANGES = tl.constexpr(protection.RANGES)
 
 LEAST = 16  # the smallest number of rows, columns or dimensions of a matrix product on tensor cores
+# Float32 products as three tf32 ones: as accurate as torch's, while full float32 products would spill registers.
+EXACT = tl.constexpr("tf32x3")
 BYTES = 2**14  # of rows at once: with those loaded ahead they fit into 99 KiB, the shared memory of GPUs since 8.0
 
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from msrnn.backends.base import Prefilled
-from msrnn.backends.triton.common import at_once, cap_scores, lift_exp, sinks_and_share, strides_of, width
+from msrnn.backends.triton.common import EXACT, at_once, cap_scores, lift_exp, sinks_and_share, strides_of, width
 from msrnn.backends.triton.keep import keep_triton
 from msrnn.backends.triton.row_weight import weigh_triton
 from msrnn.backends.triton.scan import room, scan_triton
@@ -23,8 +23,6 @@ from msrnn.core.scores import Scoring
 from msrnn.core.slots import Slots
 
 MOST = 64  # rows and candidates of a block
-# Float32 products as three tf32 ones: as accurate as torch's, while full float32 products would spill registers.
-EXACT = tl.constexpr("tf32x3")
 # Weights may exceed their base by e to this power: UNIT times that, times candidates and heads, must not overflow.
 HEADROOM = tl.constexpr(10.0)
 LOWERED = tl.constexpr(2.0**-40)  # weights times values must not overflow either

@@ -1,7 +1,7 @@
 """The weights of new rows; the references are `row_weights` and `weight_network` of the core.
 
 A learned weight needs one launch more, before a chunk's scan, or between attention and eviction of a decode step. A
-program for each KV head and row runs the head's network on the row, as the slots keep it.
+program runs the network of one KV head on some rows, as the slots keep them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from msrnn.backends.triton.common import width
+from msrnn.backends.triton.common import EXACT, width
 from msrnn.backends.triton.rope import find_rotation
 from msrnn.core import row_weights, weight_network
 from msrnn.core.quantization import Rows
@@ -22,6 +22,7 @@ MOST_EXPONENT = tl.constexpr(weight_network.MOST_EXPONENT)
 (SHIFT_1, FACTOR_1), (SHIFT_2, FACTOR_2), (SHIFT_3, _) = (map(tl.constexpr, pair) for pair in row_weights.SCRAMBLERS)
 SLOPE = tl.constexpr(-2 * (2 / torch.pi) ** 0.5)  # of the exponent in gelu
 HIDDEN = 16  # numbers of a hidden layer at once
+TOGETHER = 16  # rows of a program, which share what it loads of the network; fewer rows have a program each
 GRADE_WARPS = 4
 
 
@@ -54,18 +55,21 @@ def combine_weight(square, graded, alpha):
 
 
 @triton.jit
-def _load_row(p_row, p_scale, o_w, W):
-    """A row [BW] as the slots keep it, float32."""
-    b_row = tl.load(p_row + o_w, mask=(o_w >= 0) & (o_w < W), other=0.0).to(tl.float32)
-    if p_scale is not None:
-        b_row *= tl.load(p_scale).to(tl.float32)
-    return b_row
+def _load_rows(p_rows, p_scales, o_w, m_t, W):
+    """Rows [BT, BW] as the slots keep them, float32."""
+    b_rows = tl.load(p_rows[:, None] + o_w[None, :], mask=m_t[:, None] & (o_w >= 0) & (o_w < W), other=0.0)
+    b_rows = b_rows.to(tl.float32)
+    if p_scales is not None:
+        b_rows *= tl.load(p_scales, mask=m_t, other=0.0).to(tl.float32)[:, None]
+    return b_rows
 
 
 @triton.jit
-def _load_key(p_row, p_scale, o_d, t, frequency, D, F: tl.constexpr, START: tl.constexpr, NEIGHBOURS: tl.constexpr):
-    """A key [BD] as it was before the model rotated it at position t."""
-    b_key = _load_row(p_row, p_scale, o_d, D)
+def _load_keys(
+    p_rows, p_scales, o_d, t, m_t, frequency, D, F: tl.constexpr, START: tl.constexpr, NEIGHBOURS: tl.constexpr
+):
+    """Keys [BT, BD] as they were before the model rotated them at positions t [BT]."""
+    b_keys = _load_rows(p_rows, p_scales, o_d, m_t, D)
     if F > 0:
         o_r = o_d - START
         m_r = (o_r >= 0) & (o_r < 2 * F)
@@ -73,61 +77,72 @@ def _load_key(p_row, p_scale, o_d, t, frequency, D, F: tl.constexpr, START: tl.c
             o_f, m_second, apart = o_r // 2, o_r % 2 == 1, 1
         else:
             o_f, m_second, apart = tl.where(o_r >= F, o_r - F, o_r), o_r >= F, F
-        b_other = _load_row(p_row, p_scale, tl.where(m_r, tl.where(m_second, o_d - apart, o_d + apart), -1), D)
+        o_other = tl.where(m_r, tl.where(m_second, o_d - apart, o_d + apart), -1)
+        b_others = _load_rows(p_rows, p_scales, o_other, m_t, D)
         b_frequency = tl.load(frequency + o_f, mask=m_r, other=0.0)
-        b_cos, b_sin = find_rotation((t.to(tl.float32) * b_frequency).to(tl.float64))
-        b_key = tl.where(m_r, b_key * b_cos + tl.where(m_second, -b_other, b_other) * b_sin, b_key)
-    return b_key
+        b_cos, b_sin = find_rotation((t.to(tl.float32)[:, None] * b_frequency[None, :]).to(tl.float64))
+        b_keys = tl.where(m_r, b_keys * b_cos + tl.where(m_second, -b_others, b_others) * b_sin, b_keys)
+    return b_keys
 
 
 @triton.jit
-def _standardise(b_row, mean, scale, m_w):
-    """The numbers of a row as a network takes them; `mean` and `scale` are pointers [BW]."""
+def _standardise(b_rows, mean, scale, m_w):
+    """The numbers of rows [BT, BW] as a network takes them; `mean` and `scale` are pointers [BW]."""
     b_mean, b_scale = tl.load(mean, mask=m_w, other=0.0), tl.load(scale, mask=m_w, other=1.0)
-    return tl.where(m_w, _clamp((b_row - b_mean) / b_scale, MOST_DEVIATION), 0.0)
+    return tl.where(m_w, _clamp((b_rows - b_mean) / b_scale, MOST_DEVIATION), 0.0)
 
 
-@triton.jit(do_not_specialize=["C", "rows"])
+@triton.jit
+def _multiply(b_rows, b_h, BT: tl.constexpr):
+    """Rows [BT, BW] times the inputs [BN, BW] of hidden numbers -> [BT, BN]"""
+    if BT == 1:
+        return tl.sum(b_rows * b_h, axis=1)[None, :]
+    return tl.dot(b_rows, tl.trans(b_h), input_precision=EXACT)
+
+
+@triton.jit(do_not_specialize=["C", "rows", "count"])
 def grade_kernel(
     keys, values, key_scale, value_scale, k_b, k_h, k_t, v_b, v_h, v_t, fresh, position, frequency,
-    mean, scale, hidden, hidden_bias, output, output_bias, graded, C, rows,
+    mean, scale, hidden, hidden_bias, output, output_bias, graded, C, rows, count,
     K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, N: tl.constexpr,
-    F: tl.constexpr, START: tl.constexpr, NEIGHBOURS: tl.constexpr, BN: tl.constexpr,
+    F: tl.constexpr, START: tl.constexpr, NEIGHBOURS: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """graded [B, K, C]: what each KV head's network says of rows at position [B, C].
+    """graded [B, K, C]: what each KV head's network says of rows at position [B, C]; `count` is B times C.
 
     These are C rows of `keys` and `values`, all of them, or where C is 1 and `fresh` [B, G] is given, one of `rows`;
     padding has none then. Scales of quantized rows [B, K, rows] may be None, and frequency where F is 0.
     """
-    i_b, i_k, i_c = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    t, row = tl.load(position + i_b * C + i_c), i_c
+    I: tl.constexpr = D + DV  # noqa: E741
+    o_t, i_k = tl.program_id(0) * BT + tl.arange(0, BT), tl.program_id(1)
+    m_t, i_b, o_row = o_t < count, (o_t // C).to(tl.int64), o_t % C
+    t = tl.load(position + o_t, mask=m_t, other=-1)
+    p_graded = graded + (i_b * K + i_k) * C + o_row
     if fresh is not None:
-        row = tl.where(t >= 0, tl.load(fresh + i_b * G + i_k * G // K), rows)
-    if row < rows:
-        I: tl.constexpr = D + DV  # noqa: E741
-        o_d, o_v, o_n = tl.arange(0, width(D)), tl.arange(0, width(DV)), tl.arange(0, BN)
-        m_d, m_v = o_d < D, o_v < DV
-        p_key, p_value = keys + i_b * k_b + i_k * k_h + row * k_t, values + i_b * v_b + i_k * v_h + row * v_t
-        p_key_scale, p_value_scale, o_scale = None, None, (i_b * K + i_k) * rows + row
-        if key_scale is not None:
-            p_key_scale, p_value_scale = key_scale + o_scale, value_scale + o_scale
-        b_key = _load_key(p_key, p_key_scale, o_d, t, frequency, D, F, START, NEIGHBOURS)
-        b_value = _load_row(p_value, p_value_scale, o_v, DV)
-        p_mean, p_scale = mean + i_k * I, scale + i_k * I
-        b_key = _standardise(b_key, p_mean + o_d, p_scale + o_d, m_d)
-        b_value = _standardise(b_value, p_mean + D + o_v, p_scale + D + o_v, m_v)
-        total = tl.load(output_bias + i_k)
-        for first in range(0, N, BN):
-            i_n, m_n = i_k * N + first + o_n, first + o_n < N
-            p_hidden = hidden + i_n[:, None] * I
-            b_h = tl.load(p_hidden + o_d[None, :], mask=m_n[:, None] & m_d[None, :], other=0.0)
-            b_x = tl.sum(b_h * b_key[None, :], axis=1)
-            b_h = tl.load(p_hidden + D + o_v[None, :], mask=m_n[:, None] & m_v[None, :], other=0.0)
-            b_x += tl.sum(b_h * b_value[None, :], axis=1) + tl.load(hidden_bias + i_n, mask=m_n, other=0.0)
-            # gelu: b_x (1 + tanh(u)) / 2 is b_x / (1 + exp(-2 u))
-            b_x = b_x / (1.0 + tl.exp((b_x + 0.044715 * b_x * b_x * b_x) * SLOPE))
-            total += tl.sum(b_x * tl.load(output + i_n, mask=m_n, other=0.0))
-        tl.store(graded + (i_b * K + i_k) * C + i_c, total)
+        m_t = m_t & (t >= 0)
+        o_row = tl.load(fresh + i_b * G + i_k * G // K, mask=m_t, other=0)
+    o_d, o_v, o_n = tl.arange(0, width(D)), tl.arange(0, width(DV)), tl.arange(0, BN)
+    m_d, m_v = o_d < D, o_v < DV
+    p_keys, p_values = keys + i_b * k_b + i_k * k_h + o_row * k_t, values + i_b * v_b + i_k * v_h + o_row * v_t
+    p_key_scales, p_value_scales, o_scale = None, None, (i_b * K + i_k) * rows + o_row
+    if key_scale is not None:
+        p_key_scales, p_value_scales = key_scale + o_scale, value_scale + o_scale
+    b_keys = _load_keys(p_keys, p_key_scales, o_d, t, m_t, frequency, D, F, START, NEIGHBOURS)
+    b_values = _load_rows(p_values, p_value_scales, o_v, m_t, DV)
+    p_mean, p_scale = mean + i_k * I, scale + i_k * I
+    b_keys = _standardise(b_keys, p_mean + o_d, p_scale + o_d, m_d)
+    b_values = _standardise(b_values, p_mean + D + o_v, p_scale + D + o_v, m_v)
+    b_total = tl.zeros([BT], dtype=tl.float32) + tl.load(output_bias + i_k)
+    for first in range(0, N, BN):
+        i_n, m_n = i_k * N + first + o_n, first + o_n < N
+        p_hidden = hidden + i_n[:, None] * I
+        b_h = tl.load(p_hidden + o_d[None, :], mask=m_n[:, None] & m_d[None, :], other=0.0)
+        b_x = _multiply(b_keys, b_h, BT)
+        b_h = tl.load(p_hidden + D + o_v[None, :], mask=m_n[:, None] & m_v[None, :], other=0.0)
+        b_x += _multiply(b_values, b_h, BT) + tl.load(hidden_bias + i_n, mask=m_n, other=0.0)
+        # gelu: b_x (1 + tanh(u)) / 2 is b_x / (1 + exp(-2 u))
+        b_x = b_x / (1.0 + tl.exp((b_x + 0.044715 * b_x * b_x * b_x) * SLOPE))
+        b_total += tl.sum(b_x * tl.load(output + i_n, mask=m_n, other=0.0), axis=1)
+    tl.store(p_graded, b_total, mask=m_t)
 
 
 def grade_rows(slots: Slots, key: Rows, value: Rows, position: Tensor, fresh: Tensor | None = None) -> Tensor:
@@ -139,11 +154,12 @@ def grade_rows(slots: Slots, key: Rows, value: Rows, position: Tensor, fresh: Te
     rotated = {"F": 0, "START": 0, "NEIGHBOURS": False}
     if rope is not None:
         rotated = {"F": len(rope.frequency), "START": rope.start, "NEIGHBOURS": rope.interleaved}
-    grade_kernel[(B, K, C)](
+    together = 1 if B * C < TOGETHER else TOGETHER
+    grade_kernel[(triton.cdiv(B * C, together), K)](
         key.codes, value.codes, key.scale, value.scale, *key.codes.stride()[:3], *value.codes.stride()[:3],
         fresh, position, None if rope is None else rope.frequency, network.mean, network.scale, network.hidden,
-        network.hidden_bias, network.output, network.output_bias, graded, C, rows,
-        K=K, G=G, D=D, DV=value.codes.shape[-1], N=network.output.shape[1], BN=HIDDEN, **rotated,
+        network.hidden_bias, network.output, network.output_bias, graded, C, rows, B * C,
+        K=K, G=G, D=D, DV=value.codes.shape[-1], N=network.output.shape[1], BN=HIDDEN, BT=together, **rotated,
         num_warps=GRADE_WARPS,
     )  # fmt: skip
     return graded

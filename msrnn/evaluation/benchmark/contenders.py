@@ -124,7 +124,7 @@ def fill(state: MultiState) -> None:
         for name, tensor in layer.tensors().items():
             if name in ("keys", "values"):
                 randomize(tensor)
-            elif name in ("importance", "norm"):
+            elif name in ("importance", "row_weight"):
                 tensor.uniform_()
             elif name in ("key_scale", "value_scale"):
                 tensor.fill_(1 / 32 if layer.keys.dtype == torch.int8 else 1)

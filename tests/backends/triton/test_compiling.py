@@ -26,11 +26,10 @@ H200 = (90, 232_448)
 def test_kernels_fit_into_shared_memory(
     gpu: tuple[int, int], dtype: str, dim: int, heads: int, size: int, length: int, tmp_path: Path
 ) -> None:
-    script = Path(__file__).parents[2] / "helpers" / "compiled.py"
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    arguments = [sys.executable, str(script), *map(str, (*gpu, dtype, dim, heads, size, length))]
-    done = subprocess.run(arguments, env=environment, capture_output=True, text=True)
+    arguments = [sys.executable, "-m", "tests.helpers.compiled", *map(str, (*gpu, dtype, dim, heads, size, length))]
+    done = subprocess.run(arguments, env=environment, cwd=Path(__file__).parents[3], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
     assert len({kernel["kernel"] for kernel in kernels}) == 8
