@@ -19,7 +19,8 @@ from msrnn.backends.triton.attend import attend_kernel, combine_kernel
 from msrnn.backends.triton.common import at_once, sinks_and_share, strides_of
 from msrnn.backends.triton.evict import EVICT_WARPS, evict_kernel, observe_kernel
 from msrnn.backends.triton.rope import rotations_of
-from msrnn.backends.triton.row_weight import grade_written
+from msrnn.backends.triton.row_weight import grade_token, grade_written
+from msrnn.backends.triton.streams import SideStreams
 from msrnn.core.quantization import LARGEST
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import Slots
@@ -60,8 +61,15 @@ def decode_triton(
     share: Tensor | None = None,
 ) -> Tensor:
     query, key, value, query_position = (t.contiguous() for t in (query, key, value, query_position))
+    graded, side = None, SideStreams(query.device)
+    if slots.bound.policy.learned and slots.state_dtype is None:
+        with side.beside():
+            graded = grade_token(slots, key, value, query_position)
     output, attended = _attend(slots, query, key, value, query_position, scoring, share)
-    _evict(slots, attended, query_position)
+    side.join()
+    if slots.bound.policy.learned and graded is None:  # of quantized rows, as they were written
+        graded = grade_written(slots, attended.fresh, query_position)
+    _evict(slots, attended, query_position, graded)
     return output
 
 
@@ -114,12 +122,11 @@ def _attend(
     return output, attended
 
 
-def _evict(slots: Slots, attended: Attended, query_position: Tensor) -> None:
+def _evict(slots: Slots, attended: Attended, query_position: Tensor, graded: Tensor | None) -> None:
     """Weigh the new token's row, write its position, observe, and evict."""
     (B, G, S), K, H = slots.position.shape, slots.keys.shape[1], attended.scores.shape[1]
     policy, bound = slots.bound.policy, slots.bound
     scores, log_sums, squares, fresh = attended
-    graded = grade_written(slots, fresh, query_position) if policy.learned else None
     alpha = slots.network.on(scores.device).alpha if slots.network and policy.learned else None
     group = {"S": S, "M": H // G, "MEMBERS": K // G}
     observed, processes = None, 1

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from msrnn.backends.triton.decode import decode_triton
-from msrnn.backends.triton.row_weight import grade_rows, grade_written, weigh_triton
+from msrnn.backends.triton.row_weight import grade_rows, grade_token, grade_written, weigh_triton
 from msrnn.bound import Bound
 from msrnn.core.quantization import STATE_DTYPES
 from msrnn.core.rope import Rope
@@ -52,12 +52,12 @@ def test_networks(rope: str, code: str | None, device: str) -> None:
     own = ROPES[rope]
     own = own and replace(own, frequency=own.frequency.to(device))
     shape, _ = shape_and_scoring(device, state_dtype=STATE_DTYPES[code] if code else None)
-    for bound in (LEARNED, TOGETHER):
+    for bound, tokens in ((LEARNED, 3), (TOGETHER, 7)):  # a program for each row, and for several
         slots = Slots(3, add_network(shape, bound, own), bound)
         slots.seen.copy_(torch.tensor([0, 1000, 100_000]))
         draw = torch.Generator().manual_seed(0)
-        key, value = (torch.randn(3, 3, 2, 16, generator=draw).transpose(1, 2).to(device) for _ in range(2))
-        position = slots.advance(3, None).contiguous()
+        key, value = (torch.randn(3, tokens, 2, 16, generator=draw).transpose(1, 2).to(device) for _ in range(2))
+        position = slots.advance(tokens, None).contiguous()
         position[1, 0] = -1
         fresh = slots.quantize(key, value)
         expected = slots.weigh(*fresh, position[:, None])
@@ -65,13 +65,17 @@ def test_networks(rope: str, code: str | None, device: str) -> None:
         assert expected is not None
         assert found is not None
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-        held, importance, weight = slots.candidates(position, expected)
-        slots.keep(*fresh, held, importance, weight, held >= 0)
+        graded = grade_rows(slots, *fresh, position).graded[[0, 2], :, -1:]
+        keys, values = (rows.map(lambda tensor: tensor[:, :, -3:]) for rows in fresh)
+        held, importance, weight = slots.candidates(position[:, -3:], expected[..., -3:])
+        slots.keep(keys, values, held, importance, weight, held >= 0)
         last = slots.position.argmax(-1).int()
         step = position[:, -1].clone()
         step[1] = -1
-        graded = grade_written(slots, last, step)[[0, 2]]
-        torch.testing.assert_close(graded, grade_rows(slots, *fresh, position)[[0, 2], :, -1:], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(grade_written(slots, last, step)[[0, 2]], graded, atol=1e-5, rtol=1e-5)
+        if code is None:
+            token = grade_token(slots, key[:, :, -1].contiguous(), value[:, :, -1].contiguous(), step)
+            torch.testing.assert_close(token[[0, 2]], graded, atol=1e-5, rtol=1e-5)
 
 
 def test_a_row_that_is_not_a_number_stays_one(device: str) -> None:
