@@ -26,7 +26,7 @@ MOST_EXPONENT = tl.constexpr(weight_network.MOST_EXPONENT)
 SLOPE = tl.constexpr(-2 * (2 / torch.pi) ** 0.5)  # of the exponent in gelu
 HIDDEN = 16  # numbers of a hidden layer at once
 TOGETHER = 16  # rows of a program, which share what it loads of the network; fewer rows have a program each
-GRADE_WARPS = 4
+WARPS = {1: 4, TOGETHER: 2}  # of a program, by its rows
 WEIGHTS = 64  # of a program that combines heads
 
 
@@ -194,7 +194,7 @@ def grade_rows(
         fresh, position, None if rope is None else rope.frequency, network.mean, network.scale, network.hidden,
         network.hidden_bias, network.output, network.output_bias, *found, C, rows, B * C,
         K=K, G=G, D=D, DV=value.codes.shape[-1], N=network.output.shape[1], BN=HIDDEN, BT=together, **rotated,
-        num_warps=GRADE_WARPS,
+        num_warps=WARPS[together],
     )  # fmt: skip
     return found
 
