@@ -94,7 +94,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "random.safetensors"
         networks = [shape and random_network(shape, args.hidden) for shape in head_shapes(spec)]
-        save_weights(file, networks, spec.fingerprint, spec.architecture)
+        save_weights(file, networks, spec.rounded_fingerprint, spec.architecture)
         policies = {"without": "echo", "with": f"echo@{file}"}
         for batch in (1, args.batch):
             rnns = {name: msrnn.MultiStateRNN(model, policy, args.size) for name, policy in policies.items()}

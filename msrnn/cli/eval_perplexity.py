@@ -58,7 +58,7 @@ def perplexity(
     Each chunk is read from an empty state, with exact eviction at every token, and every token after the given first
     one is predicted. Policy baseline is the full model on pieces of `size` tokens, each with the model's first token in
     front; it predicts the same tokens. Policy future bounds each layer to `size` KV rows and evicts the one that the
-    next 64 tokens would miss least: a bound on what a policy could know. Its memory grows with the square of the
+    next 256 tokens would miss least: a bound on what a policy could know. Its memory grows with the square of the
     length. With a size of at least the chunk's length nothing is evicted: that is the full model. Intervals are 95 %,
     by bootstrap over the chunks. Results that the folder has of the same model, chunk, policy, size and dtype are not
     computed again, so an interrupted run resumes. The tables show all results of the same model, dtype and chunks.
@@ -69,7 +69,7 @@ def perplexity(
     Examples:
         msrnn eval perplexity --text book.txt --length 1024 --size 64 --size 256
         msrnn eval perplexity --books 10 --policy tova --policy h2o --policy full
-        msrnn eval perplexity --text book.txt --length 1024 --policy echo --policy future --policy full
+        msrnn eval perplexity --text book.txt --length 1024 --policy future
         msrnn eval perplexity --text book.txt --policy echo --recall 256 --recall-every 16
         msrnn eval perplexity --paper --model meta-llama/Llama-2-7b-hf --chunks-per-book 1000
     """

@@ -7,7 +7,6 @@ from typing import Annotated
 from typer import Option
 
 from msrnn.cli.evaluation import show_progress, stoppable
-from msrnn.cli.evaluation_options import Length
 from msrnn.cli.files import check_target
 from msrnn.cli.options import Device, Dtype, Model
 from msrnn.cli.terminal import note, quiet, show_table
@@ -31,6 +30,8 @@ Sizes = Annotated[
     list[int] | None,
     Option("--size", help="KV rows of each layer; repeat for more: one file serves all.", show_default="128, 256"),
 ]
+Ahead = Annotated[int, Option(help="Steps of the future that count: how far a row's worth is looked for.")]
+Length = Annotated[int, Option(help="Tokens of a chunk.")]
 Chunks = Annotated[int, Option(help="Chunks to train on, of all kinds together.")]
 HeldOut = Annotated[int, Option(help="Chunks of each kind that are not trained on, for the report.")]
 Moments = Annotated[int, Option(help="Moments of each chunk, at each size, at which evictions are learned.")]
@@ -50,7 +51,8 @@ def train_weights(
     out: Out = Path("weights.safetensors"),
     policy: PolicyName = "echo",
     size: Sizes = None,
-    length: Length = 1024,
+    ahead: Ahead = 256,
+    length: Length = 2048,
     chunks: Chunks = 40,
     held_out: HeldOut = 4,
     moments: Moments = 6,
@@ -66,7 +68,7 @@ def train_weights(
     """Train row weights: small networks that say which KV rows of this model are worth keeping.
 
     The model is frozen, and reads the texts with a bounded state. Each network learns to rank a layer's rows by how
-    much the outputs of the next 64 steps change without them. The table at the end says what is lost on chunks that
+    much the outputs of the next steps change without them. The table at the end says what is lost on chunks that
     were not trained on; measure the perplexity as well, on other texts. Unfinished work is kept in a folder beside the
     file, and the same command resumes it.
 
@@ -87,7 +89,7 @@ def train_weights(
     from msrnn.training.plan import TrainingPlan
     from msrnn.training.train import train_weights as train
 
-    plan = TrainingPlan(policy, size or SIZES, length, chunks, held_out, moments, hidden, steps, rounds, seed)
+    plan = TrainingPlan(policy, size or SIZES, ahead, length, chunks, held_out, moments, hidden, steps, rounds, seed)
     device_named(device)
     check_dtype(dtype)
     quiet()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-HORIZON = 64  # steps of the future that count; a training reads as many tokens at once
+AHEAD = 256  # steps of the future that count, where nothing else is said
 LEAST_REST = 0.1  # attention to all other rows; less counts as this much, so that no row costs a thousand times more
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from msrnn.checks import check_count
-from msrnn.core.change import HORIZON, output_changes
+from msrnn.core.change import AHEAD, output_changes
 from msrnn.core.scores import Scoring
 
 VERSION = 1  # of the definition below: part of the key of stored results
@@ -29,24 +29,24 @@ class Future:
     oldest row leaves.
 
     size     KV rows of each layer
-    horizon  the number of next queries that count; None: all
+    ahead  the number of next queries that count; None: all
     recent   the newest rows that never leave, the new one included
     """
 
     size: int
-    horizon: int | None = HORIZON
+    ahead: int | None = AHEAD
     recent: int = 0
 
     def __post_init__(self) -> None:
         check_count("size", self.size, of="KV rows")
-        if self.horizon is not None:
-            check_count("horizon", self.horizon, of="steps")
+        if self.ahead is not None:
+            check_count("ahead", self.ahead, of="steps")
         check_count("recent", self.recent, least=0, most=self.size - 1, of="KV rows")
 
     @property
     def numbers(self) -> dict[str, int | None]:
         """Identifies the definition in stored results."""
-        return {"version": VERSION, "horizon": self.horizon, "recent": self.recent}
+        return {"version": VERSION, "ahead": self.ahead, "recent": self.recent}
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, future: Future) -> tuple[Tensor, Tensor]:
@@ -58,7 +58,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, future: 
     if future.size >= T:
         evicted_at = torch.full((len(query), T), T, device=query.device)
     else:
-        evicted_at = find_evictions(rank_rows(sum_heads(query, key, value, scoring), future.horizon), future)
+        evicted_at = find_evictions(rank_rows(sum_heads(query, key, value, scoring), future.ahead), future)
     mask = find_visible(evicted_at)[:, None]
     outputs = [scaled_dot_product_attention(*head, mask, scale=scoring.scale) for head in _split(query, key, value)]
     return torch.cat(outputs, 1).transpose(1, 2), evicted_at
@@ -78,22 +78,22 @@ def sum_heads(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Te
     return changes
 
 
-def rank_rows(changes: Tensor, horizon: int | None) -> Tensor:
-    """Changes [B, T, T] by query and row -> ranks [B, T, T] by step and row: the sum over the next `horizon` queries.
+def rank_rows(changes: Tensor, ahead: int | None) -> Tensor:
+    """Changes [B, T, T] by query and row -> ranks [B, T, T] by step and row: the sum over the next `ahead` queries.
 
     Windows are added up from windows of half their width. Differences of running sums would lose small ranks, which
     decide what leaves, in the rounding of the large changes before them.
     """
     T = changes.shape[1]
     window = _shift(changes, 1)
-    if horizon is None or horizon >= T:
+    if ahead is None or ahead >= T:
         return window.flip(1).cumsum(1).flip(1)
     ranks, added, width = torch.zeros_like(changes), 0, 1  # `window`: sums over `width` queries
     while True:
-        if horizon & width:
+        if ahead & width:
             ranks += _shift(window, added)
             added += width
-        if added == horizon:
+        if added == ahead:
             return ranks
         window = window + _shift(window, width)
         width *= 2

@@ -18,12 +18,14 @@ from msrnn.hf.tensor_parallel import own_weight, whole_weight
 _SAMPLES = 16  # of each weight
 
 
-def fingerprint_of(model: PreTrainedModel) -> str:
+def fingerprint_of(model: PreTrainedModel, rounded: bool = False) -> str:
     """Identifies a model by its weights: names, shapes and 16 values of each, as they are when the model is wrapped.
 
     It does not notice a change of other values than the sampled ones, training after wrapping, or adapters that are
     switched off. A quantized weight counts by its codes and scales, or by what it dequantizes to. Weights on the meta
     device (offloaded to disk) count by shape. So does a weight that refuses all of this, with a warning.
+
+    `rounded`: to bfloat16, so that a model has the same fingerprint in float32 and in bfloat16.
     """
     parts: list[bytes] = []
     samples: dict[torch.device, list[tuple[int, Tensor]]] = {}  # of each device, by their index in `parts`
@@ -42,8 +44,10 @@ def fingerprint_of(model: PreTrainedModel) -> str:
         for sample in found:
             samples.setdefault(sample.device, []).append((len(parts) - 1, sample))
     for of_device in samples.values():
-        numbers = torch.cat([sample for _, sample in of_device]).cpu().split([len(sample) for _, sample in of_device])
-        for (i, _), sample in zip(of_device, numbers, strict=True):
+        numbers = torch.cat([sample for _, sample in of_device]).cpu()
+        numbers = numbers.bfloat16().float() if rounded else numbers
+        own = numbers.split([len(sample) for _, sample in of_device])
+        for (i, _), sample in zip(of_device, own, strict=True):
             parts[i] += sample.numpy().tobytes()
     if closed:
         warnings.warn(

@@ -69,6 +69,11 @@ class ModelSpec:
         return "/".join(sorted({str(layer.shape.dtype).removeprefix("torch.") for layer in self.layers if layer}))
 
     @cached_property
+    def rounded_fingerprint(self) -> str:
+        """Identifies the model by its weights, whether they are in float32 or in bfloat16."""
+        return fingerprint_of(self.model, rounded=True)
+
+    @cached_property
     def rope_digest(self) -> str:
         """Identifies the parameters of its rotary embeddings, which are not among the weights."""
         parameters = getattr(self.config, "rope_parameters", None)

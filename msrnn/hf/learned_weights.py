@@ -20,7 +20,7 @@ def load_policy_weights(spec: ModelSpec, policy: Policy) -> WeightsFile | None:
     """The row weights of a policy for a model, on the devices of its layers; None: the policy has no file."""
     if not policy.learned or policy.weights is None:
         return None
-    found = load_weights(policy.weights, head_shapes(spec), spec.fingerprint, spec.architecture)
+    found = load_weights(policy.weights, head_shapes(spec), spec.rounded_fingerprint, spec.architecture)
     if spec.shards is not None:
         digest = torch.frombuffer(bytearray.fromhex(found.digest), dtype=torch.uint8)
         problem = f"policy {policy.name!r}: the processes have read other row weights"

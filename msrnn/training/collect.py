@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from msrnn.bound import Bound
-from msrnn.core.change import HORIZON, sum_changes
+from msrnn.core.change import sum_changes
 from msrnn.core.rope import Rope
 from msrnn.core.row_weights import sum_squares
 from msrnn.core.scores import Scoring
@@ -54,17 +54,21 @@ def collect_decisions(
     stacks: Sequence[Stack],
     chunks: Tensor,
     moments: Sequence[int],
+    ahead: int,
     on_tokens: Callable[[int], object] = lambda _: None,
 ) -> list[Decisions]:
-    """Read chunks [B, T] together -> the decisions of each stack after each number of tokens in `moments`."""
+    """Read chunks [B, T] together -> the decisions of each stack after each number of tokens in `moments`.
+
+    `ahead` tokens are read at once; the moments are multiples of it.
+    """
     cache, chunks = rnn.cache(), chunks.to(rnn.device)
     watched = {i: _watch(rnn.spec, i, cache.layers[i]) for stack in stacks for i in stack.layers}
     for i, layer in watched.items():
         cache.layers[i] = layer
-    for start in range(0, max(moments) + 1, HORIZON):
+    for start in range(0, max(moments) + 1, ahead):
         for layer in watched.values():
             layer.watching = start in moments
-        block = chunks[:, start : start + HORIZON]
+        block = chunks[:, start : start + ahead]
         rnn.model(input_ids=block, past_key_values=cache, use_cache=True, logits_to_keep=1)
         on_tokens(block.numel())
     return [_stack_layers([watched[i].decisions for i in stack.layers]) for stack in stacks]

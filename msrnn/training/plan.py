@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from msrnn.checks import check_count, is_whole
-from msrnn.core.change import HORIZON
+from msrnn.core.change import AHEAD
 from msrnn.core.weights_file import WIDEST
 from msrnn.errors import UsageError
 from msrnn.policy import Policy
@@ -19,6 +19,7 @@ class TrainingPlan:
 
     policy     the policy that the weights belong to; its importances are those of the bounded model
     sizes      KV rows of each layer; the same networks serve all sizes
+    ahead      steps of the future that count; as many tokens are read at once
     length     tokens of a chunk
     chunks     chunks to train on, divided equally among the kinds of text
     held_out   chunks of each kind that are not trained on, for the report
@@ -30,7 +31,8 @@ class TrainingPlan:
 
     policy: str = "echo"
     sizes: Sequence[int] = (128, 256)
-    length: int = 1024
+    ahead: int = AHEAD
+    length: int = 2048
     chunks: int = 40
     held_out: int = 4
     moments: int = 6
@@ -41,7 +43,13 @@ class TrainingPlan:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", tuple(sorted(set(self.sizes))))
-        for name, of in (("chunks", "chunks"), ("moments", "moments"), ("steps", "steps"), ("rounds", "rounds")):
+        for name, of in (
+            ("ahead", "steps"),
+            ("chunks", "chunks"),
+            ("moments", "moments"),
+            ("steps", "steps"),
+            ("rounds", "rounds"),
+        ):
             check_count(name, getattr(self, name), of=of)
         check_count("held_out", self.held_out, of="chunks")
         check_count("hidden", self.hidden, most=WIDEST, of="numbers")
@@ -60,11 +68,11 @@ class TrainingPlan:
                     value=size,
                     advice="use a larger size",
                 )
-        least = self.start_of(self.sizes[-1]) + HORIZON
+        least = self.start_of(self.sizes[-1]) + self.ahead
         if not is_whole(self.length) or self.length < least:
             raise UsageError(
                 f"must be {least:,} tokens or more: at size {self.sizes[-1]:,} nothing is evicted before, and the "
-                f"next {HORIZON} steps are what counts",
+                f"next {self.ahead:,} steps are what counts",
                 name="length",
                 value=self.length,
             )
@@ -80,11 +88,11 @@ class TrainingPlan:
 
     def start_of(self, size: int) -> int:
         """The first moment at which `size` rows are held, a multiple of the tokens that are read at once."""
-        return -(-size // HORIZON) * HORIZON
+        return -(-size // self.ahead) * self.ahead
 
     def moments_of(self, size: int) -> list[int]:
         """Tokens that were read at each possible moment."""
-        return list(range(self.start_of(size), self.length - HORIZON + 1, HORIZON))
+        return list(range(self.start_of(size), self.length - self.ahead + 1, self.ahead))
 
     def count_candidates(self, size: int) -> int:
         """Held rows that may be evicted when the next token is appended."""

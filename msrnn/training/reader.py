@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from msrnn.core.change import HORIZON
 from msrnn.evaluation.runner import Progress
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import Policy
@@ -18,7 +17,7 @@ from msrnn.training.decisions import Decisions, join, load_decisions, save_decis
 from msrnn.training.plan import TrainingPlan
 from msrnn.training.work import WorkFolder
 
-TOGETHER = 4  # chunks that are read at once
+TOGETHER = 16  # chunks that are read at once
 _CPU = torch.device("cpu")
 
 
@@ -56,11 +55,11 @@ class DecisionReader:
                 if rnn is None:
                     self.told.cell(Stage(f"{label}, size {size:,}, reading"))
                     rnn = MultiStateRNN(self.model, policy, size)
-                found = collect_decisions(rnn, self.stacks, part, moments, self.told.tokens)
+                found = collect_decisions(rnn, self.stacks, part, moments, self.plan.ahead, self.told.tokens)
                 found = [stack.to(_CPU) for stack in found]
                 save_decisions(file, found)
             else:
-                self.told.tokens(len(part) * (moments[-1] + HORIZON))
+                self.told.tokens(len(part) * (moments[-1] + self.plan.ahead))
             parts.append(found)
         return join(parts)
 
@@ -74,7 +73,7 @@ class DecisionReader:
     def count_tokens(self, chunks: Tensor) -> int:
         """Tokens to read, at all sizes: each part to the end of its last moment's future."""
         return sum(
-            len(part) * (self.draw_moments(size, number)[-1] + HORIZON)
+            len(part) * (self.draw_moments(size, number)[-1] + self.plan.ahead)
             for size in self.plan.sizes
             for number, part in enumerate(chunks.split(TOGETHER))
         )

@@ -79,7 +79,7 @@ def train_weights(
     facts = {**asdict(plan), "texts": {kind.name: len(kind.train) for kind in kinds}, **environment(model.device)}
     facts |= {"model": model_name(model), **(about or {}), "lost": describe(lost)}
     spec = training.spec
-    save_weights(out, training.all_networks(networks), spec.fingerprint, spec.architecture, facts)
+    save_weights(out, training.all_networks(networks), spec.rounded_fingerprint, spec.architecture, facts)
     work.remove()
     return Trained(out, lost, make_table(lost, plan.policy))
 
@@ -125,7 +125,8 @@ class _Training:
             networks = self._fit(networks, [join(parts) for parts in collected.values()], number)
             if number < plan.rounds:
                 file = self.work.file(f"{name}.safetensors")
-                save_weights(file, self.all_networks(networks), self.spec.fingerprint, self.spec.architecture)
+                spec = self.spec
+                save_weights(file, self.all_networks(networks), spec.rounded_fingerprint, spec.architecture)
                 policy = replace(plan.base, weights=str(file))
         return networks
 

@@ -13,7 +13,22 @@ from msrnn.core.weights_file import read_training
 from msrnn.training import fit
 from tests.helpers.command import Run
 
-SHORT = ("--device", "cpu", "--length", 160, "--size", 24, "--chunks", 4, "--held-out", 1, "--moments", 2)
+SHORT = (
+    "--device",
+    "cpu",
+    "--ahead",
+    64,
+    "--length",
+    160,
+    "--size",
+    24,
+    "--chunks",
+    4,
+    "--held-out",
+    1,
+    "--moments",
+    2,
+)
 TINY = ("train-weights", *SHORT, "--steps", 6, "--hidden", 2)
 
 

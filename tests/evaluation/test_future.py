@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from msrnn.core.change import HORIZON
+from msrnn.core.change import AHEAD
 from msrnn.core.scores import Scoring
 from msrnn.errors import UsageError
 from msrnn.evaluation.future import Future, attend, find_evictions, find_visible, rank_rows, sum_heads
@@ -22,12 +22,12 @@ def whole_changes(length: int = T, most: int = 4) -> Tensor:
 
 
 @pytest.mark.parametrize("recent", [0, 2])
-@pytest.mark.parametrize("horizon", [1, 5, 8, T - 1, 64, None])
+@pytest.mark.parametrize("ahead", [1, 5, 8, T - 1, 64, None])
 @pytest.mark.parametrize("size", [3, 7, T - 1, T, T + 1])
-def test_evictions_are_those_of_the_definition(size: int, horizon: int | None, recent: int, device: str) -> None:
+def test_evictions_are_those_of_the_definition(size: int, ahead: int | None, recent: int, device: str) -> None:
     changes = whole_changes()
-    found = find_evictions(rank_rows(changes.to(device), horizon), Future(size, horizon, recent))
-    assert found.tolist() == [evict_slowly(one, size, horizon, recent) for one in changes]
+    found = find_evictions(rank_rows(changes.to(device), ahead), Future(size, ahead, recent))
+    assert found.tolist() == [evict_slowly(one, size, ahead, recent) for one in changes]
     assert (found < T).sum(1).tolist() == [max(0, T - size)] * 2
 
 
@@ -37,13 +37,13 @@ def test_a_single_row_may_be_the_new_one() -> None:
     assert find_evictions(rank_rows(changes, None), Future(1)).tolist() == [[3, 1, 2, 4]], "no query after the last"
 
 
-@pytest.mark.parametrize("horizon", [1, 2, 3, 6, 7, 40, 64, 99, 100, None])
-def test_ranks_are_sums_over_the_next_queries(horizon: int | None) -> None:
+@pytest.mark.parametrize("ahead", [1, 2, 3, 6, 7, 40, 64, 99, 100, None])
+def test_ranks_are_sums_over_the_next_queries(ahead: int | None) -> None:
     changes = whole_changes(100)
     expected = torch.zeros_like(changes)
     for t in range(100):
-        expected[:, t] = changes[:, t + 1 : None if horizon is None else t + 1 + horizon].sum(1)
-    assert torch.equal(rank_rows(changes, horizon), expected)
+        expected[:, t] = changes[:, t + 1 : None if ahead is None else t + 1 + ahead].sum(1)
+    assert torch.equal(rank_rows(changes, ahead), expected)
 
 
 def test_small_ranks_survive_large_changes_before_them() -> None:
@@ -54,7 +54,7 @@ def test_small_ranks_survive_large_changes_before_them() -> None:
 
 @pytest.mark.parametrize("size", [1, 5, T])
 def test_a_query_sees_one_row_more_than_the_size_and_evicted_rows_stay_away(size: int) -> None:
-    ranks = rank_rows(torch.rand(2, T, T, generator=torch.Generator().manual_seed(1)).tril(), HORIZON)
+    ranks = rank_rows(torch.rand(2, T, T, generator=torch.Generator().manual_seed(1)).tril(), AHEAD)
     evicted_at = find_evictions(ranks, Future(size))
     visible = find_visible(evicted_at)
     assert torch.equal(visible.sum(-1), torch.arange(1, T + 1).clamp(max=size + 1).expand(2, -1))
@@ -71,7 +71,7 @@ def test_a_layer(kv_heads: int) -> None:
     """Changes and outputs, with query heads that share KV heads."""
     torch.manual_seed(0)
     query, key, value = torch.randn(2, 6, T, 8), torch.randn(2, kv_heads, T, 8), torch.randn(2, kv_heads, T, 5)
-    scoring, future = Scoring(0.7), Future(6, horizon=9)
+    scoring, future = Scoring(0.7), Future(6, ahead=9)
     keys, values = (x.repeat_interleave(6 // kv_heads, 1) for x in (key, value))
     scores = 0.7 * query @ keys.mT
     attention = (scores + mask_of([T] * T)).softmax(-1)
@@ -99,7 +99,7 @@ def test_enough_rows_are_causal_attention(size: int) -> None:
     [
         ({"size": 0}, "size=0: must be a whole number of KV rows, 1 or more"),
         ({"size": "8:upper"}, "size='8:upper': must be a whole number"),
-        ({"size": 8, "horizon": 0}, "horizon=0: must be a whole number of steps"),
+        ({"size": 8, "ahead": 0}, "ahead=0: must be a whole number of steps"),
         ({"size": 8, "recent": 8}, "recent=8: must be a whole number of KV rows, from 0 to 7"),
     ],
 )

@@ -30,12 +30,12 @@ def model() -> PreTrainedModel:
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (4, 4), (4, 1)])
-@pytest.mark.parametrize("horizon", [7, 64, None])
-def test_one_forward_pass_is_layer_after_layer(horizon: int | None, heads: int, kv_heads: int) -> None:
+@pytest.mark.parametrize("ahead", [7, 64, None])
+def test_one_forward_pass_is_layer_after_layer(ahead: int | None, heads: int, kv_heads: int) -> None:
     model, ids = build(llama(heads, kv_heads)), tokens(2, LENGTH)
-    losses, times = FutureReader(model, Future(SIZE, horizon), 1).read(ids)
+    losses, times = FutureReader(model, Future(SIZE, ahead), 1).read(ids)
     for row in range(2):
-        logits, expected = read_by_hand(model, ids[row, :-1], [SIZE, SIZE], horizon)
+        logits, expected = read_by_hand(model, ids[row, :-1], [SIZE, SIZE], ahead)
         assert times[row].tolist() == expected
         torch.testing.assert_close(losses[row], cross_entropy(logits, ids[row, 1:], reduction="none"))
 

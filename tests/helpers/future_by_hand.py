@@ -12,14 +12,14 @@ from transformers import PreTrainedModel
 from msrnn.core.change import LEAST_REST
 
 
-def evict_slowly(changes: Tensor, size: int, horizon: int | None, recent: int = 0) -> list[int]:
+def evict_slowly(changes: Tensor, size: int, ahead: int | None, recent: int = 0) -> list[int]:
     """Changes [T, T] of each query without each row -> the step that evicts each row; T: it never leaves."""
     T, numbers = len(changes), changes.tolist()
     held, evicted_at = list[int](), [T] * T
     for t in range(T):
         held.append(t)
         if len(held) > size:
-            stop = T if horizon is None else min(T, t + horizon + 1)
+            stop = T if ahead is None else min(T, t + ahead + 1)
             ranks = {j: sum(numbers[s][j] for s in range(t + 1, stop)) for j in held if j <= t - recent}
             leaves = min(ranks, key=lambda j: (ranks[j], j))
             held.remove(leaves)
@@ -44,7 +44,7 @@ def change_of_queries(attention: Tensor, value: Tensor) -> Tensor:
 
 @torch.no_grad()
 def read_by_hand(
-    model: PreTrainedModel, ids: Tensor, sizes: list[int], horizon: int | None
+    model: PreTrainedModel, ids: Tensor, sizes: list[int], ahead: int | None
 ) -> tuple[Tensor, list[list[int]]]:
     """One text [T] through a Llama model, a layer after the other; each has a size of its own.
 
@@ -59,7 +59,7 @@ def read_by_hand(
         attention = module(normed, position_embeddings=rotary, attention_mask=mask_of([T] * T)[None, None])[1]
         value = module.v_proj(normed).view(T, -1, module.head_dim).transpose(0, 1)
         value = value.repeat_interleave(attention.shape[1] // len(value), 0)
-        times.append(evict_slowly(change_of_queries(attention[0], value), size, horizon))
+        times.append(evict_slowly(change_of_queries(attention[0], value), size, ahead))
         mask = mask_of(times[-1])[None, None].to(hidden.dtype)
         hidden = hidden + module(normed, position_embeddings=rotary, attention_mask=mask)[0]
         hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))

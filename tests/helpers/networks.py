@@ -48,5 +48,5 @@ def random_networks(model: PreTrainedModel, seed: int = 0, width: int = 6) -> li
 def write_random_weights(path: Path, model: PreTrainedModel, seed: int = 0, width: int = 6) -> Path:
     """A file of random weights for a model."""
     spec = inspect_model(model)
-    save_weights(path, random_networks(model, seed, width), spec.fingerprint, spec.architecture)
+    save_weights(path, random_networks(model, seed, width), spec.rounded_fingerprint, spec.architecture)
     return path

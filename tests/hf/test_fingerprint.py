@@ -113,3 +113,12 @@ def test_offloaded_weights_have_a_fingerprint(tmp_path: Path) -> None:
 def test_a_fingerprint_tells_weights_apart() -> None:
     assert fingerprint_of(build(llama())) == fingerprint_of(build(llama()))
     assert fingerprint_of(build(llama())) != fingerprint_of(build(llama(), seed=1))
+
+
+def test_a_rounded_fingerprint_is_that_of_both_precisions() -> None:
+    model = build(llama())
+    rounded = fingerprint_of(model, rounded=True)
+    shorter = build(llama()).bfloat16()
+    assert fingerprint_of(shorter, rounded=True) == rounded
+    assert fingerprint_of(shorter) != fingerprint_of(model)
+    assert fingerprint_of(build(llama(), seed=1), rounded=True) != rounded

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from msrnn.training.plan import TrainingPlan
 from tests.helpers.tiny import VOCABULARY, build, llama
 
-LENGTH = 256
+LENGTH, AHEAD = 256, 64
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +19,7 @@ def model() -> PreTrainedModel:
 
 @pytest.fixture(scope="session")
 def plan() -> TrainingPlan:
-    return TrainingPlan(sizes=(24, 40), length=LENGTH, chunks=6, held_out=2, moments=3, hidden=4, steps=60)
+    return TrainingPlan(sizes=(24, 40), ahead=AHEAD, length=LENGTH, chunks=6, held_out=2, moments=3, hidden=4, steps=60)
 
 
 @pytest.fixture(scope="session")

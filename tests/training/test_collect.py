@@ -7,13 +7,13 @@ import torch
 from transformers import PreTrainedModel
 
 import msrnn
-from msrnn.core.change import HORIZON
 from msrnn.hf.inspect import inspect_model
 from msrnn.policy import Policy
 from msrnn.training.collect import collect_decisions, find_stacks
 from tests.helpers.tiny import FAMILIES, build, llama, tokens
 
-MOMENTS = (HORIZON, 3 * HORIZON)
+AHEAD = 64
+MOMENTS = (AHEAD, 3 * AHEAD)
 POLICIES = ("echo", "echo+2", Policy(0.9, "head", 1, 5, True), Policy(0.0, value_norm=True))
 
 
@@ -27,10 +27,10 @@ def find_evicted(rnn: msrnn.MultiStateRNN, ids: torch.Tensor, layer: int, step: 
 def test_without_networks_the_lowest_candidate_is_the_evicted_one(policy: Any) -> None:
     """At the very step, and also with groups of one KV head."""
     rnn = msrnn.MultiStateRNN(build(llama()), policy, 24)
-    ids = tokens(2, 5 * HORIZON)
+    ids = tokens(2, 5 * AHEAD)
     (stack,) = find_stacks(rnn.spec)
     assert stack.layers == (0, 1)
-    (decisions,) = collect_decisions(rnn, [stack], ids, MOMENTS)
+    (decisions,) = collect_decisions(rnn, [stack], ids, MOMENTS, AHEAD)
     assert decisions.moments == 2 * len(MOMENTS)
     lowest = (decisions.importance + decisions.norm).argmin(-1)  # [moments * B, L, G]
     for m, moment in enumerate(MOMENTS):
@@ -49,21 +49,21 @@ def test_without_networks_the_lowest_candidate_is_the_evicted_one(policy: Any) -
 def test_the_number_of_candidates_and_the_future() -> None:
     model = build(llama())
     rnn = msrnn.MultiStateRNN(model, "echo", 24)
-    (decisions,) = collect_decisions(rnn, find_stacks(rnn.spec), tokens(1, 4 * HORIZON), [HORIZON])
+    (decisions,) = collect_decisions(rnn, find_stacks(rnn.spec), tokens(1, 4 * AHEAD), [AHEAD], AHEAD)
     assert decisions.importance.shape == (1, 2, 1, 24 - (9 - 1))
     assert decisions.inputs.shape == (1, 2, 2, 16, 16)
     assert (decisions.change > 0).all()
-    other = torch.cat([tokens(1, 4 * HORIZON)[:, : HORIZON + 1], tokens(1, 3 * HORIZON, seed=5)], 1)
-    (changed,) = collect_decisions(rnn, find_stacks(rnn.spec), other, [HORIZON])
+    other = torch.cat([tokens(1, 4 * AHEAD)[:, : AHEAD + 1], tokens(1, 3 * AHEAD, seed=5)], 1)
+    (changed,) = collect_decisions(rnn, find_stacks(rnn.spec), other, [AHEAD], AHEAD)
     torch.testing.assert_close(changed.importance, decisions.importance)
     assert not torch.allclose(changed.change, decisions.change)
 
 
 def test_reading_with_watched_layers_is_reading() -> None:
     """The model that is watched reads the same: a later moment sees what an unwatched one has left."""
-    rnn, ids = msrnn.MultiStateRNN(build(llama()), "echo", 24), tokens(1, 4 * HORIZON)
-    both = collect_decisions(rnn, find_stacks(rnn.spec), ids, MOMENTS)[0]
-    last = collect_decisions(rnn, find_stacks(rnn.spec), ids, MOMENTS[1:])[0]
+    rnn, ids = msrnn.MultiStateRNN(build(llama()), "echo", 24), tokens(1, 4 * AHEAD)
+    both = collect_decisions(rnn, find_stacks(rnn.spec), ids, MOMENTS, AHEAD)[0]
+    last = collect_decisions(rnn, find_stacks(rnn.spec), ids, MOMENTS[1:], AHEAD)[0]
     for one, other in zip(both, last, strict=True):
         torch.testing.assert_close(one[1:], other)
 
@@ -74,7 +74,7 @@ def test_other_models(family: str) -> None:
     rnn = msrnn.MultiStateRNN(model, "echo", 10)
     stacks = find_stacks(rnn.spec)
     assert stacks
-    for decisions in collect_decisions(rnn, stacks, tokens(2, 3 * HORIZON), [HORIZON]):
+    for decisions in collect_decisions(rnn, stacks, tokens(2, 3 * AHEAD), [AHEAD], AHEAD):
         assert all(field.isfinite().all() for field in decisions)
     assert inspect_model(model).fingerprint == rnn.spec.model.fingerprint
 
@@ -92,5 +92,5 @@ def test_inputs_are_float16_unless_they_are_far_from_0(
 ) -> None:
     monkeypatch.setattr("msrnn.training.collect.FAR", far)
     rnn = msrnn.MultiStateRNN(build(llama()), "echo", 24)
-    (decisions,) = collect_decisions(rnn, find_stacks(rnn.spec), tokens(1, 2 * HORIZON), [HORIZON])
+    (decisions,) = collect_decisions(rnn, find_stacks(rnn.spec), tokens(1, 2 * AHEAD), [AHEAD], AHEAD)
     assert decisions.inputs.dtype == dtype

@@ -7,7 +7,6 @@ import torch
 from transformers import PreTrainedModel
 
 from msrnn import MultiStateRNN
-from msrnn.core.change import HORIZON
 from msrnn.core.weights_file import HeadShape
 from msrnn.policy import Policy
 from msrnn.training.collect import collect_decisions, find_stacks
@@ -17,10 +16,12 @@ from tests.helpers.tiny import tokens
 
 POLICIES = {"layer": Policy.parse("echo"), "head": Policy(0.9, "head", 0, 5, True)}
 
+AHEAD = 64
+
 
 def collect(model: PreTrainedModel, policy: Policy) -> Decisions:
     rnn = MultiStateRNN(model, policy, 24)
-    return collect_decisions(rnn, find_stacks(rnn.spec), tokens(3, 3 * HORIZON), [HORIZON, 2 * HORIZON])[0]
+    return collect_decisions(rnn, find_stacks(rnn.spec), tokens(3, 3 * AHEAD), [AHEAD, 2 * AHEAD], AHEAD)[0]
 
 
 def randomize(networks: Networks) -> Networks:

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from msrnn.core.change import HORIZON
 from msrnn.errors import UsageError
 from msrnn.policy import Policy
 from msrnn.training.plan import TrainingPlan
@@ -20,8 +19,10 @@ from msrnn.training.plan import TrainingPlan
         ({"sizes": ()}, "size", "empty"),
         ({"sizes": (128, 0)}, "size", "must be a whole number"),
         ({"sizes": (1,)}, "size", "nothing to choose"),
-        ({"sizes": (1024,)}, "length", "must be 1,088 tokens or more"),
-        ({"length": 300}, "length", "must be 320 tokens or more"),
+        ({"sizes": (2048,)}, "length", "must be 2,304 tokens or more"),
+        ({"length": 500}, "length", "must be 512 tokens or more"),
+        ({"ahead": 1793}, "length", "must be 3,586 tokens or more"),
+        ({"ahead": 0}, "ahead", "1 or more"),
         ({"chunks": 0}, "chunks", "1 or more"),
         ({"held_out": 0}, "held_out", "1 or more"),
         ({"moments": 0}, "moments", "1 or more"),
@@ -38,11 +39,11 @@ def test_bad_values(change: dict[str, Any], name: str, message: str) -> None:
 
 
 def test_moments_and_candidates() -> None:
-    plan = TrainingPlan(sizes=(130, 128, 128), length=400)
+    plan = TrainingPlan(sizes=(130, 128, 128), ahead=64, length=400)
     assert plan.sizes == (128, 130)
     assert plan.moments_of(128) == [128, 192, 256, 320]
     assert plan.moments_of(130) == [192, 256, 320]
-    assert max(plan.moments_of(130)) + HORIZON <= plan.length
+    assert max(plan.moments_of(130)) + plan.ahead <= plan.length
     assert plan.count_candidates(128) == 128 - (51 - 1)
     assert TrainingPlan("decay=0.5,value_norm=1,first=3").count_candidates(128) == 125
 

@@ -9,7 +9,6 @@ import torch
 from transformers import PreTrainedModel
 
 from msrnn import MultiStateRNN
-from msrnn.core.change import HORIZON
 from msrnn.evaluation.runner import Progress
 from msrnn.training import reader
 from msrnn.training.collect import find_stacks
@@ -50,7 +49,9 @@ def test_moments_are_possible_and_repeatable(model: PreTrainedModel, plan: Train
     made = make(model, plan, tmp_path, Progress())
     drawn = [made.draw_moments(24, part) for part in range(12)]
     assert all(len(set(moments)) == plan.moments for moments in drawn)
-    assert all(moment % HORIZON == 0 and HORIZON <= moment <= plan.length - HORIZON for ms in drawn for moment in ms)
+    assert all(
+        moment % plan.ahead == 0 and plan.ahead <= moment <= plan.length - plan.ahead for ms in drawn for moment in ms
+    )
     assert drawn == [made.draw_moments(24, part) for part in range(12)]
 
 

@@ -43,7 +43,7 @@ def perplexity(
 
     texts            strings or token ids, in a list or by name
     policies         rows of the table: policies or their names, "full", "baseline" (the full model on pieces of
-                     `size`), or "future" (each layer evicts what its next 64 queries would miss least: a bound on what
+                     `size`), or "future" (each layer evicts what its next 256 queries would miss least: a bound on what
                      a policy could know); "echo + 256 recalled" recalls 256 archived KV rows at every token
     sizes            columns of the table: KV rows per layer
     tokenizer        needed where texts are strings; its first token is put in front of every chunk

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from msrnn.core.change import HORIZON
+from msrnn.core.change import AHEAD
 from msrnn.evaluation.cells import BASELINE, Cell, Grid
 from msrnn.evaluation.data.texts import Choice, Chunk, Data, Document, choose
 from msrnn.evaluation.runner import Progress, Runner
@@ -160,7 +160,7 @@ def test_the_true_future(model: PreTrainedModel, opening: int) -> None:
     ids = torch.tensor([chunk.ids for chunk in data(2, opening).chunks])
     given, read = max(1, opening), list[int]()
     found = cell_reader(model, Cell("future", 9), opening).nll(ids, read.append)
-    logits = [read_by_hand(model, row[:-1], [9, 9], HORIZON)[0] for row in ids]
+    logits = [read_by_hand(model, row[:-1], [9, 9], AHEAD)[0] for row in ids]
     expected = [
         cross_entropy(one[given - 1 :], row[given:], reduction="sum").item()
         for one, row in zip(logits, ids, strict=True)
