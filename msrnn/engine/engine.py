@@ -198,6 +198,7 @@ class Engine(Scheduler):
             raise UsageError(
                 f"must be less than the {len(ids)} tokens of the prompt", name="continued", value=params.continued
             )
+        self.start_matcher(params, ids)
         self.executor.check_length(len(ids) + params.max_tokens)
         if session is not None:
             params.check_session()

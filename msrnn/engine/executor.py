@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from msrnn.engine.grammars import Matcher
 from msrnn.engine.requests import NOT_FINITE_ERROR, Logprobs, SamplingParams
 from msrnn.engine.retention import Retention
 from msrnn.recall import PromptRecall, Recalling, count_dropped
 
-NOT_FINITE, FAILED = -1, -2
+NOT_FINITE, FAILED, TOO_COMPLEX = -1, -2, -3
 NO_TOKEN = {  # numbers that stand for a token where there is none, and why
     NOT_FINITE: NOT_FINITE_ERROR,
     FAILED: "internal error while this token was sampled",
+    TOO_COMPLEX: "the constraint became too complex to be followed here: use a simpler one",
 }
 Place = Literal["device", "host"]  # the memory that a state is in: the model's device, or the host
 Sampler = object  # of one answer: its parameters, and the tokens that its penalties count
@@ -178,8 +180,15 @@ class Executor(ABC):
         """The tokens that a batch slot holds."""
 
     @abstractmethod
-    def new_sampler(self, state: StateHandle, params: SamplingParams, seed: int, prompt: Sequence[int]) -> Sampler:
-        """The sampler of an answer that begins with a state, after a prompt."""
+    def new_sampler(
+        self,
+        state: StateHandle,
+        params: SamplingParams,
+        seed: int,
+        prompt: Sequence[int],
+        matcher: Matcher | None = None,
+    ) -> Sampler:
+        """The sampler of an answer that begins with a state, after a prompt; `matcher` follows its constraint."""
 
     @abstractmethod
     def put(self, slot: int, state: StateHandle, samplers: Sequence[Sampler]) -> SampledTokens:

@@ -15,6 +15,7 @@ from msrnn.core.state import MultiState
 from msrnn.core.state_file import load_description
 from msrnn.engine.decode_batch import DecodeBatch, fitting_slots
 from msrnn.engine.executor import Executor, Facts, Place, SampledTokens, Sampler, StateHandle
+from msrnn.engine.grammars import Matcher
 from msrnn.engine.prompt_logprobs import score_block
 from msrnn.engine.requests import Logprobs, SamplingParams
 from msrnn.engine.retention import Retention
@@ -196,10 +197,15 @@ class LocalExecutor(Executor):
 
     @torch.no_grad()
     def new_sampler(
-        self, state: StateHandle, params: SamplingParams, seed: int, prompt: Sequence[int]
+        self,
+        state: StateHandle,
+        params: SamplingParams,
+        seed: int,
+        prompt: Sequence[int],
+        matcher: Matcher | None = None,
     ) -> SequenceSampler:
         logits = require_logits(state)
-        return SequenceSampler(params, seed, prompt, logits.shape[-1], logits.device)
+        return SequenceSampler(params, seed, prompt, logits.shape[-1], logits.device, matcher)
 
     def put(self, slot: int, state: StateHandle, samplers: Sequence[Sampler]) -> SampledTokens:
         for i in range(len(samplers)):

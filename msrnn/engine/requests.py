@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from msrnn.checks import check_count, check_number, is_number, is_whole
+from msrnn.engine.constraint import NAME, Constraint
 from msrnn.engine.retention import Retention
 from msrnn.engine.session_id import SessionId
 from msrnn.errors import FileError, SessionError, UsageError, show
@@ -63,6 +64,7 @@ class SamplingParams:
     logprobs            also return this many of the most likely tokens at every step; 0: the generated one alone
     prompt_logprobs     the same for every token of the prompt; the prompt is then read from its beginning
     n                   answers to the same prompt
+    constraint          what the text of the answer may be: JSON of a schema, or a regular expression, for example
     """
 
     max_tokens: int = 256
@@ -82,6 +84,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     n: int = 1
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         for name, (least, most) in COUNTS.items():
@@ -109,6 +112,16 @@ class SamplingParams:
             if not is_number(bias) or not LEAST_BIAS <= bias <= MOST_BIAS:
                 limits = f"must be from {LEAST_BIAS} to {MOST_BIAS}"
                 raise UsageError(f"token {token} has {show(bias)}; {limits}", name="logit_bias")
+        if self.constraint is not None:
+            self._check_constraint()
+
+    def _check_constraint(self) -> None:
+        if not isinstance(self.constraint, Constraint):
+            advice = "make one: Constraint.json(schema)"
+            raise UsageError("must be a Constraint", name=NAME, value=self.constraint, advice=advice)
+        if self.ignore_eos:
+            advice = "leave ignore_eos out"
+            raise UsageError("an answer with a constraint ends where its text is complete", name=NAME, advice=advice)
 
     def check_tokens(self, vocabulary: int) -> None:
         """Refuse ids that the model does not have."""

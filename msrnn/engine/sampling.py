@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from msrnn.core.device_memory import on_device
-from msrnn.engine.executor import FAILED, NOT_FINITE
+from msrnn.engine.executor import FAILED, NOT_FINITE, TOO_COMPLEX
+from msrnn.engine.grammars import WORD, GrammarError, Matcher, find_allowed
 from msrnn.engine.noise import uniform
 from msrnn.engine.requests import Logprobs, SamplingParams
 
@@ -23,12 +26,19 @@ COLDEST = 1e-6  # lower temperatures would overflow, and choose the most likely 
 
 
 class SequenceSampler:
-    """The parameters of one answer, and the tokens that its penalties count."""
+    """The parameters of one answer, the tokens that its penalties count, and its place in a grammar."""
 
     def __init__(
-        self, params: SamplingParams, seed: int, prompt: Sequence[int], vocabulary: int, device: torch.device
+        self,
+        params: SamplingParams,
+        seed: int,
+        prompt: Sequence[int],
+        vocabulary: int,
+        device: torch.device,
+        matcher: Matcher | None = None,
     ) -> None:
-        self.params, self.seed, self.number = params, seed, params.continued
+        self.params, self.seed, self.number, self.matcher = params, seed, params.continued, matcher
+        self._unread: tuple[Chosen, int] | None = None  # the last token's step and sequence, for the matcher
         self.counts: Tensor | None = None
         if params.penalizes:
             tokens = on_device(prompt, device)
@@ -58,11 +68,23 @@ class SequenceSampler:
             logits = logits.index_add(0, self.biased, self.bias)
         return logits
 
-    def count(self, tokens: Tensor, i: int) -> None:
+    def count(self, chosen: Chosen, i: int) -> None:
         """Count the token that was chosen for sequence i."""
         self.number += 1
         if self.counts is not None:
-            self.counts.index_add_(0, tokens[i : i + 1].clamp(min=0), self.counts.new_ones(1))
+            self.counts.index_add_(0, chosen.tokens[i : i + 1].clamp(min=0), self.counts.new_ones(1))
+        if self.matcher is not None:
+            self._unread = chosen, i
+
+    def advance(self) -> Matcher:
+        """The place in the grammar after the last token, which may still be on its way from the device."""
+        assert self.matcher is not None
+        if self._unread is not None:
+            (chosen, i), self._unread = self._unread, None
+            token = chosen.on_host()[0][i]
+            if token >= 0:
+                self.matcher.advance(token)
+        return self.matcher
 
 
 class Chosen:
@@ -80,11 +102,15 @@ class Chosen:
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(tokens.device))
 
-    def on_host(self) -> tuple[list[int], dict[int, Logprobs]]:
-        """The tokens, and log probabilities by sequence; waits for this step, and not for later ones."""
+    @cached_property
+    def _lists(self) -> list[Any]:
         if self._copied is not None:
             self._copied.synchronize()
-        tokens, *logprobs = (copy.tolist() for copy in self._copies)
+        return [copy.tolist() for copy in self._copies]
+
+    def on_host(self) -> tuple[list[int], dict[int, Logprobs]]:
+        """The tokens, and log probabilities by sequence; waits for this step, and not for later ones."""
+        tokens, *logprobs = self._lists
         found = {}
         for (i, most), chosen, values, top in zip(self._wanted, *logprobs, strict=True):
             found[i] = Logprobs(chosen, [*zip(top, values, strict=True)][:most])
@@ -99,15 +125,18 @@ def choose(logits: Tensor, samplers: Sequence[SequenceSampler]) -> Chosen:
     except Exception:  # caused by one sequence; the others continue
         tokens = torch.cat([_next_token(raw[i : i + 1], sampler) for i, sampler in enumerate(samplers)])
     tokens = tokens.masked_fill((raw.isnan() | raw.isposinf()).any(-1), NOT_FINITE)
-    for i, sampler in enumerate(samplers):
-        sampler.count(tokens, i)
     wanted = [(i, one.params.logprobs) for i, one in enumerate(samplers) if one.params.logprobs is not None]
-    return Chosen(tokens, wanted, _logprobs(raw, tokens, wanted) if wanted else ())
+    chosen = Chosen(tokens, wanted, _logprobs(raw, tokens, wanted) if wanted else ())
+    for i, sampler in enumerate(samplers):
+        sampler.count(chosen, i)
+    return chosen
 
 
 def _next_token(logits: Tensor, sampler: SequenceSampler) -> Tensor:
     try:
         return _next_tokens(logits, [sampler])
+    except GrammarError:
+        return torch.full((1,), TOO_COMPLEX, device=logits.device)
     except Exception as error:
         _log.error("a token could not be sampled: %s", type(error).__name__)  # the message may hold the request's text
         return torch.full((1,), FAILED, device=logits.device)
@@ -120,6 +149,11 @@ def _next_tokens(raw: Tensor, samplers: Sequence[SequenceSampler]) -> Tensor:
         for i, sampler in enumerate(samplers):
             if not sampler.is_plain:
                 adjusted[i] = sampler.adjust(raw[i])
+    constrained = [i for i, sampler in enumerate(samplers) if sampler.matcher is not None]
+    if constrained:
+        index = on_device(constrained, raw.device)
+        allowed = _find_allowed([samplers[i].advance() for i in constrained], raw)
+        adjusted = adjusted.index_copy(0, index, adjusted[index].masked_fill(~allowed, -torch.inf))
     tokens = adjusted.argmax(-1)
     every = [sampler.params for sampler in samplers]
     for limited in (False, True):
@@ -128,6 +162,15 @@ def _next_tokens(raw: Tensor, samplers: Sequence[SequenceSampler]) -> Tensor:
             index = on_device(some, raw.device)
             tokens[index] = _sample(adjusted[index], [samplers[i] for i in some], limited)
     return tokens
+
+
+def _find_allowed(matchers: Sequence[Matcher], logits: Tensor) -> Tensor:
+    """Which tokens may come next: [matchers, V]. While the device computes the logits, the host finds them."""
+    words = torch.from_numpy(find_allowed(matchers))
+    if logits.is_cuda:
+        words = words.pin_memory().to(logits.device, non_blocking=True)
+    bits = words[..., None] >> torch.arange(WORD, dtype=words.dtype, device=words.device)
+    return (bits & 1).bool().flatten(1)[:, : logits.shape[-1]]
 
 
 def _logprobs(logits: Tensor, tokens: Tensor, wanted: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor, Tensor]:
@@ -164,4 +207,6 @@ def _sample(logits: Tensor, samplers: Sequence[SequenceSampler], limited: bool) 
     summed = probs.cumsum(-1)
     noise = column([uniform(one.seed, one.number) for one in samplers])
     index = (summed <= noise * summed[:, -1:]).sum(-1, keepdim=True).clamp(max=logits.shape[-1] - 1)
+    if any(one.matcher is not None for one in samplers):  # sums in parallel may not rise evenly where nothing is added
+        index = torch.where(probs.gather(-1, index) > 0, index, probs.argmax(-1, keepdim=True))
     return (index if order is None else order.gather(-1, index))[:, 0]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from msrnn.core.state import MultiState
 from msrnn.engine.executor import Executor, Place, SampledTokens, Sampler, StateHandle
+from msrnn.engine.grammars import Matcher
 from msrnn.engine.local_executor import LocalState, require_logits
 from msrnn.engine.prompt_logprobs import score_block
 from msrnn.engine.rank import PATIENCE, SHARED_ERRORS, STOP, Rank
@@ -194,8 +195,15 @@ class TensorParallelExecutor(Executor):
     def slot_retention(self, slot: int) -> Retention:
         return self._rank.local.slot_retention(slot)
 
-    def new_sampler(self, state: StateHandle, params: SamplingParams, seed: int, prompt: Sequence[int]) -> Sampler:
-        return self._rank.local.new_sampler(self._check_own(state).own, params, seed, prompt)
+    def new_sampler(
+        self,
+        state: StateHandle,
+        params: SamplingParams,
+        seed: int,
+        prompt: Sequence[int],
+        matcher: Matcher | None = None,
+    ) -> Sampler:
+        return self._rank.local.new_sampler(self._check_own(state).own, params, seed, prompt, matcher)
 
     def put(self, slot: int, state: StateHandle, samplers: Sequence[Sampler]) -> SampledTokens:
         with self._lend_number(state) as number:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from msrnn.engine.executor import FAILED, NOT_FINITE
 from msrnn.engine.requests import SamplingParams
-from msrnn.engine.sampling import SequenceSampler, choose
+from msrnn.engine.sampling import Chosen, SequenceSampler, choose
 
 VOCABULARY = 50
 CPU = torch.device("cpu")
@@ -67,7 +67,7 @@ def test_repetition_penalty_is_that_of_transformers() -> None:
     row = sampler(prompt=prompt, repetition_penalty=1.7)
     expected = tf.RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([prompt]), logits())
     torch.testing.assert_close(row.adjust(logits()[0]), expected[0])
-    row.count(torch.tensor([20]), 0)
+    row.count(Chosen(torch.tensor([20]), (), ()), 0)
     expected = tf.RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[*prompt, 20]]), logits())
     torch.testing.assert_close(row.adjust(logits()[0]), expected[0])
 
@@ -75,7 +75,7 @@ def test_repetition_penalty_is_that_of_transformers() -> None:
 def test_presence_and_frequency_count_the_answer_only() -> None:
     row = sampler(prompt=[3, 7], presence_penalty=0.5, frequency_penalty=0.25)
     for token in (20, 20, 21):
-        row.count(torch.tensor([token]), 0)
+        row.count(Chosen(torch.tensor([token]), (), ()), 0)
     difference = row.adjust(logits()[0]) - logits()[0]
     assert difference.nonzero()[:, 0].tolist() == [20, 21]
     torch.testing.assert_close(difference[[20, 21]], torch.tensor([-1.0, -0.75]))

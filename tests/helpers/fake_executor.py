@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 
 from msrnn.engine.executor import FAILED, Executor, Facts, Place, Sampler, StateHandle
+from msrnn.engine.grammars import Matcher
 from msrnn.engine.requests import Logprobs, SamplingParams
 from msrnn.engine.retention import Retention
 from msrnn.errors import UsageError
@@ -172,7 +173,14 @@ class FakeExecutor(Executor):
     def slot_retention(self, slot: int) -> Retention:
         return self.retention(self._in(slot))
 
-    def new_sampler(self, state: StateHandle, params: SamplingParams, seed: int, prompt: Sequence[int]) -> Sampler:
+    def new_sampler(
+        self,
+        state: StateHandle,
+        params: SamplingParams,
+        seed: int,
+        prompt: Sequence[int],
+        matcher: Matcher | None = None,
+    ) -> Sampler:
         assert state.has_logits
         return FakeSampler(params, prompt[0] in self.broken)
 
