@@ -7,11 +7,13 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from msrnn.engine.constraint import NAME, Constraint
 from msrnn.engine.requests import SamplingParams
 from msrnn.errors import UsageError
 from msrnn.server.errors import ApiError, bad_value, escape_name
 from msrnn.server.refusals import refusal
 from msrnn.server.request_models import GenerationRequest
+from msrnn.server.structured import refuse_constraint
 from msrnn.server.usual_fields import Schema, allows
 
 SAMPLING = (
@@ -59,9 +61,17 @@ def _select_fields(kind: type[R], body: Any, not_used: Mapping[str, Schema]) -> 
 
 
 def sampling_params(
-    request: GenerationRequest, limit: str, default_tokens: int, defaults: Mapping[str, Any], **logprobs: Any
+    request: GenerationRequest,
+    limit: str,
+    default_tokens: int,
+    defaults: Mapping[str, Any],
+    constraint: tuple[str, Constraint] | None,
+    **logprobs: Any,
 ) -> SamplingParams:
-    """The parameters of a request. `limit` is its field for the answer's length, `defaults` hold where it has none."""
+    """The parameters of a request. `limit` is its field for the answer's length, `defaults` hold where it has none.
+
+    `constraint` has the name of its own field.
+    """
     given = {**defaults, **{name: getattr(request, name) for name in SAMPLING if name in request.model_fields_set}}
     if given.get("top_k") == -1:
         given["top_k"] = 0  # some clients write "all" in this way
@@ -73,8 +83,11 @@ def sampling_params(
             max_tokens=getattr(request, limit) if limit in request.model_fields_set else default_tokens,
             stop=[request.stop] if isinstance(request.stop, str) else request.stop,
             logit_bias={int(token): bias for token, bias in request.logit_bias.items()},
+            constraint=None if constraint is None else constraint[1],
             **logprobs,
         )
     except UsageError as error:
         name = error.name or ""
+        if name == NAME and constraint is not None:
+            raise refuse_constraint(error, constraint[0]) from error
         raise bad_value(names.get(name, name), str(error)) from error

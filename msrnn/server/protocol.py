@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from msrnn.engine.constraint import Constraint
 from msrnn.engine.requests import SamplingParams
 from msrnn.engine.session_files import Session
 from msrnn.engine.session_id import SessionId
@@ -18,6 +19,7 @@ from msrnn.server.fields import read_request, sampling_params
 from msrnn.server.prompts import Chat, Echo, Prompt, echo_of, read_messages, read_prompts
 from msrnn.server.request_models import ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
 from msrnn.server.retention import PromptTexts, prompt_texts
+from msrnn.server.structured import find_constraint
 from msrnn.server.usual_fields import NOT_USED_IN_CHATS, NOT_USED_IN_COMPLETIONS
 
 MOST_PROMPT_LOGPROBS = 2**20  # log probabilities of prompts in a reply: about 40 MB
@@ -59,6 +61,7 @@ class Job:
     keeps_protected: bool  # whether what earlier turns have protected stays so
     retention: int  # tokens between two reports of the tokens that the state holds; 0: no reports
     texts: list[PromptTexts]  # the tokens of each prompt, if the reply reports the tokens that the state holds
+    constrained_by: str | None  # the field that says what the answer may be
 
 
 def parse_chat(body: Any, served: Served, owner: str = "") -> Job:
@@ -71,7 +74,8 @@ def parse_chat(body: Any, served: Served, owner: str = "") -> Job:
     if request.top_logprobs is not None and not request.logprobs:
         raise bad_value("top_logprobs", "top_logprobs needs logprobs: true")
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    params = sampling_params(request, limit, served.default_tokens, served.defaults, logprobs=logprobs)
+    constraint = find_constraint(request)
+    params = sampling_params(request, limit, served.default_tokens, served.defaults, constraint, logprobs=logprobs)
     messages = read_messages(request.messages)
     chat = Chat(served.tokenizer, messages, session, served.allow_special)
     try:
@@ -80,14 +84,15 @@ def parse_chat(body: Any, served: Served, owner: str = "") -> Job:
         raise bad_value("messages", str(error)) from error
     texts = partial(prompt_texts, served.tokenizer, messages=messages, render=chat.text)
     system = chat.count_system_tokens(ids) if _protects(request, served) == "system" else 0
-    return _make_job(request, [Prompt(ids, None)], params, served, session, texts, system=system)
+    return _make_job(request, [Prompt(ids, None)], params, constraint, served, session, texts, system=system)
 
 
 def parse_completion(body: Any, served: Served, owner: str = "") -> Job:
     request = read_request(CompletionRequest, body, NOT_USED_IN_COMPLETIONS, served.name)
     session, name = _find_session(request, served, owner), request.session_id
     scored = {"logprobs": request.logprobs, "prompt_logprobs": request.logprobs if request.echo else None}
-    params = sampling_params(request, "max_tokens", served.default_tokens, served.defaults, **scored)
+    constraint = find_constraint(request)
+    params = sampling_params(request, "max_tokens", served.default_tokens, served.defaults, constraint, **scored)
     if params.max_tokens == 0 and (name is not None or not request.echo):
         raise bad_value("max_tokens", "max_tokens=0: must be 1 or more, or 0 with echo: true and without session_id")
     if params.prompt_logprobs is not None and name is not None:
@@ -100,7 +105,8 @@ def parse_completion(body: Any, served: Served, owner: str = "") -> Job:
     _check_logprobs(prompts, params)
     if request.protect == "system":
         raise bad_value("protect", "protect='system': a completion has no messages; protect none or prompt")
-    return _make_job(request, prompts, params, served, session, partial(prompt_texts, served.tokenizer), request.echo)
+    texts = partial(prompt_texts, served.tokenizer)
+    return _make_job(request, prompts, params, constraint, served, session, texts, request.echo)
 
 
 def _protects(request: GenerationRequest, served: Served) -> str:
@@ -120,6 +126,7 @@ def _make_job(
     request: GenerationRequest,
     prompts: list[Prompt],
     params: SamplingParams,
+    constraint: tuple[str, Constraint] | None,
     served: Served,
     session: Session | None,
     texts: Callable[[list[int], int], PromptTexts],
@@ -148,6 +155,7 @@ def _make_job(
         keeps_protected=_protects(request, served) == "system",
         retention=every,
         texts=[texts([*before, *prompt.tokens], start) for prompt in prompts] if every else [],
+        constrained_by=constraint[0] if constraint else None,
     )
 
 

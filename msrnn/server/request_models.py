@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from msrnn.engine.constraint import MOST_CHOICES
 from msrnn.engine.requests import (
     COUNTS,
     LEAST_BIAS,
@@ -86,6 +87,37 @@ class Body(BaseModel):
 class StreamOptions(Body):
     include_usage: bool = Field(default=False, description="end with a chunk that has the numbers of tokens")
     continuous_usage_stats: bool = Field(default=False, description="with `include_usage`: the numbers in every chunk")
+
+
+class JsonSchema(Body):
+    """A schema of `response_format`."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    name: Annotated[Text, Field(max_length=MOST_NAME)] = Field(description="is not used")
+    description: Text = Field("", description="is not used; a prompt should say what is wanted")
+    content: dict[str, Any] | bool = Field(True, alias="schema", description="the answer is JSON that it allows")
+    strict: bool | None = Field(None, description="is not used: every answer follows the schema")
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+Choices = Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES, fail_fast=True)]
+
+
+class StructuredOutputs(Body):
+    """One of these fields."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    content: dict[str, Any] | Text | bool | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: Text | None = None
+    choice: Choices | None = None
+    grammar: Text | None = None
 
 
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
@@ -161,6 +193,29 @@ class GenerationRequest(Body):
         "none",
         description="tokens that are not evicted: the system message, or the prompt until the session's next turn",
     )
+    response_format: ResponseFormat | None = Field(
+        None,
+        description="the answer is any text, a JSON object, or JSON that a schema allows",
+        json_schema_extra=_must(
+            'an object: {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema": '
+            '{"name": …, "schema": …}}'
+        ),
+    )
+    structured_outputs: StructuredOutputs | None = Field(
+        None,
+        description="what the answer may be, in vLLM's form",
+        json_schema_extra=_must("an object with one of the fields json, json_object, regex, choice and grammar"),
+    )
+    guided_json: dict[str, Any] | Text | bool | None = Field(
+        None, description="the answer is JSON that this schema allows", json_schema_extra=_must("a JSON schema")
+    )
+    guided_regex: Text | None = Field(None, description="the whole answer matches this regular expression")
+    guided_choice: Choices | None = Field(
+        None,
+        description="the answer is one of these texts",
+        json_schema_extra=_must(f"a list of 1 to {MOST_CHOICES:,} texts"),
+    )
+    guided_grammar: Text | None = Field(None, description="this grammar, in Lark's notation, allows the answer")
     retention: Annotated[int, Field(ge=0)] = Field(
         0, description="needs `stream`: tell which tokens the state holds, each time after this many tokens; 0: never"
     )

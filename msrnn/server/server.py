@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 import msrnn
 from msrnn.core.fingerprint import WEIGHTS
+from msrnn.engine.constraint import NAME
 from msrnn.engine.engine import Engine
 from msrnn.engine.lanes import LongEngine
 from msrnn.engine.requests import Request
@@ -42,6 +43,7 @@ from msrnn.server.protocol import Job, Served, parse_chat, parse_completion
 from msrnn.server.replies import ChatReply, Reply
 from msrnn.server.request_log import USAGE
 from msrnn.server.sessions import SessionEndpoints
+from msrnn.server.structured import refuse_constraint
 
 
 class Server:
@@ -118,6 +120,8 @@ class Server:
             except SessionError:
                 raise
             except UsageError as error:
+                if error.name == NAME and job.constrained_by is not None:
+                    raise refuse_constraint(error, job.constrained_by) from error
                 raise bad_input(error, fields) from error
 
         return await self.parsing.run(await read_body(http, self.limits), make_requests, self._most - self.active)

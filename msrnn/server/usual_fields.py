@@ -17,7 +17,6 @@ def _only(*values: Any) -> Schema:
 
 _NAME: Schema = {"type": "string", "maxLength": MOST_NAME}
 _ANYWHERE: dict[str, Schema] = {
-    "response_format": _only({"type": "text"}),
     "store": _only(False),
     "metadata": _only({}),
     "service_tier": _only("auto", "default"),

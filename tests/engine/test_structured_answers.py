@@ -13,7 +13,7 @@ import msrnn
 from msrnn.engine import sampling
 from msrnn.engine.constraint import Constraint
 from msrnn.engine.executor import NO_TOKEN, TOO_COMPLEX
-from msrnn.engine.grammars import GrammarError, Matcher
+from msrnn.engine.grammars import GrammarError, Matcher, find_allowed
 from msrnn.engine.requests import Request, SamplingParams
 from msrnn.errors import UsageError
 from tests.helpers.byte_tokenizer import byte_model, byte_tokenizer
@@ -133,13 +133,13 @@ def test_what_cannot_be_followed_is_refused_before_it_is_added(engine: msrnn.Eng
 
 
 def test_a_grammar_that_fails_ends_its_own_answer_only(engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    find, calls = sampling.find_allowed, list[int]()
+    calls = list[int]()
 
     def fail_at_the_third(matchers: list[Matcher]) -> Any:
         calls.append(len(matchers))
         if len(calls) >= 3:
             raise GrammarError("too complex")
-        return find(matchers)
+        return find_allowed(matchers)
 
     monkeypatch.setattr(sampling, "find_allowed", fail_at_the_third)
     bound = SamplingParams(max_tokens=20, temperature=0, constraint=Constraint.regex("[ab]{20}"))

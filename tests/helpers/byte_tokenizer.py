@@ -31,4 +31,4 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 def byte_model() -> LlamaForCausalLM:
     """A random model with the vocabulary of `byte_tokenizer`, and some ids more."""
-    return build(llama(vocab_size=272, bos_token_id=257, eos_token_id=END), "cpu")  # type: ignore[return-value]
+    return build(llama(vocab_size=272, bos_token_id=257, eos_token_id=END), "cpu")

@@ -30,7 +30,7 @@ HEADERS = {"Authorization": f"Bearer {KEY}"}
         (b"[" * 100_000, 400, None),
         (b'{"prompt": "a", "temperature": NaN}', 400, None),
         ({"prompt": "a", "tools": []}, 400, "tools"),
-        ({"prompt": "a", "response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({"prompt": "a", "response_format": {"type": "yaml"}}, 400, "response_format"),
         ({"prompt": "a", "model": "gpt-9"}, 404, "model"),
         ({"prompt": ""}, 400, "prompt"),
         ({"prompt": [1, "a"]}, 400, "prompt"),

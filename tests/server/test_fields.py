@@ -20,7 +20,6 @@ from tests.helpers.live_server import KEY, live, post
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "temperature": 0}
 COMPLETION: dict[str, Any] = {"prompt": "a", "max_tokens": 1, "temperature": 0}
 USUAL: dict[str, list[Any]] = {
-    "response_format": [{"type": "text"}],
     "store": [False],
     "metadata": [{}],
     "service_tier": ["auto", "default"],
@@ -136,6 +135,7 @@ LARGE: list[tuple[str, Any]] = [
     ("logit_bias", {str(token): "a" for token in range(MANY)}),
     ("stop_token_ids", ["a"] * MANY),
     ("stop", [""] * MANY),
+    ("guided_choice", [1] * MANY),
     ("stream_options", {str(name): 1 for name in range(MANY)}),
 ]
 

@@ -25,8 +25,6 @@ from msrnn.server.usual_fields import (
         ("length_penalty", True, False),
         ("tools", [], True),
         ("tools", [{}], False),
-        ("response_format", {"type": "text"}, True),
-        ("response_format", {"type": "json_object"}, False),
         ("prompt_cache_key", "x" * MOST_NAME, True),
         ("prompt_cache_key", "x" * (MOST_NAME + 1), False),
         ("prompt_cache_key", 3, False),
