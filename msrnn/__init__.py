@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from msrnn.core.state import MultiState
+    from msrnn.engine.constraint import Constraint
     from msrnn.engine.engine import Engine
     from msrnn.engine.requests import SamplingParams
     from msrnn.hf.cache import MultiStateCache
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Candidates",
+    "Constraint",
     "Engine",
     "MultiState",
     "MultiStateCache",
@@ -38,6 +40,7 @@ __all__ = [
 
 # Imported on first use: torch and transformers take seconds to import, and `msrnn --help` does not need them.
 _LAZY_MODULES = {
+    "Constraint": "engine.constraint",
     "Engine": "engine.engine",
     "MultiState": "core.state",
     "MultiStateCache": "hf.cache",

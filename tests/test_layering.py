@@ -113,6 +113,8 @@ INSIDE = {
     "engine": [
         "retention",
         "session_id",
+        "constraint",
+        "grammars",
         "requests",
         "arguments",
         "noise",
