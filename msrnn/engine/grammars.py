@@ -81,18 +81,20 @@ class Grammars:
 
     def __init__(self, tokenizer: Any, vocabulary: int, stops: Collection[int]) -> None:
         self._tokenizer, self._vocabulary, self._stops = tokenizer, vocabulary, sorted(stops)
-        self._lock = threading.Lock()
+        self._lock, self._reading = threading.Lock(), threading.Lock()
         self._known: LLTokenizer | None = None
         self._compiled: OrderedDict[Constraint, LLMatcher] = OrderedDict()
 
     def start(self, constraint: Constraint, tokens: Sequence[int] = ()) -> Matcher:
         """The beginning of an answer, or its place after `tokens`. A `UsageError` says why a constraint is refused."""
         with self._lock:
-            compiled = self._compiled.pop(constraint, None) or self._compile(constraint)
+            compiled = self._compiled.pop(constraint, None)
+        compiled = compiled or self._compile(constraint)  # meanwhile, answers with other grammars can begin
+        with self._lock:
             self._compiled[constraint] = compiled
             while len(self._compiled) > KEPT:
                 self._compiled.popitem(last=False)
-            matcher = self._place(compiled)
+        matcher = self._place(compiled)
         try:
             for token in tokens:
                 matcher.advance(token)
@@ -105,8 +107,8 @@ class Grammars:
             from llguidance import LLMatcher, LLParserLimits
         except ImportError as error:
             raise UsageError(MISSING) from error
-        if self._known is None:
-            self._known = self._read_tokenizer()
+        with self._reading:  # takes seconds
+            self._known = self._known or self._read_tokenizer()
         limits = LLParserLimits(**LIMITS)  # type: ignore[arg-type]
         try:
             grammar = _write_grammar(constraint)

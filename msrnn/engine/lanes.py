@@ -80,6 +80,7 @@ class LongEngine(Engine):
             **{**options, "sessions": self.sessions},
         )
         self.long.queue.convert = self.long_executor.convert
+        self.long.grammars = self.grammars
         self.lanes = self.long.lanes = [self, self.long]
 
     def _load_session(self, path: Path) -> StateHandle:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import llguidance.hf
 import pytest
 
 import msrnn
@@ -14,6 +15,7 @@ from msrnn.engine import sampling
 from msrnn.engine.constraint import Constraint
 from msrnn.engine.executor import NO_TOKEN, TOO_COMPLEX
 from msrnn.engine.grammars import GrammarError, Matcher, find_allowed
+from msrnn.engine.lanes import LongEngine
 from msrnn.engine.requests import Request, SamplingParams
 from msrnn.errors import UsageError
 from tests.helpers.byte_tokenizer import byte_model, byte_tokenizer
@@ -149,3 +151,22 @@ def test_a_grammar_that_fails_ends_its_own_answer_only(engine: msrnn.Engine, mon
     assert one.answers[0].finish_reason == "error"
     assert len(one.answers[0].tokens) < 4
     assert other.answers[0].tokens == answer(engine, None, max_tokens=20, ignore_eos=True).answers[0].tokens
+
+
+def test_long_and_short_answers_share_the_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second reading of the tokenizer would make all answers wait for seconds."""
+    read: list[object] = []
+    from_tokenizer = llguidance.hf.from_tokenizer
+
+    def count(tokenizer: Any, **more: Any) -> Any:
+        read.append(tokenizer)
+        return from_tokenizer(tokenizer, **more)
+
+    monkeypatch.setattr(llguidance.hf, "from_tokenizer", count)
+    model = byte_model()
+    longer = msrnn.MultiStateRNN(model, "tova+1~36", 9, positions="compressed")
+    engine = LongEngine(msrnn.MultiStateRNN(model, "tova", 9), longer, 64, 4, tokenizer=byte_tokenizer())
+    params = SamplingParams(max_tokens=20, temperature=0, constraint=Constraint.regex("[xyz]{7}"))
+    for request in engine.generate(["short", "long" * 20], params, progress=False):
+        assert re.fullmatch("[xyz]{7}", request.answers[0].text)
+    assert (engine.long_requests, len(read)) == (1, 1)
