@@ -18,6 +18,12 @@ from msrnn.policy import Policy
 
 FREQUENCY = 10_000.0 ** -(torch.arange(16, dtype=torch.float32) / 16)
 FAR = 1_000_000
+ROPES = {  # of keys of 16 numbers
+    "none": None,
+    "halves": Rope(100.0 ** -(torch.arange(8) / 8)),
+    "partial": Rope(100.0 ** -(torch.arange(3) / 3), start=10),
+    "neighbours": Rope(100.0 ** -(torch.arange(5) / 5), interleaved=True),
+}
 
 
 def decoded(function: Callable[[int], float], at: int, backend: str) -> Slots:

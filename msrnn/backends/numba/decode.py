@@ -10,6 +10,7 @@ from numpy import float32 as f32
 from torch import Tensor
 
 from msrnn.backends.numba.jit import compile_loop
+from msrnn.backends.numba.row_weights import weigh_token
 from msrnn.backends.numba.rows import (
     LANES,
     Array,
@@ -24,7 +25,6 @@ from msrnn.backends.numba.rows import (
     ranges_array,
     sinks_array,
 )
-from msrnn.core.quantization import Rows
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import Slots
 
@@ -206,8 +206,7 @@ def decode_numba(
     (B, K, R, _), G = query.shape, slots.position.shape[1]
     shares = None if share is None else torch.zeros(B, G, K * R // G, 1, dtype=torch.float32)
     output = torch.empty(*query.shape[:3], value.shape[-1], dtype=torch.float32)
-    new = Rows(key[:, :, None], None), Rows(value[:, :, None], None)
-    given = slots.weigh(*new, query_position[:, None, None]) if slots.bound.policy.weights else None
+    given = weigh_token(slots, key, value, query_position) if slots.bound.policy.weights else None
     _decode(
         query.contiguous().numpy(),
         key.contiguous().numpy(),

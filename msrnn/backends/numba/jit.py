@@ -23,7 +23,7 @@ from numba.core import config as numba_config
 config: Any = numba_config  # its attributes are made when it is imported
 HERE = Path(__file__).parent
 CORE = HERE.parent.parent / "core"
-SOURCES = (*sorted(HERE.glob("*.py")), CORE / "rope.py", CORE / "slots.py")
+SOURCES = (*sorted(HERE.glob("*.py")), *(CORE / name for name in ("rope.py", "slots.py", "weight_network.py")))
 
 
 def compile_loop(**options: Any) -> Callable[[Any], Any]:

@@ -12,13 +12,13 @@ from msrnn.backends.triton.decode import decode_triton
 from msrnn.backends.triton.row_weight import grade_rows, grade_token, grade_written, weigh_triton
 from msrnn.bound import Bound
 from msrnn.core.quantization import STATE_DTYPES
-from msrnn.core.rope import Rope
 from msrnn.core.row_weights import draw_weights
 from msrnn.core.slots import Slots
 from msrnn.policy import Policy
 from tests.helpers.decode_steps import check, layer
 from tests.helpers.layers import shape_and_scoring
 from tests.helpers.networks import add_network
+from tests.helpers.ropes import ROPES
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 LEARNED = Bound(Policy(0.9, "head", value_norm=True, weights="x.safetensors"), 5)
@@ -35,14 +35,6 @@ def test_random_weights_are_the_same_bit_by_bit(number: int, device: str) -> Non
     decode_triton(slots, query, key, value, position[:, 0], scoring)
     assert slots.row_weight is not None
     assert torch.equal(slots.row_weight[..., :1], draw_weights(position[:, None], number, range(2)))
-
-
-ROPES = {
-    "none": None,
-    "halves": Rope(100.0 ** -(torch.arange(8) / 8)),
-    "partial": Rope(100.0 ** -(torch.arange(3) / 3), start=10),
-    "neighbours": Rope(100.0 ** -(torch.arange(5) / 5), interleaved=True),
-}
 
 
 @pytest.mark.parametrize("rope", ROPES)
