@@ -208,6 +208,10 @@ class Engine(Scheduler):
         about |= {"protect": protected, "keeps_protected": keeps_protected}
         return Request(ids, params, session=session_id, owner=owner, **about)
 
+    def find_longest(self, most: int) -> int:
+        """The most tokens of a prompt and its answer together: `most`, or fewer if the positions end before."""
+        return self.executor.find_longest(most)
+
     @property
     def healthy(self) -> bool:
         """Whether streams can be answered: False after several steps in a row have failed."""

@@ -7,6 +7,7 @@ this module does not load torch, so a test can give an engine an executor withou
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 from msrnn.engine.requests import NOT_FINITE_ERROR, Logprobs, SamplingParams
 from msrnn.engine.retention import Retention
+from msrnn.errors import UsageError
 from msrnn.recall import PromptRecall, Recalling, count_dropped
 
 NOT_FINITE, FAILED = -1, -2
@@ -108,6 +110,18 @@ class Executor(ABC):
     @abstractmethod
     def check_length(self, tokens: int) -> None:
         """Refuse a text of this length with a `UsageError`, if the model or its positions cannot take it."""
+
+    def find_longest(self, most: int) -> int:
+        """The length of the longest text that `check_length` takes, `most` or less."""
+
+        def refuses(tokens: int) -> bool:
+            try:
+                self.check_length(tokens)
+            except UsageError:
+                return True
+            return False
+
+        return bisect_left(range(1, most), True, key=refuses) if refuses(most) else most
 
     @abstractmethod
     def stop_tokens(self, tokenizer: Any) -> frozenset[int]:

@@ -82,6 +82,7 @@ ENDPOINTS = (
         example=_COMPLETION,
     ),
     Endpoint("get", "/v1/models", "The model: its policy, its size and its defaults.", errors=(500, 503)),
+    Endpoint("get", "/v1/models/{model}", "The same for one name, which may have slashes.", errors=(404, 500, 503)),
     Endpoint(
         "get",
         "/v1/sessions",
@@ -116,7 +117,7 @@ def describe_api(served: Served, keyed: bool) -> dict[str, Any]:
     components: dict[str, Any] = {"schemas": dict(_schemas(served))}
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in ENDPOINTS:
-        paths.setdefault(endpoint.path, {})[endpoint.method] = _operation(endpoint)
+        paths.setdefault(endpoint.path, {})[endpoint.method] = _operation(endpoint, served.name)
     info = {"title": f"msrnn: {served.name}", "version": msrnn.__version__}
     document = {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
     return add_keys(document) if keyed else document
@@ -134,14 +135,14 @@ def add_keys(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, "components": components, "paths": paths}
 
 
-def _operation(endpoint: Endpoint) -> dict[str, Any]:
+def _operation(endpoint: Endpoint, model: str) -> dict[str, Any]:
     content: dict[str, Any] = {kind: {} for kind in endpoint.replies}
     errors = {*endpoint.errors, *_ALWAYS, *(_BODY if endpoint.body else ())}
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
         "responses": {str(endpoint.status): {"description": "The reply.", "content": content}, **_refusals(errors)},
     }
-    if parameters := [*_parameters(endpoint)]:
+    if parameters := [*_parameters(endpoint, model)]:
         operation["parameters"] = parameters
     if endpoint.body:
         content = {JSON: {"schema": _ref(endpoint.body.__name__), "example": endpoint.example}}
@@ -154,9 +155,13 @@ def _refusals(statuses: Any) -> dict[str, Any]:
     return {str(status): {"description": _STATUSES[status], "content": content} for status in sorted(statuses)}
 
 
-def _parameters(endpoint: Endpoint) -> Iterator[dict[str, Any]]:
+def _parameters(endpoint: Endpoint, model: str) -> Iterator[dict[str, Any]]:
+    if "{model}" in endpoint.path:
+        schema: dict[str, Any] = {"type": "string", "x-must": "the name of the model"}
+        yield {"name": "model", "in": "path", "required": True, "schema": schema, "example": model}
     if "{name}" in endpoint.path:
-        yield {"name": "name", "in": "path", "required": True, "schema": _NAME, "description": "the session"}
+        about = {"schema": _NAME, "description": "the session", "example": "ann"}
+        yield {"name": "name", "in": "path", "required": True, **about}
     if endpoint.paged:
         limit = {"type": "integer", "minimum": 1, "maximum": MOST, "default": USUAL}
         limit["x-must"] = must_be(limit)

@@ -142,7 +142,7 @@ def test_every_field_with_every_right_value(
 
 def test_paths_methods_and_keys(address: str) -> None:
     """A path that is not there is a 404, not a redirect."""
-    paths = ["/v1", "/v1/", "/v1/models/", "//v1/models", "/v1/embeddings", "/v1/sessions/%2e%2e%2fx", "/v1/%ff"]
+    paths = ["/v1", "/v1/", "/v1/model", "//v1/models", "/v1/embeddings", "/v1/sessions/%2e%2e%2fx", "/v1/%ff"]
     methods = {"/v1/completions": "POST", "/v1/chat/completions": "POST", "/v1/models": "GET", "/v1/sessions": "GET"}
     with httpx.Client(base_url=address, timeout=30) as client:
         for path in paths:
