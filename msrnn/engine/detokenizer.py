@@ -19,13 +19,14 @@ class Detokenizer:
     A call decodes a few tokens only, however long the text is.
 
     skip_special  special tokens add nothing; otherwise their names
+    before        tokens whose text is out: a tokenizer may write a space between two tokens, and none before the first
     """
 
-    def __init__(self, tokenizer: Any, skip_special: bool = False) -> None:
+    def __init__(self, tokenizer: Any, skip_special: bool = False, before: Sequence[int] = ()) -> None:
         self._tokenizer, self._skip_special = tokenizer, skip_special
-        self._ids: list[int] = []  # the last tokens
-        self._text = ""  # of these
-        self._shown = 0  # characters of it that are out
+        self._ids = [*before[-CONTEXT:]]  # the last tokens
+        self._text = self._decode(self._ids) if self._ids else ""  # of these
+        self._shown = len(self._text)  # characters of it that are out
 
     def put(self, token: int) -> str:
         """The text that is certain after this token."""
@@ -85,11 +86,13 @@ class StopString:
 class TextStream:
     """A detokenizer with stop strings. `stopped` is the stop string that was found, if any; no text follows it.
 
-    The stop string that ends first is found; of several that end there, the longest.
+    The stop string that ends first is found; of several that end there, the longest. Those in the text of the tokens
+    `before`, which is out already, are not looked for.
     """
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
-        self._detokenizer, self._stops = Detokenizer(tokenizer, skip_special=True), [StopString(stop) for stop in stops]
+    def __init__(self, tokenizer: Any, stops: Sequence[str] = (), before: Sequence[int] = ()) -> None:
+        self._detokenizer = Detokenizer(tokenizer, skip_special=True, before=before)
+        self._stops = [StopString(stop) for stop in stops]
         self._held = ""  # decoded, but may be the beginning of a stop string
         self.stopped: str | None = None
 

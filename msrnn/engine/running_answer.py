@@ -47,8 +47,10 @@ class RunningAnswer:
         self.request, self.number, self.tokens, self.seen, self.sampler = request, number, tokens, seen, sampler
         self.reads = 0
         self._generated: list[int] = []  # the answer, and the stop token that ended it
-        self._text = None if tokenizer is None else TextStream(tokenizer, request.params.stop)
-        self._stops = own_stops | frozenset(request.params.stop_token_ids)
+        params = request.params
+        before = request.prompt[len(request.prompt) - params.continued :]
+        self._text = None if tokenizer is None else TextStream(tokenizer, params.stop, before)
+        self._stops = own_stops | frozenset(params.stop_token_ids)
 
     @property
     def answer(self) -> Answer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from msrnn.server.defaults import NEUTRAL
 from msrnn.server.errors import ApiError, bad_value
 from msrnn.server.fields import read_request, sampling_params
 from msrnn.server.prompts import Chat, Echo, Prompt, echo_of, read_messages, read_prompts
+from msrnn.server.renderings import read_rendering
 from msrnn.server.request_models import ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
 from msrnn.server.retention import PromptTexts, prompt_texts
 from msrnn.server.usual_fields import NOT_USED_IN_CHATS, NOT_USED_IN_COMPLETIONS
@@ -73,11 +74,14 @@ def parse_chat(body: Any, served: Served, owner: str = "") -> Job:
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     params = sampling_params(request, limit, served.default_tokens, served.defaults, logprobs=logprobs)
     messages = read_messages(request.messages)
-    chat = Chat(served.tokenizer, messages, session, served.allow_special)
+    allow = served.allow_special
+    rendering = read_rendering(request, served.tokenizer, messages[-1]["role"], session is None, allow)
+    chat = Chat(served.tokenizer, messages, session, allow, rendering)
     try:
         ids = chat.tokens(served.most_tokens)
     except UsageError as error:
         raise bad_value("messages", str(error)) from error
+    params = replace(params, continued=chat.count_open_tokens(ids))
     texts = partial(prompt_texts, served.tokenizer, messages=messages, render=chat.text)
     system = chat.count_system_tokens(ids) if _protects(request, served) == "system" else 0
     return _make_job(request, [Prompt(ids, None)], params, served, session, texts, system=system)

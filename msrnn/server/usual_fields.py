@@ -44,11 +44,8 @@ NOT_USED_IN_CHATS: dict[str, Schema] = {
     "modalities": _only(["text"]),
     "verbosity": _only("medium"),
     "echo": _only(False),
-    "add_generation_prompt": _only(True),
-    "continue_final_message": _only(False),
     "add_special_tokens": _only(False),
     "documents": _only([]),
-    "chat_template_kwargs": _only({}),
 }
 NOT_USED_IN_COMPLETIONS: dict[str, Schema] = {
     **_ANYWHERE,

@@ -139,3 +139,21 @@ def test_stop_strings_do_not_depend_on_how_a_text_is_split(text: str, stops: lis
         if stream.stopped:
             break
     assert found + stream.end() == "".join(alone)
+
+
+class Words:
+    """Writes a space between two tokens, and none before the first."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        return " ".join(f"w{token}" for token in ids)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 40])
+def test_text_that_goes_on_has_the_space_before_it(count: int) -> None:
+    before, new = [*range(count)], [*range(count, 60)]
+    decoder = Detokenizer(Words(), before=before)
+    assert "".join(map(decoder.put, new)) + decoder.end() == " " + Words().decode(new)
+    stream = TextStream(Words(), ["w0", " w50"], before)
+    text = "".join(stream.put(token) for token in new if stream.stopped is None)
+    assert text == " " + Words().decode([*range(count, 50)])
+    assert stream.stopped == " w50"

@@ -48,11 +48,8 @@ IN_CHATS: dict[str, list[Any]] = {
     "modalities": [["text"]],
     "verbosity": ["medium"],
     "echo": [False],
-    "add_generation_prompt": [True],
-    "continue_final_message": [False],
     "add_special_tokens": [False],
     "documents": [[]],
-    "chat_template_kwargs": [{}],
 }
 IN_COMPLETIONS: dict[str, list[Any]] = {**USUAL, "suffix": [""], "add_special_tokens": [True]}
 OTHERS = [5, -1, 0.5, True, False, "", "x", "json", [], ["audio"], [{"a": 1}], {}, {"type": "json_object"}]
