@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from msrnn.engine.requests import SamplingParams
 from msrnn.errors import UsageError
@@ -27,7 +27,7 @@ SAMPLING = (
     "repetition_penalty",
     "ignore_eos",
 )
-R = TypeVar("R", bound=GenerationRequest)
+R = TypeVar("R", bound=BaseModel)
 
 
 def read_request(kind: type[R], body: Any, not_used: Mapping[str, Schema], model: str) -> R:
@@ -46,7 +46,9 @@ def _select_fields(kind: type[R], body: Any, not_used: Mapping[str, Schema]) -> 
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
     given = {name: value for name, value in body.items() if value is not None}
-    unused = {**not_used, "best_of": {"enum": [given.get("n", 1)]}}  # as many answers are generated as returned
+    unused = {**not_used}
+    if "n" in kind.model_fields:
+        unused["best_of"] = {"enum": [given.get("n", 1)]}  # as many answers are generated as returned
     for name, value in given.items():
         if name in unused and not allows(unused[name], value):
             message = f"{name}={value!r:.100} is not supported by this server: leave it out"

@@ -10,10 +10,18 @@ from pydantic import BaseModel
 
 import msrnn
 from msrnn.engine.session_id import NAME_PATTERN
+from msrnn.server.keys import is_guarded
 from msrnn.server.protocol import Served
 from msrnn.server.refusals import must_be
-from msrnn.server.request_models import NAME_WORDS, ChatRequest, CompletionRequest, ForkRequest, Message
+from msrnn.server.request_models import (
+    NAME_WORDS,
+    ChatRequest,
+    CompletionRequest,
+    ForkRequest,
+    Message,
+)
 from msrnn.server.sessions import MOST, USUAL
+from msrnn.server.tokenizing import DetokenizeRequest, TokenizeRequest
 from msrnn.server.usual_fields import NOT_USED_IN_CHATS, NOT_USED_IN_COMPLETIONS, NOT_USED_IN_MESSAGES, Schema
 
 PATH = "/openapi.json"
@@ -52,11 +60,13 @@ class Endpoint:
 
     @property
     def keyed(self) -> bool:
-        return self.path.startswith("/v1/")
+        return is_guarded(self.path)
 
 
+_READ = (404, 429, 500, 503)
 _ASKED = (404, 409, 429, 500, 503, 507)
 _CHAT = {"messages": [{"role": "user", "content": "What is a multi-state RNN?"}], "max_tokens": 32}
+_TOKENIZE = {"messages": [{"role": "user", "content": "What is a multi-state RNN?"}]}
 _COMPLETION = {"prompt": "The sea", "max_tokens": 32, "temperature": 0}
 _SESSION = "/v1/sessions/{name}"
 _FOUND = (400, 404, 500, 503)
@@ -80,6 +90,22 @@ ENDPOINTS = (
         body=CompletionRequest,
         not_used=NOT_USED_IN_COMPLETIONS,
         example=_COMPLETION,
+    ),
+    Endpoint(
+        "post",
+        "/tokenize",
+        "The tokens that a prompt or a conversation has, and the most that a request may have.",
+        errors=_READ,
+        body=TokenizeRequest,
+        example=_TOKENIZE,
+    ),
+    Endpoint(
+        "post",
+        "/detokenize",
+        "The text of tokens, with special ones.",
+        errors=_READ,
+        body=DetokenizeRequest,
+        example={"tokens": [1, 2]},
     ),
     Endpoint("get", "/v1/models", "The model: its policy, its size and its defaults.", errors=(500, 503)),
     Endpoint("get", "/v1/models/{model}", "The same for one name, which may have slashes.", errors=(404, 500, 503)),
@@ -113,7 +139,7 @@ ENDPOINTS = (
 
 
 def describe_api(served: Served, keyed: bool) -> dict[str, Any]:
-    """The description; `keyed`: requests to /v1 must send a key."""
+    """The description; `keyed`: requests must send a key where `is_guarded`."""
     components: dict[str, Any] = {"schemas": dict(_schemas(served))}
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in ENDPOINTS:
@@ -124,7 +150,7 @@ def describe_api(served: Served, keyed: bool) -> dict[str, Any]:
 
 
 def add_keys(document: dict[str, Any]) -> dict[str, Any]:
-    """The description of a server whose requests to /v1 must send a key."""
+    """The description of a server whose requests must send a key, but to open paths."""
     components = {**document["components"], "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
     paths = {path: {**methods} for path, methods in document["paths"].items()}
     for endpoint in ENDPOINTS:

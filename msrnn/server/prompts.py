@@ -56,7 +56,7 @@ def read_prompts(request: CompletionRequest, tokenizer: Any, begins: bool, most_
     prompts = []
     for prompt in request.prompts:
         if isinstance(prompt, str):
-            _check_fits(prompt, tokenizer, most_tokens)
+            check_fits(prompt, tokenizer, most_tokens)
             prompts.append(Prompt(encode(tokenizer, prompt, begins)[0].tolist(), prompt))
         else:
             prompts.append(Prompt(prompt, None))
@@ -84,14 +84,15 @@ def read_messages(messages: Sequence[Message]) -> Messages:
     return [{"role": role, "content": message.text} for role, message in zip(roles, messages, strict=True)]
 
 
-def _check_fits(text: str, tokenizer: Any, most_tokens: int) -> None:
+def check_fits(text: str, tokenizer: Any, most_tokens: int, param: str = "max_tokens") -> None:
     """Refuse a text that has too many tokens for certain, before it is tokenized."""
     if fewest_tokens(tokenizer, text) > most_tokens:
-        message = (
-            f"{len(text):,} characters are more than {most_tokens:,} tokens, prompt and answer together: "
-            "send a shorter text"
-        )
-        raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
+        raise too_long_error(f"{len(text):,} characters", most_tokens, param)
+
+
+def too_long_error(length: str, most_tokens: int, param: str) -> ApiError:
+    message = f"{length} are more than {most_tokens:,} tokens, prompt and answer together: send a shorter text"
+    return ApiError(400, message, param=param, code="context_length_exceeded")
 
 
 class Chat(NamedTuple):
@@ -110,11 +111,11 @@ class Chat(NamedTuple):
         later = following(self.tokenizer, messages[0]["content"], self.rendering)
         return closing(self.tokenizer, self.rendering) + later
 
-    def tokens(self, most_tokens: int) -> list[int]:
+    def tokens(self, most_tokens: int, param: str = "max_tokens") -> list[int]:
         check_template(self.tokenizer)
         if self.session is not None and [message["role"] for message in self.messages] != ["user"]:
             raise UsageError("a session that has begun continues with one message of the user")
-        _check_fits(self.text(self.messages), self.tokenizer, most_tokens)
+        check_fits(self.text(self.messages), self.tokenizer, most_tokens, param)
         if self.session is None:
             return self._first_tokens()
         end: list[int] = encode(self.tokenizer, closing(self.tokenizer, self.rendering), False)[0].tolist()

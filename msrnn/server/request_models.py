@@ -203,7 +203,6 @@ class Message(Body):
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
-_MESSAGES = _must(f"a list of 1 to {MOST_MESSAGES:,} messages")
 
 
 def _is_small(variables: dict[str, Any]) -> dict[str, Any]:
@@ -246,7 +245,7 @@ class TemplateFields(Body):
 class ChatRequest(GenerationRequest, TemplateFields):
     messages: Messages = Field(
         description="the conversation; of a session that has begun, one message of the user",
-        json_schema_extra=_MESSAGES,
+        json_schema_extra=_must(f"a list of 1 to {MOST_MESSAGES:,} messages"),
     )
     max_tokens: Annotated[int, within("max_tokens", least=1)] | None = Field(
         None, description="tokens of the answer, at most"

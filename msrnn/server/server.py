@@ -30,7 +30,7 @@ from msrnn.server.errors import (
 )
 from msrnn.server.feed import Feed, read_all, stream_reply
 from msrnn.server.keys import owner_of
-from msrnn.server.limits import RETRY_SECONDS, Limits, Parsing, read_body
+from msrnn.server.limits import RETRY_SECONDS, Checked, Limits, Parsing, read_body
 from msrnn.server.metrics import Metrics, Timer
 from msrnn.server.models import ModelEndpoints
 from msrnn.server.openapi import PATH as OPENAPI
@@ -41,6 +41,7 @@ from msrnn.server.protocol import Job, Served, parse_chat, parse_completion
 from msrnn.server.replies import ChatReply, Reply
 from msrnn.server.request_log import USAGE
 from msrnn.server.sessions import SessionEndpoints
+from msrnn.server.tokenizing import TokenEndpoints
 
 
 class Server:
@@ -59,6 +60,7 @@ class Server:
             Route("/v1/chat/completions", self._guard(self.chat), methods=["POST"]),
             Route("/v1/completions", self._guard(self.completions), methods=["POST"]),
             *ModelEndpoints(self.engine, self.served).routes(self._guard),
+            *TokenEndpoints(self.engine, self.served, self._check).routes(self._guard),
             *SessionEndpoints(self.engine, self.limits).routes(self._guard),
             Route("/health", self.health, methods=["GET"]),
             Route("/metrics", self.read_metrics, methods=["GET"]),
@@ -119,7 +121,11 @@ class Server:
             except UsageError as error:
                 raise bad_input(error, fields) from error
 
-        return await self.parsing.run(await read_body(http, self.limits), make_requests, self._most - self.active)
+        return await self._check(http, make_requests)
+
+    async def _check(self, http: HttpRequest, check: Callable[[Any], Checked]) -> Checked:
+        """What a function makes of the JSON of a request, within the limits."""
+        return await self.parsing.run(await read_body(http, self.limits), check, self._most - self.active)
 
     @property
     def _most(self) -> int:
