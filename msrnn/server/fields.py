@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from msrnn.engine.requests import SamplingParams
 from msrnn.errors import UsageError
-from msrnn.server.errors import ApiError, bad_value, escape_name, unknown_model_error
+from msrnn.server.errors import ApiError, bad_value, escape_name, wrong_model_error
 from msrnn.server.refusals import refusal
 from msrnn.server.request_models import GenerationRequest
 from msrnn.server.usual_fields import Schema, allows
@@ -34,7 +34,7 @@ def read_request(kind: type[R], body: Any, not_used: Mapping[str, Schema], model
     """The fields that are given, checked one by one. Raises an ApiError that names the first one that is wrong."""
     fields = _select_fields(kind, body, not_used)
     if fields.get("model", model) != model:
-        raise unknown_model_error(fields["model"], model)
+        raise wrong_model_error(fields["model"], model)
     try:
         return kind.model_validate(fields)
     except ValidationError as error:

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from msrnn.core.fingerprint import WEIGHTS
 from msrnn.engine.engine import Engine
 from msrnn.engine.lanes import LongEngine
-from msrnn.server.errors import unknown_model_error
+from msrnn.server.errors import wrong_model_error
 from msrnn.server.protocol import Served
 from msrnn.server.sessions import Guard
 
@@ -34,7 +34,7 @@ class ModelEndpoints:
     async def show(self, http: HttpRequest) -> Response:
         name = str(http.path_params["model"])
         if name != self._served.name:
-            raise unknown_model_error(name, self._served.name)
+            raise wrong_model_error(name, self._served.name)
         return JSONResponse(self._describe_model())
 
     def _describe_model(self) -> dict[str, Any]:
