@@ -82,22 +82,30 @@ class StopString:
         self.matched = self._next(self.matched, character)
         return self.matched == len(self.text)
 
+    def go_on(self) -> None:
+        """Look for the next one after the text ended with the string, which may share characters with it."""
+        if self.matched == len(self.text):
+            self.matched = self._shorter[self.matched]
+
 
 class TextStream:
     """A detokenizer with stop strings. `stopped` is the stop string that was found, if any; no text follows it.
 
     The stop string that ends first is found; of several that end there, the longest. Those in the text of the tokens
-    `before`, which is out already, are not looked for.
+    `before`, which is out already, are not looked for, and none ends the text with one of its first `least - 1` tokens.
     """
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str] = (), before: Sequence[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Any, stops: Sequence[str] = (), before: Sequence[int] = (), least: int = 0
+    ) -> None:
         self._detokenizer = Detokenizer(tokenizer, skip_special=True, before=before)
-        self._stops = [StopString(stop) for stop in stops]
+        self._stops, self._missing = [StopString(stop) for stop in stops], least  # tokens that must come before the end
         self._held = ""  # decoded, but may be the beginning of a stop string
         self.stopped: str | None = None
 
     def put(self, token: int) -> str:
         """The text that is certain after this token."""
+        self._missing -= 1
         piece = self._detokenizer.put(token)
         return self._release(piece, last=False) if piece else ""
 
@@ -111,7 +119,10 @@ class TextStream:
         if self._stops:
             for place, character in enumerate(piece, len(self._held) + 1):
                 found = [stop.text for stop in self._stops if stop.put(character)]
-                if found:
+                if self._missing > 0:
+                    for stop in self._stops:
+                        stop.go_on()
+                elif found:
                     self.stopped, self._held = max(found, key=len), ""
                     return text[: place - len(self.stopped)]
         held = 0 if last else max((stop.matched for stop in self._stops), default=0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -192,8 +192,10 @@ class Executor(ABC):
         """The tokens that a batch slot holds."""
 
     @abstractmethod
-    def new_sampler(self, state: StateHandle, params: SamplingParams, seed: int, prompt: Sequence[int]) -> Sampler:
-        """The sampler of an answer that begins with a state, after a prompt."""
+    def new_sampler(
+        self, state: StateHandle, params: SamplingParams, seed: int, prompt: Sequence[int], stops: Collection[int]
+    ) -> Sampler:
+        """The sampler of an answer that begins with a state, after a prompt, and that ends before any of `stops`."""
 
     @abstractmethod
     def put(self, slot: int, state: StateHandle, samplers: Sequence[Sampler]) -> SampledTokens:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -196,10 +196,10 @@ class LocalExecutor(Executor):
 
     @torch.no_grad()
     def new_sampler(
-        self, state: StateHandle, params: SamplingParams, seed: int, prompt: Sequence[int]
+        self, state: StateHandle, params: SamplingParams, seed: int, prompt: Sequence[int], stops: Collection[int]
     ) -> SequenceSampler:
         logits = require_logits(state)
-        return SequenceSampler(params, seed, prompt, logits.shape[-1], logits.device)
+        return SequenceSampler(params, seed, prompt, logits.shape[-1], logits.device, stops)
 
     def put(self, slot: int, state: StateHandle, samplers: Sequence[Sampler]) -> SampledTokens:
         for i in range(len(samplers)):

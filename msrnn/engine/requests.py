@@ -21,6 +21,7 @@ MOST_TOKEN_IDS = 1000  # in logit_bias and stop_token_ids
 LEAST_BIAS, MOST_BIAS = -100, 100
 COUNTS: dict[str, tuple[int, int]] = {
     "max_tokens": (0, MOST),
+    "min_tokens": (0, MOST),
     "n": (1, MOST),
     "top_k": (0, MOST),
     "continued": (0, MOST),
@@ -45,6 +46,7 @@ class SamplingParams:
     """Sampling parameters of a request. Names are those of other engines; a value out of range raises a UsageError.
 
     max_tokens          of the answer; 0: the prompt is read, and nothing is generated
+    min_tokens          of the answer: before, no stop token is sampled, and no stop string ends it
     temperature         0: the most likely token, always
     top_k               sample among this many tokens; 0: among all
     top_p               sample among the most likely tokens that have this probability together
@@ -66,6 +68,7 @@ class SamplingParams:
     """
 
     max_tokens: int = 256
+    min_tokens: int = 0
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -89,6 +92,9 @@ class SamplingParams:
                 check_count(name, getattr(self, name), least, most)
         for name, within in NUMBERS.items():
             check_number(name, getattr(self, name), *within)
+        if self.min_tokens > self.max_tokens:
+            limit = f"must be at most max_tokens, which is {self.max_tokens}"
+            raise UsageError(limit, name="min_tokens", value=self.min_tokens)
         if not _is_list(self.stop) or not all(isinstance(text, str) and text for text in self.stop):
             raise UsageError("must be a list of strings, none of them empty", name="stop", value=self.stop)
         if not _is_list(self.stop_token_ids):

@@ -31,6 +31,7 @@ class RunningAnswer:
     tokens   the tokens of its prefill
     seen     tokens that the state had read before these, in a session
     reads    tokens of the answer that its slot has read
+    stops    tokens that end it
     sampler  chooses its tokens
     """
 
@@ -41,7 +42,7 @@ class RunningAnswer:
         tokens: Sequence[int],
         seen: int,
         tokenizer: Any,
-        own_stops: frozenset[int],
+        stops: frozenset[int],
         sampler: Sampler,
     ) -> None:
         self.request, self.number, self.tokens, self.seen, self.sampler = request, number, tokens, seen, sampler
@@ -49,8 +50,8 @@ class RunningAnswer:
         self._generated: list[int] = []  # the answer, and the stop token that ended it
         params = request.params
         before = request.prompt[len(request.prompt) - params.continued :]
-        self._text = None if tokenizer is None else TextStream(tokenizer, params.stop, before)
-        self._stops = own_stops | frozenset(params.stop_token_ids)
+        self._text = None if tokenizer is None else TextStream(tokenizer, params.stop, before, params.min_tokens)
+        self._stops = stops
 
     @property
     def answer(self) -> Answer:

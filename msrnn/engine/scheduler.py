@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from msrnn.engine.batch import Batch
 from msrnn.engine.executor import Executor
 from msrnn.engine.prefill import Prefill, PrefillQueue
-from msrnn.engine.requests import Event, Request, explain
+from msrnn.engine.requests import Event, Request, SamplingParams, explain
 from msrnn.engine.running_answer import RunningAnswer, seed_of
 from msrnn.engine.session_id import SessionId
 from msrnn.engine.writer import make_done_future
@@ -229,11 +229,16 @@ class Scheduler:
     def _start_answer(self, prefill: Prefill, number: int) -> RunningAnswer:
         """The running answer of a finished prefill."""
         request = prefill.request
-        own = frozenset[int]() if request.params.ignore_eos else self._own_stops
+        stops = self.list_stops(request.params)
         seen = 0 if request.session is None else request.cached_tokens
         seed = seed_of(request, number)
-        sampler = self.executor.new_sampler(prefill.state, request.params, seed, request.prompt)
-        return RunningAnswer(request, number, prefill.tokens, seen, self.tokenizer, own, sampler)
+        sampler = self.executor.new_sampler(prefill.state, request.params, seed, request.prompt, stops)
+        return RunningAnswer(request, number, prefill.tokens, seen, self.tokenizer, stops, sampler)
+
+    def list_stops(self, params: SamplingParams) -> frozenset[int]:
+        """The tokens that end an answer."""
+        own = frozenset[int]() if params.ignore_eos else self._own_stops
+        return own | frozenset(params.stop_token_ids)
 
     def _keep(self, running: RunningAnswer, slot: int) -> Future[None] | None:
         """Keep the state of a slot whose answer has ended: in its session, or in the prefix cache.

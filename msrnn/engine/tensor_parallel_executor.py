@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -194,8 +194,10 @@ class TensorParallelExecutor(Executor):
     def slot_retention(self, slot: int) -> Retention:
         return self._rank.local.slot_retention(slot)
 
-    def new_sampler(self, state: StateHandle, params: SamplingParams, seed: int, prompt: Sequence[int]) -> Sampler:
-        return self._rank.local.new_sampler(self._check_own(state).own, params, seed, prompt)
+    def new_sampler(
+        self, state: StateHandle, params: SamplingParams, seed: int, prompt: Sequence[int], stops: Collection[int]
+    ) -> Sampler:
+        return self._rank.local.new_sampler(self._check_own(state).own, params, seed, prompt, stops)
 
     def put(self, slot: int, state: StateHandle, samplers: Sequence[Sampler]) -> SampledTokens:
         with self._lend_number(state) as number:

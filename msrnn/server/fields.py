@@ -20,6 +20,7 @@ SAMPLING = (
     "top_k",
     "min_p",
     "seed",
+    "min_tokens",
     "stop_token_ids",
     "n",
     "presence_penalty",

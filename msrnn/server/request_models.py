@@ -101,6 +101,9 @@ class GenerationRequest(Body):
 
     model: Text = Field("", description="the name of the model; by default the one that is served")
     max_tokens: Annotated[int, within("max_tokens")] | None = Field(None, description="tokens of the answer, at most")
+    min_tokens: Annotated[int, within("min_tokens")] = Field(
+        0, description="tokens of the answer, at least: before, no stop token and no stop string ends it"
+    )
     temperature: Annotated[float, within("temperature")] = Field(1.0, description="0: the most likely token, always")
     top_p: Annotated[float, within("top_p")] = Field(
         1.0, description="sample among the most likely tokens that have this probability together"

@@ -23,7 +23,6 @@ _ANYWHERE: dict[str, Schema] = {
     "service_tier": _only("auto", "default"),
     "safety_identifier": _NAME,
     "prompt_cache_key": _NAME,
-    "min_tokens": _only(0),
     "use_beam_search": _only(False),
     "length_penalty": _only(1, 1.0),
     "early_stopping": _only(False),

@@ -115,7 +115,7 @@ def test_every_field_with_every_wrong_value(address: str, engine: msrnn.Engine) 
             check_shape(found)
             counts["not JSON"] += 1
     assert counts.total() > 1000
-    assert len(counts) == 28
+    assert len(counts) == 33
     assert post(address, {"prompt": "The sea", "max_tokens": 5, "temperature": 0}).json()["choices"] == before
     assert engine.counts == Counts(waiting=0, prefill=0, running=0)
     assert len(engine.sessions) == 0

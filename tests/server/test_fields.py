@@ -26,7 +26,6 @@ USUAL: dict[str, list[Any]] = {
     "service_tier": ["auto", "default"],
     "safety_identifier": ["someone"],
     "prompt_cache_key": ["key"],
-    "min_tokens": [0],
     "use_beam_search": [False],
     "length_penalty": [1, 1.0],
     "early_stopping": [False],
