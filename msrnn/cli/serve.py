@@ -10,8 +10,8 @@ def serve(*, options: ServeOptions) -> None:
     """Serve a model over HTTP, with the API of OpenAI. Every conversation has the same size, so memory cannot run out.
 
     The page at / is a chat in the browser that shows what the model still remembers. /v1/chat/completions,
-    /v1/completions and /v1/models are those that OpenAI's clients use; /v1/sessions, /health, /metrics and /version
-    come with them. With "session_id" in a request, its messages are only what is new, and the
+    /v1/completions and /v1/models are those that OpenAI's clients use; /v1/sessions, /tokenize, /detokenize, /health,
+    /metrics and /version come with them. With "session_id" in a request, its messages are only what is new, and the
     server remembers the conversation. Each request is one line on standard error,
     without texts and keys. To ask it from a shell:
     curl localhost:8000/v1/completions -d '{"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0}'

@@ -66,7 +66,10 @@ class ServeOptions:
     ] = None
     api_key: Annotated[
         list[str] | None,
-        Option(help="A key that requests to /v1 must have; repeat for more.", show_default=f"${KEY_VARIABLE}, or none"),
+        Option(
+            help="A key that requests must have, but to open paths as /health; repeat for more.",
+            show_default=f"${KEY_VARIABLE}, or none",
+        ),
     ] = None
     allowed_host: Annotated[
         list[str] | None,

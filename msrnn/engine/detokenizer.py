@@ -19,13 +19,14 @@ class Detokenizer:
     A call decodes a few tokens only, however long the text is.
 
     skip_special  special tokens add nothing; otherwise their names
+    before        tokens whose text is out: a tokenizer may write a space between two tokens, and none before the first
     """
 
-    def __init__(self, tokenizer: Any, skip_special: bool = False) -> None:
+    def __init__(self, tokenizer: Any, skip_special: bool = False, before: Sequence[int] = ()) -> None:
         self._tokenizer, self._skip_special = tokenizer, skip_special
-        self._ids: list[int] = []  # the last tokens
-        self._text = ""  # of these
-        self._shown = 0  # characters of it that are out
+        self._ids = [*before[-CONTEXT:]]  # the last tokens
+        self._text = self._decode(self._ids) if self._ids else ""  # of these
+        self._shown = len(self._text)  # characters of it that are out
 
     def put(self, token: int) -> str:
         """The text that is certain after this token."""
@@ -81,20 +82,28 @@ class StopString:
         self.matched = self._next(self.matched, character)
         return self.matched == len(self.text)
 
+    def go_on(self) -> None:
+        """Look for the next one after the text ended with the string, which may share characters with it."""
+        if self.matched == len(self.text):
+            self.matched = self._shorter[self.matched]
+
 
 class TextStream:
     """A detokenizer with stop strings. `stopped` is the stop string that was found, if any; no text follows it.
 
-    The stop string that ends first is found; of several that end there, the longest.
+    The stop string that ends first is found; of several that end there, the longest. Those in the text of the tokens
+    `before`, which is out already, are not looked for, and none ends the text with one of its first `least - 1` tokens.
     """
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
-        self._detokenizer, self._stops = Detokenizer(tokenizer, skip_special=True), [StopString(stop) for stop in stops]
+    def __init__(self, tokenizer: Any, stops: Sequence[str] = (), before: Sequence[int] = (), least: int = 0) -> None:
+        self._detokenizer = Detokenizer(tokenizer, skip_special=True, before=before)
+        self._stops, self._missing = [StopString(stop) for stop in stops], least  # tokens that must come before the end
         self._held = ""  # decoded, but may be the beginning of a stop string
         self.stopped: str | None = None
 
     def put(self, token: int) -> str:
         """The text that is certain after this token."""
+        self._missing -= 1
         piece = self._detokenizer.put(token)
         return self._release(piece, last=False) if piece else ""
 
@@ -108,7 +117,10 @@ class TextStream:
         if self._stops:
             for place, character in enumerate(piece, len(self._held) + 1):
                 found = [stop.text for stop in self._stops if stop.put(character)]
-                if found:
+                if self._missing > 0:
+                    for stop in self._stops:
+                        stop.go_on()
+                elif found:
                     self.stopped, self._held = max(found, key=len), ""
                     return text[: place - len(self.stopped)]
         held = 0 if last else max((stop.matched for stop in self._stops), default=0)

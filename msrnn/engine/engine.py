@@ -194,6 +194,10 @@ class Engine(Scheduler):
                 "needs the text", name="stop", value=list(params.stop), advice="give the engine a tokenizer"
             )
         params.check_tokens(vocabulary)
+        stops = self.list_stops(params) if params.min_tokens else ()
+        if len(stops) >= vocabulary and {*range(vocabulary)} <= {*stops}:
+            advice = "give fewer stop_token_ids"
+            raise UsageError("every token is a stop token", name="min_tokens", value=params.min_tokens, advice=advice)
         if params.continued >= len(ids):
             raise UsageError(
                 f"must be less than the {len(ids)} tokens of the prompt", name="continued", value=params.continued
@@ -208,6 +212,10 @@ class Engine(Scheduler):
         about: Any = {"turns": turns, "created": info.created if info else None, "retention": retention}
         about |= {"protect": protected, "keeps_protected": keeps_protected}
         return Request(ids, params, session=session_id, owner=owner, **about)
+
+    def find_longest(self, most: int) -> int:
+        """The most tokens of a prompt and its answer together: `most`, or fewer if the positions end before."""
+        return self.executor.find_longest(most)
 
     @property
     def healthy(self) -> bool:

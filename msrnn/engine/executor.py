@@ -7,7 +7,8 @@ this module does not load torch, so a test can give an engine an executor withou
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -15,6 +16,7 @@ from typing import Any, Literal, Protocol
 from msrnn.engine.grammars import Matcher
 from msrnn.engine.requests import NOT_FINITE_ERROR, Logprobs, SamplingParams
 from msrnn.engine.retention import Retention
+from msrnn.errors import UsageError
 from msrnn.recall import PromptRecall, Recalling, count_dropped
 
 NOT_FINITE, FAILED, TOO_COMPLEX = -1, -2, -3
@@ -111,6 +113,18 @@ class Executor(ABC):
     def check_length(self, tokens: int) -> None:
         """Refuse a text of this length with a `UsageError`, if the model or its positions cannot take it."""
 
+    def find_longest(self, most: int) -> int:
+        """The length of the longest text that `check_length` takes, `most` or less."""
+
+        def refuses(tokens: int) -> bool:
+            try:
+                self.check_length(tokens)
+            except UsageError:
+                return True
+            return False
+
+        return bisect_left(range(1, most), True, key=refuses) if refuses(most) else most
+
     @abstractmethod
     def stop_tokens(self, tokenizer: Any) -> frozenset[int]:
         """The stop tokens of the model, and of a tokenizer or None."""
@@ -186,9 +200,13 @@ class Executor(ABC):
         params: SamplingParams,
         seed: int,
         prompt: Sequence[int],
+        stops: Collection[int],
         matcher: Matcher | None = None,
     ) -> Sampler:
-        """The sampler of an answer that begins with a state, after a prompt; `matcher` follows its constraint."""
+        """The sampler of an answer that begins with a state, after a prompt, and that ends before any of `stops`.
+
+        `matcher` follows its constraint.
+        """
 
     @abstractmethod
     def put(self, slot: int, state: StateHandle, samplers: Sequence[Sampler]) -> SampledTokens:

@@ -104,6 +104,10 @@ class LongEngine(Engine):
             self.long_executor.check_protect(request.protect)
         return request
 
+    def find_longest(self, most: int) -> int:
+        found = super().find_longest(most)
+        return found if found <= self.length else max(self.length, self.long.find_longest(found))
+
     def add(self, request: Request) -> None:
         if not self._is_long(request):
             return super().add(request)

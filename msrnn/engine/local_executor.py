@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -202,10 +202,11 @@ class LocalExecutor(Executor):
         params: SamplingParams,
         seed: int,
         prompt: Sequence[int],
+        stops: Collection[int],
         matcher: Matcher | None = None,
     ) -> SequenceSampler:
         logits = require_logits(state)
-        return SequenceSampler(params, seed, prompt, logits.shape[-1], logits.device, matcher)
+        return SequenceSampler(params, seed, prompt, logits.shape[-1], logits.device, stops, matcher)
 
     def put(self, slot: int, state: StateHandle, samplers: Sequence[Sampler]) -> SampledTokens:
         for i in range(len(samplers)):

@@ -22,6 +22,7 @@ MOST_TOKEN_IDS = 1000  # in logit_bias and stop_token_ids
 LEAST_BIAS, MOST_BIAS = -100, 100
 COUNTS: dict[str, tuple[int, int]] = {
     "max_tokens": (0, MOST),
+    "min_tokens": (0, MOST),
     "n": (1, MOST),
     "top_k": (0, MOST),
     "continued": (0, MOST),
@@ -46,6 +47,7 @@ class SamplingParams:
     """Sampling parameters of a request. Names are those of other engines; a value out of range raises a UsageError.
 
     max_tokens          of the answer; 0: the prompt is read, and nothing is generated
+    min_tokens          of the answer: before, no stop token is sampled, and no stop string ends it
     temperature         0: the most likely token, always
     top_k               sample among this many tokens; 0: among all
     top_p               sample among the most likely tokens that have this probability together
@@ -68,6 +70,7 @@ class SamplingParams:
     """
 
     max_tokens: int = 256
+    min_tokens: int = 0
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -92,6 +95,9 @@ class SamplingParams:
                 check_count(name, getattr(self, name), least, most)
         for name, within in NUMBERS.items():
             check_number(name, getattr(self, name), *within)
+        if self.min_tokens > self.max_tokens:
+            limit = f"must be at most max_tokens, which is {self.max_tokens}"
+            raise UsageError(limit, name="min_tokens", value=self.min_tokens)
         if not _is_list(self.stop) or not all(isinstance(text, str) and text for text in self.stop):
             raise UsageError("must be a list of strings, none of them empty", name="stop", value=self.stop)
         if not _is_list(self.stop_token_ids):
@@ -119,9 +125,10 @@ class SamplingParams:
         if not isinstance(self.constraint, Constraint):
             advice = "make one: Constraint.json(schema)"
             raise UsageError("must be a Constraint", name=NAME, value=self.constraint, advice=advice)
-        if self.ignore_eos:
-            advice = "leave ignore_eos out"
-            raise UsageError("an answer with a constraint ends where its text is complete", name=NAME, advice=advice)
+        for name in ("ignore_eos", "min_tokens"):
+            if getattr(self, name):
+                reason = "an answer with a constraint ends where its text is complete"
+                raise UsageError(reason, name=NAME, advice=f"leave {name} out")
 
     def check_tokens(self, vocabulary: int) -> None:
         """Refuse ids that the model does not have."""

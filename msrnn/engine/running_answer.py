@@ -31,6 +31,7 @@ class RunningAnswer:
     tokens   the tokens of its prefill
     seen     tokens that the state had read before these, in a session
     reads    tokens of the answer that its slot has read
+    stops    tokens that end it
     sampler  chooses its tokens
     """
 
@@ -41,14 +42,16 @@ class RunningAnswer:
         tokens: Sequence[int],
         seen: int,
         tokenizer: Any,
-        own_stops: frozenset[int],
+        stops: frozenset[int],
         sampler: Sampler,
     ) -> None:
         self.request, self.number, self.tokens, self.seen, self.sampler = request, number, tokens, seen, sampler
         self.reads = 0
         self._generated: list[int] = []  # the answer, and the stop token that ended it
-        self._text = None if tokenizer is None else TextStream(tokenizer, request.params.stop)
-        self._stops = own_stops | frozenset(request.params.stop_token_ids)
+        params = request.params
+        before = request.prompt[len(request.prompt) - params.continued :]
+        self._text = None if tokenizer is None else TextStream(tokenizer, params.stop, before, params.min_tokens)
+        self._stops = stops
 
     @property
     def answer(self) -> Answer:

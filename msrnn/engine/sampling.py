@@ -8,7 +8,7 @@ model's own matrix products, which depends on the size of the batch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -26,7 +26,7 @@ COLDEST = 1e-6  # lower temperatures would overflow, and choose the most likely 
 
 
 class SequenceSampler:
-    """The parameters of one answer, the tokens that its penalties count, and its place in a grammar."""
+    """The parameters of one answer, the tokens that its penalties count and that end it, and its place in a grammar."""
 
     def __init__(
         self,
@@ -35,6 +35,7 @@ class SequenceSampler:
         prompt: Sequence[int],
         vocabulary: int,
         device: torch.device,
+        stops: Collection[int] = (),
         matcher: Matcher | None = None,
     ) -> None:
         self.params, self.seed, self.number, self.matcher = params, seed, params.continued, matcher
@@ -51,13 +52,21 @@ class SequenceSampler:
             biases = [*params.logit_bias.items()]
             self.biased = on_device([token for token, _ in biases], device)
             self.bias = on_device([bias for _, bias in biases], device, torch.float32)
+        self.stops: Tensor | None = None
+        if params.min_tokens and (known := [token for token in stops if token < vocabulary]):
+            self.stops = on_device(known, device)
 
     @property
     def is_plain(self) -> bool:
-        return self.counts is None and not self.params.logit_bias
+        return self.counts is None and not self.params.logit_bias and not self.must_continue
+
+    @property
+    def must_continue(self) -> bool:
+        """Whether the next token cannot end the answer."""
+        return self.stops is not None and self.number - self.params.continued < self.params.min_tokens
 
     def adjust(self, logits: Tensor) -> Tensor:
-        """Logits [V] with penalties and biases."""
+        """Logits [V] with penalties and biases; those of tokens that cannot be chosen are -inf."""
         params = self.params
         if self.counts is not None:
             generated = self.counts > 0
@@ -66,6 +75,8 @@ class SequenceSampler:
             logits = logits - params.presence_penalty * generated - params.frequency_penalty * self.counts
         if params.logit_bias:
             logits = logits.index_add(0, self.biased, self.bias)
+        if self.stops is not None and self.must_continue:
+            logits = logits.index_fill(0, self.stops, -torch.inf)
         return logits
 
     def count(self, chosen: Chosen, i: int) -> None:

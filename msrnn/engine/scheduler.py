@@ -231,12 +231,17 @@ class Scheduler:
     def _start_answer(self, prefill: Prefill, number: int) -> RunningAnswer:
         """The running answer of a finished prefill."""
         request = prefill.request
-        own = frozenset[int]() if request.params.ignore_eos else self._own_stops
+        stops = self.list_stops(request.params)
         seen = 0 if request.session is None else request.cached_tokens
         seed = seed_of(request, number)
         matcher = self.start_matcher(request.params, request.prompt)
-        sampler = self.executor.new_sampler(prefill.state, request.params, seed, request.prompt, matcher)
-        return RunningAnswer(request, number, prefill.tokens, seen, self.tokenizer, own, sampler)
+        sampler = self.executor.new_sampler(prefill.state, request.params, seed, request.prompt, stops, matcher)
+        return RunningAnswer(request, number, prefill.tokens, seen, self.tokenizer, stops, sampler)
+
+    def list_stops(self, params: SamplingParams) -> frozenset[int]:
+        """The tokens that end an answer."""
+        own = frozenset[int]() if params.ignore_eos else self._own_stops
+        return own | frozenset(params.stop_token_ids)
 
     def start_matcher(self, params: SamplingParams, prompt: Sequence[int]) -> Matcher | None:
         """Where an answer begins in the grammar of its constraint; a `UsageError` if it cannot be followed."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -201,9 +201,10 @@ class TensorParallelExecutor(Executor):
         params: SamplingParams,
         seed: int,
         prompt: Sequence[int],
+        stops: Collection[int],
         matcher: Matcher | None = None,
     ) -> Sampler:
-        return self._rank.local.new_sampler(self._check_own(state).own, params, seed, prompt, matcher)
+        return self._rank.local.new_sampler(self._check_own(state).own, params, seed, prompt, stops, matcher)
 
     def put(self, slot: int, state: StateHandle, samplers: Sequence[Sampler]) -> SampledTokens:
         with self._lend_number(state) as number:

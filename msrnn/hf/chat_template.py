@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
 
+from jinja2 import Environment, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
+from jinja2.nodes import Node
+from jinja2.parser import Parser
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from msrnn.errors import UsageError
-from msrnn.hf.messages import Messages, encode_messages
+from msrnn.hf.messages import Messages, encode_messages, has_special_tokens, locate_contents
 
 _ANSWER = "(an earlier answer)"
 _EARLIER = [{"role": "user", "content": "(an earlier question)"}, {"role": "assistant", "content": _ANSWER}]
+
+_OWN = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """How a template renders messages.
+
+    end        where the text ends: where a new "answer" begins; after the last message, as the template "closes" it; or
+               in the last message, which stays "open" for more of it
+    variables  of the template, besides the messages
+    """
+
+    end: Literal["answer", "closed", "open"] = "answer"
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+USUAL = Rendering()
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -30,15 +57,15 @@ def first_messages(message: str, system: str | None = None) -> Messages:
     return [*head, {"role": "user", "content": message}]
 
 
-def encode_first(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[int]:
+def encode_first(tokenizer: PreTrainedTokenizerBase, messages: Messages, rendering: Rendering = USUAL) -> list[int]:
     """The tokens of a conversation up to where the answer begins. Contents are text, without special tokens."""
-    return encode_messages(tokenizer, messages, lambda some: render(tokenizer, some, prompt=True))
+    return encode_messages(tokenizer, messages, lambda some: render_conversation(tokenizer, some, rendering))
 
 
-def encode_following(tokenizer: PreTrainedTokenizerBase, message: str) -> list[int]:
+def encode_following(tokenizer: PreTrainedTokenizerBase, message: str, rendering: Rendering = USUAL) -> list[int]:
     """The tokens of a later turn, as `following` writes it. The message is text, without special tokens."""
     later = [{"role": "user", "content": message}]
-    return encode_messages(tokenizer, later, lambda some: following(tokenizer, some[0]["content"]))
+    return encode_messages(tokenizer, later, lambda some: following(tokenizer, some[0]["content"], rendering))
 
 
 def count_system_tokens(messages: Messages, tokens: list[int], encode_again: Callable[[Messages], list[int]]) -> int:
@@ -52,37 +79,114 @@ def count_system_tokens(messages: Messages, tokens: list[int], encode_again: Cal
     place = next((i for i, role in enumerate(roles) if role != "system"), None)
     if place is None:
         return len(tokens)
+    return _count_tokens_before(place, messages, tokens, encode_again)
+
+
+def count_open_tokens(messages: Messages, tokens: list[int], encode_again: Callable[[Messages], list[int]]) -> int:
+    """How many of a conversation's tokens, at its end, are the content of the last message, which is open."""
+    return len(tokens) - _count_tokens_before(len(messages) - 1, messages, tokens, encode_again)
+
+
+def _count_tokens_before(
+    place: int, messages: Messages, tokens: list[int], encode_again: Callable[[Messages], list[int]]
+) -> int:
+    """The tokens before the content of a message: those that stay the same when this content changes."""
     other = {**messages[place], "content": "1" if messages[place]["content"][:1] == "0" else "0"}
     again = encode_again([*messages[:place], other, *messages[place + 1 :]])
     pairs = zip(tokens, again, strict=False)
     return next((i for i, (one, two) in enumerate(pairs) if one != two), min(len(tokens), len(again)))
 
 
-def closing(tokenizer: PreTrainedTokenizerBase) -> str:
+def closing(tokenizer: PreTrainedTokenizerBase, rendering: Rendering = USUAL) -> str:
     """The text after every answer, from its stop token on."""
-    return _after_answer(render(tokenizer, _EARLIER, prompt=False))
+    return _split_answer(render(tokenizer, _EARLIER, False, rendering.variables))[1]
 
 
-def following(tokenizer: PreTrainedTokenizerBase, message: str) -> str:
+def following(tokenizer: PreTrainedTokenizerBase, message: str, rendering: Rendering = USUAL) -> str:
     """A later turn, up to where the answer begins: what it adds after the `closing` of the turn before."""
-    both = render(tokenizer, [*_EARLIER, {"role": "user", "content": message}], prompt=True)
-    return _after_answer(both).removeprefix(closing(tokenizer))
+    turns = [*_EARLIER, {"role": "user", "content": message}]
+    both = render(tokenizer, turns, rendering.end == "answer", rendering.variables)
+    return _split_answer(both)[1].removeprefix(closing(tokenizer, rendering))
 
 
-def _after_answer(text: str) -> str:
-    _, answer, after = text.partition(_ANSWER)
+def changes_beginning(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any]) -> bool:
+    """Whether variables change what a template writes before an answer, which a later turn does not write again."""
+    first, second = (_split_answer(render(tokenizer, _EARLIER, False, some))[0] for some in ({}, variables))
+    return first != second
+
+
+def _split_answer(text: str) -> tuple[str, str]:
+    """The text before the earlier answer, and after it."""
+    before, answer, after = text.partition(_ANSWER)
     if not answer:
         raise UsageError(
             "this model's chat template changes earlier answers, so turns cannot be rendered singly: use another model"
         )
-    return after
+    return before, after
 
 
-def render(tokenizer: PreTrainedTokenizerBase, messages: Messages, prompt: bool) -> str:
+def render_conversation(tokenizer: PreTrainedTokenizerBase, messages: Messages, rendering: Rendering) -> str:
+    """Whole messages. Where the last one stays open, the text ends with its content.
+
+    Raises a UsageError if it is to stay open and the template changes contents: its end is then not known.
+    """
+    if rendering.end != "open":
+        return render(tokenizer, messages, rendering.end == "answer", rendering.variables)
+    located = locate_contents(messages, lambda some: render(tokenizer, some, False, rendering.variables))
+    if located is None:
+        raise UsageError("this model's chat template changes messages, so the last one cannot be continued")
+    return located._replace(rest="").text()
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, prompt: bool, variables: Mapping[str, Any] = USUAL.variables
+) -> str:
     try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt))
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt, **variables)
     except Exception as error:  # a template is a program, whose errors have no common kind
         raise UsageError(f"this model's chat template refuses the conversation: {error}") from error
+    return str(text)
+
+
+def check_variables(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any], allow_special: bool) -> None:
+    """Refuse variables that the chat template would ignore, those that it has already, and special tokens in values."""
+    used, own = _find_variables(tokenizer.get_chat_template()), _OWN | tokenizer.special_tokens_map.keys()
+    for name, value in variables.items():
+        if name in own:
+            raise UsageError(f"variable {name!r}: chat templates have it already; leave it out")
+        if name not in used:
+            raise UsageError(f"variable {name!r:.100}: this model's chat template does not use it; leave it out")
+        if not allow_special and any(has_special_tokens(tokenizer, text) for text in _list_texts(value)):
+            raise UsageError(f"variable {name!r}: has the text of a special token; leave that text out")
+
+
+class _Generation(Extension):
+    """The block in which some templates write answers, for training."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@lru_cache(maxsize=8)
+def _find_variables(template: str) -> frozenset[str]:
+    """The variables that a template reads and does not have from itself alone."""
+    environment = Environment(extensions=[_Generation, loopcontrols])
+    try:
+        return frozenset(find_undeclared_variables(environment.parse(template)))
+    except TemplateError as error:
+        raise UsageError(f"this model's chat template cannot be read: {error}") from error
+
+
+def _list_texts(value: Any) -> Iterator[str]:
+    """The strings in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in [*value, *value.values()] if isinstance(value, dict) else value:
+            yield from _list_texts(part)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bool) -> Tensor:

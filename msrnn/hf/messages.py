@@ -108,6 +108,11 @@ def encode_messages(tokenizer: PreTrainedTokenizerBase, messages: Messages, rend
     return specials.encode(located)
 
 
+def has_special_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
+    """Whether a text has that of a special token, also after the tokenizer has normalized it."""
+    return _Specials.of(tokenizer, "").occur_in(text)
+
+
 def _plain(tokenizer: Any, text: str) -> list[int]:
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids

@@ -16,6 +16,7 @@ from starlette.types import Receive
 from msrnn.server.errors import ApiError
 from msrnn.server.keys import KeyCheck
 from msrnn.server.limits import Limits
+from msrnn.server.missing_paths import missing_path_error
 from msrnn.server.origins import OriginCheck
 
 
@@ -33,9 +34,11 @@ def make_app(routes: Sequence[Route], limits: Limits, lifespan: Callable[[Starle
     return app
 
 
-async def _http_error(_: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    found = ApiError(error.status_code, error.detail, code="not_found" if error.status_code == 404 else None)
+    found = ApiError(error.status_code, error.detail)
+    if error.status_code == 404:
+        found = missing_path_error(request.url.path)
     return JSONResponse(found.body, error.status_code, error.headers)
 
 

@@ -34,6 +34,11 @@ def bad_value(param: str, message: str) -> ApiError:
     return ApiError(400, message, param=param, code="invalid_value")
 
 
+def wrong_model_error(name: object, served: str) -> ApiError:
+    message = f"model {name!r:.100} is not served here: the model is {served!r}"
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
 def escape_name(name: str) -> str:
     """A name that a client has sent, as `param`."""
     return ascii(name)[1:-1][:100]

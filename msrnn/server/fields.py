@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from msrnn.engine.constraint import NAME, Constraint
 from msrnn.engine.requests import SamplingParams
 from msrnn.errors import UsageError
-from msrnn.server.errors import ApiError, bad_value, escape_name
+from msrnn.server.errors import ApiError, bad_value, escape_name, wrong_model_error
 from msrnn.server.refusals import refusal
 from msrnn.server.request_models import GenerationRequest
 from msrnn.server.structured import refuse_constraint
@@ -22,6 +22,7 @@ SAMPLING = (
     "top_k",
     "min_p",
     "seed",
+    "min_tokens",
     "stop_token_ids",
     "n",
     "presence_penalty",
@@ -29,15 +30,14 @@ SAMPLING = (
     "repetition_penalty",
     "ignore_eos",
 )
-R = TypeVar("R", bound=GenerationRequest)
+R = TypeVar("R", bound=BaseModel)
 
 
 def read_request(kind: type[R], body: Any, not_used: Mapping[str, Schema], model: str) -> R:
     """The fields that are given, checked one by one. Raises an ApiError that names the first one that is wrong."""
     fields = _select_fields(kind, body, not_used)
     if fields.get("model", model) != model:
-        message = f"model {fields['model']!r:.100} is not served here: the model is {model!r}"
-        raise ApiError(404, message, param="model", code="model_not_found")
+        raise wrong_model_error(fields["model"], model)
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
@@ -49,7 +49,9 @@ def _select_fields(kind: type[R], body: Any, not_used: Mapping[str, Schema]) -> 
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
     given = {name: value for name, value in body.items() if value is not None}
-    unused = {**not_used, "best_of": {"enum": [given.get("n", 1)]}}  # as many answers are generated as returned
+    unused = {**not_used}
+    if "n" in kind.model_fields:
+        unused["best_of"] = {"enum": [given.get("n", 1)]}  # as many answers are generated as returned
     for name, value in given.items():
         if name in unused and not allows(unused[name], value):
             message = f"{name}={value!r:.100} is not supported by this server: leave it out"

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from msrnn.server.errors import ApiError
 
-GUARDED = "/v1"
+GUARDED = ("/v1", "/tokenize", "/detokenize")
 OWNER = "msrnn.owner"  # in a scope; a client cannot set it
 
 
@@ -52,7 +52,7 @@ def _owner(key: bytes) -> str:
 
 
 def is_guarded(path: str) -> bool:
-    return path == GUARDED or path.startswith(GUARDED + "/")
+    return any(path == guarded or path.startswith(guarded + "/") for guarded in GUARDED)
 
 
 def _digest(key: bytes) -> bytes:

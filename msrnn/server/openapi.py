@@ -10,10 +10,18 @@ from pydantic import BaseModel
 
 import msrnn
 from msrnn.engine.session_id import NAME_PATTERN
+from msrnn.server.keys import is_guarded
 from msrnn.server.protocol import Served
 from msrnn.server.refusals import must_be
-from msrnn.server.request_models import NAME_WORDS, ChatRequest, CompletionRequest, ForkRequest, Message
+from msrnn.server.request_models import (
+    NAME_WORDS,
+    ChatRequest,
+    CompletionRequest,
+    ForkRequest,
+    Message,
+)
 from msrnn.server.sessions import MOST, USUAL
+from msrnn.server.tokenizing import DetokenizeRequest, TokenizeRequest
 from msrnn.server.usual_fields import NOT_USED_IN_CHATS, NOT_USED_IN_COMPLETIONS, NOT_USED_IN_MESSAGES, Schema
 
 PATH = "/openapi.json"
@@ -52,11 +60,13 @@ class Endpoint:
 
     @property
     def keyed(self) -> bool:
-        return self.path.startswith("/v1/")
+        return is_guarded(self.path)
 
 
+_READ = (404, 429, 500, 503)
 _ASKED = (404, 409, 429, 500, 503, 507)
 _CHAT = {"messages": [{"role": "user", "content": "What is a multi-state RNN?"}], "max_tokens": 32}
+_TOKENIZE = {"messages": [{"role": "user", "content": "What is a multi-state RNN?"}]}
 _COMPLETION = {"prompt": "The sea", "max_tokens": 32, "temperature": 0}
 _SESSION = "/v1/sessions/{name}"
 _FOUND = (400, 404, 500, 503)
@@ -81,7 +91,24 @@ ENDPOINTS = (
         not_used=NOT_USED_IN_COMPLETIONS,
         example=_COMPLETION,
     ),
+    Endpoint(
+        "post",
+        "/tokenize",
+        "The tokens that a prompt or a conversation has, and the most that a request may have.",
+        errors=_READ,
+        body=TokenizeRequest,
+        example=_TOKENIZE,
+    ),
+    Endpoint(
+        "post",
+        "/detokenize",
+        "The text of tokens, with special ones.",
+        errors=_READ,
+        body=DetokenizeRequest,
+        example={"tokens": [1, 2]},
+    ),
     Endpoint("get", "/v1/models", "The model: its policy, its size and its defaults.", errors=(500, 503)),
+    Endpoint("get", "/v1/models/{model}", "The same for one name, which may have slashes.", errors=(404, 500, 503)),
     Endpoint(
         "get",
         "/v1/sessions",
@@ -112,18 +139,18 @@ ENDPOINTS = (
 
 
 def describe_api(served: Served, keyed: bool) -> dict[str, Any]:
-    """The description; `keyed`: requests to /v1 must send a key."""
+    """The description; `keyed`: requests must send a key where `is_guarded`."""
     components: dict[str, Any] = {"schemas": dict(_schemas(served))}
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in ENDPOINTS:
-        paths.setdefault(endpoint.path, {})[endpoint.method] = _operation(endpoint)
+        paths.setdefault(endpoint.path, {})[endpoint.method] = _operation(endpoint, served.name)
     info = {"title": f"msrnn: {served.name}", "version": msrnn.__version__}
     document = {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
     return add_keys(document) if keyed else document
 
 
 def add_keys(document: dict[str, Any]) -> dict[str, Any]:
-    """The description of a server whose requests to /v1 must send a key."""
+    """The description of a server whose requests must send a key, but to open paths."""
     components = {**document["components"], "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
     paths = {path: {**methods} for path, methods in document["paths"].items()}
     for endpoint in ENDPOINTS:
@@ -134,14 +161,14 @@ def add_keys(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, "components": components, "paths": paths}
 
 
-def _operation(endpoint: Endpoint) -> dict[str, Any]:
+def _operation(endpoint: Endpoint, model: str) -> dict[str, Any]:
     content: dict[str, Any] = {kind: {} for kind in endpoint.replies}
     errors = {*endpoint.errors, *_ALWAYS, *(_BODY if endpoint.body else ())}
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
         "responses": {str(endpoint.status): {"description": "The reply.", "content": content}, **_refusals(errors)},
     }
-    if parameters := [*_parameters(endpoint)]:
+    if parameters := [*_parameters(endpoint, model)]:
         operation["parameters"] = parameters
     if endpoint.body:
         content = {JSON: {"schema": _ref(endpoint.body.__name__), "example": endpoint.example}}
@@ -154,9 +181,13 @@ def _refusals(statuses: Any) -> dict[str, Any]:
     return {str(status): {"description": _STATUSES[status], "content": content} for status in sorted(statuses)}
 
 
-def _parameters(endpoint: Endpoint) -> Iterator[dict[str, Any]]:
+def _parameters(endpoint: Endpoint, model: str) -> Iterator[dict[str, Any]]:
+    if "{model}" in endpoint.path:
+        schema: dict[str, Any] = {"type": "string", "x-must": "the name of the model"}
+        yield {"name": "model", "in": "path", "required": True, "schema": schema, "example": model}
     if "{name}" in endpoint.path:
-        yield {"name": "name", "in": "path", "required": True, "schema": _NAME, "description": "the session"}
+        about = {"schema": _NAME, "description": "the session", "example": "ann"}
+        yield {"name": "name", "in": "path", "required": True, **about}
     if endpoint.paged:
         limit = {"type": "integer", "minimum": 1, "maximum": MOST, "default": USUAL}
         limit["x-must"] = must_be(limit)

@@ -11,14 +11,17 @@ from msrnn.engine.detokenizer import Detokenizer
 from msrnn.engine.session_files import Session
 from msrnn.errors import UsageError
 from msrnn.hf.chat_template import (
+    USUAL,
+    Rendering,
     check_template,
     closing,
+    count_open_tokens,
     count_system_tokens,
     encode,
     encode_first,
     encode_following,
     following,
-    render,
+    render_conversation,
 )
 from msrnn.hf.messages import Messages
 from msrnn.server.errors import ApiError, bad_value
@@ -53,7 +56,7 @@ def read_prompts(request: CompletionRequest, tokenizer: Any, begins: bool, most_
     prompts = []
     for prompt in request.prompts:
         if isinstance(prompt, str):
-            _check_fits(prompt, tokenizer, most_tokens)
+            check_fits(prompt, tokenizer, most_tokens)
             prompts.append(Prompt(encode(tokenizer, prompt, begins)[0].tolist(), prompt))
         else:
             prompts.append(Prompt(prompt, None))
@@ -81,38 +84,41 @@ def read_messages(messages: Sequence[Message]) -> Messages:
     return [{"role": role, "content": message.text} for role, message in zip(roles, messages, strict=True)]
 
 
-def _check_fits(text: str, tokenizer: Any, most_tokens: int) -> None:
+def check_fits(text: str, tokenizer: Any, most_tokens: int, param: str = "max_tokens") -> None:
     """Refuse a text that has too many tokens for certain, before it is tokenized."""
     if fewest_tokens(tokenizer, text) > most_tokens:
-        message = (
-            f"{len(text):,} characters are more than {most_tokens:,} tokens, prompt and answer together: "
-            "send a shorter text"
-        )
-        raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
+        raise too_long_error(f"{len(text):,} characters", most_tokens, param)
+
+
+def too_long_error(length: str, most_tokens: int, param: str) -> ApiError:
+    message = f"{length} are more than {most_tokens:,} tokens, prompt and answer together: send a shorter text"
+    return ApiError(400, message, param=param, code="context_length_exceeded")
 
 
 class Chat(NamedTuple):
-    """Messages of a conversation, up to where the answer begins; of a session that exists, what is new of them."""
+    """Messages of a conversation, as far as they are rendered; of a session that exists, what is new of them."""
 
     tokenizer: Any
     messages: Messages
     session: Session | None
     allow_special: bool  # contents may have special tokens
+    rendering: Rendering = USUAL
 
     def text(self, messages: Messages) -> str:
         """The messages as the chat template renders them after an answer of an existing session."""
         if self.session is None:
-            return render(self.tokenizer, messages, prompt=True)
-        return closing(self.tokenizer) + following(self.tokenizer, messages[0]["content"])
+            return render_conversation(self.tokenizer, messages, self.rendering)
+        later = following(self.tokenizer, messages[0]["content"], self.rendering)
+        return closing(self.tokenizer, self.rendering) + later
 
-    def tokens(self, most_tokens: int) -> list[int]:
+    def tokens(self, most_tokens: int, param: str = "max_tokens") -> list[int]:
         check_template(self.tokenizer)
         if self.session is not None and [message["role"] for message in self.messages] != ["user"]:
             raise UsageError("a session that has begun continues with one message of the user")
-        _check_fits(self.text(self.messages), self.tokenizer, most_tokens)
+        check_fits(self.text(self.messages), self.tokenizer, most_tokens, param)
         if self.session is None:
             return self._first_tokens()
-        end: list[int] = encode(self.tokenizer, closing(self.tokenizer), False)[0].tolist()
+        end: list[int] = encode(self.tokenizer, closing(self.tokenizer, self.rendering), False)[0].tolist()
         return [*(end[1:] if end[:1] == [self.session.last] else end), *self._following_tokens()]
 
     def count_system_tokens(self, tokens: list[int]) -> int:
@@ -121,13 +127,19 @@ class Chat(NamedTuple):
             return 0
         return count_system_tokens(self.messages, tokens, lambda other: self._replace(messages=other)._first_tokens())
 
+    def count_open_tokens(self, tokens: list[int]) -> int:
+        """How many of the tokens are those of the last message, if it is continued."""
+        if self.rendering.end != "open":
+            return 0
+        return count_open_tokens(self.messages, tokens, lambda other: self._replace(messages=other)._first_tokens())
+
     def _first_tokens(self) -> list[int]:
         if self.allow_special:
             return encode(self.tokenizer, self.text(self.messages), False)[0].tolist()
-        return encode_first(self.tokenizer, self.messages)
+        return encode_first(self.tokenizer, self.messages, self.rendering)
 
     def _following_tokens(self) -> list[int]:
         content = self.messages[0]["content"]
         if self.allow_special:
-            return encode(self.tokenizer, following(self.tokenizer, content), False)[0].tolist()
-        return encode_following(self.tokenizer, content)
+            return encode(self.tokenizer, following(self.tokenizer, content, self.rendering), False)[0].tolist()
+        return encode_following(self.tokenizer, content, self.rendering)

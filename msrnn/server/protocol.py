@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from msrnn.server.defaults import NEUTRAL
 from msrnn.server.errors import ApiError, bad_value
 from msrnn.server.fields import read_request, sampling_params
 from msrnn.server.prompts import Chat, Echo, Prompt, echo_of, read_messages, read_prompts
+from msrnn.server.renderings import read_rendering
 from msrnn.server.request_models import ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
 from msrnn.server.retention import PromptTexts, prompt_texts
 from msrnn.server.structured import find_constraint
@@ -77,11 +78,14 @@ def parse_chat(body: Any, served: Served, owner: str = "") -> Job:
     constraint = find_constraint(request)
     params = sampling_params(request, limit, served.default_tokens, served.defaults, constraint, logprobs=logprobs)
     messages = read_messages(request.messages)
-    chat = Chat(served.tokenizer, messages, session, served.allow_special)
+    allow = served.allow_special
+    rendering = read_rendering(request, served.tokenizer, messages[-1]["role"], session is None, allow)
+    chat = Chat(served.tokenizer, messages, session, allow, rendering)
     try:
         ids = chat.tokens(served.most_tokens)
     except UsageError as error:
         raise bad_value("messages", str(error)) from error
+    params = replace(params, continued=chat.count_open_tokens(ids))
     texts = partial(prompt_texts, served.tokenizer, messages=messages, render=chat.text)
     system = chat.count_system_tokens(ids) if _protects(request, served) == "system" else 0
     return _make_job(request, [Prompt(ids, None)], params, constraint, served, session, texts, system=system)

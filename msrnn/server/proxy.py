@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Proxy:
-    """The ASGI application of everything below /v1: replicas answer it."""
+    """The ASGI application of all paths that replicas answer."""
 
     def __init__(self, router: Router) -> None:
         self._router = router

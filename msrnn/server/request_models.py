@@ -5,6 +5,7 @@ Types are strict: a number is not taken from a string, nor from true. Null count
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -31,6 +32,7 @@ from msrnn.engine.session_id import NAME_PATTERN
 from msrnn.server.usual_fields import MOST_NAME, NOT_USED_IN_MESSAGES, allows
 
 MOST_MESSAGES = 10_000  # of a request, and parts of a message
+MOST_VARIABLES, DEEPEST = 10_000, 16  # characters of variables of the chat template, as JSON, and how deep it nests
 NAME_WORDS = "1 to 64 letters, digits, hyphens and underscores"
 ROLES = ("system", "developer", "user", "assistant")
 
@@ -131,6 +133,9 @@ class GenerationRequest(Body):
 
     model: Text = Field("", description="the name of the model; by default the one that is served")
     max_tokens: Annotated[int, within("max_tokens")] | None = Field(None, description="tokens of the answer, at most")
+    min_tokens: Annotated[int, within("min_tokens")] = Field(
+        0, description="tokens of the answer, at least: before, no stop token and no stop string ends it"
+    )
     temperature: Annotated[float, within("temperature")] = Field(1.0, description="0: the most likely token, always")
     top_p: Annotated[float, within("top_p")] = Field(
         1.0, description="sample among the most likely tokens that have this probability together"
@@ -255,8 +260,48 @@ class Message(Body):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class ChatRequest(GenerationRequest):
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)] = Field(
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
+
+
+def _is_small(variables: dict[str, Any]) -> dict[str, Any]:
+    """Refuse a value that is deeper or longer than templates need, before it is looked at as a whole."""
+    if _is_deeper(variables, DEEPEST) or len(text := json.dumps(variables, ensure_ascii=False)) > MOST_VARIABLES:
+        raise ValueError(f"deeper than {DEEPEST} or longer than {MOST_VARIABLES} characters")
+    _has_whole_characters(text)
+    return variables
+
+
+def _is_deeper(value: Any, than: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    parts = value.values() if isinstance(value, dict) else value
+    return than == 0 or any(_is_deeper(part, than - 1) for part in parts)
+
+
+class TemplateFields(Body):
+    """How the chat template renders messages."""
+
+    add_generation_prompt: bool | None = Field(
+        None,
+        description="begin a new answer after the messages; by default true, unless the last message is continued",
+    )
+    continue_final_message: bool | None = Field(
+        None,
+        description="continue the last message, which must be the assistant's; by default true if it is, unless "
+        "`add_generation_prompt` is given",
+    )
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_is_small)] = Field(
+        {},
+        description="variables of the model's chat template, as `enable_thinking`",
+        json_schema_extra=_must(f"an object of at most {MOST_VARIABLES:,} characters, {DEEPEST} levels deep"),
+    )
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="the variable of this name of the chat template"
+    )
+
+
+class ChatRequest(GenerationRequest, TemplateFields):
+    messages: Messages = Field(
         description="the conversation; of a session that has begun, one message of the user",
         json_schema_extra=_must(f"a list of 1 to {MOST_MESSAGES:,} messages"),
     )

@@ -65,7 +65,7 @@ class Router:
 
     def app(self) -> Starlette:
         routes = [
-            Route("/v1/{rest:path}", Proxy(self)),
+            *(Route(path, Proxy(self)) for path in ("/v1/{rest:path}", "/tokenize", "/detokenize")),
             Route("/health", self.health, methods=["GET"]),
             Route("/metrics", self.metrics, methods=["GET"]),
             Route("/version", self.version, methods=["GET"]),

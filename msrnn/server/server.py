@@ -14,10 +14,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import msrnn
-from msrnn.core.fingerprint import WEIGHTS
 from msrnn.engine.constraint import NAME
 from msrnn.engine.engine import Engine
-from msrnn.engine.lanes import LongEngine
 from msrnn.engine.requests import Request
 from msrnn.errors import SessionError, UsageError
 from msrnn.server.asgi import make_app, wait_for_disconnect
@@ -33,8 +31,9 @@ from msrnn.server.errors import (
 )
 from msrnn.server.feed import Feed, read_all, stream_reply
 from msrnn.server.keys import owner_of
-from msrnn.server.limits import RETRY_SECONDS, Limits, Parsing, read_body
+from msrnn.server.limits import RETRY_SECONDS, Checked, Limits, Parsing, read_body
 from msrnn.server.metrics import Metrics, Timer
+from msrnn.server.models import ModelEndpoints
 from msrnn.server.openapi import PATH as OPENAPI
 from msrnn.server.openapi import describe_api
 from msrnn.server.page import page_routes
@@ -44,6 +43,7 @@ from msrnn.server.replies import ChatReply, Reply
 from msrnn.server.request_log import USAGE
 from msrnn.server.sessions import SessionEndpoints
 from msrnn.server.structured import refuse_constraint
+from msrnn.server.tokenizing import TokenEndpoints
 
 
 class Server:
@@ -61,7 +61,8 @@ class Server:
         routes = [
             Route("/v1/chat/completions", self._guard(self.chat), methods=["POST"]),
             Route("/v1/completions", self._guard(self.completions), methods=["POST"]),
-            Route("/v1/models", self._guard(self.models), methods=["GET"]),
+            *ModelEndpoints(self.engine, self.served).routes(self._guard),
+            *TokenEndpoints(self.engine, self.served, self._check).routes(self._guard),
             *SessionEndpoints(self.engine, self.limits).routes(self._guard),
             Route("/health", self.health, methods=["GET"]),
             Route("/metrics", self.read_metrics, methods=["GET"]),
@@ -124,7 +125,11 @@ class Server:
                     raise refuse_constraint(error, job.constrained_by) from error
                 raise bad_input(error, fields) from error
 
-        return await self.parsing.run(await read_body(http, self.limits), make_requests, self._most - self.active)
+        return await self._check(http, make_requests)
+
+    async def _check(self, http: HttpRequest, check: Callable[[Any], Checked]) -> Checked:
+        """What a function makes of the JSON of a request, within the limits."""
+        return await self.parsing.run(await read_body(http, self.limits), check, self._most - self.active)
 
     @property
     def _most(self) -> int:
@@ -187,23 +192,6 @@ class Server:
         """End running answers with an error, after the tokens so far. Their sessions stay as they were."""
         for feed in self._feeds:
             feed.events.put_nowait(shutting_down_error())
-
-    async def models(self, _: HttpRequest) -> Response:
-        model = {"id": self.served.name, "object": "model", "created": 0, "owned_by": "msrnn"}
-        facts = self.engine.executor.facts
-        made = {name: facts.fingerprint[name] for name in ("policy", "size", "positions")}
-        if not isinstance(made["size"], int):
-            made |= {"size": facts.mean_size, "sizes": facts.sizes}
-        if WEIGHTS in facts.fingerprint:
-            made[WEIGHTS] = facts.fingerprint[WEIGHTS]
-        made["bytes"] = facts.slot_nbytes
-        if facts.recall is not None:
-            bytes_of = {"token_bytes": facts.archived_row_nbytes, "device_token_bytes": facts.index_row_nbytes}
-            made["recall"] = {**facts.recall.shown, **bytes_of}
-        if isinstance(self.engine, LongEngine):
-            long = self.engine.long_executor.facts.fingerprint
-            made["long"] = {"above": self.engine.length, "policy": long["policy"], "positions": long["positions"]}
-        return JSONResponse({"object": "list", "data": [{**model, **made, **self.served.shown}]})
 
     async def health(self, _: HttpRequest) -> Response:
         if self.draining:

@@ -25,13 +25,14 @@ PATH = "/v1/sessions"
 USUAL, MOST = 100, 1000  # sessions on a page of the list
 
 Endpoint = Callable[[HttpRequest], Any]
+Guard = Callable[[Endpoint], Endpoint]  # what a server puts around each endpoint
 
 
 class SessionEndpoints:
     def __init__(self, engine: Engine, limits: Limits) -> None:
         self.engine, self.limits = engine, limits
 
-    def routes(self, guard: Callable[[Endpoint], Endpoint]) -> list[Route]:
+    def routes(self, guard: Guard) -> list[Route]:
         return [
             Route(PATH, guard(self.list), methods=["GET"]),
             Route(f"{PATH}/{{name}}", guard(self.show), methods=["GET"]),

@@ -92,7 +92,7 @@ def serve(
     host, port         the address to listen on; port 0 takes a free one
     slots              batch slots: answers that are generated at once; by default as many as fit, 8 on a CPU
     served_model_name  the name of the model in the API; by default its own
-    api_key            a key that requests to /v1 must have, or several
+    api_key            a key that requests to /v1, /tokenize and /detokenize must have, or several
     allowed_host       without a key: names by which the server may be asked, too
     cors_origin        origins of web pages that may use the server, as "http://localhost:3000"
     sessions           a folder where sessions survive a restart; `session_bytes` and `session_days` limit them

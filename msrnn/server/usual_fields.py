@@ -22,7 +22,6 @@ _ANYWHERE: dict[str, Schema] = {
     "service_tier": _only("auto", "default"),
     "safety_identifier": _NAME,
     "prompt_cache_key": _NAME,
-    "min_tokens": _only(0),
     "use_beam_search": _only(False),
     "length_penalty": _only(1, 1.0),
     "early_stopping": _only(False),
@@ -43,11 +42,8 @@ NOT_USED_IN_CHATS: dict[str, Schema] = {
     "modalities": _only(["text"]),
     "verbosity": _only("medium"),
     "echo": _only(False),
-    "add_generation_prompt": _only(True),
-    "continue_final_message": _only(False),
     "add_special_tokens": _only(False),
     "documents": _only([]),
-    "chat_template_kwargs": _only({}),
 }
 NOT_USED_IN_COMPLETIONS: dict[str, Schema] = {
     **_ANYWHERE,

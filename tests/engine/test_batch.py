@@ -44,7 +44,7 @@ def join(batch: Batch, executor: FakeExecutor, prompt: list[int], retention: int
     request = Request(prompt, SamplingParams(**params), retention=retention)
     state = executor.new_state()
     executor.read(state, prompt)
-    sampler = executor.new_sampler(state, request.params, 0, prompt)
+    sampler = executor.new_sampler(state, request.params, 0, prompt, ())
     numbers = range(request.params.n)
     batch.join([RunningAnswer(request, i, prompt, 0, None, frozenset(), sampler) for i in numbers], state)
     return request

@@ -56,6 +56,7 @@ def test_constraints_are_values() -> None:
         (lambda: Constraint("yaml", "a"), "kind='yaml'"),  # type: ignore[arg-type]
         (lambda: SamplingParams(constraint="a+"), "must be a Constraint; make one"),  # type: ignore[arg-type]
         (lambda: SamplingParams(constraint=Constraint.regex("a"), ignore_eos=True), "leave ignore_eos out"),
+        (lambda: SamplingParams(constraint=Constraint.regex("a"), min_tokens=3), "leave min_tokens out"),
     ],
 )
 def test_what_is_refused(make: Any, message: str) -> None:

@@ -139,3 +139,43 @@ def test_stop_strings_do_not_depend_on_how_a_text_is_split(text: str, stops: lis
         if stream.stopped:
             break
     assert found + stream.end() == "".join(alone)
+
+
+class Words:
+    """Writes a space between two tokens, and none before the first."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        return " ".join(f"w{token}" for token in ids)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 40])
+def test_text_that_goes_on_has_the_space_before_it(count: int) -> None:
+    before, new = [*range(count)], [*range(count, 60)]
+    decoder = Detokenizer(Words(), before=before)
+    assert "".join(map(decoder.put, new)) + decoder.end() == " " + Words().decode(new)
+    stream = TextStream(Words(), ["w0", " w50"], before)
+    text = "".join(stream.put(token) for token in new if stream.stopped is None)
+    assert text == " " + Words().decode([*range(count, 50)])
+    assert stream.stopped == " w50"
+
+
+@given(
+    st.text("ab", max_size=14),
+    st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.integers(0, 8),
+)
+def test_no_stop_string_ends_a_text_before_its_least_tokens(text: str, stops: list[str], least: int) -> None:
+    """It ends with the first one that ends with the last of these tokens or later; nothing of that one is shown."""
+    stream = TextStream(Bytes(), stops, least=least)
+    shown = ""
+    for letter in text:
+        if stream.stopped is None:
+            shown += stream.put(ord(letter))
+    shown += stream.end()
+    ends = (end for end in range(max(1, least), len(text) + 1) if text[:end].endswith(tuple(stops)))
+    end = next(ends, None)
+    if end is None:
+        assert (shown, stream.stopped) == (text, None)
+    else:
+        longest = max((stop for stop in stops if text[:end].endswith(stop)), key=len)
+        assert (shown, stream.stopped) == (text[: end - len(longest)], longest)

@@ -286,3 +286,16 @@ def test_long_answers_protect_their_prompt(pair: Pair) -> None:
     assert tokens(request) != pair[1].generate(prompt, **how)[0, 4:].tolist()
     with pytest.raises(UsageError, match="9 tokens: 8 fit"):
         engine.request([*range(5, 14)], params(max_tokens=70), protect="prompt")
+
+
+def test_the_longest_text_is_that_of_the_lane_that_would_answer(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make(pair)
+    assert (engine.find_longest(50), engine.find_longest(5000)) == (50, 5000)
+    for limit, expected in ((200, 200), (LENGTH, LENGTH), (10, LENGTH)):
+
+        def check_length(tokens: int, limit: int = limit) -> None:
+            if tokens > limit:
+                raise UsageError("too long")
+
+        monkeypatch.setattr(engine.long_executor, "check_length", check_length)
+        assert engine.find_longest(5000) == expected

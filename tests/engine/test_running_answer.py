@@ -15,7 +15,8 @@ SCORED = Logprobs(-0.5, [(5, -0.5)])
 
 def start(prompt: list[int] | None = None, tokenizer: Any = None, retention: int = 0, **params: Any) -> RunningAnswer:
     request = Request(prompt or [5, 6], SamplingParams(**params), retention=retention)
-    return RunningAnswer(request, 0, request.prompt, 0, tokenizer, frozenset({OWN_STOP}), object())
+    stops = frozenset({OWN_STOP, *request.params.stop_token_ids})
+    return RunningAnswer(request, 0, request.prompt, 0, tokenizer, stops, object())
 
 
 def test_each_answer_has_a_seed_of_its_own() -> None:

@@ -155,3 +155,31 @@ def test_logits_that_are_not_finite_are_no_token() -> None:
     tokens = choose(values, [sampler(temperature=1.0) for _ in range(3)]).tokens.tolist()
     assert tokens[0] >= 0
     assert tokens[1:] == [NOT_FINITE, NOT_FINITE]
+
+
+def test_stop_tokens_are_not_chosen_before_the_least_tokens() -> None:
+    best = logits()[0].topk(4).indices.tolist()
+    ways: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 1, "top_k": 1},
+        {"temperature": 5, "logit_bias": {best[0]: 100}},
+        {"temperature": 1, "top_p": 1e-6, "min_p": 1.0},
+    ]
+    for way in ways:
+        row = SequenceSampler(SamplingParams(min_tokens=2, **way), 1, [1], VOCABULARY, CPU, best[:2])
+        first, second, third = (int(choose(logits(), [row]).tokens) for _ in range(3))
+        assert not {first, second} & {*best[:2]}
+        assert third == best[0]  # no longer masked
+
+
+def test_stop_tokens_that_the_model_does_not_have() -> None:
+    row = SequenceSampler(SamplingParams(min_tokens=1, temperature=0), 1, [1], VOCABULARY, CPU, [VOCABULARY, 10**6])
+    assert row.is_plain
+    assert int(choose(logits(), [row]).tokens) == int(logits().argmax())
+
+
+def test_a_masked_row_and_its_neighbours() -> None:
+    every, best = logits(3), logits(3).argmax(-1).tolist()
+    rows = [SequenceSampler(SamplingParams(min_tokens=n, temperature=0), 1, [1], VOCABULARY, CPU, best) for n in (0, 1)]
+    assert choose(every, [rows[0], rows[1], sampler(temperature=0)]).tokens.tolist()[::2] == best[::2]
+    assert rows[1].is_plain  # it costs nothing from then on

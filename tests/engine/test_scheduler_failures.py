@@ -57,8 +57,8 @@ def test_an_answer_that_cannot_be_sampled_fails_alone(executor: FakeExecutor) ->
 def test_a_sampler_that_cannot_be_made_fails_alone(executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     make = executor.new_sampler
 
-    def failing(state: Any, params: SamplingParams, seed: int, prompt: list[int]) -> Any:
-        return make(state, params, seed, prompt) if prompt != [9] else 1 / 0
+    def failing(state: Any, params: SamplingParams, seed: int, prompt: list[int], *more: Any) -> Any:
+        return make(state, params, seed, prompt, *more) if prompt != [9] else 1 / 0
 
     monkeypatch.setattr(executor, "new_sampler", failing)
     engine = Engine(executor)

@@ -33,6 +33,7 @@ _text = _is(str, lambda value: "\ud800" not in value)
 COMMON: dict[str, Valid] = {
     "model": _never,
     "max_tokens": _is(int, lambda value: 1 <= value < 1900),
+    "min_tokens": _is(int, lambda value: 0 <= value <= 1),  # at most `max_tokens`
     "temperature": _number(0, 100),
     "top_p": _number(1e-6, 1),
     "top_k": _is(int, lambda value: 0 <= value < 2**31),
@@ -66,6 +67,10 @@ CHAT = {
     "max_completion_tokens": COMMON["max_tokens"],
     "logprobs": _is(bool),
     "top_logprobs": _never,  # without `logprobs`
+    "add_generation_prompt": _is(bool),
+    "continue_final_message": lambda value: value is False,  # the last message is the user's
+    "chat_template_kwargs": lambda value: value == {},
+    "reasoning_effort": _never,  # the template has none
     "tools": lambda value: value == [],
     "prompt": _never,
 }

@@ -16,6 +16,11 @@ TEMPLATE = (
     "{% if m['role'] == 'assistant' %}<model>{% else %}<{{ m['role'] }}>{% endif %}{{ m['content'] }}<end>\n"
     "{% endfor %}{% if add_generation_prompt %}<model>{% endif %}"
 )
+THINKING = (  # with two variables: one that the answer begins with, and one that the conversation begins with
+    TEMPLATE.replace(
+        "{% if add_generation_prompt %}<model>", "{% if add_generation_prompt %}<model>{{ mood }}"
+    ).replace("<s>{%", "<s>{% if reasoning_effort %}[{{ reasoning_effort }}]{% endif %}{%", 1)
+)
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:

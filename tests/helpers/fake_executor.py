@@ -6,7 +6,7 @@ So an answer is right only if its slot has read exactly its own tokens, once eac
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,7 @@ class FakeState:
 class FakeSampler:
     params: SamplingParams
     broken: bool
+    stops: Collection[int]
 
     def choose(self, tokens: Sequence[int]) -> int:
         return FAILED if self.broken else next_token(tokens)
@@ -179,10 +180,11 @@ class FakeExecutor(Executor):
         params: SamplingParams,
         seed: int,
         prompt: Sequence[int],
+        stops: Collection[int],
         matcher: Matcher | None = None,
     ) -> Sampler:
         assert state.has_logits
-        return FakeSampler(params, prompt[0] in self.broken)
+        return FakeSampler(params, prompt[0] in self.broken, stops)
 
     def put(self, slot: int, state: StateHandle, samplers: Sequence[Sampler]) -> FakeTokens:
         mine = self._own(state)

@@ -285,6 +285,7 @@ def compare_engines(
 ) -> None:
     """An engine over all processes and one of this process alone give the same answers, also after a restart."""
     params = msrnn.SamplingParams(temperature=0.7, seed=3, max_tokens=6, ignore_eos=True)
+    eager = msrnn.SamplingParams(max_tokens=6, min_tokens=3, seed=3, stop_token_ids=[5], logit_bias={5: 100})
     turns = [prompts[2], prompts[0], prompts[3]]
     found: dict[str, list[Any]] = {"mine": [], "theirs": []}
     for start in range(2):  # the second one begins after a restart
@@ -299,6 +300,9 @@ def compare_engines(
         engines["theirs"] = msrnn.Engine(theirs, slots=3, prompt_tokens=7, sessions=apart)
         for name, engine in engines.items():
             requests = engine.generate(prompts + prompts[:2], params, progress=False)
+            stopped = engine.generate(prompts[:2], eager, progress=False)
+            assert [len(request.answers[0].tokens) for request in stopped] == [eager.min_tokens] * 2
+            requests += stopped
             for turn in turns[2 * start : 2 * start + 2]:
                 requests.append(engine.request(turn, params, "talk", protect=2))
                 engine.add(requests[-1])

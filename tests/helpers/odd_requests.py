@@ -23,6 +23,7 @@ def _numbers(*values: float, least: float, most: float) -> st.SearchStrategy[flo
 COMMON: dict[str, st.SearchStrategy[Any]] = {
     "model": st.just("tiny"),
     "max_tokens": st.integers(1, 6),
+    "min_tokens": st.integers(0, 1),
     "temperature": _numbers(TINY, 1e-300, 1e-6, 1, least=0, most=100),
     "top_p": _numbers(0.5, least=1e-6, most=1),
     "top_k": st.one_of(st.integers(-1, 5), st.just(2**31 - 1)),
@@ -50,6 +51,7 @@ CHAT = {
     **COMMON,
     "logprobs": st.booleans(),
     "response_format": st.just({"type": "text"}),
+    "add_generation_prompt": st.booleans(),
     "tools": st.just([]),
     "tool_choice": st.just("none"),
     "store": st.just(False),
@@ -76,7 +78,7 @@ def requests(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         before = [] if "session_id" in body else draw(st.sampled_from([[], [{"role": "system", "content": "<s>"}]]))
         return "/v1/chat/completions", {**body, "messages": [*before, user]}
     if body.get("echo"):
-        body["max_tokens"] = draw(st.integers(1 if "session_id" in body else 0, 2))
+        body["max_tokens"] = draw(st.integers(1 if {"session_id", "min_tokens"} & {*body} else 0, 2))
         if "session_id" in body:
             body.pop("logprobs", None)
     one = st.one_of(TEXTS.map("a".__add__), IDS)  # a tokenizer may have no token for a character

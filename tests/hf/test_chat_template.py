@@ -1,12 +1,25 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 
 from msrnn.errors import UsageError
-from msrnn.hf.chat_template import count_system_tokens, encode_first, opening
-from tests.helpers.characters import character_tokenizer
+from msrnn.hf.chat_template import (
+    Rendering,
+    changes_beginning,
+    check_variables,
+    closing,
+    count_open_tokens,
+    count_system_tokens,
+    encode_first,
+    encode_following,
+    following,
+    opening,
+    render_conversation,
+)
+from tests.helpers.characters import END, TEMPLATE, THINKING, character_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -40,3 +53,128 @@ def test_without_a_system_message_there_is_none() -> None:
     messages = [{"role": "user", "content": "hello"}]
     assert count_system_tokens(messages, encode_first(tokenizer, messages), partial(encode_first, tokenizer)) == 0
     assert count_system_tokens([SYSTEM], [1, 2, 3], partial(encode_first, tokenizer)) == 3
+
+
+def thinking() -> Any:
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = THINKING
+    return tokenizer
+
+
+def as_messages(*contents: str) -> list[dict[str, str]]:
+    roles = ["user", "assistant"] * len(contents)
+    return [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
+
+
+BEGINNING = "<s><system>be kind<end>\n<user>hi<end>\n"
+
+
+def test_where_a_rendered_text_ends() -> None:
+    tokenizer = character_tokenizer()
+    ends: Any = {
+        "answer": BEGINNING + "<model>so<end>\n<model>",
+        "closed": BEGINNING + "<model>so<end>\n",
+        "open": BEGINNING + "<model>so",
+    }
+    for end, text in ends.items():
+        rendering = Rendering(end)
+        assert render_conversation(tokenizer, as_messages("hi", "so"), rendering) == text
+        ids = encode_first(tokenizer, as_messages("hi", "so"), rendering)
+        assert ids == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("content", ["e", "\n", "<end>", "<model>", "hi", "be kind", "", " ", "a ", "end>"])
+def test_an_open_message_ends_with_its_content(content: str) -> None:
+    """Not with the last place where the text of the template has the same characters."""
+    tokenizer = character_tokenizer()
+    messages, rendering = as_messages("hi", content), Rendering("open")
+    assert render_conversation(tokenizer, messages, rendering) == f"{BEGINNING}<model>{content}"
+    ids = encode_first(tokenizer, messages, rendering)
+    assert tokenizer.decode(ids) == f"{BEGINNING}<model>{content}"
+    assert ids.count(END) == 2  # those of the template: contents are text
+
+
+def test_an_open_message_that_the_template_strips() -> None:
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = TEMPLATE.replace("m['content']", "m['content'].strip()")
+    assert render_conversation(tokenizer, as_messages("hi", " so "), Rendering("open")) == f"{BEGINNING}<model>so"
+    tokenizer.chat_template = TEMPLATE.replace("m['content']", "m['content'].upper()")
+    with pytest.raises(UsageError, match="changes messages, so the last one cannot be continued"):
+        render_conversation(tokenizer, as_messages("hi", "so"), Rendering("open"))
+
+
+def test_variables_of_a_template() -> None:
+    tokenizer, rendering = thinking(), Rendering(variables={"mood": "glad:", "reasoning_effort": "low"})
+    text = render_conversation(tokenizer, as_messages("hi"), rendering)
+    assert text == BEGINNING.replace("<s>", "<s>[low]") + "<model>glad:"
+    assert tokenizer.decode(encode_first(tokenizer, as_messages("hi"), rendering)) == text
+    later = following(tokenizer, "on", rendering)
+    assert (closing(tokenizer, rendering), later) == ("<end>\n", "<user>on<end>\n<model>glad:")
+    assert tokenizer.decode(encode_following(tokenizer, "on", rendering)) == later
+    assert following(tokenizer, "on", Rendering("closed", {"mood": "glad:"})) == "<user>on<end>\n"
+
+
+def test_variables_that_change_the_beginning() -> None:
+    assert changes_beginning(thinking(), {"reasoning_effort": "low"})
+    assert not changes_beginning(thinking(), {"mood": "glad"})
+    assert not changes_beginning(thinking(), {"reasoning_effort": ""})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["chat_template", "tokenize", "messages", "tools", "add_generation_prompt", "return_dict", "bos_token", "kwargs"],
+)
+def test_variables_that_a_template_has_already(name: str) -> None:
+    with pytest.raises(UsageError, match=f"variable '{name}': chat templates have it already; leave it out"):
+        check_variables(thinking(), {name: "x"}, allow_special=True)
+
+
+@pytest.mark.parametrize("name", ["enable_thinking", "moo", "mood ", "", "be kind", "m['content']", "x" * 9999])
+def test_variables_that_a_template_ignores(name: str) -> None:
+    with pytest.raises(UsageError, match="this model's chat template does not use it; leave it out") as error:
+        check_variables(thinking(), {name: "x"}, allow_special=True)
+    assert len(str(error.value)) < 250
+
+
+@pytest.mark.parametrize("value", ["<end>", "a<end>", ["<end>"], {"<end>": 1}, {"a": [{"b": "x<end>y"}]}])
+def test_a_variable_cannot_write_special_tokens(value: Any) -> None:
+    with pytest.raises(UsageError, match="variable 'mood': has the text of a special token"):
+        check_variables(thinking(), {"mood": value}, allow_special=False)
+    check_variables(thinking(), {"mood": value}, allow_special=True)
+
+
+@pytest.mark.parametrize(
+    ("template", "used"),
+    [
+        ("{{ mood }}", True),
+        ("{% if not mood is defined %}{% set mood = 'glad' %}{% endif %}{{ mood }}", True),
+        ("{% set mood = mood if mood is defined else 'glad' %}{{ mood }}", True),
+        ("{% if mood is defined and mood is false %}a{% endif %}", True),
+        ("{% for m in messages %}{% generation %}{{ mood }}{% endgeneration %}{% continue %}{% endfor %}", True),
+        ("{% macro write(x) %}{{ x }}{{ mood }}{% endmacro %}{{ write(messages) }}", True),
+        ("in a good mood {# mood #}", False),
+        ("{% for mood in messages %}{{ mood }}{% endfor %}", False),
+        ("{{ messages[0].mood }}{{ messages[0]['mood'] }}{% set mood = 1 %}{{ mood }}", False),
+    ],
+)
+def test_the_variables_that_a_template_reads(template: str, used: bool) -> None:
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = template
+    if used:
+        check_variables(tokenizer, {"mood": "glad"}, allow_special=False)
+        return
+    with pytest.raises(UsageError, match="variable 'mood': this model's chat template does not use it"):
+        check_variables(tokenizer, {"mood": "glad"}, allow_special=False)
+
+
+def test_variables_that_are_fine() -> None:
+    check_variables(thinking(), {"mood": [1, None, "end", {"a": True}], "reasoning_effort": "low"}, allow_special=False)
+
+
+@pytest.mark.parametrize("content", ["so", "0", "1", "", "<end>", "hi"])
+def test_the_tokens_of_an_open_message(content: str) -> None:
+    tokenizer, messages = character_tokenizer(), as_messages("hi", content)
+    encode_again = partial(encode_first, tokenizer, rendering=Rendering("open"))
+    tokens = encode_again(messages)
+    count = count_open_tokens(messages, tokens, encode_again)
+    assert tokenizer.decode(tokens[len(tokens) - count :]) == content

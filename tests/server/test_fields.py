@@ -25,7 +25,6 @@ USUAL: dict[str, list[Any]] = {
     "service_tier": ["auto", "default"],
     "safety_identifier": ["someone"],
     "prompt_cache_key": ["key"],
-    "min_tokens": [0],
     "use_beam_search": [False],
     "length_penalty": [1, 1.0],
     "early_stopping": [False],
@@ -47,11 +46,8 @@ IN_CHATS: dict[str, list[Any]] = {
     "modalities": [["text"]],
     "verbosity": ["medium"],
     "echo": [False],
-    "add_generation_prompt": [True],
-    "continue_final_message": [False],
     "add_special_tokens": [False],
     "documents": [[]],
-    "chat_template_kwargs": [{}],
 }
 IN_COMPLETIONS: dict[str, list[Any]] = {**USUAL, "suffix": [""], "add_special_tokens": [True]}
 OTHERS = [5, -1, 0.5, True, False, "", "x", "json", [], ["audio"], [{"a": 1}], {}, {"type": "json_object"}]

@@ -23,7 +23,7 @@ from msrnn.server.server import Server
 from tests.helpers.live_server import KEY, served_by
 from tests.helpers.replicas_here import Local, with_router
 
-WRONG = {"n": "x", "guided_json": 5}  # elsewhere, an object that no field takes
+WRONG = {"n": "x", "chat_template_kwargs": "x", "guided_json": 5}  # elsewhere, an object that no field takes
 NEEDED: dict[str, dict[str, Any]] = {
     "stream_options": {"stream": True},
     "retention": {"stream": True},
@@ -43,6 +43,10 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, A
             yield path, method, operation
 
 
+def fill(path: str) -> str:
+    return path.replace("{name}", "ann").replace("{model}", "tiny")
+
+
 def asked(engine: msrnn.Engine, limits: Limits, *requests: tuple[str, str, Any]) -> list[httpx.Response]:
     """Answers of an application, without a socket."""
 
@@ -57,7 +61,7 @@ def asked(engine: msrnn.Engine, limits: Limits, *requests: tuple[str, str, Any])
 def test_every_route_is_described_and_nothing_else(engine: msrnn.Engine, document: dict[str, Any]) -> None:
     routes = Server(engine, served_by(engine), Limits()).app().routes
     found = {
-        (route.path, method.lower())
+        (route.path_format, method.lower())
         for route in routes
         if isinstance(route, Route)
         for method in (route.methods or set()) - {"HEAD"}
@@ -75,7 +79,7 @@ def test_the_examples_work(engine: msrnn.Engine, document: dict[str, Any]) -> No
     requests = []
     for path, method, operation in described:
         body = operation.get("requestBody", {"content": {}})["content"].get("application/json", {}).get("example")
-        requests.append((method, path.replace("{name}", "ann"), body))
+        requests.append((method, fill(path), body))
     _, *answers = asked(engine, Limits(), first, *requests)
     for (path, method, operation), answer in zip(described, answers, strict=True):
         assert str(answer.status_code) in operation["responses"], f"{method} {path}: {answer.text}"
@@ -126,7 +130,7 @@ def test_keys_are_asked_for_where_the_description_says_so(engine: msrnn.Engine) 
     limits = Limits(keys=[KEY])
     document = asked(engine, limits, ("get", "/openapi.json", None))[0].json()
     described = [*operations(document)]
-    answers = asked(engine, limits, *((method, path.replace("{name}", "ann"), None) for path, method, _ in described))
+    answers = asked(engine, limits, *((method, fill(path), None) for path, method, _ in described))
     assert {"401" in operation["responses"] for _, _, operation in described} == {True, False}
     for (path, method, operation), answer in zip(described, answers, strict=True):
         assert ("security" in operation) == ("401" in operation["responses"]) == (answer.status_code == 401), (

@@ -54,7 +54,8 @@ function references(part) {
 function curl(method, path, operation) {
   const words = ["curl"], example = operation.requestBody?.content["application/json"].example;
   if (method !== "get" && !example) words.push("-X", method.toUpperCase());
-  words.push(location.origin + path.replace("{name}", "ann"));
+  for (const { name, example } of operation.parameters ?? []) path = path.replace(`{${name}}`, example);
+  words.push(location.origin + path);
   if (operation.security) words.push('-H "Authorization: Bearer $KEY"');
   if (!example) return words.join(" ");
   const body = JSON.stringify(example).replaceAll("'", "'\\''");

@@ -1,0 +1,38 @@
+"""Answers to paths that a server does not have: what there is, and why endpoints of other servers are missing."""
+
+from __future__ import annotations
+
+from msrnn.server.errors import ApiError
+from msrnn.server.openapi import ENDPOINTS
+
+_EMBEDDING = "this server generates text, and its model computes no embeddings: use a server with an embedding model"
+_SOUND = "this server reads and writes text only: use a server with a model for speech"
+_IMAGES = "this server reads and writes text only: use a server with a model for images"
+_FILES = "this server keeps no files and runs no jobs: send each request by itself"
+NOT_SERVED = {
+    "/v1/embeddings": _EMBEDDING,
+    "/v1/rerank": _EMBEDDING,
+    "/v1/score": _EMBEDDING,
+    "/v1/moderations": "this server has no moderation model: use a server that has one",
+    "/v1/audio": _SOUND,
+    "/v1/realtime": _SOUND,
+    "/v1/images": _IMAGES,
+    "/v1/videos": _IMAGES,
+    "/v1/files": _FILES,
+    "/v1/uploads": _FILES,
+    "/v1/batches": _FILES,
+    "/v1/vector_stores": _FILES,
+    "/v1/fine_tuning": "this server does not train its model",
+    "/v1/assistants": "this server keeps conversations as sessions: send session_id to /v1/chat/completions",
+    "/v1/threads": "this server keeps conversations as sessions: send session_id to /v1/chat/completions",
+    "/v1/conversations": "this server keeps conversations as sessions: send session_id to /v1/chat/completions",
+}
+
+
+def missing_path_error(path: str) -> ApiError:
+    """The answer to a path that is not there, and to what is below the path of an endpoint that is not served."""
+    known = next((one for one in NOT_SERVED if path == one or path.startswith(f"{one}/")), None)
+    if known is not None:
+        return ApiError(404, f"{known} is not supported: {NOT_SERVED[known]}", code="unsupported_endpoint")
+    paths = ", ".join(f"{one.method.upper()} {one.path}" for one in ENDPOINTS)
+    return ApiError(404, f"{path!r:.100}: there is no such path; there are {paths}", code="not_found")
