@@ -62,12 +62,14 @@ class Pages:
         return self._single[page]
 
     def read(
-        self, page: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, chunk: int, backend: Backend
+        self, page: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, backend: Backend
     ) -> Tensor:
         """Read the next T tokens of a request: query [T, H, D], key and value [T, K, D] -> [T, H, Dv]."""
         slots = self.view(page)
         heads_first = (x.transpose(0, 1)[None] for x in (query, key, value))
-        return attend(slots, *heads_first, slots.advance(len(query), None), scoring, chunk, backend)[0]
+        return attend(
+            slots, *heads_first, slots.advance(len(query), None), scoring, backend.default_chunk, backend
+        )[0]
 
     def step(
         self, pages: Tensor, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, backend: Backend

@@ -20,7 +20,11 @@ from msrnn.integrations.vllm_pages import Pages
 
 
 class BoundedAttention(AttentionImpl[BoundedMetadata]):
-    """Append, attend, observe and evict, in place of vLLM's attention over a growing cache."""
+    """Append, attend, observe and evict, in place of vLLM's attention over a growing cache.
+
+    On a CPU, requests are computed one after the other, each in its own page. On other devices, decode steps are
+    computed together.
+    """
 
     def __init__(
         self,
@@ -85,20 +89,12 @@ class BoundedAttention(AttentionImpl[BoundedMetadata]):
         for reading in attn_metadata.readings:
             if reading.begin == 0:
                 pages.clear(reading.page)
-        together = [r for r in attn_metadata.readings if r.stop - r.start == 1] if query.device.type != "cpu" else []
-        if together:
-            tokens = torch.tensor([r.start for r in together], device=query.device)
-            numbers = torch.tensor([r.page for r in together], device=query.device)
+        for tokens, numbers in attn_metadata.divide(together=query.device.type != "cpu"):
             rows = (x[tokens] for x in (query, key, value))
-            output[tokens] = pages.step(numbers, *rows, self.scoring, self._backend).to(output.dtype)
-        for reading in attn_metadata.readings:
-            if together and reading.stop - reading.start == 1:
-                continue
-            new = slice(reading.start, reading.stop)
-            rows = (x[new] for x in (query, key, value))
-            output[new] = pages.read(
-                reading.page, *rows, self.scoring, self._backend.default_chunk, self._backend
-            )
+            if isinstance(numbers, int):
+                output[tokens] = pages.read(numbers, *rows, self.scoring, self._backend)
+            else:
+                output[tokens] = pages.step(numbers, *rows, self.scoring, self._backend)
         return output
 
     def do_kv_cache_update(self, *_: Any) -> None:

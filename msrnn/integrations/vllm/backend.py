@@ -46,10 +46,6 @@ class CPUBackend(CPUAttentionBackend):
         return BoundedMetadataBuilder if Chosen.find() else super().get_builder_cls()
 
     @classmethod
-    def get_supported_head_sizes(cls) -> list[int]:
-        return [] if Chosen.find() else super().get_supported_head_sizes()
-
-    @classmethod
     def customize_spec(cls, spec: Any) -> Any:
         options = Chosen.find()
         return bound_spec(spec, options.bound) if options else super().customize_spec(spec)

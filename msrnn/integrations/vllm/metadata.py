@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from vllm.v1.attention.backend import (
     AttentionCGSupport,
     AttentionMetadata,
@@ -29,12 +31,27 @@ class Reading:
     start: int
     stop: int
 
+    @property
+    def is_step(self) -> bool:
+        return self.stop - self.start == 1
+
 
 @dataclass(frozen=True)
 class BoundedMetadata(AttentionMetadata):
     """The readings of a step."""
 
     readings: tuple[Reading, ...]
+    device: torch.device
+
+    def divide(self, together: bool) -> Iterator[tuple[slice | Tensor, int | Tensor]]:
+        """The tokens that are computed by one call, with their page; with `together`, all decode steps with theirs."""
+        alone = [one for one in self.readings if not (together and one.is_step)]
+        if len(alone) < len(self.readings):
+            steps = [[one.start, one.page] for one in self.readings if one.is_step]
+            tokens, pages = torch.tensor(steps, device=self.device).unbind(1)
+            yield tokens, pages
+        for one in alone:
+            yield slice(one.start, one.stop), one.page
 
 
 class BoundedMetadataBuilder(AttentionMetadataBuilder[BoundedMetadata]):
@@ -72,7 +89,7 @@ class BoundedMetadataBuilder(AttentionMetadataBuilder[BoundedMetadata]):
         )
         for reading in readings:
             self._follow(reading)
-        return BoundedMetadata(readings)
+        return BoundedMetadata(readings, self.device)
 
     def _follow(self, reading: Reading) -> None:
         before = self._read.get(reading.page, 0)
