@@ -21,6 +21,7 @@ from tests.helpers.tiny import FAMILIES, build
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
+torch.set_num_threads(1)  # vLLM takes this function away; tiny products are slower in more threads
 vllm = pytest.importorskip("vllm", reason="vLLM is not installed: pip install 'msrnn[vllm]'")
 
 # Heads of vLLM's own attention on a CPU have 32 dimensions at least.
@@ -75,9 +76,21 @@ def open_llm(model: str, options: dict[str, Any] | None = None, **more: Any) -> 
         yield llm
     finally:
         sys.modules.update(hidden)
+        if llm is not None:
+            llm.llm_engine.engine_core.shutdown()
         del llm
         gc.collect()
         cleanup_dist_env_and_memory()
+
+
+def make_config(model: str, options: dict[str, Any] | None, **more: Any) -> Any:
+    """vLLM's configuration, as it makes it of these arguments."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    given: dict[str, Any] = {"dtype": "float32", "max_model_len": LENGTH, "skip_tokenizer_init": True, **more}
+    if options is not None:
+        given["additional_config"] = {"msrnn": options}
+    return EngineArgs(model=model, **given).create_engine_config()
 
 
 def draw_prompts(count: int, longest: int, seed: int = 0, vocabulary: int = 97) -> list[list[int]]:
@@ -86,7 +99,9 @@ def draw_prompts(count: int, longest: int, seed: int = 0, vocabulary: int = 97) 
     return [[chance.randrange(3, vocabulary) for _ in range(chance.randint(1, longest))] for _ in range(count)]
 
 
-def serve(llm: Any, prompts: Sequence[list[int]], answer: int, preempt_at: Sequence[int] = ()) -> Served:
+def serve(
+    llm: Any, prompts: Sequence[list[int]], answer: int, preempt_at: Sequence[int] = (), positions: bool = True
+) -> Served:
     """Greedy answers to prompts that arrive at random steps; all running requests are preempted at some steps."""
     from vllm import SamplingParams
 
@@ -108,7 +123,8 @@ def serve(llm: Any, prompts: Sequence[list[int]], answer: int, preempt_at: Seque
             if output.finished:  # no step has used its page since
                 number = output.request_id
                 tokens = list(output.outputs[0].token_ids)
-                answers[number] = Answer(tokens, read_positions(llm, blocks[number]), preemptions[number])
+                held = read_positions(llm, blocks[number]) if positions else []
+                answers[number] = Answer(tokens, held, preemptions[number])
         for request in scheduler.running:
             number = request.request_id.partition("-")[0]  # vLLM appends a random part
             blocks[number] = scheduler.kv_cache_manager.get_block_ids(request.request_id)[0][0]
