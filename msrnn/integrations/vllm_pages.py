@@ -61,15 +61,12 @@ class Pages:
             self._single[page] = self.slots.view(slice(page, page + 1))
         return self._single[page]
 
-    def read(
-        self, page: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, backend: Backend
-    ) -> Tensor:
+    def read(self, page: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, backend: Backend) -> Tensor:
         """Read the next T tokens of a request: query [T, H, D], key and value [T, K, D] -> [T, H, Dv]."""
         slots = self.view(page)
-        heads_first = (x.transpose(0, 1)[None] for x in (query, key, value))
-        return attend(
-            slots, *heads_first, slots.advance(len(query), None), scoring, backend.default_chunk, backend
-        )[0]
+        q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
+        position = slots.advance(len(query), None)
+        return attend(slots, q, k, v, position, scoring, backend.default_chunk, backend)[0]
 
     def step(
         self, pages: Tensor, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, backend: Backend
@@ -82,8 +79,7 @@ class Pages:
         position = torch.full((N,), -1, dtype=torch.int32, device=query.device)
         position[pages] = self.slots.seen[pages].to(torch.int32)
         self.slots.seen[pages] += 1
-        spread = (x.new_zeros(N, *x.shape[1:]).index_copy(0, pages, x) for x in (query, key, value))
-        q, k, v = spread
+        q, k, v = (x.new_zeros(N, *x.shape[1:]).index_copy(0, pages, x) for x in (query, key, value))
         return backend.decode(self.slots, q.unflatten(1, (K, -1)), k, v, position, scoring)[pages].flatten(1, 2)
 
     def clear(self, page: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ SHAPE = LayerShape(heads=6, kv_heads=2, key_dim=16, value_dim=8, dtype=torch.flo
 SCORING = Scoring(0.25)
 POLICIES = ("tova", "h2o", "window+2", "echo", "random", "tova~20")
 SIZE = 9
+Rows = tuple[Tensor, Tensor, Tensor]  # query, key, value
 
 
 def bound_of(policy: str) -> Bound:
@@ -36,16 +38,16 @@ def open_pages(policy: str, count: int = 5) -> Pages:
     return Pages(memory[:, size : 2 * size], SHAPE, bound_of(policy))
 
 
-def draw(tokens: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def draw(tokens: int, seed: int) -> Rows:
     chance = torch.Generator().manual_seed(seed)
     sizes = (SHAPE.heads, SHAPE.key_dim), (SHAPE.kv_heads, SHAPE.key_dim), (SHAPE.kv_heads, SHAPE.value_dim)
     return tuple(torch.randn(tokens, *size, generator=chance) for size in sizes)  # type: ignore[return-value]
 
 
-def expect(policy: str, rows: tuple[Tensor, ...], backend: Any) -> tuple[Tensor, Slots]:
+def expect(policy: str, rows: Rows, backend: Any) -> tuple[Tensor, Slots]:
     slots = Slots(1, SHAPE, bound_of(policy))
-    given = (x.transpose(0, 1)[None] for x in rows)
-    return attend(slots, *given, slots.advance(len(rows[0]), None), SCORING, 1, backend)[0], slots
+    q, k, v = (x.transpose(0, 1)[None] for x in rows)
+    return attend(slots, q, k, v, slots.advance(len(rows[0]), None), SCORING, 1, backend)[0], slots
 
 
 def held(slots: Slots) -> Tensor:
@@ -60,8 +62,8 @@ def test_a_page_reads_as_slots_do(policy: str, name: str) -> None:
     expected, slots = expect(policy, rows, backend)
     for splits in ([40], [1] * 40, [17, 1, 1, 21]):
         pages.clear(3)
-        parts = zip(*(x.split(splits) for x in rows), strict=True)
-        found = torch.cat([pages.read(3, *part, SCORING, backend) for part in parts])
+        q, k, v = (x.split(splits) for x in rows)
+        found = torch.cat([pages.read(3, *part, SCORING, backend) for part in zip(q, k, v, strict=True)])
         torch.testing.assert_close(found, expected)
         assert torch.equal(held(pages.view(3)), held(slots))
         assert pages.view(3).seen.tolist() == [40]
@@ -77,9 +79,11 @@ def test_steps_of_many_requests_at_once(policy: str) -> None:
             pages.read(page, *draw(length, seed=page), SCORING, backend)
     idle = {key: value[2].clone() for key, value in one.slots.tensors().items()}
     for step in range(12):
-        rows = draw(2, seed=100 + step)
-        together = one.step(torch.tensor([4, 1]), *rows, SCORING, backend)
-        alone = [other.read(page, *(x[i : i + 1] for x in rows), SCORING, backend) for i, page in enumerate((4, 1))]
+        q, k, v = draw(2, seed=100 + step)
+        together = one.step(torch.tensor([4, 1]), q, k, v, SCORING, backend)
+        alone = [
+            other.read(page, q[i, None], k[i, None], v[i, None], SCORING, backend) for i, page in enumerate((4, 1))
+        ]
         torch.testing.assert_close(together, torch.cat(alone))
     for page in (4, 1):
         assert torch.equal(held(one.view(page)), held(other.view(page)))
@@ -98,7 +102,7 @@ def test_a_page_lies_in_its_own_memory() -> None:
     begins = {name: tensor[2].data_ptr() for name, tensor in tensors.items()}
     ends = {name: begins[name] + tensor[2].numel() * tensor.itemsize for name, tensor in tensors.items()}
     order = sorted(tensors, key=lambda name: begins[name])
-    assert all(ends[one] <= begins[two] for one, two in zip(order, order[1:], strict=False))
+    assert all(ends[one] <= begins[two] for one, two in pairwise(order))
     assert {(begins[name] - begins[order[0]]) % ALIGNMENT for name in order} == {0}
     assert ends[order[-1]] - begins[order[0]] <= measure_page(SHAPE, bound_of("echo"))
     assert set(tensors) == set(Slots(1, SHAPE, bound_of("echo")).tensors())

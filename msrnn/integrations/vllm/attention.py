@@ -90,11 +90,11 @@ class BoundedAttention(AttentionImpl[BoundedMetadata]):
             if reading.begin == 0:
                 pages.clear(reading.page)
         for tokens, numbers in attn_metadata.divide(together=query.device.type != "cpu"):
-            rows = (x[tokens] for x in (query, key, value))
+            q, k, v = query[tokens], key[tokens], value[tokens]
             if isinstance(numbers, int):
-                output[tokens] = pages.read(numbers, *rows, self.scoring, self._backend)
+                output[tokens] = pages.read(numbers, q, k, v, self.scoring, self._backend)
             else:
-                output[tokens] = pages.step(numbers, *rows, self.scoring, self._backend)
+                output[tokens] = pages.step(numbers, q, k, v, self.scoring, self._backend)
         return output
 
     def do_kv_cache_update(self, *_: Any) -> None:

@@ -1,4 +1,4 @@
-"""The attention backends that vLLM knows: one for a CPU, which decides by the option, and one that is asked for by name.
+"""The attention backends that vLLM knows: one for a CPU, which the option switches on, and one to ask for by name.
 
 vLLM passes its configuration on to some methods of a backend only. The others use the options of the model that this
 process has loaded last; the metadata builder compares them with its own configuration.

@@ -30,6 +30,8 @@ def check_config(vllm_config: Any) -> Options | None:
         raise UsageError(refusal.reason, name=refusal.name, value=refusal.value, advice=refusal.advice)
     bound = options.bound
     logger.info_once("msrnn: policy %s, %d KV rows per request in every layer", bound.policy.name, bound.size)
+    if vllm_config.device_config.device_type != "cpu":
+        logger.warning_once("msrnn: vLLM on %s has not been tested", vllm_config.device_config.device_type)
     if vllm_config.cache_config.enable_prefix_caching:
         logger.info_once("msrnn: prefix caching has no effect, since a page is no prefix of a longer text's page")
     return options
@@ -67,6 +69,9 @@ _OUT = "leave it out"
 
 
 def _find_in_engine(config: Any) -> Iterator[Refusal]:
+    if config.use_v2_model_runner:
+        advice = "set VLLM_USE_V2_MODEL_RUNNER=0"
+        yield Refusal("use_v2_model_runner", True, "Model Runner V2 has not been tested", advice)
     cache, reason = config.cache_config, "rows in a page have the dtype that the model computes in"
     if cache.cache_dtype not in ("auto", str(config.model_config.dtype).removeprefix("torch.")):
         yield Refusal("kv_cache_dtype", cache.cache_dtype, reason, "use --kv-cache-dtype auto")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from tests.helpers.vllm_engines import draw_prompts, find_layers, make_config, open_llm, serve, write_model
 
@@ -61,7 +62,7 @@ def test_without_the_option_all_is_vllms_own(folder: str) -> None:
     with set_current_vllm_config(make_config(folder, None)):
         assert CPUBackend.get_impl_cls() is CPUAttentionBackendImpl
         assert CPUBackend.get_builder_cls() is CPUAttentionMetadataBuilder
-        spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=32, dtype=None)  # type: ignore[arg-type]
+        spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=32, dtype=torch.float32)
         assert CPUBackend.customize_spec(spec) is spec
     assert CPUBackend.get_name() == CPUAttentionBackend.get_name()
 

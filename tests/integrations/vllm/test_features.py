@@ -55,7 +55,7 @@ def greedy(**more: Any) -> SamplingParams:
 def test_prefix_caching_has_no_effect(folder: str, rnn: MultiStateRNN) -> None:
     """It is on unless one turns it off. Prompts that begin alike are read from their beginning."""
     begin = draw_prompts(1, longest=300, seed=5)[0] * 2
-    prompts = [begin + [3, 4, 5], begin + [6], begin, begin + [3, 4, 5]]
+    prompts = [[*begin, 3, 4, 5], [*begin, 6], begin, [*begin, 3, 4, 5]]
     with open_llm(folder, OPTIONS, enable_prefix_caching=True, max_num_seqs=1) as llm:
         outputs = llm.generate([prompt_of(tokens) for tokens in prompts], greedy(), use_tqdm=False)
     for tokens, output in zip(prompts, outputs, strict=True):
@@ -150,6 +150,21 @@ def test_structured_output(small: Loaded) -> None:
     with open_llm(str(find_pretrained(None)), {"policy": "tova", "size": 64}, skip_tokenizer_init=False) as llm:
         [output] = llm.generate([TEXT * 3 + "As JSON: "], params, use_tqdm=False)
     assert json.loads(output.outputs[0].text)["wind"] in ("north", "south")
+
+
+@pytest.mark.small_model
+def test_the_program_of_the_guide(small: Loaded, tmp_path: Path) -> None:
+    """In processes of its own, as vLLM runs by default."""
+    page = Path(__file__).parents[3] / "docs" / "guides" / "vllm.md"
+    [program] = re.findall(r"```py\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    local = program.replace("HuggingFaceTB/SmolLM2-135M-Instruct", str(find_pretrained(None)))
+    (tmp_path / "program.py").write_text(local.replace("dtype=", "kv_cache_memory_bytes=2**31, dtype="))
+    env = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    command = [sys.executable, str(tmp_path / "program.py")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
+    prompt = small.tokenizer("The captain opened the door and")["input_ids"]
+    expected = expect_answer(MultiStateRNN(small.model, "tova", 512), prompt, 16).tokens
+    assert small.tokenizer.decode(expected) in done.stdout, done.stderr[-3000:]
 
 
 @contextmanager
