@@ -18,11 +18,11 @@ from torch import Tensor
 from msrnn.hf.rnn import MultiStateRNN
 from tests.helpers.tiny import FAMILIES, build
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read when vLLM is imported
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
-torch.set_num_threads(1)  # vLLM takes this function away; tiny products are slower in more threads
 vllm = pytest.importorskip("vllm", reason="vLLM is not installed: pip install 'msrnn[vllm]'")
+torch.set_num_threads(1)  # vLLM takes this function away; tiny products are slower in more threads
 
 # Heads of vLLM's own attention on a CPU have 32 dimensions at least.
 SHAPE = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024}

@@ -7,13 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm.config import get_current_vllm_config
+from vllm.distributed import get_tp_group
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 from msrnn.backends import resolve_backend
 from msrnn.core.scores import Scoring
+from msrnn.core.shards import Shards
 from msrnn.core.slots import LayerShape
 from msrnn.errors import UsageError
+from msrnn.hf.tensor_parallel import ProcessShards
 from msrnn.integrations.vllm.metadata import BoundedMetadata
 from msrnn.integrations.vllm_options import read_options
 from msrnn.integrations.vllm_pages import Pages
@@ -111,8 +114,18 @@ class BoundedAttention(AttentionImpl[BoundedMetadata]):
                 value_dim=layer.head_size_v,
                 dtype=kv_cache.dtype,
                 device=kv_cache.device,
+                shards=find_shards(kv_cache.device),
                 layer=extract_layer_index(layer.layer_name),
             )
             self._pages = Pages(kv_cache[:, 0, 0].view(torch.uint8), shape, self.options.bound)
             self._memory = kv_cache
         return self._pages
+
+
+def find_shards(device: torch.device) -> Shards | None:
+    """The processes that share the layers' heads (tensor parallelism); None: this one has all of them."""
+    group = get_tp_group()
+    if group.world_size == 1:
+        return None
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    return ProcessShards(group.device_group, group.rank_in_group, group.world_size, backend)

@@ -40,7 +40,7 @@ def check_config(vllm_config: Any) -> Options | None:
 def find_refusals(vllm_config: Any) -> Iterator[Refusal]:
     yield from _find_in_model(vllm_config)
     yield from _find_in_engine(vllm_config)
-    yield from _find_in_parallel(vllm_config.parallel_config)
+    yield from _find_in_parallel(vllm_config)
 
 
 def _find_in_model(config: Any) -> Iterator[Refusal]:
@@ -89,9 +89,14 @@ def _find_in_engine(config: Any) -> Iterator[Refusal]:
         yield Refusal("ec_transfer_config", config.ec_transfer_config.ec_connector, "encoders are not supported", _OUT)
 
 
-def _find_in_parallel(parallel: Any) -> Iterator[Refusal]:
-    reason = "only one process per model has been tested"
-    for kind in ("tensor", "pipeline", "data", "decode_context", "prefill_context"):
+def _find_in_parallel(config: Any) -> Iterator[Refusal]:
+    parallel = config.parallel_config
+    ranks, heads = parallel.tensor_parallel_size, config.model_config.get_total_num_kv_heads()
+    if heads % ranks:
+        reason = f"the model has {heads} KV heads, and each process must have whole ones, of its own"
+        yield Refusal("tensor_parallel_size", ranks, reason, "use a number that divides them")
+    reason = "it has not been tested"
+    for kind in ("pipeline", "data", "decode_context", "prefill_context"):
         name = f"{kind}_parallel_size"
         if getattr(parallel, name) > 1:
             yield Refusal(name, getattr(parallel, name), reason, "use 1")

@@ -23,10 +23,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "connector": ({"kv_transfer_config": CONNECTOR}, "kv_transfer_config='ExampleConnector': KV connectors move"),
     "bfloat16": ({"dtype": "bfloat16"}, "dtype=torch.bfloat16: a CPU computes bounded states in float32; use --dtype"),
     "fp8": ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8': rows in a page have the dtype"),
-    "tensor parallel": ({"tensor_parallel_size": 2}, "tensor_parallel_size=2: only one process per model"),
-    "pipeline parallel": ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2: only one process per model"),
+    "parts of heads": (
+        {"tensor_parallel_size": 4},
+        "tensor_parallel_size=4: the model has 2 KV heads, and each",
+    ),
+    "pipeline parallel": ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2: it has not been tested; use 1"),
     "pooling": ({"runner": "pooling"}, "runner='pooling': only text generation is supported; use --runner generate"),
-    "data parallel": ({"data_parallel_size": 2}, "data_parallel_size=2: only one process per model"),
+    "data parallel": ({"data_parallel_size": 2}, "data_parallel_size=2: it has not been tested; use 1"),
 }
 
 
@@ -45,7 +48,8 @@ def test_options_of_vllm_that_a_bounded_state_cannot_have(folder: str, kind: str
 
 
 def test_what_is_not_refused(folder: str) -> None:
-    config = make_config(folder, OPTIONS, enable_prefix_caching=True, max_num_batched_tokens=32)
+    given = {"enable_prefix_caching": True, "max_num_batched_tokens": 32, "tensor_parallel_size": 2}
+    config = make_config(folder, OPTIONS, **given)
     assert list(find_refusals(config)) == []
     options = check_config(config)
     assert options is not None
@@ -77,7 +81,15 @@ def write(folder: Path, kind: str) -> str:
         return write_model(kind, folder)
     configs = {
         "bloom": lambda: tf.BloomConfig(vocab_size=97, hidden_size=128, n_layer=2, n_head=4),
-        "lfm2": lambda: tf.Lfm2Config(**SMALL, layer_types=["conv", "full_attention"], conv_dim=128, conv_dim_out=128),
+        # vLLM reads fields that this configuration has under other names.
+        "lfm2": lambda: tf.Lfm2Config(
+            block_dim=128,
+            block_ff_dim=64,
+            **SMALL,
+            layer_types=["conv", "full_attention"],
+            conv_dim=128,
+            conv_dim_out=128,
+        ),
     }
     build(configs[kind]()).save_pretrained(folder)
     return str(folder)
