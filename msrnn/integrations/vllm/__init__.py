@@ -12,11 +12,24 @@ from importlib.util import find_spec
 if find_spec("vllm") is None:
     raise ImportError("vLLM is not installed (no module vllm): pip install 'msrnn[vllm]'")
 
+VERSION = "0.32"  # of vLLM: what the plug-in builds on differs between versions
 _HERE = __name__
 
 
 def register() -> None:
-    """Tell vLLM of the attention backends. It calls this in every of its processes, before there is a configuration."""
+    """Tell vLLM of the attention backends. It calls this in every of its processes, before there is a configuration.
+
+    Other versions of vLLM are left alone, with a warning.
+    """
+    import vllm
+    from vllm.logger import init_logger
+
+    if not vllm.__version__.startswith(f"{VERSION}."):
+        logger = init_logger("vllm.msrnn")
+        logger.warning(
+            "msrnn: vLLM %s is not supported: its option has no effect; install vLLM %s", vllm.__version__, VERSION
+        )
+        return
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     # On a CPU vLLM ignores the choice of a backend, so the name that it takes there decides by the option.

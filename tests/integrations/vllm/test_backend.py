@@ -11,6 +11,7 @@ from tests.helpers.vllm_engines import draw_prompts, find_layers, make_config, o
 
 pytest.importorskip("vllm", reason="vLLM is not installed: pip install 'msrnn[vllm]'")
 
+import vllm
 from vllm.config import set_current_vllm_config
 from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionBackend,
@@ -44,6 +45,16 @@ def test_registering_twice_is_registering_once() -> None:
     register()
     assert AttentionBackendEnum.CPU_ATTN.get_class() is CPUBackend
     assert AttentionBackendEnum.CUSTOM.get_class() is BoundedBackend
+
+
+def test_other_versions_of_vllm_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    AttentionBackendEnum.CPU_ATTN.clear_override()
+    monkeypatch.setattr(vllm, "__version__", "0.33.0")
+    register()
+    assert AttentionBackendEnum.CPU_ATTN.get_class() is CPUAttentionBackend
+    monkeypatch.undo()
+    register()
+    assert AttentionBackendEnum.CPU_ATTN.get_class() is CPUBackend
 
 
 def test_a_size_that_keeps_everything_is_vllm_alone(folder: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.tiny import build
-from tests.helpers.vllm_engines import open_llm
+from tests.helpers.vllm_engines import open_llm, serve
 
 pytest.importorskip("vllm", reason="vLLM is not installed: pip install 'msrnn[vllm]'")
 
@@ -39,3 +39,6 @@ def test_a_model_with_latent_attention_is_refused(tmp_path: Path) -> None:
     refused = pytest.raises(UsageError, match="latent rows of multi-head latent attention cannot be bounded")
     with refused, open_llm(str(tmp_path), {"policy": "tova", "size": 16}, max_model_len=256):
         pass
+    with open_llm(str(tmp_path), max_model_len=256) as llm:  # without the option it is vLLM's matter
+        [answer] = serve(llm, [[5, 6, 7]], 4, positions=False).answers
+    assert len(answer.tokens) == 4
