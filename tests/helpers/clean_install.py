@@ -28,6 +28,7 @@ IN_SDIST = {
     "README.md",
     "constraints.txt",
     "constraints-minimum.txt",
+    "constraints-vllm.txt",
     "pyproject.toml",
     "tests/conftest.py",
 }
