@@ -63,8 +63,9 @@ def draw_schema(draw: random.Random, depth: int = 3) -> Schema:
     def record() -> Schema:
         names = draw.sample(["a", "name", "x y", "é", "long_name", 'q"'], draw.randint(1, 4))
         required = draw.sample(names, draw.randint(0, len(names)))
-        more = draw.choice([{"additionalProperties": False}, {"additionalProperties": {"type": "null"}}])
-        return {"type": "object", "properties": {name: inner() for name in names}, "required": required, **more}
+        more: Any = draw.choice([False, {"type": "null"}])
+        properties = {name: inner() for name in names}
+        return {"type": "object", "properties": properties, "required": required, "additionalProperties": more}
 
     def listing() -> Schema:
         least = draw.randint(0, 2)

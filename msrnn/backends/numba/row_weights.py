@@ -64,10 +64,18 @@ def prepare(network: WeightNetwork, key_dim: int) -> Prepared:
         order = np.concatenate([keys[first], keys[second], *rest, order[key_dim:]])
     frequency = _NO_ROPE if rope is None else rope.frequency.numpy()
     start, step = (0, 1) if rope is None else layout(rope)
-    inputs = [np.ascontiguousarray(parts[name][..., order]) for name in ("mean", "scale")]
-    hidden = np.ascontiguousarray(parts["hidden"][..., order], f64)
-    rest = [parts[name].astype(f64) for name in ("hidden_bias", "output", "output_bias")]
-    return Prepared(frequency, start, step, *inputs, hidden, *rest, f32(parts["alpha"]))
+    return Prepared(
+        frequency,
+        start,
+        step,
+        mean=np.ascontiguousarray(parts["mean"][..., order]),
+        scale=np.ascontiguousarray(parts["scale"][..., order]),
+        hidden=np.ascontiguousarray(parts["hidden"][..., order], f64),
+        hidden_bias=parts["hidden_bias"].astype(f64),
+        output=parts["output"].astype(f64),
+        output_bias=parts["output_bias"].astype(f64),
+        alpha=f32(parts["alpha"]),
+    )
 
 
 @compile_loop()
@@ -122,7 +130,7 @@ def _square(row: Array) -> f32:
 
 
 @compile_loop(fastmath={"reassoc", "contract"})
-def _run(inputs: Array, hidden: Array, hidden_bias: Array, output: Array) -> f64:
+def _run(inputs: Array, hidden: Array, hidden_bias: Array, output: Array) -> float:
     """The output of a head's network, without its bias."""
     total = 0.0
     for n in range(hidden.shape[0]):
