@@ -42,6 +42,12 @@ def test_choices_are_followed_to_their_end(grammars: Grammars) -> None:
     assert allowed(grammars.start(Constraint.choice(["a", "ab"]), ids("a"))) == ".b"
 
 
+def test_choices_may_have_any_characters(grammars: Grammars) -> None:
+    texts = ["😀", 'a"b', "back\\slash", "100%", "//c", "{x}", "tab\tnl\n", "\u2028", "é", "\0z", "$ref", "#h", "\x7f"]
+    for text in texts:
+        assert allowed(grammars.start(Constraint.choice(texts), ids(text))) == "."
+
+
 def test_answers_have_places_of_their_own(grammars: Grammars) -> None:
     choice = Constraint.choice(["ab", "cd"])
     one, other = grammars.start(choice), grammars.start(choice)
