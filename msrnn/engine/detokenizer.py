@@ -95,9 +95,7 @@ class TextStream:
     `before`, which is out already, are not looked for, and none ends the text with one of its first `least - 1` tokens.
     """
 
-    def __init__(
-        self, tokenizer: Any, stops: Sequence[str] = (), before: Sequence[int] = (), least: int = 0
-    ) -> None:
+    def __init__(self, tokenizer: Any, stops: Sequence[str] = (), before: Sequence[int] = (), least: int = 0) -> None:
         self._detokenizer = Detokenizer(tokenizer, skip_special=True, before=before)
         self._stops, self._missing = [StopString(stop) for stop in stops], least  # tokens that must come before the end
         self._held = ""  # decoded, but may be the beginning of a stop string

@@ -159,7 +159,11 @@ def test_text_that_goes_on_has_the_space_before_it(count: int) -> None:
     assert stream.stopped == " w50"
 
 
-@given(st.text("ab", max_size=14), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3), st.integers(0, 8))
+@given(
+    st.text("ab", max_size=14),
+    st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.integers(0, 8),
+)
 def test_no_stop_string_ends_a_text_before_its_least_tokens(text: str, stops: list[str], least: int) -> None:
     """It ends with the first one that ends with the last of these tokens or later; nothing of that one is shown."""
     stream = TextStream(Bytes(), stops, least=least)
