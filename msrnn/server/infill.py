@@ -22,7 +22,7 @@ FORMS = (
     InfillForm("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
     InfillForm("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
     InfillForm("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
-    InfillForm("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
+    InfillForm("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001 DeepSeek-Coder
     _CODE_LLAMA,
 )
 _ENDS = (  # what models write after the middle, besides their own stop tokens

@@ -272,7 +272,7 @@ class CompletionRequest(GenerationRequest):
     )
     suffix: WholeText = Field(
         "",
-        description="the text after the answer, where the model's tokenizer has infill tokens; needs a prompt of text",
+        description="the text after the answer, where the tokenizer has infill tokens; needs a prompt of text",
     )
     echo: bool = Field(False, description="send the prompt back before the answer")
     logprobs: Annotated[int, within("logprobs")] | None = Field(
