@@ -58,7 +58,8 @@ def test_no_stop_token_comes_before(rnn: msrnn.MultiStateRNN, least: int) -> Non
 
 
 def test_the_models_own_stop_tokens_are_masked_unless_they_are_no_stops(rnn: msrnn.MultiStateRNN) -> None:
-    engine, own = msrnn.Engine(rnn, slots=2), {"logit_bias": {3: 100}}
+    engine = msrnn.Engine(rnn, slots=2)
+    own: dict[str, Any] = {"logit_bias": {3: 100}}
     assert answer(engine, **own).answers[0].tokens == []
     assert answer(engine, min_tokens=5, **own).answers[0].tokens == by_hand(rnn, PROMPT, 5, {3})
     assert answer(engine, min_tokens=5, ignore_eos=True, **own).answers[0].tokens == [3] * 12
@@ -91,7 +92,7 @@ def test_tokens_of_an_answer_that_is_continued_do_not_count(rnn: msrnn.MultiStat
     """As for `max_tokens`: both are of what is generated."""
     engine = msrnn.Engine(rnn, slots=2)
     whole = answer(engine, min_tokens=8, temperature=1, seed=4, **EAGER).answers[0].tokens
-    rest = {"min_tokens": 5, "max_tokens": 9, "continued": 3, "temperature": 1, "seed": 4}
+    rest: dict[str, Any] = {"min_tokens": 5, "max_tokens": 9, "continued": 3, "temperature": 1, "seed": 4}
     assert answer(engine, [*PROMPT, *whole[:3]], **rest, **EAGER).answers[0].tokens == whole[3:]
     assert len(whole) == 8
 

@@ -8,11 +8,12 @@ import pytest
 
 from msrnn.engine.engine import Engine
 from msrnn.server.limits import Limits
+from msrnn.server.router import Router
 from msrnn.server.server import Server
 from tests.helpers.characters import character_tokenizer
 from tests.helpers.fake_executor import FakeExecutor
 from tests.helpers.live_server import served_by
-from tests.helpers.replicas_here import Local, Router, with_router
+from tests.helpers.replicas_here import Local, with_router
 
 
 @pytest.fixture(scope="module")
