@@ -144,7 +144,8 @@ class Chat(NamedTuple):
         """How many of the tokens are those of the last message, if it is continued."""
         if self.rendering.end != "open":
             return 0
-        return count_open_tokens(self.messages, tokens, lambda other: self._replace(messages=other)._first_tokens())
+        count = count_open_tokens(self.messages, tokens, lambda other: self._replace(messages=other)._first_tokens())
+        return min(count, len(tokens) - 1)  # a template may write nothing but contents
 
     def _first_tokens(self) -> list[int]:
         if self.allow_special:

@@ -113,7 +113,7 @@ def _listen_until_stopped(server: Server | Router, name: str, bound: Bound) -> N
     """Answer requests until SIGINT or SIGTERM."""
     address, listener, _ = bound
     app = server.app()
-    files = {"ssl_certfile": address.ssl_certfile, "ssl_keyfile": address.ssl_keyfile}
+    files: Any = {"ssl_certfile": address.ssl_certfile, "ssl_keyfile": address.ssl_keyfile}
     config = uvicorn.Config(app if address.quiet else RequestLog(app, note), **files, **_UVICORN)
     listen(listener, address.host)  # before it is announced
     host = f"[{address.host}]" if ":" in address.host else address.host

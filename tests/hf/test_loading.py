@@ -245,8 +245,8 @@ def test_a_revision_of_a_model_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> No
             return character_tokenizer()
         return character_model(), {"missing_keys": []}
 
-    monkeypatch.setattr(models.AutoModelForCausalLM, "from_pretrained", from_pretrained)
-    monkeypatch.setattr(models.AutoTokenizer, "from_pretrained", from_pretrained)
+    for kind in ("AutoModelForCausalLM", "AutoTokenizer"):
+        monkeypatch.setattr(f"msrnn.hf.loading.{kind}.from_pretrained", from_pretrained)
     load("an-org/a-model", revision="v1", trust_remote_code=True)
     load("an-org/a-model")
     assert asked == [("an-org/a-model", "v1", True)] * 2 + [("an-org/a-model", None, False)] * 2

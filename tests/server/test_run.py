@@ -103,8 +103,8 @@ def test_a_server_with_https(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         client.start()
-        files = {"ssl_certfile": certificate, "ssl_keyfile": key}
-        bound = Bound(Address(port=0, **files), listener, setup.make_limits(("127.0.0.1",)))
+        secure = Address(port=0, ssl_certfile=certificate, ssl_keyfile=key)
+        bound = Bound(secure, listener, setup.make_limits(("127.0.0.1",)))
         run_server(setup, rnn, character_tokenizer(), bound)
     finally:
         client.join()
