@@ -104,6 +104,7 @@ INSIDE = {
         "model_cache",
         "download",
         "loading",
+        "template_variables",
         "messages",
         "extension",
         "model_options",

@@ -51,8 +51,21 @@ class ServeOptions:
         bool,
         Option("--compile", help="On a GPU: torch.compile the model, once at the start, for faster decode steps."),
     ] = False
+    revision: Annotated[
+        str | None, Option(help="Branch, tag or commit of a model on the hub.", show_default="its main branch")
+    ] = None
+    trust_remote_code: Annotated[
+        bool,
+        Option("--trust-remote-code", help="Run the code of a model whose family transformers does not have."),
+    ] = False
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 is every address of this machine.")] = "127.0.0.1"
     port: Annotated[int, Option(help="Port to listen on; 0 takes a free one.")] = 8000
+    ssl_certfile: Annotated[
+        Path | None, Option(help="For HTTPS: certificate, as a PEM file.", show_default="none: HTTP")
+    ] = None
+    ssl_keyfile: Annotated[
+        Path | None, Option(help="Key of the certificate, as a PEM file.", show_default="in the same file")
+    ] = None
     slots: Annotated[
         int | None,
         Option(
@@ -112,6 +125,9 @@ class ServeOptions:
         str,
         Option(help=f"Sampling defaults: {AUTO}, those of the model's generation_config.json; none, temperature 1."),
     ] = AUTO
+    chat_template: Annotated[
+        Path | None, Option(help="File with a chat template, in Jinja.", show_default="the model's")
+    ] = None
     allow_special_tokens: Annotated[
         bool, Option("--allow-special-tokens", help="Let special tokens in the text of messages be special.")
     ] = False

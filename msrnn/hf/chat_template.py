@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Literal
 
-from jinja2 import Environment, TemplateError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.meta import find_undeclared_variables
-from jinja2.nodes import Node
-from jinja2.parser import Parser
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from msrnn.errors import UsageError
 from msrnn.hf.messages import Messages, encode_messages, has_special_tokens, locate_contents
+from msrnn.hf.template_variables import find_variables
 
 _ANSWER = "(an earlier answer)"
 _EARLIER = [{"role": "user", "content": "(an earlier question)"}, {"role": "assistant", "content": _ANSWER}]
@@ -45,6 +41,13 @@ def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse a tokenizer without a chat template."""
     if not tokenizer.chat_template:
         raise UsageError("this model has no chat template: use an instruct model")
+
+
+def with_template(tokenizer: PreTrainedTokenizerBase, template: str) -> PreTrainedTokenizerBase:
+    """A copy of a tokenizer, with another chat template."""
+    copy = deepcopy(tokenizer)
+    copy.chat_template = template
+    return copy
 
 
 def opening(tokenizer: PreTrainedTokenizerBase, message: str, system: str | None = None) -> str:
@@ -150,7 +153,7 @@ def render(
 
 def check_variables(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any], allow_special: bool) -> None:
     """Refuse variables that the chat template would ignore, those that it has already, and special tokens in values."""
-    used, own = _find_variables(tokenizer.get_chat_template()), _OWN | tokenizer.special_tokens_map.keys()
+    used, own = find_variables(tokenizer.get_chat_template()), _OWN | tokenizer.special_tokens_map.keys()
     for name, value in variables.items():
         if name in own:
             raise UsageError(f"variable {name!r}: chat templates have it already; leave it out")
@@ -158,26 +161,6 @@ def check_variables(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, 
             raise UsageError(f"variable {name!r:.100}: this model's chat template does not use it; leave it out")
         if not allow_special and any(has_special_tokens(tokenizer, text) for text in _list_texts(value)):
             raise UsageError(f"variable {name!r}: has the text of a special token; leave that text out")
-
-
-class _Generation(Extension):
-    """The block in which some templates write answers, for training."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> list[Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-@lru_cache(maxsize=8)
-def _find_variables(template: str) -> frozenset[str]:
-    """The variables that a template reads and does not have from itself alone."""
-    environment = Environment(extensions=[_Generation, loopcontrols])
-    try:
-        return frozenset(find_undeclared_variables(environment.parse(template)))
-    except TemplateError as error:
-        raise UsageError(f"this model's chat template cannot be read: {error}") from error
 
 
 def _list_texts(value: Any) -> Iterator[str]:

@@ -51,6 +51,8 @@ def load(
     dtype: str | None = None,
     on_convert: Callable[[str], None] | None = None,
     shared: bool = False,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
 ) -> Loaded:
     """Load a model and its tokenizer from a folder, a .gguf file or the hub; without a name, the small default model.
 
@@ -58,16 +60,22 @@ def load(
     dtype       None is float32 on the CPU, and elsewhere "auto": the checkpoint's own
     on_convert  called with a message before a GGUF file is converted, which happens once and takes a while
     shared      whether the processes that torchrun has started share the model
+    revision    a branch, tag or commit of a model on the hub
+    trust_remote_code   run the model's own code, if transformers does not have its family
     """
     where = device_named(device)
     check_dtype(dtype)
+    kind = _kind(name, revision, trust_remote_code)
     source = find_pretrained(name, on_convert)
     try:
         with _quiet(bars=not isinstance(source, Path)):
-            model = _weights(source, dtype=dtype or _default_dtype(where), **_plan(shared))
+            model = _weights(source, dtype=dtype or _default_dtype(where), **kind, **_plan(shared))
     except _BAD_CHECKPOINT as error:
+        if not trust_remote_code and "trust_remote_code" in str(error):
+            advice = "read it, and give trust_remote_code (msrnn serve --trust-remote-code) to run it"
+            raise UsageError(f"model {name!r}: needs its own code, which can do anything", advice=advice) from error
         raise UsageError(f"model {name!r} cannot be loaded: {_first_line(error)} ({_SOURCES})") from error
-    tokenizer = _tokenizer(source, name)
+    tokenizer = _tokenizer(source, name, kind)
     if not shared:  # else transformers has placed it, a GPU for each process
         model = model.to(where)
     if broken := non_finite_weights(model):
@@ -80,10 +88,19 @@ def _plan(shared: bool) -> dict[str, Any]:
     return {"distributed_config": DistributedConfig(tp_plan="auto")} if shared else {}
 
 
-def _tokenizer(source: str | Path, name: str | None) -> Any:
+def _kind(name: str | None, revision: str | None, trust_remote_code: bool) -> dict[str, Any]:
+    """The arguments by which transformers chooses files and code. Refuses a revision of what has none."""
+    if revision is None:
+        return {"trust_remote_code": trust_remote_code}
+    if name is None or Path(os.path.expanduser(name)).exists():
+        raise UsageError("only models on the hub have one", name="revision", value=revision, advice="leave it out")
+    return {"trust_remote_code": trust_remote_code, "revision": revision}
+
+
+def _tokenizer(source: str | Path, name: str | None, kind: dict[str, Any]) -> Any:
     try:
         with _quiet(bars=not isinstance(source, Path)):
-            return AutoTokenizer.from_pretrained(source)
+            return AutoTokenizer.from_pretrained(source, **kind)
     except Exception as error:  # errors of tokenizers have no common kind, and messages of transformers are pages long
         if isinstance(source, Path) and not any(source.glob("*token*")):
             raise UsageError(

@@ -6,7 +6,7 @@ Another process can load the same model from them. This module does not import t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msrnn.checks import check_count
 from msrnn.core.notes import loading
@@ -49,6 +49,8 @@ class ModelOptions:
     archive: str = HOST
     archive_bytes: int | None = None  # of a sequence; None: an archive has all tokens
     search: str = AUTO
+    revision: str | None = None  # of a model on the hub; None: its main branch
+    trust_remote_code: bool = False  # run the model's own code, if it has some
 
     def __post_init__(self) -> None:
         resolve(self.policy, self.size)
@@ -113,7 +115,8 @@ class ModelOptions:
             transformers.logging.set_verbosity_error()
             if self.seed is not None:
                 transformers.set_seed(self.seed)
-            model, tokenizer = load(self.model, self.device, self.dtype, on_convert=remark, shared=shared)
+            source: Any = {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+            model, tokenizer = load(self.model, self.device, self.dtype, on_convert=remark, shared=shared, **source)
             if shared:
                 _share_seed(model)
             return self.rnn(model), tokenizer

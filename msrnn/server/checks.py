@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import shlex
+import ssl
 import stat
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ from msrnn.core.ray_cluster import check_cpus
 from msrnn.core.torchrun import is_torchrun
 from msrnn.errors import UsageError
 from msrnn.hf.model_options import AUTO
+from msrnn.hf.template_variables import find_variables
 
 MOST_SECONDS = 86_400
 NONE = "none"  # of generation_config: neutral sampling defaults
@@ -34,6 +36,47 @@ def check_address(port: int, shutdown_timeout: int) -> None:
         raise UsageError(
             f"must be a whole number from 0 to {MOST_SECONDS} seconds", name="shutdown_timeout", value=shutdown_timeout
         )
+
+
+def check_tls(certificate: Path | None, key: Path | None) -> None:
+    """Refuse files that no HTTPS server can use."""
+    if certificate is None:
+        if key is not None:
+            raise UsageError(
+                "is the key of a certificate", name="ssl_keyfile", value=str(key), advice="give ssl_certfile as well"
+            )
+        return
+    for name, path in (("ssl_certfile", certificate), ("ssl_keyfile", key)):
+        if path is not None and not path.is_file():
+            raise UsageError("no such file", name=name, value=str(path), advice="give a file in the PEM format")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")  # asks no one for it
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+        advice = "give a certificate and its key, without a password, in the PEM format"
+        raise UsageError(
+            f"cannot be used ({reason})", name="ssl_certfile", value=str(certificate), advice=advice
+        ) from error
+
+
+def read_chat_template(path: Path) -> str:
+    """The text of a file that has a chat template."""
+    try:
+        text = path.read_text("utf-8")
+        find_variables(text)
+    except OSError as error:
+        raise UsageError(
+            f"cannot be read ({error.strerror})", name="chat_template", value=str(path), advice="give a file"
+        ) from error
+    except UnicodeError as error:
+        raise UsageError(
+            "is not text in UTF-8", name="chat_template", value=str(path), advice="give a Jinja template"
+        ) from error
+    except UsageError as error:
+        raise UsageError(str(error), name="chat_template", value=str(path), advice="correct it") from error
+    if not text.strip():
+        raise UsageError("is empty", name="chat_template", value=str(path), advice="give a Jinja template")
+    return text
 
 
 def check_days(session_days: float | None) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msrnn.errors import UsageError
+from msrnn.hf.chat_template import with_template
 from msrnn.hf.model_options import AUTO
 from msrnn.server.affinity import assign_replica
 from msrnn.server.defaults import sampling_defaults
@@ -33,6 +34,8 @@ def make_server(
     shared  whether other processes of the job have parts of the model
     number  the number of this replica, below `count`, the number of replicas
     """
+    if setup.chat_template is not None:
+        tokenizer = with_template(tokenizer, setup.chat_template)
     defaults = sampling_defaults(rnn.model.generation_config) if setup.generation_config == AUTO else {}
     prefixes = setup.prefix_states
     if prefixes is not None and count > 1:

@@ -25,6 +25,7 @@ from msrnn.hf.chat_template import (
 )
 from msrnn.hf.messages import Messages
 from msrnn.server.errors import ApiError, bad_value
+from msrnn.server.infill import encode_infill
 from msrnn.server.request_models import CompletionRequest, Message
 from msrnn.server.token_texts import fewest_tokens
 
@@ -55,7 +56,9 @@ def read_prompts(request: CompletionRequest, tokenizer: Any, begins: bool, most_
     """The tokens of each prompt. A text that begins gets the tokenizer's special tokens."""
     prompts = []
     for prompt in request.prompts:
-        if isinstance(prompt, str):
+        if request.suffix:
+            prompts.append(_read_infill(prompt, request.suffix, tokenizer, most_tokens))
+        elif isinstance(prompt, str):
             check_fits(prompt, tokenizer, most_tokens)
             prompts.append(Prompt(encode(tokenizer, prompt, begins)[0].tolist(), prompt))
         else:
@@ -63,6 +66,16 @@ def read_prompts(request: CompletionRequest, tokenizer: Any, begins: bool, most_
     if not all(prompt.tokens for prompt in prompts):
         raise bad_value("prompt", "prompt is empty: give one token or more")
     return prompts
+
+
+def _read_infill(prompt: Any, suffix: str, tokenizer: Any, most_tokens: int) -> Prompt:
+    if not isinstance(prompt, str):
+        raise bad_value("suffix", "suffix needs a prompt of text, and this one is token ids: send its text")
+    check_fits(prompt + suffix, tokenizer, most_tokens)
+    try:
+        return Prompt(encode_infill(tokenizer, prompt, suffix), prompt)
+    except UsageError as error:
+        raise bad_value(error.name or "suffix", str(error)) from error
 
 
 def echo_of(prompt: Prompt, tokenizer: Any) -> Echo:
@@ -131,7 +144,8 @@ class Chat(NamedTuple):
         """How many of the tokens are those of the last message, if it is continued."""
         if self.rendering.end != "open":
             return 0
-        return count_open_tokens(self.messages, tokens, lambda other: self._replace(messages=other)._first_tokens())
+        count = count_open_tokens(self.messages, tokens, lambda other: self._replace(messages=other)._first_tokens())
+        return min(count, len(tokens) - 1)  # a template may write nothing but contents
 
     def _first_tokens(self) -> list[int]:
         if self.allow_special:

@@ -16,6 +16,7 @@ from msrnn.errors import UsageError
 from msrnn.server.defaults import NEUTRAL
 from msrnn.server.errors import ApiError, bad_value
 from msrnn.server.fields import read_request, sampling_params
+from msrnn.server.infill import find_ends
 from msrnn.server.prompts import Chat, Echo, Prompt, echo_of, read_messages, read_prompts
 from msrnn.server.renderings import read_rendering
 from msrnn.server.request_models import ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
@@ -103,9 +104,14 @@ def parse_completion(body: Any, served: Served, owner: str = "") -> Job:
         raise bad_value(
             "logprobs", "logprobs with echo: those of a session's prompt are not known; leave one of them out"
         )
+    if request.suffix and (name is not None or request.echo):
+        other = "session_id" if name is not None else "echo"
+        raise bad_value("suffix", f"suffix with {other}: the answer is between two texts; leave one of them out")
     prompts = read_prompts(request, served.tokenizer, session is None, served.most_tokens)
     if name is not None and len(prompts) > 1:
         raise bad_value("prompt", f"{len(prompts)} prompts: a session continues with one")
+    if request.suffix and not params.ignore_eos:
+        params = replace(params, stop_token_ids=[*params.stop_token_ids, *find_ends(served.tokenizer)])
     _check_logprobs(prompts, params)
     if request.protect == "system":
         raise bad_value("protect", "protect='system': a completion has no messages; protect none or prompt")

@@ -325,6 +325,10 @@ class CompletionRequest(GenerationRequest):
         description="the text that the model continues; a list of prompts has one answer or more for each",
         json_schema_extra=_must("a text, a list of token ids, or a list of either, and not empty"),
     )
+    suffix: WholeText = Field(
+        "",
+        description="the text after the answer, where the tokenizer has infill tokens; needs a prompt of text",
+    )
     echo: bool = Field(False, description="send the prompt back before the answer")
     logprobs: Annotated[int, within("logprobs")] | None = Field(
         None, description="return this many of the most likely tokens at every step; with `echo`, of the prompt, too"

@@ -113,10 +113,12 @@ def _listen_until_stopped(server: Server | Router, name: str, bound: Bound) -> N
     """Answer requests until SIGINT or SIGTERM."""
     address, listener, _ = bound
     app = server.app()
-    config = uvicorn.Config(app if address.quiet else RequestLog(app, note), **_UVICORN)
+    files: Any = {"ssl_certfile": address.ssl_certfile, "ssl_keyfile": address.ssl_keyfile}
+    config = uvicorn.Config(app if address.quiet else RequestLog(app, note), **files, **_UVICORN)
     listen(listener, address.host)  # before it is announced
     host = f"[{address.host}]" if ":" in address.host else address.host
-    url = f"http://{host}:{listener.getsockname()[1]}"
+    scheme = "http" if address.ssl_certfile is None else "https"
+    url = f"{scheme}://{host}:{listener.getsockname()[1]}"
     note(f"{name} at {url}/v1; to chat in a browser, open {url}")
     # uvicorn raises the signal again when it has shut down, but a server that is stopped has not failed.
     with _ignoring_signals():

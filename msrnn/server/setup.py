@@ -38,6 +38,7 @@ class Setup:
     max_tokens: int = 512
     max_total_tokens: int = 1_000_000
     generation_config: str = AUTO
+    chat_template: str | None = None  # the text of another one than the model's
     allow_special_tokens: bool = False
     protect: str = "none"
     queue: int = 256
@@ -77,6 +78,9 @@ class Address:
     port: int = 8000
     shutdown_timeout: int = 30  # seconds that running answers have after the signal to stop
     quiet: bool = False  # no line for each request
+    ssl_certfile: Path | None = None  # for HTTPS: the certificate, and its key if that is in a file of its own
+    ssl_keyfile: Path | None = None
 
     def __post_init__(self) -> None:
+        checks.check_tls(self.ssl_certfile, self.ssl_keyfile)
         checks.check_address(self.port, self.shutdown_timeout)

@@ -16,7 +16,7 @@ from msrnn.errors import UsageError
 from msrnn.hf.model_options import AUTO, DEFAULT_POLICY, DEFAULT_SIZE, ORIGINAL, SMALL, ModelOptions
 from msrnn.policy import Policy
 from msrnn.recall import HOST
-from msrnn.server.checks import check_packages, check_replicas
+from msrnn.server.checks import check_packages, check_replicas, read_chat_template
 from msrnn.server.setup import Address, Setup
 from msrnn.size import SizeLike, resolve
 
@@ -45,8 +45,12 @@ def serve(
     dtype: str | None = None,
     backend: str = "auto",
     compile: bool = False,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
     host: str = "127.0.0.1",
     port: int = 8000,
+    ssl_certfile: Folder = None,
+    ssl_keyfile: Folder = None,
     slots: int | None = None,
     served_model_name: str | None = None,
     api_key: str | Sequence[str] | None = None,
@@ -61,6 +65,7 @@ def serve(
     max_tokens: int = 512,
     max_total_tokens: int = 1_000_000,
     generation_config: str = AUTO,
+    chat_template: Folder = None,
     allow_special_tokens: bool = False,
     protect: str = "none",
     queue: int = 256,
@@ -89,7 +94,10 @@ def serve(
     device, dtype      where to compute, and the dtype of the weights; by default CUDA if there is a device, and float32
                        on a CPU, else the checkpoint's own dtype
     state_dtype, backend, compile   as in `MultiStateRNN`
+    revision           a branch, tag or commit of a model on the hub
+    trust_remote_code  run the code of a model whose family transformers does not have
     host, port         the address to listen on; port 0 takes a free one
+    ssl_certfile       for HTTPS: a certificate in the PEM format, and its key in `ssl_keyfile` or in the same file
     slots              batch slots: answers that are generated at once; by default as many as fit, 8 on a CPU
     served_model_name  the name of the model in the API; by default its own
     api_key            a key that requests to /v1, /tokenize and /detokenize must have, or several
@@ -101,6 +109,7 @@ def serve(
     max_tokens         tokens of an answer for which a request gives no limit
     max_total_tokens   most tokens of a prompt and its answer together
     generation_config  sampling defaults: "auto", those of the model's generation_config.json; "none", temperature 1
+    chat_template      a file with another chat template than the model's
     allow_special_tokens   let special tokens in the text of messages be special
     protect            what requests protect from eviction that do not say it: "none", "system" (the system message of a
                        chat) or "prompt" (the whole prompt, until the session's next turn)
@@ -128,6 +137,8 @@ def serve(
         dtype=dtype,
         backend=backend,
         compile=compile,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
     )
     setup = Setup(
         _name_of(options, rnn) if served_model_name is None else served_model_name,
@@ -146,12 +157,14 @@ def serve(
         max_tokens=max_tokens,
         max_total_tokens=max_total_tokens,
         generation_config=generation_config,
+        chat_template=None if chat_template is None else read_chat_template(Path(chat_template)),
         allow_special_tokens=allow_special_tokens,
         protect=protect,
         queue=queue,
         max_body_bytes=max_body_bytes,
     )
-    address = Address(host, port, shutdown_timeout, quiet)
+    tls = [None if file is None else Path(file) for file in (ssl_certfile, ssl_keyfile)]
+    address = Address(host, port, shutdown_timeout, quiet, *tls)
     check_replicas(replicas, ray, cpus, loaded=rnn is not None)
     check_packages()
     _start(setup, address, rnn, tokenizer, replicas or 1, ray, cpus)

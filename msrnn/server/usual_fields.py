@@ -47,7 +47,6 @@ NOT_USED_IN_CHATS: dict[str, Schema] = {
 }
 NOT_USED_IN_COMPLETIONS: dict[str, Schema] = {
     **_ANYWHERE,
-    "suffix": _only(""),
     "add_special_tokens": _only(True),
 }
 NOT_USED_IN_MESSAGES: dict[str, Schema] = {

@@ -41,6 +41,9 @@ from tests.helpers.command import Run
         (("--generation-config", "vllm"), "--generation-config vllm: must be auto or none"),
         (("--session-days", 0), "--session-days 0: must be above 0; leave it out to delete none"),
         (("--session-days", "inf"), "--session-days inf: must be above 0"),
+        (("--chat-template", "no-such-file"), "--chat-template no-such-file: cannot be read"),
+        (("--ssl-certfile", "no-such-file"), "--ssl-certfile no-such-file: no such file"),
+        (("--revision", "v1"), "--revision v1: only models on the hub have one; leave it out"),
         (("--slots", -3), "--slots -3: must be a whole number, 1 or more"),
     ],
 )

@@ -18,6 +18,7 @@ from msrnn.hf.chat_template import (
     following,
     opening,
     render_conversation,
+    with_template,
 )
 from tests.helpers.characters import END, TEMPLATE, THINKING, character_tokenizer
 
@@ -143,30 +144,6 @@ def test_a_variable_cannot_write_special_tokens(value: Any) -> None:
     check_variables(thinking(), {"mood": value}, allow_special=True)
 
 
-@pytest.mark.parametrize(
-    ("template", "used"),
-    [
-        ("{{ mood }}", True),
-        ("{% if not mood is defined %}{% set mood = 'glad' %}{% endif %}{{ mood }}", True),
-        ("{% set mood = mood if mood is defined else 'glad' %}{{ mood }}", True),
-        ("{% if mood is defined and mood is false %}a{% endif %}", True),
-        ("{% for m in messages %}{% generation %}{{ mood }}{% endgeneration %}{% continue %}{% endfor %}", True),
-        ("{% macro write(x) %}{{ x }}{{ mood }}{% endmacro %}{{ write(messages) }}", True),
-        ("in a good mood {# mood #}", False),
-        ("{% for mood in messages %}{{ mood }}{% endfor %}", False),
-        ("{{ messages[0].mood }}{{ messages[0]['mood'] }}{% set mood = 1 %}{{ mood }}", False),
-    ],
-)
-def test_the_variables_that_a_template_reads(template: str, used: bool) -> None:
-    tokenizer = character_tokenizer()
-    tokenizer.chat_template = template
-    if used:
-        check_variables(tokenizer, {"mood": "glad"}, allow_special=False)
-        return
-    with pytest.raises(UsageError, match="variable 'mood': this model's chat template does not use it"):
-        check_variables(tokenizer, {"mood": "glad"}, allow_special=False)
-
-
 def test_variables_that_are_fine() -> None:
     check_variables(thinking(), {"mood": [1, None, "end", {"a": True}], "reasoning_effort": "low"}, allow_special=False)
 
@@ -178,3 +155,10 @@ def test_the_tokens_of_an_open_message(content: str) -> None:
     tokens = encode_again(messages)
     count = count_open_tokens(messages, tokens, encode_again)
     assert tokenizer.decode(tokens[len(tokens) - count :]) == content
+
+
+def test_another_template_is_that_of_a_copy() -> None:
+    tokenizer = character_tokenizer()
+    other = with_template(tokenizer, THINKING)
+    assert (tokenizer.chat_template, other.chat_template) == (TEMPLATE, THINKING)
+    assert other("a<end>")["input_ids"] == tokenizer("a<end>")["input_ids"]

@@ -227,3 +227,52 @@ def test_damaged_checkpoints_are_bad_input(name: str, tmp_path: Path) -> None:
     path.write_text(changed)
     with pytest.raises(UsageError, match=reason):
         load(str(tmp_path), "cpu")
+
+
+@pytest.mark.parametrize("name", [None, ".", "~"])
+def test_a_revision_of_what_has_none(name: str | None) -> None:
+    with pytest.raises(UsageError, match="revision='v1': only models on the hub have one; leave it out"):
+        load(name, revision="v1")
+
+
+def test_a_revision_of_a_model_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its weights and of its tokenizer."""
+    asked: list[tuple[str, str | None, bool]] = []
+
+    def from_pretrained(name: str, **options: Any) -> Any:
+        asked.append((name, options.get("revision"), options["trust_remote_code"]))
+        if "output_loading_info" not in options:
+            return character_tokenizer()
+        return character_model(), {"missing_keys": []}
+
+    for kind in ("AutoModelForCausalLM", "AutoTokenizer"):
+        monkeypatch.setattr(f"msrnn.hf.loading.{kind}.from_pretrained", from_pretrained)
+    load("an-org/a-model", revision="v1", trust_remote_code=True)
+    load("an-org/a-model")
+    assert asked == [("an-org/a-model", "v1", True)] * 2 + [("an-org/a-model", None, False)] * 2
+
+
+OWN_CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+class OwnConfig(LlamaConfig):
+    model_type = "own-family"
+class OwnModel(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_the_code_of_a_model_runs_only_if_it_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    folder = tmp_path / "own"
+    character_model().save_pretrained(folder)
+    character_tokenizer().save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own-family", "architectures": ["OwnModel"]}
+    config["auto_map"] = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(OWN_CODE)
+    with pytest.raises(UsageError, match="needs its own code, which can do anything; read it, and give trust_remote_"):
+        load(str(folder), "cpu")
+    assert not (tmp_path / "modules").exists()
+    assert type(load(str(folder), "cpu", trust_remote_code=True).model).__name__ == "OwnModel"

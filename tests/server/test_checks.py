@@ -10,6 +10,7 @@ import pytest
 from msrnn.errors import UsageError
 from msrnn.server import checks
 from msrnn.server.checks import describe_open_folders, is_local
+from tests.helpers.certificates import NEEDS_OPENSSL, write_certificate
 
 
 @pytest.mark.parametrize(
@@ -93,3 +94,43 @@ def test_folders_that_others_can_read(tmp_path: Path) -> None:
         f"conversations; run chmod 700 '{shared}'"
     ]
     assert describe_open_folders({"sessions": None, "prefix_states": tmp_path / "new"}) == []
+
+
+@NEEDS_OPENSSL
+def test_files_of_https(tmp_path: Path) -> None:
+    certificate, key = write_certificate(tmp_path / "one")
+    other, _ = write_certificate(tmp_path / "other", password="secret")
+    joint, text = tmp_path / "joint.pem", tmp_path / "text.pem"
+    joint.write_text(certificate.read_text() + key.read_text())
+    text.write_text("no certificate")
+    checks.check_tls(None, None)
+    checks.check_tls(certificate, key)
+    checks.check_tls(joint, None)
+    for wrong, name in (
+        ((None, key), "ssl_keyfile"),
+        ((tmp_path / "none", key), "ssl_certfile"),
+        ((certificate, tmp_path / "none"), "ssl_keyfile"),
+        ((certificate, tmp_path), "ssl_keyfile"),
+        ((certificate, None), "ssl_certfile"),  # without its key
+        ((text, key), "ssl_certfile"),
+        ((other, key), "ssl_certfile"),
+        ((other, other.with_name("key.pem")), "ssl_certfile"),  # a password is not asked for
+    ):
+        with pytest.raises(UsageError) as refused:
+            checks.check_tls(*wrong)
+        assert refused.value.name == name
+
+
+def test_files_of_chat_templates(tmp_path: Path) -> None:
+    path = tmp_path / "template.jinja"
+    path.write_text("{{ messages }} ä {% generation %}{% endgeneration %}", "utf-8")
+    assert checks.read_chat_template(path) == "{{ messages }} ä {% generation %}{% endgeneration %}"
+    wrong: list[tuple[bytes, str]] = [(b"{% for %}", "cannot be read"), (b"\xff", "not text in UTF-8"), (b" ", "empty")]
+    for content, message in wrong:
+        path.write_bytes(content)
+        with pytest.raises(UsageError, match=message) as refused:
+            checks.read_chat_template(path)
+        assert (refused.value.name, refused.value.value) == ("chat_template", str(path))
+    for missing in (tmp_path / "none", tmp_path):
+        with pytest.raises(UsageError, match="cannot be read"):
+            checks.read_chat_template(missing)

@@ -72,3 +72,12 @@ def test_a_replica_loads_the_model_itself(rnn: msrnn.MultiStateRNN, tmp_path: Pa
     server = make_replica(setup, Limits(), marker, 2, 1)
     (request,) = server.engine.generate([[80, 81]], msrnn.SamplingParams(max_tokens=2), progress=False)
     assert request.finished
+
+
+def test_another_chat_template_reaches_the_server(rnn: msrnn.MultiStateRNN) -> None:
+    tokenizer = character_tokenizer()
+    own = tokenizer.chat_template
+    server = make_server(Setup("tiny", slots=1, chat_template="{{ messages }}"), Limits(), rnn, tokenizer)
+    assert server.served.tokenizer.chat_template == server.engine.tokenizer.chat_template == "{{ messages }}"
+    assert tokenizer.chat_template == own
+    assert make(rnn).served.tokenizer.chat_template == own

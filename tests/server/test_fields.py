@@ -49,7 +49,7 @@ IN_CHATS: dict[str, list[Any]] = {
     "add_special_tokens": [False],
     "documents": [[]],
 }
-IN_COMPLETIONS: dict[str, list[Any]] = {**USUAL, "suffix": [""], "add_special_tokens": [True]}
+IN_COMPLETIONS: dict[str, list[Any]] = {**USUAL, "add_special_tokens": [True]}
 OTHERS = [5, -1, 0.5, True, False, "", "x", "json", [], ["audio"], [{"a": 1}], {}, {"type": "json_object"}]
 
 

@@ -174,3 +174,31 @@ def test_other_words_are_refused(served: Served, protect: Any) -> None:
         parse_chat({**HELLO, "protect": protect}, served)
     with pytest.raises(ApiError, match="protect none or prompt"):
         parse_completion({"prompt": "ab", "protect": "system"}, served)
+
+
+def test_a_last_message_that_is_continued(served: Served) -> None:
+    """Its tokens count as the beginning of the answer, and what the state holds of them is reported as a message."""
+    body = {"messages": [*HELLO["messages"], {"role": "assistant", "content": "so"}], "stream": True, "retention": 2}
+    job = parse_chat(body, served)
+    assert served.tokenizer.decode(job.prompts[0]).endswith("<model>so")
+    assert job.params.continued == 2
+    (texts,) = job.texts
+    assert texts.messages is not None
+    assert [(span.role, span.stop - span.start) for span in texts.messages] == [("user", 2), ("assistant", 2)]
+    assert texts.messages[-1].stop == texts.stop == len(job.prompts[0])
+    other = parse_chat({**body, "add_generation_prompt": True}, served)
+    assert (other.params.continued, len(other.prompts[0])) == (0, len(job.prompts[0]) + 3)
+    protected = parse_chat(
+        {**body, "protect": "system", "messages": [*SYSTEM["messages"], body["messages"][-1]]}, served
+    )
+    assert isinstance(protected.protect, int)
+    assert served.tokenizer.decode(protected.prompts[0][: protected.protect]).endswith("<user>")
+
+
+def test_a_template_of_contents_alone(engine: Engine) -> None:
+    """The model reads one token before the answer, at least."""
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    bare = Served("tiny", tokenizer, 16, 200, engine.sessions)
+    job = parse_chat({"messages": [{"role": "assistant", "content": "so"}]}, bare)
+    assert (len(job.prompts[0]), job.params.continued) == (2, 1)

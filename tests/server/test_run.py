@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 import threading
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from msrnn.errors import UsageError
 from msrnn.server.http_server import bind
 from msrnn.server.run import Bound, follow_server, run_server
 from msrnn.server.setup import Address, Setup
+from tests.helpers.certificates import NEEDS_OPENSSL, write_certificate
 from tests.helpers.characters import character_model, character_tokenizer
 from tests.helpers.live_server import wait_until
 
@@ -69,3 +71,43 @@ def test_a_model_of_one_process_is_not_followed() -> None:
     with pytest.raises(UsageError, match="this model is in one process"):
         follow_server(msrnn.MultiStateRNN(character_model(), "tova", 16))
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@NEEDS_OPENSSL
+def test_a_server_with_https(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    certificate, key = write_certificate(tmp_path)
+    rnn, setup, listener = msrnn.MultiStateRNN(character_model(), "tova", 16), Setup("tiny"), bind("127.0.0.1", 0)
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    trusted, found = ssl.create_default_context(cafile=certificate), dict[str, object]()
+
+    def is_up() -> bool:
+        try:
+            body = {"prompt": "a", "max_tokens": 2, "ignore_eos": True}
+            origin = {"Origin": f"https://{address}"}
+            answer = httpx.post(f"https://{address}/v1/completions", json=body, headers=origin, verify=trusted)
+        except httpx.TransportError:
+            return False
+        found["tokens"] = answer.json()["usage"]["completion_tokens"]
+        return True
+
+    def ask() -> None:
+        try:
+            wait_until(is_up)
+            with pytest.raises(httpx.TransportError):
+                httpx.get(f"http://{address}/health")
+            found["plain"] = "is not answered"
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    client = threading.Thread(target=ask)
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        client.start()
+        secure = Address(port=0, ssl_certfile=certificate, ssl_keyfile=key)
+        bound = Bound(secure, listener, setup.make_limits(("127.0.0.1",)))
+        run_server(setup, rnn, character_tokenizer(), bound)
+    finally:
+        client.join()
+        signal.signal(signal.SIGTERM, before)
+    assert found == {"tokens": 2, "plain": "is not answered"}
+    assert f"tiny at https://{address}/v1; to chat in a browser, open https://{address}" in capsys.readouterr().err

@@ -102,6 +102,9 @@ def test_a_server_from_python(loaded: bool, tmp_path: Path, capsys: pytest.Captu
         ({"recall": 4, "recall_every": 0}, "recall_every=0: must be a whole number"),
         ({"archive": "device"}, "archive='device': nothing is archived"),
         ({"sessions": __file__}, "test_start.py': is a file; name a folder"),
+        ({"chat_template": "no-such-file"}, "chat_template='no-such-file': cannot be read"),
+        ({"ssl_keyfile": "key.pem"}, "ssl_keyfile='key.pem': is the key of a certificate; give ssl_certfile as well"),
+        ({"ssl_certfile": "no-such-file"}, "ssl_certfile='no-such-file': no such file"),
         ({"sessions": "a", "prefix_states": "a"}, "prefix_states='a': is the folder of the sessions"),
     ],
 )
@@ -121,6 +124,8 @@ def test_arguments_that_contradict_a_loaded_model() -> None:
         msrnn.serve(rnn)
     with pytest.raises(UsageError, match="recall=4: the MultiStateRNN has its own"):
         msrnn.serve(rnn, tokenizer, recall=4)
+    with pytest.raises(UsageError, match="revision='v1': the MultiStateRNN has its own"):
+        msrnn.serve(rnn, tokenizer, revision="v1")
     with pytest.raises(UsageError, match="policy='tova': the MultiStateRNN has its own"):
         msrnn.serve(rnn, tokenizer, policy="tova")
     with pytest.raises(UsageError, match="ray: replicas load the model themselves"):
