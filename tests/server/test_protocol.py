@@ -178,7 +178,11 @@ def test_other_words_are_refused(served: Served, protect: Any) -> None:
 
 def test_a_last_message_that_is_continued(served: Served) -> None:
     """Its tokens count as the beginning of the answer, and what the state holds of them is reported as a message."""
-    body = {"messages": [*HELLO["messages"], {"role": "assistant", "content": "so"}], "stream": True, "retention": 2}
+    body: dict[str, Any] = {
+        "messages": [*HELLO["messages"], {"role": "assistant", "content": "so"}],
+        "stream": True,
+        "retention": 2,
+    }
     job = parse_chat(body, served)
     assert served.tokenizer.decode(job.prompts[0]).endswith("<model>so")
     assert job.params.continued == 2
