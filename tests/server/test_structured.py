@@ -149,3 +149,15 @@ def test_an_answer_that_is_cut_says_so(address: str) -> None:
     body = {**BODY, "guided_regex": "a{50}", "max_tokens": 5}
     choice = post(address, body, CHAT).json()["choices"][0]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "aaaaa")
+
+
+def test_a_message_that_is_continued_follows_it_as_a_whole(address: str) -> None:
+    def ask(begun: str) -> Any:
+        messages = [*BODY["messages"], {"role": "assistant", "content": begun}]
+        return post(
+            address, {**BODY, "messages": messages, "guided_json": SCHEMA, "continue_final_message": True}, CHAT
+        )
+
+    text = ask('{"a": ').json()["choices"][0]["message"]["content"]
+    assert json.loads('{"a": ' + text)["a"] in ("é", "b")
+    assert "does not allow the beginning" in ask("Sure: ").json()["error"]["message"]
