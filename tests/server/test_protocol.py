@@ -206,3 +206,11 @@ def test_a_template_of_contents_alone(engine: Engine) -> None:
     bare = Served("tiny", tokenizer, 16, 200, engine.sessions)
     job = parse_chat({"messages": [{"role": "assistant", "content": "so"}]}, bare)
     assert (len(job.prompts[0]), job.params.continued) == (2, 1)
+
+
+def test_the_least_tokens_of_an_answer(served: Served) -> None:
+    assert parse_completion({"prompt": "a", "min_tokens": 16}, served).params.min_tokens == 16
+    assert parse_chat({**HELLO, "min_tokens": 3, "max_completion_tokens": 3}, served).params.min_tokens == 3
+    with pytest.raises(ApiError, match="min_tokens=17: must be at most max_tokens, which is 16") as error:
+        parse_completion({"prompt": "a", "min_tokens": 17}, served)
+    assert (error.value.status, error.value.param) == (400, "min_tokens")

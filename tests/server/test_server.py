@@ -63,6 +63,25 @@ def test_a_stream_is_the_whole(client: openai.OpenAI) -> None:
     assert (len(counts), counts[-1]) == (len(chunks), 12)
 
 
+def test_a_model_by_its_name(client: openai.OpenAI) -> None:
+    (listed,) = client.models.list().data
+    assert client.models.retrieve(listed.id) == listed
+    with pytest.raises(openai.NotFoundError, match="the model is 'tiny'"):
+        client.models.retrieve("an-org/another")
+    with pytest.raises(openai.NotFoundError, match="its model computes no embeddings"):
+        client.embeddings.create(model="tiny", input="a")
+
+
+def test_a_message_is_continued(client: openai.OpenAI, rnn: msrnn.MultiStateRNN, small: Loaded) -> None:
+    messages: Any = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "One, two,"}]
+    text = small.tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+    ids = small.tokenizer(text, add_special_tokens=False)["input_ids"]
+    found = client.chat.completions.create(model="tiny", messages=messages, max_tokens=8, temperature=0)
+    assert found.choices[0].message.content == small.tokenizer.decode(greedy(rnn, ids, 8), skip_special_tokens=True)
+    assert found.usage is not None
+    assert found.usage.prompt_tokens == len(ids)
+
+
 def test_chat(client: openai.OpenAI, rnn: msrnn.MultiStateRNN, small: Loaded) -> None:
     messages: Any = [
         {"role": "system", "content": "Be brief."},
