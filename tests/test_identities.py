@@ -339,6 +339,7 @@ def test_the_small_model_is_recurrent(small: Loaded) -> None:
         check_against_oracle(rnn, policy, 16, ids, torch.ones_like(ids))
 
 
+@pytest.mark.slow
 @pytest.mark.small_model
 def test_the_small_model_with_a_size_beyond_the_length(small: Loaded) -> None:
     model, tokenizer = small

@@ -20,6 +20,7 @@ from msrnn.engine.arguments import (
     list_protects,
 )
 from msrnn.engine.executor import Executor, StateHandle
+from msrnn.engine.grammars import Grammars, Matcher
 from msrnn.engine.loop import Loop
 from msrnn.engine.offline import OnTokens, answer_all
 from msrnn.engine.prefill import PrefillQueue
@@ -131,6 +132,7 @@ class Engine(Scheduler):
             sessions = Sessions(executor, folder, **limits, writer=self.writer, load=self._load_session)
         super().__init__(executor, PrefillQueue(executor, prefixes, sessions), tokenizer, prompt_tokens)
         self.prefixes, self.sessions = prefixes, sessions
+        self.grammars = Grammars(tokenizer, executor.facts.vocabulary, executor.stop_tokens(tokenizer))
         self._loop: Loop | None = None
 
     def _load_session(self, path: Path) -> StateHandle:
@@ -144,6 +146,7 @@ class Engine(Scheduler):
         if not self.idle:
             raise UsageError("this engine is answering requests: call warm_up before the first request")
         self.executor.warm_up(self.prompt_tokens)
+        self.grammars.warm_up()
 
     @classmethod
     def offline(cls, rnn: MultiStateRNN | Executor, slots: int | None = None, tokenizer: Any = None) -> Engine:
@@ -202,7 +205,9 @@ class Engine(Scheduler):
             raise UsageError(
                 f"must be less than the {len(ids)} tokens of the prompt", name="continued", value=params.continued
             )
-        self.start_matcher(params, ids)
+        matcher: Matcher | None = None
+        if params.constraint is not None:
+            matcher = self.grammars.start(params.constraint, ids[len(ids) - params.continued :])
         self.executor.check_length(len(ids) + params.max_tokens)
         if session is not None:
             params.check_session()
@@ -210,7 +215,7 @@ class Engine(Scheduler):
         protected = count_protected(protect, len(ids))
         self.executor.check_protect(protected)
         about: Any = {"turns": turns, "created": info.created if info else None, "retention": retention}
-        about |= {"protect": protected, "keeps_protected": keeps_protected}
+        about |= {"protect": protected, "keeps_protected": keeps_protected, "matcher": matcher}
         return Request(ids, params, session=session_id, owner=owner, **about)
 
     def find_longest(self, most: int) -> int:

@@ -23,7 +23,7 @@ NOT_FINITE, FAILED, TOO_COMPLEX = -1, -2, -3
 NO_TOKEN = {  # numbers that stand for a token where there is none, and why
     NOT_FINITE: NOT_FINITE_ERROR,
     FAILED: "internal error while this token was sampled",
-    TOO_COMPLEX: "the constraint became too complex to be followed here: use a simpler one",
+    TOO_COMPLEX: "the constraint cannot be followed any further here: use a simpler one",
 }
 Place = Literal["device", "host"]  # the memory that a state is in: the model's device, or the host
 Sampler = object  # of one answer: its parameters, and the tokens that its penalties count

@@ -10,7 +10,10 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
+from time import thread_time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +27,13 @@ if TYPE_CHECKING:
 
 KEPT = 128  # compiled grammars
 # White space between JSON tokens: enough to indent, and no endless white space, which weak models write.
-JSON_OPTIONS = {"whitespace_pattern": r"[ \n\r\t]{0,16}", "lenient": False}
+# The others are the usual ones, which a schema could change otherwise.
+JSON_OPTIONS = {
+    "whitespace_pattern": r"[ \n\r\t]{0,16}",
+    "item_separator": ",",
+    "key_separator": ":",
+    "lenient": False,
+}
 LIMITS = {  # a millisecond is 50,000 of the first, 14,000 of the second and 20,000 of the third
     "initial_lexer_fuel": 500_000,
     "step_lexer_fuel": 100_000,
@@ -33,7 +42,10 @@ LIMITS = {  # a millisecond is 50,000 of the first, 14,000 of the second and 20,
     "max_grammar_size": 100_000,
     "verbose_errors": False,  # the text of a request belongs into no log
 }
-WORD = 32  # bits
+WORD, FULL_WORD = 32, 2**32 - 1  # bits
+# The limits above do not bound ambiguous grammars, whose steps take longer and longer: seconds of this thread.
+FIRST_SECONDS, TOKEN_SECONDS = 0.1, 0.002
+SLOW = "following it takes too long"
 MISSING = "structured answers need the package llguidance, which is not installed: pip install 'msrnn[serve]'"
 
 
@@ -44,13 +56,27 @@ class GrammarError(Exception):
 class Matcher:
     """The place of an answer in its grammar."""
 
-    def __init__(self, inner: LLMatcher, words: int) -> None:
-        self.inner, self.words = inner, words
+    def __init__(self, inner: LLMatcher, words: int, stops: Sequence[int]) -> None:
+        self.inner, self.words, self.stops = inner, words, stops
+        self._tokens, self._seconds = 0, 0.0
+
+    def copy(self) -> Matcher:
+        return Matcher(self.inner.deep_copy(), self.words, self.stops)
 
     def advance(self, token: int) -> None:
         """Follow a token of the answer."""
+        begun = thread_time()
         if not self.inner.consume_token(token):
             raise GrammarError(self.inner.get_error())
+        self._tokens, self._seconds = self._tokens + 1, self._seconds + thread_time() - begun
+        if self._seconds > FIRST_SECONDS + TOKEN_SECONDS * self._tokens:
+            raise GrammarError(SLOW)
+
+    def clear_stops(self, row: NDArray[np.uint32]) -> None:
+        """Rule out what ends the answer where its text is not complete; a grammar may name such tokens itself."""
+        if not self.inner.is_accepting():
+            for token in self.stops:
+                row[token // WORD] &= np.uint32(FULL_WORD ^ (1 << token % WORD))
 
 
 def find_allowed(matchers: Sequence[Matcher]) -> NDArray[np.int32]:
@@ -59,7 +85,8 @@ def find_allowed(matchers: Sequence[Matcher]) -> NDArray[np.int32]:
 
     bits = np.zeros((len(matchers), matchers[0].words), np.int32)
     fill_next_token_bitmask_par(_threads(), [(matcher.inner, i) for i, matcher in enumerate(matchers)], bits)
-    for matcher, row in zip(matchers, bits, strict=True):
+    for matcher, row in zip(matchers, bits.view(np.uint32), strict=True):
+        matcher.clear_stops(row)
         if matcher.inner.is_error() or not row.any():
             raise GrammarError(matcher.inner.get_error() or "no token may come next")
     return bits
@@ -80,29 +107,43 @@ class Grammars:
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int, stops: Collection[int]) -> None:
-        self._tokenizer, self._vocabulary, self._stops = tokenizer, vocabulary, sorted(stops)
+        self._tokenizer, self._vocabulary = tokenizer, vocabulary
+        self._stops = sorted(token for token in stops if token < vocabulary)
         self._lock, self._reading = threading.Lock(), threading.Lock()
         self._known: LLTokenizer | None = None
-        self._compiled: OrderedDict[Constraint, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[Constraint, Matcher] = OrderedDict()
 
     def start(self, constraint: Constraint, tokens: Sequence[int] = ()) -> Matcher:
         """The beginning of an answer, or its place after `tokens`. A `UsageError` says why a constraint is refused."""
-        with self._lock:
-            compiled = self._compiled.pop(constraint, None)
-        compiled = compiled or self._compile(constraint)  # meanwhile, answers with other grammars can begin
-        with self._lock:
-            self._compiled[constraint] = compiled
-            while len(self._compiled) > KEPT:
-                self._compiled.popitem(last=False)
-        matcher = self._place(compiled)
+        matcher = self._find(constraint).copy()
         try:
             for token in tokens:
                 matcher.advance(token)
         except GrammarError as error:
-            raise UsageError("does not allow the beginning of the answer", name=NAME) from error
+            slow = str(error) == SLOW
+            reason = f"this {constraint.kind} is too complex" if slow else "does not allow the beginning of the answer"
+            raise UsageError(reason, name=NAME) from error
         return matcher
 
-    def _compile(self, constraint: Constraint) -> LLMatcher:
+    def warm_up(self) -> None:
+        """Read the tokenizer, if answers can be structured: it takes seconds, in which no other thread computes."""
+        if find_spec("llguidance") is not None:
+            with suppress(UsageError):
+                self._find(Constraint.json_object())
+
+    def _find(self, constraint: Constraint) -> Matcher:
+        """The beginning of every answer with this constraint; compiled if it is not known."""
+        with self._lock:
+            found = self._compiled.get(constraint)
+        found = found or self._compile(constraint)  # meanwhile, answers with other grammars can begin
+        with self._lock:
+            self._compiled[constraint] = found
+            self._compiled.move_to_end(constraint)
+            while len(self._compiled) > KEPT:
+                self._compiled.popitem(last=False)
+        return found
+
+    def _compile(self, constraint: Constraint) -> Matcher:
         try:
             from llguidance import LLMatcher, LLParserLimits
         except ImportError as error:
@@ -118,17 +159,14 @@ class Grammars:
         if told:
             about = "cannot be followed" if failed else "would be followed in part only"
             raise UsageError(f"this {constraint.kind} {about} ({_shorten(told[0])})", name=NAME)
-        compiled = LLMatcher(self._known, grammar, log_level=0, limits=limits)
+        inner = LLMatcher(self._known, grammar, log_level=0, limits=limits)
+        compiled = Matcher(inner, -(-self._known.vocab_size // WORD), self._stops)
         try:
-            find_allowed([self._place(compiled)])
+            find_allowed([compiled.copy()])
         except GrammarError as error:
             advice = "use a simpler one"
             raise UsageError(f"this {constraint.kind} is too complex", name=NAME, advice=advice) from error
         return compiled
-
-    def _place(self, compiled: LLMatcher) -> Matcher:
-        assert self._known is not None
-        return Matcher(compiled.deep_copy(), -(-self._known.vocab_size // WORD))
 
     def _read_tokenizer(self) -> LLTokenizer:
         from llguidance.hf import from_tokenizer

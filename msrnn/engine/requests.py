@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from msrnn.checks import check_count, check_number, is_number, is_whole
 from msrnn.engine.constraint import NAME, Constraint
+from msrnn.engine.grammars import Matcher
 from msrnn.engine.retention import Retention
 from msrnn.engine.session_id import SessionId
 from msrnn.errors import FileError, SessionError, UsageError, show
@@ -202,8 +203,11 @@ class Request:
     keeps_protected: bool = False  # whether tokens that earlier turns have protected stay so
     retention: int = 0  # one event in this many tokens has the retention, and the last one; 0: none
     begun: float | None = None  # when its prefill began, on the monotonic clock
+    matcher: Matcher | None = None  # where its answers begin in the grammar of their constraint
 
     def __post_init__(self) -> None:
+        if self.params.constraint is not None and self.matcher is None:
+            raise UsageError("a request with a constraint is made by Engine.request", name=NAME)
         self.answers = [Answer() for _ in range(self.params.n)]
         self.seed = secrets.randbits(63) if self.params.seed is None else self.params.seed
 

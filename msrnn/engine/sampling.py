@@ -164,14 +164,17 @@ def _next_tokens(raw: Tensor, samplers: Sequence[SequenceSampler]) -> Tensor:
     if constrained:
         index = on_device(constrained, raw.device)
         allowed = _find_allowed([samplers[i].advance() for i in constrained], raw)
-        adjusted = adjusted.index_copy(0, index, adjusted[index].masked_fill(~allowed, -torch.inf))
+        left = adjusted[index].masked_fill(~allowed, -torch.inf)
+        adjusted, stuck = adjusted.index_copy(0, index, left), left.amax(-1) == -torch.inf
     tokens = adjusted.argmax(-1)
     every = [sampler.params for sampler in samplers]
     for limited in (False, True):
         some = [i for i, params in enumerate(every) if params.temperature > 0 and _is_limited(params) == limited]
         if some:
-            index = on_device(some, raw.device)
-            tokens[index] = _sample(adjusted[index], [samplers[i] for i in some], limited)
+            drawn = on_device(some, raw.device)
+            tokens[drawn] = _sample(adjusted[drawn], [samplers[i] for i in some], limited)
+    if constrained:
+        tokens[index] = tokens[index].masked_fill(stuck, TOO_COMPLEX)
     return tokens
 
 

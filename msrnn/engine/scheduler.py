@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from msrnn.engine.batch import Batch
 from msrnn.engine.executor import Executor
-from msrnn.engine.grammars import Grammars, Matcher
 from msrnn.engine.prefill import Prefill, PrefillQueue
 from msrnn.engine.requests import Event, Request, SamplingParams, explain
 from msrnn.engine.running_answer import RunningAnswer, seed_of
@@ -46,7 +45,6 @@ class Scheduler:
         self.prompt_tokens = prompt_tokens or PROMPT_TOKENS.get(device, PROMPT_TOKENS["cpu"])
         self._alone = max(self.prompt_tokens, ALONE.get(device, ALONE["cpu"]))
         self._own_stops = executor.stop_tokens(tokenizer)
-        self.grammars = Grammars(tokenizer, executor.facts.vocabulary, self._own_stops)
         self.under_way: dict[Request, None] = {}  # requests in prefill or running
         self._batch = Batch(executor, self._keep)
         self.lanes: Sequence[Scheduler] = [self]
@@ -234,7 +232,7 @@ class Scheduler:
         stops = self.list_stops(request.params)
         seen = 0 if request.session is None else request.cached_tokens
         seed = seed_of(request, number)
-        matcher = self.start_matcher(request.params, request.prompt)
+        matcher = request.matcher and request.matcher.copy()
         sampler = self.executor.new_sampler(prefill.state, request.params, seed, request.prompt, stops, matcher)
         return RunningAnswer(request, number, prefill.tokens, seen, self.tokenizer, stops, sampler)
 
@@ -242,12 +240,6 @@ class Scheduler:
         """The tokens that end an answer."""
         own = frozenset[int]() if params.ignore_eos else self._own_stops
         return own | frozenset(params.stop_token_ids)
-
-    def start_matcher(self, params: SamplingParams, prompt: Sequence[int]) -> Matcher | None:
-        """Where an answer begins in the grammar of its constraint; a `UsageError` if it cannot be followed."""
-        if params.constraint is None:
-            return None
-        return self.grammars.start(params.constraint, prompt[len(prompt) - params.continued :])
 
     def _keep(self, running: RunningAnswer, slot: int) -> Future[None] | None:
         """Keep the state of a slot whose answer has ended: in its session, or in the prefix cache.

@@ -87,9 +87,21 @@ def parse_chat(body: Any, served: Served, owner: str = "") -> Job:
     except UsageError as error:
         raise bad_value("messages", str(error)) from error
     params = replace(params, continued=chat.count_open_tokens(ids))
+    if constraint is not None and params.continued:
+        check_own_tokens(served.tokenizer, ids[-params.continued :], messages[-1]["content"])
     texts = partial(prompt_texts, served.tokenizer, messages=messages, render=chat.text)
     system = chat.count_system_tokens(ids) if _protects(request, served) == "system" else 0
     return _make_job(request, [Prompt(ids, None)], params, constraint, served, session, texts, system=system)
+
+
+def check_own_tokens(tokenizer: Any, tokens: list[int], content: str) -> None:
+    """Refuse a continued message that shares a token with the template: a grammar would follow the template's text."""
+    if tokenizer.decode(tokens) != content:
+        raise bad_value(
+            "messages",
+            "the last message cannot be continued within a constraint, since its tokens have more than its own text; "
+            "begin it with another character",
+        )
 
 
 def parse_completion(body: Any, served: Served, owner: str = "") -> Job:

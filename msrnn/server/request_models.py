@@ -91,6 +91,11 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = Field(default=False, description="with `include_usage`: the numbers in every chunk")
 
 
+def _leave_out_nulls(value: Any) -> Any:
+    """Null counts as not given."""
+    return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else value
+
+
 class JsonSchema(Body):
     """A schema of `response_format`."""
 
@@ -104,7 +109,7 @@ class JsonSchema(Body):
 
 class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
+    json_schema: Annotated[JsonSchema, BeforeValidator(_leave_out_nulls)] | None = None
 
 
 Choices = Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES, fail_fast=True)]

@@ -43,6 +43,9 @@ def _list_given(request: GenerationRequest) -> list[tuple[str, str, Any]]:
     """The field, kind and value of each constraint of a request."""
     found: list[tuple[str, str, Any]] = []
     form = request.response_format
+    if form is not None and form.json_schema is not None and form.type != "json_schema":
+        message = f"response_format: json_schema with type {form.type}; the type is json_schema, or leave it out"
+        raise bad_value("response_format", message)
     if form is not None and form.type == "json_object":
         found.append(("response_format", "json_object", None))
     if form is not None and form.type == "json_schema":

@@ -131,6 +131,30 @@ def test_a_grammar_that_becomes_too_complex_is_an_error_and_not_freedom(grammars
         find_allowed([matcher])
 
 
+def test_an_ambiguous_grammar_takes_no_endless_time(grammars: Grammars) -> None:
+    """Its steps take longer and longer, which no limit of the library notices."""
+    with pytest.raises(UsageError, match="this grammar is too complex"):
+        grammars.start(Constraint.grammar('start: e\ne: e e | "x"'), ids("x" * 2000))
+
+
+def test_stop_tokens_end_complete_texts_only(grammars: Grammars) -> None:
+    matcher = grammars.start(Constraint.grammar('start: "a" <end> "b"'), ids("a"))
+    with pytest.raises(GrammarError, match="no token may come next"):
+        find_allowed([matcher])
+    stops = Grammars(TOKENIZER, VOCABULARY, [31, 32, 63, END])  # also the last and the first bits of words
+    row = find_allowed([stops.start(Constraint.regex("(.|\n)+"))])[0]
+    held = np.unpackbits(row.view(np.uint8), bitorder="little")
+    assert held[[31, 32, 63, END]].sum() == 0
+    assert held[[30, 33, 62, 64]].sum() == 4
+
+
+def test_a_schema_does_not_change_what_json_is(grammars: Grammars) -> None:
+    schema = {"type": "array", "items": {"const": 1}, "x-guidance": {"item_separator": ";", "key_separator": "="}}
+    assert "." in allowed(grammars.start(Constraint.json(schema), ids("[1 , 1]")))
+    with pytest.raises(UsageError):
+        grammars.start(Constraint.json(schema), ids("[1;"))
+
+
 def test_grammars_are_compiled_once_and_the_last_ones_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     grammars, compiled = Grammars(TOKENIZER, VOCABULARY, [END]), list[Constraint]()
     compile_one = grammars._compile

@@ -10,9 +10,12 @@ import torch
 import transformers as tf
 from torch import Tensor
 
-from msrnn.engine.executor import FAILED, NOT_FINITE
+from msrnn.engine.constraint import Constraint
+from msrnn.engine.executor import FAILED, NOT_FINITE, TOO_COMPLEX
+from msrnn.engine.grammars import Grammars
 from msrnn.engine.requests import SamplingParams
 from msrnn.engine.sampling import Chosen, SequenceSampler, choose
+from tests.helpers.byte_tokenizer import END, byte_tokenizer
 
 VOCABULARY = 50
 CPU = torch.device("cpu")
@@ -29,6 +32,18 @@ def sampler(seed: int = 0, prompt: list[int] | None = None, **params: Any) -> Se
 def drawn(count: int, **params: Any) -> Counter[int]:
     rows = [sampler(seed, **params) for seed in range(count)]
     return Counter(choose(logits().expand(count, -1), rows).tokens.tolist())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_in_which_nothing_is_left_has_no_token(temperature: float) -> None:
+    """Only token 7 may come next, and the model rules it out."""
+    tokenizer = byte_tokenizer()
+    grammars = Grammars(tokenizer, 272, [END])
+    row = torch.randn(2, 272, generator=torch.Generator().manual_seed(0))
+    row[0, tokenizer("a").input_ids[0]] = -torch.inf
+    params = SamplingParams(temperature=temperature)
+    rows = [SequenceSampler(params, 0, [1], 272, CPU, (), grammars.start(Constraint.regex("a"))) for _ in range(2)]
+    assert choose(row, rows).tokens.tolist() == [TOO_COMPLEX, tokenizer("a").input_ids[0]]
 
 
 def test_samples_follow_the_distribution() -> None:

@@ -82,7 +82,7 @@ def test_the_true_future_has_a_size_and_a_definition() -> None:
     assert (cell.label, cell.keeps, cell.future, TOVA.future) == ("future 8", 8, Future(8), None)
     assert cell.key == {
         "policy": "future",
-        "numbers": {"version": 1, "horizon": 64, "recent": 0},
+        "numbers": {"version": 1, "ahead": 256, "recent": 0},
         "size": 8,
     }
     assert find_cells([cell.key, {**cell.key, "numbers": {"version": 0}}], cell_of) == [cell]

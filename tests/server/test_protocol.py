@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from msrnn.engine.engine import Engine
 from msrnn.engine.requests import SamplingParams
 from msrnn.errors import UsageError
+from msrnn.server import protocol
 from msrnn.server.errors import ApiError
 from msrnn.server.protocol import Served, parse_chat, parse_completion
 from tests.helpers.characters import BOS, character_tokenizer
@@ -214,3 +216,11 @@ def test_the_least_tokens_of_an_answer(served: Served) -> None:
     with pytest.raises(ApiError, match="min_tokens=17: must be at most max_tokens, which is 16") as error:
         parse_completion({"prompt": "a", "min_tokens": 17}, served)
     assert (error.value.status, error.value.param) == (400, "min_tokens")
+
+
+def test_a_continued_message_within_a_constraint_has_tokens_of_its_own() -> None:
+    """A grammar would follow the template's line break as if it were the message's."""
+    merged = SimpleNamespace(decode=lambda _: "\n\nyes")
+    protocol.check_own_tokens(merged, [7, 8], "\n\nyes")
+    with pytest.raises(ApiError, match="cannot be continued within a constraint"):
+        protocol.check_own_tokens(merged, [7, 8], "\nyes")

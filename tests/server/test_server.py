@@ -262,7 +262,7 @@ def test_the_guide(address: str, capsys: pytest.CaptureFixture[str]) -> None:
         if ast.unparse(call.func) == "msrnn.serve":
             inspect.signature(msrnn.serve).bind(*call.args, **{str(given.arg): given for given in call.keywords})
     assert len(starts) == 2
-    code = "".join(block for block in blocks if block not in starts)
+    code = "".join(block for block in blocks if block not in starts and "BaseModel" not in block)  # see test_structured
     assert code.count("create(") == 2
     code = code.replace("http://127.0.0.1:8000", address).replace('"none"', repr(KEY))
     exec(compile(code, "serving.md", "exec"), {})

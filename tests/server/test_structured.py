@@ -67,6 +67,16 @@ def test_openai_parses_streams(client: openai.OpenAI) -> None:
             },
             "json",
         ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": SCHEMA, "description": None, "strict": None},
+                }
+            },
+            "json",
+        ),
+        ({"response_format": {"type": "json_object", "json_schema": None}, "max_tokens": 40}, r"\{.*"),
         ({"guided_json": SCHEMA}, "json"),
         ({"guided_json": json.dumps(SCHEMA)}, "json"),
         ({"guided_regex": r"[ab]{2}\d"}, r"[ab]{2}\d"),
@@ -123,6 +133,11 @@ def nest(levels: int) -> dict[str, Any]:
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": nest(70)}}},
             "response_format",
             "more than 64 levels deep",
+        ),
+        (
+            {"response_format": {"type": "json_object", "json_schema": {"name": "x", "schema": SCHEMA}}},
+            "response_format",
+            "json_schema with type json_object",
         ),
         ({"guided_regex": "("}, "guided_regex", "guided_regex: this regex cannot be followed"),
         ({"guided_regex": "a" * 70_000}, "guided_regex", "70,000 bytes"),

@@ -90,7 +90,10 @@ def answer_alone(model: PreTrainedModel, cell: Cell, head: Any, tail: Any) -> li
     return said
 
 
-@pytest.mark.parametrize("cell", [FULL, TOVA, RECALL], ids=lambda cell: cell.label)
+SLOW = pytest.param(TOVA, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("cell", [FULL, SLOW, RECALL], ids=lambda cell: getattr(cell, "label", None))
 def test_answers_are_greedy_and_each_as_alone(model: PreTrainedModel, task: ChatMemory, cell: Cell) -> None:
     store, counted = Store(None), list[int]()
     run = Runner(task, store, model)
