@@ -61,7 +61,9 @@ class Matcher:
         self._tokens, self._seconds = 0, 0.0
 
     def copy(self) -> Matcher:
-        return Matcher(self.inner.deep_copy(), self.words, self.stops)
+        copied = Matcher(self.inner.deep_copy(), self.words, self.stops)
+        copied._tokens, copied._seconds = self._tokens, self._seconds
+        return copied
 
     def advance(self, token: int) -> None:
         """Follow a token of the answer."""
