@@ -58,11 +58,11 @@ class Matcher:
 
     def __init__(self, inner: LLMatcher, words: int, stops: Sequence[int]) -> None:
         self.inner, self.words, self.stops = inner, words, stops
-        self._tokens, self._seconds = 0, 0.0
+        self.tokens, self.seconds = 0, 0.0
 
     def copy(self) -> Matcher:
         copied = Matcher(self.inner.deep_copy(), self.words, self.stops)
-        copied._tokens, copied._seconds = self._tokens, self._seconds
+        copied.tokens, copied.seconds = self.tokens, self.seconds
         return copied
 
     def advance(self, token: int) -> None:
@@ -70,8 +70,8 @@ class Matcher:
         begun = thread_time()
         if not self.inner.consume_token(token):
             raise GrammarError(self.inner.get_error())
-        self._tokens, self._seconds = self._tokens + 1, self._seconds + thread_time() - begun
-        if self._seconds > FIRST_SECONDS + TOKEN_SECONDS * self._tokens:
+        self.tokens, self.seconds = self.tokens + 1, self.seconds + thread_time() - begun
+        if self.seconds > FIRST_SECONDS + TOKEN_SECONDS * self.tokens:
             raise GrammarError(SLOW)
 
     def clear_stops(self, row: NDArray[np.uint32]) -> None:
