@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -48,6 +48,20 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     if isinstance(value, str) and value in choices:
         return value
     raise UsageError(f"must be one of {', '.join(choices)}", name=name, value=value)
+
+
+def is_deeper(value: Any, levels: int) -> bool:
+    """Whether more than so many objects and lists are within each other; looks no deeper than that."""
+    found = [value]
+    for _ in range(levels):
+        found = [inner for one in found for inner in _list_inner(one)]
+    return any(isinstance(one, Mapping | list | tuple) for one in found)
+
+
+def _list_inner(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
 
 
 def check_folder(name: str, folder: Path) -> Path:

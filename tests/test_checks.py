@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from msrnn.checks import check_count, check_folder, check_number, is_number, is_whole
+from msrnn.checks import check_count, check_folder, check_number, is_deeper, is_number, is_whole
 from msrnn.errors import UsageError
 
 
@@ -60,3 +60,12 @@ def test_folders(tmp_path: Path) -> None:
         check_folder("here", file)
     with pytest.raises(UsageError, match=r"^here='.*in': .*file is a file; name a folder$"):
         check_folder("here", file / "folder" / "in")
+
+
+@pytest.mark.parametrize(
+    ("value", "depth"),
+    [(5, 0), ("text", 0), ({}, 1), ([[]], 2), ({"a": [{"b": 1}]}, 3), ([1, [2], [[3]]], 3), (([],), 2)],
+)
+def test_how_deep_a_value_is(value: object, depth: int) -> None:
+    assert not is_deeper(value, depth)
+    assert depth == 0 or is_deeper(value, depth - 1)

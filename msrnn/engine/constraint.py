@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from msrnn.checks import check_choice
+from msrnn.checks import check_choice, is_deeper
 from msrnn.errors import UsageError
 
 Kind = Literal["json", "regex", "choice", "grammar"]
@@ -52,7 +52,8 @@ class Constraint:
         schema = {} if schema is True else schema
         if not isinstance(schema, Mapping):
             raise UsageError("must be an object, or true for any JSON", name=NAME, value=schema)
-        _check_depth(schema)
+        if is_deeper(schema, DEEPEST):
+            raise UsageError(f"the schema is more than {DEEPEST} levels deep", name=NAME, advice="use $defs and $ref")
         try:
             return cls("json", json.dumps(schema, allow_nan=False))
         except (TypeError, ValueError) as error:
@@ -82,19 +83,3 @@ class Constraint:
     def grammar(cls, text: str) -> Constraint:
         """A text that a grammar in Lark's notation allows; its first rule is `start`."""
         return cls("grammar", text)
-
-
-def _check_depth(value: Any) -> None:
-    """Refuse objects and lists that are too deep within each other, which every later step would recurse into."""
-    level = [value]
-    for _ in range(DEEPEST):
-        level = [inner for one in level for inner in _list_inner(one)]
-        if not level:
-            return
-    raise UsageError(f"the schema is more than {DEEPEST} levels deep", name=NAME, advice="use $defs and $ref")
-
-
-def _list_inner(value: Any) -> Sequence[Any]:
-    if isinstance(value, Mapping):
-        return [*value.values()]
-    return value if isinstance(value, list | tuple) else []

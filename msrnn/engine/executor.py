@@ -29,6 +29,22 @@ Place = Literal["device", "host"]  # the memory that a state is in: the model's 
 Sampler = object  # of one answer: its parameters, and the tokens that its penalties count
 
 
+@dataclass(frozen=True, eq=False)
+class SamplerSpec:
+    """What the sampler of an answer is made from.
+
+    prompt   the tokens before the answer, and the first ones of it, if it is continued
+    stops    the tokens that end it
+    matcher  where it begins in the grammar of its constraint
+    """
+
+    params: SamplingParams
+    seed: int
+    prompt: Sequence[int]
+    stops: Collection[int] = ()
+    matcher: Matcher | None = None
+
+
 class StateHandle(Protocol):
     """The state of one sequence, and the logits after its last token where they are known.
 
@@ -194,19 +210,8 @@ class Executor(ABC):
         """The tokens that a batch slot holds."""
 
     @abstractmethod
-    def new_sampler(
-        self,
-        state: StateHandle,
-        params: SamplingParams,
-        seed: int,
-        prompt: Sequence[int],
-        stops: Collection[int],
-        matcher: Matcher | None = None,
-    ) -> Sampler:
-        """The sampler of an answer that begins with a state, after a prompt, and that ends before any of `stops`.
-
-        `matcher` follows its constraint.
-        """
+    def new_sampler(self, state: StateHandle, spec: SamplerSpec) -> Sampler:
+        """The sampler of an answer that begins with a state."""
 
     @abstractmethod
     def put(self, slot: int, state: StateHandle, samplers: Sequence[Sampler]) -> SampledTokens:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,10 +14,9 @@ from msrnn.core.device_memory import on_device
 from msrnn.core.state import MultiState
 from msrnn.core.state_file import load_description
 from msrnn.engine.decode_batch import DecodeBatch, fitting_slots
-from msrnn.engine.executor import Executor, Facts, Place, SampledTokens, Sampler, StateHandle
-from msrnn.engine.grammars import Matcher
+from msrnn.engine.executor import Executor, Facts, Place, SampledTokens, Sampler, SamplerSpec, StateHandle
 from msrnn.engine.prompt_logprobs import score_block
-from msrnn.engine.requests import Logprobs, SamplingParams
+from msrnn.engine.requests import Logprobs
 from msrnn.engine.retention import Retention
 from msrnn.engine.sampling import SequenceSampler, choose
 from msrnn.engine.state_retention import retention_of
@@ -196,17 +195,9 @@ class LocalExecutor(Executor):
         return retention_of(self.batch.state, slot)
 
     @torch.no_grad()
-    def new_sampler(
-        self,
-        state: StateHandle,
-        params: SamplingParams,
-        seed: int,
-        prompt: Sequence[int],
-        stops: Collection[int],
-        matcher: Matcher | None = None,
-    ) -> SequenceSampler:
+    def new_sampler(self, state: StateHandle, spec: SamplerSpec) -> SequenceSampler:
         logits = require_logits(state)
-        return SequenceSampler(params, seed, prompt, logits.shape[-1], logits.device, stops, matcher)
+        return SequenceSampler(spec, logits.shape[-1], logits.device)
 
     def put(self, slot: int, state: StateHandle, samplers: Sequence[Sampler]) -> SampledTokens:
         for i in range(len(samplers)):

@@ -8,7 +8,7 @@ model's own matrix products, which depends on the size of the batch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from msrnn.core.device_memory import on_device
-from msrnn.engine.executor import FAILED, NOT_FINITE, TOO_COMPLEX
+from msrnn.engine.executor import FAILED, NOT_FINITE, TOO_COMPLEX, SamplerSpec
 from msrnn.engine.grammars import WORD, GrammarError, Matcher, find_allowed
 from msrnn.engine.noise import uniform
 from msrnn.engine.requests import Logprobs, SamplingParams
@@ -28,17 +28,9 @@ COLDEST = 1e-6  # lower temperatures would overflow, and choose the most likely 
 class SequenceSampler:
     """The parameters of one answer, the tokens that its penalties count and that end it, and its place in a grammar."""
 
-    def __init__(
-        self,
-        params: SamplingParams,
-        seed: int,
-        prompt: Sequence[int],
-        vocabulary: int,
-        device: torch.device,
-        stops: Collection[int] = (),
-        matcher: Matcher | None = None,
-    ) -> None:
-        self.params, self.seed, self.number, self.matcher = params, seed, params.continued, matcher
+    def __init__(self, spec: SamplerSpec, vocabulary: int, device: torch.device) -> None:
+        params, prompt = spec.params, spec.prompt
+        self.params, self.seed, self.number, self.matcher = params, spec.seed, params.continued, spec.matcher
         self._unread: tuple[Chosen, int] | None = None  # the last token's step and sequence, for the matcher
         self.counts: Tensor | None = None
         if params.penalizes:
@@ -53,7 +45,7 @@ class SequenceSampler:
             self.biased = on_device([token for token, _ in biases], device)
             self.bias = on_device([bias for _, bias in biases], device, torch.float32)
         self.stops: Tensor | None = None
-        if params.min_tokens and (known := [token for token in stops if token < vocabulary]):
+        if params.min_tokens and (known := [token for token in spec.stops if token < vocabulary]):
             self.stops = on_device(known, device)
 
     @property

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from msrnn.engine.batch import Batch
-from msrnn.engine.executor import Executor
+from msrnn.engine.executor import Executor, SamplerSpec
 from msrnn.engine.prefill import Prefill, PrefillQueue
 from msrnn.engine.requests import Event, Request, SamplingParams, explain
 from msrnn.engine.running_answer import RunningAnswer, seed_of
@@ -233,7 +233,8 @@ class Scheduler:
         seen = 0 if request.session is None else request.cached_tokens
         seed = seed_of(request, number)
         matcher = request.matcher and request.matcher.copy()
-        sampler = self.executor.new_sampler(prefill.state, request.params, seed, request.prompt, stops, matcher)
+        spec = SamplerSpec(request.params, seed, request.prompt, stops, matcher)
+        sampler = self.executor.new_sampler(prefill.state, spec)
         return RunningAnswer(request, number, prefill.tokens, seen, self.tokenizer, stops, sampler)
 
     def list_stops(self, params: SamplingParams) -> frozenset[int]:

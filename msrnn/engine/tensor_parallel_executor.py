@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -19,12 +19,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from msrnn.core.state import MultiState
-from msrnn.engine.executor import Executor, Place, SampledTokens, Sampler, StateHandle
-from msrnn.engine.grammars import Matcher
+from msrnn.engine.executor import Executor, Place, SampledTokens, Sampler, SamplerSpec, StateHandle
 from msrnn.engine.local_executor import LocalState, require_logits
 from msrnn.engine.prompt_logprobs import score_block
 from msrnn.engine.rank import PATIENCE, SHARED_ERRORS, STOP, Rank
-from msrnn.engine.requests import Logprobs, SamplingParams
+from msrnn.engine.requests import Logprobs
 from msrnn.engine.retention import Retention
 from msrnn.errors import LostRankError
 from msrnn.hf.rnn import MultiStateRNN
@@ -195,16 +194,8 @@ class TensorParallelExecutor(Executor):
     def slot_retention(self, slot: int) -> Retention:
         return self._rank.local.slot_retention(slot)
 
-    def new_sampler(
-        self,
-        state: StateHandle,
-        params: SamplingParams,
-        seed: int,
-        prompt: Sequence[int],
-        stops: Collection[int],
-        matcher: Matcher | None = None,
-    ) -> Sampler:
-        return self._rank.local.new_sampler(self._check_own(state).own, params, seed, prompt, stops, matcher)
+    def new_sampler(self, state: StateHandle, spec: SamplerSpec) -> Sampler:
+        return self._rank.local.new_sampler(self._check_own(state).own, spec)
 
     def put(self, slot: int, state: StateHandle, samplers: Sequence[Sampler]) -> SampledTokens:
         with self._lend_number(state) as number:

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ValidationError
 from msrnn.checks import bounds
 from msrnn.errors import UsageError
 from msrnn.server.errors import ApiError, bad_value, escape_name
-from msrnn.server.request_models import ROLES, HalfCharacterError, Message, UnsupportedFieldError
+from msrnn.server.request_body import HalfCharacterError
+from msrnn.server.request_models import ROLES, Message, UnsupportedFieldError
 
 _KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a string"}
 

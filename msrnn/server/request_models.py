@@ -10,14 +10,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    InstanceOf,
     model_validator,
 )
 
+from msrnn.checks import is_deeper
 from msrnn.engine.constraint import MOST_CHOICES
 from msrnn.engine.requests import (
     COUNTS,
@@ -29,19 +28,14 @@ from msrnn.engine.requests import (
     NUMBERS,
 )
 from msrnn.engine.session_id import NAME_PATTERN
+from msrnn.server.request_body import Body, Text, WholeText, check_whole, must
+from msrnn.server.structured_models import Choices, ResponseFormat, StructuredOutputs
 from msrnn.server.usual_fields import MOST_NAME, NOT_USED_IN_MESSAGES, allows
 
 MOST_MESSAGES = 10_000  # of a request, and parts of a message
 MOST_VARIABLES, DEEPEST = 10_000, 16  # characters of variables of the chat template, as JSON, and how deep it nests
 NAME_WORDS = "1 to 64 letters, digits, hyphens and underscores"
 ROLES = ("system", "developer", "user", "assistant")
-
-# JSON can spell half of a character. A plain `str` would refuse it everywhere; here a field decides.
-Text = InstanceOf[str]
-
-
-class HalfCharacterError(ValueError):
-    """A text with half of a character."""
 
 
 class UnsupportedFieldError(ValueError):
@@ -50,18 +44,6 @@ class UnsupportedFieldError(ValueError):
     def __init__(self, name: str) -> None:
         super().__init__("is not supported")
         self.name = name
-
-
-def _has_whole_characters(text: str) -> str:
-    """No tokenizer takes half of a character."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise HalfCharacterError(f"has half of a character (a lone surrogate) at {error.start}") from None
-    return text
-
-
-WholeText = Annotated[Text, AfterValidator(_has_whole_characters)]
 
 
 def within(name: str, least: int | None = None, **more: Any) -> Any:
@@ -77,54 +59,9 @@ def _few(value: Any) -> Any:
     return value
 
 
-def _must(words: str) -> dict[str, Any]:
-    """The condition on a field in words, where its type does not state it."""
-    return {"x-must": words}
-
-
-class Body(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
 class StreamOptions(Body):
     include_usage: bool = Field(default=False, description="end with a chunk that has the numbers of tokens")
     continuous_usage_stats: bool = Field(default=False, description="with `include_usage`: the numbers in every chunk")
-
-
-def _leave_out_nulls(value: Any) -> Any:
-    """Null counts as not given."""
-    return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else value
-
-
-class JsonSchema(Body):
-    """A schema of `response_format`."""
-
-    model_config = ConfigDict(populate_by_name=True)
-
-    name: Annotated[Text, Field(max_length=MOST_NAME)] = Field(description="is not used")
-    description: Text = Field("", description="is not used; a prompt should say what is wanted")
-    content: dict[str, Any] | bool = Field(True, alias="schema", description="the answer is JSON that it allows")
-    strict: bool | None = Field(None, description="is not used: every answer follows the schema")
-
-
-class ResponseFormat(Body):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: Annotated[JsonSchema, BeforeValidator(_leave_out_nulls)] | None = None
-
-
-Choices = Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES, fail_fast=True)]
-
-
-class StructuredOutputs(Body):
-    """One of these fields."""
-
-    model_config = ConfigDict(populate_by_name=True)
-
-    content: dict[str, Any] | Text | bool | None = Field(None, alias="json")
-    json_object: bool | None = None
-    regex: Text | None = None
-    choice: Choices | None = None
-    grammar: Text | None = None
 
 
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
@@ -158,20 +95,20 @@ class GenerationRequest(Body):
     stop: StopText | Annotated[list[StopText], Field(max_length=MOST_STOPS, fail_fast=True)] = Field(
         [],
         description="the answer ends before any of these strings",
-        json_schema_extra=_must(
+        json_schema_extra=must(
             f"a string or a list of at most {MOST_STOPS} strings, each of 1 to {LONGEST_STOP:,} characters"
         ),
     )
     stop_token_ids: Annotated[TokenIds, Field(max_length=MOST_TOKEN_IDS), BeforeValidator(_few)] = Field(
         [],
         description="the answer ends before any of these tokens",
-        json_schema_extra=_must(f"a list of at most {MOST_TOKEN_IDS:,} token ids"),
+        json_schema_extra=must(f"a list of at most {MOST_TOKEN_IDS:,} token ids"),
     )
     ignore_eos: bool = Field(False, description="go on after the model's own stop tokens")
     logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=MOST_TOKEN_IDS), BeforeValidator(_few)] = Field(
         {},
         description="is added to the logits of these token ids",
-        json_schema_extra=_must(
+        json_schema_extra=must(
             f"an object from token ids to numbers from {LEAST_BIAS} to {MOST_BIAS}, with {MOST_TOKEN_IDS:,} at most"
         ),
     )
@@ -188,13 +125,13 @@ class GenerationRequest(Body):
     stream_options: Annotated[StreamOptions, BeforeValidator(_few)] | None = Field(
         None,
         description="needs `stream`",
-        json_schema_extra=_must("an object, and may have include_usage and continuous_usage_stats only"),
+        json_schema_extra=must("an object, and may have include_usage and continuous_usage_stats only"),
     )
     user: Annotated[Text, Field(max_length=MOST_NAME)] = Field("", description="is not used")
     session_id: Annotated[str, Field(pattern=NAME_PATTERN)] | None = Field(
         None,
         description="the conversation that the request continues or begins",
-        json_schema_extra=_must(NAME_WORDS),
+        json_schema_extra=must(NAME_WORDS),
     )
     session_turns: Annotated[int, Field(ge=0)] | None = Field(
         None, description="needs `session_id`: finished turns that the session must have, or else error 409"
@@ -206,7 +143,7 @@ class GenerationRequest(Body):
     response_format: ResponseFormat | None = Field(
         None,
         description="the answer is any text, a JSON object, or JSON that a schema allows",
-        json_schema_extra=_must(
+        json_schema_extra=must(
             'an object: {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema": '
             '{"name": …, "schema": …}}'
         ),
@@ -214,16 +151,16 @@ class GenerationRequest(Body):
     structured_outputs: StructuredOutputs | None = Field(
         None,
         description="what the answer may be, in vLLM's form",
-        json_schema_extra=_must("an object with one of the fields json, json_object, regex, choice and grammar"),
+        json_schema_extra=must("an object with one of the fields json, json_object, regex, choice and grammar"),
     )
     guided_json: dict[str, Any] | Text | bool | None = Field(
-        None, description="the answer is JSON that this schema allows", json_schema_extra=_must("a JSON schema")
+        None, description="the answer is JSON that this schema allows", json_schema_extra=must("a JSON schema")
     )
     guided_regex: Text | None = Field(None, description="the whole answer matches this regular expression")
     guided_choice: Choices | None = Field(
         None,
         description="the answer is one of these texts",
-        json_schema_extra=_must(f"a list of 1 to {MOST_CHOICES:,} texts"),
+        json_schema_extra=must(f"a list of 1 to {MOST_CHOICES:,} texts"),
     )
     guided_grammar: Text | None = Field(None, description="this grammar, in Lark's notation, allows the answer")
     retention: Annotated[int, Field(ge=0)] = Field(
@@ -244,7 +181,7 @@ Parts = Annotated[list[TextPart], Field(min_length=1, max_length=MOST_MESSAGES, 
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant"]
     content: WholeText | Parts = Field(
-        json_schema_extra=_must("text, or a list of parts of type text; images and other parts are not supported")
+        json_schema_extra=must("text, or a list of parts of type text; images and other parts are not supported")
     )
     name: Any = Field(None, description="is not used")
 
@@ -270,17 +207,10 @@ Messages = Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES
 
 def _is_small(variables: dict[str, Any]) -> dict[str, Any]:
     """Refuse a value that is deeper or longer than templates need, before it is looked at as a whole."""
-    if _is_deeper(variables, DEEPEST) or len(text := json.dumps(variables, ensure_ascii=False)) > MOST_VARIABLES:
+    if is_deeper(variables, DEEPEST) or len(text := json.dumps(variables, ensure_ascii=False)) > MOST_VARIABLES:
         raise ValueError(f"deeper than {DEEPEST} or longer than {MOST_VARIABLES} characters")
-    _has_whole_characters(text)
+    check_whole(text)
     return variables
-
-
-def _is_deeper(value: Any, than: int) -> bool:
-    if not isinstance(value, dict | list):
-        return False
-    parts = value.values() if isinstance(value, dict) else value
-    return than == 0 or any(_is_deeper(part, than - 1) for part in parts)
 
 
 class TemplateFields(Body):
@@ -298,7 +228,7 @@ class TemplateFields(Body):
     chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_is_small)] = Field(
         {},
         description="variables of the model's chat template, as `enable_thinking`",
-        json_schema_extra=_must(f"an object of at most {MOST_VARIABLES:,} characters, {DEEPEST} levels deep"),
+        json_schema_extra=must(f"an object of at most {MOST_VARIABLES:,} characters, {DEEPEST} levels deep"),
     )
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description="the variable of this name of the chat template"
@@ -308,7 +238,7 @@ class TemplateFields(Body):
 class ChatRequest(GenerationRequest, TemplateFields):
     messages: Messages = Field(
         description="the conversation; of a session that has begun, one message of the user",
-        json_schema_extra=_must(f"a list of 1 to {MOST_MESSAGES:,} messages"),
+        json_schema_extra=must(f"a list of 1 to {MOST_MESSAGES:,} messages"),
     )
     max_tokens: Annotated[int, within("max_tokens", least=1)] | None = Field(
         None, description="tokens of the answer, at most"
@@ -328,7 +258,7 @@ Prompt = WholeText | Annotated[TokenIds, Field(min_length=1)]
 class CompletionRequest(GenerationRequest):
     prompt: Prompt | Annotated[list[Prompt], Field(min_length=1, fail_fast=True)] = Field(
         description="the text that the model continues; a list of prompts has one answer or more for each",
-        json_schema_extra=_must("a text, a list of token ids, or a list of either, and not empty"),
+        json_schema_extra=must("a text, a list of token ids, or a list of either, and not empty"),
     )
     suffix: WholeText = Field(
         "",
@@ -348,5 +278,5 @@ class CompletionRequest(GenerationRequest):
 
 class ForkRequest(Body):
     to: Text = Field(
-        description="the name of the new session", json_schema_extra={"pattern": NAME_PATTERN, **_must(NAME_WORDS)}
+        description="the name of the new session", json_schema_extra={"pattern": NAME_PATTERN, **must(NAME_WORDS)}
     )

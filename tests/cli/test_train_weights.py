@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import string
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from msrnn.cli.train_weights import SIZES, train_weights
 from msrnn.core.weights_file import read_training
 from msrnn.training import fit
+from msrnn.training.plan import TrainingPlan
 from tests.helpers.command import Run
 
 SHORT = (
@@ -119,3 +123,11 @@ def test_two_kinds_of_one_name_are_refused(run: Run, long_texts: list[Path], tmp
     done = run(*TINY, "--text", long_texts[0], "--text", other, "--out", tmp_path / "weights.safetensors")
     assert done.code == 2
     assert "--text: two have the same name; rename one" in done.err
+
+
+def test_defaults_are_those_of_the_plan() -> None:
+    """They stand twice, since the command's help does not load torch."""
+    given = {name: one.default for name, one in inspect.signature(train_weights).parameters.items()}
+    plan = asdict(TrainingPlan())
+    assert plan.pop("sizes") == SIZES
+    assert {name: given[name] for name in plan} == plan

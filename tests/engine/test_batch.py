@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from msrnn.engine.batch import Batch
+from msrnn.engine.executor import SamplerSpec
 from msrnn.engine.requests import Event, Request, SamplingParams
 from msrnn.engine.running_answer import RunningAnswer
 from tests.helpers.fake_executor import FakeExecutor, answer_to
@@ -44,7 +45,7 @@ def join(batch: Batch, executor: FakeExecutor, prompt: list[int], retention: int
     request = Request(prompt, SamplingParams(**params), retention=retention)
     state = executor.new_state()
     executor.read(state, prompt)
-    sampler = executor.new_sampler(state, request.params, 0, prompt, ())
+    sampler = executor.new_sampler(state, SamplerSpec(request.params, 0, prompt))
     numbers = range(request.params.n)
     batch.join([RunningAnswer(request, i, prompt, 0, None, frozenset(), sampler) for i in numbers], state)
     return request

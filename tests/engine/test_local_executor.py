@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import msrnn
+from msrnn.engine.executor import SamplerSpec
 from msrnn.engine.local_executor import LocalExecutor, local, require_logits
 from msrnn.engine.requests import SamplingParams
 from msrnn.errors import UsageError
@@ -46,7 +47,7 @@ def test_a_prompt_in_parts_and_the_answer_are_those_of_generate(
     assert executor.read(state, PROMPT[:5]) == []
     executor.read(state, PROMPT[5:])
     assert (state.seen, state.has_logits) == (12, True)
-    samplers = [executor.new_sampler(state, GREEDY, 0, PROMPT, ()) for _ in range(2)]
+    samplers = [executor.new_sampler(state, SamplerSpec(GREEDY, 0, PROMPT)) for _ in range(2)]
     found = [executor.put(1, state, samplers).on_host()[0]]
     executor.move(1, 0)
     executor.move(2, 1)
@@ -122,6 +123,6 @@ def test_a_warm_up_changes_no_state(executor: LocalExecutor) -> None:
 
 def test_states_that_cannot_be_used(executor: LocalExecutor) -> None:
     with pytest.raises(ValueError, match="a state without logits: read a token first"):
-        executor.new_sampler(executor.new_state(), GREEDY, 0, PROMPT, ())
+        executor.new_sampler(executor.new_state(), SamplerSpec(GREEDY, 0, PROMPT))
     with pytest.raises(TypeError, match="not a state of a LocalExecutor"):
         local(FakeState())

@@ -11,7 +11,7 @@ import transformers as tf
 from torch import Tensor
 
 from msrnn.engine.constraint import Constraint
-from msrnn.engine.executor import FAILED, NOT_FINITE, TOO_COMPLEX
+from msrnn.engine.executor import FAILED, NOT_FINITE, TOO_COMPLEX, SamplerSpec
 from msrnn.engine.grammars import Grammars
 from msrnn.engine.requests import SamplingParams
 from msrnn.engine.sampling import Chosen, SequenceSampler, choose
@@ -26,7 +26,7 @@ def logits(rows: int = 1, seed: int = 0) -> Tensor:
 
 
 def sampler(seed: int = 0, prompt: list[int] | None = None, **params: Any) -> SequenceSampler:
-    return SequenceSampler(SamplingParams(**params), seed, prompt or [1], VOCABULARY, CPU)
+    return SequenceSampler(SamplerSpec(SamplingParams(**params), seed, prompt or [1]), VOCABULARY, CPU)
 
 
 def drawn(count: int, **params: Any) -> Counter[int]:
@@ -42,7 +42,8 @@ def test_a_row_in_which_nothing_is_left_has_no_token(temperature: float) -> None
     row = torch.randn(2, 272, generator=torch.Generator().manual_seed(0))
     row[0, tokenizer("a").input_ids[0]] = -torch.inf
     params = SamplingParams(temperature=temperature)
-    rows = [SequenceSampler(params, 0, [1], 272, CPU, (), grammars.start(Constraint.regex("a"))) for _ in range(2)]
+    specs = [SamplerSpec(params, 0, [1], (), grammars.start(Constraint.regex("a"))) for _ in range(2)]
+    rows = [SequenceSampler(spec, 272, CPU) for spec in specs]
     assert choose(row, rows).tokens.tolist() == [TOO_COMPLEX, tokenizer("a").input_ids[0]]
 
 
@@ -156,7 +157,7 @@ def test_a_row_that_cannot_be_sampled_fails_alone(caplog: pytest.LogCaptureFixtu
 
     sound = [sampler(seed, temperature=0.5 * seed, repetition_penalty=1.0 + seed) for seed in range(4)]
     twins = [sampler(seed, temperature=0.5 * seed, repetition_penalty=1.0 + seed) for seed in range(4)]
-    broken = Broken(SamplingParams(repetition_penalty=2.0), 0, [1], VOCABULARY, CPU)
+    broken = Broken(SamplerSpec(SamplingParams(repetition_penalty=2.0), 0, [1]), VOCABULARY, CPU)
     for _ in range(3):
         found = choose(logits(5), [*sound[:2], broken, *sound[2:]]).tokens.tolist()
         expected = choose(logits(5)[[0, 1, 3, 4]], twins).tokens.tolist()
@@ -181,20 +182,22 @@ def test_stop_tokens_are_not_chosen_before_the_least_tokens() -> None:
         {"temperature": 1, "top_p": 1e-6, "min_p": 1.0},
     ]
     for way in ways:
-        row = SequenceSampler(SamplingParams(min_tokens=2, **way), 1, [1], VOCABULARY, CPU, best[:2])
+        row = SequenceSampler(SamplerSpec(SamplingParams(min_tokens=2, **way), 1, [1], best[:2]), VOCABULARY, CPU)
         first, second, third = (int(choose(logits(), [row]).tokens) for _ in range(3))
         assert not {first, second} & {*best[:2]}
         assert third == best[0]  # no longer masked
 
 
 def test_stop_tokens_that_the_model_does_not_have() -> None:
-    row = SequenceSampler(SamplingParams(min_tokens=1, temperature=0), 1, [1], VOCABULARY, CPU, [VOCABULARY, 10**6])
+    spec = SamplerSpec(SamplingParams(min_tokens=1, temperature=0), 1, [1], [VOCABULARY, 10**6])
+    row = SequenceSampler(spec, VOCABULARY, CPU)
     assert row.is_plain
     assert int(choose(logits(), [row]).tokens) == int(logits().argmax())
 
 
 def test_a_masked_row_and_its_neighbours() -> None:
     every, best = logits(3), logits(3).argmax(-1).tolist()
-    rows = [SequenceSampler(SamplingParams(min_tokens=n, temperature=0), 1, [1], VOCABULARY, CPU, best) for n in (0, 1)]
+    specs = [SamplerSpec(SamplingParams(min_tokens=n, temperature=0), 1, [1], best) for n in (0, 1)]
+    rows = [SequenceSampler(spec, VOCABULARY, CPU) for spec in specs]
     assert choose(every, [rows[0], rows[1], sampler(temperature=0)]).tokens.tolist()[::2] == best[::2]
     assert rows[1].is_plain  # it costs nothing from then on

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from msrnn.engine.engine import Engine
-from msrnn.engine.requests import SamplingParams
+from msrnn.engine.executor import SamplerSpec
 from msrnn.engine.scheduler import Counts
 from tests.helpers.fake_executor import FakeExecutor, answer_to
 from tests.helpers.fake_requests import add, run, text, tokens
@@ -57,8 +57,8 @@ def test_an_answer_that_cannot_be_sampled_fails_alone(executor: FakeExecutor) ->
 def test_a_sampler_that_cannot_be_made_fails_alone(executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     make = executor.new_sampler
 
-    def failing(state: Any, params: SamplingParams, seed: int, prompt: list[int], *more: Any) -> Any:
-        return make(state, params, seed, prompt, *more) if prompt != [9] else 1 / 0
+    def failing(state: Any, spec: SamplerSpec) -> Any:
+        return make(state, spec) if spec.prompt != [9] else 1 / 0
 
     monkeypatch.setattr(executor, "new_sampler", failing)
     engine = Engine(executor)

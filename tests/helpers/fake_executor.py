@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy
 
-from msrnn.engine.executor import FAILED, Executor, Facts, Place, Sampler, StateHandle
-from msrnn.engine.grammars import Matcher
+from msrnn.engine.executor import FAILED, Executor, Facts, Place, Sampler, SamplerSpec, StateHandle
 from msrnn.engine.requests import Logprobs, SamplingParams
 from msrnn.engine.retention import Retention
 from msrnn.errors import UsageError
@@ -174,17 +173,9 @@ class FakeExecutor(Executor):
     def slot_retention(self, slot: int) -> Retention:
         return self.retention(self._in(slot))
 
-    def new_sampler(
-        self,
-        state: StateHandle,
-        params: SamplingParams,
-        seed: int,
-        prompt: Sequence[int],
-        stops: Collection[int],
-        matcher: Matcher | None = None,
-    ) -> Sampler:
+    def new_sampler(self, state: StateHandle, spec: SamplerSpec) -> Sampler:
         assert state.has_logits
-        return FakeSampler(params, prompt[0] in self.broken, stops)
+        return FakeSampler(spec.params, spec.prompt[0] in self.broken, spec.stops)
 
     def put(self, slot: int, state: StateHandle, samplers: Sequence[Sampler]) -> FakeTokens:
         mine = self._own(state)

@@ -37,7 +37,7 @@ def read(last: str = "user", begins: bool = True, special: bool = False, **field
     ],
 )
 def test_where_the_text_ends(last: str, starts: bool | None, continues: bool | None, end: str) -> None:
-    assert read(last, add_generation_prompt=starts, continue_final_message=continues) == Rendering(end)  # type: ignore
+    assert read(last, add_generation_prompt=starts, continue_final_message=continues) == Rendering(end)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

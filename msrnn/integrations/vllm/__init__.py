@@ -30,7 +30,14 @@ def register() -> None:
             "msrnn: vLLM %s is not supported: its option has no effect; install vLLM %s", vllm.__version__, VERSION
         )
         return
+    from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    if not current_platform.is_cpu():
+        init_logger("vllm.msrnn").info(
+            "msrnn: on this device its option has an effect with --attention-backend CUSTOM only, and is ignored "
+            "without it; nothing else of vLLM is changed"
+        )
 
     # On a CPU vLLM ignores the choice of a backend, so the name that it takes there decides by the option.
     register_backend(AttentionBackendEnum.CPU_ATTN, f"{_HERE}.backend.CPUBackend")

@@ -83,7 +83,10 @@ class BoundedAttention(AttentionImpl[BoundedMetadata]):
     ) -> Tensor:
         """query [T, H, D], key and value [T, K, D] of all requests of a step -> output [T, H, Dv], written in place."""
         if output_scale is not None or output_block_scale is not None:
-            raise NotImplementedError("outputs of a bounded layer are not quantized")
+            reason = "vLLM asks for a quantized output, which a bounded layer does not have"
+            raise UsageError(
+                reason, name="output_scale", advice="compile without the fusion of attention and quantization"
+            )
         if attn_metadata is None:  # vLLM measures memory
             return output.zero_()
         if not isinstance(attn_metadata, BoundedMetadata):

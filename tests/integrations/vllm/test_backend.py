@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed: pip install 'msrnn[vl
 
 import vllm
 from vllm.config import set_current_vllm_config
+from vllm.platforms import current_platform
 from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionBackend,
     CPUAttentionBackendImpl,
@@ -35,6 +38,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_model("llama", tmp_path_factory.mktemp("llama"))
 
 
+@pytest.fixture
+def caplog_vllm(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """vLLM's loggers pass nothing on to the root, where pytest listens."""
+    logger = logging.getLogger("vllm")
+    with caplog.at_level(logging.INFO, "vllm"):
+        logger.addHandler(caplog.handler)
+        yield caplog
+        logger.removeHandler(caplog.handler)
+
+
 def specs(llm: Any) -> list[Any]:
     [found] = llm.collective_rpc("get_kv_cache_spec")
     return list(found.values())
@@ -55,6 +68,16 @@ def test_other_versions_of_vllm_are_left_alone(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.undo()
     register()
     assert AttentionBackendEnum.CPU_ATTN.get_class() is CPUBackend
+
+
+def test_where_the_option_needs_a_backends_name_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog_vllm: pytest.LogCaptureFixture
+) -> None:
+    register()
+    assert "CUSTOM" not in caplog_vllm.text
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
+    register()
+    assert "with --attention-backend CUSTOM only" in caplog_vllm.text
 
 
 def test_a_size_that_keeps_everything_is_vllm_alone(folder: str) -> None:
