@@ -18,15 +18,8 @@ from msrnn.server.fields import read_request
 from msrnn.server.prompts import Chat, check_fits, read_messages, too_long_error
 from msrnn.server.protocol import Served
 from msrnn.server.renderings import read_rendering
-from msrnn.server.request_models import (
-    MOST_MESSAGES,
-    Body,
-    Messages,
-    TemplateFields,
-    Text,
-    TokenIds,
-    WholeText,
-)
+from msrnn.server.request_body import Body, Text, WholeText
+from msrnn.server.request_models import MOST_MESSAGES, Messages, TemplateFields, TokenIds
 from msrnn.server.sessions import Guard
 
 _MODEL = Field("", description="the name of the model; by default the one that is served")
