@@ -32,7 +32,6 @@ JSON_OPTIONS = {
     "whitespace_pattern": r"[ \n\r\t]{0,16}",
     "item_separator": ",",
     "key_separator": ":",
-    "lenient": False,
 }
 LIMITS = {  # a millisecond is 50,000 of the first, 14,000 of the second and 20,000 of the third
     "initial_lexer_fuel": 500_000,

@@ -224,3 +224,13 @@ def test_a_continued_message_within_a_constraint_has_tokens_of_its_own() -> None
     protocol.check_own_tokens(merged, [7, 8], "\n\nyes")
     with pytest.raises(ApiError, match="cannot be continued within a constraint"):
         protocol.check_own_tokens(merged, [7, 8], "\nyes")
+
+
+def test_only_constraints_need_tokens_of_its_own(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"messages": [*HELLO["messages"], {"role": "assistant", "content": "so"}]}
+    assert parse_chat({**body, "guided_regex": "so.*"}, served).params.continued == 2
+    monkeypatch.setattr(served.tokenizer, "decode", lambda *_, **__: "\nso")
+    assert parse_chat(body, served).params.continued == 2
+    with pytest.raises(ApiError) as refused:
+        parse_chat({**body, "guided_regex": "so.*"}, served)
+    assert refused.value.param == "messages"

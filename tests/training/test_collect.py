@@ -94,3 +94,17 @@ def test_inputs_are_float16_unless_they_are_far_from_0(
     rnn = msrnn.MultiStateRNN(build(llama()), "echo", 24)
     (decisions,) = collect_decisions(rnn, find_stacks(rnn.spec), tokens(1, 2 * AHEAD), [AHEAD], AHEAD)
     assert decisions.inputs.dtype == dtype
+
+
+@pytest.mark.parametrize("ahead", [24, 48])
+def test_as_many_steps_count_as_are_asked_for(ahead: int) -> None:
+    rnn, read = msrnn.MultiStateRNN(build(llama()), "echo", 24), list[int]()
+    ids = tokens(2, 3 * ahead)
+    (stack,) = find_stacks(rnn.spec)
+    (found,) = collect_decisions(rnn, [stack], ids, [ahead], ahead, read.append)
+    assert read == [2 * ahead] * 2
+    for change, counts in ((2 * ahead - 1, True), (2 * ahead, False)):  # the last token that counts, and the next one
+        other = ids.clone()
+        other[:, change] += 1
+        (changed,) = collect_decisions(rnn, [stack], other, [ahead], ahead)
+        assert torch.equal(found.change, changed.change) != counts
