@@ -2,10 +2,12 @@
 
     python -m benchmarks.recall [--random-weights llama-3-8b] [--archived 100000] [--recall 256] [--rounds 3]
 
-With random weights and random tokens, all guests change at every token and are fetched: the most that a step can cost.
-Real text changes about half of them. So steps are also measured with queries that have a part in common, which is added
-after their projection, by the share of the guests that a token changes. Memory is pinned and graphs are captured before
-anything is measured, but for the first read of the whole text, which is reported on its own.
+With random weights and random tokens, all guests change at every token, and those that are fetched lie far from each
+other in the archive: the most that a step can cost. Real text changes about half of them, and several lie in each page
+of 64 KB, whose address a GPU translates once. So steps are also measured with queries that have a part in common, which
+is added after their projection, and after texts whose spans of 128 tokens have few different tokens (`--few`), by the
+share of the guests that a token changes and by the pages for each fetched row. Memory is pinned and graphs are captured
+before anything is measured, but for the first read of the whole text, which is reported on its own.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +30,8 @@ from msrnn.recall import SEGMENT
 TEXT, QUESTION, STEPS = 16_384, 32, 20  # tokens
 WARM_UP = 4  # reads of one shape, after which its graph is captured
 ALIKE = (0.0, 0.8, 0.9, 0.95, 1.0)  # shares of a query's square that all tokens have in common
+SPAN = 128  # tokens that may be few different ones
+PAGE = 2**16  # bytes of the host's memory whose address a GPU translates at once
 
 
 def timed(work: Callable[..., Any], *args: Any, **kwargs: Any) -> float:
@@ -65,16 +69,38 @@ class AlikeQueries:
         return (1 - self.share).sqrt() * query + self.share.sqrt() * common
 
 
-def changed_share(rnn: msrnn.MultiStateRNN, state: MultiState, tokens: Iterator[Tensor]) -> float:
-    """The mean share of guests that a token changes."""
-    shares, before = [], None
+class Changes(NamedTuple):
+    """What tokens change of the guests, on average."""
+
+    guests: float  # the share that is fetched
+    pages: float  # of the host's memory, for each fetched row
+
+    def __str__(self) -> str:
+        return f"{100 * self.guests:.0f} % of the guests changed, {self.pages:.2f} pages per row"
+
+
+def find_changes(rnn: msrnn.MultiStateRNN, state: MultiState, tokens: Iterator[Tensor]) -> Changes:
+    guests, fetched, pages, before = 0, 0, 0, None
+    layers = [layer for layer in state.layers if isinstance(layer, RecallSlots)]
+    row = (layers[0].guest_keys.shape[-1] + layers[0].guest_values.shape[-1]) * layers[0].guest_keys.itemsize
     for _ in range(STEPS):
         rnn.step(next(tokens), state)
-        now = torch.stack([layer.guest_position for layer in state.layers if isinstance(layer, RecallSlots)])
+        now = torch.stack([layer.guest_position for layer in layers]).flatten(0, -2)  # of each KV head of each layer
         if before is not None:
-            shares.append((now != before).float().mean().item())
+            changed = now != before
+            page = now // (PAGE // row) + 2**20 * torch.arange(len(now), device=now.device)[:, None]
+            pages += page[changed].unique().numel()
+            guests, fetched = guests + changed.numel(), fetched + int(changed.sum())
         before = now
-    return sum(shares) / len(shares)
+    return Changes(fetched / guests, pages / max(fetched, 1))
+
+
+def draw_text(vocabulary: int, tokens: int, few: int | None, *, device: torch.device) -> Tensor:
+    """Random tokens [1, N]; with `few`, each span has so many different ones, and other spans have others."""
+    if few is None:
+        return torch.randint(vocabulary, (1, tokens), device=device)
+    span = torch.arange(tokens, device=device) // SPAN
+    return ((span * few + torch.randint(few, (tokens,), device=device)) % vocabulary)[None]
 
 
 def device_gigabytes(rnn: msrnn.MultiStateRNN, tokens: int) -> float:
@@ -99,6 +125,7 @@ def main() -> None:
     parser.add_argument("--archived", type=int, default=100_000, help="tokens of the archive")
     parser.add_argument("--recall", type=int, default=256, help="rows of each KV head")
     parser.add_argument("--size", type=int, default=512)
+    parser.add_argument("--few", type=int, nargs="*", default=[16, 4], help="different tokens of a span of the text")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -107,8 +134,8 @@ def main() -> None:
         parser.error(f"--archived {args.archived}: must be more than {TEXT:,}, the tokens that are read first")
     torch.manual_seed(0)
     model: Any = random_model(args.random_weights)
-    ids = torch.randint(model.config.vocab_size, (1, args.archived + 4096), device=model.device)
-    text, tokens = ids[:, : args.archived], ids[:, args.archived :]
+    draw = partial(draw_text, model.config.vocab_size, device=model.device)
+    text, tokens = draw(args.archived, None), draw(4096, None)
     alike = AlikeQueries(model)
     what = f"{args.random_weights}, echo {args.size} + {args.recall}"
 
@@ -118,7 +145,7 @@ def main() -> None:
     whole: dict[str, list[float]] = {}
     for name, recall in (("without", 0), ("with", args.recall)):
         rnn = msrnn.MultiStateRNN(model, "echo", args.size, recall=recall)
-        reading[name] = read_seconds(rnn, ids[:, :TEXT], args.rounds)
+        reading[name] = read_seconds(rnn, text[:, :TEXT], args.rounds)
         state = rnn.state()
         rnn.read(text[:, :TEXT], state, last_only=True)
         before = device_gigabytes(rnn, TEXT)
@@ -133,16 +160,19 @@ def main() -> None:
         if not recall:
             without = step_milliseconds(rnn, state, following, args.rounds)
         else:
-            for share in ALIKE:
-                alike.share.fill_(share)
-                changed = changed_share(rnn, state, following)
-                stepping[f"with, {100 * changed:.0f} % of the guests changed"] = step_milliseconds(
-                    rnn, state, following, args.rounds
-                )
-            alike.share.zero_()
             fork, question = state.fork(1), tokens[:, -QUESTION:]
             asked = [timed(rnn.read, question, fork, last_only=True, recall_every=1) for _ in range(WARM_UP)]
             report(f"a question of {QUESTION} tokens, {what}", {"first": asked[:1], "later": asked[1:]}, "s")
+            del fork
+            for few in (None, *args.few):
+                if few is not None:
+                    state = rnn.state()
+                    rnn.read(draw(args.archived, few), state, last_only=True)
+                for share in ALIKE:
+                    alike.share.fill_(share)
+                    changes = find_changes(rnn, state, following)
+                    stepping[f"with, {changes}"] = step_milliseconds(rnn, state, following, args.rounds)
+                alike.share.zero_()
         del state
         rnn.release()
     report(f"reading {TEXT:,} tokens with an archive, {what}", reading, "s", target=1.15)
