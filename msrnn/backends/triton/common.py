@@ -59,7 +59,7 @@ def find_row(sequences, i_b):
 
 @triton.jit
 def hide_earlier(b_position, sequences, t):
-    """Positions, and -1 where `sequences` are chosen, and t is the first token of one: what its slots hold is another's."""
+    """Positions; -1 where `sequences` are chosen and t begins one, since its slots then hold another one's tokens."""
     return b_position if sequences is None else tl.where(t == 0, -1, b_position)
 
 
