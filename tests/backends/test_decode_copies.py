@@ -36,10 +36,11 @@ class Pool:
             backend.decode(self.slots, *self.inputs(SEQUENCES), position.int(), self.scoring)
         self.lengths = lengths
 
-    def inputs(self, count: int) -> list[Tensor]:
+    def inputs(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
         B, K, R = count, self.shape.kv_heads, self.shape.heads // self.shape.kv_heads
         sizes = (B, K, R, self.shape.key_dim), (B, K, self.shape.key_dim), (B, K, self.shape.value_dim)
-        return [torch.randn(size, generator=self.draw).to(self.shape.device, self.shape.dtype) for size in sizes]
+        q, k, v = (torch.randn(size, generator=self.draw).to(self.shape.device, self.shape.dtype) for size in sizes)
+        return q, k, v
 
 
 def copy(slots: Slots) -> Slots:

@@ -48,11 +48,11 @@ class Layer:
         )
         rest = SCORING, self.backend
         if count:
-            new = (x[:count] for x in (query, key, value))
-            output[:count] = self.pages.step(steps.pages, steps.position, *new, *rest)
+            q, k, v = (x[:count] for x in (query, key, value))
+            output[:count] = self.pages.step(steps.pages, steps.position, q, k, v, *rest)
         for some in gather_prompts(table, count, starts, begins, ends):
-            tokens = (x[some.tokens] for x in (query, key, value))
-            found = self.pages.read_together(some.pages, some.position, *tokens, *rest)
+            q, k, v = (x[some.tokens] for x in (query, key, value))
+            found = self.pages.read_together(some.pages, some.position, q, k, v, *rest)
             output.index_copy_(0, some.targets, found.flatten(0, 1).index_select(0, some.sources))
         parts = [
             self.read_alone(*one, *(x[start:stop] for x in (query, key, value)))

@@ -63,7 +63,7 @@ def test_a_page_reads_as_slots_do(policy: str, name: str) -> None:
     for splits in ([40], [1] * 40, [17, 1, 1, 21]):
         begins = [0, *accumulate(splits)][:-1]
         parts = zip(begins, *(x.split(splits) for x in rows), strict=True)
-        found = torch.cat([pages.read(3, *part, SCORING, backend) for part in parts])
+        found = torch.cat([pages.read(3, begin, q, k, v, SCORING, backend) for begin, q, k, v in parts])
         torch.testing.assert_close(found, expected)
         assert torch.equal(held(pages.view(3)), held(slots))
 
@@ -85,8 +85,10 @@ def test_prompts_that_are_read_together(name: str, policy: str, device: str) -> 
         for into, x in zip(padded, rows[i], strict=True):
             into[i, :length] = x
     numbers = torch.tensor([4, 1, 2], device=device)
-    output = pages.read_together(numbers, position, *padded, SCORING, backend)
-    whole = [rows[0], tuple(torch.cat(pair) for pair in zip(first, rows[1], strict=True)), rows[2]]
+    q, k, v = padded
+    output = pages.read_together(numbers, position, q, k, v, SCORING, backend)
+    q, k, v = (torch.cat(pair) for pair in zip(first, rows[1], strict=True))
+    whole: list[Rows] = [rows[0], (q, k, v), rows[2]]
     for i, text in enumerate(whole):
         expected, slots = expect(policy, text, plain)
         torch.testing.assert_close(output[i, : lengths[i]], expected[-lengths[i] :], atol=1e-4, rtol=1e-4)

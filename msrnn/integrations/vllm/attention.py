@@ -107,8 +107,8 @@ class BoundedAttention(AttentionImpl[BoundedMetadata]):
         if (steps := attn_metadata.steps) is not None and (n := len(steps.pages)):
             output[:n] = pages.step(steps.pages, steps.position, query[:n], key[:n], value[:n], *rest)
         for some in attn_metadata.prompts:
-            tokens = (x[some.tokens] for x in (query, key, value))
-            found = pages.read_together(some.pages, some.position, *tokens, *rest)
+            q, k, v = (x[some.tokens] for x in (query, key, value))
+            found = pages.read_together(some.pages, some.position, q, k, v, *rest)
             output.index_copy_(0, some.targets, found.flatten(0, 1).index_select(0, some.sources))
         return output
 
@@ -148,8 +148,8 @@ def view_bytes(kv_cache: Tensor) -> Tensor:
     if not kv_cache.is_contiguous():
         raise ValueError(f"vLLM has allocated pages with gaps: strides {kv_cache.stride()} of {list(kv_cache.shape)}")
     N, offset = len(kv_cache), kv_cache.storage_offset() * kv_cache.itemsize
-    none = torch.empty(0, dtype=torch.uint8, device=kv_cache.device)
-    return none.set_(kv_cache.untyped_storage(), offset, (N, kv_cache.nbytes // N))
+    none, page = torch.empty(0, dtype=torch.uint8, device=kv_cache.device), kv_cache.nbytes // N
+    return none.set_(kv_cache.untyped_storage(), offset, (N, page), (page, 1))
 
 
 def find_shards(device: torch.device) -> Shards | None:

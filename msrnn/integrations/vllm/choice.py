@@ -32,7 +32,7 @@ def list_names() -> Iterator[str]:
     return (name for name, member in AttentionBackendEnum.__members__.items() if member.value)
 
 
-def make_choice(name: str) -> type:
+def make_choice(name: str) -> Any:
     """A subclass of vLLM's backend. It answers as that does, or as msrnn's where the option is there."""
     own: type = resolve_obj_by_qualname(AttentionBackendEnum[name].value)
     methods = {method: _switch(method, own) for method in SWITCHED if hasattr(own, method)}
@@ -46,9 +46,8 @@ def _switch(method: str, own: Any) -> Any:
     return classmethod(answer)
 
 
-def __getattr__(name: str) -> type:
+def __getattr__(name: str) -> Any:
     if name not in list_names():
         raise AttributeError(f"module {__name__} has no {name}")
     globals()[name] = make_choice(name)  # one class per name: vLLM compares them
-    made: type = globals()[name]
-    return made
+    return globals()[name]

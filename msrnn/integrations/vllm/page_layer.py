@@ -11,7 +11,7 @@ from typing import Any
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
 from msrnn.bound import Bound
-from msrnn.integrations.vllm.spec import BoundedSpec, bound_spec
+from msrnn.integrations.vllm.spec import bound_spec
 
 
 class PageLayer(AttentionLayerBase):
@@ -24,9 +24,8 @@ class PageLayer(AttentionLayerBase):
     def get_attn_backend(self) -> Any:
         return self._layer.get_attn_backend()
 
-    def get_kv_cache_spec(self, vllm_config: Any) -> BoundedSpec:
-        spec: BoundedSpec = bound_spec(self._layer.get_kv_cache_spec(vllm_config), self._bound)
-        return spec
+    def get_kv_cache_spec(self, vllm_config: Any) -> Any:
+        return bound_spec(self._layer.get_kv_cache_spec(vllm_config), self._bound)
 
 
 def place_page_layer(layers: dict[str, Any], impl: Any, bound: Bound) -> None:

@@ -18,10 +18,18 @@ from msrnn.integrations.vllm_pages import measure_page
 BLOCK_TOKENS = 2**24
 CUSTOMIZED = hasattr(AttentionBackend, "customize_spec")  # by which a backend chooses what is allocated
 
-if CUSTOMIZED:
-    from msrnn.integrations.vllm.circular_spec import CircularPageSpec as BoundedSpec
-else:
-    from msrnn.integrations.vllm.managed_spec import ManagedPageSpec as BoundedSpec
+
+def _find_spec() -> Any:
+    if CUSTOMIZED:
+        from msrnn.integrations.vllm.circular_spec import CircularPageSpec
+
+        return CircularPageSpec
+    from msrnn.integrations.vllm.managed_spec import ManagedPageSpec
+
+    return ManagedPageSpec
+
+
+BoundedSpec: Any = _find_spec()
 
 
 def bound_spec(spec: AttentionSpec, bound: Bound) -> Any:
