@@ -74,7 +74,7 @@ INSIDE = {
         "fingerprint",
         "state",
     ],
-    "backends": ["base", "torch", "scored", "numba", "triton", "__init__"],
+    "backends": ["base", "decode_copies", "torch", "scored", "numba", "triton", "__init__"],
     "hf": [
         "cache_state",
         "cache_layers",

@@ -74,6 +74,23 @@ class Backend(Protocol):
         """
         ...
 
+    def decode_chosen(
+        self,
+        slots: Slots,
+        sequences: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_position: Tensor,
+        scoring: Scoring,
+    ) -> Tensor:
+        """`decode` of a batch that is some of the slots' sequences: sequences [B] int64, on the slots' device.
+
+        Padding may name one sequence again and again, but none that a token of the batch belongs to. A token at
+        position 0 begins a sequence: what the slots have held is another one's, and is forgotten.
+        """
+        ...
+
     def check_gaps(self, spacing: Spacing, bound: Bound, columns: int) -> None:
         """Refuse a text of `columns` columns if this backend cannot compute the gaps between its kept tokens."""
         ...

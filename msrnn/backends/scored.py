@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from msrnn.backends.base import Prefilled
+from msrnn.backends.decode_copies import DecodesCopies
 from msrnn.bound import Bound
 from msrnn.core.protection import hide_protected
 from msrnn.core.rope import Spacing
@@ -21,7 +22,7 @@ from msrnn.scored import Candidates, ScoredPolicy
 _Eviction = tuple[int, int, int, int]  # sequence, group, position, and the last step that saw the token
 
 
-class ScoredBackend:
+class ScoredBackend(DecodesCopies):
     """Attention and eviction under a `ScoredPolicy`. A chunk is read token by token, so that no split can matter."""
 
     name = "torch"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from msrnn.backends.base import Prefilled
+from msrnn.backends.decode_copies import DecodesCopies
 from msrnn.bound import Bound
 from msrnn.core.protection import hide_protected
 from msrnn.core.rope import Spacing
@@ -156,7 +157,7 @@ def weighted_values(
     return output
 
 
-class TorchBackend:
+class TorchBackend(DecodesCopies):
     """Plain torch; other backends override the scans, or whole methods where they have kernels for them."""
 
     name = "torch"

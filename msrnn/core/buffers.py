@@ -34,6 +34,7 @@ class LayerShape:
 
 
 HELD = 2**31 - 1  # the eviction time of a KV row that is still held
+EMPTY = {"position": -1, "key_scale": 1, "value_scale": 1}  # what an empty layer's buffers hold; others 0
 MOST_COLUMNS = 2**31 - 2**20  # positions are int32, below HELD
 
 # Tensors made in inference mode cannot be changed outside of it, and a state outlives the mode it was made in.
@@ -55,9 +56,8 @@ class Buffers:
 
     def reset(self) -> None:
         """Make the layer empty, in place: the buffers then equal those of a new layer."""
-        for tensor in self.tensors().values():
-            tensor.zero_()
-        self.position.fill_(-1)
+        for name, tensor in self.tensors().items():
+            tensor.fill_(EMPTY.get(name, 0))
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
@@ -152,6 +152,17 @@ class Buffers:
     def clear_archive(self, number: int) -> None:
         """Forget the archived rows of a sequence, where there are any. It then counts as empty."""
         self.seen[number] = 0
+
+    def forget(self, sequences: Tensor) -> None:
+        """Make the sequences empty where `sequences` [B] is True, in place. The host does not wait for a device."""
+        for name, tensor in self.tensors().items():
+            tensor.masked_fill_(sequences.view(-1, *[1] * (tensor.dim() - 1)), EMPTY.get(name, 0))
+
+    def put(self, sequences: Tensor, other: Any) -> None:
+        """Overwrite these sequences by those of another layer of this kind: the reverse of `select`."""
+        theirs = other.tensors()
+        for name, tensor in self.tensors().items():
+            tensor.index_copy_(0, sequences, theirs[name])
 
     def reorder(self, sequences: Tensor) -> None:
         """`select` in place, for beams: no buffer moves, so pointers in captured graphs stay valid."""

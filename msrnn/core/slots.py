@@ -79,12 +79,6 @@ class Slots(Buffers):
         row += bound.groups(shape.kv_heads) * numbers * 4
         return batch_size * (bound.slots * row + 8 + RANGES * 2 * 4)
 
-    def reset(self) -> None:
-        super().reset()
-        for scales in (self.key_scale, self.value_scale):
-            if scales is not None:
-                scales.fill_(1)
-
     def in_use(self, more: int) -> Slots:
         """A view of the slots up to the last held one, with room for `more` tokens.
 

@@ -20,6 +20,7 @@ from tests.helpers.tiny import FAMILIES, build
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read when vLLM is imported
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
 
 vllm = pytest.importorskip("vllm", reason="vLLM is not installed: pip install 'msrnn[vllm]'")
 torch.set_num_threads(1)  # vLLM takes this function away; tiny products are slower in more threads
@@ -135,25 +136,22 @@ def serve(
 
 def read_positions(llm: Any, page: int) -> list[Tensor]:
     """The held positions of each layer in one page."""
-    return [layer.impl.bind(layer, layer.kv_cache).view(page).position[0].clone() for layer in find_layers(llm)]
+    return [layer.impl.bind(layer, layer.kv_cache).view(page).position[0].cpu().clone() for layer in find_layers(llm)]
 
 
 def find_layers(llm: Any) -> list[Any]:
-    """The attention layers, in the model's order."""
-    from vllm.model_executor.layers.attention import Attention
-
-    [layers] = llm.apply_model(lambda model: [part for part in model.modules() if isinstance(part, Attention)])
-    return layers
+    """The attention layers that vLLM's runner knows, in the model's order."""
+    return [*llm.llm_engine.vllm_config.compilation_config.static_forward_context.values()]
 
 
 def expect_answer(rnn: MultiStateRNN, prompt: list[int], answer: int) -> Answer:
     """What `generate` answers, and what it holds before the answer's last token."""
     state = rnn.state(batch_size=1)
-    given = torch.tensor([prompt])
+    given = torch.tensor([prompt], device=rnn.device)
     settings: dict[str, Any] = {"max_new_tokens": answer, "do_sample": False, "eos_token_id": None}
     tokens = rnn.generate(given, **settings)[0, len(prompt) :].tolist()
-    rnn.read(torch.tensor([prompt + tokens[:-1]]), state)
-    return Answer(tokens, [state.positions(layer)[0] for layer in range(rnn.model.config.num_hidden_layers)], 0)
+    rnn.read(torch.tensor([prompt + tokens[:-1]], device=rnn.device), state)
+    return Answer(tokens, [state.positions(layer)[0].cpu() for layer in range(rnn.model.config.num_hidden_layers)], 0)
 
 
 def same_positions(one: Answer, other: Answer) -> bool:

@@ -46,5 +46,17 @@ class TritonBackend(TorchBackend):
     ) -> Tensor:
         return decode_triton(slots, query, key, value, query_position, scoring, share)
 
+    def decode_chosen(
+        self,
+        slots: Slots,
+        sequences: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_position: Tensor,
+        scoring: Scoring,
+    ) -> Tensor:
+        return decode_triton(slots, query, key, value, query_position, scoring, sequences=sequences)
+
     def check_gaps(self, spacing: Spacing, bound: Bound, columns: int) -> None:
         check_reach(spacing, bound, columns)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from msrnn.backends.triton.common import cap_scores, hide_protected, width
+from msrnn.backends.triton.common import cap_scores, find_row, hide_earlier, hide_protected, width
 from msrnn.backends.triton.quantization import BIAS, Buffer, numbers, write
 from msrnn.backends.triton.rope import load_rotated, load_rotations
 
@@ -145,7 +145,7 @@ def _share_of_sink(sink, top, total):
 
 
 @triton.jit
-def _find_empty(p_position, S: tl.constexpr):
+def _find_empty(p_position, sequences, t, S: tl.constexpr):
     """The first empty slot.
 
     Of size + 1 slots, at most size are held between steps. Where all are, the state is corrupt: it is S or more, and
@@ -153,13 +153,14 @@ def _find_empty(p_position, S: tl.constexpr):
     """
     ALL: tl.constexpr = triton.next_power_of_2(S)
     o_all = tl.arange(0, ALL)
-    return tl.min(tl.where(tl.load(p_position + o_all, mask=o_all < S, other=0) < 0, o_all, ALL))
+    b_position = hide_earlier(tl.load(p_position + o_all, mask=o_all < S, other=0), sequences, t)
+    return tl.min(tl.where(b_position < 0, o_all, ALL))
 
 
 @triton.jit(do_not_specialize=["sink_b", "sink_h", "share_b", "share_h"])
 def attend_kernel(
     query, key, value, keys, values, key_scale, value_scale, position, query_position, sinks, share, rotations,
-    fresh, scores, maxima, sums, squares, output, sink_b, sink_h, share_b, share_h,
+    fresh, scores, maxima, sums, squares, output, sequences, sink_b, sink_h, share_b, share_h,
     protected, scale, softcap, window, spared, largest,
     SLIDING: tl.constexpr,
     K: tl.constexpr, G: tl.constexpr, R: tl.constexpr, S: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
@@ -173,7 +174,8 @@ def attend_kernel(
     sees SPAN slots, and leaves its part of the output, its maximum and its sum of exponentials; otherwise `maxima`
     gets logarithms of sums. With rotations, F pairs of dimensions are re-rotated, and scores are those of re-rotated
     rows. A program may then have several KV heads of one query head each, whose slots have the same rotations: these
-    are read once for all heads. Scales, sinks, share, rotations, squares, protected, softcap and window may be None.
+    are read once for all heads. Scales, sinks, share, rotations, squares, sequences, protected, softcap and window may
+    be None.
     """
     BR: tl.constexpr = HEADS if R == 1 else width(R)
     BV: tl.constexpr = width(DV)
@@ -184,12 +186,13 @@ def attend_kernel(
     i_program, i_s = tl.program_id(0), tl.program_id(1)
     i_b, i_k = (i_program // (K // HEADS)).to(tl.int64), i_program % (K // HEADS)
     i_kv, i_group = i_b * K + i_k * HEADS, i_b * G + i_k * HEADS * G // K
-    i_h = i_kv * R
+    i_h, i_p = i_kv * R, find_row(sequences, i_b)
     scale = tl.cast(scale, tl.float32)  # inside torch.compile, scalars come in double precision
     o_r, o_d, o_v = tl.arange(0, BR), tl.arange(0, width(D)), tl.arange(0, BV)
     m_r, m_d, m_v = o_r < R * HEADS, o_d < D, o_v < DV
     t = tl.load(query_position + i_b)
-    p_query, p_position, p_scores = query + (i_h + o_r[:, None]) * D, position + i_group * S, scores + (i_h + o_r) * S
+    p_query, p_position, p_scores = query + (i_h + o_r[:, None]) * D, position, scores + (i_h + o_r) * S
+    p_position += (i_p * G + i_k * HEADS * G // K) * S
     # [BR, BD]
     b_q = tl.load(p_query + o_d[None, :], mask=m_r[:, None] & m_d[None, :], other=0.0)
     p_rotations, b_x, b_y = None, None, None
@@ -198,14 +201,15 @@ def attend_kernel(
         b_cos, b_sin = load_rotations(p_rotations + S * (2 * F), t >= 0, o_f[None, :], F)
         b_x, b_y = load_rotated(p_query, b_cos, b_sin, m_r[:, None], o_f[None, :], F, START, NEIGHBOURS)
     q = Query(b_q, b_x, b_y, tl.sum(b_q.to(tl.float32)) * BIAS if keys.dtype.element_ty == tl.int8 else 0.0)
-    key_rows, value_rows = Buffer(keys, key_scale, i_kv * S, o_d, D), Buffer(values, value_scale, i_kv * S, o_v, DV)
+    i_row = (i_p * K + i_k * HEADS) * S
+    key_rows, value_rows = Buffer(keys, key_scale, i_row, o_d, D), Buffer(values, value_scale, i_row, o_v, DV)
     if sinks is not None:
         sinks = sinks + i_b * sink_b + (i_k * HEADS * R + o_r) * sink_h
     b_none = tl.zeros([BR], tl.float32)
     seen = Softmax(tl.full([BR], float("-inf"), tl.float32), b_none, tl.zeros([BR, BV], tl.float32), b_none)
     if t >= 0:
         if i_s == 0:
-            slot, i_new = _find_empty(p_position, S), i_kv + tl.arange(0, HEADS)
+            slot, i_new = _find_empty(p_position, sequences, t, S), i_kv + tl.arange(0, HEADS)
             tl.store(fresh + i_group, slot)
             # [HEADS, BD], [HEADS, BV]
             b_k = tl.load(key + i_new[:, None] * D + o_d[None, :], mask=m_d[None, :], other=0.0)
@@ -220,10 +224,10 @@ def attend_kernel(
                 seen = _attend_sink(seen, tl.load(sinks, mask=m_r, other=0.0))
         for start in range(0, SPAN, BS):
             o_s = i_s * SPAN + start + tl.arange(0, BS)
-            b_position = tl.load(p_position + o_s, mask=o_s < S, other=-1)
+            b_position = hide_earlier(tl.load(p_position + o_s, mask=o_s < S, other=-1), sequences, t)
             m_held = b_position >= 0
             if window is not None:
-                b_leaves = b_position if SLIDING else hide_protected(b_position, protected, i_b)
+                b_leaves = b_position if SLIDING else hide_protected(b_position, protected, i_p)
                 m_held = m_held & ((b_leaves > t - window) | (b_leaves < spared) | (b_leaves < 0))
             b_s = _score(
                 q, key_rows, p_rotations, o_s, scale, softcap, S, D, F, START, NEIGHBOURS, HEADS, PRECISION

@@ -51,6 +51,18 @@ def hide_protected(b_position, protected, i_b):
     return b_position
 
 
+@triton.jit
+def find_row(sequences, i_b):
+    """Which sequence of the slots the i-th of a batch is; `sequences` [B] int64 is None where it is the i-th itself."""
+    return i_b if sequences is None else tl.load(sequences + i_b)
+
+
+@triton.jit
+def hide_earlier(b_position, sequences, t):
+    """Positions; -1 where `sequences` are chosen and t begins one, since its slots then hold another one's tokens."""
+    return b_position if sequences is None else tl.where(t == 0, -1, b_position)
+
+
 @triton.constexpr_function
 def width(n: int) -> int:
     """The width of a block that holds n."""

@@ -59,17 +59,21 @@ def decode_triton(
     query_position: Tensor,
     scoring: Scoring,
     share: Tensor | None = None,
+    sequences: Tensor | None = None,
 ) -> Tensor:
+    """`Backend.decode`, or, with `sequences` [B] int64, `Backend.decode_chosen`."""
+    if sequences is not None and (scoring.repositioning is not None or slots.state_dtype or slots.bound.policy.learned):
+        raise NotImplementedError("chosen sequences with re-rotated keys, quantized rows or learned weights")
     query, key, value, query_position = (t.contiguous() for t in (query, key, value, query_position))
     graded, side = None, SideStreams(query.device)
     if slots.bound.policy.learned and slots.state_dtype is None:
         with side.beside():
             graded = grade_token(slots, key, value, query_position)
-    output, attended = _attend(slots, query, key, value, query_position, scoring, share)
+    output, attended = _attend(slots, query, key, value, query_position, scoring, share, sequences)
     side.join()
     if slots.bound.policy.learned and graded is None:  # of quantized rows, as they were written
         graded = grade_written(slots, attended.fresh, query_position)
-    _evict(slots, attended, query_position, graded)
+    _evict(slots, attended, query_position, graded, sequences)
     return output
 
 
@@ -81,6 +85,7 @@ def _attend(
     query_position: Tensor,
     scoring: Scoring,
     share: Tensor | None,
+    sequences: Tensor | None,
 ) -> tuple[Tensor, Attended]:
     """Write the new token's rows, and attend. Its position is written by the eviction."""
     (B, K, R, D), DV, (_, G, S) = query.shape, value.shape[-1], slots.position.shape
@@ -109,7 +114,7 @@ def _attend(
         rotated = {"F": len(rope.frequency), "START": rope.start, "NEIGHBOURS": rope.interleaved}
     attend_kernel[(B * (K // heads), splits)](
         query, key, value, slots.keys, slots.values, slots.key_scale, slots.value_scale, slots.position, query_position,
-        sinks, share, rotations, fresh, attended.scores, maxima, sums, squares, parts, *strides,
+        sinks, share, rotations, fresh, attended.scores, maxima, sums, squares, parts, sequences, *strides,
         slots.ranges, scoring.scale, scoring.softcap, bound.window, bound.spared, LARGEST[code] if code else 1.0,
         SLIDING=bound.sliding, K=K, G=G, R=R, S=S, D=D, DV=DV, HEADS=heads, BS=block, SPAN=span, **rotated,
         num_warps=tile.warps, num_stages=tile.stages,
@@ -122,9 +127,11 @@ def _attend(
     return output, attended
 
 
-def _evict(slots: Slots, attended: Attended, query_position: Tensor, graded: Tensor | None) -> None:
+def _evict(
+    slots: Slots, attended: Attended, query_position: Tensor, graded: Tensor | None, sequences: Tensor | None
+) -> None:
     """Weigh the new token's row, write its position, observe, and evict."""
-    (B, G, S), K, H = slots.position.shape, slots.keys.shape[1], attended.scores.shape[1]
+    (B, H, S), G, K = attended.scores.shape, slots.position.shape[1], slots.keys.shape[1]
     policy, bound = slots.bound.policy, slots.bound
     scores, log_sums, squares, fresh = attended
     alpha = slots.network.on(scores.device).alpha if slots.network and policy.learned else None
@@ -141,7 +148,7 @@ def _evict(slots: Slots, attended: Attended, query_position: Tensor, graded: Ten
         group["M"] *= processes
     evict_kernel[(B, G)](
         fresh, scores, log_sums, slots.position, slots.importance, slots.row_weight, squares, graded, alpha,
-        slots.layer if policy.weights == RANDOM else None, slots.first_group, query_position, observed, slots.ranges,
-        policy.decay, bound.size, policy.first, bound.recent, bound.window, bound.spared,
+        slots.layer if policy.weights == RANDOM else None, slots.first_group, query_position, observed, sequences,
+        slots.ranges, policy.decay, bound.size, policy.first, bound.recent, bound.window, bound.spared,
         G=G, **group, PROCESSES=processes, SLIDING=bound.sliding, num_warps=EVICT_WARPS,
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from msrnn.backends.triton.common import PER_UNIT, hide_protected, lift_exp
+from msrnn.backends.triton.common import PER_UNIT, find_row, hide_earlier, hide_protected, lift_exp
 from msrnn.backends.triton.row_weight import combine_weight, draw_weight
 from msrnn.core.slots import HELD
 
@@ -84,7 +84,7 @@ def _weigh(
 @triton.jit(do_not_specialize=["layer", "group"])
 def evict_kernel(
     fresh, scores, log_sums, position, importance, row_weight, squares, graded, alpha, layer, group, query_position,
-    observed, protected, decay, size, first, recent, window, spared,
+    observed, sequences, protected, decay, size, first, recent, window, spared,
     S: tl.constexpr, G: tl.constexpr, M: tl.constexpr, MEMBERS: tl.constexpr, PROCESSES: tl.constexpr,
     SLIDING: tl.constexpr,
 ):  # fmt: skip
@@ -94,26 +94,27 @@ def evict_kernel(
     The weight of the new row comes from the squared norms of its values, `squares` [B, K], and from what networks say
     of it, `graded` [B, K], or from the layer's index and that of the process's first group. Where a group is joint,
     `observed` has the sums over its processes, and M counts the heads of all of them. What a policy does not have is
-    None: importance, row_weight, squares, graded and alpha, layer, observed, protected, decay, window.
+    None: importance, row_weight, squares, graded and alpha, layer, observed, sequences, protected, decay, window.
 
     Without observation weights rank alone; without those, too, the oldest KV row is evicted, as in every tie. NaN is
     infinity.
     """
     i_b, i_g = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    i_group = i_b * G + i_g
+    i_group, i_p = i_b * G + i_g, find_row(sequences, i_b)
+    i_row = (i_p * G + i_g) * S
     t = tl.load(query_position + i_b)
     if t >= 0:
         o_s = tl.arange(0, triton.next_power_of_2(S))
         m_s = o_s < S
-        p_position = position + i_group * S + o_s
-        b_position = tl.load(p_position, mask=m_s, other=-1)
+        p_position = position + i_row + o_s
+        b_position = hide_earlier(tl.load(p_position, mask=m_s, other=-1), sequences, t)
         m_new = o_s == tl.load(fresh + i_group)
         if window is not None:
-            b_leaves = b_position if SLIDING else hide_protected(b_position, protected, i_b)
+            b_leaves = b_position if SLIDING else hide_protected(b_position, protected, i_p)
             b_position = tl.where((b_leaves >= spared) & (b_leaves <= t - window), -1, b_position)
         b_position = tl.where(m_new, t, b_position)
         m_held = b_position >= 0
-        b_free = hide_protected(b_position, protected, i_b)  # early, so that its loads delay nothing
+        b_free = hide_protected(b_position, protected, i_p)  # early, so that its loads delay nothing
         b_importance = tl.zeros(o_s.shape, tl.float32)
         p_observed = None
         if observed is not None:
@@ -125,7 +126,7 @@ def evict_kernel(
                 b_importance = _attention_sum(scores, log_sums, i_group, o_s, S, M)
             b_importance = tl.where(m_held, b_importance / M, 0.0)
         if importance is not None:
-            p_importance = importance + i_group * S + o_s
+            p_importance = importance + i_row + o_s
             b_importance *= PER_UNIT
             b_before = tl.load(p_importance, mask=m_held & (m_new == 0), other=0.0)
             b_importance += tl.cast(decay, tl.float32) * b_before
@@ -135,7 +136,7 @@ def evict_kernel(
             weight = _weigh(
                 p_observed, squares, graded, alpha, layer, group + i_g, t, i_group, S, MEMBERS, PROCESSES
             )  # fmt: skip
-            p_weight = row_weight + i_group * S + o_s
+            p_weight = row_weight + i_row + o_s
             b_weight = tl.where(m_new, weight, tl.load(p_weight, mask=m_s, other=0.0))
             tl.store(p_weight, b_weight, mask=m_new)
             b_rank = b_weight if decay is None else b_importance * b_weight

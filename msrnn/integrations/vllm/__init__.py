@@ -12,7 +12,7 @@ from importlib.util import find_spec
 if find_spec("vllm") is None:
     raise ImportError("vLLM is not installed (no module vllm): pip install 'msrnn[vllm]'")
 
-VERSION = "0.32"  # of vLLM: what the plug-in builds on differs between versions
+VERSIONS = ("0.26", "0.32")  # of vLLM: what the plug-in builds on differs between versions
 _HERE = __name__
 
 
@@ -24,23 +24,16 @@ def register() -> None:
     import vllm
     from vllm.logger import init_logger
 
-    if not vllm.__version__.startswith(f"{VERSION}."):
-        logger = init_logger("vllm.msrnn")
-        logger.warning(
-            "msrnn: vLLM %s is not supported: its option has no effect; install vLLM %s", vllm.__version__, VERSION
+    if not vllm.__version__.startswith(tuple(f"{version}." for version in VERSIONS)):
+        init_logger("vllm.msrnn").warning(
+            "msrnn: vLLM %s is not supported: its option has no effect; install vLLM %s",
+            vllm.__version__,
+            " or ".join(VERSIONS),
         )
         return
-    from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    if not current_platform.is_cpu():
-        init_logger("vllm.msrnn").info(
-            "msrnn: on this device its option has an effect with --attention-backend CUSTOM only, and is ignored "
-            "without it; nothing else of vLLM is changed"
-        )
-
-    # On a CPU vLLM ignores the choice of a backend, so the name that it takes there decides by the option.
-    register_backend(AttentionBackendEnum.CPU_ATTN, f"{_HERE}.backend.CPUBackend")
-    register_backend(AttentionBackendEnum.CPU_MLA, f"{_HERE}.mla.RefusingMLABackend")
-    register_backend(AttentionBackendEnum.AMX_MLA, f"{_HERE}.mla.RefusingAMXMLABackend")
+    for member in AttentionBackendEnum:
+        if member.value:
+            register_backend(member, f"{_HERE}.choice.{member.name}")
     register_backend(AttentionBackendEnum.CUSTOM, f"{_HERE}.backend.BoundedBackend")

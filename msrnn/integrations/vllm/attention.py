@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from msrnn.core.slots import LayerShape
 from msrnn.errors import UsageError
 from msrnn.hf.tensor_parallel import ProcessShards
 from msrnn.integrations.vllm.metadata import BoundedMetadata
+from msrnn.integrations.vllm.page_layer import place_page_layer
+from msrnn.integrations.vllm.spec import CUSTOMIZED
 from msrnn.integrations.vllm_options import read_options
 from msrnn.integrations.vllm_pages import Pages
 
@@ -26,7 +29,7 @@ class BoundedAttention(AttentionImpl[BoundedMetadata]):
     """Append, attend, observe and evict, in place of vLLM's attention over a growing cache.
 
     On a CPU, requests are computed one after the other, each in its own page. On other devices, decode steps are
-    computed together.
+    computed together, and so are prompts of about the same length.
     """
 
     def __init__(
@@ -59,15 +62,21 @@ class BoundedAttention(AttentionImpl[BoundedMetadata]):
                     value=value,
                     advice="use another model, or msrnn's own engine",
                 )
-        options = read_options(get_current_vllm_config().additional_config)
+        config = get_current_vllm_config()
+        options = read_options(config.additional_config)
         assert options is not None
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads = num_kv_heads or num_heads
         self.kv_cache_dtype = kv_cache_dtype
         self.options, self.scoring = options, Scoring(self.scale)
+        self._layers = config.compilation_config.static_forward_context
         self._backend: Any = None
         self._pages: Pages | None = None
-        self._memory: Tensor | None = None
+        self._memory: weakref.ref[Tensor] | None = None
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        if not CUSTOMIZED:
+            place_page_layer(self._layers, self, self.options.bound)
 
     def forward(
         self,
@@ -91,24 +100,29 @@ class BoundedAttention(AttentionImpl[BoundedMetadata]):
             return output.zero_()
         if not isinstance(attn_metadata, BoundedMetadata):
             raise TypeError(f"{type(attn_metadata).__name__}: metadata of another attention backend")
-        pages = self.bind(layer, kv_cache)
-        for reading in attn_metadata.readings:
-            if reading.begin == 0:
-                pages.clear(reading.page)
-        for tokens, numbers in attn_metadata.divide(together=query.device.type != "cpu"):
-            q, k, v = query[tokens], key[tokens], value[tokens]
-            if isinstance(numbers, int):
-                output[tokens] = pages.read(numbers, q, k, v, self.scoring, self._backend)
-            else:
-                output[tokens] = pages.step(numbers, q, k, v, self.scoring, self._backend)
+        pages, rest = self.bind(layer, kv_cache), (self.scoring, self._backend)
+        for one in attn_metadata.readings:
+            new = slice(one.start, one.stop)
+            output[new] = pages.read(one.page, one.begin, query[new], key[new], value[new], *rest)
+        if (steps := attn_metadata.steps) is not None and (n := len(steps.pages)):
+            output[:n] = pages.step(steps.pages, steps.position, query[:n], key[:n], value[:n], *rest)
+        for some in attn_metadata.prompts:
+            q, k, v = (x[some.tokens] for x in (query, key, value))
+            found = pages.read_together(some.pages, some.position, q, k, v, *rest)
+            output.index_copy_(0, some.targets, found.flatten(0, 1).index_select(0, some.sources))
         return output
 
     def do_kv_cache_update(self, *_: Any) -> None:
         """Nothing: `forward` writes the rows."""
 
     def bind(self, layer: Any, kv_cache: Tensor) -> Pages:
-        """The pages that vLLM has allocated for a layer: kv_cache [N, 1, 1, elements of a page]."""
-        if self._pages is None or self._memory is not kv_cache:
+        """The pages in the memory that vLLM has allocated for a layer: kv_cache [N, ...].
+
+        The memory is vLLM's: when it drops the tensor, the pages go with it.
+        """
+        if self._pages is None or self._memory is None or self._memory() is not kv_cache:
+            if kv_cache.is_cuda and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError("pages would be emptied by every replay: this memory was not used before a capture")
             self._backend = resolve_backend(self.options.backend, kv_cache.device)
             shape = LayerShape(
                 heads=self.num_heads,
@@ -120,9 +134,22 @@ class BoundedAttention(AttentionImpl[BoundedMetadata]):
                 shards=find_shards(kv_cache.device),
                 layer=extract_layer_index(layer.layer_name),
             )
-            self._pages = Pages(kv_cache[:, 0, 0].view(torch.uint8), shape, self.options.bound)
-            self._memory = kv_cache
+            self._pages = Pages(view_bytes(kv_cache), shape, self.options.bound)
+            self._memory = weakref.ref(kv_cache, self._release)
         return self._pages
+
+    def _release(self, memory: weakref.ref[Tensor]) -> None:
+        if self._memory is memory:
+            self._pages = self._memory = None
+
+
+def view_bytes(kv_cache: Tensor) -> Tensor:
+    """The bytes [N, bytes of a page] of a KV cache, without a reference to its tensor."""
+    if not kv_cache.is_contiguous():
+        raise ValueError(f"vLLM has allocated pages with gaps: strides {kv_cache.stride()} of {list(kv_cache.shape)}")
+    N, offset = len(kv_cache), kv_cache.storage_offset() * kv_cache.itemsize
+    none, page = torch.empty(0, dtype=torch.uint8, device=kv_cache.device), kv_cache.nbytes // N
+    return none.set_(kv_cache.untyped_storage(), offset, (N, page), (page, 1))
 
 
 def find_shards(device: torch.device) -> Shards | None:

@@ -1,4 +1,4 @@
-"""The attention backends that vLLM knows: one for a CPU, which the option switches on, and one to ask for by name.
+"""msrnn's attention backend, and the options of the model that is loaded.
 
 vLLM passes its configuration on to some methods of a backend only. The others use the options of the model that this
 process has loaded last; the metadata builder compares them with its own configuration.
@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import torch
 from vllm.config import get_current_vllm_config_or_none
 from vllm.v1.attention.backend import AttentionBackend
-from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
 from msrnn.errors import UsageError
 from msrnn.integrations.vllm.attention import BoundedAttention
@@ -34,25 +33,8 @@ class Chosen:
         return cls.last
 
 
-class CPUBackend(CPUAttentionBackend):
-    """vLLM's own backend on a CPU, unless the option asks for a bounded state."""
-
-    @classmethod
-    def get_impl_cls(cls) -> Any:
-        return BoundedAttention if Chosen.find() else super().get_impl_cls()
-
-    @classmethod
-    def get_builder_cls(cls) -> Any:
-        return BoundedMetadataBuilder if Chosen.find() else super().get_builder_cls()
-
-    @classmethod
-    def customize_spec(cls, spec: Any) -> Any:
-        options = Chosen.find()
-        return bound_spec(spec, options.bound) if options else super().customize_spec(spec)
-
-
 class BoundedBackend(AttentionBackend):
-    """For `--attention-backend CUSTOM`, on other devices. vLLM then needs the option as well."""
+    """What vLLM gets in the place of its own backend where the option is there, or by `--attention-backend CUSTOM`."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -72,6 +54,11 @@ class BoundedBackend(AttentionBackend):
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
         return bound_spec(spec, _require().bound)
+
+    @staticmethod
+    def get_kv_cache_shape(num_blocks: int, *_: Any, **others: Any) -> tuple[int, ...]:
+        """Where the spec does not say it: pages of any length."""
+        return num_blocks, -1
 
 
 def _require() -> Options:

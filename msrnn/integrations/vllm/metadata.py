@@ -1,13 +1,12 @@
-"""The tokens of a step in vLLM, request by request: which page they belong to, and how many came before them."""
+"""The tokens of a step in vLLM: which page they belong to, and how many came before them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
 from vllm.v1.attention.backend import (
     AttentionCGSupport,
     AttentionMetadata,
@@ -15,11 +14,12 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
 )
 
+from msrnn.backends import resolve_backend
 from msrnn.errors import UsageError
 from msrnn.integrations.vllm.spec import BoundedSpec
-from msrnn.integrations.vllm_options import read_options
-
-NO_PAGE = 0  # vLLM's null block, which padding has
+from msrnn.integrations.vllm_batch import Prompts, StepBuffers, Steps, count_steps, gather_prompts
+from msrnn.integrations.vllm_options import Options, read_options
+from msrnn.integrations.vllm_page_check import NO_PAGE, LaterPageCheck, PageCheck
 
 
 @dataclass(frozen=True)
@@ -31,37 +31,18 @@ class Reading:
     start: int
     stop: int
 
-    @property
-    def is_step(self) -> bool:
-        return self.stop - self.start == 1
-
 
 @dataclass(frozen=True)
 class BoundedMetadata(AttentionMetadata):
-    """The readings of a step."""
+    """The new tokens of a step: request by request on a CPU, in batches elsewhere."""
 
-    readings: tuple[Reading, ...]
-    device: torch.device
-
-    def divide(self, together: bool) -> Iterator[tuple[slice | Tensor, int | Tensor]]:
-        """The tokens that are computed by one call, with their page; with `together`, all decode steps with theirs."""
-        alone = [one for one in self.readings if not (together and one.is_step)]
-        if len(alone) < len(self.readings):
-            steps = [[one.start, one.page] for one in self.readings if one.is_step]
-            tokens, pages = torch.tensor(steps, device=self.device).unbind(1)
-            yield tokens, pages
-        for one in alone:
-            yield slice(one.start, one.stop), one.page
+    readings: tuple[Reading, ...] = ()
+    steps: Steps | None = None
+    prompts: tuple[Prompts, ...] = ()
 
 
 class BoundedMetadataBuilder(AttentionMetadataBuilder[BoundedMetadata]):
-    """Turns vLLM's block tables into readings.
-
-    It counts the tokens that each page has read. vLLM must continue where a page is: it may begin anew, but it cannot
-    go back, as speculative decoding would, or begin later, as a cached prefix would.
-    """
-
-    _cudagraph_support = AttentionCGSupport.NEVER
+    """Turns vLLM's block tables into pages: a request has one block, which is its page."""
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
@@ -73,29 +54,47 @@ class BoundedMetadataBuilder(AttentionMetadataBuilder[BoundedMetadata]):
                 value=kv_cache_spec,
                 advice="load one model at a time",
             )
-        self._read: dict[int, int] = {}
+        self._together = reads_together(device)
+        if not self._together:
+            self._check = PageCheck()
+            return
+        self.reorder_batch_threshold = 1  # vLLM then puts decode steps first
+        captured = vllm_config.compilation_config.max_cudagraph_capture_size or 0
+        most = max(vllm_config.scheduler_config.max_num_seqs, captured)
+        self._buffers, self._later_check = StepBuffers(most, device), LaterPageCheck(most, device)
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
+        """Decode steps can be captured where kernels compute them in place. Prompts are read outside of graphs."""
+        options, device = read_options(vllm_config.additional_config), vllm_config.device_config.device_type
+        if device == "cuda" and options is not None and captures_steps(options, device):
+            return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+        return AttentionCGSupport.NEVER
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> BoundedMetadata:
-        starts = common_attn_metadata.query_start_loc_cpu.tolist()
-        ends = common_attn_metadata.seq_lens_cpu_upper_bound.tolist()
-        pages = common_attn_metadata.block_table_tensor[:, 0].tolist()
-        requests = zip(pages, ends, starts, starts[1:], strict=False)
-        readings = tuple(
-            Reading(page, end - (stop - start), start, stop)
-            for page, end, start, stop in requests
-            if page != NO_PAGE and stop > start
-        )
-        for reading in readings:
-            self._follow(reading)
-        return BoundedMetadata(readings, self.device)
+        given = common_attn_metadata
+        starts = given.query_start_loc_cpu.tolist()
+        ends = given.seq_lens_cpu_upper_bound.tolist()[: len(starts) - 1]
+        lengths = [stop - start for start, stop in pairwise(starts)]
+        begins = [end - length for end, length in zip(ends, lengths, strict=True)]
+        pages = given.block_table_tensor[: len(ends), 0]
+        if not self._together:
+            numbers = pages.tolist()
+            self._check.follow(numbers, begins, ends)
+            requests = zip(numbers, begins, starts, starts[1:], strict=False)
+            return BoundedMetadata(tuple(Reading(*one) for one in requests if one[0] != NO_PAGE and one[3] > one[2]))
+        self._later_check.follow(pages, begins, ends)
+        count = count_steps(lengths)
+        steps = self._buffers.fill(pages[:count], given.query_start_loc[: count + 1], given.seq_lens[:count])
+        return BoundedMetadata((), steps, gather_prompts(pages, count, starts, begins, ends))
 
-    def _follow(self, reading: Reading) -> None:
-        before = self._read.get(reading.page, 0)
-        if reading.begin not in (0, before):
-            raise RuntimeError(
-                f"page {reading.page} has read {before} tokens, and vLLM continues with token {reading.begin}: a "
-                "bounded state cannot go back or skip tokens. Please report which option of vLLM was used"
-            )
-        self._read[reading.page] = reading.begin + reading.stop - reading.start
+
+def reads_together(device: torch.device) -> bool:
+    """Whether requests are read in batches. numba's loops are fastest for one request after the other."""
+    return device.type != "cpu"
+
+
+def captures_steps(options: Options, device: str) -> bool:
+    return resolve_backend(options.backend, torch.device(device)).name == "triton"

@@ -30,8 +30,6 @@ def check_config(vllm_config: Any) -> Options | None:
         raise UsageError(refusal.reason, name=refusal.name, value=refusal.value, advice=refusal.advice)
     bound = options.bound
     logger.info_once("msrnn: policy %s, %d KV rows per request in every layer", bound.policy.name, bound.size)
-    if vllm_config.device_config.device_type != "cpu":
-        logger.warning_once("msrnn: vLLM on %s has not been tested", vllm_config.device_config.device_type)
     if vllm_config.cache_config.enable_prefix_caching:
         logger.info_once("msrnn: prefix caching has no effect, since a page is no prefix of a longer text's page")
     return options
@@ -83,7 +81,8 @@ def _find_in_engine(config: Any) -> Iterator[Refusal]:
     if config.kv_transfer_config is not None:
         reason = "KV connectors move blocks of a growing cache"
         yield Refusal("kv_transfer_config", config.kv_transfer_config.kv_connector, reason, _OUT)
-    if config.aux_output_config.enable_return_routed_experts:
+    holder = getattr(config, "aux_output_config", config.model_config)  # before vLLM 0.32, the model's
+    if holder.enable_return_routed_experts:
         yield Refusal("enable_return_routed_experts", True, "it is stored by KV slot, which a page has not", _OUT)
     if config.ec_transfer_config is not None:
         yield Refusal("ec_transfer_config", config.ec_transfer_config.ec_connector, "encoders are not supported", _OUT)
@@ -96,6 +95,8 @@ def _find_in_parallel(config: Any) -> Iterator[Refusal]:
         reason = f"the model has {heads} KV heads, and each process must have whole ones, of its own"
         yield Refusal("tensor_parallel_size", ranks, reason, "use a number that divides them")
     reason = "it has not been tested"
+    if ranks > 1 and config.device_config.device_type != "cpu":
+        yield Refusal("tensor_parallel_size", ranks, f"{reason} on this device", "use 1")
     for kind in ("pipeline", "data", "decode_context", "prefill_context"):
         name = f"{kind}_parallel_size"
         if getattr(parallel, name) > 1:

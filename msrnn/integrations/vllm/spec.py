@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
-from vllm.v1.kv_cache_interface import AttentionSpec, CircularBufferSpec, FullAttentionSpec
+from vllm.v1.attention.backend import AttentionBackend
+from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec
 
 from msrnn.bound import Bound
 from msrnn.core.slots import LayerShape
@@ -15,32 +16,23 @@ from msrnn.integrations.vllm_pages import measure_page
 # vLLM counts a block in tokens, and divides positions by it. A page never fills up, so a block has more tokens than any
 # request may have.
 BLOCK_TOKENS = 2**24
+CUSTOMIZED = hasattr(AttentionBackend, "customize_spec")  # by which a backend chooses what is allocated
 
 
-@dataclass(frozen=True, kw_only=True)
-class BoundedSpec(CircularBufferSpec):
-    """A page per request and layer, whatever the request's length.
+def _find_spec() -> Any:
+    if CUSTOMIZED:
+        from msrnn.integrations.vllm.circular_spec import CircularPageSpec
 
-    vLLM has a manager for `CircularBufferSpec`: it takes one block when a request begins, frees it when the request
-    ends or is preempted, and caches no prefix.
-    """
+        return CircularPageSpec
+    from msrnn.integrations.vllm.managed_spec import ManagedPageSpec
 
-    bound: Bound
-
-    @property
-    def shape(self) -> LayerShape:
-        """Heads of queries do not count here, and the device only where memory is allocated."""
-        return LayerShape(
-            heads=self.num_kv_heads,
-            kv_heads=self.num_kv_heads,
-            key_dim=self.head_size,
-            value_dim=self.head_size_v,
-            dtype=self.dtype,
-            device=torch.device("cpu"),
-        )
+    return ManagedPageSpec
 
 
-def bound_spec(spec: AttentionSpec, bound: Bound) -> BoundedSpec:
+BoundedSpec: Any = _find_spec()
+
+
+def bound_spec(spec: AttentionSpec, bound: Bound) -> Any:
     """The spec of a bounded layer, from the one that vLLM has for the layer's ordinary attention."""
     if type(spec) is not FullAttentionSpec:
         raise UsageError(
@@ -49,15 +41,12 @@ def bound_spec(spec: AttentionSpec, bound: Bound) -> BoundedSpec:
             value=type(spec).__name__,
             advice="use a model without other layers, or msrnn's own engine",
         )
-    like = BoundedSpec(
-        block_size=BLOCK_TOKENS,
-        num_kv_heads=spec.num_kv_heads,
-        head_size=spec.head_size,
-        head_size_v=spec.head_size_v,
+    shape = LayerShape(
+        heads=spec.num_kv_heads,  # those of queries do not count here, and the device only where memory is allocated
+        kv_heads=spec.num_kv_heads,
+        key_dim=spec.head_size,
+        value_dim=spec.head_size_v,
         dtype=spec.dtype,
-        bound=bound,
-        num_head_slots=1,
-        tokens_per_state=BLOCK_TOKENS,
-        state_content_bytes=0,
+        device=torch.device("cpu"),
     )
-    return BoundedSpec(**{**vars(like), "state_content_bytes": measure_page(like.shape, bound)})
+    return BoundedSpec.make(spec, bound, measure_page(shape, bound), BLOCK_TOKENS)

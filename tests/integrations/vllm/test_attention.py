@@ -17,6 +17,10 @@ from tests.helpers.vllm_engines import (
     write_model,
 )
 
+pytest.importorskip("vllm", reason="vLLM is not installed: pip install 'msrnn[vllm]'")
+
+from msrnn.integrations.vllm import metadata
+
 POLICIES = ("tova", "h2o", "window+4", "echo")
 SIZES = (16, 33, 64)
 CHUNKS = (16, 64, 512)
@@ -69,3 +73,19 @@ def test_every_other_policy(folders: dict[str, str]) -> None:
             expected = expect_answer(rnn, prompt, ANSWER)
             assert answer.tokens == expected.tokens, policy
             assert same_positions(answer, expected), policy
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_requests_in_batches(folders: dict[str, str], policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: decode steps as one batch, which vLLM puts first, and prompts in padded batches."""
+    monkeypatch.setattr(metadata, "reads_together", lambda _: True)
+    prompts = [*draw_prompts(24, longest=300, seed=4), [5], [6]]
+    limits = {"num_gpu_blocks_override": PAGES, "max_num_batched_tokens": 64}
+    with open_llm(folders["llama"], {"policy": policy, "size": 24}, **limits) as llm:
+        found = serve(llm, prompts, ANSWER, preempt_at=(25, 40, 60))
+    assert found.most_running > 2
+    rnn = load_rnn(folders["llama"], policy, 24)
+    for prompt, answer in zip(prompts, found.answers, strict=True):
+        expected = expect_answer(rnn, prompt, ANSWER)
+        assert answer.tokens == expected.tokens
+        assert same_positions(answer, expected)

@@ -61,11 +61,8 @@ def test_readings_of_a_step(config: Any) -> None:
     builder.build(0, step([3, 7], [5, 9], [5, 9]))
     metadata = builder.build(0, step([7, 3, 2, 0, 4], [1, 1, 6, 1, 0], [10, 6, 6, 1, 8]))
     assert metadata.readings == (Reading(7, 9, 0, 1), Reading(3, 5, 1, 2), Reading(2, 0, 2, 8))
-    assert [*metadata.divide(together=False)] == [(slice(0, 1), 7), (slice(1, 2), 3), (slice(2, 8), 2)]
-    (tokens, pages), rest = metadata.divide(together=True)
-    assert isinstance(tokens, torch.Tensor)
-    assert isinstance(pages, torch.Tensor)
-    assert (tokens.tolist(), pages.tolist(), rest) == ([0, 1], [7, 3], (slice(2, 8), 2))
+    assert metadata.steps is None
+    assert metadata.prompts == ()
 
 
 @pytest.mark.parametrize("end", [5, 7, 12])

@@ -12,9 +12,7 @@ from tests.helpers.vllm_engines import make_config, write_model
 
 pytest.importorskip("vllm", reason="vLLM is not installed: pip install 'msrnn[vllm]'")
 
-from vllm.v1.core.single_type_kv_cache_manager import CircularBufferManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
-from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 from msrnn.errors import UsageError
 from msrnn.integrations.vllm.spec import BoundedSpec, bound_spec
@@ -44,9 +42,7 @@ def test_the_page_has_what_the_policy_needs() -> None:
     assert make_spec(size=32).page_size_bytes > make_spec(size=16).page_size_bytes
 
 
-def test_vllm_has_a_manager_for_it() -> None:
-    assert KVCacheSpecRegistry.get_manager_class(make_spec()) is CircularBufferManager
-    assert not make_spec().prefix_cacheable
+def test_layers_of_one_size_are_one_group() -> None:
     assert BoundedSpec.merge([make_spec(), make_spec()]) == make_spec()
     with pytest.raises(AssertionError):
         BoundedSpec.merge([make_spec(size=16), make_spec(size=17)])
