@@ -58,8 +58,12 @@ class StepBuffers:
 
 
 def count_steps(lengths: Sequence[int]) -> int:
-    """How many requests at the beginning of a batch have at most one new token."""
-    return next((index for index, length in enumerate(lengths) if length > 1), len(lengths))
+    """How many requests at the beginning of a batch have one new token, with padding, if nothing else comes after them.
+
+    Each of these has the token of its own index.
+    """
+    ones = next((index for index, length in enumerate(lengths) if length != 1), len(lengths))
+    return ones if any(lengths[ones:]) else len(lengths)
 
 
 def gather_prompts(

@@ -51,6 +51,8 @@ def read_and_step(dtype: torch.dtype, dim: int, policy: str, heads: int, size: i
     prefill_triton(slots, query, key, key, slots.advance(length, real), scoring)
     token = query[:, :, 0].view(1, KV_HEADS, -1, dim), key[:, :, 0], key[:, :, 0], slots.advance(1, real[:, :1])[:, 0]
     decode.decode_triton(slots, *token, scoring)
+    if not bound.policy.learned:
+        decode.decode_triton(slots, *token, scoring, sequences=torch.zeros(1, dtype=torch.int64))
 
 
 def main(capability: int, shared_memory: int, dtype: torch.dtype, dim: int, heads: int, size: int, length: int) -> None:

@@ -110,7 +110,8 @@ def test_steps_keep_their_addresses(device: str) -> None:
 
 
 def test_decode_steps_are_at_the_beginning() -> None:
-    assert count_steps([1, 1, 0, 1]) == 4
+    assert count_steps([1, 1, 0, 0]) == 4
+    assert count_steps([1, 1, 0, 1]) == 2  # the last one has the third token, and is read with prompts
     assert count_steps([1, 1, 5, 1]) == 2
     assert count_steps([7]) == count_steps([]) == 0
 
