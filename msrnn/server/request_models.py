@@ -30,12 +30,22 @@ from msrnn.engine.requests import (
 from msrnn.engine.session_id import NAME_PATTERN
 from msrnn.server.request_body import Body, Text, WholeText, check_whole, must
 from msrnn.server.structured_models import Choices, ResponseFormat, StructuredOutputs
+from msrnn.server.tool_models import CALLS_WORDS, ToolCalls, ToolFields, ToolName
+from msrnn.server.tool_models import NAME_WORDS as TOOL_NAME_WORDS
 from msrnn.server.usual_fields import MOST_NAME, NOT_USED_IN_MESSAGES, allows
 
 MOST_MESSAGES = 10_000  # of a request, and parts of a message
 MOST_VARIABLES, DEEPEST = 10_000, 16  # characters of variables of the chat template, as JSON, and how deep it nests
 NAME_WORDS = "1 to 64 letters, digits, hyphens and underscores"
-ROLES = ("system", "developer", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+class ToolMessageError(ValueError):
+    """A message has a field of calls that does not fit its role."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(problem)
+        self.name = name
 
 
 class UnsupportedFieldError(ValueError):
@@ -179,11 +189,18 @@ Parts = Annotated[list[TextPart], Field(min_length=1, max_length=MOST_MESSAGES, 
 
 
 class Message(Body):
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: WholeText | Parts = Field(
-        json_schema_extra=must("text, or a list of parts of type text; images and other parts are not supported")
+        description="may be null beside `tool_calls`",
+        json_schema_extra=must("text, or a list of parts of type text; images and other parts are not supported"),
     )
     name: Any = Field(None, description="is not used")
+    tool_calls: ToolCalls = Field(
+        [], description="of the assistant: the calls of its answer", json_schema_extra=must(CALLS_WORDS)
+    )
+    tool_call_id: ToolName | None = Field(
+        None, description="of a tool: the call whose result the content is", json_schema_extra=must(TOOL_NAME_WORDS)
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -195,6 +212,13 @@ class Message(Body):
         for name in given.keys() - cls.model_fields.keys():
             if name not in NOT_USED_IN_MESSAGES or not allows(NOT_USED_IN_MESSAGES[name], given.pop(name)):
                 raise UnsupportedFieldError(name)
+        role = given.get("role")
+        if given.get("tool_calls"):
+            if role != "assistant":
+                raise ToolMessageError("tool_calls", "only messages of the assistant have calls; leave it out")
+            given.setdefault("content", "")
+        if ("tool_call_id" in given) != (role == "tool"):
+            raise ToolMessageError("tool_call_id", "messages of the role tool have it, and no others")
         return given
 
     @property
@@ -235,9 +259,9 @@ class TemplateFields(Body):
     )
 
 
-class ChatRequest(GenerationRequest, TemplateFields):
+class ChatRequest(GenerationRequest, TemplateFields, ToolFields):
     messages: Messages = Field(
-        description="the conversation; of a session that has begun, one message of the user",
+        description="the conversation; of a session that has begun, one message of the user, or results of calls",
         json_schema_extra=must(f"a list of 1 to {MOST_MESSAGES:,} messages"),
     )
     max_tokens: Annotated[int, within("max_tokens", least=1)] | None = Field(
