@@ -109,6 +109,7 @@ INSIDE = {
         "extension",
         "model_options",
         "chat_template",
+        "tool_template",
         "long_read",
     ],
     "engine": [

@@ -56,9 +56,17 @@ def make_server(
         owns_session=lambda name: assign_replica(name, count) == number,
     )
     tokens = (setup.max_tokens, setup.max_total_tokens)
-    calls = find_format(tokenizer, setup.tool_call_parser)
-    name, more = setup.served_model_name, (setup.allow_special_tokens, setup.protect, calls)
-    return Server(engine, Served(name, tokenizer, *tokens, engine.sessions, defaults, *more), limits)
+    served = Served(
+        setup.served_model_name,
+        tokenizer,
+        *tokens,
+        engine.sessions,
+        defaults,
+        allow_special=setup.allow_special_tokens,
+        protect=setup.protect,
+        calls=find_format(tokenizer, setup.tool_call_parser),
+    )
+    return Server(engine, served, limits)
 
 
 def make_replica(setup: Setup, limits: Limits, marker: Path | None, count: int, number: int) -> Server:

@@ -162,7 +162,7 @@ class Chat(NamedTuple):
 
     @property
     def _is_result(self) -> bool:
-        return self.messages[0]["role"] == "tool"
+        return bool(self.messages[0]["role"] == "tool")
 
     def _following_tokens(self) -> list[int]:
         if self._is_result:

@@ -31,7 +31,7 @@ from msrnn.server.request_models import (
 from msrnn.server.retention import PromptTexts, prompt_texts
 from msrnn.server.structured import find_constraint
 from msrnn.server.tool_messages import check_history
-from msrnn.server.tools import CallSearch, RequestTools, continued_error, read_tools
+from msrnn.server.tools import CallSearch, RequestTools, read_tools, refuse_continuing
 from msrnn.server.usual_fields import NOT_USED_IN_CHATS, NOT_USED_IN_COMPLETIONS
 
 MOST_PROMPT_LOGPROBS = 2**20  # log probabilities of prompts in a reply: about 40 MB
@@ -99,7 +99,7 @@ def parse_chat(body: Any, served: Served, owner: str = "") -> Job:
     chat = make_chat(request, request.messages, served, session, tools)
     messages = chat.messages
     if chat.rendering.end == "open" and tools.search is not None:
-        raise continued_error()
+        raise refuse_continuing()
     try:
         ids = chat.tokens(served.most_tokens)
     except UsageError as error:

@@ -133,7 +133,7 @@ def _describe(choice: Any) -> str:
     return choice.function.name if isinstance(choice, NamedTool) else str(choice)
 
 
-def continued_error() -> ApiError:
+def refuse_continuing() -> ApiError:
     """A message that is continued may end within a call, of which the answer then has a part."""
     return bad_value(
         "tools",
