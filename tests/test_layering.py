@@ -105,6 +105,7 @@ INSIDE = {
         "download",
         "loading",
         "template_variables",
+        "known_call",
         "messages",
         "extension",
         "model_options",

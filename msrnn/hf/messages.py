@@ -23,10 +23,11 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from msrnn.errors import UsageError
+from msrnn.hf.known_call import ANSWERED, TOOLS
 
 Messages = list[dict[str, Any]]  # role and content, which are texts; of calls of tools, also more
 Render = Callable[[Messages], str]
-_CONVERSATIONS = (  # what a template writes for each role; those that it refuses show nothing
+_ROLES = (  # what a template writes for each role; those that it refuses show nothing
     ("system", "user", "assistant", "user"),
     ("user", "assistant", "user"),
     ("user", "assistant", "tool"),
@@ -224,13 +225,13 @@ def _specials_of(tokenizer: Any, size: int, written: frozenset[str]) -> _Special
 
 @lru_cache(maxsize=8)
 def _find_role_markers(tokenizer: Any, size: int, template: str) -> frozenset[str]:
-    """The added tokens that the chat template writes around messages of any role."""
+    """The added tokens that the chat template writes around messages of any role, and around calls of tools."""
     written: set[str] = set()
-    for roles in _CONVERSATIONS:
-        messages = [{"role": role, "content": "a"} for role in roles]
+    ways: list[tuple[Messages, Any]] = [([{"role": role, "content": "a"} for role in some], None) for some in _ROLES]
+    for messages, tools in [*ways, (ANSWERED, TOOLS)]:
         with suppress(Exception):  # a template is a program, whose errors have no common kind
-            text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-            written |= {marker for marker in _markers(tokenizer, size) if marker in text}
+            text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+            written |= {marker for marker in _markers(tokenizer, size) if marker in str(text)}
     return frozenset(written)
 
 

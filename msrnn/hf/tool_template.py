@@ -12,18 +12,9 @@ from transformers import PreTrainedTokenizerBase
 
 from msrnn.errors import UsageError
 from msrnn.hf.chat_template import Rendering, closing, list_tool_texts, render
+from msrnn.hf.known_call import ANSWERED, ARGUMENTS, ASKED, CALLED, RESULT, TOOL, TOOLS
 from msrnn.hf.messages import Messages, encode_messages
 
-TOOL = "known_tool"
-ARGUMENTS = {"known_key": "known value"}
-_RESULT = "(a known result)"
-_ID = "call12345"  # of nine letters and digits, as templates of Mistral want them
-_SCHEMA = {"type": "object", "properties": {"known_key": {"type": "string", "description": "a text"}}}
-_TOOLS = [{"type": "function", "function": {"name": TOOL, "description": "a known tool", "parameters": _SCHEMA}}]
-_CALL = {"id": _ID, "type": "function", "function": {"name": TOOL, "arguments": ARGUMENTS}}
-_ASKED: Messages = [{"role": "user", "content": "(an earlier question)"}]
-_CALLED: Messages = [*_ASKED, {"role": "assistant", "content": "", "tool_calls": [_CALL]}]
-_ANSWERED: Messages = [*_CALLED, {"role": "tool", "content": _RESULT, "tool_call_id": _ID, "name": TOOL}]
 _OTHER = "give another template with --chat-template, or use a model that was trained to call tools"
 
 
@@ -42,7 +33,7 @@ def check_calls(tokenizer: PreTrainedTokenizerBase) -> None:
 @lru_cache(maxsize=8)
 def _writes_tools(tokenizer: PreTrainedTokenizerBase, template: str) -> bool:
     try:
-        return render(tokenizer, _ASKED, True, {"tools": _TOOLS}) != render(tokenizer, _ASKED, True)
+        return render(tokenizer, ASKED, True, {"tools": TOOLS}) != render(tokenizer, ASKED, True)
     except UsageError:
         return False
 
@@ -50,10 +41,10 @@ def _writes_tools(tokenizer: PreTrainedTokenizerBase, template: str) -> bool:
 @lru_cache(maxsize=8)
 def _writes_calls(tokenizer: PreTrainedTokenizerBase, template: str) -> bool:
     try:
-        text = render(tokenizer, _ANSWERED, True, {"tools": _TOOLS})
+        text = render(tokenizer, ANSWERED, True, {"tools": TOOLS})
     except UsageError:
         return False
-    return all(part in text for part in (TOOL, *ARGUMENTS, *ARGUMENTS.values(), _RESULT))
+    return all(part in text for part in (TOOL, *ARGUMENTS, *ARGUMENTS.values(), RESULT))
 
 
 def find_call(tokenizer: PreTrainedTokenizerBase) -> str | None:
@@ -62,9 +53,9 @@ def find_call(tokenizer: PreTrainedTokenizerBase) -> str | None:
     It is what stands between the beginning of an answer and the text after every answer.
     """
     try:
-        variables = {"tools": _TOOLS}
-        before, end = render(tokenizer, _ASKED, True, variables), closing(tokenizer, Rendering(variables=variables))
-        text = render(tokenizer, _CALLED, False, variables)
+        variables = {"tools": TOOLS}
+        before, end = render(tokenizer, ASKED, True, variables), closing(tokenizer, Rendering(variables=variables))
+        text = render(tokenizer, CALLED, False, variables)
     except UsageError:
         return None
     if not text.startswith(before) or not end or not text.endswith(end) or len(text) < len(before) + len(end):
@@ -78,8 +69,8 @@ def follow_call(tokenizer: PreTrainedTokenizerBase, results: Messages, rendering
     Raises a UsageError if the template ends a call otherwise than an answer, or changes it when results follow: what
     the state has read could then not be continued.
     """
-    before = render(tokenizer, _CALLED, False, rendering.variables)
-    after = render(tokenizer, [*_CALLED, *results], rendering.end == "answer", rendering.variables)
+    before = render(tokenizer, CALLED, False, rendering.variables)
+    after = render(tokenizer, [*CALLED, *results], rendering.end == "answer", rendering.variables)
     if not before.endswith(closing(tokenizer, rendering)) or not after.startswith(before):
         raise UsageError(
             "this model's chat template does not end a call as it ends an answer, so results cannot continue a "

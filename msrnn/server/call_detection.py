@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 from msrnn.errors import UsageError
+from msrnn.hf.known_call import ARGUMENTS, TOOL
 from msrnn.hf.model_options import AUTO
-from msrnn.hf.tool_template import ARGUMENTS, TOOL, check_tools, find_call
+from msrnn.hf.tool_template import check_tools, find_call
 from msrnn.server.call_formats import FORMATS, CallFormat
 from msrnn.server.call_parser import read_calls
 
