@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from msrnn.errors import UsageError
@@ -27,10 +28,15 @@ def find_format(tokenizer: Any, name: str = AUTO) -> CallFormat | None:
         return FORMATS[name]
     text = find_call(tokenizer) if getattr(tokenizer, "chat_template", None) else None
     found = [] if text is None else [one for one in FORMATS.values() if _reads(one, text)]
-    return found[0] if len(found) == 1 else None
+    if text is None or len(found) != 1:
+        return None
+    (form,) = found
+    begin = text[text.find(form.opening) : text.index("{")] if form.opening in text else form.begin
+    return replace(form, begin=begin)  # with the white space of the template
 
 
 def _reads(form: CallFormat, text: str) -> bool:
-    """Whether this format finds the known call in a text, and nothing else."""
+    """Whether this format finds the known call in a text, and nothing else but an empty thought."""
     content, calls = read_calls(text, form, {TOOL})
-    return not content.strip() and [json.loads(call.arguments) for call in calls] == [ARGUMENTS]
+    rest = content.replace("<think>", "", 1).replace("</think>", "", 1)
+    return not rest.strip() and [json.loads(call.arguments) for call in calls] == [ARGUMENTS]

@@ -31,6 +31,8 @@ def test_templates_that_know_tools_and_others() -> None:
         check_calls(plain)
     plain.chat_template = HERMES  # is looked at again
     check_tools(plain)
+    plain.chat_template = "{% if not tools %}{{ raise_exception('no') }}{% endif %}{{ tools | tojson }}"
+    check_tools(plain)
     plain.chat_template = HERMES.replace("m['role'] == 'tool' %}", "m['role'] == 'result' %}", 1)
     with pytest.raises(UsageError, match="does not write calls of tools"):
         check_calls(plain)

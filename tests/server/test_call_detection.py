@@ -1,18 +1,20 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from msrnn.errors import UsageError
 from msrnn.server.call_detection import find_format
 from msrnn.server.call_formats import FORMATS
 from tests.helpers.byte_tokenizer import byte_tokenizer
-from tests.helpers.tool_templates import HERMES, LLAMA, tool_tokenizer
+from tests.helpers.tool_templates import HERMES, LLAMA, MISTRAL, tool_tokenizer
 
 
 @pytest.mark.parametrize("markers", [True, False])
 @pytest.mark.parametrize("name", [*FORMATS])
 def test_a_template_shows_its_format(name: str, markers: bool) -> None:
-    assert find_format(tool_tokenizer(name, markers)) is FORMATS[name]
+    assert find_format(tool_tokenizer(name, markers)) == FORMATS[name]
 
 
 @pytest.mark.parametrize(
@@ -30,6 +32,15 @@ def test_templates_of_other_formats(template: str | None) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = template
     assert find_format(tokenizer) is None
+
+
+def test_templates_of_the_same_format_that_differ() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = HERMES.replace("'<tool_call>\\n{", "'<think>\\n\\n</think>\\n\\n<tool_call>\\n{")
+    assert "</think>" in tokenizer.chat_template
+    assert find_format(tokenizer) == FORMATS["hermes"]
+    tokenizer.chat_template = MISTRAL.replace("[TOOL_CALLS] [", "[TOOL_CALLS][")
+    assert find_format(tokenizer) == replace(FORMATS["mistral"], begin="[TOOL_CALLS][")
 
 
 def test_no_tokenizer_at_all() -> None:

@@ -95,7 +95,7 @@ def test_the_format_of_calls_is_that_of_the_template_or_of_the_option() -> None:
     ]
     for settings, form in ways:
         server = make_server(Setup("tiny", slots=1, **settings), Limits(), bytes_rnn, tokenizer)
-        assert server.served.calls is FORMATS[form]
+        assert server.served.calls == FORMATS[form]
 
 
 def test_a_format_for_a_template_without_tools(rnn: msrnn.MultiStateRNN) -> None:
