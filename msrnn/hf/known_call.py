@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 TOOL = "known_tool"
-ARGUMENTS = {"known_key": "known value"}
+ARGUMENTS = {"known_key": "(a known value)"}
 RESULT = "(a known result)"
 _ID = "call12345"  # of nine letters and digits, as templates of Mistral want them
 _SCHEMA = {"type": "object", "properties": {"known_key": {"type": "string", "description": "a text"}}}

@@ -70,17 +70,20 @@ def find_call(tokenizer: PreTrainedTokenizerBase) -> str | None:
 def follow_call(tokenizer: PreTrainedTokenizerBase, results: Messages, rendering: Rendering) -> str:
     """The results of a call, up to where the answer begins: what they add after the `closing` of the turn before.
 
-    Raises a UsageError if the template ends a call otherwise than an answer, or changes it when results follow: what
-    the state has read could then not be continued.
+    Raises a UsageError if the template ends a call otherwise than an answer, or otherwise when results follow: what the
+    state has read could then not be continued.
     """
     before = render(tokenizer, CALLED, False, rendering.variables)
     after = render(tokenizer, [*CALLED, *results], rendering.end == "answer", rendering.variables)
-    if not before.endswith(closing(tokenizer, rendering)) or not after.startswith(before):
+    (argument,) = ARGUMENTS.values()
+    end, rest = before.partition(argument)[2], after.partition(argument)[2]
+    ends_alike = before.count(argument) == 1 and end.endswith(closing(tokenizer, rendering))
+    if not ends_alike or not rest.startswith(end):
         raise UsageError(
             "this model's chat template does not end a call as it ends an answer, so results cannot continue a "
             "session: send the whole conversation instead, without session_id"
         )
-    return after[len(before) :]
+    return rest[len(end) :]
 
 
 def encode_results(tokenizer: PreTrainedTokenizerBase, results: Messages, rendering: Rendering) -> list[int]:

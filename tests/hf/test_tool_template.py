@@ -39,7 +39,7 @@ def test_templates_that_know_tools_and_others() -> None:
 
 
 def test_the_text_of_a_call() -> None:
-    call = '{"name": "known_tool", "%s": {"known_key": "known value"}%s}'
+    call = '{"name": "known_tool", "%s": {"known_key": "(a known value)"}%s}'
     assert find_call(tool_tokenizer("hermes")) == "<tool_call>\n" + call % ("arguments", "") + "\n</tool_call>"
     assert find_call(tool_tokenizer("llama3_json")) == call % ("parameters", "")
     assert find_call(tool_tokenizer("mistral")) == "[TOOL_CALLS] [%s]" % (call % ("arguments", ', "id": "call12345"'))
@@ -90,10 +90,21 @@ def test_templates_that_end_a_call_otherwise_are_refused() -> None:
     )
     with pytest.raises(UsageError, match=r"does not end a call as it ends an answer.*without session_id"):
         follow_call(tokenizer, [RESULT], USUAL)
-    loop = "{%- for call in m.tool_calls or [] %}"
-    tokenizer.chat_template = HERMES.replace(loop, loop + "{{ messages | length }}")
+    end = "{{- '}\\n</tool_call>' }}"
+    tokenizer.chat_template = HERMES.replace(end, end + "{{ messages | length }}")
+    assert tokenizer.chat_template != HERMES
     with pytest.raises(UsageError, match="cannot continue a session"):
         follow_call(tokenizer, [RESULT], USUAL)
+
+
+def test_templates_that_drop_thoughts_before_earlier_calls() -> None:
+    """What follows the call is the same, and the state has read the thought as the model wrote it."""
+    tokenizer = tool_tokenizer("hermes")
+    expected = follow_call(tokenizer, [RESULT], USUAL)
+    tokenizer.chat_template = HERMES.replace("<model>\n", "<model>{% if loop.last %}<think></think>{% endif %}\n", 1)
+    assert "<think></think>" in str(find_call(tokenizer))
+    assert follow_call(tokenizer, [RESULT], USUAL) == expected
+    assert follow_call(tokenizer, [{**RESULT, "content": "(a known value)"}], USUAL).count("(a known value)") == 1
 
 
 def test_a_tool_as_templates_take_it() -> None:
