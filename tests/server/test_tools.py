@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -197,6 +199,21 @@ def test_a_loop_of_three_calls_with_openai(client: openai.OpenAI) -> None:
     last = client.chat.completions.create(model="tiny", messages=messages, tools=[tool], max_tokens=5)
     assert last.usage is not None
     assert last.usage.prompt_tokens > 500
+
+
+def test_the_guide(
+    served: Live, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "serving.md").read_text()
+    (code,) = [block for block in re.findall(r"```py\n(.*?)```", guide, flags=re.DOTALL) if "tool_calls" in block]
+    form = served.server.served.calls
+    assert form is not None
+    said = f'{form.begin}{{"name": "find_weather", "{form.key}": {{"city": "Paris"}}}}{form.end}'
+    say(served.server.engine, monkeypatch, said)
+    names = {"client": client.with_options(max_retries=0), "model": "tiny"}
+    exec(compile(code.replace("tools=tools)", "tools=tools, max_tokens=300)"), "serving.md", "exec"), names)
+    assert "It is dry in Paris." in str(names["messages"])
+    assert capsys.readouterr().out == "None\n"  # this model calls again
 
 
 CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "find_pet", "arguments": '{"kind": "cat"}'}}
