@@ -43,6 +43,12 @@ class CallFormat:
         added = tokenizer.get_added_vocab()
         return {marker: added[marker] for marker in self.markers if marker in added}
 
+    def list_text_tokens(self, tokenizer: Any) -> list[int]:
+        """The other added tokens that are text, as those around a thought: not special, and no beginning of a call."""
+        added = tokenizer.added_tokens_decoder.items()
+        usual = [(number, token.content) for number, token in added if not token.special]
+        return [number for number, text in usual if text not in self.markers and text.strip() and text[0] not in "{ \n"]
+
 
 FORMATS = {
     "hermes": CallFormat(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msrnn.engine.constraint import Constraint
@@ -16,19 +16,25 @@ Schemas = Mapping[str, Mapping[str, Any]]  # of arguments, by the name of the fu
 
 
 def make_call_grammar(
-    form: CallFormat, tokens: Mapping[str, int], schemas: Schemas, several: bool, text: bool
+    form: CallFormat,
+    tokens: Mapping[str, int],
+    schemas: Schemas,
+    several: bool,
+    text: bool,
+    text_tokens: Sequence[int] = (),
 ) -> Constraint:
     """What an answer with calls of these functions may be.
 
-    tokens   the markers of the format that are tokens of their own
-    several  whether it may have more than one call
-    text     whether it may have text before the calls, or nothing but text; otherwise it has a call, and nothing else
+    tokens       the markers of the format that are tokens of their own
+    several      whether it may have more than one call
+    text         whether it may have text before calls, or nothing but text; otherwise it has a call, and nothing else
+    text_tokens  added tokens that text may have, as those around a thought: they do not match regular expressions
     """
     end = f"object {_join_literals(form.end, tokens)}"
     if several and form.several:
         end = f"object ({_join_literals(form.between, tokens)} object)* {_join_literals(form.end, tokens)}"
     calls = f"{_join_literals(form.begin, tokens)} {end}"
-    rules = _write_text_rules(form, tokens, calls, end) if text else [f"start: {calls}"]
+    rules = _write_text_rules(form, tokens, calls, end, text_tokens) if text else [f"start: {calls}"]
     rules.append("object: " + " | ".join(f"object_{number}" for number in range(len(schemas))))
     for number, (name, schema) in enumerate(schemas.items()):
         head = json.dumps(f'{{"name": "{name}", "{form.key}": ')
@@ -37,19 +43,24 @@ def make_call_grammar(
     return Constraint.grammar("\n".join(rules))
 
 
-def _write_text_rules(form: CallFormat, tokens: Mapping[str, int], calls: str, end: str) -> list[str]:
+def _write_text_rules(
+    form: CallFormat, tokens: Mapping[str, int], calls: str, end: str, text_tokens: Sequence[int]
+) -> list[str]:
     """Rules of an answer of text, which has no opening in it, and then calls, or none.
 
     An opening that is a token of its own ends the text by itself. Other openings end it as soon as their text is there.
     """
-    if form.bare:
-        return [f"start: TEXT? | {calls}", r"TEXT: /[^{ \n\r\t](.|\n)*/"]
+    other = f"<[{','.join(map(str, text_tokens))}]>" if text_tokens else ""
+    others = f"(TEXT? {other})*" if other else ""
     opening = re.escape(form.opening)
-    free = rf"TEXT: /(.|\n)+/ & ~/(.|\n)*{opening}(.|\n)*/"
+    text = rf"TEXT: /(.|\n)+/ & ~/(.|\n)*{opening}(.|\n)*/"
+    if form.bare:
+        longer = f" | FIRST? {other} {others} TEXT?" if other else ""
+        return [f"start: FIRST?{longer} | {calls}", r"FIRST: /[^{ \n\r\t](.|\n)*/", *([text] if other else [])]
     if form.opening in tokens:
-        return [f"start: TEXT? | TEXT? {calls}", free]
+        return [f"start: {others} TEXT? | {others} TEXT? {calls}", text]
     rest = _join_literals(form.begin.removeprefix(form.opening), tokens)
-    return [f"start: TEXT? | opened {rest} {end}", free, rf"opened[lazy]: /(.|\n)*{opening}/"]
+    return [f"start: {others} TEXT? | {others} opened {rest} {end}", text, rf"opened[lazy]: /(.|\n)*{opening}/"]
 
 
 def _write_schema(name: str, schema: Mapping[str, Any]) -> str:

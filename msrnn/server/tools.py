@@ -87,7 +87,8 @@ def read_tools(
     markers = form.find_tokens(tokenizer)
     most = None if request.parallel_tool_calls else 1
     search = CallSearch(form, frozenset(one.name for one in functions), most, [*markers.values()])
-    return tools._replace(search=search, constraint=_constrain(request, functions, form, markers))
+    texts = form.list_text_tokens(tokenizer)
+    return tools._replace(search=search, constraint=_constrain(request, functions, form, markers, texts))
 
 
 def show_tools(request: ShownTools, tokenizer: Any) -> RequestTools:
@@ -110,7 +111,7 @@ def _check_functions(functions: list[Function], tokenizer: Any) -> None:
 
 
 def _constrain(
-    request: ToolFields, functions: list[Function], form: CallFormat, markers: dict[str, int]
+    request: ToolFields, functions: list[Function], form: CallFormat, markers: dict[str, int], texts: list[int]
 ) -> Constrained:
     """A call that must be made is as its schema says, and so is every call if a function is strict."""
     choice, field = request.tool_choice, "tools"
@@ -124,7 +125,7 @@ def _constrain(
     schemas = {one.name: one.parameters if required or one.strict else {} for one in functions}
     try:
         several = request.parallel_tool_calls and not isinstance(choice, NamedTool)
-        return field, make_call_grammar(form, markers, schemas, several, text=not required)
+        return field, make_call_grammar(form, markers, schemas, several, not required, texts)
     except UsageError as error:
         raise refuse_constraint(error, field) from error
 

@@ -82,6 +82,31 @@ def test_an_opening_of_other_tokens_is_no_text() -> None:
         grammars.start(constraint, spelled)
 
 
+@pytest.mark.parametrize("markers", [True, False])
+@pytest.mark.parametrize("form", [*FORMATS])
+def test_thoughts_are_text(form: str, markers: bool) -> None:
+    """Their markers are tokens that match no regular expression."""
+    tokenizer = tool_tokenizer(form, markers)
+    tokenizer.add_tokens(["<think>", "</think>"])
+    one = FORMATS[form]
+    others = one.list_text_tokens(tokenizer)
+    assert {tokenizer.decode([token]) for token in others} == {"<think>", "</think>"}
+    constraint = make_call_grammar(one, one.find_tokens(tokenizer), SCHEMAS, True, True, others)
+    grammars = Grammars(tokenizer, 272, [END])
+
+    def check(text: str) -> bool:
+        matcher = grammars.start(constraint)
+        followed = all(map(matcher.inner.consume_token, tokenizer(text, add_special_tokens=False).input_ids))
+        return followed and bool(matcher.inner.is_accepting())
+
+    good, bad = write(form, ("f", '{"a": 1}')), write(form, ("f", '{"a": "1"}'))
+    for text in ("", "so", "<think>\nso</think>", "<think></think> {so}", "a<think>", good):
+        assert check(text), text
+    assert not check("<user>")
+    assert check(f"<think>so</think>\n{good}")
+    assert check(f"<think>so</think>\n{bad}") == one.bare  # there, an object is a call at the beginning alone
+
+
 def test_schemas_are_checked() -> None:
     deep: Any = {}
     for _ in range(100):

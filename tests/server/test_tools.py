@@ -156,6 +156,24 @@ def test_a_call_that_is_cut_is_text(served: Live, form: str, monkeypatch: pytest
     assert choices[-1]["finish_reason"] == whole["finish_reason"] == "length"
 
 
+def test_several_answers_have_calls_of_their_own(address: str) -> None:
+    fields = {"tool_choice": "required", "parallel_tool_calls": False, "n": 2, "logprobs": True}
+    choices = post(address, {**BODY, **fields}, CHAT).json()["choices"]
+    assert [len(called(choice)) for choice in choices] == [1, 1]
+    assert len({choice["message"]["tool_calls"][0]["id"] for choice in choices}) == 2
+    lines = post(address, {**BODY, **fields, "stream": True}, CHAT).text.splitlines()
+    chunks = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+    for index, choice in enumerate(choices):
+        mine = [chunk for chunk in chunks if chunk["index"] == index]
+        deltas = [call["function"] for chunk in mine for call in chunk["delta"].get("tool_calls", [])]
+        assert (
+            "".join(one["arguments"] for one in deltas) == choice["message"]["tool_calls"][0]["function"]["arguments"]
+        )
+        scored = [entry["token"] for chunk in mine for entry in (chunk["logprobs"] or {"content": []})["content"]]
+        assert scored == [entry["token"] for entry in choice["logprobs"]["content"]]
+        assert [chunk["finish_reason"] for chunk in mine if chunk["finish_reason"]] == ["tool_calls"]
+
+
 class FindPet(pydantic.BaseModel):
     kind: str
 
