@@ -27,7 +27,8 @@ from msrnn.hf.messages import Messages
 from msrnn.hf.tool_template import encode_results, follow_call
 from msrnn.server.errors import ApiError, bad_value
 from msrnn.server.infill import encode_infill
-from msrnn.server.request_models import CompletionRequest, Message
+from msrnn.server.message_models import Message
+from msrnn.server.request_models import CompletionRequest
 from msrnn.server.token_texts import fewest_tokens
 from msrnn.server.tool_messages import show_message
 

@@ -18,13 +18,13 @@ from msrnn.server.defaults import NEUTRAL
 from msrnn.server.errors import ApiError, bad_value
 from msrnn.server.fields import read_request, sampling_params
 from msrnn.server.infill import find_ends
+from msrnn.server.message_models import Message
 from msrnn.server.prompts import Chat, Echo, Prompt, echo_of, read_messages, read_prompts
 from msrnn.server.renderings import read_rendering
 from msrnn.server.request_models import (
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
-    Message,
     StreamOptions,
     TemplateFields,
 )

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ValidationError
 from msrnn.checks import bounds
 from msrnn.errors import UsageError
 from msrnn.server.errors import ApiError, bad_value, escape_name
+from msrnn.server.message_models import ROLES, Message, ToolMessageError, UnsupportedFieldError
 from msrnn.server.request_body import HalfCharacterError
-from msrnn.server.request_models import ROLES, Message, ToolMessageError, UnsupportedFieldError
 
 _KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a string"}
 

@@ -15,10 +15,11 @@ from msrnn.errors import UsageError, show
 from msrnn.hf.chat_template import encode
 from msrnn.server.errors import bad_value
 from msrnn.server.fields import read_request
+from msrnn.server.message_models import MOST_MESSAGES, Messages
 from msrnn.server.prompts import check_fits, too_long_error
 from msrnn.server.protocol import Served, make_chat
 from msrnn.server.request_body import Body, Text, WholeText
-from msrnn.server.request_models import MOST_MESSAGES, Messages, TemplateFields, TokenIds
+from msrnn.server.request_models import TemplateFields, TokenIds
 from msrnn.server.sessions import Guard
 from msrnn.server.tool_models import ShownTools
 from msrnn.server.tools import show_tools

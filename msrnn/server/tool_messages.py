@@ -8,7 +8,7 @@ from typing import Any
 from msrnn.errors import UsageError
 from msrnn.hf.tool_template import check_calls
 from msrnn.server.errors import bad_value
-from msrnn.server.request_models import Message
+from msrnn.server.message_models import Message
 from msrnn.server.tool_models import ToolCall, parse_arguments
 
 

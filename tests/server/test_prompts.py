@@ -9,8 +9,9 @@ from msrnn.errors import UsageError
 from msrnn.hf.chat_template import Rendering
 from msrnn.hf.tool_template import show_tool
 from msrnn.server.errors import ApiError
+from msrnn.server.message_models import Message
 from msrnn.server.prompts import Chat, Prompt, check_answers, echo_of, read_messages, read_prompts
-from msrnn.server.request_models import CompletionRequest, Message
+from msrnn.server.request_models import CompletionRequest
 from tests.helpers.characters import BOS, END, character_tokenizer
 from tests.helpers.fake_executor import FakeState
 from tests.helpers.tool_templates import tool_tokenizer

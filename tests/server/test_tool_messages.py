@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from msrnn.server.errors import ApiError
-from msrnn.server.request_models import Message
+from msrnn.server.message_models import Message
 from msrnn.server.tool_messages import check_history, show_message
 from tests.helpers.byte_tokenizer import byte_tokenizer
 from tests.helpers.tool_templates import tool_tokenizer
