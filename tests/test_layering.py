@@ -105,10 +105,12 @@ INSIDE = {
         "download",
         "loading",
         "template_variables",
+        "known_call",
         "messages",
         "extension",
         "model_options",
         "chat_template",
+        "tool_template",
         "long_read",
     ],
     "engine": [

@@ -24,6 +24,7 @@ from msrnn.cli.options import (
 from msrnn.cli.recall_options import Archive, ArchiveBytes, RecallEvery, RecallRows, RecallWhileReading, Search
 from msrnn.hf.model_options import AUTO, DEFAULT_POLICY, DEFAULT_SIZE
 from msrnn.recall import HOST
+from msrnn.server.call_formats import FORMATS
 
 KEY_VARIABLE = "MSRNN_API_KEY"
 
@@ -128,6 +129,13 @@ class ServeOptions:
     chat_template: Annotated[
         Path | None, Option(help="File with a chat template, in Jinja.", show_default="the model's")
     ] = None
+    tool_call_parser: Annotated[
+        str,
+        Option(
+            help=f"Format in which the model calls tools: {AUTO}, that which its chat template writes, "
+            f"{', '.join(FORMATS)}."
+        ),
+    ] = AUTO
     allow_special_tokens: Annotated[
         bool, Option("--allow-special-tokens", help="Let special tokens in the text of messages be special.")
     ] = False

@@ -5,7 +5,7 @@ Only whole characters are returned, and no text that may turn out to be the begi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a decoder writes for a character whose last bytes are missing
@@ -19,11 +19,15 @@ class Detokenizer:
     A call decodes a few tokens only, however long the text is.
 
     skip_special  special tokens add nothing; otherwise their names
+    shown         special tokens that add their names also then
     before        tokens whose text is out: a tokenizer may write a space between two tokens, and none before the first
     """
 
-    def __init__(self, tokenizer: Any, skip_special: bool = False, before: Sequence[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Any, skip_special: bool = False, before: Sequence[int] = (), shown: Collection[int] = ()
+    ) -> None:
         self._tokenizer, self._skip_special = tokenizer, skip_special
+        self._left_out = list_special_tokens(tokenizer) - {*shown} if skip_special and shown else None
         self._ids = [*before[-CONTEXT:]]  # the last tokens
         self._text = self._decode(self._ids) if self._ids else ""  # of these
         self._shown = len(self._text)  # characters of it that are out
@@ -59,8 +63,17 @@ class Detokenizer:
                 return
 
     def _decode(self, ids: list[int]) -> str:
+        if self._left_out is not None:
+            named: str = self._tokenizer.decode([token for token in ids if token not in self._left_out])
+            return named
         text: str = self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)
         return text
+
+
+def list_special_tokens(tokenizer: Any) -> frozenset[int]:
+    """The tokens that `decode` leaves out with `skip_special_tokens`."""
+    flagged = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return frozenset(flagged | {*tokenizer.all_special_ids})
 
 
 class StopString:
@@ -93,10 +106,18 @@ class TextStream:
 
     The stop string that ends first is found; of several that end there, the longest. Those in the text of the tokens
     `before`, which is out already, are not looked for, and none ends the text with one of its first `least - 1` tokens.
+    Special tokens add no text, but for the names of those that are `shown`.
     """
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str] = (), before: Sequence[int] = (), least: int = 0) -> None:
-        self._detokenizer = Detokenizer(tokenizer, skip_special=True, before=before)
+    def __init__(
+        self,
+        tokenizer: Any,
+        stops: Sequence[str] = (),
+        before: Sequence[int] = (),
+        least: int = 0,
+        shown: Collection[int] = (),
+    ) -> None:
+        self._detokenizer = Detokenizer(tokenizer, skip_special=True, before=before, shown=shown)
         self._stops, self._missing = [StopString(stop) for stop in stops], least  # tokens that must come before the end
         self._held = ""  # decoded, but may be the beginning of a stop string
         self.stopped: str | None = None

@@ -166,6 +166,7 @@ class Engine(Scheduler):
         owner: str = "",
         protect: int | str = "none",
         keeps_protected: bool = False,
+        beginning: str = "",
     ) -> Request:
         """A request, checked; `add` queues it. A prompt is token ids, or text if there is a tokenizer.
 
@@ -175,7 +176,8 @@ class Engine(Scheduler):
         another number of turns when its prefill begins. `retention`: one event in this many tokens lists the tokens
         that the state holds. `protect`: the first tokens of the prompt, or "prompt" for all of them, are not evicted
         while the answer is generated, nor later in the session until its next turn; with `keeps_protected`, the tokens
-        that earlier turns have protected stay protected in this one. Sessions and cached prefixes belong to an `owner`,
+        that earlier turns have protected stay protected in this one. `beginning`: a name for what a new session begins
+        with, which it keeps. Sessions and cached prefixes belong to an `owner`,
         16 hexadecimal digits, or to no owner.
         """
         check_prompt(prompt)
@@ -216,6 +218,7 @@ class Engine(Scheduler):
         self.executor.check_protect(protected)
         about: Any = {"turns": turns, "created": info.created if info else None, "retention": retention}
         about |= {"protect": protected, "keeps_protected": keeps_protected, "matcher": matcher}
+        about["beginning"] = beginning
         return Request(ids, params, session=session_id, owner=owner, **about)
 
     def find_longest(self, most: int) -> int:

@@ -68,6 +68,7 @@ class SamplingParams:
     prompt_logprobs     the same for every token of the prompt; the prompt is then read from its beginning
     n                   answers to the same prompt
     constraint          what the text of the answer may be: JSON of a schema, or a regular expression, for example
+    shown_tokens        special tokens whose names are in the text of the answer, which has no others
     """
 
     max_tokens: int = 256
@@ -89,6 +90,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     n: int = 1
     constraint: Constraint | None = None
+    shown_tokens: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         for name, (least, most) in COUNTS.items():
@@ -101,8 +103,9 @@ class SamplingParams:
             raise UsageError(limit, name="min_tokens", value=self.min_tokens)
         if not _is_list(self.stop) or not all(isinstance(text, str) and text for text in self.stop):
             raise UsageError("must be a list of strings, none of them empty", name="stop", value=self.stop)
-        if not _is_list(self.stop_token_ids):
-            raise UsageError("must be a list of token ids", name="stop_token_ids", value=self.stop_token_ids)
+        for name in ("stop_token_ids", "shown_tokens"):
+            if not _is_list(getattr(self, name)):
+                raise UsageError("must be a list of token ids", name=name, value=getattr(self, name))
         if not isinstance(self.logit_bias, Mapping):
             raise UsageError("must be a dict of token ids and numbers", name="logit_bias", value=self.logit_bias)
         if len(self.stop) > MOST_STOPS or any(len(text) > LONGEST_STOP for text in self.stop):
@@ -112,7 +115,7 @@ class SamplingParams:
                 name="stop",
                 advice=f"at most {MOST_STOPS} strings of {LONGEST_STOP:,} characters",
             )
-        for name in ("stop_token_ids", "logit_bias"):
+        for name in ("stop_token_ids", "logit_bias", "shown_tokens"):
             if (count := len(getattr(self, name))) > MOST_TOKEN_IDS:
                 raise UsageError(f"{count:,} tokens", name=name, advice=f"at most {MOST_TOKEN_IDS:,}")
         for token, bias in self.logit_bias.items():
@@ -133,7 +136,11 @@ class SamplingParams:
 
     def check_tokens(self, vocabulary: int) -> None:
         """Refuse ids that the model does not have."""
-        for name, tokens in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
+        for name, tokens in (
+            ("stop_token_ids", self.stop_token_ids),
+            ("logit_bias", self.logit_bias),
+            ("shown_tokens", self.shown_tokens),
+        ):
             for token in tokens:
                 if not is_whole(token) or not 0 <= token < vocabulary:
                     raise UsageError(f"token {token!r}: this model has ids 0 to {vocabulary - 1}", name=name)
@@ -201,6 +208,7 @@ class Request:
     prompt_logprobs: list[Logprobs | None] = field(default_factory=list)  # None for the first token
     protect: int = 0  # the first tokens of the prompt, which are not evicted until the session's next turn
     keeps_protected: bool = False  # whether tokens that earlier turns have protected stay so
+    beginning: str = ""  # a name for how the session begins, which it keeps if this is its first turn
     retention: int = 0  # one event in this many tokens has the retention, and the last one; 0: none
     begun: float | None = None  # when its prefill began, on the monotonic clock
     matcher: Matcher | None = None  # where its answers begin in the grammar of their constraint

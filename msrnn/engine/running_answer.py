@@ -50,7 +50,11 @@ class RunningAnswer:
         self._generated: list[int] = []  # the answer, and the stop token that ended it
         params = request.params
         before = request.prompt[len(request.prompt) - params.continued :]
-        self._text = None if tokenizer is None else TextStream(tokenizer, params.stop, before, params.min_tokens)
+        self._text = (
+            None
+            if tokenizer is None
+            else TextStream(tokenizer, params.stop, before, params.min_tokens, params.shown_tokens)
+        )
         self._stops = stops
 
     @property

@@ -253,7 +253,7 @@ class Scheduler:
             try:
                 state = self.executor.take(slot, running.seen + len(read))
                 turn, follows = (state, running.unread, running.last), (request.turns, request.created)
-                return self.queue.sessions.put(request.session, *turn, follows)
+                return self.queue.sessions.put(request.session, *turn, follows, request.beginning)
             except (UsageError, OSError) as error:
                 return make_done_future(error)
         if running.reads and self.queue.prefixes.keeps_ends and self.executor.facts.recall is None:

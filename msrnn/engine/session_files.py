@@ -26,6 +26,7 @@ class Session(NamedTuple):
     turns: int
     created: float  # seconds since 1970
     updated: float
+    beginning: str = ""  # a name for what it begins with, as its first request gave it
 
     @property
     def tokens(self) -> int:
@@ -47,6 +48,7 @@ class SessionInfo(NamedTuple):
     updated: float
     sizes: FileSizes
     positions: str  # of the tokens in its state
+    beginning: str = ""
 
     @property
     def name(self) -> str:
@@ -126,7 +128,8 @@ class SessionFiles:
             raise FileError("not a session that the engine saved", path, advice="move it out of this folder")
         tokens = max(columns) + len(fields["unread"])
         times = fields["turns"], fields["created"], fields["updated"]
-        return SessionInfo(session, tokens, *times, sizes, str(description.get("positions")))
+        more = str(description.get("positions")), fields.get("beginning", "")
+        return SessionInfo(session, tokens, *times, sizes, *more)
 
     def read(self, session: SessionId) -> Session:
         """Errors do not name the file: clients read them. The log has it."""
@@ -141,7 +144,7 @@ class SessionFiles:
 
     def write(self, session_id: SessionId, session: Session) -> SessionInfo:
         notes: dict[str, Any] = {"unread": session.unread, "last": session.last, "turns": session.turns}
-        notes |= {"created": session.created, "updated": session.updated}
+        notes |= {"created": session.created, "updated": session.updated, "beginning": session.beginning}
         sizes = self._folder(session_id.owner).save(_encode_name(session_id.name), session.state, notes)
         return info_of(session_id, session, sizes)
 
@@ -167,7 +170,8 @@ class _Files:
 
 def info_of(session_id: SessionId, session: Session, sizes: FileSizes) -> SessionInfo:
     positions = str(session.state.fingerprint["positions"])
-    return SessionInfo(session_id, session.tokens, session.turns, session.created, session.updated, sizes, positions)
+    times = session.turns, session.created, session.updated
+    return SessionInfo(session_id, session.tokens, *times, sizes, positions, session.beginning)
 
 
 def _encode_name(name: str) -> str:

@@ -22,6 +22,7 @@ class SessionNotes(BaseModel):
     turns: Count
     created: Seconds
     updated: Seconds
+    beginning: Annotated[str, Field(max_length=64)] = ""
 
 
 def check_notes(notes: Any, path: Path) -> dict[str, Any]:

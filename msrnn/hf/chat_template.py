@@ -62,7 +62,8 @@ def first_messages(message: str, system: str | None = None) -> Messages:
 
 def encode_first(tokenizer: PreTrainedTokenizerBase, messages: Messages, rendering: Rendering = USUAL) -> list[int]:
     """The tokens of a conversation up to where the answer begins. Contents are text, without special tokens."""
-    return encode_messages(tokenizer, messages, lambda some: render_conversation(tokenizer, some, rendering))
+    others = list_tool_texts(messages, rendering.variables)
+    return encode_messages(tokenizer, messages, lambda some: render_conversation(tokenizer, some, rendering), others)
 
 
 def encode_following(tokenizer: PreTrainedTokenizerBase, message: str, rendering: Rendering = USUAL) -> list[int]:
@@ -71,13 +72,16 @@ def encode_following(tokenizer: PreTrainedTokenizerBase, message: str, rendering
     return encode_messages(tokenizer, later, lambda some: following(tokenizer, some[0]["content"], rendering))
 
 
-def count_system_tokens(messages: Messages, tokens: list[int], encode_again: Callable[[Messages], list[int]]) -> int:
-    """How many of a conversation's tokens come before the first message that is not of the system; 0 if that opens it.
+def count_system_tokens(
+    messages: Messages, tokens: list[int], encode_again: Callable[[Messages], list[int]], tools: bool = False
+) -> int:
+    """How many of a conversation's tokens come before the first message that is not of the system.
 
-    They are the tokens that stay the same when the text of that message changes.
+    They are the tokens that stay the same when the text of that message changes. 0 if this message opens the
+    conversation, and the template writes no `tools` before it.
     """
     roles = [message["role"] for message in messages]
-    if roles[0] != "system":
+    if roles[0] != "system" and not tools:
         return 0
     place = next((i for i, role in enumerate(roles) if role != "system"), None)
     if place is None:
@@ -170,6 +174,12 @@ def _list_texts(value: Any) -> Iterator[str]:
     elif isinstance(value, dict | list):
         for part in [*value, *value.values()] if isinstance(value, dict) else value:
             yield from _list_texts(part)
+
+
+def list_tool_texts(messages: Messages, variables: Mapping[str, Any]) -> list[str]:
+    """The texts of tools, and of calls in messages: those that a template writes besides contents."""
+    calls = [message.get("tool_calls") for message in messages], [message.get("tool_call_id") for message in messages]
+    return [*_list_texts([variables.get("tools"), *calls])]
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bool) -> Tensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from string import whitespace
@@ -23,10 +23,11 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from msrnn.errors import UsageError
+from msrnn.hf.known_call import ANSWERED, TOOLS
 
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]  # role and content, which are texts; of calls of tools, also more
 Render = Callable[[Messages], str]
-_CONVERSATIONS = (  # what a template writes for each role; those that it refuses show nothing
+_ROLES = (  # what a template writes for each role; those that it refuses show nothing
     ("system", "user", "assistant", "user"),
     ("user", "assistant", "user"),
     ("user", "assistant", "tool"),
@@ -66,7 +67,9 @@ def locate_contents(messages: Messages, render: Render) -> Located | None:
 
 
 def _marks(messages: Messages) -> list[str]:
-    return [f"\ue000{number}\ue001" for number in range(len(messages))]
+    """A mark for each content. A message of calls alone has none: templates write nothing for it."""
+    numbers = range(len(messages))
+    return [f"\ue000{i}\ue001" if messages[i]["content"] or "tool_calls" not in messages[i] else "" for i in numbers]
 
 
 def _render_marks(messages: Messages, render: Render) -> str:
@@ -78,24 +81,46 @@ def _render_marks(messages: Messages, render: Render) -> str:
 def _locate(messages: Messages, rest: str, actual: str) -> Located | None:
     around = []
     for mark in _marks(messages):
+        if not mark:
+            around.append("")
+            continue
         before, found, rest = rest.partition(mark)
         if not found:
             return None
         around.append(before)
-    for contents in ([m["content"] for m in messages], [m["content"].strip() for m in messages]):
-        located = Located(around, contents, rest)
+    for write in _WAYS:
+        located = Located(around, [*map(write, messages)], rest)
         if located.text() == actual:
             return located
     return None
 
 
-def encode_messages(tokenizer: PreTrainedTokenizerBase, messages: Messages, render: Render) -> list[int]:
+def _escape_result(message: dict[str, Any]) -> str:
+    """The content of a message, that of a tool as the text of a JSON string, as some templates write it."""
+    content: str = message["content"]
+    return json.dumps(content, ensure_ascii=False)[1:-1] if message["role"] == "tool" else content
+
+
+_WAYS: tuple[Callable[[dict[str, Any]], str], ...] = (  # in which templates write contents
+    lambda message: str(message["content"]),
+    lambda message: str(message["content"]).strip(),
+    _escape_result,
+    lambda message: _escape_result(message) if message["role"] == "tool" else str(message["content"]).strip(),
+)
+
+
+def encode_messages(
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, render: Render, others: Iterable[str] = ()
+) -> list[int]:
     """The token ids of rendered messages, whose contents are text: none of them becomes a special token.
 
-    Raises a UsageError if the template changes contents, and writes the text of a special token of one.
+    `others` are texts that the template writes besides contents. Raises a UsageError if one of them has the text of a
+    special token, or if the template changes contents, and writes the text of a special token of one.
     """
     marked, actual = _render_marks(messages, render), render(messages)
     specials, located = _Specials.of(tokenizer, marked), _locate(messages, marked, actual)
+    if any(map(specials.occur_in, others)):
+        raise UsageError("a tool, or a call of one, has the text of a special token: leave that text out")
     if located is None:
         if specials.find_in(actual) != specials.find_in(marked):
             raise UsageError(
@@ -200,13 +225,13 @@ def _specials_of(tokenizer: Any, size: int, written: frozenset[str]) -> _Special
 
 @lru_cache(maxsize=8)
 def _find_role_markers(tokenizer: Any, size: int, template: str) -> frozenset[str]:
-    """The added tokens that the chat template writes around messages of any role."""
+    """The added tokens that the chat template writes around messages of any role, and around calls of tools."""
     written: set[str] = set()
-    for roles in _CONVERSATIONS:
-        messages = [{"role": role, "content": "a"} for role in roles]
+    ways: list[tuple[Messages, Any]] = [([{"role": role, "content": "a"} for role in some], None) for some in _ROLES]
+    for messages, tools in [*ways, (ANSWERED, TOOLS)]:
         with suppress(Exception):  # a template is a program, whose errors have no common kind
-            text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-            written |= {marker for marker in _markers(tokenizer, size) if marker in text}
+            text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+            written |= {marker for marker in _markers(tokenizer, size) if marker in str(text)}
     return frozenset(written)
 
 

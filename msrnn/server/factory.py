@@ -9,6 +9,7 @@ from msrnn.errors import UsageError
 from msrnn.hf.chat_template import with_template
 from msrnn.hf.model_options import AUTO
 from msrnn.server.affinity import assign_replica
+from msrnn.server.call_detection import find_format
 from msrnn.server.defaults import sampling_defaults
 from msrnn.server.engines import make_engine
 from msrnn.server.limits import Limits
@@ -55,8 +56,17 @@ def make_server(
         owns_session=lambda name: assign_replica(name, count) == number,
     )
     tokens = (setup.max_tokens, setup.max_total_tokens)
-    name, more = setup.served_model_name, (setup.allow_special_tokens, setup.protect)
-    return Server(engine, Served(name, tokenizer, *tokens, engine.sessions, defaults, *more), limits)
+    served = Served(
+        setup.served_model_name,
+        tokenizer,
+        *tokens,
+        engine.sessions,
+        defaults,
+        allow_special=setup.allow_special_tokens,
+        protect=setup.protect,
+        calls=find_format(tokenizer, setup.tool_call_parser),
+    )
+    return Server(engine, served, limits)
 
 
 def make_replica(setup: Setup, limits: Limits, marker: Path | None, count: int, number: int) -> Server:

@@ -68,7 +68,7 @@ def sampling_params(
     default_tokens: int,
     defaults: Mapping[str, Any],
     constraint: tuple[str, Constraint] | None,
-    **logprobs: Any,
+    **more: Any,
 ) -> SamplingParams:
     """The parameters of a request. `limit` is its field for the answer's length, `defaults` hold where it has none.
 
@@ -86,7 +86,7 @@ def sampling_params(
             stop=[request.stop] if isinstance(request.stop, str) else request.stop,
             logit_bias={int(token): bias for token, bias in request.logit_bias.items()},
             constraint=None if constraint is None else constraint[1],
-            **logprobs,
+            **more,
         )
     except UsageError as error:
         name = error.name or ""

@@ -23,6 +23,7 @@ NOT_SERVED = {
     "/v1/batches": _FILES,
     "/v1/vector_stores": _FILES,
     "/v1/fine_tuning": "this server does not train its model",
+    "/v1/responses": "send messages and tools to /v1/chat/completions; with session_id it keeps the conversation",
     "/v1/assistants": "this server keeps conversations as sessions: send session_id to /v1/chat/completions",
     "/v1/threads": "this server keeps conversations as sessions: send session_id to /v1/chat/completions",
     "/v1/conversations": "this server keeps conversations as sessions: send session_id to /v1/chat/completions",

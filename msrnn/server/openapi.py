@@ -11,6 +11,7 @@ from pydantic import BaseModel
 import msrnn
 from msrnn.engine.session_id import NAME_PATTERN
 from msrnn.server.keys import is_guarded
+from msrnn.server.message_models import Message
 from msrnn.server.protocol import Served
 from msrnn.server.refusals import must_be
 from msrnn.server.request_models import (
@@ -18,7 +19,6 @@ from msrnn.server.request_models import (
     ChatRequest,
     CompletionRequest,
     ForkRequest,
-    Message,
 )
 from msrnn.server.sessions import MOST, USUAL
 from msrnn.server.tokenizing import DetokenizeRequest, TokenizeRequest

@@ -24,10 +24,13 @@ from msrnn.hf.chat_template import (
     render_conversation,
 )
 from msrnn.hf.messages import Messages
+from msrnn.hf.tool_template import encode_results, follow_call
 from msrnn.server.errors import ApiError, bad_value
 from msrnn.server.infill import encode_infill
-from msrnn.server.request_models import CompletionRequest, Message
+from msrnn.server.message_models import Message
+from msrnn.server.request_models import CompletionRequest
 from msrnn.server.token_texts import fewest_tokens
+from msrnn.server.tool_messages import show_message
 
 
 class Prompt(NamedTuple):
@@ -92,9 +95,9 @@ def echo_of(prompt: Prompt, tokenizer: Any) -> Echo:
 
 
 def read_messages(messages: Sequence[Message]) -> Messages:
-    """Role and text of each message."""
-    roles = ("system" if message.role == "developer" else message.role for message in messages)
-    return [{"role": role, "content": message.text} for role, message in zip(roles, messages, strict=True)]
+    """The messages as chat templates take them."""
+    names: dict[str, str] = {}
+    return [show_message(message, names) for message in messages]
 
 
 def check_fits(text: str, tokenizer: Any, most_tokens: int, param: str = "max_tokens") -> None:
@@ -121,13 +124,17 @@ class Chat(NamedTuple):
         """The messages as the chat template renders them after an answer of an existing session."""
         if self.session is None:
             return render_conversation(self.tokenizer, messages, self.rendering)
-        later = following(self.tokenizer, messages[0]["content"], self.rendering)
+        if self._is_result:
+            later = follow_call(self.tokenizer, messages, self.rendering)
+        else:
+            later = following(self.tokenizer, messages[0]["content"], self.rendering)
         return closing(self.tokenizer, self.rendering) + later
 
     def tokens(self, most_tokens: int, param: str = "max_tokens") -> list[int]:
         check_template(self.tokenizer)
-        if self.session is not None and [message["role"] for message in self.messages] != ["user"]:
-            raise UsageError("a session that has begun continues with one message of the user")
+        roles = [message["role"] for message in self.messages]
+        if self.session is not None and roles != ["user"] and {*roles} != {"tool"}:
+            raise UsageError("a session that has begun continues with one message of the user, or results of its calls")
         check_fits(self.text(self.messages), self.tokenizer, most_tokens, param)
         if self.session is None:
             return self._first_tokens()
@@ -138,7 +145,9 @@ class Chat(NamedTuple):
         """How many of the tokens are of the system message; 0 in a session that has begun."""
         if self.session is not None:
             return 0
-        return count_system_tokens(self.messages, tokens, lambda other: self._replace(messages=other)._first_tokens())
+        tools = bool(self.rendering.variables.get("tools"))
+        again = lambda other: self._replace(messages=other)._first_tokens()  # noqa: E731
+        return count_system_tokens(self.messages, tokens, again, tools)
 
     def count_open_tokens(self, tokens: list[int]) -> int:
         """How many of the tokens are those of the last message, if it is continued."""
@@ -152,7 +161,16 @@ class Chat(NamedTuple):
             return encode(self.tokenizer, self.text(self.messages), False)[0].tolist()
         return encode_first(self.tokenizer, self.messages, self.rendering)
 
+    @property
+    def _is_result(self) -> bool:
+        return bool(self.messages[0]["role"] == "tool")
+
     def _following_tokens(self) -> list[int]:
+        if self._is_result:
+            if self.allow_special:
+                text = follow_call(self.tokenizer, self.messages, self.rendering)
+                return encode(self.tokenizer, text, False)[0].tolist()
+            return encode_results(self.tokenizer, self.messages, self.rendering)
         content = self.messages[0]["content"]
         if self.allow_special:
             return encode(self.tokenizer, following(self.tokenizer, content, self.rendering), False)[0].tolist()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -13,15 +13,25 @@ from msrnn.engine.session_files import Session
 from msrnn.engine.session_id import SessionId
 from msrnn.engine.sessions import Sessions
 from msrnn.errors import UsageError
+from msrnn.server.call_formats import CallFormat
 from msrnn.server.defaults import NEUTRAL
 from msrnn.server.errors import ApiError, bad_value
 from msrnn.server.fields import read_request, sampling_params
 from msrnn.server.infill import find_ends
+from msrnn.server.message_models import Message
 from msrnn.server.prompts import Chat, Echo, Prompt, echo_of, read_messages, read_prompts
 from msrnn.server.renderings import read_rendering
-from msrnn.server.request_models import ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
+from msrnn.server.request_models import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    StreamOptions,
+    TemplateFields,
+)
 from msrnn.server.retention import PromptTexts, prompt_texts
 from msrnn.server.structured import find_constraint
+from msrnn.server.tool_messages import check_history
+from msrnn.server.tools import CallSearch, RequestTools, read_tools, refuse_continuing
 from msrnn.server.usual_fields import NOT_USED_IN_CHATS, NOT_USED_IN_COMPLETIONS
 
 MOST_PROMPT_LOGPROBS = 2**20  # log probabilities of prompts in a reply: about 40 MB
@@ -39,6 +49,7 @@ class Served:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of sampling, for requests that do not give them
     allow_special: bool = False  # special tokens in the text of messages are special
     protect: str = "none"  # what requests protect that do not say it: none, system or prompt
+    calls: CallFormat | None = None  # in which the model calls tools; None: not known
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -64,6 +75,8 @@ class Job:
     retention: int  # tokens between two reports of the tokens that the state holds; 0: no reports
     texts: list[PromptTexts]  # the tokens of each prompt, if the reply reports the tokens that the state holds
     constrained_by: str | None  # the field that says what the answer may be
+    calls: CallSearch | None = None  # how calls of tools are found in the answer
+    beginning: str = ""  # a name for the tools that a session begins with
 
 
 def parse_chat(body: Any, served: Served, owner: str = "") -> Job:
@@ -77,11 +90,16 @@ def parse_chat(body: Any, served: Served, owner: str = "") -> Job:
         raise bad_value("top_logprobs", "top_logprobs needs logprobs: true")
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     constraint = find_constraint(request)
-    params = sampling_params(request, limit, served.default_tokens, served.defaults, constraint, logprobs=logprobs)
-    messages = read_messages(request.messages)
-    allow = served.allow_special
-    rendering = read_rendering(request, served.tokenizer, messages[-1]["role"], session is None, allow)
-    chat = Chat(served.tokenizer, messages, session, allow, rendering)
+    tools = read_tools(request, served.tokenizer, served.calls, session, constraint)
+    constraint = constraint or tools.constraint
+    shown = tools.search.shown_tokens if tools.search is not None else ()
+    params = sampling_params(
+        request, limit, served.default_tokens, served.defaults, constraint, logprobs=logprobs, shown_tokens=shown
+    )
+    chat = make_chat(request, request.messages, served, session, tools)
+    messages = chat.messages
+    if chat.rendering.end == "open" and tools.search is not None:
+        raise refuse_continuing()
     try:
         ids = chat.tokens(served.most_tokens)
     except UsageError as error:
@@ -91,7 +109,19 @@ def parse_chat(body: Any, served: Served, owner: str = "") -> Job:
         check_own_tokens(served.tokenizer, ids[-params.continued :], messages[-1]["content"])
     texts = partial(prompt_texts, served.tokenizer, messages=messages, render=chat.text)
     system = chat.count_system_tokens(ids) if _protects(request, served) == "system" else 0
-    return _make_job(request, [Prompt(ids, None)], params, constraint, served, session, texts, system=system)
+    job = _make_job(request, [Prompt(ids, None)], params, constraint, served, session, texts, system=system)
+    return replace(job, calls=tools.search, beginning=tools.digest)
+
+
+def make_chat(
+    request: TemplateFields, given: Sequence[Message], served: Served, session: Session | None, tools: RequestTools
+) -> Chat:
+    """The messages of a request, checked, and how the template renders them."""
+    check_history(given, served.tokenizer, session is None)
+    messages, allow = read_messages(given), served.allow_special
+    rendering = read_rendering(request, served.tokenizer, messages[-1]["role"], session is None, allow)
+    rendering = replace(rendering, variables={**rendering.variables, **tools.variables})
+    return Chat(served.tokenizer, messages, session, allow, rendering)
 
 
 def check_own_tokens(tokenizer: Any, tokens: list[int], content: str) -> None:

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ValidationError
 from msrnn.checks import bounds
 from msrnn.errors import UsageError
 from msrnn.server.errors import ApiError, bad_value, escape_name
+from msrnn.server.message_models import ROLES, Message, ToolMessageError, UnsupportedFieldError
 from msrnn.server.request_body import HalfCharacterError
-from msrnn.server.request_models import ROLES, Message, UnsupportedFieldError
 
 _KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a string"}
 
@@ -61,11 +61,17 @@ def _cause(error: Any) -> Exception | None:
 def _about_message(cause: Exception | None, number: int | str, *inner: int | str) -> ApiError:
     where = f"messages[{number}]"
     if isinstance(cause, HalfCharacterError):
-        return bad_value(f"{where}.content", f"{where}.content: {cause}")
+        name = next((str(one) for one in inner if one in ("tool_calls", "tool_call_id")), "content")
+        return bad_value(f"{where}.{name}", f"{where}.{name}: {cause}")
     if isinstance(cause, UnsupportedFieldError):
         return bad_value(
             f"{where}.{escape_name(cause.name)}", f"{where}: {cause.name!r:.100} is not supported by this server"
         )
+    if isinstance(cause, ToolMessageError):
+        return bad_value(f"{where}.{cause.name}", f"{where}.{cause.name}: {cause}")
+    if inner and inner[0] in ("tool_calls", "tool_call_id"):
+        name = str(inner[0])
+        return bad_value(f"{where}.{name}", f"{where}.{name}: must be {must_be(properties(Message)[name])}")
     if not inner or inner[0] == "role":
         return bad_value(where, f"{where}: must be an object whose role is one of {', '.join(ROLES)}")
     return bad_value(f"{where}.content", f"{where}: content must be {must_be(properties(Message)['content'])}")

@@ -10,6 +10,7 @@ from typing import Any
 
 from msrnn.engine.detokenizer import Detokenizer
 from msrnn.engine.requests import Answer, Event, Logprobs, Request
+from msrnn.server.answer_calls import AnswerCalls
 from msrnn.server.protocol import Job
 from msrnn.server.retention import RetentionField
 from msrnn.server.token_texts import TokenTexts
@@ -57,10 +58,10 @@ class Reply:
     def _new(self, event: Event) -> list[bytes]:
         if not (event.text or event.logprobs or event.finish_reason or self.retention):
             return []
-        delta = self._delta(event)
-        if self.retention:
-            delta["retention"] = self.retention[self.index(event.request, event.number)].build(event)
-        return [self._chunk(delta)]
+        deltas = self._deltas(event)
+        if self.retention and deltas:
+            deltas[-1]["retention"] = self.retention[self.index(event.request, event.number)].build(event)
+        return [self._chunk(delta) for delta in deltas]
 
     def last_chunks(self) -> list[bytes]:
         usage = {**self.head, "object": self.chunk, "choices": [], "usage": self.usage()}
@@ -107,11 +108,12 @@ class Reply:
                 }
         return found
 
-    def _delta(self, event: Event) -> dict[str, Any]:
+    def _deltas(self, event: Event) -> list[dict[str, Any]]:
+        """The choices that the chunks of an event have; the last one has what belongs to its token."""
         index = self.index(event.request, event.number)
         scored = self._new_tokens(event)
         logprobs = self._answer_logprobs(index, scored) if scored else None
-        return {"index": index, "text": event.text, "logprobs": logprobs, "finish_reason": event.finish_reason}
+        return [{"index": index, "text": event.text, "logprobs": logprobs, "finish_reason": event.finish_reason}]
 
     def _new_tokens(self, event: Event) -> list[Scored]:
         """The token of an event; at the end also the stop token, which clients count on."""
@@ -158,6 +160,10 @@ class _Offsets:
 class ChatReply(Reply):
     kind, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
+    def __init__(self, job: Job, requests: list[Request], model: str, tokenizer: Any) -> None:
+        super().__init__(job, requests, model, tokenizer)
+        self._calls: dict[int, AnswerCalls] = {}  # of the choices of a stream
+
     def first_chunks(self) -> list[bytes]:
         role = {"role": "assistant", "content": ""}
         first = {"delta": role, "logprobs": None, "finish_reason": None}
@@ -166,14 +172,22 @@ class ChatReply(Reply):
     def _choice(self, request: Request, number: int, answer: Answer) -> dict[str, Any]:
         wanted = self.job.params.logprobs is not None
         logprobs = self._content([*zip(answer.tokens, answer.logprobs, strict=True)]) if wanted else None
-        message = {"role": "assistant", "content": answer.text}
-        return {"index": number, "message": message, "logprobs": logprobs, "finish_reason": answer.finish_reason}
+        calls = AnswerCalls(self.job.calls)
+        message = calls.make_message(answer.text)
+        reason = calls.finish_reason(answer.finish_reason)
+        return {"index": number, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
-    def _delta(self, event: Event) -> dict[str, Any]:
+    def _deltas(self, event: Event) -> list[dict[str, Any]]:
         found = event.token is not None and event.logprobs is not None
         logprobs = self._content([(event.token, event.logprobs)]) if found else None
-        delta = {"content": event.text} if event.text else {}
-        return {"index": event.number, "delta": delta, "logprobs": logprobs, "finish_reason": event.finish_reason}
+        calls = self._calls.setdefault(event.number, AnswerCalls(self.job.calls))
+        deltas = calls.list_deltas(event.text, ends=event.finish_reason is not None)
+        if not deltas and not (logprobs or event.finish_reason or self.retention):
+            return []
+        deltas = deltas or [{}]
+        choices = [{"index": event.number, "delta": one, "logprobs": None, "finish_reason": None} for one in deltas]
+        last = {"logprobs": logprobs, "finish_reason": calls.finish_reason(event.finish_reason)}
+        return [*choices[:-1], {**choices[-1], **last}]
 
     def _content(self, pairs: Sequence[Any]) -> dict[str, Any]:
         def entry(token: int, value: float) -> dict[str, Any]:

@@ -31,5 +31,10 @@ def must(words: str) -> dict[str, Any]:
     return {"x-must": words}
 
 
+def leave_out_nulls(value: Any) -> Any:
+    """Null counts as not given."""
+    return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else value
+
+
 class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)

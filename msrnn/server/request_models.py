@@ -11,9 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    ConfigDict,
     Field,
-    model_validator,
 )
 
 from msrnn.checks import is_deeper
@@ -28,22 +26,14 @@ from msrnn.engine.requests import (
     NUMBERS,
 )
 from msrnn.engine.session_id import NAME_PATTERN
+from msrnn.server.message_models import MOST_MESSAGES, Messages
 from msrnn.server.request_body import Body, Text, WholeText, check_whole, must
 from msrnn.server.structured_models import Choices, ResponseFormat, StructuredOutputs
-from msrnn.server.usual_fields import MOST_NAME, NOT_USED_IN_MESSAGES, allows
+from msrnn.server.tool_models import ToolFields
+from msrnn.server.usual_fields import MOST_NAME
 
-MOST_MESSAGES = 10_000  # of a request, and parts of a message
 MOST_VARIABLES, DEEPEST = 10_000, 16  # characters of variables of the chat template, as JSON, and how deep it nests
 NAME_WORDS = "1 to 64 letters, digits, hyphens and underscores"
-ROLES = ("system", "developer", "user", "assistant")
-
-
-class UnsupportedFieldError(ValueError):
-    """A message has a field of this name."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__("is not supported")
-        self.name = name
 
 
 def within(name: str, least: int | None = None, **more: Any) -> Any:
@@ -168,43 +158,6 @@ class GenerationRequest(Body):
     )
 
 
-class TextPart(Body):
-    model_config = ConfigDict(extra="ignore")
-
-    type: Literal["text"]
-    text: WholeText
-
-
-Parts = Annotated[list[TextPart], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
-
-
-class Message(Body):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: WholeText | Parts = Field(
-        json_schema_extra=must("text, or a list of parts of type text; images and other parts are not supported")
-    )
-    name: Any = Field(None, description="is not used")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_out_unused(cls, message: Any) -> Any:
-        """Clients send messages back with fields that say nothing. Any other one is refused by its name."""
-        if not isinstance(message, dict):
-            return message
-        given = {name: value for name, value in message.items() if value is not None}
-        for name in given.keys() - cls.model_fields.keys():
-            if name not in NOT_USED_IN_MESSAGES or not allows(NOT_USED_IN_MESSAGES[name], given.pop(name)):
-                raise UnsupportedFieldError(name)
-        return given
-
-    @property
-    def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-
-
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
-
-
 def _is_small(variables: dict[str, Any]) -> dict[str, Any]:
     """Refuse a value that is deeper or longer than templates need, before it is looked at as a whole."""
     if is_deeper(variables, DEEPEST) or len(text := json.dumps(variables, ensure_ascii=False)) > MOST_VARIABLES:
@@ -235,9 +188,9 @@ class TemplateFields(Body):
     )
 
 
-class ChatRequest(GenerationRequest, TemplateFields):
+class ChatRequest(GenerationRequest, TemplateFields, ToolFields):
     messages: Messages = Field(
-        description="the conversation; of a session that has begun, one message of the user",
+        description="the conversation; of a session that has begun, one message of the user, or results of calls",
         json_schema_extra=must(f"a list of 1 to {MOST_MESSAGES:,} messages"),
     )
     max_tokens: Annotated[int, within("max_tokens", least=1)] | None = Field(

@@ -115,7 +115,16 @@ class Server:
         def make_requests(fields: Any) -> tuple[Job, list[Request]]:
             check_answers(fields, self._most)
             job = parse(fields, self.served, owner)
-            about = (job.params, job.session, job.turns, job.retention, owner, job.protect, job.keeps_protected)
+            about = (
+                job.params,
+                job.session,
+                job.turns,
+                job.retention,
+                owner,
+                job.protect,
+                job.keeps_protected,
+                job.beginning,
+            )
             try:
                 return job, [self.engine.request(prompt, *about) for prompt in job.prompts]
             except SessionError:

@@ -13,6 +13,7 @@ from msrnn.checks import check_choice
 from msrnn.core.notes import note
 from msrnn.hf.model_options import AUTO, PROTECT, ModelOptions
 from msrnn.server import checks
+from msrnn.server.call_formats import PARSERS
 
 if TYPE_CHECKING:
     from msrnn.server.limits import Limits
@@ -39,6 +40,7 @@ class Setup:
     max_total_tokens: int = 1_000_000
     generation_config: str = AUTO
     chat_template: str | None = None  # the text of another one than the model's
+    tool_call_parser: str = AUTO
     allow_special_tokens: bool = False
     protect: str = "none"
     queue: int = 256
@@ -51,6 +53,7 @@ class Setup:
         checks.check_names(self.served_model_name, self.generation_config)
         checks.check_access(self.api_key, self.cors_origin)
         check_choice("protect", self.protect, PROTECT)
+        check_choice("tool_call_parser", self.tool_call_parser, PARSERS)
         checks.check_tokens(self.max_tokens, self.max_total_tokens)
         checks.check_folders(self.sessions, self.prefix_states)
 

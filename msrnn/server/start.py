@@ -66,6 +66,7 @@ def serve(
     max_total_tokens: int = 1_000_000,
     generation_config: str = AUTO,
     chat_template: Folder = None,
+    tool_call_parser: str = AUTO,
     allow_special_tokens: bool = False,
     protect: str = "none",
     queue: int = 256,
@@ -110,6 +111,8 @@ def serve(
     max_total_tokens   most tokens of a prompt and its answer together
     generation_config  sampling defaults: "auto", those of the model's generation_config.json; "none", temperature 1
     chat_template      a file with another chat template than the model's
+    tool_call_parser   the format in which the model calls tools: "hermes", "llama3_json" or "mistral"; "auto": that of
+                       its chat template
     allow_special_tokens   let special tokens in the text of messages be special
     protect            what requests protect from eviction that do not say it: "none", "system" (the system message of a
                        chat) or "prompt" (the whole prompt, until the session's next turn)
@@ -158,6 +161,7 @@ def serve(
         max_total_tokens=max_total_tokens,
         generation_config=generation_config,
         chat_template=None if chat_template is None else read_chat_template(Path(chat_template)),
+        tool_call_parser=tool_call_parser,
         allow_special_tokens=allow_special_tokens,
         protect=protect,
         queue=queue,

@@ -7,13 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from msrnn.engine.constraint import MOST_CHOICES
-from msrnn.server.request_body import Body, Text
+from msrnn.server.request_body import Body, Text, leave_out_nulls
 from msrnn.server.usual_fields import MOST_NAME
-
-
-def _leave_out_nulls(value: Any) -> Any:
-    """Null counts as not given."""
-    return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else value
 
 
 class JsonSchema(Body):
@@ -27,7 +22,7 @@ class JsonSchema(Body):
 
 class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: Annotated[JsonSchema, BeforeValidator(_leave_out_nulls)] | None = None
+    json_schema: Annotated[JsonSchema, BeforeValidator(leave_out_nulls)] | None = None
 
 
 Choices = Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES, fail_fast=True)]

@@ -15,17 +15,19 @@ from msrnn.errors import UsageError, show
 from msrnn.hf.chat_template import encode
 from msrnn.server.errors import bad_value
 from msrnn.server.fields import read_request
-from msrnn.server.prompts import Chat, check_fits, read_messages, too_long_error
-from msrnn.server.protocol import Served
-from msrnn.server.renderings import read_rendering
+from msrnn.server.message_models import MOST_MESSAGES, Messages
+from msrnn.server.prompts import check_fits, too_long_error
+from msrnn.server.protocol import Served, make_chat
 from msrnn.server.request_body import Body, Text, WholeText
-from msrnn.server.request_models import MOST_MESSAGES, Messages, TemplateFields, TokenIds
+from msrnn.server.request_models import TemplateFields, TokenIds
 from msrnn.server.sessions import Guard
+from msrnn.server.tool_models import ShownTools
+from msrnn.server.tools import show_tools
 
 _MODEL = Field("", description="the name of the model; by default the one that is served")
 
 
-class TokenizeRequest(TemplateFields):
+class TokenizeRequest(TemplateFields, ShownTools):
     model: Text = _MODEL
     prompt: WholeText | None = Field(
         None, description="a text, as of `/v1/completions`", json_schema_extra={"x-must": "a text"}
@@ -94,16 +96,15 @@ def encode_request(request: TokenizeRequest, served: Served) -> list[int]:
     if request.add_special_tokens:
         message = "add_special_tokens=true: the chat template writes the special tokens of messages; leave it out"
         raise bad_value("add_special_tokens", message)
-    messages, allow = read_messages(request.messages), served.allow_special
-    rendering = read_rendering(request, served.tokenizer, messages[-1]["role"], begins=True, allow_special=allow)
+    chat = make_chat(request, request.messages, served, None, show_tools(request, served.tokenizer))
     try:
-        return Chat(served.tokenizer, messages, None, allow, rendering).tokens(served.most_tokens, "messages")
+        return chat.tokens(served.most_tokens, "messages")
     except UsageError as error:
         raise bad_value("messages", str(error)) from error
 
 
 def _encode_prompt(request: TokenizeRequest, served: Served) -> list[int]:
-    for name in TemplateFields.model_fields:
+    for name in (*TemplateFields.model_fields, *ShownTools.model_fields):
         if name in request.model_fields_set:
             raise bad_value(name, f"{name} is for messages, and this request has a prompt: leave it out")
     assert request.prompt is not None

@@ -34,9 +34,6 @@ _ANYWHERE: dict[str, Schema] = {
 }
 NOT_USED_IN_CHATS: dict[str, Schema] = {
     **_ANYWHERE,
-    "tools": _only([]),
-    "tool_choice": _only("none", "auto"),  # there are no tools
-    "parallel_tool_calls": _only(True, False),
     "functions": _only([]),
     "function_call": _only("none", "auto"),
     "modalities": _only(["text"]),
@@ -50,7 +47,6 @@ NOT_USED_IN_COMPLETIONS: dict[str, Schema] = {
     "add_special_tokens": _only(True),
 }
 NOT_USED_IN_MESSAGES: dict[str, Schema] = {
-    "tool_calls": _only([]),
     "annotations": _only([]),
 }
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrnn.engine.detokenizer import CONTEXT, Detokenizer, StopString, TextStream
+from msrnn.engine.detokenizer import CONTEXT, Detokenizer, StopString, TextStream, list_special_tokens
+from tests.helpers.tool_templates import tool_tokenizer
 
 
 class Bytes:
@@ -179,3 +180,22 @@ def test_no_stop_string_ends_a_text_before_its_least_tokens(text: str, stops: li
     else:
         longest = max((stop for stop in stops if text[:end].endswith(stop)), key=len)
         assert (shown, stream.stopped) == (text[: end - len(longest)], longest)
+
+
+@pytest.mark.parametrize("form", ["hermes", "mistral"])
+def test_special_tokens_that_are_shown(form: str) -> None:
+    """Their names are text, to stop strings too; other special tokens have none."""
+    tokenizer = tool_tokenizer(form)
+    added = tokenizer.get_added_vocab()
+    marker = "<tool_call>" if form == "hermes" else "[TOOL_CALLS]"
+    tokens = [*tokenizer("aé", add_special_tokens=False).input_ids, added["<user>"], added[marker], added["<s>"], 65]
+
+    def read(shown: list[int], stops: list[str]) -> str:
+        stream = TextStream(tokenizer, stops, shown=shown)
+        pieces = [stream.put(token) for token in tokens if stream.stopped is None]
+        return "".join([*pieces, stream.end()])
+
+    assert read([added[marker]], []) == f"aé{marker}{tokenizer.decode([65])}"
+    assert read([added[marker]], [marker]) == "aé"
+    assert (marker in read([], [])) == (form == "hermes")  # a token that is not flagged as special
+    assert added["<user>"] in list_special_tokens(tokenizer)

@@ -37,6 +37,7 @@ from msrnn.errors import FileError, SessionStorageFullError, UsageError
         ({"stop": 5}, "stop=5: must be a list of strings"),
         ({"stop": None}, "stop=None: must be a list of strings"),
         ({"stop_token_ids": 5}, "stop_token_ids=5: must be a list of token ids"),
+        ({"shown_tokens": "5"}, "must be a list of token ids"),
         ({"logit_bias": [5]}, "logit_bias=[5]: must be a dict of token ids and numbers"),
         ({"logit_bias": {3: 101}}, "logit_bias: token 3 has 101; must be from -100 to 100"),
     ],
@@ -70,7 +71,7 @@ def test_values_at_their_limits_are_taken() -> None:
 
 
 @pytest.mark.parametrize("token", [-1, 97, 2.0, True])
-@pytest.mark.parametrize("name", ["stop_token_ids", "logit_bias"])
+@pytest.mark.parametrize("name", ["stop_token_ids", "logit_bias", "shown_tokens"])
 def test_tokens_that_the_model_does_not_have(name: str, token: Any) -> None:
     SamplingParams(stop_token_ids=[0, 96], logit_bias={0: 1, 96: 1}).check_tokens(97)
     given: dict[str, Any] = {name: {token: 1} if name == "logit_bias" else [token]}

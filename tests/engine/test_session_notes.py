@@ -18,6 +18,12 @@ def test_notes_of_a_session() -> None:
     assert check_notes({**NOTES, "more": "is ignored"}, FILE) == NOTES
 
 
+def test_what_a_session_begins_with() -> None:
+    assert check_notes({**NOTES, "beginning": "abc"}, FILE)["beginning"] == "abc"
+    with pytest.raises(FileError):
+        check_notes({**NOTES, "beginning": "a" * 65}, FILE)
+
+
 @pytest.mark.parametrize(("unread", "last"), [([5, 7], 7), ([], None)])
 def test_an_old_file_has_no_last_token(unread: list[int], last: int | None) -> None:
     old = {name: value for name, value in NOTES.items() if name != "last"}

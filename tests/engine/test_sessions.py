@@ -62,6 +62,27 @@ def test_a_restart(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> None:
     assert found == conversation(rnn, TURNS)
 
 
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_session_keeps_what_it_began_with(rnn: msrnn.MultiStateRNN, tmp_path: Path, saved: bool) -> None:
+    folder = tmp_path if saved else None
+    engine = msrnn.Engine(rnn, slots=2, sessions=folder)
+    for beginning in ("first", "second"):
+        request = engine.request([5, 6], GREEDY, "talk", beginning=beginning)
+        engine.add(request)
+        while not engine.idle:
+            engine.step()
+    engine.sessions.fork("talk", "other")
+    if saved:
+        engine.close()
+        engine = msrnn.Engine(rnn, slots=2, sessions=folder)
+    for name in ("talk", "other"):
+        session = engine.sessions.get(name)
+        assert session is not None
+        assert session.beginning == "first"
+        ask(engine, [7], name)
+    assert [info.beginning for info in engine.sessions.infos()] == ["first", "first"]
+
+
 def test_idle_sessions_are_in_their_files_alone(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> None:
     engine = msrnn.Engine(rnn, slots=2, sessions=tmp_path)
     engine.sessions._memory = rnn.state().nbytes

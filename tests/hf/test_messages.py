@@ -13,8 +13,9 @@ from transformers import AddedToken, PreTrainedTokenizerFast
 from msrnn.errors import UsageError
 from msrnn.hf.chat_template import encode_first, encode_following, following, render
 from msrnn.hf.loading import Loaded
-from msrnn.hf.messages import Messages, encode_messages
+from msrnn.hf.messages import Messages, encode_messages, locate_contents
 from tests.helpers.characters import character_tokenizer
+from tests.helpers.tool_templates import tool_tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"
@@ -191,3 +192,26 @@ def test_tokenizers_that_grow(small: Loaded) -> None:
     tokenizer.add_special_tokens({"additional_special_tokens": ["!stop!"]})
     assert tokenizer(render(tokenizer, one, prompt=True), add_special_tokens=False)["input_ids"] != before
     assert encoded() == before
+
+
+def test_messages_of_calls_alone_and_results_as_json() -> None:
+    tokenizer = tool_tokenizer("llama3_json")
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": {}}}
+    messages: Messages = [
+        {"role": "user", "content": " a<end> "},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": '"<end>"\n', "tool_call_id": "a"},
+    ]
+
+    def render(some: Messages) -> str:
+        return str(tokenizer.apply_chat_template(some, tokenize=False))
+
+    located = locate_contents(messages, render)
+    assert located is not None
+    assert located.text() == render(messages)
+    assert located.contents == ["a<end>", "", '\\"<end>\\"\\n']
+    assert [located.text()[start:stop] for start, stop in located.spans] == located.contents
+    ids = encode_messages(tokenizer, messages, render)
+    assert ids.count(tokenizer.convert_tokens_to_ids("<end>")) == 3
+    with pytest.raises(UsageError, match="a tool, or a call of one, has the text of a special token"):
+        encode_messages(tokenizer, messages, render, ["a", "b<end>"])

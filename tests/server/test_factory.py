@@ -10,12 +10,15 @@ from msrnn.engine.lanes import LongEngine
 from msrnn.errors import UsageError
 from msrnn.hf.model_options import ModelOptions
 from msrnn.server.affinity import assign_replica
+from msrnn.server.call_formats import FORMATS
 from msrnn.server.factory import make_replica, make_server
 from msrnn.server.limits import Limits
 from msrnn.server.server import Server
 from msrnn.server.setup import Setup
 from msrnn.size import Size
+from tests.helpers.byte_tokenizer import byte_model
 from tests.helpers.characters import character_model, character_tokenizer
+from tests.helpers.tool_templates import HERMES, tool_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -81,3 +84,21 @@ def test_another_chat_template_reaches_the_server(rnn: msrnn.MultiStateRNN) -> N
     assert server.served.tokenizer.chat_template == server.engine.tokenizer.chat_template == "{{ messages }}"
     assert tokenizer.chat_template == own
     assert make(rnn).served.tokenizer.chat_template == own
+
+
+def test_the_format_of_calls_is_that_of_the_template_or_of_the_option() -> None:
+    bytes_rnn, tokenizer = msrnn.MultiStateRNN(byte_model(), "tova", 16), tool_tokenizer("mistral")
+    ways: list[tuple[dict[str, Any], str]] = [
+        ({}, "mistral"),
+        ({"tool_call_parser": "llama3_json"}, "llama3_json"),
+        ({"chat_template": HERMES}, "hermes"),
+    ]
+    for settings, form in ways:
+        server = make_server(Setup("tiny", slots=1, **settings), Limits(), bytes_rnn, tokenizer)
+        assert server.served.calls == FORMATS[form]
+
+
+def test_a_format_for_a_template_without_tools(rnn: msrnn.MultiStateRNN) -> None:
+    assert make(rnn).served.calls is None
+    with pytest.raises(UsageError, match="tool_call_parser='hermes': this model's chat template knows no tools"):
+        make(rnn, tool_call_parser="hermes")

@@ -12,6 +12,7 @@ from msrnn.server.openapi import ENDPOINTS
         ("/v1/embeddings", "/v1/embeddings is not supported: this server generates text, and its model computes no"),
         ("/v1/audio/speech", "/v1/audio is not supported: this server reads and writes text only"),
         ("/v1/images/generations", "/v1/images is not supported: "),
+        ("/v1/responses", "send messages and tools to /v1/chat/completions"),
         ("/v1/moderations", "use a server that has one"),
         ("/v1/threads/abc/runs", "send session_id to /v1/chat/completions"),
     ],

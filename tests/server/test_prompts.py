@@ -6,11 +6,15 @@ import pytest
 
 from msrnn.engine.session_files import Session
 from msrnn.errors import UsageError
+from msrnn.hf.chat_template import Rendering
+from msrnn.hf.tool_template import show_tool
 from msrnn.server.errors import ApiError
+from msrnn.server.message_models import Message
 from msrnn.server.prompts import Chat, Prompt, check_answers, echo_of, read_messages, read_prompts
-from msrnn.server.request_models import CompletionRequest, Message
+from msrnn.server.request_models import CompletionRequest
 from tests.helpers.characters import BOS, END, character_tokenizer
 from tests.helpers.fake_executor import FakeState
+from tests.helpers.tool_templates import tool_tokenizer
 
 TOKENIZER: Any = character_tokenizer()
 FIRST = "<s><system>be kind<end>\n<user>hi<end>\n<model>"
@@ -108,3 +112,26 @@ def test_a_session_that_has_begun_takes_one_message() -> None:
     with pytest.raises(ApiError) as error:
         chat("a" * 5000, began=True).tokens(100)
     assert error.value.code == "context_length_exceeded"
+
+
+def test_a_session_that_has_begun_takes_results() -> None:
+    tokenizer = tool_tokenizer("hermes")
+    session = Session(FakeState([5]), [], None, 1, 0.0, 0.0)
+    results = [{"role": "tool", "content": text, "tool_call_id": "a"} for text in ("x", "y")]
+    for special in (False, True):
+        found = Chat(tokenizer, results, session, special)
+        text = found.text(results)
+        assert text.startswith("<end>\n<user>\n<tool_response>\nx\n</tool_response>\n<tool_response>\ny")
+        assert tokenizer.decode(found.tokens(500)) == text
+    with pytest.raises(UsageError, match="or results of its calls"):
+        Chat(tokenizer, [*results, {"role": "user", "content": "z"}], session, False).tokens(500)
+
+
+def test_tools_before_the_first_question_are_protected_as_the_system_message_is() -> None:
+    tokenizer = tool_tokenizer("hermes")
+    variables = {"tools": [show_tool("known", "a tool", None)]}
+    found = Chat(tokenizer, [{"role": "user", "content": "hi"}], None, False, Rendering(variables=variables))
+    tokens = found.tokens(500)
+    assert tokenizer.decode(tokens[: found.count_system_tokens(tokens)]).endswith("<end>\n<user>")
+    plain = found._replace(rendering=Rendering())
+    assert plain.count_system_tokens(plain.tokens(500)) == 0

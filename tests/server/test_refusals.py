@@ -71,8 +71,10 @@ def test_an_option_of_the_stream() -> None:
         (
             {"role": "user", "content": "a", "tool_calls": [3]},
             "messages[1].tool_calls",
-            "'tool_calls' is not supported",
+            "only messages of the assistant have calls",
         ),
+        ({"role": "assistant", "tool_calls": [3]}, "messages[1].tool_calls", "a list of at most 128 calls"),
+        ({"role": "tool", "content": "a", "tool_call_id": "é"}, "messages[1].tool_call_id", "1 to 64 letters"),
         ({"role": "user", "content": "a", "é": 3}, r"messages[1].\xe9", "'é' is not supported"),
     ],
 )
