@@ -10,7 +10,6 @@ import torch
 
 _OWN = threading.local()  # of each thread: a stream that one thread captures must not be used by another
 MOST = 4  # of a thread: torch has 32 for all
-FIRST = -1  # priority: little work that waits for memory, which would else begin after the large kernels beside it
 
 
 class SideStreams:
@@ -46,5 +45,5 @@ def _get_stream(device: torch.device, number: int) -> torch.cuda.Stream:
     streams: dict[torch.device, list[torch.cuda.Stream]] = _OWN.__dict__.setdefault("streams", {})
     of_device = streams.setdefault(device, [])
     while len(of_device) <= number:
-        of_device.append(torch.cuda.Stream(device, priority=FIRST))
+        of_device.append(torch.cuda.Stream(device))
     return of_device[number]
