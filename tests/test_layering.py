@@ -101,6 +101,7 @@ INSIDE = {
         "generation",
         "rnn",
         "trace",
+        "adapters",
         "model_cache",
         "download",
         "loading",

@@ -59,6 +59,10 @@ class ServeOptions:
         bool,
         Option("--trust-remote-code", help="Run the code of a model whose family transformers does not have."),
     ] = False
+    lora: Annotated[
+        Path | None,
+        Option(help="Folder of a LoRA adapter (PEFT), which is merged into the weights.", show_default="none"),
+    ] = None
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 is every address of this machine.")] = "127.0.0.1"
     port: Annotated[int, Option(help="Port to listen on; 0 takes a free one.")] = 8000
     ssl_certfile: Annotated[

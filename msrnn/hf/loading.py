@@ -22,6 +22,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 
 from msrnn.errors import FileError, UsageError
 from msrnn.hf import model_cache
+from msrnn.hf.adapters import check_adapter, merge_adapter
 from msrnn.hf.fingerprint import non_finite_weights
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -53,6 +54,7 @@ def load(
     shared: bool = False,
     revision: str | None = None,
     trust_remote_code: bool = False,
+    lora: str | os.PathLike[str] | None = None,
 ) -> Loaded:
     """Load a model and its tokenizer from a folder, a .gguf file or the hub; without a name, the small default model.
 
@@ -62,9 +64,15 @@ def load(
     shared      whether the processes that torchrun has started share the model
     revision    a branch, tag or commit of a model on the hub
     trust_remote_code   run the model's own code, if transformers does not have its family
+    lora        the folder of a LoRA adapter, which is merged into the weights
     """
     where = device_named(device)
     check_dtype(dtype)
+    if lora is not None:
+        if shared:
+            reason = "is not merged into weights that processes share"
+            raise UsageError(reason, name="lora", value=str(lora), advice="save the merged model first")
+        check_adapter(Path(lora))
     kind = _kind(name, revision, trust_remote_code)
     source = find_pretrained(name, on_convert)
     try:
@@ -78,6 +86,8 @@ def load(
     tokenizer = _tokenizer(source, name, kind)
     if not shared:  # else transformers has placed it, a GPU for each process
         model = model.to(where)
+    if lora is not None:
+        model = merge_adapter(model, Path(lora))
     if broken := non_finite_weights(model):
         raise UsageError(f"model {name!r}: {broken}; download its weights again")
     return Loaded(model, tokenizer)

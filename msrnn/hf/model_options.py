@@ -51,6 +51,7 @@ class ModelOptions:
     search: str = AUTO
     revision: str | None = None  # of a model on the hub; None: its main branch
     trust_remote_code: bool = False  # run the model's own code, if it has some
+    lora: str | None = None  # the folder of a LoRA adapter, which is merged into the weights
 
     def __post_init__(self) -> None:
         resolve(self.policy, self.size)
@@ -115,7 +116,11 @@ class ModelOptions:
             transformers.logging.set_verbosity_error()
             if self.seed is not None:
                 transformers.set_seed(self.seed)
-            source: Any = {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+            source: Any = {
+                "revision": self.revision,
+                "trust_remote_code": self.trust_remote_code,
+                "lora": self.lora,
+            }
             model, tokenizer = load(self.model, self.device, self.dtype, on_convert=remark, shared=shared, **source)
             if shared:
                 _share_seed(model)

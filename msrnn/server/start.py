@@ -47,6 +47,7 @@ def serve(
     compile: bool = False,
     revision: str | None = None,
     trust_remote_code: bool = False,
+    lora: Folder = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     ssl_certfile: Folder = None,
@@ -97,6 +98,7 @@ def serve(
     state_dtype, backend, compile   as in `MultiStateRNN`
     revision           a branch, tag or commit of a model on the hub
     trust_remote_code  run the code of a model whose family transformers does not have
+    lora               the folder of a LoRA adapter (PEFT), which is merged into the model's weights
     host, port         the address to listen on; port 0 takes a free one
     ssl_certfile       for HTTPS: a certificate in the PEM format, and its key in `ssl_keyfile` or in the same file
     slots              batch slots: answers that are generated at once; by default as many as fit, 8 on a CPU
@@ -142,6 +144,7 @@ def serve(
         compile=compile,
         revision=revision,
         trust_remote_code=trust_remote_code,
+        lora=None if lora is None else os.fspath(lora),
     )
     setup = Setup(
         _name_of(options, rnn) if served_model_name is None else served_model_name,

@@ -43,6 +43,7 @@ from tests.helpers.command import Run
         (("--session-days", "inf"), "--session-days inf: must be above 0"),
         (("--chat-template", "no-such-file"), "--chat-template no-such-file: cannot be read"),
         (("--ssl-certfile", "no-such-file"), "--ssl-certfile no-such-file: no such file"),
+        (("--lora", "no-adapter"), "--lora no-adapter: no such folder, or one without adapter_config.json"),
         (("--revision", "v1"), "--revision v1: only models on the hub have one; leave it out"),
         (("--slots", -3), "--slots -3: must be a whole number, 1 or more"),
     ],

@@ -126,6 +126,8 @@ def test_arguments_that_contradict_a_loaded_model() -> None:
         msrnn.serve(rnn, tokenizer, recall=4)
     with pytest.raises(UsageError, match="revision='v1': the MultiStateRNN has its own"):
         msrnn.serve(rnn, tokenizer, revision="v1")
+    with pytest.raises(UsageError, match="lora='adapter': the MultiStateRNN has its own"):
+        msrnn.serve(rnn, tokenizer, lora="adapter")
     with pytest.raises(UsageError, match="policy='tova': the MultiStateRNN has its own"):
         msrnn.serve(rnn, tokenizer, policy="tova")
     with pytest.raises(UsageError, match="ray: replicas load the model themselves"):
