@@ -251,7 +251,7 @@ async function chat() {
   }
 
   async function copy(pressed, view) {
-    await copyText(view.text);
+    await copyText(pressed.code ? pressed.code() : view.text);
     find("status").textContent = pressed.textContent = "Copied";
     setTimeout(() => (pressed.textContent = "Copy"), 2000);
   }
@@ -269,7 +269,10 @@ async function chat() {
     });
   }
 
-  const tokenOf = ({ target }) => (current?.tokens.at[target.token?.positions[0]] === target.token ? target.token : undefined);
+  function tokenOf({ target }) {
+    const token = target.token ?? target.parentNode?.token; // or a part of it
+    return current?.tokens.at[token?.positions[0]] === token ? token : undefined;
+  }
 
   function pointAtMap(position, event) {
     const token = position === undefined ? undefined : current.tokens.at[position];
@@ -297,7 +300,7 @@ async function chat() {
     log.element.addEventListener("pointerleave", () => card.hide());
     log.element.addEventListener("click", (event) => {
       const pressed = event.target.closest("button"), view = pressed?.closest(".turn")?.view;
-      if (view) guarded(() => (pressed.matches(".copy") ? copy(pressed, view) : retry(view)));
+      if (view) guarded(() => (pressed.matches(".copy, .copy-code") ? copy(pressed, view) : retry(view)));
       else card.show(current, tokenOf(event));
     });
     addEventListener("hashchange", () => panel && guarded(visit));

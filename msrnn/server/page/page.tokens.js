@@ -23,6 +23,22 @@ function visible(text) {
 /** A token in a sentence about it, with white space as symbols. */
 const shown = (piece) => visible(piece).replaceAll("\n", "↵").replaceAll("\t", "⇥").replace(/^ | $/g, "␣");
 
+const SPACED = /^ \S/; // this space is not shaded, since it may end a line
+
+/** Write the text of a token, in parts where its characters have other looks: class names, one for each. */
+function writeToken(token, looks = []) {
+  const skipped = SPACED.test(token.text) ? 1 : 0, look = looks.slice(skipped).join();
+  if (token.look === look && token.written === token.text) return;
+  Object.assign(token, { look, written: token.text });
+  const parts = [];
+  for (let from = skipped, to; from < token.text.length; from = to) {
+    for (to = from + 1; to < token.text.length && looks[to] === looks[from];) to++;
+    const text = visible(token.text.slice(from, to));
+    parts.push(looks[from] ? element("md-part", looks[from], text) : text);
+  }
+  token.node.replaceChildren(...(token.text === "" ? ["·"] : parts));
+}
+
 const LEVELS = 8; // of fading; s0: forgotten, s8: held in every layer
 const levelOf = (share) => (share <= 0 ? 0 : Math.max(1, Math.round(share * LEVELS)));
 
@@ -33,7 +49,7 @@ class Tokens {
     this.open = null; // a character whose last token is still to come
   }
 
-  /** Add the next token; as a tick, if it belongs to the chat template. */
+  /** Add the next token, and return it; as a tick, if it belongs to the chat template. */
   add(position, piece, parent, asTick) {
     const own = this.open?.parent === parent && !asTick ? this.open : null;
     const token = own ?? { positions: [], text: "", code: -1, parent, node: element(asTick ? "i" : "span", asTick ? "tick" : "") };
@@ -43,11 +59,11 @@ class Tokens {
     token.code = -1;
     this.at[position] = token;
     this.open = piece === "" && !asTick ? token : null;
-    if (asTick) return void parent.append(token.node);
-    const spaced = /^ \S/.test(token.text); // the space is not shaded, since it may end a line
-    token.node.textContent = token.text === "" ? "·" : visible(spaced ? token.text.slice(1) : token.text);
     if (!own) parent.append(token.node);
-    if (spaced) token.node.before(" ");
+    if (asTick) return token;
+    writeToken(token);
+    if (SPACED.test(token.text)) token.node.before(" ");
+    return token;
   }
 
   /** Forget the tokens from a position on: the server has not kept them. */

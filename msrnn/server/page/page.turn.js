@@ -47,13 +47,14 @@ class TurnView {
     this.foot.append(this.note);
     this.element.replaceChildren(...this.parts.map(({ whole }) => whole), this.answer.whole, this.foot);
     this.note.textContent = turn.note ?? "";
+    this.markdown = new Markdown();
     turn.pieces.forEach((piece, i) => this.add(turn.start + i, piece));
   }
 
   /** A token goes into the message that it belongs to, or becomes a tick before the next one. */
   add(position, piece) {
     const next = position >= this.turn.answer ? null : this.parts.find(({ stop }) => position < stop);
-    if (position >= this.turn.answer) this.tokens.add(position, piece, this.answer.body, false);
+    if (position >= this.turn.answer) this.markdown.add(this.tokens.add(position, piece, this.answer.body, false), piece);
     else if (next && position >= next.start) this.tokens.add(position, piece, next.body, false);
     else this.tokens.add(position, piece, (next ?? this.answer).ticks, true);
   }
