@@ -66,6 +66,8 @@ def open_llm(model: str, options: dict[str, Any] | None = None, **more: Any) -> 
         "max_num_seqs": 16,
         **more,
     }
+    if torch.cuda.is_available():
+        given.setdefault("gpu_memory_utilization", 0.2)  # other tests may have the rest
     if options is not None:
         given["additional_config"] = {"msrnn": options}
     # vLLM looks at every object of every module when a worker starts, and fails at functions of llvmlite.
