@@ -24,6 +24,7 @@ def test_templates_that_know_tools_and_others() -> None:
     for form in TEMPLATES:
         check_tools(tool_tokenizer(form))
         check_calls(tool_tokenizer(form))
+        check_calls(tool_tokenizer(form), tools=False)
     plain = byte_tokenizer()
     with pytest.raises(UsageError, match="knows no tools: give another template with --chat-template"):
         check_tools(plain)
@@ -36,6 +37,19 @@ def test_templates_that_know_tools_and_others() -> None:
     plain.chat_template = HERMES.replace("m['role'] == 'tool' %}", "m['role'] == 'result' %}", 1)
     with pytest.raises(UsageError, match="does not write calls of tools"):
         check_calls(plain)
+
+
+def test_templates_that_write_calls_beside_tools_only() -> None:
+    """Without tools, the template of ordinary conversations would leave the calls out."""
+    tokenizer = tool_tokenizer("hermes")
+    for template in (
+        {"default": byte_tokenizer().chat_template, "tool_use": HERMES},
+        HERMES.replace("call in m.tool_calls or []", "call in m.tool_calls if tools"),
+    ):
+        tokenizer.chat_template = template
+        check_calls(tokenizer)
+        with pytest.raises(UsageError, match="only beside tools: send the tools"):
+            check_calls(tokenizer, tools=False)
 
 
 def test_the_text_of_a_call() -> None:
