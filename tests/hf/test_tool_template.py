@@ -86,6 +86,27 @@ def test_results_are_text() -> None:
             encode_results(tokenizer, [{**RESULT, "tool_call_id": "a<end>bcd"}], USUAL)
 
 
+def test_keys_in_brackets_are_no_special_tokens() -> None:
+    """As templates that write calls as XML have them, whose brackets would complete the text of one."""
+    tokenizer = tool_tokenizer("hermes")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn|>"]})
+    written = "{% for key in call.function.arguments %}<parameter={{ key }}><{{ key }}>{% endfor %}"
+    tokenizer.chat_template = HERMES.replace("{{- '}\\n</tool_call>' }}", f"{written}{{{{- '}}\\n</tool_call>' }}}}")
+    assert tokenizer.chat_template != HERMES
+
+    def encode(key: str) -> list[int]:
+        call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {key: "s"}}}
+        return encode_first(
+            tokenizer,
+            [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}, RESULT],
+        )
+
+    assert tokenizer.convert_tokens_to_ids("<s>") not in encode("size <")
+    for key in ("a<end", "a<|turn|", "|turn|"):
+        with pytest.raises(UsageError, match="has the text of a special token"):
+            encode(key)
+
+
 def test_markers_of_calls_are_text_in_results_and_in_messages_without_tools() -> None:
     """Also where the tokenizer does not flag them as special, and nothing around the content has them."""
     tokenizer = tool_tokenizer("hermes")
