@@ -119,7 +119,7 @@ def encode_messages(
     """
     marked, actual = _render_marks(messages, render), render(messages)
     specials, located = _Specials.of(tokenizer, marked), _locate(messages, marked, actual)
-    if any(map(specials.occur_in, others)):
+    if any(specials.occur_in(text) or specials.may_complete(text) for text in others):
         raise UsageError("a tool, or a call of one, has the text of a special token: leave that text out")
     if located is None:
         if specials.find_in(actual) != specials.find_in(marked):
@@ -151,6 +151,9 @@ class _Specials:
         self._tokens = {text: found for text, found in added if found[1].special or text in written}
         self.names = sorted(self._tokens, key=len, reverse=True)  # as tokenizers do: the longest that fits
         self._pattern = re.compile("|".join(map(re.escape, self.names)) or r"(?!)")
+        long = [name for name in self.names if len(name) > 2]
+        self._beginnings, self._ends = tuple(name[:-1] for name in long), tuple(name[1:] for name in long)
+        self._middles = {name[1:-1] for name in long if not name[1:-1].isidentifier()}
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._normalizer = backend.normalizer if backend is not None else None
         self._backend, self._mark = backend, f"\ue000{secrets.token_hex(16)}"
@@ -191,6 +194,10 @@ class _Specials:
         if self._pattern.search(content):
             return True
         return self._normalizer is not None and bool(self._pattern.search(self._normalizer.normalize_str(content)))
+
+    def may_complete(self, text: str) -> bool:
+        """Whether a sign before or after a text makes it that of a special token: some templates write keys so."""
+        return text.endswith(self._beginnings) or text.startswith(self._ends) or text in self._middles
 
     def find_in(self, text: str) -> list[list[str]]:
         """The special tokens that a text has, as it is and after the tokenizer has normalized it."""

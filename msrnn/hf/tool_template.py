@@ -24,10 +24,19 @@ def check_tools(tokenizer: PreTrainedTokenizerBase) -> None:
         raise UsageError(f"this model's chat template knows no tools: {_OTHER}")
 
 
-def check_calls(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer whose chat template does not write earlier calls, or their results."""
-    if not _writes_calls(tokenizer, str(tokenizer.chat_template)):
-        raise UsageError(f"this model's chat template does not write calls of tools and their results: {_OTHER}")
+def check_calls(tokenizer: PreTrainedTokenizerBase, tools: bool = True) -> None:
+    """Refuse a tokenizer whose chat template does not write earlier calls, or their results.
+
+    Without `tools`, some templates leave them out, and some tokenizers take a template for ordinary conversations.
+    """
+    template = str(tokenizer.chat_template)
+    if _writes_calls(tokenizer, template, tools):
+        return
+    if not tools and _writes_calls(tokenizer, template, True):
+        raise UsageError(
+            "this model's chat template writes calls of tools and their results only beside tools: send the tools, too"
+        )
+    raise UsageError(f"this model's chat template does not write calls of tools and their results: {_OTHER}")
 
 
 @lru_cache(maxsize=8)
@@ -43,9 +52,9 @@ def _writes_tools(tokenizer: PreTrainedTokenizerBase, template: str) -> bool:
 
 
 @lru_cache(maxsize=8)
-def _writes_calls(tokenizer: PreTrainedTokenizerBase, template: str) -> bool:
+def _writes_calls(tokenizer: PreTrainedTokenizerBase, template: str, tools: bool) -> bool:
     try:
-        text = render(tokenizer, ANSWERED, True, {"tools": TOOLS})
+        text = render(tokenizer, ANSWERED, True, {"tools": TOOLS} if tools else {})
     except UsageError:
         return False
     return all(part in text for part in (TOOL, *ARGUMENTS, *ARGUMENTS.values(), RESULT))

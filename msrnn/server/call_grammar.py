@@ -53,10 +53,12 @@ def _write_text_rules(
     other = f"<[{','.join(map(str, text_tokens))}]>" if text_tokens else ""
     others = f"(TEXT? {other})*" if other else ""
     opening = re.escape(form.opening)
-    text = rf"TEXT: /(.|\n)+/ & ~/(.|\n)*{opening}(.|\n)*/"
+    unopened = rf"~/(.|\n)*{opening}(.|\n)*/"
+    text = rf"TEXT: /(.|\n)+/ & {unopened}"
     if form.bare:
         longer = f" | FIRST? {other} {others} TEXT?" if other else ""
-        return [f"start: FIRST?{longer} | {calls}", r"FIRST: /[^{ \n\r\t](.|\n)*/", *([text] if other else [])]
+        first = rf"FIRST: /[^{{ \n\r\t](.|\n)*/ & {unopened}"
+        return [f"start: FIRST?{longer} | {calls}", first, *([text] if other else [])]
     if form.opening in tokens:
         return [f"start: {others} TEXT? | {others} TEXT? {calls}", text]
     rest = _join_literals(form.begin.removeprefix(form.opening), tokens)

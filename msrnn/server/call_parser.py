@@ -183,7 +183,7 @@ class _ObjectScan:
         if self._in_string:
             self._in_string = self._escaped or character != '"'
             self._escaped = not self._escaped and character == "\\"
-            return True
+            return character >= " "  # JSON has no line breaks in strings: this one was not closed
         self._in_string = character == '"'
         self.depth += (character in "{[") - (character in "}]")
         return character in _OUTSIDE and self.depth <= MOST_NESTED

@@ -30,7 +30,7 @@ from msrnn.server.request_models import (
 )
 from msrnn.server.retention import PromptTexts, prompt_texts
 from msrnn.server.structured import find_constraint
-from msrnn.server.tool_messages import check_history
+from msrnn.server.tool_messages import check_history, order_results
 from msrnn.server.tools import CallSearch, RequestTools, read_tools, refuse_continuing
 from msrnn.server.usual_fields import NOT_USED_IN_CHATS, NOT_USED_IN_COMPLETIONS
 
@@ -117,8 +117,8 @@ def make_chat(
     request: TemplateFields, given: Sequence[Message], served: Served, session: Session | None, tools: RequestTools
 ) -> Chat:
     """The messages of a request, checked, and how the template renders them."""
-    check_history(given, served.tokenizer, session is None)
-    messages, allow = read_messages(given), served.allow_special
+    check_history(given, served.tokenizer, session is None, bool(tools.shown))
+    messages, allow = read_messages(order_results(given)), served.allow_special
     rendering = read_rendering(request, served.tokenizer, messages[-1]["role"], session is None, allow)
     rendering = replace(rendering, variables={**rendering.variables, **tools.variables})
     return Chat(served.tokenizer, messages, session, allow, rendering)

@@ -12,15 +12,16 @@ from msrnn.server.message_models import Message
 from msrnn.server.tool_models import ToolCall, parse_arguments
 
 
-def check_history(messages: Sequence[Message], tokenizer: Any, begins: bool) -> None:
+def check_history(messages: Sequence[Message], tokenizer: Any, begins: bool, tools: bool) -> None:
     """Refuse calls without results and results without calls, and a template that writes neither.
 
     begins  whether the messages begin a conversation; otherwise the first ones may be results of calls before them
+    tools   whether the template is given tools
     """
     if not any(message.tool_calls or message.role == "tool" for message in messages):
         return
     try:
-        check_calls(tokenizer)
+        check_calls(tokenizer, tools)
     except UsageError as error:
         raise bad_value("messages", str(error)) from error
     waiting: set[str] | None = set() if begins else None  # calls without a result; None: not known
@@ -47,6 +48,21 @@ def _no_result_error(where: str, waiting: set[str]) -> Exception:
         f"{where}: the results of {', '.join(sorted(waiting))} are missing; send a message of the role tool for each"
     )
     return bad_value("messages", problem[:500])
+
+
+def order_results(messages: Sequence[Message]) -> list[Message]:
+    """The messages, with results in the order of their calls, since many templates do not write ids.
+
+    The calls of a session are not known, so their results stay in their order.
+    """
+    keys, turn, places = list[tuple[int, int]](), 0, dict[str, int]()
+    for number, message in enumerate(messages):
+        if message.role == "tool":
+            keys.append((turn, places.get(str(message.tool_call_id), 0)))
+            continue
+        turn, places = number, {call.id: place for place, call in enumerate(message.tool_calls)}
+        keys.append((turn, -1))
+    return [messages[number] for number in sorted(range(len(messages)), key=keys.__getitem__)]
 
 
 def show_message(message: Message, names: dict[str, str]) -> dict[str, Any]:

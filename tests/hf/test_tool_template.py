@@ -24,6 +24,7 @@ def test_templates_that_know_tools_and_others() -> None:
     for form in TEMPLATES:
         check_tools(tool_tokenizer(form))
         check_calls(tool_tokenizer(form))
+        check_calls(tool_tokenizer(form), tools=False)
     plain = byte_tokenizer()
     with pytest.raises(UsageError, match="knows no tools: give another template with --chat-template"):
         check_tools(plain)
@@ -36,6 +37,19 @@ def test_templates_that_know_tools_and_others() -> None:
     plain.chat_template = HERMES.replace("m['role'] == 'tool' %}", "m['role'] == 'result' %}", 1)
     with pytest.raises(UsageError, match="does not write calls of tools"):
         check_calls(plain)
+
+
+def test_templates_that_write_calls_beside_tools_only() -> None:
+    """Without tools, the template of ordinary conversations would leave the calls out."""
+    tokenizer = tool_tokenizer("hermes")
+    for template in (
+        {"default": byte_tokenizer().chat_template, "tool_use": HERMES},
+        HERMES.replace("call in m.tool_calls or []", "call in m.tool_calls if tools"),
+    ):
+        tokenizer.chat_template = template
+        check_calls(tokenizer)
+        with pytest.raises(UsageError, match="only beside tools: send the tools"):
+            check_calls(tokenizer, tools=False)
 
 
 def test_the_text_of_a_call() -> None:
@@ -70,6 +84,27 @@ def test_results_are_text() -> None:
         assert "<end>" in tokenizer.decode([token for token in special if token < 256])
         with pytest.raises(UsageError, match="has the text of a special token"):
             encode_results(tokenizer, [{**RESULT, "tool_call_id": "a<end>bcd"}], USUAL)
+
+
+def test_keys_in_brackets_are_no_special_tokens() -> None:
+    """As templates that write calls as XML have them, whose brackets would complete the text of one."""
+    tokenizer = tool_tokenizer("hermes")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn|>"]})
+    written = "{% for key in call.function.arguments %}<parameter={{ key }}><{{ key }}>{% endfor %}"
+    tokenizer.chat_template = HERMES.replace("{{- '}\\n</tool_call>' }}", f"{written}{{{{- '}}\\n</tool_call>' }}}}")
+    assert tokenizer.chat_template != HERMES
+
+    def encode(key: str) -> list[int]:
+        call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {key: "s"}}}
+        return encode_first(
+            tokenizer,
+            [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}, RESULT],
+        )
+
+    assert tokenizer.convert_tokens_to_ids("<s>") not in encode("size <")
+    for key in ("a<end", "a<|turn|", "|turn|"):
+        with pytest.raises(UsageError, match="has the text of a special token"):
+            encode(key)
 
 
 def test_markers_of_calls_are_text_in_results_and_in_messages_without_tools() -> None:

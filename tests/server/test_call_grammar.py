@@ -70,12 +70,14 @@ def test_text_is_free_until_a_call_begins(form: str, markers: bool) -> None:
         assert not check(f"so\n{bad}")
 
 
-def test_an_opening_of_other_tokens_is_no_text() -> None:
+@pytest.mark.parametrize("name", [*FORMATS])
+def test_an_opening_of_other_tokens_is_no_text(name: str) -> None:
     """The parser would take it for a call, too, and its arguments would follow no schema."""
-    tokenizer = tool_tokenizer("hermes")
-    form = FORMATS["hermes"]
+    tokenizer, form = tool_tokenizer(name), FORMATS[name]
     constraint = make_call_grammar(form, form.find_tokens(tokenizer), SCHEMAS, several=True, text=True)
-    spelled = [token for letter in "so <tool_call>" for token in tokenizer(letter, add_special_tokens=False).input_ids]
+    spelled = [
+        token for letter in f"so {form.opening}" for token in tokenizer(letter, add_special_tokens=False).input_ids
+    ]
     grammars = Grammars(tokenizer, 272, [END])
     grammars.start(constraint, spelled[:-1])
     with pytest.raises(UsageError, match="does not allow the beginning"):

@@ -15,6 +15,8 @@ from msrnn.server.call_parser import MOST_NESTED, Call, CallParser, parse_call, 
 NAMES = {"f", "g"}
 F, G = Call("f", "{}"), Call("g", '{"a": [1, "}"]}')
 WRITTEN_F, WRITTEN_G = '{"name": "f", "arguments": {}}', '{"arguments": {"a": [1, "}"]}, "name": "g"}'
+WRITTEN_OPEN = '{"name": "f", "arguments": {"a": "an"s"}}'  # whose last string is not closed
+OPENED = f"<tool_call>{WRITTEN_OPEN}\n"
 WRITTEN_END = '{"name": "f", "arguments": {"a": "</tool_call>"}}'
 PIECES = [
     *(
@@ -82,6 +84,7 @@ def test_nothing_but_calls_and_their_markers_is_left_out(form: str, text: str) -
         ("hermes", f"<tool_call><tool_call>{WRITTEN_F}", ["<tool_call>", F]),
         ("hermes", f"<tool_call>{WRITTEN_F[:-1]}</tool_call> so", [f"<tool_call>{WRITTEN_F[:-1]}</tool_call> so"]),
         ("hermes", f"a <tool_call>x</tool_call>{WRITTEN_F}", [f"a <tool_call>x</tool_call>{WRITTEN_F}"]),
+        ("hermes", f"<tool_call>{WRITTEN_OPEN}\n</tool_call>\n<tool_call>{WRITTEN_F}", [f"{OPENED}</tool_call>", F]),
         ("hermes", " <tool_ca", [" <tool_ca"]),
         ("hermes", f"<tool_call>{WRITTEN_END}</tool_call>", [Call("f", '{"a": "</tool_call>"}')]),
         ("mistral", f"[TOOL_CALLS] [{WRITTEN_F}, {WRITTEN_G}]", [F, G]),

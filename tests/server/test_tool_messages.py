@@ -6,7 +6,7 @@ import pytest
 
 from msrnn.server.errors import ApiError
 from msrnn.server.message_models import Message
-from msrnn.server.tool_messages import check_history, show_message
+from msrnn.server.tool_messages import check_history, order_results, show_message
 from tests.helpers.byte_tokenizer import byte_tokenizer
 from tests.helpers.tool_templates import tool_tokenizer
 
@@ -22,9 +22,9 @@ def result(number: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": number, "content": "x"}
 
 
-def check(*messages: dict[str, Any], begins: bool = True, knows: bool = True) -> None:
+def check(*messages: dict[str, Any], begins: bool = True, knows: bool = True, tools: bool = True) -> None:
     tokenizer = tool_tokenizer("hermes") if knows else byte_tokenizer()
-    check_history([Message.model_validate(message) for message in messages], tokenizer, begins)
+    check_history([Message.model_validate(message) for message in messages], tokenizer, begins, tools)
 
 
 def test_calls_with_their_results() -> None:
@@ -56,6 +56,17 @@ def test_calls_and_results_that_do_not_belong_together(messages: list[dict[str, 
 def test_a_template_that_writes_no_calls() -> None:
     with pytest.raises(ApiError, match="does not write calls of tools"):
         check(USER, call("a"), result("a"), knows=False)
+
+
+def test_results_are_in_the_order_of_their_calls() -> None:
+    """Many templates do not write ids, and a result would seem to be that of another call."""
+    results = [result("b"), result("c"), result("a")]
+    given = [USER, call("c", "b"), *results[:2], USER, call("b", "a"), results[2], results[0], USER]
+    found = order_results([Message.model_validate(message) for message in given])
+    assert [message.tool_call_id for message in found] == [None, None, "c", "b", None, None, "b", "a", None]
+    assert [message.role for message in found] == [message["role"] for message in given]
+    later = [Message.model_validate(message) for message in results]  # of a session's calls
+    assert order_results(later) == later
 
 
 def test_messages_as_templates_take_them() -> None:

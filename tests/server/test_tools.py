@@ -314,6 +314,19 @@ def test_special_tokens_of_tools_and_calls_are_refused_and_of_results_are_text(a
     assert count_ends(f'{bad}\n"') == count_ends("ab")
 
 
+def test_results_in_another_order_are_the_same_prompt(address: str, form: str) -> None:
+    if form == "llama3_json":  # whose template takes one call at a time
+        return
+    other = {**CALL, "id": "jklmnopqr"}
+    called, results = (
+        {**CALLED, "tool_calls": [CALL, other]},
+        [RESULT, {**RESULT, "tool_call_id": "jklmnopqr", "content": "Di"}],
+    )
+    prompts = [{"messages": [USER, called, *some], "tools": [TOOL]} for some in (results, results[::-1])]
+    one, two = (post(address, body, "/tokenize").json()["tokens"] for body in prompts)
+    assert one == two
+
+
 def test_sessions_go_on_with_results(served: Live, form: str) -> None:
     """A session has read what its own text, and the results after it, are as tokens: no more, no less."""
     engine, name, results = served.server.engine, f"ann-{next(_numbers)}", []
