@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msrnn.server.errors import ApiError
 
-_MESSAGE = re.compile(r"\bmessages(?:\[(\d+)\](?:\.\w+)?)?")
+_MESSAGE = re.compile(r"(?<!')\bmessages(?:\[(\d+)\](?:\.\w+)?)?")
 _FIELDS = {
     "max_tokens": "max_output_tokens",
     "response_format": "text",
@@ -18,18 +18,18 @@ _FIELDS = {
 
 
 def rename_error(error: ApiError, items: Sequence[int] = ()) -> ApiError:
-    """The error with the fields of a response. `items`: the number of the item that each message begins with."""
+    """An error of a chat. `items`: the number of the item that each message begins with."""
+    param, message = error.param or "", error.message
+    if param.startswith("messages"):
+        param, message = (_rename_messages(text, items) for text in (param, message))
+    elif param in _FIELDS:
+        param = "store" if error.status == 507 else _FIELDS[param]
+        message = re.sub(rf"^{error.param}\b", param, message)
+    return ApiError(error.status, message, kind=error.kind, param=param or None, code=error.code, headers=error.headers)
 
-    def rename_message(found: re.Match[str]) -> str:
-        return "input" if found[1] is None or not items else f"input[{items[int(found[1])]}]"
 
-    param, message = error.param or "", _MESSAGE.sub(rename_message, error.message)
-    renamed = "store" if error.status == 507 else _FIELDS.get(param, _MESSAGE.sub(rename_message, param))
-    if param in _FIELDS:
-        message = re.sub(rf"\b{param}\b", renamed, message)
-    return ApiError(
-        error.status, message, kind=error.kind, param=renamed or None, code=error.code, headers=error.headers
-    )
+def _rename_messages(text: str, items: Sequence[int]) -> str:
+    return _MESSAGE.sub(lambda found: "input" if found[1] is None else f"input[{items[int(found[1])]}]", text)
 
 
 def no_previous_error(response: str, newest: str | None = None) -> ApiError:

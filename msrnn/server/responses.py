@@ -31,5 +31,7 @@ class ResponseEndpoints:
         if info is None:
             reason = "there is none of this id" if newest is None else f"it was continued; the newest one is {newest}"
             raise ApiError(404, f"response {name!r:.100}: {reason}", code="response_not_found")
+        if self._engine.uses_session(info.id):
+            raise ApiError(409, f"response {name!r:.100}: is being continued; wait for the end", code="session_in_use")
         await asyncio.to_thread(self._engine.sessions.delete, info.id)
         return JSONResponse({"id": name, "object": "response", "deleted": True})

@@ -117,9 +117,11 @@ class Server:
 
     async def respond(self, http: HttpRequest) -> Response:
         try:
-            return await self._answer(http, *await self._parse(http, parse_response), ResponseReply)
+            job, requests = await self._parse(http, parse_response)
         except SessionError as error:
             raise rename_error(session_error(str(error), error.code)) from error
+        try:
+            return await self._answer(http, job, requests, ResponseReply)
         except ApiError as error:
             raise rename_error(error) from error
 

@@ -10,11 +10,12 @@ from msrnn.server.response_errors import no_previous_error, rename_error
     ("param", "message", "renamed", "words"),
     [
         ("max_tokens", "max_tokens: must be 1", "max_output_tokens", "max_output_tokens: must be 1"),
+        ("session_id", "session_id: of session_id", "previous_response_id", "previous_response_id: of session_id"),
         ("messages[1].tool_calls", "messages[1].tool_calls: two have one id", "input[4]", "input[4]: two have one id"),
-        ("messages", "messages[0]: no, and messages", "input", "input[2]: no, and input"),
+        ("messages", "messages[0]: 'messages', and messages", "input", "input[2]: 'messages', and input"),
         ("response_format", "response_format and tools both", "text", "text and tools both"),
         ("session_id", "session 'resp_1': is in use", "previous_response_id", "session 'resp_1': is in use"),
-        ("tools", "tools: response_format", "tools", "tools: response_format"),
+        ("tools", "tools: 'messages', response_format", "tools", "tools: 'messages', response_format"),
         ("input[4]", "input[4]: two have one id", "input[4]", "input[4]: two have one id"),
     ],
 )

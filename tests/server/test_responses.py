@@ -297,6 +297,8 @@ def test_two_requests_that_continue_one_response(served: Live, address: str, mon
     for thread in threads:
         thread.start()
     wait_until(lambda: served.server.active)
+    with pytest.raises(openai.ConflictError, match="is being continued"):
+        connect(address).responses.delete(first["id"])
     fast.set()
     for thread in threads:
         thread.join()
@@ -335,6 +337,13 @@ def test_responses_belong_to_a_key() -> None:
         with pytest.raises(openai.NotFoundError):
             connect(found.address, "other").responses.delete(first["id"])
         assert respond(found.address, previous_response_id=first["id"])["status"] == "completed"
+
+
+@pytest.mark.parametrize("name", ["messages", "max_tokens", "session_id", "response_format"])
+def test_fields_of_chats_are_refused_by_their_own_names(address: str, name: str) -> None:
+    error = respond(address, **{name: 3})
+    assert (error["param"], error["code"]) == (name, "unsupported_field")
+    assert error["message"].startswith(repr(name))
 
 
 def test_a_schema_that_cannot_be_followed(address: str) -> None:
