@@ -11,7 +11,7 @@ from msrnn.server.errors import session_error
 from msrnn.server.protocol import parse_chat
 from msrnn.server.response_replies import ResponseReply
 from tests.helpers.live_server import served_by
-from tests.server.test_responses import make_engine, user
+from tests.helpers.responses import make_engine, user
 
 
 @pytest.fixture(scope="module")

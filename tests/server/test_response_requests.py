@@ -8,7 +8,7 @@ from msrnn.server.errors import ApiError
 from msrnn.server.response_ids import parse_response_id
 from msrnn.server.response_requests import parse_response
 from tests.helpers.live_server import served_by
-from tests.server.test_responses import LETTERS, TOOL, make_engine, user
+from tests.helpers.responses import LETTERS, TOOL, make_engine, user
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "find_pet", "arguments": "{}"}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "Bo"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,30 +14,14 @@ import openai
 import pydantic
 import pytest
 
-import msrnn
 from msrnn.server.call_detection import find_format
 from msrnn.server.limits import Limits
-from tests.helpers.byte_tokenizer import byte_model
 from tests.helpers.live_server import KEY, Live, live, post, slow_down, wait_until
+from tests.helpers.responses import LETTERS, TOOL, make_engine, user
 from tests.helpers.said import say
-from tests.helpers.tool_templates import tool_tokenizer
 
 RESPONSES, CHAT = "/v1/responses", "/v1/chat/completions"
-PARAMETERS = {
-    "type": "object",
-    "properties": {"kind": {"enum": ["cat", "dog"]}},
-    "required": ["kind"],
-    "additionalProperties": False,
-}
-TOOL: Any = {"type": "function", "name": "find_pet", "description": "finds a pet", "parameters": PARAMETERS}
 NESTED = {"type": "function", "function": {**{k: v for k, v in TOOL.items() if k != "type"}, "strict": True}}
-# An answer of letters: its text is the same as another one's only if its tokens are.
-LETTERS = {
-    "type": "object",
-    "properties": {"a": {"type": "string", "pattern": "^[a-z]{20}$"}},
-    "required": ["a"],
-    "additionalProperties": False,
-}
 SAME: dict[str, Any] = {"seed": 7, "temperature": 1}
 TEXT = {"text": {"format": {"type": "json_schema", "name": "x", "schema": LETTERS}}, "max_output_tokens": 200, **SAME}
 FORMAT = {
@@ -44,11 +29,6 @@ FORMAT = {
     "max_tokens": 200,
     **SAME,
 }
-
-
-def make_engine(sessions: Path | None = None) -> msrnn.Engine:
-    rnn = msrnn.MultiStateRNN(byte_model(), "tova", 16)
-    return msrnn.Engine(rnn, slots=4, tokenizer=tool_tokenizer("hermes"), sessions=sessions)
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +65,6 @@ def chat(address: str, messages: list[Any], **fields: Any) -> str:
 
 def text_of(response: Any) -> str:
     return "".join(part["text"] for item in response["output"] if item["type"] == "message" for part in item["content"])
-
-
-def user(content: str) -> dict[str, Any]:
-    return {"role": "user", "content": content}
 
 
 def test_a_response_is_the_answer_of_the_chat(address: str) -> None:
@@ -286,6 +262,39 @@ def test_a_conversation_keeps_its_instructions_and_tools(address: str) -> None:
     plain = respond(address)
     error = respond(address, instructions="be brief", previous_response_id=plain["id"])
     assert error["param"] == "instructions"
+
+
+def test_a_fork_is_a_second_conversation(address: str) -> None:
+    first = respond(address, instructions="be brief")
+    name, _, turn = first["id"].rpartition("_")
+    fork = f"resp_{'0123456789abcdef' * 2}"
+    assert post(address, {"to": fork}, f"/v1/sessions/{name}/fork").status_code == 201
+    one, other = (respond(address, input="more", previous_response_id=f"{each}_{turn}") for each in (name, fork))
+    assert text_of(one) == text_of(other)
+    assert other["id"] == f"{fork}_2"
+
+
+def test_the_guide(served: Live, client: openai.OpenAI, capsys: pytest.CaptureFixture[str]) -> None:
+    """The server's answers are given, since a random model calls no function of its own accord."""
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "serving.md").read_text()
+    blocks = re.findall(r"```py\n(.*?)```", guide, flags=re.DOTALL)
+    (code,) = [block for block in blocks if "responses.create" in block]
+    call = '<tool_call>\n{"name": "find_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    answers, create, asked = iter([call, call, "It is dry."]), client.responses.create, list[Any]()
+
+    def answer(**about: Any) -> Any:
+        asked.append(about)
+        with pytest.MonkeyPatch.context() as patch:
+            say(served.server.engine, patch, next(answers))
+            return create(**about, max_output_tokens=300)
+
+    function = {"name": "find_weather", "description": "the weather of a city", "parameters": {"type": "object"}}
+    names = {"client": client, "model": "tiny", "json": json, "tools": [{"type": "function", "function": function}]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client.responses, "create", answer)
+        exec(compile(code, "serving.md", "exec"), names)
+    assert capsys.readouterr().out == "It is dry.\n"
+    assert [one["output"] for about in asked[1:] for one in about["input"]] == ["It is dry in Paris."] * 2
 
 
 def test_two_requests_that_continue_one_response(served: Live, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
