@@ -88,6 +88,10 @@ class Sessions:
             return session in self._infos
         return self._files is not None and self._files.path(session).exists()
 
+    def owns(self, name: str) -> bool:
+        """Whether a session of this name is this engine's."""
+        return self._owns(name)
+
     def info(self, session: str | SessionId) -> SessionInfo | None:
         """The entry of a session in `infos`; None if there is none of this name."""
         return self._infos.get(SessionId.of(session))

@@ -62,8 +62,12 @@ def text_of(body: Any) -> str:
     """The text of a request's prompt, to compare prefixes. The fields of the body may have any value."""
     if not isinstance(body, dict):
         return ""
-    messages, prompt = body.get("messages"), body.get("prompt")
+    messages, prompt = body.get("messages", body.get("input")), body.get("prompt")
+    if isinstance(messages, str):  # the input of a response
+        messages = [{"role": "user", "content": messages}]
     if isinstance(messages, list):
+        if "instructions" in body:
+            messages = [{"role": "system", "content": body["instructions"]}, *messages]
         return "".join(f"{m.get('role')}:{_content(m.get('content'))}\n" for m in messages if isinstance(m, dict))
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         prompt = prompt[0]

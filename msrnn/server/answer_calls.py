@@ -22,7 +22,7 @@ class AnswerCalls:
 
     def make_message(self, text: str) -> dict[str, Any]:
         """The message of a whole answer. Its content is null if it has calls alone."""
-        found = self._read(text, ends=True)
+        found = self.read(text, ends=True)
         content = "".join(one for one in found if isinstance(one, str))
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if calls := [one for one in found if isinstance(one, Call)]:
@@ -34,7 +34,7 @@ class AnswerCalls:
     def list_deltas(self, text: str, ends: bool) -> list[dict[str, Any]]:
         """The deltas for the next text of a stream. A call is two: its name, and its arguments."""
         deltas: list[dict[str, Any]] = []
-        for one in self._read(text, ends):
+        for one in self.read(text, ends):
             if isinstance(one, str):
                 deltas.append({"content": one})
                 continue
@@ -48,12 +48,16 @@ class AnswerCalls:
         """Why the answer ended; it has been read to its end."""
         return "tool_calls" if reason == "stop" and self._count else reason
 
-    def _read(self, text: str, ends: bool) -> list[Found]:
+    def read(self, text: str, ends: bool) -> list[Found]:
+        """The content and the calls that are certain after the next text."""
         if self._parser is None:
             return [text] if text else []
         return [*self._parser.put(text), *(self._parser.end() if ends else ())]
 
 
+def make_call_id() -> str:
+    return "".join(secrets.choice(_LETTERS) for _ in range(_ID_LENGTH))
+
+
 def _describe_call(call: Call) -> dict[str, Any]:
-    number = "".join(secrets.choice(_LETTERS) for _ in range(_ID_LENGTH))
-    return {"id": number, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+    return {"id": make_call_id(), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

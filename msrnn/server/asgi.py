@@ -16,7 +16,7 @@ from starlette.types import Receive
 from msrnn.server.errors import ApiError
 from msrnn.server.keys import KeyCheck
 from msrnn.server.limits import Limits
-from msrnn.server.missing_paths import missing_path_error
+from msrnn.server.missing_paths import is_partly_served, missing_path_error
 from msrnn.server.origins import OriginCheck
 
 
@@ -37,9 +37,10 @@ def make_app(routes: Sequence[Route], limits: Limits, lifespan: Callable[[Starle
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     found = ApiError(error.status_code, error.detail)
-    if error.status_code == 404:
-        found = missing_path_error(request.url.path)
-    return JSONResponse(found.body, error.status_code, error.headers)
+    path = request.url.path
+    if error.status_code == 404 or (error.status_code == 405 and is_partly_served(path)):
+        found = missing_path_error(path, request.method)
+    return JSONResponse(found.body, found.status, error.headers)
 
 
 async def wait_for_disconnect(receive: Receive) -> None:

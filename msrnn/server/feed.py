@@ -16,7 +16,7 @@ from msrnn.server.errors import (
     internal_error,
     session_error,
 )
-from msrnn.server.replies import Reply, format_error
+from msrnn.server.replies import Reply
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,7 @@ async def stream_reply(http: HttpRequest, feed: Feed, reply: Reply) -> AsyncIter
         for chunk in [*first, *reply.last_chunks()]:
             yield chunk
     except ApiError as error:
-        yield format_error(error.body)
+        yield reply.format_error(error)
     finally:
         gone.cancel()
 

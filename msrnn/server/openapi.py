@@ -20,9 +20,17 @@ from msrnn.server.request_models import (
     CompletionRequest,
     ForkRequest,
 )
+from msrnn.server.response_models import ResponseRequest
+from msrnn.server.responses import PATH as RESPONSES
 from msrnn.server.sessions import MOST, USUAL
 from msrnn.server.tokenizing import DetokenizeRequest, TokenizeRequest
-from msrnn.server.usual_fields import NOT_USED_IN_CHATS, NOT_USED_IN_COMPLETIONS, NOT_USED_IN_MESSAGES, Schema
+from msrnn.server.usual_fields import (
+    NOT_USED_IN_CHATS,
+    NOT_USED_IN_COMPLETIONS,
+    NOT_USED_IN_MESSAGES,
+    NOT_USED_IN_RESPONSES,
+    Schema,
+)
 
 PATH = "/openapi.json"
 JSON, EVENTS, PLAIN, HTML = "application/json", "text/event-stream", "text/plain", "text/html"
@@ -30,7 +38,7 @@ _STATUSES = {
     400: "a field is wrong or not supported; `param` names it",
     401: "no key, or a wrong one",
     403: "a name of this server, or a page, that is not allowed",
-    404: "there is no such model or session",
+    404: "there is no such model, session or response",
     408: "the body did not arrive in time",
     409: "the session is in use, or has changed",
     413: "the body is too large",
@@ -40,6 +48,7 @@ _STATUSES = {
     503: "the server is shutting down, or is not ready",
     507: "there is no room for the session",
 }
+_LENGTHS = ("max_tokens", "max_output_tokens")  # of an answer
 _ALWAYS, _KEYED, _BODY = (403,), (401,), (400, 408, 413, 415)
 
 
@@ -66,6 +75,7 @@ class Endpoint:
 _READ = (404, 429, 500, 503)
 _ASKED = (404, 409, 429, 500, 503, 507)
 _CHAT = {"messages": [{"role": "user", "content": "What is a multi-state RNN?"}], "max_tokens": 32}
+_RESPONSE = {"input": "What is a multi-state RNN?", "max_output_tokens": 32}
 _TOKENIZE = {"messages": [{"role": "user", "content": "What is a multi-state RNN?"}]}
 _COMPLETION = {"prompt": "The sea", "max_tokens": 32, "temperature": 0}
 _SESSION = "/v1/sessions/{name}"
@@ -90,6 +100,22 @@ ENDPOINTS = (
         body=CompletionRequest,
         not_used=NOT_USED_IN_COMPLETIONS,
         example=_COMPLETION,
+    ),
+    Endpoint(
+        "post",
+        RESPONSES,
+        "Respond to items, or continue an earlier response.",
+        (JSON, EVENTS),
+        errors=_ASKED,
+        body=ResponseRequest,
+        not_used=NOT_USED_IN_RESPONSES,
+        example=_RESPONSE,
+    ),
+    Endpoint(
+        "delete",
+        f"{RESPONSES}/{{response}}",
+        "Delete the newest response of a conversation.",
+        errors=(*_FOUND, 409),
     ),
     Endpoint(
         "post",
@@ -185,6 +211,9 @@ def _parameters(endpoint: Endpoint, model: str) -> Iterator[dict[str, Any]]:
     if "{model}" in endpoint.path:
         schema: dict[str, Any] = {"type": "string", "x-must": "the name of the model"}
         yield {"name": "model", "in": "path", "required": True, "schema": schema, "example": model}
+    if "{response}" in endpoint.path:
+        schema = {"type": "string", "x-must": "the id of a response"}
+        yield {"name": "response", "in": "path", "required": True, "schema": schema, "example": f"resp_{'0' * 32}_1"}
     if "{name}" in endpoint.path:
         about = {"schema": _NAME, "description": "the session", "example": "ann"}
         yield {"name": "name", "in": "path", "required": True, **about}
@@ -198,15 +227,16 @@ def _parameters(endpoint: Endpoint, model: str) -> Iterator[dict[str, Any]]:
 def _schemas(served: Served) -> Iterator[tuple[str, Any]]:
     """The bodies of requests and their parts, with the defaults of this server."""
     yield "Error", _ERROR
-    defaults = {**served.shown["defaults"], "max_tokens": served.default_tokens, "model": served.name}
+    lengths = dict.fromkeys(_LENGTHS, served.default_tokens)
+    defaults = {**served.shown["defaults"], **lengths, "model": served.name}
     for endpoint in ENDPOINTS:
         if endpoint.body is None:
             continue
         schema = endpoint.body.model_json_schema(ref_template="#/components/schemas/{model}")
         parts = schema.pop("$defs", {})
         shown = _show_schema(schema, endpoint.not_used or {}, defaults)
-        if "max_tokens" in shown["properties"]:
-            shown["properties"]["max_tokens"]["description"] += f"; with its prompt, {served.most_tokens:,}"
+        for name in shown["properties"].keys() & {*_LENGTHS}:
+            shown["properties"][name]["description"] += f"; with its prompt, {served.most_tokens:,}"
         yield endpoint.body.__name__, shown
         for name, part in parts.items():
             yield name, _show_schema(part, NOT_USED_IN_MESSAGES if name == Message.__name__ else {}, {})

@@ -13,6 +13,7 @@ from msrnn.engine.session_files import Session
 from msrnn.engine.session_id import SessionId
 from msrnn.engine.sessions import Sessions
 from msrnn.errors import UsageError
+from msrnn.server.beginnings import Beginning
 from msrnn.server.call_formats import CallFormat
 from msrnn.server.defaults import NEUTRAL
 from msrnn.server.errors import ApiError, bad_value
@@ -76,7 +77,8 @@ class Job:
     texts: list[PromptTexts]  # the tokens of each prompt, if the reply reports the tokens that the state holds
     constrained_by: str | None  # the field that says what the answer may be
     calls: CallSearch | None = None  # how calls of tools are found in the answer
-    beginning: str = ""  # a name for the tools that a session begins with
+    beginning: str = ""  # a name for what a session begins with
+    shown: Mapping[str, Any] = field(default_factory=dict)  # fields of a response that are known before its answer
 
 
 def parse_chat(body: Any, served: Served, owner: str = "") -> Job:
@@ -110,7 +112,7 @@ def parse_chat(body: Any, served: Served, owner: str = "") -> Job:
     texts = partial(prompt_texts, served.tokenizer, messages=messages, render=chat.text)
     system = chat.count_system_tokens(ids) if _protects(request, served) == "system" else 0
     job = _make_job(request, [Prompt(ids, None)], params, constraint, served, session, texts, system=system)
-    return replace(job, calls=tools.search, beginning=tools.digest)
+    return replace(job, calls=tools.search, beginning=Beginning(tools.digest).name)
 
 
 def make_chat(

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from msrnn.checks import bounds
 from msrnn.errors import UsageError
 from msrnn.server.errors import ApiError, bad_value, escape_name
+from msrnn.server.item_models import ITEMS
 from msrnn.server.message_models import ROLES, Message, ToolMessageError, UnsupportedFieldError
 from msrnn.server.request_body import HalfCharacterError
 
@@ -42,6 +43,8 @@ def refusal(error: ValidationError, kind: type[BaseModel], body: Mapping[str, An
     cause, inner = _cause(first), first["loc"][1:]
     if name == "messages" and inner:
         return _about_message(cause, *inner)
+    if name == "input" and inner:
+        return _about_item(first, *inner)
     if name == "stream_options" and inner and first["type"] == "bool_type":
         name = inner[0]
         return bad_value(str(name), f"{name} must be true or false")
@@ -75,6 +78,21 @@ def _about_message(cause: Exception | None, number: int | str, *inner: int | str
     if not inner or inner[0] == "role":
         return bad_value(where, f"{where}: must be an object whose role is one of {', '.join(ROLES)}")
     return bad_value(f"{where}.content", f"{where}: content must be {must_be(properties(Message)['content'])}")
+
+
+def _about_item(error: Any, number: int | str, *inner: int | str) -> ApiError:
+    where = f"input[{number}]"
+    if error["type"] == "union_tag_invalid":
+        tag = str(error["ctx"]["tag"])
+        return bad_value(f"{where}.type", f"{where}: type {tag!r:.100} is not supported; items are {', '.join(ITEMS)}")
+    if len(inner) < 2:
+        return bad_value(where, f"{where}: must be an object whose type is one of {', '.join(ITEMS)}")
+    kind, name = str(inner[0]), str(inner[1])
+    if error["type"] == "extra_forbidden":
+        return bad_value(f"{where}.{escape_name(name)}", f"{where}: {name!r:.100} is not supported by this server")
+    if isinstance(cause := _cause(error), HalfCharacterError):
+        return bad_value(f"{where}.{name}", f"{where}.{name}: {cause}")
+    return bad_value(f"{where}.{name}", f"{where}.{name}: must be {must_be(properties(ITEMS[kind])[name])}")
 
 
 @cache

@@ -11,6 +11,7 @@ from typing import Any
 from msrnn.engine.detokenizer import Detokenizer
 from msrnn.engine.requests import Answer, Event, Logprobs, Request
 from msrnn.server.answer_calls import AnswerCalls
+from msrnn.server.errors import ApiError
 from msrnn.server.protocol import Job
 from msrnn.server.retention import RetentionField
 from msrnn.server.token_texts import TokenTexts
@@ -66,6 +67,10 @@ class Reply:
     def last_chunks(self) -> list[bytes]:
         usage = {**self.head, "object": self.chunk, "choices": [], "usage": self.usage()}
         return [*([_format_event(usage)] if self.job.include_usage else []), b"data: [DONE]\n\n"]
+
+    def format_error(self, error: ApiError) -> bytes:
+        """The last message of a stream that ends with an error."""
+        return format_error(error.body)
 
     def usage(self) -> dict[str, Any]:
         prompt = sum(len(request.prompt) for request in self.requests)

@@ -15,6 +15,7 @@ USAGE = "msrnn.usage"  # in a scope: a list for what returns the tokens so far; 
 POLLED = ("/health", "/metrics")  # not logged while they are fine
 CLOSED = 499  # the client left before its answer began
 _SESSIONS, _ACTIONS = "/v1/sessions/", ("fork", "memory", "stop")
+_RESPONSES = "/v1/responses/"
 _LONGEST = 100  # characters of a path
 
 
@@ -53,7 +54,9 @@ def _line(scope: Scope, status: int, usage: dict[str, Any], seconds: float) -> s
 
 
 def _path(path: str) -> str:
-    """The path without the name of a session, and escaped, so that it cannot break the line."""
+    """The path without the name of a session or a response, and escaped, so that it cannot break the line."""
+    if path.startswith(_RESPONSES):
+        path = f"{_RESPONSES}{{response}}"
     if path.startswith(_SESSIONS):
         name, _, action = path[len(_SESSIONS) :].rpartition("/")
         path = f"{_SESSIONS}{{name}}/{action}" if name and action in _ACTIONS else f"{_SESSIONS}{{name}}"

@@ -57,14 +57,14 @@ class StreamOptions(Body):
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 StopText = Annotated[Text, Field(min_length=1, max_length=LONGEST_STOP)]
 TokenId = Annotated[str, Field(pattern=r"^\d{1,9}$")]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Bias = Annotated[float, Field(ge=LEAST_BIAS, le=MOST_BIAS)]
 
 
-class GenerationRequest(Body):
-    """The fields that chats and completions share."""
+class SamplingFields(Body):
+    """The fields that all requests for an answer share."""
 
     model: Text = Field("", description="the name of the model; by default the one that is served")
-    max_tokens: Annotated[int, within("max_tokens")] | None = Field(None, description="tokens of the answer, at most")
     min_tokens: Annotated[int, within("min_tokens")] = Field(
         0, description="tokens of the answer, at least: before, no stop token and no stop string ends it"
     )
@@ -81,7 +81,6 @@ class GenerationRequest(Body):
     seed: Annotated[int, within("seed")] | None = Field(
         None, description="two answers with one seed are the same, up to rounding; by default each has another"
     )
-    n: Annotated[int, within("n")] = Field(1, description="answers to each prompt")
     stop: StopText | Annotated[list[StopText], Field(max_length=MOST_STOPS, fail_fast=True)] = Field(
         [],
         description="the answer ends before any of these strings",
@@ -112,12 +111,23 @@ class GenerationRequest(Body):
         1.0, description="divides the logits of tokens of the prompt and the answer, or multiplies negative ones"
     )
     stream: bool = Field(False, description="send the answer as server-sent events while it is generated")
+    user: Annotated[Text, Field(max_length=MOST_NAME)] = Field("", description="is not used")
+    protect: Literal["none", "system", "prompt"] = Field(
+        "none",
+        description="tokens that are not evicted: the system message, or the prompt until the session's next turn",
+    )
+
+
+class GenerationRequest(SamplingFields):
+    """The fields that chats and completions share."""
+
+    max_tokens: Annotated[int, within("max_tokens")] | None = Field(None, description="tokens of the answer, at most")
+    n: Annotated[int, within("n")] = Field(1, description="answers to each prompt")
     stream_options: Annotated[StreamOptions, BeforeValidator(_few)] | None = Field(
         None,
         description="needs `stream`",
         json_schema_extra=must("an object, and may have include_usage and continuous_usage_stats only"),
     )
-    user: Annotated[Text, Field(max_length=MOST_NAME)] = Field("", description="is not used")
     session_id: Annotated[str, Field(pattern=NAME_PATTERN)] | None = Field(
         None,
         description="the conversation that the request continues or begins",
@@ -125,10 +135,6 @@ class GenerationRequest(Body):
     )
     session_turns: Annotated[int, Field(ge=0)] | None = Field(
         None, description="needs `session_id`: finished turns that the session must have, or else error 409"
-    )
-    protect: Literal["none", "system", "prompt"] = Field(
-        "none",
-        description="tokens that are not evicted: the system message, or the prompt until the session's next turn",
     )
     response_format: ResponseFormat | None = Field(
         None,
@@ -166,7 +172,15 @@ def _is_small(variables: dict[str, Any]) -> dict[str, Any]:
     return variables
 
 
-class TemplateFields(Body):
+class TemplateVariables(Body):
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_is_small)] = Field(
+        {},
+        description="variables of the model's chat template, as `enable_thinking`",
+        json_schema_extra=must(f"an object of at most {MOST_VARIABLES:,} characters, {DEEPEST} levels deep"),
+    )
+
+
+class TemplateFields(TemplateVariables):
     """How the chat template renders messages."""
 
     add_generation_prompt: bool | None = Field(
@@ -178,14 +192,7 @@ class TemplateFields(Body):
         description="continue the last message, which must be the assistant's; by default true if it is, unless "
         "`add_generation_prompt` is given",
     )
-    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_is_small)] = Field(
-        {},
-        description="variables of the model's chat template, as `enable_thinking`",
-        json_schema_extra=must(f"an object of at most {MOST_VARIABLES:,} characters, {DEEPEST} levels deep"),
-    )
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
-        None, description="the variable of this name of the chat template"
-    )
+    reasoning_effort: Effort | None = Field(None, description="the variable of this name of the chat template")
 
 
 class ChatRequest(GenerationRequest, TemplateFields, ToolFields):

@@ -42,11 +42,13 @@ from msrnn.server.replica_pool import (
     copy_scope,
     replica_down_error,
 )
+from msrnn.server.response_ids import parse_response_id
+from msrnn.server.responses import PATH as RESPONSES
 from msrnn.server.sessions import MOST, page_of
 from msrnn.server.sessions import PATH as SESSIONS
 
 METRICS_TIMEOUT = 5.0
-PROMPTS = ("/v1/chat/completions", "/v1/completions")
+PROMPTS = ("/v1/chat/completions", "/v1/completions", RESPONSES)
 
 
 class Router:
@@ -121,10 +123,14 @@ class Router:
             name, _, action = path[len(SESSIONS) + 1 :].partition("/")
             number = self._find_session_replica(_fork_target(body) or name if action == "fork" else name)
             return RoutedRequest(scope, body, number, repeats=http.method == "GET")
+        if path.startswith(RESPONSES + "/") and (response := parse_response_id(path[len(RESPONSES) + 1 :])):
+            return RoutedRequest(scope, body, self._find_session_replica(response.session), repeats=False)
         if path not in PROMPTS or http.method != "POST":
             return RoutedRequest(scope, body)
         read = partial(_read_prompt, key_owner=owner_of(scope))
         fields, blocks = await self.parsing.run(body, read, sys.maxsize)  # replicas count the requests
+        if path == RESPONSES:
+            return RoutedRequest(scope, body, self._find_response_replica(fields), blocks)
         session = fields.get("session_id") if isinstance(fields, dict) else None
         if not isinstance(session, str):
             return RoutedRequest(scope, body, blocks=blocks)
@@ -135,10 +141,23 @@ class Router:
             body = await asyncio.to_thread(lambda: json.dumps({**fields, "session_turns": turns}).encode())
         return RoutedRequest(scope, body, number)
 
-    def _find_session_replica(self, name: str) -> int:
+    def _find_response_replica(self, fields: Any) -> int | None:
+        """The replica of the conversation that a response continues. Any may begin one: it makes a name of its own."""
+        if not isinstance(fields, dict) or fields.get("store") is False:
+            return None
+        self._check_sessions("store", "send store: false, or ")
+        previous = fields.get("previous_response_id")
+        response = parse_response_id(previous) if isinstance(previous, str) else None
+        return None if response is None else self._find_session_replica(response.session)
+
+    def _check_sessions(self, param: str, advice: str = "") -> None:
         if not self.keeps_sessions:
-            message = "this server has several replicas and no folder for sessions: start it with --sessions FOLDER"
-            raise ApiError(400, message, param="session_id", code="no_sessions")
+            reason = "this server has several replicas and no folder for sessions"
+            message = f"{reason}: {advice}start it with --sessions FOLDER"
+            raise ApiError(400, message, param=param, code="no_sessions")
+
+    def _find_session_replica(self, name: str) -> int:
+        self._check_sessions("session_id")
         try:
             SessionId(name).check()
         except UsageError as error:

@@ -41,6 +41,11 @@ from msrnn.server.prompts import check_answers
 from msrnn.server.protocol import Job, Served, parse_chat, parse_completion
 from msrnn.server.replies import ChatReply, Reply
 from msrnn.server.request_log import USAGE
+from msrnn.server.response_errors import rename_error
+from msrnn.server.response_replies import ResponseReply
+from msrnn.server.response_requests import parse_response
+from msrnn.server.responses import PATH as RESPONSES
+from msrnn.server.responses import ResponseEndpoints
 from msrnn.server.sessions import SessionEndpoints
 from msrnn.server.structured import refuse_constraint
 from msrnn.server.tokenizing import TokenEndpoints
@@ -61,6 +66,8 @@ class Server:
         routes = [
             Route("/v1/chat/completions", self._guard(self.chat), methods=["POST"]),
             Route("/v1/completions", self._guard(self.completions), methods=["POST"]),
+            Route(RESPONSES, self._guard(self.respond), methods=["POST"]),
+            *ResponseEndpoints(self.engine).routes(self._guard),
             *ModelEndpoints(self.engine, self.served).routes(self._guard),
             *TokenEndpoints(self.engine, self.served, self._check).routes(self._guard),
             *SessionEndpoints(self.engine, self.limits).routes(self._guard),
@@ -107,6 +114,16 @@ class Server:
 
     async def completions(self, http: HttpRequest) -> Response:
         return await self._answer(http, *await self._parse(http, parse_completion), Reply)
+
+    async def respond(self, http: HttpRequest) -> Response:
+        try:
+            job, requests = await self._parse(http, parse_response)
+        except SessionError as error:
+            raise rename_error(session_error(str(error), error.code)) from error
+        try:
+            return await self._answer(http, job, requests, ResponseReply)
+        except ApiError as error:
+            raise rename_error(error) from error
 
     async def _parse(self, http: HttpRequest, parse: Callable[[Any, Served, str], Job]) -> tuple[Job, list[Request]]:
         """Check a request, in another thread: long texts take long to tokenize."""

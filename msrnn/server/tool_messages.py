@@ -44,9 +44,7 @@ def check_history(messages: Sequence[Message], tokenizer: Any, begins: bool, too
 
 
 def _no_result_error(where: str, waiting: set[str]) -> Exception:
-    problem = (
-        f"{where}: the results of {', '.join(sorted(waiting))} are missing; send a message of the role tool for each"
-    )
+    problem = f"{where}: the results of {', '.join(sorted(waiting))} are missing; send one for each"
     return bad_value("messages", problem[:500])
 
 

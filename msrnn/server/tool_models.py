@@ -72,7 +72,8 @@ class NamedTool(Body):
     function: FunctionName
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+ToolMode = Literal["none", "auto", "required"]
+ToolChoice = ToolMode | NamedTool
 CHOICE_WORDS = '"none", "auto", "required", or {"type": "function", "function": {"name": …}}'
 TOOLS_WORDS = (
     f'a list of at most {MOST_TOOLS} functions: {{"type": "function", "function": {{"name": …, "parameters": …}}}}, '
@@ -81,13 +82,14 @@ TOOLS_WORDS = (
 Tools = Annotated[list[Annotated[Tool, BeforeValidator(leave_out_nulls)]], Field(max_length=MOST_TOOLS, fail_fast=True)]
 
 
+Arguments = Annotated[Text, AfterValidator(_check_arguments)]
+
+
 class CalledFunction(Body):
     model_config = ConfigDict(extra="ignore")
 
     name: ToolName = Field(json_schema_extra=must(NAME_WORDS))
-    arguments: Annotated[Text, AfterValidator(_check_arguments)] = Field(
-        description="JSON text", json_schema_extra=must("the JSON text of an object")
-    )
+    arguments: Arguments = Field(description="JSON text", json_schema_extra=must("the JSON text of an object"))
 
 
 class ToolCall(Body):

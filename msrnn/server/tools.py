@@ -11,6 +11,7 @@ from msrnn.engine.session_files import Session
 from msrnn.errors import UsageError
 from msrnn.hf.chat_template import check_template
 from msrnn.hf.tool_template import check_tools, show_tool
+from msrnn.server.beginnings import Beginning
 from msrnn.server.call_formats import FORMATS, CallFormat
 from msrnn.server.call_grammar import make_call_grammar
 from msrnn.server.call_parser import CallParser
@@ -70,7 +71,7 @@ def read_tools(
         if request.tool_choice not in ("none", "auto"):
             raise bad_value("tool_choice", f"tool_choice={_describe(request.tool_choice)}: needs tools")
         return tools
-    if session is not None and session.beginning != tools.digest:
+    if session is not None and Beginning.parse(session.beginning).tools != tools.digest:
         raise bad_value(
             "tools", "tools: this session began with other tools, or none, which it has read; send the same"
         )

@@ -46,6 +46,13 @@ NOT_USED_IN_COMPLETIONS: dict[str, Schema] = {
     **_ANYWHERE,
     "add_special_tokens": _only(True),
 }
+NOT_USED_IN_RESPONSES: dict[str, Schema] = {
+    **{name: values for name, values in _ANYWHERE.items() if name not in ("store", "metadata")},
+    "background": _only(False),
+    "include": _only([]),
+    "stream_options": _only({}, {"include_obfuscation": False}),
+    "top_logprobs": _only(0),
+}
 NOT_USED_IN_MESSAGES: dict[str, Schema] = {
     "annotations": _only([]),
 }

@@ -74,9 +74,32 @@ CHAT = {
     "tools": lambda value: value == [],
     "prompt": _never,
 }
+_NOT_IN_RESPONSES = ("max_tokens", "n", "session_id")
+RESPONSE = {
+    **COMMON,
+    **dict.fromkeys((*_NOT_IN_RESPONSES, "messages", "prompt"), _never),
+    "input": _text,
+    "instructions": _text,
+    "previous_response_id": _never,
+    "store": _is(bool),
+    "max_output_tokens": COMMON["max_tokens"],
+    "stream_options": lambda value: value == {},
+    "tools": lambda value: value == [],
+    "tool_choice": _never,
+    "parallel_tool_calls": _is(bool),
+    "text": lambda value: value == {},
+    "reasoning": lambda value: value == {},
+    "metadata": lambda value: value in ({}, {"1": "a"}),
+    "truncation": _never,
+    "background": lambda value: value is False,
+    "include": lambda value: value == [],
+    "conversation": _never,
+    "chat_template_kwargs": lambda value: value == {},
+}
 ENDPOINTS: dict[str, tuple[dict[str, Any], dict[str, Valid]]] = {
     "/v1/completions": ({"prompt": "a", "max_tokens": 1}, COMPLETION),
     "/v1/chat/completions": ({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}, CHAT),
+    "/v1/responses": ({"input": "a", "max_output_tokens": 1, "store": False}, RESPONSE),
 }
 
 
@@ -100,15 +123,12 @@ def wrong_fields() -> Iterator[tuple[str, str, bytes]]:
             for value in VALUES:
                 if not valid(value):
                     yield path, name, json.dumps(_with(body, name, value)).encode()
+        history, kind = ("input", "input_text") if "input" in fields else ("messages", "text")
         for message in VALUES:
-            yield path, "messages", json.dumps({**body, "messages": [message]}).encode()
-        for content in [*VALUES, [{"type": "text"}], [{"type": "text", "text": 5}]]:
+            yield path, history, json.dumps({**body, history: [message]}).encode()
+        for content in [*VALUES, [{"type": kind}], [{"type": kind, "text": 5}]]:
             if not _text(content):
-                yield (
-                    path,
-                    "messages",
-                    json.dumps({**body, "messages": [{"role": "user", "content": content}]}).encode(),
-                )
+                yield path, history, json.dumps({**body, history: [{"role": "user", "content": content}]}).encode()
 
 
 def not_json(count: int, seed: int) -> Iterator[tuple[str, bytes]]:

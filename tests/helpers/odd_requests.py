@@ -57,11 +57,35 @@ CHAT = {
     "store": st.just(False),
     "metadata": st.just({}),
 }
+PARTS = st.lists(st.fixed_dictionaries({"type": st.just("input_text"), "text": TEXTS}), min_size=1, max_size=2)
+RESPONSE = {
+    **{name: values for name, values in COMMON.items() if name not in ("max_tokens", "n", "session_id")},
+    "max_output_tokens": COMMON["max_tokens"],
+    "instructions": TEXTS,
+    "text": st.sampled_from([{}, {"format": {"type": "text"}}]),
+    "tools": st.just([]),
+    "tool_choice": st.just("none"),
+    "parallel_tool_calls": st.booleans(),
+    "store": st.booleans(),
+    "metadata": st.dictionaries(TEXTS, TEXTS, max_size=3),
+    "truncation": st.sampled_from(["auto", "disabled"]),
+}
+
+
+@st.composite
+def responses(draw: st.DrawFn) -> dict[str, Any]:
+    """The body of a request for a response."""
+    names = draw(st.sets(st.sampled_from(sorted(RESPONSE)), max_size=8))
+    message = st.fixed_dictionaries({"role": st.just("user"), "content": st.one_of(TEXTS, PARTS)})
+    given = {"input": draw(st.one_of(TEXTS, st.lists(message, min_size=1, max_size=3))), "max_output_tokens": 2}
+    return {**given, **{name: draw(RESPONSE[name]) for name in sorted(names)}}
 
 
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     """Path and body."""
+    if draw(st.integers(0, 2)) == 0:
+        return "/v1/responses", draw(responses())
     chat = draw(st.booleans())
     fields = CHAT if chat else COMPLETION
     names = draw(st.sets(st.sampled_from(sorted(fields)), max_size=8))

@@ -115,7 +115,7 @@ def test_every_field_with_every_wrong_value(address: str, engine: msrnn.Engine) 
             check_shape(found)
             counts["not JSON"] += 1
     assert counts.total() > 1000
-    assert len(counts) == 33
+    assert len(counts) == 47
     assert post(address, {"prompt": "The sea", "max_tokens": 5, "temperature": 0}).json()["choices"] == before
     assert engine.counts == Counts(waiting=0, prefill=0, running=0)
     assert len(engine.sessions) == 0
@@ -133,7 +133,7 @@ def test_every_field_with_every_right_value(
         for path, body in right_fields():
             found = client.post(path, content=json.dumps(body))  # a lone surrogate is escaped
             assert found.status_code == 200, f"{body}: {found.text}"
-            assert '"error"' not in found.text
+            assert '"error":{' not in found.text.replace(" ", "")
             count += 1
         assert client.get("/health").status_code == 200
         assert client.delete("/v1/sessions/x").status_code == 200

@@ -38,9 +38,6 @@ USUAL: dict[str, list[Any]] = {
 }
 IN_CHATS: dict[str, list[Any]] = {
     **USUAL,
-    "tools": [[]],
-    "tool_choice": ["none", "auto"],
-    "parallel_tool_calls": [True, False],
     "functions": [[]],
     "function_call": ["none", "auto"],
     "modalities": [["text"]],

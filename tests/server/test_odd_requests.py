@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,9 +29,23 @@ def address(rnn: msrnn.MultiStateRNN, small: Loaded) -> Iterator[str]:
         yield found
 
 
+def check_response(found: httpx.Response, body: dict[str, Any]) -> None:
+    last = found.text
+    if body.get("stream"):
+        *_, last = found.text.removesuffix("\n\n").split("data: ")
+    response = json.loads(last)
+    response = response.get("response", response)
+    assert (response["status"], response["error"]) in (("completed", None), ("incomplete", None))
+    assert response["metadata"] == body.get("metadata", {})
+    assert [item["type"] for item in response["output"]] == ["message"]
+
+
 def check(client: httpx.Client, path: str, body: dict[str, Any]) -> None:
     found = client.post(path, json=body)
     assert found.status_code == 200, found.text
+    if path == "/v1/responses":
+        check_response(found, body)
+        return
     assert "error" not in found.text.partition("choices")[0], found.text
     if body.get("stream"):
         assert found.text.endswith("data: [DONE]\n\n"), found.text[-300:]

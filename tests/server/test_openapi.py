@@ -18,11 +18,13 @@ from msrnn.server.fields import read_request
 from msrnn.server.limits import Limits
 from msrnn.server.openapi import ENDPOINTS, describe_api
 from msrnn.server.request_models import ChatRequest, CompletionRequest
+from msrnn.server.response_models import ResponseRequest
 from msrnn.server.router import Router
 from msrnn.server.server import Server
 from tests.helpers.live_server import KEY, served_by
 from tests.helpers.replicas_here import Local, with_router
 
+RESPONSE = f"resp_{'0' * 32}"
 WRONG = {"n": "x", "chat_template_kwargs": "x", "guided_json": 5}  # elsewhere, an object that no field takes
 NEEDED: dict[str, dict[str, Any]] = {
     "stream_options": {"stream": True},
@@ -44,7 +46,7 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, A
 
 
 def fill(path: str) -> str:
-    return path.replace("{name}", "ann").replace("{model}", "tiny")
+    return path.replace("{name}", "ann").replace("{model}", "tiny").replace("{response}", f"{RESPONSE}_1")
 
 
 def asked(engine: msrnn.Engine, limits: Limits, *requests: tuple[str, str, Any]) -> list[httpx.Response]:
@@ -74,13 +76,15 @@ def test_every_route_is_described_and_nothing_else(engine: msrnn.Engine, documen
 
 def test_the_examples_work(engine: msrnn.Engine, document: dict[str, Any]) -> None:
     """In an order in which the session of the examples is there."""
-    first = ("post", "/v1/completions", {"prompt": "a", "max_tokens": 2, "session_id": "ann"})
+    first = [
+        ("post", "/v1/completions", {"prompt": "a", "max_tokens": 2, "session_id": name}) for name in ("ann", RESPONSE)
+    ]
     described = sorted(operations(document), key=lambda one: one[1] == "delete")
     requests = []
     for path, method, operation in described:
         body = operation.get("requestBody", {"content": {}})["content"].get("application/json", {}).get("example")
         requests.append((method, fill(path), body))
-    _, *answers = asked(engine, Limits(), first, *requests)
+    _, _, *answers = asked(engine, Limits(), *first, *requests)
     for (path, method, operation), answer in zip(described, answers, strict=True):
         assert str(answer.status_code) in operation["responses"], f"{method} {path}: {answer.text}"
         assert answer.status_code < 300, f"{method} {path}: {answer.text}"
@@ -89,9 +93,9 @@ def test_the_examples_work(engine: msrnn.Engine, document: dict[str, Any]) -> No
     engine.sessions.delete("bob")
 
 
-@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest, ResponseRequest])
 def test_what_is_said_of_a_field_is_true(kind: type[Any], document: dict[str, Any]) -> None:
-    path = "/v1/chat/completions" if kind is ChatRequest else "/v1/completions"
+    path = next(one.path for one in ENDPOINTS if one.body is kind)
     content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
     schema = document["components"]["schemas"][content["schema"]["$ref"].rpartition("/")[2]]
     endpoint = next(one for one in ENDPOINTS if one.path == path)
@@ -111,7 +115,8 @@ def test_what_is_said_of_a_field_is_true(kind: type[Any], document: dict[str, An
     for name, field in schema["properties"].items():
         good = [field[key] for key in ("default", "minimum", "maximum") if key in field] + field.get("enum", [])
         for value in good:
-            read({**example, **NEEDED.get(name, {}), name: value})
+            needed = {one: needs for one, needs in NEEDED.get(name, {}).items() if one in schema["properties"]}
+            read({**example, **needed, name: value})
         for bound, step in (("minimum", -1), ("maximum", 1)):
             if bound in field:
                 refused(name, {**example, name: field[bound] + step})
@@ -122,7 +127,8 @@ def test_what_is_said_of_a_field_is_true(kind: type[Any], document: dict[str, An
         checked += len(good)
     assert checked > 40
     assert schema["properties"]["temperature"]["default"] == 0.6
-    assert schema["properties"]["max_tokens"]["default"] == 16
+    limit = "max_output_tokens" if kind is ResponseRequest else "max_tokens"
+    assert schema["properties"][limit]["default"] == 16
     assert schema["additionalProperties"] is False
 
 

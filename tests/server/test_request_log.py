@@ -75,6 +75,8 @@ def test_names_and_odd_paths(server: Server) -> None:
         *[f"GET {name} 404"] * 2,
         f"GET {name}/memory 404",
     ]
+    responses = (("DELETE", "/v1/responses/secret", None), ("POST", "/v1/responses/secret/cancel", None))
+    assert lines_of(server, *responses) == [f"{method} /v1/responses/{{response}} 404" for method in ("DELETE", "POST")]
     odd = ["/v1/models?key=secret", "/%0A%1b[31m%0d200%E2%80%A8%C3%BC", "/" + "a" * 5000, "/wrong/chat"]
     assert lines_of(server, *(("GET", path, None) for path in odd)) == [
         "GET /v1/models 200",
