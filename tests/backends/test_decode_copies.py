@@ -59,7 +59,7 @@ def step_alone(
     return output
 
 
-@pytest.mark.parametrize("heads", [2, 6])
+@pytest.mark.parametrize("heads", [2, pytest.param(6, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", ["torch", "triton"])
 def test_chosen_sequences_are_as_each_alone(name: str, policy: str, heads: int, device: str) -> None:

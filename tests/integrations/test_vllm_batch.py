@@ -18,6 +18,7 @@ from msrnn.layer import attend
 from msrnn.policy import Policy
 
 SCORING, SIZE, PAGES = Scoring(0.25), 9, 6
+POLICIES = ("tova", "h2o", "window+2", "echo", "random")
 
 
 class Layer:
@@ -71,8 +72,14 @@ class Layer:
         return torch.equal(self.pages.view(page).position.sort(-1).values, self.alone[page].position.sort(-1).values)
 
 
-@pytest.mark.parametrize("policy", ["tova", "h2o", "window+2", "echo", "random"])
-@pytest.mark.parametrize("name", ["torch", "triton"])
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        *(("torch", policy) for policy in POLICIES),
+        ("triton", "tova"),
+        *(pytest.param("triton", policy, marks=pytest.mark.slow) for policy in POLICIES[1:]),
+    ],
+)
 def test_requests_of_any_length_in_any_page(name: str, policy: str, device: str) -> None:
     """Decode steps with padding, prompts in chunks, and requests that begin in pages that others have left."""
     layer, chance, ends = Layer(policy, device, name), random.Random(3), dict[int, int]()

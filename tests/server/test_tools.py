@@ -87,7 +87,7 @@ def called(choice: Any) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_call_that_must_be_made_is_as_its_schema_says(address: str, choice: Any, seed: int) -> None:
     fields = {"tools": [TOOL, OTHER] if choice == NAMED else [TOOL], "tool_choice": choice, "seed": seed}
     fields["parallel_tool_calls"] = False
