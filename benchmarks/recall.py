@@ -96,7 +96,7 @@ def find_changes(rnn: msrnn.MultiStateRNN, state: MultiState, tokens: Iterator[T
 
 
 def draw_text(vocabulary: int, tokens: int, few: int | None, *, device: torch.device) -> Tensor:
-    """Random tokens [1, N]; with `few`, each span has so many different ones, and other spans have others."""
+    """Random tokens [1, N]. With `few`, each span is drawn from a small vocabulary of its own, of that many tokens."""
     if few is None:
         return torch.randint(vocabulary, (1, tokens), device=device)
     span = torch.arange(tokens, device=device) // SPAN

@@ -51,7 +51,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
 
 
 def is_deeper(value: Any, levels: int) -> bool:
-    """Whether more than so many objects and lists are within each other; looks no deeper than that."""
+    """Whether objects and lists are nested in more than this number of levels; deeper ones are not visited."""
     found = [value]
     for _ in range(levels):
         found = [inner for one in found for inner in _list_inner(one)]

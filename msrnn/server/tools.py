@@ -53,8 +53,9 @@ class RequestTools(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """A name for these tools; of none, the empty one."""
-        return hashlib.sha256(json.dumps(self.shown).encode()).hexdigest()[:32] if self.shown else ""
+        """A name for these tools, whatever the order of the keys in their schemas; of none, the empty one."""
+        text = json.dumps(self.shown, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32] if self.shown else ""
 
 
 def read_tools(
@@ -72,9 +73,7 @@ def read_tools(
             raise bad_value("tool_choice", f"tool_choice={_describe(request.tool_choice)}: needs tools")
         return tools
     if session is not None and Beginning.parse(session.beginning).tools != tools.digest:
-        raise bad_value(
-            "tools", "tools: this session began with other tools, or none, which it has read; send the same"
-        )
+        raise bad_value("tools", "tools: the session began with other tools, or with none; send the same ones")
     if request.tool_choice == "none":
         return tools
     if form is None:

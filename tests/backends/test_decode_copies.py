@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from msrnn.backends import resolve_backend
 from msrnn.bound import Bound
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import Slots
+from msrnn.errors import UsageError
 from msrnn.policy import Policy
 from tests.helpers.layers import shape_and_scoring
 
@@ -101,3 +103,19 @@ def test_other_sequences_are_not_touched(name: str, device: str) -> None:
     for key, tensor in pool.slots.tensors().items():
         for sequence in (2, 3):
             assert torch.equal(tensor[sequence], before.tensors()[key][sequence]), (key, sequence)
+
+
+def test_kernels_refuse_chosen_sequences_of_quantized_rows(device: str) -> None:
+    shape, scoring = shape_and_scoring(device, 2)
+    slots, pool = (
+        Slots(1, replace(shape, state_dtype=torch.int8), Bound(Policy.parse("tova"), SIZE)),
+        Pool("tova", device, 2),
+    )
+    position, backend = (
+        torch.zeros(1, dtype=torch.int32, device=device),
+        resolve_backend("triton", torch.device(device)),
+    )
+    with pytest.raises(UsageError, match="of rows in the model's dtype"):
+        backend.decode_chosen(
+            slots, torch.zeros(1, dtype=torch.int64, device=device), *pool.inputs(1), position, scoring
+        )

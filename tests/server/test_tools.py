@@ -375,6 +375,9 @@ def test_a_session_keeps_its_tools(served: Live) -> None:
         error = ask(served.address, tools=tools, session_id=name)
         assert (error["param"], "began with other tools" in error["message"]) == ("tools", True)
     assert "message" in ask(served.address, tools=[OTHER, TOOL], session_id=name, max_tokens=3)
+    reordered = {"type": "function", "function": {**TOOL["function"], "parameters": dict(reversed(PARAMETERS.items()))}}
+    assert list(reordered["function"]["parameters"]) != list(PARAMETERS)
+    assert "message" in ask(served.address, tools=[OTHER, reordered], session_id=name, max_tokens=3)
     assert "message" in ask(served.address, tools=[], session_id=name, max_tokens=3)
     plain = f"bob-{next(_numbers)}"
     ask(served.address, tools=[], session_id=plain, max_tokens=3)

@@ -24,6 +24,7 @@ from msrnn.backends.triton.streams import SideStreams
 from msrnn.core.quantization import LARGEST
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import Slots
+from msrnn.errors import UsageError
 from msrnn.policy import RANDOM
 
 
@@ -63,7 +64,10 @@ def decode_triton(
 ) -> Tensor:
     """`Backend.decode`, or, with `sequences` [B] int64, `Backend.decode_chosen`."""
     if sequences is not None and (scoring.repositioning is not None or slots.state_dtype or slots.bound.policy.learned):
-        raise NotImplementedError("chosen sequences with re-rotated keys, quantized rows or learned weights")
+        reason = (
+            "kernels step chosen sequences at original positions, of rows in the model's dtype, without learned weights"
+        )
+        raise UsageError(reason, advice="use backend torch")
     query, key, value, query_position = (t.contiguous() for t in (query, key, value, query_position))
     graded, side = None, SideStreams(query.device)
     if slots.bound.policy.learned and slots.state_dtype is None:
