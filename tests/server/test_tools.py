@@ -22,8 +22,14 @@ from tests.helpers.tool_templates import tool_tokenizer
 
 CHAT = "/v1/chat/completions"
 KINDS = {"enum": ["cat", "dog"]}
-PARAMETERS = {"type": "object", "properties": {"kind": KINDS}, "required": ["kind"], "additionalProperties": False}
-TOOL = {"type": "function", "function": {"name": "find_pet", "description": "finds a pet", "parameters": PARAMETERS}}
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"kind": KINDS},
+    "required": ["kind"],
+    "additionalProperties": False,
+}
+FUNCTION: dict[str, Any] = {"name": "find_pet", "description": "finds a pet", "parameters": PARAMETERS}
+TOOL = {"type": "function", "function": FUNCTION}
 OTHER = {"type": "function", "function": {"name": "wait", "parameters": {"type": "object", "properties": {}}}}
 USER = {"role": "user", "content": "a pet?"}
 BODY: dict[str, Any] = {"messages": [USER], "tools": [TOOL], "max_tokens": 300, "seed": 1}
@@ -375,9 +381,11 @@ def test_a_session_keeps_its_tools(served: Live) -> None:
         error = ask(served.address, tools=tools, session_id=name)
         assert (error["param"], "began with other tools" in error["message"]) == ("tools", True)
     assert "message" in ask(served.address, tools=[OTHER, TOOL], session_id=name, max_tokens=3)
-    reordered = {"type": "function", "function": {**TOOL["function"], "parameters": dict(reversed(PARAMETERS.items()))}}
-    assert list(reordered["function"]["parameters"]) != list(PARAMETERS)
-    assert "message" in ask(served.address, tools=[OTHER, reordered], session_id=name, max_tokens=3)
+    reordered = {**FUNCTION, "parameters": dict(reversed(PARAMETERS.items()))}
+    assert list(reordered["parameters"]) != list(PARAMETERS)
+    assert "message" in ask(
+        served.address, tools=[OTHER, {"type": "function", "function": reordered}], session_id=name, max_tokens=3
+    )
     assert "message" in ask(served.address, tools=[], session_id=name, max_tokens=3)
     plain = f"bob-{next(_numbers)}"
     ask(served.address, tools=[], session_id=plain, max_tokens=3)
