@@ -18,22 +18,22 @@ from msrnn.server.call_detection import find_format
 from tests.helpers.byte_tokenizer import byte_model
 from tests.helpers.live_server import KEY, Live, live, post
 from tests.helpers.said import say
+from tests.helpers.tool_requests import (
+    BODY,
+    CALL,
+    CALLED,
+    CHAT,
+    FUNCTION,
+    NAMED,
+    OTHER,
+    PARAMETERS,
+    RESULT,
+    TOOL,
+    USER,
+    ask,
+)
 from tests.helpers.tool_templates import tool_tokenizer
 
-CHAT = "/v1/chat/completions"
-KINDS = {"enum": ["cat", "dog"]}
-PARAMETERS: dict[str, Any] = {
-    "type": "object",
-    "properties": {"kind": KINDS},
-    "required": ["kind"],
-    "additionalProperties": False,
-}
-FUNCTION: dict[str, Any] = {"name": "find_pet", "description": "finds a pet", "parameters": PARAMETERS}
-TOOL = {"type": "function", "function": FUNCTION}
-OTHER = {"type": "function", "function": {"name": "wait", "parameters": {"type": "object", "properties": {}}}}
-USER = {"role": "user", "content": "a pet?"}
-BODY: dict[str, Any] = {"messages": [USER], "tools": [TOOL], "max_tokens": 300, "seed": 1}
-NAMED = {"type": "function", "function": {"name": "find_pet"}}
 SAID = {  # two calls where there may be several, else one
     "hermes": 'so:\n<tool_call>\n{"name": "find_pet", "arguments": {"kind": "cat"}}\n</tool_call>\n'
     '<tool_call>\n{"name": "find_pet", "arguments": {"kind": "<dog>"}}\n</tool_call>',
@@ -64,12 +64,6 @@ def address(served: Live) -> str:
 @pytest.fixture
 def client(address: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{address}/v1", api_key=KEY)
-
-
-def ask(address: str, **fields: Any) -> Any:
-    """The choice of the answer, or the error."""
-    found = post(address, {**BODY, **fields}, CHAT).json()
-    return found["error"] if "error" in found else found["choices"][0]
 
 
 def stream(address: str, **fields: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -238,67 +232,6 @@ def test_the_guide(
     exec(compile(code.replace("tools=tools)", "tools=tools, max_tokens=300)"), "serving.md", "exec"), names)
     assert "It is dry in Paris." in str(names["messages"])
     assert capsys.readouterr().out == "None\n"  # this model calls again
-
-
-CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "find_pet", "arguments": '{"kind": "cat"}'}}
-CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
-RESULT = {"role": "tool", "tool_call_id": "abcdefghi", "content": "Bo"}
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "words"),
-    [
-        ({"tools": [{"type": "retrieval"}]}, "tools", "a list of at most 128 functions"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "1 to 64 letters"),
-        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "string"}}}]}, "tools", ""),
-        ({"tools": [TOOL, TOOL]}, "tools", "the name of two functions"),
-        ({"tools": [], "tool_choice": "required"}, "tool_choice", "needs tools"),
-        ({"tool_choice": "maybe"}, "tool_choice", '"none", "auto", "required"'),
-        ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "not the name of one"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "give tool_choice none"),
-        ({"messages": [USER, CALLED]}, "messages", "the results of abcdefghi are missing"),
-        ({"messages": [USER, CALLED, USER]}, "messages", "messages[2]: the results of abcdefghi are missing"),
-        ({"messages": [USER, RESULT]}, "messages[1].tool_call_id", "is no call of the assistant"),
-        ({"messages": [USER, CALLED, RESULT, RESULT]}, "messages[3].tool_call_id", "is no call"),
-        ({"messages": [USER, {**CALLED, "tool_calls": [CALL, CALL]}, RESULT]}, "messages[1].tool_calls", "one id"),
-        ({"messages": [{**USER, "tool_calls": [CALL]}]}, "messages[0].tool_calls", "only messages of the assistant"),
-        ({"messages": [USER, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id", "the role tool have it"),
-        ({"messages": [USER, {"role": "assistant", "content": None}]}, "messages[1].content", "must be text"),
-        ({"messages": [USER, {"role": "assistant", "content": "so"}]}, "tools", "add_generation_prompt true"),
-    ],
-)
-def test_what_is_refused(address: str, fields: dict[str, Any], param: str, words: str) -> None:
-    error = ask(address, **fields)
-    assert (error["param"], words in error["message"]) == (param, True), error["message"]
-
-
-@pytest.mark.parametrize("arguments", ["", "[]", "{", '{"a": NaN}', '{"a": 1e999}', "[" * 9999, '{"a": "\\ud800"}'])
-def test_arguments_that_are_no_object(address: str, arguments: str) -> None:
-    call = {**CALL, "function": {"name": "find_pet", "arguments": arguments}}
-    error = ask(address, messages=[USER, {**CALLED, "tool_calls": [call]}, RESULT])
-    assert error["param"] == "messages[1].tool_calls"
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"type": "object", "properties": {"a": {"not": {}}}},
-        {"type": "object", "properties": {"a": {"pattern": "(" * 500}}},
-        {"type": "object", "description": "x" * 70_000},
-    ],
-)
-def test_schemas_that_cannot_be_followed(address: str, parameters: Any) -> None:
-    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
-    error = ask(address, tools=tools, tool_choice="required")
-    assert (error["param"], error["code"]) == ("tools", "invalid_value"), error
-
-
-def test_deep_schemas(address: str) -> None:
-    deep: Any = {}
-    for _ in range(100):
-        deep = {"type": "object", "properties": {"a": deep}}
-    error = ask(address, tools=[{"type": "function", "function": {"name": "f", "parameters": deep}}])
-    assert error["param"] == "tools"
 
 
 def test_special_tokens_of_tools_and_calls_are_refused_and_of_results_are_text(address: str, served: Live) -> None:
