@@ -345,26 +345,3 @@ def test_responses_belong_to_a_key() -> None:
         with pytest.raises(openai.NotFoundError):
             connect(found.address, "other").responses.delete(first["id"])
         assert respond(found.address, previous_response_id=first["id"])["status"] == "completed"
-
-
-@pytest.mark.parametrize("name", ["messages", "max_tokens", "session_id", "response_format"])
-def test_fields_of_chats_are_refused_by_their_own_names(address: str, name: str) -> None:
-    error = respond(address, **{name: 3})
-    assert (error["param"], error["code"]) == (name, "unsupported_field")
-    assert error["message"].startswith(repr(name))
-
-
-def test_a_schema_that_cannot_be_followed(address: str) -> None:
-    error = respond(address, text={"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}})
-    assert (error["param"], error["message"].startswith("text: ")) == ("text", True)
-
-
-def test_an_error_in_a_stream_is_raised(served: Live, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-    fast = slow_down(served.server.engine, monkeypatch)
-    about: Any = {"model": "tiny", "input": "hello", "max_output_tokens": 500, "extra_body": {"ignore_eos": True}}
-    stream = client.responses.create(**about, stream=True)
-    assert next(stream).type == "response.created"
-    served.server.end_answers()
-    with pytest.raises(openai.APIError, match="shutting down"):
-        list(stream)
-    fast.set()
