@@ -5,9 +5,10 @@
 With random weights and random tokens, all guests change at every token, and those that are fetched lie far from each
 other in the archive: the most that a step can cost. Real text changes about half of them, and several lie in each page
 of 64 KB, whose address a GPU translates once. So steps are also measured with queries that have a part in common, which
-is added after their projection, and after texts whose spans of 128 tokens have few different tokens (`--few`), by the
-share of the guests that a token changes and by the pages for each fetched row. Memory is pinned and graphs are captured
-before anything is measured, but for the first read of the whole text, which is reported on its own.
+is added after their projection, and with keys of each 128 tokens that have a part in common (`--alike-keys`), by the
+share of the guests that a token changes and by the pages for each fetched row. With 0.9 of both in common, these are as
+in real text. Memory is pinned and graphs are captured before anything is measured, but for the first read of the whole
+text, which is reported on its own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from msrnn.recall import SEGMENT
 TEXT, QUESTION, STEPS = 16_384, 32, 20  # tokens
 WARM_UP = 4  # reads of one shape, after which its graph is captured
 ALIKE = (0.0, 0.8, 0.9, 0.95, 1.0)  # shares of a query's square that all tokens have in common
-SPAN = 128  # tokens that may be few different ones
+SPAN = 128  # tokens whose keys have a part in common, another one than the next
 PAGE = 2**16  # bytes of the host's memory whose address a GPU translates at once
 
 
@@ -55,18 +56,36 @@ def step_milliseconds(
     return [1000 * timed(steps) / STEPS for _ in range(rounds)]
 
 
-class AlikeQueries:
-    """Gives the queries of all tokens a part in common: each layer's queries of one random row."""
+class Alike:
+    """Gives the queries or keys of all layers a part in common: those of one random row, or of one for each span.
 
-    def __init__(self, model: Any) -> None:
-        self.share = torch.zeros((), device=model.device, dtype=model.dtype)  # captured graphs read it
+    A hook is one kernel, so that a step hardly takes longer. Captured graphs read tensors that `set_share` changes.
+    """
+
+    def __init__(self, model: Any, projection: str, spans: int = 1) -> None:
+        self._own = torch.ones((), device=model.device, dtype=model.dtype)
+        self._parts: list[tuple[Tensor, Tensor]] = []  # of each layer: all that is in common, and the share of it
+        self._span = torch.zeros(1, 1, dtype=torch.int64, device=model.device)  # of each token
+        model.model.rotary_emb.register_forward_pre_hook(self._find_spans, with_kwargs=True)
         for layer in model.model.layers:
-            projection = layer.self_attn.q_proj
-            common = projection(torch.randn(projection.in_features, device=model.device, dtype=model.dtype))
-            projection.register_forward_hook(partial(self._mix, common))
+            module = getattr(layer.self_attn, projection)
+            rows = module(torch.randn(spans, module.in_features, device=model.device, dtype=model.dtype))
+            self._parts.append((rows, torch.zeros_like(rows)))
+            module.register_forward_hook(partial(self._mix, self._parts[-1][1]))
 
-    def _mix(self, common: Tensor, _: Any, __: Any, query: Tensor) -> Tensor:
-        return (1 - self.share).sqrt() * query + self.share.sqrt() * common
+    def set_share(self, share: float) -> None:
+        """Let this share of the square be in common."""
+        self._own.fill_((1 - share) ** 0.5)
+        for rows, part in self._parts:
+            torch.mul(rows, share**0.5, out=part)
+
+    def _find_spans(self, _: Any, __: Any, inputs: dict[str, Tensor]) -> None:
+        self._span = inputs["position_ids"] // SPAN
+
+    def _mix(self, part: Tensor, _: Any, __: Any, output: Tensor) -> Tensor:
+        if len(part) > 1 and output.shape[1] == 1:  # a token of a step: spans are of the text
+            return output
+        return torch.addcmul(part if len(part) == 1 else part[self._span % len(part)], output, self._own)
 
 
 class Changes(NamedTuple):
@@ -95,12 +114,17 @@ def find_changes(rnn: msrnn.MultiStateRNN, state: MultiState, tokens: Iterator[T
     return Changes(fetched / guests, pages / max(fetched, 1))
 
 
-def draw_text(vocabulary: int, tokens: int, few: int | None, *, device: torch.device) -> Tensor:
-    """Random tokens [1, N]. With `few`, each span is drawn from a small vocabulary of its own, of that many tokens."""
-    if few is None:
-        return torch.randint(vocabulary, (1, tokens), device=device)
-    span = torch.arange(tokens, device=device) // SPAN
-    return ((span * few + torch.randint(few, (tokens,), device=device)) % vocabulary)[None]
+def steps_by_changes(
+    rnn: msrnn.MultiStateRNN, state: MultiState, tokens: Iterator[Tensor], queries: Alike, rounds: int
+) -> dict[str, list[float]]:
+    """The milliseconds of steps whose queries have less or more in common."""
+    stepping = {}
+    for share in ALIKE:
+        queries.set_share(share)
+        changes = find_changes(rnn, state, tokens)
+        stepping[f"with, {changes}"] = step_milliseconds(rnn, state, tokens, rounds)
+    queries.set_share(0.0)
+    return stepping
 
 
 def device_gigabytes(rnn: msrnn.MultiStateRNN, tokens: int) -> float:
@@ -125,7 +149,13 @@ def main() -> None:
     parser.add_argument("--archived", type=int, default=100_000, help="tokens of the archive")
     parser.add_argument("--recall", type=int, default=256, help="rows of each KV head")
     parser.add_argument("--size", type=int, default=512)
-    parser.add_argument("--few", type=int, nargs="*", default=[16, 4], help="different tokens of a span of the text")
+    parser.add_argument(
+        "--alike-keys",
+        type=float,
+        nargs="*",
+        default=[0.7, 0.9],
+        help=f"shares of a key's square that {SPAN} tokens have in common; the text is read once for each",
+    )
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -134,9 +164,10 @@ def main() -> None:
         parser.error(f"--archived {args.archived}: must be more than {TEXT:,}, the tokens that are read first")
     torch.manual_seed(0)
     model: Any = random_model(args.random_weights)
-    draw = partial(draw_text, model.config.vocab_size, device=model.device)
-    text, tokens = draw(args.archived, None), draw(4096, None)
-    alike = AlikeQueries(model)
+    text, tokens = (
+        torch.randint(model.config.vocab_size, (1, count), device=model.device) for count in (args.archived, 4096)
+    )
+    queries = Alike(model, "q_proj")
     what = f"{args.random_weights}, echo {args.size} + {args.recall}"
 
     reading: dict[str, list[float]] = {}
@@ -164,17 +195,17 @@ def main() -> None:
             asked = [timed(rnn.read, question, fork, last_only=True, recall_every=1) for _ in range(WARM_UP)]
             report(f"a question of {QUESTION} tokens, {what}", {"first": asked[:1], "later": asked[1:]}, "s")
             del fork
-            for few in (None, *args.few):
-                if few is not None:
-                    state = rnn.state()
-                    rnn.read(draw(args.archived, few), state, last_only=True)
-                for share in ALIKE:
-                    alike.share.fill_(share)
-                    changes = find_changes(rnn, state, following)
-                    stepping[f"with, {changes}"] = step_milliseconds(rnn, state, following, args.rounds)
-                alike.share.zero_()
+            stepping = steps_by_changes(rnn, state, following, queries, args.rounds)
         del state
         rnn.release()
+    keys = Alike(model, "k_proj", -(-args.archived // SPAN))
+    rnn = msrnn.MultiStateRNN(model, "echo", args.size, recall=args.recall)
+    for share in args.alike_keys:
+        keys.set_share(share)
+        state = rnn.state()
+        rnn.read(text, state, last_only=True)
+        stepping |= steps_by_changes(rnn, state, iter(tokens.split(1, 1)), queries, args.rounds)
+        del state
     report(f"reading {TEXT:,} tokens with an archive, {what}", reading, "s", target=1.15)
     report(f"the first read of {args.archived - TEXT:,} more tokens, {what}", whole, "s")
     for name, steps in stepping.items():
