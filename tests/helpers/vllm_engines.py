@@ -160,3 +160,35 @@ def same_positions(one: Answer, other: Answer) -> bool:
     """Whether the same tokens are held in each group of each layer; their slots may differ."""
     pairs = zip(one.positions, other.positions, strict=True)
     return all(torch.equal(a.sort(-1).values, b.sort(-1).values) for a, b in pairs)
+
+
+def find_differences(rnn: MultiStateRNN, prompts: Sequence[list[int]], found: Served, answer: int) -> list[str]:
+    """Where answers, and what is held if `found` says it, are not those of `generate`; with what explains it."""
+    lines = []
+    for number, (prompt, given) in enumerate(zip(prompts, found.answers, strict=True)):
+        expected = expect_answer(rnn, prompt, answer)
+        name = f"request {number} ({len(prompt)} tokens, preempted {given.preemptions} times)"
+        if given.tokens != expected.tokens:
+            lines.append(f"{name}: {_describe_tokens(rnn, prompt, given.tokens, expected.tokens)}")
+        if given.positions and not same_positions(given, expected):
+            lines.extend(f"{name}: {line}" for line in _describe_positions(given, expected))
+    return lines
+
+
+def _describe_tokens(rnn: MultiStateRNN, prompt: list[int], given: list[int], expected: list[int]) -> str:
+    at = next((i for i, pair in enumerate(zip(given, expected, strict=False)) if pair[0] != pair[1]), None)
+    if at is None:
+        return f"{len(given)} tokens instead of {len(expected)}"
+    text = torch.tensor([prompt + expected[:at]], device=rnn.device)
+    logits = rnn.read(text, rnn.state(batch_size=1))[0, -1]
+    ahead = float(logits[expected[at]] - logits[given[at]])
+    return f"token {at} of {given} instead of {expected}; the logit of the expected token is larger by {ahead:.2g}"
+
+
+def _describe_positions(given: Answer, expected: Answer) -> Iterator[str]:
+    for layer, pair in enumerate(zip(given.positions, expected.positions, strict=True)):
+        for group, (one, other) in enumerate(zip(*pair, strict=True)):
+            held, due = set(one.tolist()), set(other.tolist())
+            if held != due:
+                extra, missing = sorted(held - due), sorted(due - held)
+                yield f"layer {layer}, group {group} holds {extra} instead of {missing}"

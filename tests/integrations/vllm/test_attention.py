@@ -7,15 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from msrnn.hf.rnn import MultiStateRNN
-from tests.helpers.vllm_engines import (
-    PAGES,
-    draw_prompts,
-    expect_answer,
-    open_llm,
-    same_positions,
-    serve,
-    write_model,
-)
+from tests.helpers.vllm_engines import PAGES, draw_prompts, find_differences, open_llm, serve, write_model
 
 pytest.importorskip("vllm", reason="vLLM is not installed: pip install 'msrnn[vllm]'")
 
@@ -57,10 +49,7 @@ def test_requests_that_arrive_at_random(
     assert 2 < found.most_running < PAGES
     assert sum(answer.preemptions for answer in found.answers) > 8
     rnn = load_rnn(folders[family], policy, size)
-    for prompt, answer in zip(prompts, found.answers, strict=True):
-        expected = expect_answer(rnn, prompt, ANSWER)
-        assert answer.tokens == expected.tokens
-        assert same_positions(answer, expected)
+    assert not find_differences(rnn, prompts, found, ANSWER)
 
 
 def test_every_other_policy(folders: dict[str, str]) -> None:
@@ -69,10 +58,7 @@ def test_every_other_policy(folders: dict[str, str]) -> None:
         with open_llm(folders["llama"], {"policy": policy, "size": 24}) as llm:
             found = serve(llm, prompts, ANSWER)
         rnn = load_rnn(folders["llama"], policy, 24)
-        for prompt, answer in zip(prompts, found.answers, strict=True):
-            expected = expect_answer(rnn, prompt, ANSWER)
-            assert answer.tokens == expected.tokens, policy
-            assert same_positions(answer, expected), policy
+        assert not find_differences(rnn, prompts, found, ANSWER), policy
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -85,7 +71,4 @@ def test_requests_in_batches(folders: dict[str, str], policy: str, monkeypatch: 
         found = serve(llm, prompts, ANSWER, preempt_at=(25, 40, 60))
     assert found.most_running > 2
     rnn = load_rnn(folders["llama"], policy, 24)
-    for prompt, answer in zip(prompts, found.answers, strict=True):
-        expected = expect_answer(rnn, prompt, ANSWER)
-        assert answer.tokens == expected.tokens
-        assert same_positions(answer, expected)
+    assert not find_differences(rnn, prompts, found, ANSWER)

@@ -15,6 +15,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from msrnn.errors import UsageError
+from msrnn.integrations.vllm import metadata
 from msrnn.integrations.vllm.metadata import BoundedMetadataBuilder, Reading
 from msrnn.integrations.vllm.spec import bound_spec
 from msrnn.integrations.vllm_options import Options
@@ -90,3 +91,29 @@ def test_a_cache_that_was_planned_for_other_options(config: Any) -> None:
         open_builder(config, size=17)
     with pytest.raises(UsageError, match="was planned for another model"):
         BoundedMetadataBuilder(plain_spec(), ["layer"], config, CPU)
+
+
+def test_padding_of_a_captured_step(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph is captured with null blocks only. Its replays read the same addresses, of fewer requests at times."""
+    monkeypatch.setattr(metadata, "reads_together", lambda _: True)
+    builder = open_builder(config)
+    captured = builder.build(0, step([0, 0, 0, 0], [1, 1, 1, 1], [300, 300, 300, 300])).steps
+    assert captured is not None
+    assert captured.position.tolist() == [-1, -1, -1, -1]
+    builder.build(0, step([7, 3], [9, 5], [9, 5]))
+    replayed = builder.build(0, step([7, 3, 0, 0], [1, 1, 0, 0], [10, 6, 0, 0]))
+    assert replayed.prompts == ()
+    assert (captured.pages.tolist(), captured.position.tolist()) == ([7, 3, 0, 0], [9, 5, -1, -1])
+
+
+def test_decode_steps_beside_prompts(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt's last token, alone in its step, is a decode step where it stands before the prompts."""
+    monkeypatch.setattr(metadata, "reads_together", lambda _: True)
+    builder = open_builder(config)
+    builder.build(0, step([7, 3], [9, 5], [9, 5]))
+    mixed = builder.build(0, step([7, 3, 2, 4], [1, 1, 6, 1], [10, 6, 6, 1]))
+    assert mixed.steps is not None
+    assert (mixed.steps.pages.tolist(), mixed.steps.position.tolist()) == ([7, 3], [9, 5])
+    [prompts] = mixed.prompts
+    assert prompts.pages.tolist() == [2, 4]
+    assert prompts.targets.tolist() == [*range(2, 9)]
