@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -26,8 +25,7 @@ from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.scores import Scoring
 
 SCORES = 2**28  # that there is room for; more KV heads are ranked one after the other
-DIVIDED = 2**27  # bytes of copied keys from which heads are searched in parts
-PARTS = 1, 1, 2, 2, 2  # sizes of these parts, relative to each other: fetching begins after the first, which is small
+PART_BYTES, PARTS = 2**26, 4  # copied keys that are worth a part of the search, and the most parts
 
 Then = Callable[[Tensor, slice], None]
 
@@ -65,11 +63,9 @@ def search_triton(
 
 def _divide(heads: int, scores: int, nbytes: int) -> list[slice]:
     """Parts of the KV heads: with this number of scores for each, and these bytes for all."""
-    sizes, most = PARTS if nbytes >= DIVIDED else (1,), max(1, SCORES // scores)
-    ends = [heads * size // sum(sizes) for size in accumulate(sizes)]
-    return [
-        slice(first, min(first + most, end)) for begin, end in pairwise([0, *ends]) for first in range(begin, end, most)
-    ]
+    parts = max(1, min(PARTS, nbytes // PART_BYTES))
+    each = max(1, min(-(-heads // parts), SCORES // scores))
+    return [slice(first, min(first + each, heads)) for first in range(0, heads, each)]
 
 
 def _find_held(slots: PagedSlots, position: Tensor) -> Tensor:
