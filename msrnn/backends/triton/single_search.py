@@ -26,8 +26,8 @@ from msrnn.core.paged_slots import PagedSlots
 TILE = tl.constexpr(paged_slots.TILE)
 ROWS = tl.constexpr(LEAST)
 MARKED, HELD = 4096, 1024  # tokens that one program marks, and held ones that it looks at together
-SPAN, TOKENS = 1024, 64  # that one program scores, and that it scores at once
-WARPS, STAGES = 2, 3  # with twice as many tokens in two stages, there would be no registers for a selection beside it
+SPAN, TOKENS = 1024, 128  # that one program scores, and that it scores at once
+WARPS = 2
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def mark_kernel(held, marks, S: tl.constexpr, N: tl.constexpr, BM: tl.constexpr,
 def rank_kernel(
     query, position, table, index, scales, marks, ranks, tops, before,
     K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, MOST: tl.constexpr, N: tl.constexpr,
-    SPAN: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
+    SPAN: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """The ranks of SPAN tokens of a segment for the query of a KV head after the first `before`.
 
@@ -67,7 +67,7 @@ def rank_kernel(
     p_table = table + (i_b * MOST + begin // SEGMENT) * FIELDS
     p_index, p_scales = locate(p_table, INDEX, index), locate(p_table, INDEX_SCALE, scales)
     ranked = tl.minimum(end, tl.maximum(begin, tl.cdiv(read, BN) * BN))
-    for first in tl.range(begin, ranked, BN, num_stages=STAGES):
+    for first in tl.range(begin, ranked, BN, num_stages=2):
         o_t = first + o_n
         m_n, o_row = o_t < read, i_k * SEGMENT + o_t % SEGMENT
         m_k = m_n[:, None] & (o_d < D)[None, :]
@@ -104,6 +104,5 @@ def rank_single(
     (B, K, N), D = ranks.shape, query.shape[-1]
     rank_kernel[(part.stop - part.start, N // SPAN)](
         query, position, slots.table, *index_types(slots), marks, ranks, tops, part.start,
-        K=K, G=len(marks) // B, D=D, MOST=slots.table.shape[1], N=N, SPAN=SPAN, BN=TOKENS, STAGES=STAGES,
-        num_warps=WARPS,
+        K=K, G=len(marks) // B, D=D, MOST=slots.table.shape[1], N=N, SPAN=SPAN, BN=TOKENS, num_warps=WARPS,
     )  # fmt: skip
