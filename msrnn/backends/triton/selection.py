@@ -16,12 +16,9 @@ from msrnn.core import paged_slots
 
 TILE = tl.constexpr(paged_slots.TILE)
 FAR = tl.constexpr(2**31 - 1)
-BITS = tl.constexpr(8)  # of a digit
-DIGITS = tl.constexpr(2**BITS)
+DIGITS = tl.constexpr(256)  # of eight bits
 STAYS = tl.constexpr(-2)  # a guest that is recalled again, at its place
-# Ranks that are looked at together: of tiles, of their tokens, and of those that are left. More would need registers
-# that the programs of a search beside it have: a selection would then wait until they end.
-CHUNK, MANY, FEW = 1024, 4096, 512
+CHUNK, FEW = 2048, 512  # ranks that are looked at together: of tiles and their tokens, and of those that are left
 WARPS = 8
 
 
@@ -37,49 +34,38 @@ def first_position(p_position, T):
 
 
 @triton.jit
-def _enumerate(start, WIDTH: tl.constexpr):
-    """WIDTH numbers from `start`; the compiler is not told that they follow each other.
+def _find_threshold(p_ranks, n, count, CHUNK: tl.constexpr):
+    """The count-th largest of n ranks, and how many that equal it are among the first.
 
-    It would let each thread read several in a row, and exchange them between threads where they are stored apart.
+    Digit by digit, the highest first: how many ranks have each digit, of those that have the digits found before.
     """
-    return tl.max_contiguous(start + tl.arange(0, WIDTH), 1)
-
-
-@triton.jit
-def _find_threshold(p_ranks, n, count, low, high, CHUNK: tl.constexpr):
-    """A threshold for the first `count` of n ranks, and how many of those that equal it are among them, at most.
-
-    Ranks are -1, or from low to high, which at least `count` of them are. This range is divided into DIGITS parts, and
-    the part of the last of the first ranks is divided again. If all ranks of a part are among the first, its beginning
-    is the threshold.
-    """
-    o_digit, o_bit = tl.arange(0, DIGITS), tl.arange(0, 32)
-    while low < high:
-        shift = tl.maximum(tl.sum(((high - low) >> o_bit > 0).to(tl.int32)) - BITS, 0)
+    o_digit, found = tl.arange(0, DIGITS), 0
+    for shift in tl.static_range(24, -1, -8):
         b_counts = tl.zeros([DIGITS], tl.int32)
         for start in range(0, n, CHUNK):
-            o_n = _enumerate(start, CHUNK)
+            o_n = start + tl.arange(0, CHUNK)
             b_rank = tl.load(p_ranks + o_n, mask=o_n < n, other=-1)
-            m_rank = (b_rank >= low) & (b_rank <= high)
-            b_counts += tl.histogram(tl.where(m_rank, b_rank - low, 0) >> shift, DIGITS, mask=m_rank)
+            m_rank = (b_rank >= 0) & ((b_rank >> shift) // DIGITS == found)
+            b_counts += tl.histogram((b_rank >> shift) & (DIGITS - 1), DIGITS, mask=m_rank)
         b_from = tl.cumsum(b_counts, axis=0, reverse=True)
-        reached = tl.max(tl.where(b_from <= count, b_from, 0))
-        low += tl.max(tl.where(b_from >= count, o_digit, 0)) << shift
-        high = tl.where(reached == count, low, low + tl.minimum(high - low, (1 << shift) - 1))
-        count -= tl.where(reached == count, 0, reached)
-    return low, count
+        if shift == 24:
+            count = tl.minimum(count, tl.max(b_from))
+        digit = tl.max(tl.where(b_from >= count, o_digit, 0))
+        count -= tl.sum(tl.where(o_digit > digit, b_counts, 0))
+        found = found * DIGITS + digit
+    return found, count
 
 
 @triton.jit
-def _keep_first(p_ranks, p_names, p_kept, n, count, low, high, CHUNK: tl.constexpr):
-    """Write the names of the first `count` of n ranks to p_kept, in their order -> a number that no kept rank is below.
+def _keep_first(p_ranks, p_names, p_kept, n, count, CHUNK: tl.constexpr):
+    """Write the names of the first `count` of n ranks to p_kept, in their order -> their number and the threshold.
 
-    The name of the i-th is p_names[i]; i itself if that is None. For low and high, see `_find_threshold`.
+    The name of the i-th is p_names[i]; i itself if that is None.
     """
-    threshold, equal = _find_threshold(p_ranks, n, count, low, high, CHUNK)
+    threshold, equal = _find_threshold(p_ranks, n, count, CHUNK)
     kept = 0
     for start in range(0, n, CHUNK):
-        o_n = _enumerate(start, CHUNK)
+        o_n = start + tl.arange(0, CHUNK)
         b_rank = tl.load(p_ranks + o_n, mask=o_n < n, other=-1)
         b_equal = (b_rank == threshold).to(tl.int32)
         m_kept = (b_rank > threshold) | ((b_equal > 0) & (tl.cumsum(b_equal, axis=0) <= equal))
@@ -87,68 +73,62 @@ def _keep_first(p_ranks, p_names, p_kept, n, count, low, high, CHUNK: tl.constex
         b_kept = m_kept.to(tl.int32)
         tl.store(p_kept + kept + tl.cumsum(b_kept, axis=0) - 1, b_name, mask=m_kept)
         kept, equal = kept + tl.sum(b_kept), equal - tl.sum(b_equal)
-    return threshold
+    return kept, threshold
 
 
 @triton.jit
 def _select(
     ranks, tops, tiles, left, names, chosen,
-    N: tl.constexpr, COUNT: tl.constexpr, CHUNK: tl.constexpr, MANY: tl.constexpr, FEW: tl.constexpr,
+    N: tl.constexpr, COUNT: tl.constexpr, CHUNK: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
     """Write the positions of the COUNT tokens with the largest ranks to `chosen`, in order -> how many there are.
 
     They are in the COUNT tiles with the largest tops, and none is less than the least of these tops, if there are so
     many. `tiles`, `left` and `names` are room for the tiles and tokens between.
     """
-    total, least, most = 0, FAR, -1
-    for start in range(0, N // TILE, CHUNK):
-        o_n = _enumerate(start, CHUNK)
-        b_top = tl.load(tops + o_n, mask=o_n < N // TILE, other=-1)
-        total += tl.sum((b_top >= 0).to(tl.int32))
-        least, most = tl.minimum(least, tl.min(tl.where(b_top >= 0, b_top, FAR))), tl.maximum(most, tl.max(b_top))
-    count = tl.minimum(total, COUNT)
-    threshold = _keep_first(tops, None, tiles, N // TILE, count, least, most, CHUNK)
-    threshold = tl.where(total < COUNT, 0, threshold)
+    count, threshold = _keep_first(tops, None, tiles, N // TILE, COUNT, CHUNK)
+    threshold = tl.where(count < COUNT, 0, threshold)
     tl.debug_barrier()
     candidates = 0
-    for start in range(0, count * TILE, MANY):
-        o_n = _enumerate(start, MANY)
+    for start in range(0, count * TILE, CHUNK):
+        o_n = start + tl.arange(0, CHUNK)
         m_n = o_n < count * TILE
         b_name = tl.load(tiles + o_n // TILE, mask=m_n, other=0) * TILE + o_n % TILE
         b_rank = tl.load(ranks + b_name, mask=m_n, other=-1)
-        m_n = b_rank >= threshold
+        m_n = (b_rank >= 0) & (b_rank >= threshold)
         b_n = m_n.to(tl.int32)
         o_kept = candidates + tl.cumsum(b_n, axis=0) - 1
         tl.store(left + o_kept, b_rank, mask=m_n)
         tl.store(names + o_kept, b_name, mask=m_n)
         candidates += tl.sum(b_n)
     tl.debug_barrier()
-    count = tl.minimum(candidates, COUNT)
-    _keep_first(left, names, chosen, candidates, count, threshold, most, FEW)
+    count, _ = _keep_first(left, names, chosen, candidates, COUNT, FEW)
     tl.debug_barrier()
     return count
 
 
 @triton.jit
-def _place(chosen, count, guests, fresh, COUNT: tl.constexpr, STEPS: tl.constexpr):
+def _place(chosen, count, guests, recalled, fresh, COUNT: tl.constexpr, STEPS: tl.constexpr):
     """What becomes of the guests at their places: STAYS, the position of a token that comes in, or -1 for none.
 
-    Rows that stay are not moved, so only new ones have to be fetched. The `count` chosen tokens are in order; `fresh`
-    is room for those of them that are no guests yet.
+    Rows that stay are not moved, so only new ones have to be fetched. `recalled` and `fresh` are room for whether each
+    of the `count` chosen tokens, which are in order, is a guest already, and for those that are not.
     """
     o_g = tl.arange(0, 2**STEPS)
     m_g, m_chosen = o_g < COUNT, o_g < count
     b_guest = tl.load(guests + o_g, mask=m_g, other=-1)
-    b_chosen = tl.load(chosen + o_g, mask=m_chosen, other=FAR)
+    tl.store(recalled + o_g, 0, mask=m_g)
     b_at = tl.zeros_like(b_guest)  # how many chosen tokens are before each guest
     for step in tl.static_range(STEPS, -1, -1):
         b_next = b_at + 2**step
         b_before = tl.load(chosen + b_next - 1, mask=b_next <= count, other=FAR)
         b_at = tl.where(b_before < b_guest, b_next, b_at)
     b_stays = (tl.load(chosen + b_at, mask=b_at < count, other=-1) == b_guest) & (b_guest >= 0)
-    b_again = tl.histogram(tl.where(b_stays, b_at, 0), 2**STEPS, mask=b_stays)  # of each chosen token
-    b_new = (m_chosen & (b_again == 0)).to(tl.int32)
-    tl.store(fresh + tl.cumsum(b_new, axis=0) - 1, b_chosen, mask=b_new > 0)
+    tl.debug_barrier()
+    tl.store(recalled + b_at, 1, mask=b_stays)
+    tl.debug_barrier()
+    b_new = (m_chosen & (tl.load(recalled + o_g, mask=m_chosen, other=1) == 0)).to(tl.int32)
+    tl.store(fresh + tl.cumsum(b_new, axis=0) - 1, tl.load(chosen + o_g, mask=m_chosen, other=0), mask=b_new > 0)
     tl.debug_barrier()
     m_free = m_g & (b_stays == 0)
     o_new = tl.cumsum(m_free.to(tl.int32), axis=0) - 1
@@ -159,8 +139,7 @@ def _place(chosen, count, guests, fresh, COUNT: tl.constexpr, STEPS: tl.constexp
 @triton.jit(do_not_specialize=["T", "before"])
 def select_kernel(
     ranks, tops, position, guest_position, tiles, left, names, chosen, places, T, before,
-    K: tl.constexpr, N: tl.constexpr, COUNT: tl.constexpr, STEPS: tl.constexpr,
-    CHUNK: tl.constexpr, MANY: tl.constexpr, FEW: tl.constexpr,
+    K: tl.constexpr, N: tl.constexpr, COUNT: tl.constexpr, CHUNK: tl.constexpr, FEW: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """The new guests of a KV head after the first `before`, at their places; padding changes nothing.
 
@@ -174,12 +153,14 @@ def select_kernel(
     o_g = tl.arange(0, 2**STEPS)
     b_place = tl.full(o_g.shape, STAYS, tl.int32)
     if first_position(position + i_head // K * T, T) != FAR:
-        count = _select(ranks, tops, tiles, left, names, chosen, N, COUNT, CHUNK, MANY, FEW)
-        b_place = _place(chosen, count, guests, tiles, COUNT, STEPS)
+        count = _select(ranks, tops, tiles, left, names, chosen, N, COUNT, CHUNK, FEW)
+        b_place = _place(chosen, count, guests, tiles, names, COUNT, STEPS)
     tl.store(places + o_g, b_place, mask=o_g < COUNT)
 
 
-def select_triton(ranks: Tensor, tops: Tensor, position: Tensor, guests: Tensor, places: Tensor, part: slice) -> None:
+def select_triton(
+    ranks: Tensor, tops: Tensor, position: Tensor, guests: Tensor, places: Tensor, part: slice, chunk: int = CHUNK
+) -> None:
     """Write what becomes of the guests [B, K, n] of some of the B * K heads to `places`, as `select_kernel` has it.
 
     ranks [B, K, N], tops [B, K, N / TILE]: the largest of each tile; position [B, T]
@@ -190,6 +171,6 @@ def select_triton(ranks: Tensor, tops: Tensor, position: Tensor, guests: Tensor,
     select_kernel[(heads,)](
         ranks, tops, position, guests, whole(heads, count), whole(*room), whole(*room), whole(heads, count), places,
         position.shape[1], part.start,
-        K=K, N=ranks.shape[-1], COUNT=count, STEPS=(count - 1).bit_length(), CHUNK=CHUNK, MANY=MANY, FEW=FEW,
+        K=K, N=ranks.shape[-1], COUNT=count, CHUNK=chunk, FEW=min(chunk, FEW), STEPS=(count - 1).bit_length(),
         num_warps=WARPS,
     )  # fmt: skip

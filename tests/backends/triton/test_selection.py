@@ -1,4 +1,4 @@
-"""The selection of a search against a sorted list: ties, too few tokens, guests that stay at their places, padding.
+"""The selection of a search against torch.topk: ties, too few tokens, guests that stay at their places, padding.
 
 `test_recall.py` has whole searches.
 """
@@ -9,40 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from msrnn.backends.triton import selection
 from msrnn.backends.triton.selection import STAYS, select_triton
 from msrnn.core.paged_slots import TILE
 
 HEADS, COUNT = 2, 10
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that there are several of each."""
-    monkeypatch.setattr(selection, "CHUNK", 8)
-    monkeypatch.setattr(selection, "MANY", 128)
-    monkeypatch.setattr(selection, "FEW", 16)
-
-
-def select(shares: Tensor, guests: Tensor, position: int = 10) -> Tensor:
-    """The places of the guests after a recall [HEADS, count]."""
-    return select_ranks(shares.view(torch.int32).masked_fill(shares < 0, -1), guests, position)
-
-
-def select_ranks(ranks: Tensor, guests: Tensor, position: int = 10) -> Tensor:
+def select(shares: Tensor, guests: Tensor, position: int = 10, chunk: int = 64) -> Tensor:
+    """The places of the guests after a recall [HEADS, count]: small chunks, so that there are several of each."""
+    ranks = shares.view(torch.int32).masked_fill(shares < 0, -1)
     tops = ranks.view(HEADS, -1, TILE).amax(-1).contiguous()
-    at = torch.full((1, 1), position, dtype=torch.int32, device=ranks.device)
+    at = torch.full((1, 1), position, dtype=torch.int32, device=shares.device)
     places = torch.full_like(guests, -3)
-    select_triton(ranks[None], tops[None], at, guests[None], places[None], slice(0, HEADS))
+    select_triton(ranks[None], tops[None], at, guests[None], places[None], slice(0, HEADS), chunk)
     return places
-
-
-def place(ranks: list[int], guests: list[int]) -> list[int]:
-    """Of ranks that are equal, the first are selected; new guests come to the free places in their order."""
-    first = sorted((at for at, rank in enumerate(ranks) if rank >= 0), key=lambda at: (-ranks[at], at))
-    chosen = set(first[: len(guests)])
-    fresh = iter(sorted(chosen.difference(guests)))
-    return [int(STAYS) if guest in chosen else next(fresh, -1) for guest in guests]
 
 
 def draw(device: str, tokens: int, valid: int, levels: int | None = None) -> Tensor:
@@ -72,28 +52,6 @@ def test_the_largest_shares_are_selected(valid: int, levels: int | None, device:
         chosen = [number for number in numbers if number >= 0]
         assert len(set(chosen)) == len(chosen) == min(COUNT, int((shares[head] >= 0).sum()))
         assert all(shares[head, number] >= 0 for number in chosen)
-
-
-@pytest.mark.parametrize("tokens", [TILE, 1024])
-@pytest.mark.parametrize(
-    ("low", "high"), [(0, 2**31 - 1), (2**31 - 5, 2**31 - 1), (2**30, 2**30 + 300), (-1, 2), (7, 8), (-1, 0)]
-)
-def test_places_are_those_of_a_sorted_list(low: int, high: int, tokens: int, device: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    ranks = torch.randint(low, high, (HEADS, tokens), generator=generator, dtype=torch.int32)
-    ranks[1, tokens // 2 :] = -1
-    guests = torch.stack([torch.randperm(tokens, generator=generator)[:COUNT] for _ in range(HEADS)]).int()
-    guests[0, :4] = ranks[0].sort(descending=True, stable=True).indices[3:7]
-    guests[1, 5:7] = -1
-    places = select_ranks(ranks.to(device), guests.to(device))
-    assert places.tolist() == [place(*pair) for pair in zip(ranks.tolist(), guests.tolist(), strict=True)]
-
-
-def test_ranks_that_are_far_apart(device: str) -> None:
-    ranks = torch.randint(2**31 - 99, 2**31 - 1, (HEADS, 1024), generator=torch.Generator().manual_seed(0)).int()
-    ranks[:, : 4 * TILE] = 2**24 + 5
-    places = select_ranks(ranks.to(device), no_guests(device))
-    assert places.tolist() == [place(numbers, [-1] * COUNT) for numbers in ranks.tolist()]
 
 
 def test_guests_that_are_recalled_again_stay(device: str) -> None:
