@@ -20,6 +20,7 @@ if not torch.cuda.is_available():
 from importlib.util import find_spec
 from typing import Any
 
+import hypothesis
 import pytest
 from transformers.utils import logging
 
@@ -27,6 +28,8 @@ from msrnn.hf.loading import Loaded, load
 from tests.helpers import interpreted as interpreted
 
 logging.set_verbosity_error()
+hypothesis.settings.register_profile("patient", deadline=None)  # a machine that is busy is no failure
+hypothesis.settings.load_profile("patient")
 
 # The server's tests need no GPU, and a machine that has one may lack the packages of the server.
 if torch.cuda.is_available() and find_spec("starlette") is None:

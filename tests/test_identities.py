@@ -75,7 +75,7 @@ def run_layer(
 
 
 @pytest.mark.parametrize("backend", ["numba", "torch"])
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50, derandomize=True)
 @given(case=layers())
 def test_chunked_layer_is_recurrent_layer(backend: str, case: dict[str, Any]) -> None:
     (heads, kv_heads), length = case["heads"], case["length"]
@@ -101,7 +101,7 @@ def test_chunked_layer_is_recurrent_layer(backend: str, case: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("backend", ["numba", "torch"])
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 @given(case=layers())
 def test_decoded_layer_is_recurrent_layer(backend: str, case: dict[str, Any]) -> None:
     (heads, kv_heads), length = case["heads"], case["length"]
@@ -211,7 +211,7 @@ def test_family_is_recurrent_model_wherever_its_tokens_stand(family: str) -> Non
         check_against_oracle(rnn, policy, size, ids, mask)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15, derandomize=True)
 @given(case=models())
 def test_chunked_model_is_recurrent_model_for_any_policy(case: dict[str, Any]) -> None:
     policy, size = case["policy"], case["size"]
@@ -307,7 +307,7 @@ def positions(mask: Tensor) -> Tensor:
     return (mask.cumsum(-1) - 1).clamp(min=0)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @given(
     cuts=st.lists(st.integers(1, 59), max_size=5),
     chunk=st.integers(1, 70),

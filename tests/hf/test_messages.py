@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AddedToken, PreTrainedTokenizerFast
@@ -48,7 +48,6 @@ def as_messages(contents: list[str]) -> Messages:
     return [{"role": "user" if i % 2 == 0 else "assistant", "content": text} for i, text in enumerate(contents)]
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(), min_size=1, max_size=3))
 @example(["<|im_", "end|>"])
 @example(["\ue0000\ue001", "<im_start>"])
@@ -66,7 +65,6 @@ PARTS = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(PARTS, max_size=8).map("".join), min_size=1, max_size=3))
 def test_special_tokens_in_contents_are_text(small: Loaded, contents: list[str]) -> None:
     tokenizer: Any = small.tokenizer

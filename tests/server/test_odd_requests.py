@@ -64,7 +64,7 @@ def test_odd_requests_beside_streams(
         httpx.Client(base_url=address, headers=HEADERS, timeout=300) as client,
     ):
 
-        @settings(max_examples=count, deadline=None, derandomize=True, suppress_health_check=[*HealthCheck])
+        @settings(max_examples=count, derandomize=True, suppress_health_check=[*HealthCheck])
         @given(requests())
         def odd(request: tuple[str, dict[str, Any]]) -> None:
             check(client, *request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AddedToken, PreTrainedTokenizerFast
@@ -32,7 +32,6 @@ def falling_back(**options: Any) -> Tokenizer:
 TEXTS = st.text() | st.lists(st.sampled_from("🌊é世 ab\n\u0301")).map("".join)
 
 
-@settings(deadline=None)
 @given(TEXTS)
 def test_bytes_of_a_text(small: Loaded, text: str) -> None:
     for tokenizer in (small.tokenizer, PreTrainedTokenizerFast(tokenizer_object=falling_back(), unk_token="<unk>")):

@@ -13,7 +13,7 @@ from tests.helpers.scans import check, chunks
 from tests.helpers.weights import scan_by_weights
 
 
-@settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=chunks(rows=8))
 def test_the_triton_kernel(case: dict[str, Any], device: str) -> None:
     check(scan_by_weights, case, device)
