@@ -108,7 +108,7 @@ class Conversation {
     this.changed();
     try {
       // With the number of turns, the server refuses to begin an empty session below an old text.
-      const about = { session_id: this.name, session_turns: this.count, retention: EVERY };
+      const about = { session_id: this.name, session_turns: this.count, retention: EVERY, ...(this.count ? {} : settings.beginning) };
       await this.read(view, known, chunksOf({ model: this.model.id, messages, ...about, ...settings.sampling }, running.control.signal));
       view.turn.lost = false;
       this.count++;

@@ -3,7 +3,7 @@
 // Where the model states no temperature, the server's is 1, at which small models talk nonsense.
 const OWN_TEMPERATURE = 0.7;
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
-const KEPT = ["system", "protect", ...NUMBERS];
+const KEPT = ["system", "protect", "size", ...NUMBERS];
 
 class Settings {
   /** `onKey` is called when there is another key, `onForget` to delete all kept texts. */
@@ -52,6 +52,12 @@ class Settings {
 
   get system() { return this.form.elements.system.value.trim(); }
 
+  /** Fields of the request that begins a conversation. */
+  get beginning() {
+    const { size } = this.form.elements;
+    return size.value !== "" && size.checkValidity() ? { size: Number(size.value) } : {};
+  }
+
   get keep() { return this.form.elements.keep.checked; }
 
   /** Fields of a request; an empty one is left to the server, unless this page has a value of its own. */
@@ -69,7 +75,8 @@ class Settings {
   describe(model) {
     const stated = model.stated_defaults.includes("temperature");
     this.own = stated ? {} : { temperature: OWN_TEMPERATURE };
-    const start = { ...model.defaults, ...this.own }, { temperature, top_p, max_tokens } = this.form.elements;
+    const start = { ...model.defaults, ...this.own }, { temperature, top_p, max_tokens, size } = this.form.elements;
+    [size.placeholder, size.max] = [model.size, model.size];
     temperature.placeholder = start.temperature;
     top_p.placeholder = start.top_p;
     max_tokens.placeholder = model.max_tokens;
