@@ -3,7 +3,7 @@
 // Where the model states no temperature, the server's is 1, at which small models talk nonsense.
 const OWN_TEMPERATURE = 0.7;
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
-const KEPT = ["system", "protect", "size", ...NUMBERS];
+const KEPT = ["system", "tools", "protect", "size", ...NUMBERS];
 
 class Settings {
   /** `onKey` is called when there is another key, `onForget` to delete all kept texts. */
@@ -12,6 +12,8 @@ class Settings {
     this.form = this.dialog.querySelector("form");
     const fields = this.form.elements, kept = this.parsed();
     for (const name of KEPT) fields[name].value = kept[name] ?? "";
+    fields.tools.addEventListener("input", () => this.checkTools());
+    this.checkTools();
     fields.keep.checked = kept.keep ?? true;
     this.own = {}; // values of this page for fields that are empty
     fields.key.value = key.value;
@@ -27,6 +29,11 @@ class Settings {
     });
     find("open-settings").addEventListener("click", () => this.open());
     find("forget-all").append(sureButton("forget", "Delete all kept texts", onForget));
+  }
+
+  checkTools() {
+    const { tools } = this.form.elements;
+    tools.setCustomValidity(parseTools(tools.value) ? "" : "Must be a JSON list of functions, as in OpenAI's API");
   }
 
   parsed() {
@@ -62,8 +69,9 @@ class Settings {
 
   /** Fields of a request; an empty one is left to the server, unless this page has a value of its own. */
   get sampling() {
-    const found = { ...this.own }, { protect } = this.form.elements;
+    const found = { ...this.own }, { protect, tools: text } = this.form.elements, tools = parseTools(text.value);
     if (protect.value) found.protect = protect.value;
+    if (tools?.length) Object.assign(found, { tools, parallel_tool_calls: false }); // the next message answers one call
     for (const name of NUMBERS) {
       const field = this.form.elements[name];
       if (field.value !== "" && field.checkValidity()) found[name] = Number(field.value);
