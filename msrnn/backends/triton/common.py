@@ -55,8 +55,8 @@ def hide_protected(b_position, protected, i_b):
 def lower_limits(size, recent, fewer, i_b):
     """The size and the number of recent tokens of sequence i_b; `fewer` [B, 2] may be None."""
     if fewer is not None:
-        size -= tl.load(fewer + i_b * 2)
-        recent -= tl.load(fewer + i_b * 2 + 1)
+        size = size - tl.load(fewer + i_b * 2)
+        recent = recent - tl.load(fewer + i_b * 2 + 1)
     return size, recent
 
 

@@ -105,7 +105,7 @@ def evict_kernel(
     i_row = (i_p * G + i_g) * S
     t = tl.load(query_position + i_b)
     if t >= 0:
-        size, recent = lower_limits(size, recent, fewer, i_p)
+        own_size, own_recent = lower_limits(size, recent, fewer, i_p)  # arguments may be constants
         o_s = tl.arange(0, triton.next_power_of_2(S))
         m_s = o_s < S
         p_position = position + i_row + o_s
@@ -142,9 +142,9 @@ def evict_kernel(
             b_weight = tl.where(m_new, weight, tl.load(p_weight, mask=m_s, other=0.0))
             tl.store(p_weight, b_weight, mask=m_new)
             b_rank = b_weight if decay is None else b_importance * b_weight
-        m_free = m_held & (b_free >= first) & (b_free <= t - recent)
+        m_free = m_held & (b_free >= first) & (b_free <= t - own_recent)
         b_ranked = tl.where(m_free & (b_rank == b_rank), b_rank, float("inf"))
         m_least = m_free & (b_ranked == tl.min(b_ranked))
         oldest = tl.min(tl.where(m_least, b_position, FAR))
-        m_evicted = m_least & (b_position == oldest) & (tl.sum(m_held.to(tl.int32)) > size)
+        m_evicted = m_least & (b_position == oldest) & (tl.sum(m_held.to(tl.int32)) > own_size)
         tl.store(p_position, tl.where(m_evicted, -1, b_position), mask=m_s)
