@@ -53,7 +53,10 @@ class Client:
 
     def add(self, prompt: int | None = None, answer: int | None = None) -> None:
         params = msrnn.SamplingParams(temperature=0, max_tokens=answer or self.answer, ignore_eos=True)
-        ids = [self.draw.randrange(self.engine.executor.facts.vocabulary) for _ in range(prompt or self.prompt)]
+        self.submit(prompt or self.prompt, params)
+
+    def submit(self, prompt: int, params: msrnn.SamplingParams) -> None:
+        ids = [self.draw.randrange(self.engine.executor.facts.vocabulary) for _ in range(prompt)]
         request = self.engine.request(ids, params)
         self.arrived[request] = time.perf_counter()
         self.engine.add(request)

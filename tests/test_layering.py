@@ -56,6 +56,7 @@ INSIDE = {
         "quantization",
         "shards",
         "protection",
+        "own_sizes",
         "row_weights",
         "weight_network",
         "weights_file",

@@ -93,13 +93,12 @@ def _step(
     output = values.new_zeros(B, K, R, values.shape[-1])
     evictions: list[_Eviction] = []
     for b, t in enumerate(query_position.tolist()):
+        bound = slots.bound_of(b)
         for g in range(G if t >= 0 else 0):  # padding attends to nothing and evicts nothing
             heads = slice(g * K // G, (g + 1) * K // G)
             own = None if sinks is None else sinks[b, heads].flatten()
             ranges = None if slots.ranges is None else slots.ranges[b : b + 1]
-            group = _Group(
-                slots.bound, slots.position[b, g], importance[b, g], keys[b, heads], values[b, heads], ranges
-            )
+            group = _Group(bound, slots.position[b, g], importance[b, g], keys[b, heads], values[b, heads], ranges)
             output[b, heads], taken, evicted = group.read(query[b, heads], t, scoring, own)
             if share is not None and taken is not None:
                 share[b, heads] = taken.view(-1, R).to(share.dtype)

@@ -16,18 +16,17 @@ from torch import Tensor
 from msrnn.backends.base import Prefilled
 from msrnn.backends.decode_copies import DecodesCopies
 from msrnn.bound import Bound
+from msrnn.core.own_sizes import find_limits
 from msrnn.core.protection import hide_protected
 from msrnn.core.rope import Spacing
 from msrnn.core.scores import Scoring
 from msrnn.core.shards import own_part
 from msrnn.core.slots import HELD, Slots
 
-Scan = Callable[
-    [Tensor, Tensor, Tensor, Tensor, Bound, Tensor | None, Tensor | None, Tensor | None, Tensor | None], Tensor
-]  # as `scan_torch`
+Maybe = Tensor | None
+Scan = Callable[[Tensor, Tensor, Tensor, Tensor, Bound, Maybe, Maybe, Maybe, Maybe, Maybe], Tensor]  # as `scan_torch`
 RepositionedScan = Callable[
-    [Tensor, Tensor, Tensor, Tensor, Tensor, Bound, Scoring, Tensor | None, Tensor | None, Tensor | None],
-    tuple[Tensor, Tensor],
+    [Tensor, Tensor, Tensor, Tensor, Tensor, Bound, Scoring, Maybe, Maybe, Maybe, Maybe], tuple[Tensor, Tensor]
 ]
 
 
@@ -41,6 +40,7 @@ def scan_torch(
     row_weight: Tensor | None = None,
     protected: Tensor | None = None,
     share: Tensor | None = None,
+    fewer: Tensor | None = None,
     score: Callable[[int, Tensor], Tensor] | None = None,
 ) -> Tensor:
     """The eviction scan: attend, observe and evict for C tokens, in order. A rank that is NaN counts as infinity.
@@ -53,10 +53,11 @@ def scan_torch(
     row_weight      [B, G, N] float32, the weights of the candidates, where the policy ranks by them
     protected       [B, RANGES, 2] int32: ranges of positions that are not evicted
     share           [B, G, M, C] float32, zeros, contiguous: gets the part of the attention that the sinks take
+    fewer           [B, 2] int32: by how much the size and `recent` of a sequence are lower than the bound's
     score           (i, seen [B, G, N]) -> scores of token i [B, G, M, N], where they depend on what is kept; else None
     returns         [B, G, N] int32: the last step (a token's position) that sees the candidate, or HELD
     """
-    policy = bound.policy
+    policy, (size, recent) = bound.policy, find_limits(bound, fewer)
     precise = torch.float32 if scores.device.type == "mps" else torch.float64  # exponentials of -100 and less
     present = position >= 0
     open_to_policy = hide_protected(position, protected)
@@ -92,11 +93,11 @@ def scan_torch(
         if row_weight is not None:
             rank = row_weight if policy.decay is None else rank * row_weight
 
-        free = seen & (open_to_policy >= policy.first) & (open_to_policy <= t - bound.recent)
+        free = seen & (open_to_policy >= policy.first) & (open_to_policy <= t - recent)
         ranked = rank.masked_fill(~free | rank.isnan(), torch.inf)
         least = free & (ranked == ranked.amin(-1, keepdim=True))
         oldest = position.masked_fill(~least, HELD)
-        evicted = least & (oldest == oldest.amin(-1, keepdim=True)) & (seen.sum(-1, keepdim=True) > bound.size)
+        evicted = least & (oldest == oldest.amin(-1, keepdim=True)) & (seen.sum(-1, keepdim=True) > size)
         evicted_at = torch.where(evicted, t, evicted_at)
         present = present & ~evicted
     return evicted_at
@@ -113,6 +114,7 @@ def scan_repositioned_torch(
     row_weight: Tensor | None = None,
     protected: Tensor | None = None,
     share: Tensor | None = None,
+    fewer: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The eviction scan with re-rotated keys: an eviction changes later positions, so tokens are scored one by one.
 
@@ -131,7 +133,7 @@ def scan_repositioned_torch(
         return scoring(q, k).view(B, G, -1, N)
 
     attention = torch.zeros(B, G, K * R // G, C, N, dtype=torch.float32, device=query.device)
-    rest = bound, scoring.sinks_of(B, G, C), row_weight, protected, share, score
+    rest = bound, scoring.sinks_of(B, G, C), row_weight, protected, share, fewer, score
     return attention, scan_torch(attention, position, importance, query_position, *rest)
 
 
@@ -248,18 +250,16 @@ class TorchBackend(DecodesCopies):
             scoring = replace(scoring, sinks=joint.gather(scoring.sinks, scoring.sinks.dim() // 2))  # over the heads
         heads = query.shape[1] * query.shape[2] * (1 if joint is None else joint.count)
         shares = None if share is None else torch.zeros(B, G, heads // G, C, dtype=torch.float32, device=query.device)
-        rest = position, importance, query_position, bound
+        rest, own = (position, importance, query_position, bound), (row_weight, slots.ranges, shares, slots.fewer)
         if scoring.repositioning is not None:
             if joint is not None:
                 query, keys = joint.gather(query, 1), joint.gather(keys, 1)
-            attention, evicted_at = self.scan_repositioned(
-                query, keys, *rest, scoring, row_weight, slots.ranges, shares
-            )
+            attention, evicted_at = self.scan_repositioned(query, keys, *rest, scoring, *own)
         else:
             attention = scoring(query.flatten(2, 3), keys).view(B, G, -1, C, keys.shape[2])
             if joint is not None:
                 attention = joint.gather(attention, 2)
-            evicted_at = self.scan(attention, *rest, scoring.sinks_of(B, G, C), row_weight, slots.ranges, shares)
+            evicted_at = self.scan(attention, *rest, scoring.sinks_of(B, G, C), *own)
         if share is not None and shares is not None:
             share.copy_(own_part(shares, 2, joint).flatten(1, 2))
         return own_part(attention, 2, joint).contiguous(), evicted_at

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from msrnn.checks import is_whole
 from msrnn.core.archive import ArchivePart
+from msrnn.core.own_sizes import join_fewer, no_fewer, split_sizes
 from msrnn.core.protection import no_ranges
 from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.segment_files import RecallLayers, load_segments, save_apart, save_whole
@@ -20,7 +21,9 @@ from msrnn.core.state_file import save_tensors
 from msrnn.core.validation import check_counts, check_layers, check_savable, clear_free, is_incomplete
 from msrnn.errors import FileError, UsageError
 
+FEWER = "fewer"
 PROTECTED = "protected"  # the tensor of protected ranges, which all layers share; absent if there are none
+OWN_SIZES = "own_sizes"  # the sizes of sequences with one of their own, 0: that of the layers; absent if all have that
 ARCHIVED = "archived"  # the first archived position of each sequence, in the description of layers with an archive
 Layers = Sequence[tuple[int, Memory]]  # with their indices in the model
 
@@ -83,8 +86,12 @@ def restore_layers(layers: Layers, tensors: dict[str, Tensor], description: dict
 
 def _fold(layers: Layers) -> dict[str, Tensor]:
     tensors = {f"{i}.{name}": tensor for i, layer in layers for name, tensor in layer.saved_tensors.items()}
-    ranges = [tensors.pop(f"{i}.{PROTECTED}") for i, layer in layers if isinstance(layer, Slots)]
-    return {**tensors, PROTECTED: ranges[0]} if ranges and bool(ranges[0].any()) else tensors
+    bounded = [(i, layer) for i, layer in layers if isinstance(layer, Slots)]
+    ranges, fewer = ([tensors.pop(f"{i}.{name}") for i, _ in bounded] for name in (PROTECTED, FEWER))
+    if ranges and bool(ranges[0].any()):
+        tensors[PROTECTED] = ranges[0]
+    sizes = join_fewer([layer.bound for _, layer in bounded], fewer)
+    return tensors if sizes is None else {**tensors, OWN_SIZES: sizes}
 
 
 def _find_recalling(layers: Layers) -> RecallLayers:
@@ -129,15 +136,26 @@ def _take(tensors: dict[str, Tensor], name: str) -> Tensor:
 
 
 def _unfold(layers: Layers, tensors: dict[str, Tensor], batch_size: int) -> dict[str, Tensor]:
-    bounded = [i for i, layer in layers if isinstance(layer, Slots)]
+    bounded = {i: layer for i, layer in layers if isinstance(layer, Slots)}
     if not bounded:
         return tensors
     # Not allocated: the file's batch size is not trusted until its tensors agree.
     ranges = tensors.get(PROTECTED, no_ranges(1, torch.device("cpu")).expand(batch_size, -1, -1))
-    rest = {_rename(name): tensor for name, tensor in tensors.items() if name != PROTECTED}
-    if len(rest) < len(tensors) - (PROTECTED in tensors):
+    fewer = _unfold_sizes(layers, tensors.get(OWN_SIZES), batch_size)
+    shared = {PROTECTED, OWN_SIZES} & tensors.keys()
+    rest = {_rename(name): tensor for name, tensor in tensors.items() if name not in shared}
+    if len(rest) < len(tensors) - len(shared):
         raise UsageError("a layer has both norms and weights of its rows")
-    return {**rest, **{f"{i}.{PROTECTED}": ranges for i in bounded}}
+    return {**rest, **{f"{i}.{PROTECTED}": ranges for i in bounded}, **{f"{i}.{FEWER}": fewer[i] for i in bounded}}
+
+
+def _unfold_sizes(layers: Layers, sizes: Tensor | None, batch_size: int) -> dict[int, Tensor]:
+    if sizes is None:
+        return {i: no_fewer(1, torch.device("cpu")).expand(batch_size, -1) for i, _ in layers}
+    if sizes.dtype != torch.int32 or list(sizes.shape) != [batch_size]:
+        raise UsageError(f"{OWN_SIZES}: {sizes.dtype} {list(sizes.shape)}, not torch.int32 {[batch_size]}")
+    bounds = [layer.bound if isinstance(layer, Slots) else None for _, layer in layers]
+    return dict(zip((i for i, _ in layers), split_sizes(bounds, sizes), strict=True))
 
 
 def _rename(name: str) -> str:

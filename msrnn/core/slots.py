@@ -17,6 +17,7 @@ from msrnn.core.buffers import Buffers
 from msrnn.core.buffers import LayerShape as LayerShape
 from msrnn.core.buffers import ordinary_tensors as ordinary_tensors
 from msrnn.core.growing import Growing as Growing
+from msrnn.core.own_sizes import lower_bound, no_fewer
 from msrnn.core.protection import RANGES, no_ranges
 from msrnn.core.quantization import SCALE_DTYPE, Rows, quantize
 from msrnn.core.row_weights import compute_norms, draw_weights
@@ -34,6 +35,7 @@ class Slots(Buffers):
         self.bound = bound
         self.state_dtype = shape.state_dtype
         self.protected = no_ranges(batch_size, shape.device)  # [B, RANGES, 2] int32: positions that are not evicted
+        self.fewer = no_fewer(batch_size, shape.device)  # [B, 2] int32: see `msrnn.core.own_sizes`
         remembers = bool(bound.policy.decay)  # otherwise only the newest query, or the position, decides
         zeros = partial(torch.zeros, self.position.shape, dtype=torch.float32, device=shape.device)
         self.importance = zeros() if remembers else None
@@ -54,6 +56,10 @@ class Slots(Buffers):
     def ranges(self) -> Tensor | None:
         """The protected ranges that a backend spares [B, RANGES, 2]; None where the layer's window does not."""
         return self.protected if self.bound.protects else None
+
+    def bound_of(self, sequence: int) -> Bound:
+        """The bound of one sequence, which may be lower than the layer's."""
+        return lower_bound(self.bound, self.bound.size - int(self.fewer[sequence, 0]))
 
     @property
     def joint(self) -> Shards | None:
@@ -77,7 +83,7 @@ class Slots(Buffers):
             row += 2 * shape.kv_heads * SCALE_DTYPE.itemsize
         numbers = 1 + bool(policy.decay) + policy.weighs  # position, importance, weight: 4 bytes each
         row += bound.groups(shape.kv_heads) * numbers * 4
-        return batch_size * (bound.slots * row + 8 + RANGES * 2 * 4)
+        return batch_size * (bound.slots * row + 8 + (RANGES + 1) * 2 * 4)
 
     def in_use(self, more: int) -> Slots:
         """A view of the slots up to the last held one, with room for `more` tokens.
@@ -91,9 +97,8 @@ class Slots(Buffers):
         count = (int(held[-1]) + 1 if len(held) else 0) + more + 1  # one slot always stays free
         if count >= self.position.shape[2]:
             return self
-        slots: Slots = self._with(
-            lambda tensor: tensor if tensor is self.seen or tensor is self.protected else tensor[:, :, :count]
-        )
+        whole = {id(tensor) for tensor in (self.seen, self.protected, self.fewer)}
+        slots: Slots = self._with(lambda tensor: tensor if id(tensor) in whole else tensor[:, :, :count])
         return slots
 
     def quantize(self, key: Tensor, value: Tensor) -> tuple[Rows, Rows]:

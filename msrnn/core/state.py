@@ -16,6 +16,7 @@ from msrnn.checks import check_count
 from msrnn.core.device_memory import check_fits
 from msrnn.core.fingerprint import find_difference
 from msrnn.core.layer_files import restore_layers, save_layers
+from msrnn.core.own_sizes import check_own_size, group_by_fewer, lower_bound, make_fewer
 from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.protection import add_ranges, forget_unread
 from msrnn.core.protection import check_fits as check_protected_fit
@@ -152,13 +153,26 @@ class MultiState:
             return None
         begin, counts = self.seen.cpu(), counts.cpu()
         ranges = add_ranges(layers[0].protected.cpu(), begin, begin + counts)
-        check_protected_fit(ranges, [layer.bound for layer in layers], counts)
+        for fewer, sequences in group_by_fewer(layer.fewer for layer in layers).items():
+            bounds = [lower_bound(layer.bound, layer.bound.size - fewer) for layer in layers]
+            check_protected_fit(ranges[sequences], bounds, counts[sequences])
         return ranges
 
     def release(self) -> None:
         """Protect no token any more: all may be evicted, as the policy says."""
         for layer in self._slot_layers():
             layer.protected.zero_()
+
+    def limit_size(self, size: int) -> None:
+        """Let the sequences of this empty state hold at most `size` KV rows in each layer, fewer than it has room for.
+
+        They are then read as by a model of that size. A size that the layers cannot have is refused.
+        """
+        if self.columns:
+            raise UsageError("only an empty state takes it", name="size", value=size, advice="make another state")
+        check_own_size([layer.bound if isinstance(layer, Slots) else None for _, layer in self._own()], size)
+        for layer in self._slot_layers():
+            layer.fewer.copy_(make_fewer(layer.bound, [size]).expand_as(layer.fewer))
 
     def _set_ranges(self, ranges: Tensor | None) -> None:
         if ranges is not None:

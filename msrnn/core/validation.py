@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from msrnn.checks import check_count, is_whole
+from msrnn.core.own_sizes import group_by_fewer, lower_bound
 from msrnn.core.protection import check_fits
 from msrnn.core.recall_slots import RecallSlots
 from msrnn.core.slots import MOST_COLUMNS, Growing, Memory, Slots
@@ -65,7 +66,7 @@ def is_incomplete(layers: Sequence[tuple[int, Memory]]) -> bool:
 def _short(slots: Slots) -> Tensor:
     """[B, G]"""
     held = (slots.position >= 0).sum(-1)
-    return held < slots.seen.clamp(max=slots.bound.size)[:, None]
+    return held < torch.minimum(slots.seen, slots.bound.size - slots.fewer[:, 0])[:, None]
 
 
 def _check_layer(layer: Memory, columns: int, incomplete: bool) -> None:
@@ -85,8 +86,10 @@ def _check_layer(layer: Memory, columns: int, incomplete: bool) -> None:
 
 
 def _check_slots(slots: Slots, incomplete: bool) -> None:
-    held, size, seen = (slots.position >= 0).sum(-1), slots.bound.size, slots.seen[:, None]
-    _refuse(held > size, held, f"tokens are held, and the size is {size}: no slot is free")
+    held, seen = (slots.position >= 0).sum(-1), slots.seen[:, None]
+    size = slots.bound.size - slots.fewer[:, :1]
+    named = " or ".join(map(str, size.unique().tolist()))
+    _refuse(held > size, held, f"tokens are held, and the size is {named}: no slot is free")
     ordered = slots.position.sort(-1).values
     twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
     _refuse(twice.flatten(1), ordered[..., 1:].flatten(1), "is a position that is held twice")
@@ -96,7 +99,11 @@ def _check_slots(slots: Slots, incomplete: bool) -> None:
     if slots.bound.window or incomplete:  # here a token may be dropped although its slot is not needed
         _refuse((held == 0) & (seen > 0), held, "tokens are held, although some were read")
     else:
-        _refuse(_short(slots), held, f"tokens are held, too few for size {size} and the tokens that were read")
+        _refuse(
+            _short(slots),
+            held,
+            f"tokens are held, too few for size {named} and the tokens that were read",
+        )
 
 
 def _check_ranges(slots: Slots) -> None:
@@ -108,7 +115,9 @@ def _check_ranges(slots: Slots) -> None:
     ordered = begin.argsort(-1)
     begin, end = begin.gather(-1, ordered), end.gather(-1, ordered)
     _refuse(begin[:, 1:] < end[:, :-1].cummax(-1).values, begin[:, 1:], "begins a protected range inside another")
-    check_fits(slots.protected.cpu(), [slots.bound], torch.zeros_like(slots.seen))
+    ranges = slots.protected.cpu()
+    for fewer, sequences in group_by_fewer([slots.fewer]).items():
+        check_fits(ranges[sequences], [lower_bound(slots.bound, slots.bound.size - fewer)], torch.zeros(len(sequences)))
 
 
 def _check_guests(slots: RecallSlots) -> None:

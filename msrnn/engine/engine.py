@@ -28,6 +28,7 @@ from msrnn.engine.prefix_cache import PrefixCache
 from msrnn.engine.prefix_cache_files import PrefixCacheFiles
 from msrnn.engine.requests import Event, Request, SamplingParams
 from msrnn.engine.scheduler import Scheduler
+from msrnn.engine.session_files import SessionInfo
 from msrnn.engine.session_id import SessionId
 from msrnn.engine.sessions import Sessions
 from msrnn.engine.writer import Writer
@@ -167,6 +168,7 @@ class Engine(Scheduler):
         protect: int | str = "none",
         keeps_protected: bool = False,
         beginning: str = "",
+        size: int | None = None,
     ) -> Request:
         """A request, checked; `add` queues it. A prompt is token ids, or text if there is a tokenizer.
 
@@ -177,7 +179,8 @@ class Engine(Scheduler):
         that the state holds. `protect`: the first tokens of the prompt, or "prompt" for all of them, are not evicted
         while the answer is generated, nor later in the session until its next turn; with `keeps_protected`, the tokens
         that earlier turns have protected stay protected in this one. `beginning`: a name for what a new session begins
-        with, which it keeps. Sessions and cached prefixes belong to an `owner`,
+        with, which it keeps. `size`: KV rows per layer that the state may hold, fewer than the engine's; a session
+        keeps that of its first request. Sessions and cached prefixes belong to an `owner`,
         16 hexadecimal digits, or to no owner.
         """
         check_prompt(prompt)
@@ -214,12 +217,26 @@ class Engine(Scheduler):
         if session is not None:
             params.check_session()
         check_count("retention", retention, 0, of="tokens")
+        size = self._find_size(size, info)
         protected = count_protected(protect, len(ids))
-        self.executor.check_protect(protected)
+        self.executor.check_protect(protected, size=size)
         about: Any = {"turns": turns, "created": info.created if info else None, "retention": retention}
         about |= {"protect": protected, "keeps_protected": keeps_protected, "matcher": matcher}
-        about["beginning"] = beginning
+        about |= {"beginning": beginning, "size": size}
         return Request(ids, params, session=session_id, owner=owner, **about)
+
+    def _find_size(self, size: int | None, session: SessionInfo | None) -> int | None:
+        """The size of a request's state; None: that of the engine. A session has that of its first request."""
+        whole = self.executor.facts.mean_size
+        if size is not None:
+            self.executor.check_size(size)
+        if session is None:
+            return None if size == whole else size
+        has = session.size or whole
+        if size not in (None, has):
+            reason = f"session {session.name!r} has size {has:,} since it began"
+            raise UsageError(reason, name="size", value=size, advice=f"leave it out, or give {has}")
+        return session.size
 
     def find_longest(self, most: int) -> int:
         """The most tokens of a prompt and its answer together: `most`, or fewer if the positions end before."""

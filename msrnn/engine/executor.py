@@ -154,8 +154,12 @@ class Executor(ABC):
         """End the other ranks of this executor; a `LocalExecutor` has none."""
 
     @abstractmethod
-    def new_state(self) -> StateHandle:
-        """An empty state on the device."""
+    def new_state(self, size: int | None = None) -> StateHandle:
+        """An empty state on the device, which holds at most `size` KV rows per layer; None: as many as there are."""
+
+    @abstractmethod
+    def check_size(self, size: int) -> None:
+        """Refuse with a `UsageError` a size that no state can have."""
 
     @abstractmethod
     def read(
@@ -174,8 +178,8 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def check_protect(self, tokens: int, state: StateHandle | None = None) -> None:
-        """Refuse with a `UsageError` to protect more tokens of a state, or of an empty one, than fit."""
+    def check_protect(self, tokens: int, state: StateHandle | None = None, size: int | None = None) -> None:
+        """Refuse with a `UsageError` to protect more tokens of a state, or of an empty one of a size, than fit."""
 
     @abstractmethod
     def release(self, state: StateHandle) -> None:

@@ -101,7 +101,9 @@ class LongEngine(Engine):
                     advice="ask for fewer answers",
                 )
             self.long_executor.check_length(len(request.prompt) + request.params.max_tokens)
-            self.long_executor.check_protect(request.protect)
+            if request.size is not None:
+                self.long_executor.check_size(request.size)
+            self.long_executor.check_protect(request.protect, size=request.size)
         return request
 
     def find_longest(self, most: int) -> int:

@@ -116,8 +116,8 @@ class LocalExecutor(Executor):
     def close(self) -> None:
         pass
 
-    def new_state(self) -> LocalState:
-        return LocalState(self.rnn.state())
+    def new_state(self, size: int | None = None) -> LocalState:
+        return LocalState(self.rnn.state(size=size))
 
     def read(
         self,
@@ -131,9 +131,12 @@ class LocalExecutor(Executor):
         logits = self.read_logits(state, tokens, logprobs is None, protect, recalling)
         return [] if logprobs is None else score_block(logits, before, tokens, logprobs)
 
-    def check_protect(self, tokens: int, state: StateHandle | None = None) -> None:
+    def check_size(self, size: int) -> None:
+        self.rnn.spec.check_size(size)
+
+    def check_protect(self, tokens: int, state: StateHandle | None = None, size: int | None = None) -> None:
         if state is None:
-            self.rnn.spec.check_protect(tokens)
+            self.rnn.spec.check_protect(tokens, size)
         else:
             local(state).state.find_ranges(torch.tensor([tokens]))
 

@@ -65,10 +65,11 @@ class Prefill:
 
     def will_serve(self, request: Request, longest: int) -> bool:
         """Whether it will put a prefix of the request's prompt into the cache, of at most `longest` tokens."""
-        if request.session is not None or self.request.session is not None or request.owner != self.request.owner:
+        mine = self.request
+        if request.session or mine.session or (request.owner, request.size) != (mine.owner, mine.size):
             return False
         coming = [stop for stop in self.stops if max(self.done, WORTH_KEEPING) <= stop <= longest]
-        coming = [stop for stop in coming if min(request.protect, stop) == min(self.request.protect, stop)]
+        coming = [stop for stop in coming if min(request.protect, stop) == min(mine.protect, stop)]
         return any(request.prompt[:stop] == self.tokens[:stop] for stop in coming)
 
 
@@ -135,9 +136,10 @@ class PrefillQueue:
         """Begin with the longest cached prefix, or with an empty state."""
         prompt, longest = request.prompt, self._longest_prefix(request.prompt)
         scores = request.params.prompt_logprobs is not None  # a cached prefix has the logits of its last token only
-        cached = None if scores else self.prefixes.find_longest(prompt, request.owner, request.protect, longest)
+        how = request.owner, request.protect, longest, request.size or 0
+        cached = None if scores else self.prefixes.find_longest(prompt, *how)
         done = cached.length if cached else 0
-        state = self.executor.copy(cached.state, "device") if cached else self.executor.new_state()
+        state = self.executor.copy(cached.state, "device") if cached else self.executor.new_state(request.size)
         request.cached_tokens = done
         stops = self._choose_stops(request, done, longest)
         return Prefill(request, prompt, state, done, stops, self._parts(len(prompt)), range(request.protect))
@@ -153,7 +155,8 @@ class PrefillQueue:
         Where rows are recalled, the longest such prefix stands for the whole prompt, which serves no other.
         """
         recall, owner, stops = self.executor.facts.recall, request.owner, list[int]()
-        others = [other.prompt for other in islice(self.waiting, COMPARED) if other.owner == owner]
+        alike = [one for one in islice(self.waiting, COMPARED) if (one.owner, one.size) == (owner, request.size)]
+        others = [other.prompt for other in alike]
         if recall is None:
             shared = self.prefixes.find_shared_lengths(request.prompt, others, owner)
         else:
@@ -178,7 +181,7 @@ class PrefillQueue:
                 "has changed since this prompt was made for it", session_id, advice="make the prompt again"
             )
         if session is None:
-            state, parts = self.executor.new_state(), self._parts(len(request.prompt))
+            state, parts = self.executor.new_state(request.size), self._parts(len(request.prompt))
             return Prefill(request, request.prompt, state, 0, [], parts, range(request.protect))
         if any(token >= self.executor.facts.vocabulary for token in session.unread):
             raise SessionError("has a token that this model does not have", session_id, advice="delete the session")
@@ -214,6 +217,6 @@ class PrefillQueue:
         prefill.done = end
         caches = self.prefixes.active if end < len(prefill.tokens) else self.prefixes.keeps_ends
         if end in prefill.stops and caches:
-            state = self.executor.copy(prefill.state, "device")
-            self.prefixes.put(prefill.tokens[:end], state, prefill.request.owner, prefill.request.protect)
+            state, request = self.executor.copy(prefill.state, "device"), prefill.request
+            self.prefixes.put(prefill.tokens[:end], state, request.owner, request.protect, request.size or 0)
         return len(tokens)

@@ -1,4 +1,4 @@
-"""The prefix cache: states by the tokens that they have read, and how many of them are protected.
+"""The prefix cache: states by the tokens that they have read, how many of them are protected, and their own size.
 
 A prompt that begins with the tokens of a cached prefix reads only the rest.
 """
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from msrnn.engine.executor import Executor, Place, StateHandle
 from msrnn.engine.prefix_cache_files import PrefixCacheFiles
 
-_Key = tuple[int, int, int]  # length, protected tokens, hash
+_Key = tuple[int, int, int, int]  # length, protected tokens, own size, hash
 
 
 class Tokens(NamedTuple):
@@ -33,6 +33,7 @@ class CachedPrefix(NamedTuple):
     tokens: Tokens
     state: StateHandle
     protected: int = 0  # the first tokens, which the state does not evict
+    size: int = 0  # of its own; 0: that of the executor's states
 
     @property
     def nbytes(self) -> int:
@@ -48,9 +49,9 @@ class PrefixCache:
     """Cached prefixes in bounded memory, on the device first, then on the host; the least recently used one is evicted.
 
     On a CPU, both limits are added. With `files`, evicted prefixes are written to disk, without their logits: so a file
-    serves prompts that are longer than its prefix, and not the prefix itself as a prompt. If tokens are protected, no
-    file is written. `ends`: also cache whole prompts and answers. `archive_bytes` limits the archives of all entries in
-    memory, wherever they are: they come in addition.
+    serves prompts that are longer than its prefix, and not the prefix itself as a prompt. If tokens are protected, or
+    the state has a size of its own, no file is written. `ends`: also cache whole prompts and answers. `archive_bytes`
+    limits the archives of all entries in memory, wherever they are: they come in addition.
     """
 
     def __init__(
@@ -92,10 +93,10 @@ class PrefixCache:
     def nbytes(self) -> int:
         return sum(self._bytes.values())
 
-    def put(self, ids: Sequence[int], state: StateHandle, owner: str = "", protect: int = 0) -> None:
+    def put(self, ids: Sequence[int], state: StateHandle, owner: str = "", protect: int = 0, size: int = 0) -> None:
         """Add the state of one sequence, which must not change from now on; it protects the first `protect` tokens."""
         tokens, protected = _tokens(owner, ids), min(protect, len(ids))
-        key, entry = (len(ids), protected, _hashes(tokens)[-1]), CachedPrefix(tokens, state, protected)
+        key, entry = (len(ids), protected, size, _hashes(tokens)[-1]), CachedPrefix(tokens, state, protected, size)
         self._pop("host", key)
         before = self._pop("device", key)
         if before is not None and before.tokens == tokens and before.state.has_logits and not state.has_logits:
@@ -108,16 +109,16 @@ class PrefixCache:
         self._make_room()
 
     def find_longest(
-        self, prompt: Sequence[int], owner: str = "", protect: int = 0, longest: int | None = None
+        self, prompt: Sequence[int], owner: str = "", protect: int = 0, longest: int | None = None, size: int = 0
     ) -> CachedPrefix | None:
         """The longest cached prefix of a prompt, on the device; that of a whole prompt must have its logits.
 
-        Its state must protect the same tokens as the prompt, of which the first `protect` are protected. It has at most
-        `longest` tokens.
+        Its state must protect the same tokens as the prompt, of which the first `protect` are protected, and have the
+        same size. It has at most `longest` tokens.
         """
         longest = len(prompt) if longest is None else longest
-        entry = self._find_in_memory(_tokens(owner, prompt), protect, longest)
-        files, length = None if protect else self.files, entry.length if entry else 0
+        entry = self._find_in_memory(_tokens(owner, prompt), protect, longest, size)
+        files, length = None if protect or size else self.files, entry.length if entry else 0
         if files is not None and (found := files.find_longest(owner, prompt, length, longest)):
             ids, state = found
             entry = CachedPrefix(_tokens(owner, ids), state)
@@ -128,13 +129,13 @@ class PrefixCache:
             self.hits += 1
         return entry
 
-    def _find_in_memory(self, prompt: Tokens, protect: int, longest: int) -> CachedPrefix | None:
+    def _find_in_memory(self, prompt: Tokens, protect: int, longest: int, size: int) -> CachedPrefix | None:
         """The longest prefix in memory; shorter ones count as used, too: later prompts may share only these."""
         hashes = _hashes(prompt)
         lengths = {length for tier in self._tiers.values() for length, *_ in tier if length <= longest}
         found: list[tuple[Place, _Key]] = []
         for length in sorted(lengths, reverse=True):
-            key = length, min(protect, length), hashes[length - 1]
+            key = length, min(protect, length), size, hashes[length - 1]
             for name, tier in self._tiers.items():
                 entry = tier.get(key)
                 if entry is None or entry.tokens != prompt.first(length):
@@ -200,7 +201,7 @@ class PrefixCache:
 
     def _write(self, name: Place, entry: CachedPrefix) -> None:
         """Write an entry that left a memory to a file, if there is a folder for them."""
-        if self.files is not None and not entry.protected:
+        if self.files is not None and not (entry.protected or entry.size):
             on_host = entry if self._is_host or name == "host" else self._copy(entry, "host")
             self.files.put(*entry.tokens, on_host.state)
 

@@ -46,8 +46,8 @@ class Rank:
     def warm_up(self, prompt_tokens: int) -> None:
         self.local.warm_up(prompt_tokens)
 
-    def new_state(self, number: int) -> None:
-        self.states[number] = self.local.new_state()
+    def new_state(self, number: int, size: int | None = None) -> None:
+        self.states[number] = self.local.new_state(size)
 
     def load(self, number: int, path: str) -> None:
         self.states[number] = self.local.load(Path(path))

@@ -208,6 +208,7 @@ class Request:
     prompt_logprobs: list[Logprobs | None] = field(default_factory=list)  # None for the first token
     protect: int = 0  # the first tokens of the prompt, which are not evicted until the session's next turn
     keeps_protected: bool = False  # whether tokens that earlier turns have protected stay so
+    size: int | None = None  # KV rows per layer that its state may hold; None: as many as the engine's
     beginning: str = ""  # a name for how the session begins, which it keeps if this is its first turn
     retention: int = 0  # one event in this many tokens has the retention, and the last one; 0: none
     begun: float | None = None  # when its prefill began, on the monotonic clock

@@ -253,9 +253,10 @@ class Scheduler:
             try:
                 state = self.executor.take(slot, running.seen + len(read))
                 turn, follows = (state, running.unread, running.last), (request.turns, request.created)
-                return self.queue.sessions.put(request.session, *turn, follows, request.beginning)
+                return self.queue.sessions.put(request.session, *turn, follows, request.beginning, request.size)
             except (UsageError, OSError) as error:
                 return make_done_future(error)
         if running.reads and self.queue.prefixes.keeps_ends and self.executor.facts.recall is None:
-            self.queue.prefixes.put(read, self.executor.take(slot, len(read)), request.owner, request.protect)
+            how = request.owner, request.protect, request.size or 0
+            self.queue.prefixes.put(read, self.executor.take(slot, len(read)), *how)
         return None

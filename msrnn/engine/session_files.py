@@ -27,6 +27,7 @@ class Session(NamedTuple):
     created: float  # seconds since 1970
     updated: float
     beginning: str = ""  # a name for what it begins with, as its first request gave it
+    size: int | None = None  # of its state, as its first request gave it; None: that of the engine
 
     @property
     def tokens(self) -> int:
@@ -49,6 +50,7 @@ class SessionInfo(NamedTuple):
     sizes: FileSizes
     positions: str  # of the tokens in its state
     beginning: str = ""
+    size: int | None = None
 
     @property
     def name(self) -> str:
@@ -128,7 +130,7 @@ class SessionFiles:
             raise FileError("not a session that the engine saved", path, advice="move it out of this folder")
         tokens = max(columns) + len(fields["unread"])
         times = fields["turns"], fields["created"], fields["updated"]
-        more = str(description.get("positions")), fields.get("beginning", "")
+        more = str(description.get("positions")), fields.get("beginning", ""), fields.get("size")
         return SessionInfo(session, tokens, *times, sizes, *more)
 
     def read(self, session: SessionId) -> Session:
@@ -145,6 +147,8 @@ class SessionFiles:
     def write(self, session_id: SessionId, session: Session) -> SessionInfo:
         notes: dict[str, Any] = {"unread": session.unread, "last": session.last, "turns": session.turns}
         notes |= {"created": session.created, "updated": session.updated, "beginning": session.beginning}
+        if session.size is not None:
+            notes["size"] = session.size
         sizes = self._folder(session_id.owner).save(_encode_name(session_id.name), session.state, notes)
         return info_of(session_id, session, sizes)
 
@@ -171,7 +175,7 @@ class _Files:
 def info_of(session_id: SessionId, session: Session, sizes: FileSizes) -> SessionInfo:
     positions = str(session.state.fingerprint["positions"])
     times = session.turns, session.created, session.updated
-    return SessionInfo(session_id, session.tokens, *times, sizes, positions, session.beginning)
+    return SessionInfo(session_id, session.tokens, *times, sizes, positions, session.beginning, session.size)
 
 
 def _encode_name(name: str) -> str:

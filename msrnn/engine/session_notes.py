@@ -23,6 +23,7 @@ class SessionNotes(BaseModel):
     created: Seconds
     updated: Seconds
     beginning: Annotated[str, Field(max_length=64)] = ""
+    size: Annotated[int, Field(ge=1, lt=2**63)] | None = None
 
 
 def check_notes(notes: Any, path: Path) -> dict[str, Any]:

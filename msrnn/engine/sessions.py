@@ -169,12 +169,13 @@ class Sessions:
         last: int | None = None,
         follows: tuple[int, float | None] | None = None,
         beginning: str = "",
+        size: int | None = None,
     ) -> Future[None]:
         """Add a finished turn: first it is written to the folder, then it is visible, and the future is done.
 
         `follows`: the turns that the session must have had before, and when it was created; by default those that it
-        has. `beginning` is kept if this is the first turn. Until the turn is written only `get` may use the session,
-        and returns the turn before.
+        has. `beginning` and `size` are kept if this is the first turn. Until the turn is written only `get` may use the
+        session, and returns the turn before.
         """
         session, state = SessionId.of(session), self._executor.copy(state, "host")
         with self._lock:
@@ -182,8 +183,8 @@ class Sessions:
             had = (before.turns, before.created) if before else (0, None)
             if follows not in (None, had):
                 raise SessionError("another turn has taken the place of this one", session, advice="ask again")
-            begun = before.beginning if before else beginning
-            return self._store(session, Session(state, unread, last, had[0] + 1, had[1] or now, now, begun))
+            begun = (before.beginning, before.size) if before else (beginning, size)
+            return self._store(session, Session(state, unread, last, had[0] + 1, had[1] or now, now, *begun))
 
     def fork(self, session: str | SessionId, other: str | SessionId) -> None:
         """Create a second session that continues from the same turn."""

@@ -22,15 +22,18 @@ def retention_of(state: MultiState, slot: int = 0) -> Retention:
     device = layers[0].position.device
     places = [layer.position[slot].flatten().to(device) for layer in layers]
     ranges, seen_here = layers[0].protected[slot].flatten().to(device), layers[0].seen[slot : slot + 1]
-    found = torch.cat([ranges, *places, seen_here.to(device, torch.int32)]).cpu().numpy()  # one copy from the device
-    pairs, position, seen = found[: len(ranges)].reshape(-1, 2), found[len(ranges) : -1], int(found[-1])
+    fewer = [layer.fewer[slot, :1].to(device) for layer in layers]
+    parts = ranges, torch.cat(places), torch.cat(fewer), seen_here.to(device, torch.int32)
+    found = torch.cat(parts).cpu().numpy()  # one copy from the device
+    pairs, position, fewer_rows, last = numpy.split(found, numpy.cumsum([len(part) for part in parts[:-1]]))
+    pairs, seen, sizes = pairs.reshape(-1, 2), int(last[0]), [layer.bound.size for layer in layers] - fewer_rows
     groups = [layer.position.shape[1] for layer in layers]
     weights = numpy.repeat([1 / (len(layers) * each) for each in groups], [len(place) for place in places])
     held = position >= 0
     positions, shares = _add_shares(position[held], weights[held])
     return Retention(
         seen,
-        sum(layer.bound.size * each for layer, each in zip(layers, groups, strict=True)),
+        int((sizes * groups).sum()),
         int(held.sum()),
         state.nbytes // state.batch_size,
         seen * sum(_row_nbytes(layer) for layer in layers),

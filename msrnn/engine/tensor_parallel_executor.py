@@ -145,8 +145,8 @@ class TensorParallelExecutor(Executor):
     def warm_up(self, prompt_tokens: int) -> None:
         self._do("warm_up", prompt_tokens)
 
-    def new_state(self) -> SharedState:
-        return self._make("new_state")
+    def new_state(self, size: int | None = None) -> SharedState:
+        return self._make("new_state", size)
 
     def read(
         self,
@@ -161,8 +161,11 @@ class TensorParallelExecutor(Executor):
             logits: Tensor = self._do("read", number, [*tokens], logprobs is None, protect, recalling)
         return [] if logprobs is None else score_block(logits, before, tokens, logprobs)
 
-    def check_protect(self, tokens: int, state: StateHandle | None = None) -> None:
-        self._rank.local.check_protect(tokens, None if state is None else self._check_own(state).own)
+    def check_size(self, size: int) -> None:
+        self._rank.local.check_size(size)
+
+    def check_protect(self, tokens: int, state: StateHandle | None = None, size: int | None = None) -> None:
+        self._rank.local.check_protect(tokens, None if state is None else self._check_own(state).own, size)
 
     def release(self, state: StateHandle) -> None:
         with self._lend_number(state) as number:

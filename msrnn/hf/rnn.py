@@ -141,10 +141,18 @@ class MultiStateRNN:
         self.release()
         end_block(self.model, self)
 
-    def state(self, batch_size: int = 1) -> MultiState:
-        """An empty state for `batch_size` sequences; a bounded one allocates all its memory now, and no more later."""
+    def state(self, batch_size: int = 1, size: int | None = None) -> MultiState:
+        """An empty state for `batch_size` sequences; a bounded one allocates all its memory now, and no more later.
+
+        With a `size`, they may hold fewer KV rows than this RNN's; `MultiState.limit_size` says more.
+        """
         check_count("batch_size", batch_size, of="sequences")
-        return self._graphs.state(batch_size)
+        if size is not None:
+            self.spec.check_size(size)
+        state = self._graphs.state(batch_size)
+        if size is not None:
+            state.limit_size(size)
+        return state
 
     def block_of(self, batch_size: int) -> int:
         """Tokens of each sequence that pass through the model at once: as given, or fewer in a larger batch."""

@@ -16,6 +16,7 @@ from msrnn.backends.base import Backend
 from msrnn.bound import Bound, layer_bound
 from msrnn.core.device_memory import check_fits
 from msrnn.core.fingerprint import ARCHITECTURE, ARCHIVED_KEYS, RECALL, UNROTATED, WEIGHTS
+from msrnn.core.own_sizes import check_own_size, lower_bound
 from msrnn.core.protection import add_ranges, no_ranges
 from msrnn.core.protection import check_fits as check_protected_fit
 from msrnn.core.quantization import parse_state_dtype, state_dtype_name
@@ -206,9 +207,22 @@ class StateSpec:
             if setup and bound and setup.repositioning:
                 setup.backend.check_gaps(setup.repositioning.spacing, bound, columns)
 
-    def check_protect(self, tokens: int = 0) -> None:
-        """Refuse to protect this many tokens of an empty state, and gaps to them that a backend cannot compute."""
-        bounds = [bound for bound in self.bounds if bound is not None]
+    def check_size(self, size: int) -> None:
+        """Refuse a size of their own that sequences cannot have."""
+        pairs = zip(self.shapes, self.bounds, strict=True)
+        check_own_size([bound for shape, bound in pairs if shape is not None], size)
+        if self.recall is not None and self.repositions:
+            reason = (
+                "where keys are re-rotated, recalled rows stand at a distance that depends on the size of the model"
+            )
+            raise UsageError(reason, name="size", value=size, advice="leave it out, or use no recall")
+
+    def check_protect(self, tokens: int = 0, size: int | None = None) -> None:
+        """Refuse to protect this many tokens of an empty state, and gaps to them that a backend cannot compute.
+
+        `size`: of the sequence, if it has one of its own.
+        """
+        bounds = [bound if size is None else lower_bound(bound, size) for bound in self.bounds if bound is not None]
         count = torch.tensor([tokens])
         check_protected_fit(add_ranges(no_ranges(1, count.device), torch.zeros_like(count), count), bounds, count)
         for setup, bound in zip(self.setups, self.bounds, strict=True):

@@ -75,6 +75,7 @@ class Job:
     keeps_protected: bool  # whether what earlier turns have protected stays so
     retention: int  # tokens between two reports of the tokens that the state holds; 0: no reports
     texts: list[PromptTexts]  # the tokens of each prompt, if the reply reports the tokens that the state holds
+    size: int | None  # KV rows per layer, fewer than the server's
     constrained_by: str | None  # the field that says what the answer may be
     calls: CallSearch | None = None  # how calls of tools are found in the answer
     beginning: str = ""  # a name for what a session begins with
@@ -208,6 +209,7 @@ def _make_job(
         protect="prompt" if _protects(request, served) == "prompt" else system,
         keeps_protected=_protects(request, served) == "system",
         retention=every,
+        size=request.size,
         texts=[texts([*before, *prompt.tokens], start) for prompt in prompts] if every else [],
         constrained_by=constraint[0] if constraint else None,
     )

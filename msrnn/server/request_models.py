@@ -116,6 +116,9 @@ class SamplingFields(Body):
         "none",
         description="tokens that are not evicted: the system message, or the prompt until the session's next turn",
     )
+    size: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="KV rows per layer, fewer than the server's; a session keeps that of its first request"
+    )
 
 
 class GenerationRequest(SamplingFields):

@@ -141,6 +141,7 @@ class Server:
                 job.protect,
                 job.keeps_protected,
                 job.beginning,
+                job.size,
             )
             try:
                 return job, [self.engine.request(prompt, *about) for prompt in job.prompts]

@@ -21,7 +21,7 @@ def test_bytes_are_what_the_formula_says_from_the_start(policy: str, groups: int
     rnn = msrnn.MultiStateRNN(build(llama()), policy, 10)
     layers, kv_heads, dim, batch, slots = 2, 2, 8, 3, 11
     state = rnn.state(batch)
-    counters = layers * batch * (8 + 4 * 2 * 4)  # tokens read, and four ranges of protected tokens
+    counters = layers * batch * (8 + 4 * 2 * 4 + 2 * 4)  # tokens read, four protected ranges, an own size
     expected = layers * batch * (2 * kv_heads * slots * dim * 4 + groups * slots * bookkeeping) + counters
     assert state.nbytes == expected
     pointers = [t.data_ptr() for layer in state.layers for t in layer.tensors().values()]

@@ -326,7 +326,7 @@ def test_a_prompt_that_cannot_begin_fails_alone(rnn: msrnn.MultiStateRNN, monkey
     request = engine.request([5, 6], GREEDY)
     engine.add(request)
 
-    def full() -> Any:
+    def full(**_: Any) -> Any:
         raise torch.OutOfMemoryError("no memory")
 
     with monkeypatch.context() as patch:

@@ -61,6 +61,14 @@ def test_states_by_number_are_those_of_an_executor(rnn: msrnn.MultiStateRNN, tmp
     assert torch.equal(rank.states[3].state.positions(0), local_positions(executor, state))
 
 
+def test_a_state_may_have_a_size_of_its_own(rnn: msrnn.MultiStateRNN) -> None:
+    rank, alone = Rank(rnn), LocalExecutor(msrnn.MultiStateRNN(rnn.model, "tova", 4), slots=1)
+    rank.start(2)
+    rank.new_state(7, 4)
+    expected = alone.read_logits(alone.new_state(), PROMPT, last_only=True)
+    torch.testing.assert_close(rank.read(7, PROMPT, True), expected)
+
+
 def test_a_rank_recalls_and_frees_archives(rnn: msrnn.MultiStateRNN) -> None:
     recalling = msrnn.MultiStateRNN(rnn.model, "tova", 6, recall=3)
     rank, executor = Rank(recalling), LocalExecutor(recalling, slots=2)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -16,10 +15,11 @@ import instructor
 import litellm
 import openai
 from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware
 from langchain.agents.structured_output import ToolStrategy
+from langchain_core.messages import ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from langgraph.errors import GraphRecursionError
 from pydantic import BaseModel, ConfigDict, Field
 
 URL, MODEL = sys.argv[1:]
@@ -38,9 +38,11 @@ class Pet(BaseModel):
 
 
 FUNCTION = {"name": "find_pet", "description": "Find a pet.", "parameters": Pet.model_json_schema()}
+# Where a schema allows further fields, random models write them without end.
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 TOOLS: Any = [
     {"type": "function", "function": FUNCTION},
-    {"type": "function", "function": {"name": "wait", "parameters": {"type": "object", "properties": {}}}},
+    {"type": "function", "function": {"name": "wait", "parameters": NOTHING}},
 ]
 FLAT: Any = [{"type": "function", **one["function"]} for one in TOOLS]
 
@@ -92,7 +94,7 @@ def stream_parsed() -> None:
 @check("openai", "tools in a loop of three calls, then an answer")
 def loop() -> None:
     messages = [*ASKED]
-    given: Any = {"model": MODEL, "tools": TOOLS, "max_tokens": LIMIT, "seed": SEED}
+    given: Any = {"model": MODEL, "tools": TOOLS, "max_tokens": LIMIT, "seed": SEED, "parallel_tool_calls": False}
     for _ in range(3):
         message = ask().chat.completions.create(messages=messages, tool_choice="required", **given).choices[0].message
         assert message.tool_calls
@@ -132,6 +134,7 @@ def respond_parsed() -> None:
 @check("openai", "responses: tools in a loop of three calls, by `previous_response_id`")
 def respond_in_a_loop() -> None:
     given: Any = {"model": MODEL, "tools": FLAT, "tool_choice": "required", "max_output_tokens": LIMIT}
+    given["parallel_tool_calls"] = False
     answer = ask().responses.create(input="A pet?", **given)
     for _ in range(3):
         calls = [item for item in answer.output if item.type == "function_call"]
@@ -183,30 +186,40 @@ def structured_by_mode() -> None:
     json.loads(found["raw"].content)
 
 
-@check("langchain", "an agent with two tools and a structured answer")
+class OneByOne(AgentMiddleware):
+    """Require each tool once, in order, and then the structured answer: a random model would call them at random.
+
+    The tools are strict: a schema that allows any further field lets a random model never end.
+    """
+
+    def wrap_model_call(self, request: Any, handler: Any) -> Any:
+        done = sum(isinstance(message, ToolMessage) for message in request.messages)
+        settings = {**request.model_settings, "parallel_tool_calls": False, "strict": True}
+        if done < len(request.tools):
+            this = {"tools": [request.tools[done]], "tool_choice": "required", "response_format": None}
+            return handler(request.override(**this, model_settings=settings))
+        return handler(request.override(tools=[], model_settings=settings))
+
+
+@check("langchain", "an agent that calls two tools, then gives a structured answer")
 def act() -> None:
-    asked: list[str] = []
+    called: list[str] = []
 
     def find_owner(kind: Literal["cat", "dog"]) -> str:
         """Find the owner of a pet."""
-        asked.append(kind)
+        called.append("find_owner")
         return "Ann"
 
-    def count_pets(kind: Literal["cat", "dog"]) -> int:
-        """Count the pets of a kind."""
-        asked.append(kind)
+    def count_pets() -> int:
+        """Count the pets."""
+        called.append("count_pets")
         return 2
 
-    answered = False
-    for seed in range(10):  # such models call at random, and are cut within calls: until there was a tool and an answer
-        model = chat().model_copy(update={"seed": seed, "max_tokens": 120})
-        agent: Any = create_agent(model, [tool(find_owner), tool(count_pets)], response_format=ToolStrategy(Pet))
-        with suppress(GraphRecursionError):
-            found = agent.invoke({"messages": ASKED}, {"recursion_limit": 6})
-            answered |= isinstance(found.get("structured_response"), Pet)
-        if asked and answered:
-            return
-    raise AssertionError(f"tools that were called: {asked}, an answer: {answered}")
+    tools = [tool(find_owner), tool(count_pets)]
+    agent: Any = create_agent(chat(), tools, response_format=ToolStrategy(Pet), middleware=[OneByOne()])
+    found = agent.invoke({"messages": ASKED}, {"recursion_limit": 10})
+    assert called == ["find_owner", "count_pets"], called
+    assert isinstance(found["structured_response"], Pet)
 
 
 def extract(mode: Any) -> None:

@@ -22,6 +22,7 @@ from msrnn.recall import Recalling
 VOCABULARY, STOP = 97, 1
 BYTES = 1000  # of a state
 PROTECTED = 1000  # is added to a token that is protected, so that answers depend on what is
+SIZED = 10_000  # times the size of a state that has one of its own, is added to its first token
 
 
 def next_token(tokens: Sequence[int]) -> int:
@@ -43,6 +44,12 @@ class FakeState:
     place: Place = "device"
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     has_logits: bool = False
+    size: int | None = None
+
+    @property
+    def known(self) -> list[int]:
+        """What the next token is a function of."""
+        return [token + SIZED * (self.size or 0) * (place == 0) for place, token in enumerate(self.tokens)]
 
     @property
     def seen(self) -> int:
@@ -87,9 +94,11 @@ class FakeExecutor(Executor):
     broken  first tokens of prompts whose answers cannot be sampled
     """
 
-    def __init__(self, slots: int = 4, overlaps: bool = False, device: str = "cpu", **fingerprint: Any) -> None:
+    def __init__(
+        self, slots: int = 4, overlaps: bool = False, device: str = "cpu", rows: int | None = None, **fingerprint: Any
+    ) -> None:
         made = {"policy": "all", "positions": "original", **fingerprint}
-        self.facts = Facts(slots, BYTES, device, overlaps, VOCABULARY, "a model", made, [None], 0)
+        self.facts = Facts(slots, BYTES, device, overlaps, VOCABULARY, "a model", made, [rows], rows or 0)
         self.slots: list[FakeState | None] = [None] * slots
         self.next = [0] * slots
         self.calls: list[tuple[str, int]] = []
@@ -111,10 +120,14 @@ class FakeExecutor(Executor):
     def close(self) -> None:
         self.closed = True
 
-    def new_state(self) -> FakeState:
-        return FakeState(fingerprint=self.facts.fingerprint)
+    def new_state(self, size: int | None = None) -> FakeState:
+        return FakeState(fingerprint=self.facts.fingerprint, size=size)
 
-    def check_protect(self, tokens: int, state: StateHandle | None = None) -> None:
+    def check_size(self, size: int) -> None:
+        if not 0 < size <= self.facts.mean_size:
+            raise UsageError(f"from 1 to {self.facts.mean_size}", name="size", value=size)
+
+    def check_protect(self, tokens: int, state: StateHandle | None = None, size: int | None = None) -> None:
         held = 0 if state is None else sum(token >= PROTECTED for token in fake(state).tokens)
         if held + tokens > self.protectable:
             raise UsageError(f"protect: {tokens} tokens, {self.protectable - held} fit")
@@ -151,13 +164,14 @@ class FakeExecutor(Executor):
     def save(self, state: StateHandle, path: Path, notes: Mapping[str, Any]) -> None:
         mine = fake(state)
         about = {**mine.fingerprint, "columns": [mine.seen], "notes": notes, "tokens": mine.tokens}
+        about["size"] = mine.size
         path.write_text(json.dumps(about))
 
     def load(self, path: Path) -> FakeState:
         found = self.describe(path)
         if any(found.get(name) != value for name, value in self.facts.fingerprint.items()):
             raise UsageError(f"{path}: of another model")
-        return FakeState(found["tokens"], "device", self.facts.fingerprint)
+        return FakeState(found["tokens"], "device", self.facts.fingerprint, size=found["size"])
 
     def describe(self, path: Path) -> dict[str, Any]:
         try:
@@ -198,7 +212,7 @@ class FakeExecutor(Executor):
         found, wanted = [], []
         for place, sampler in zip(places, samplers, strict=True):
             assert isinstance(sampler, FakeSampler)
-            found.append(sampler.choose(self._in(place).tokens))
+            found.append(sampler.choose(self._in(place).known))
             wanted.append(sampler.params.logprobs)
             self.next[place] = max(0, found[-1])
         return FakeTokens(found, wanted)

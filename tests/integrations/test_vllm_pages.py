@@ -123,7 +123,7 @@ def test_steps_of_many_requests_at_once(policy: str) -> None:
     kept = idle["position"] >= 0
     for key, value in one.slots.tensors().items():
         rows_kept = kept.expand(SHAPE.kv_heads, -1) if key in ("keys", "values") else kept
-        whole = key in ("seen", "protected", "position")
+        whole = key in ("seen", "protected", "fewer", "position")
         assert torch.equal(value[2] if whole else value[2][rows_kept], idle[key] if whole else idle[key][rows_kept])
 
 

@@ -16,8 +16,10 @@ from tests.helpers.page_browser import (
     box,
     check_tokens,
     click,
+    held,
     idle,
     in_problem,
+    recorded,
     say,
     set_settings,
     text,
@@ -207,3 +209,19 @@ def test_an_answer_is_copied(visit: Visit, open_address: str, secure: bool) -> N
     browser.find_element("id", "message").send_keys(Keys.CONTROL, "v")
     until(browser, "document.getElementById('message').value")
     assert box(browser) == answer
+
+
+def test_a_conversation_keeps_the_size_of_its_beginning(
+    visit: Visit, open_address: str, engine: msrnn.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server refuses another one later, so the page sends it once."""
+    requests = recorded(engine, monkeypatch)
+    browser = visit(open_address)
+    assert browser.execute_script("return document.querySelector('[name=size]').max") == "16"
+    set_settings(browser, max_tokens=4, size=9)
+    say(browser, "I am Ann")
+    set_settings(browser, size=12)
+    say(browser, "Who am I?")
+    assert [request.size for request in requests] == [9, 9]
+    assert browser.execute_script("return document.querySelectorAll('.turn:not(.lost)').length") == 2
+    assert held(open_address, browser)["slots"] == 2 * 9

@@ -19,8 +19,10 @@ from msrnn.backends.numba.rows import (
     attend_row,
     bound_scalars,
     expire,
+    fewer_array,
     hide_protected,
     highest,
+    lower_scalars,
     observe_and_evict,
     ranges_array,
     sinks_array,
@@ -126,6 +128,7 @@ def _decode(
     row_weight: Array,
     given: Array,
     ranges: Array,
+    fewer: Array,
     query_position: Array,
     sinks: Array,
     share: Array,
@@ -145,6 +148,7 @@ def _decode(
         if t < 0:
             output[b] = f32(0.0)
             continue
+        own = lower_scalars(bound, fewer[b])
         for g in range(G):
             slot = empty[b, g]
             N = S  # slots up to the last held one: the tokens of a state that is not full are in its first slots
@@ -188,7 +192,7 @@ def _decode(
             elif row_weight.shape[0]:
                 row_weight[b, g, slot] = _length(value[b, g * members : (g + 1) * members])
             weights = row_weight[b, g, :N] if row_weight.shape[0] else scratch[:0]
-            observe_and_evict(summed, observed, present, where, free, weights, scratch, N, held, t, M, bound)
+            observe_and_evict(summed, observed, present, where, free, weights, scratch, N, held, t, M, own)
             for j in range(N):
                 if present[j] == f32(0.0):
                     where[j] = -1
@@ -218,6 +222,7 @@ def decode_numba(
         array_or_empty(slots.row_weight, 3),
         array_or_empty(given, 3),
         ranges_array(slots.ranges, B),
+        fewer_array(slots.fewer, B),
         query_position.contiguous().numpy(),
         sinks_array(scoring.sinks_of(B, G, 1)),
         array_or_empty(shares, 4),

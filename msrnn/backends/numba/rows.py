@@ -213,6 +213,13 @@ def observe_and_evict(
     return j
 
 
+@compile_loop()
+def lower_scalars(bound: Scalars, fewer: Array) -> Any:
+    """A bound for a sequence whose size and `recent` are lower by `fewer` [2]; see `msrnn.core.own_sizes`."""
+    size, first, recent, window, spared, decay, sliding = bound
+    return size - fewer[0], first, i32(recent - fewer[1]), window, spared, decay, sliding
+
+
 @cache
 def bound_scalars(bound: Bound) -> Scalars:
     """A bound in the types of the loops."""
@@ -229,6 +236,11 @@ def array_or_empty(tensor: Tensor | None, dims: int) -> Array:
 def sinks_array(sinks: Tensor | None) -> Array:
     """Sinks [B, G, M, C], or none of them; contiguous, since loops are compiled again for other strides."""
     return array_or_empty(None if sinks is None else sinks.contiguous(), 4)
+
+
+def fewer_array(fewer: Tensor | None, batch_size: int) -> Array:
+    """What `lower_scalars` takes of each sequence, [B, 2]."""
+    return np.zeros((batch_size, 2), np.int32) if fewer is None else fewer.numpy()
 
 
 def ranges_array(protected: Tensor | None, batch_size: int) -> Array:

@@ -26,8 +26,10 @@ from msrnn.backends.numba.rows import (
     attend_row,
     bound_scalars,
     expire,
+    fewer_array,
     hide_protected,
     highest,
+    lower_scalars,
     observe_and_evict,
     ranges_array,
     sinks_array,
@@ -47,6 +49,7 @@ def _scan(
     sinks: Array,
     row_weight: Array,
     ranges: Array,
+    fewer: Array,
     share: Array,
     evicted_at: Array,
     bound: Scalars,
@@ -55,6 +58,7 @@ def _scan(
     B, G, M, C, N = scores.shape
     scratch, observed, free = np.empty(N, f32), np.empty(N, f32), np.empty(N, np.int32)
     for b in range(B):
+        own = lower_scalars(bound, fewer[b])
         for g in range(G):
             where, present = position[b, g], np.zeros(N, f32)
             hide_protected(where, ranges[b], free)
@@ -85,7 +89,7 @@ def _scan(
                     scores[b, g, m, i, n:] = f32(0.0)
                 weight = row_weight[b, g] if row_weight.shape[0] else scratch[:0]
                 j = observe_and_evict(
-                    importance[b, g], observed, present, where, free, weight, scratch, n, held, t, M, bound
+                    importance[b, g], observed, present, where, free, weight, scratch, n, held, t, M, own
                 )
                 if j >= 0:
                     evicted_at[b, g, j] = t
@@ -102,6 +106,7 @@ def scan_numba(
     row_weight: Tensor | None = None,
     protected: Tensor | None = None,
     share: Tensor | None = None,
+    fewer: Tensor | None = None,
 ) -> Tensor:
     evicted_at = torch.full(position.shape, HELD, dtype=torch.int32)
     tops = scores.amax(-1)
@@ -116,6 +121,7 @@ def scan_numba(
         sinks_array(sinks),
         array_or_empty(row_weight, 3),
         ranges_array(protected, position.shape[0]),
+        fewer_array(fewer, position.shape[0]),
         array_or_empty(share, 4),
         evicted_at.numpy(),
         bound_scalars(bound),
@@ -199,6 +205,7 @@ def _scan_repositioned(
     sinks: Array,
     row_weight: Array,
     ranges: Array,
+    fewer: Array,
     share: Array,
     attention: Array,
     evicted_at: Array,
@@ -221,6 +228,7 @@ def _scan_repositioned(
         first_new = HELD
         for t in query_position[b]:
             first_new = min(first_new, t) if t >= 0 else first_new
+        lowered = lower_scalars(bound, fewer[b])
         for g in range(G):
             kv, where = g * members, position[b, g]
             hide_protected(where, ranges[b], free)
@@ -267,7 +275,7 @@ def _scan_repositioned(
                         share[b, g, m, i] = taken
                 weight = row_weight[b, g] if row_weight.shape[0] else scratch[:0]
                 j = observe_and_evict(
-                    importance[b, g], observed, present, where, free, weight, scratch, n, held, t, M, bound
+                    importance[b, g], observed, present, where, free, weight, scratch, n, held, t, M, lowered
                 )
                 if j >= 0:
                     held = remove_token(j, order, held, new_position, where, kind, limit, fn)
@@ -285,6 +293,7 @@ def scan_repositioned_numba(
     row_weight: Tensor | None = None,
     protected: Tensor | None = None,
     share: Tensor | None = None,
+    fewer: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     (B, K, R, C, _), (_, G, N), repositioning = query.shape, position.shape, scoring.repositioning
     assert repositioning is not None
@@ -301,6 +310,7 @@ def scan_repositioned_numba(
         sinks_array(scoring.sinks_of(B, G, C)),
         array_or_empty(row_weight, 3),
         ranges_array(protected, B),
+        fewer_array(fewer, B),
         array_or_empty(share, 4),
         attention.numpy(),
         evicted_at.numpy(),

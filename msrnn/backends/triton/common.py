@@ -52,6 +52,15 @@ def hide_protected(b_position, protected, i_b):
 
 
 @triton.jit
+def lower_limits(size, recent, fewer, i_b):
+    """The size and the number of recent tokens of sequence i_b; `fewer` [B, 2] may be None."""
+    if fewer is not None:
+        size = size - tl.load(fewer + i_b * 2)
+        recent = recent - tl.load(fewer + i_b * 2 + 1)
+    return size, recent
+
+
+@triton.jit
 def find_row(sequences, i_b):
     """Which sequence of the slots the i-th of a batch is; `sequences` [B] int64 is None where it is the i-th itself."""
     return i_b if sequences is None else tl.load(sequences + i_b)

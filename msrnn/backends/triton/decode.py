@@ -153,6 +153,6 @@ def _evict(
     evict_kernel[(B, G)](
         fresh, scores, log_sums, slots.position, slots.importance, slots.row_weight, squares, graded, alpha,
         slots.layer if policy.weights == RANDOM else None, slots.first_group, query_position, observed, sequences,
-        slots.ranges, policy.decay, bound.size, policy.first, bound.recent, bound.window, bound.spared,
+        slots.ranges, slots.fewer, policy.decay, bound.size, policy.first, bound.recent, bound.window, bound.spared,
         G=G, **group, PROCESSES=processes, SLIDING=bound.sliding, num_warps=EVICT_WARPS,
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from msrnn.backends.triton.common import PER_UNIT, find_row, hide_earlier, hide_protected, lift_exp
+from msrnn.backends.triton.common import PER_UNIT, find_row, hide_earlier, hide_protected, lift_exp, lower_limits
 from msrnn.backends.triton.row_weight import combine_weight, draw_weight
 from msrnn.core.slots import HELD
 
@@ -84,7 +84,7 @@ def _weigh(
 @triton.jit(do_not_specialize=["layer", "group"])
 def evict_kernel(
     fresh, scores, log_sums, position, importance, row_weight, squares, graded, alpha, layer, group, query_position,
-    observed, sequences, protected, decay, size, first, recent, window, spared,
+    observed, sequences, protected, fewer, decay, size, first, recent, window, spared,
     S: tl.constexpr, G: tl.constexpr, M: tl.constexpr, MEMBERS: tl.constexpr, PROCESSES: tl.constexpr,
     SLIDING: tl.constexpr,
 ):  # fmt: skip
@@ -93,8 +93,9 @@ def evict_kernel(
 
     The weight of the new row comes from the squared norms of its values, `squares` [B, K], and from what networks say
     of it, `graded` [B, K], or from the layer's index and that of the process's first group. Where a group is joint,
-    `observed` has the sums over its processes, and M counts the heads of all of them. What a policy does not have is
-    None: importance, row_weight, squares, graded and alpha, layer, observed, sequences, protected, decay, window.
+    `observed` has the sums over its processes, and M counts the heads of all of them. What is not there is
+    None: importance, row_weight, squares, graded and alpha, layer, observed, sequences, protected, fewer, decay,
+    window.
 
     Without observation weights rank alone; without those, too, the oldest KV row is evicted, as in every tie. NaN is
     infinity.
@@ -104,6 +105,7 @@ def evict_kernel(
     i_row = (i_p * G + i_g) * S
     t = tl.load(query_position + i_b)
     if t >= 0:
+        own_size, own_recent = lower_limits(size, recent, fewer, i_p)  # arguments may be constants
         o_s = tl.arange(0, triton.next_power_of_2(S))
         m_s = o_s < S
         p_position = position + i_row + o_s
@@ -140,9 +142,9 @@ def evict_kernel(
             b_weight = tl.where(m_new, weight, tl.load(p_weight, mask=m_s, other=0.0))
             tl.store(p_weight, b_weight, mask=m_new)
             b_rank = b_weight if decay is None else b_importance * b_weight
-        m_free = m_held & (b_free >= first) & (b_free <= t - recent)
+        m_free = m_held & (b_free >= first) & (b_free <= t - own_recent)
         b_ranked = tl.where(m_free & (b_rank == b_rank), b_rank, float("inf"))
         m_least = m_free & (b_ranked == tl.min(b_ranked))
         oldest = tl.min(tl.where(m_least, b_position, FAR))
-        m_evicted = m_least & (b_position == oldest) & (tl.sum(m_held.to(tl.int32)) > size)
+        m_evicted = m_least & (b_position == oldest) & (tl.sum(m_held.to(tl.int32)) > own_size)
         tl.store(p_position, tl.where(m_evicted, -1, b_position), mask=m_s)

@@ -318,7 +318,7 @@ def prefill_triton(
     joint = [weights, sink_weights]
     if slots.joint is not None:
         joint = [None if part is None else slots.joint.gather(part, 3) for part in joint]
-    rest = slots.bound, joint[1], row_weight, slots.ranges
+    rest = slots.bound, joint[1], row_weight, slots.ranges, slots.fewer
     evicted_at = scan_triton(joint[0], position, importance, query_position, *rest)
     output = torch.empty(B, C, H, DV, device=query.device, dtype=query.dtype)
     # Weights span more than the range of float16.

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from msrnn.backends.triton.common import LEAST_NORMAL, PER_UNIT, UNIT, hide_protected
+from msrnn.backends.triton.common import LEAST_NORMAL, PER_UNIT, UNIT, hide_protected, lower_limits
 from msrnn.bound import Bound
 from msrnn.core.slots import HELD
 
@@ -153,17 +153,18 @@ def _rank(tile, b_weight, t, first, recent, OBSERVES: tl.constexpr):
 
 @triton.jit(do_not_specialize=["C", "N", "size", "first", "recent", "window", "spared"])
 def scan_kernel(
-    weights, position, importance, query_position, sinks, row_weight, protected, evicted_at,
+    weights, position, importance, query_position, sinks, row_weight, protected, fewer, evicted_at,
     decay, size, first, recent, window, spared, C, N,
     G: tl.constexpr, M: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
     LIFTS: tl.constexpr, STAGES: tl.constexpr, SLIDING: tl.constexpr,
 ):  # fmt: skip
-    """Without weights nothing is observed; sinks, row_weight, protected and window may be None, too."""
+    """Without weights nothing is observed; sinks, row_weight, protected, fewer and window may be None, too."""
     OBSERVES: tl.constexpr = weights is not None
     SKIPS: tl.constexpr = (LIFTS or not OBSERVES) and window is None
     WIDTH: tl.constexpr = BN + BR
     i_b, i_g = tl.program_id(0).to(tl.int64), tl.program_id(1)
     decay = tl.cast(decay, tl.float32)
+    size, recent = lower_limits(size, recent, fewer, i_b)
     i_group = i_b * G + i_g
     o_group, p_t = i_group * N, query_position + i_b * C
     p_position, p_importance = position + o_group, importance + o_group
@@ -244,6 +245,7 @@ def scan_triton(
     sinks: Tensor | None = None,
     row_weight: Tensor | None = None,
     protected: Tensor | None = None,
+    fewer: Tensor | None = None,
 ) -> Tensor:
     """`scan_torch` with weights [B, G, rows, M, width] instead of scores: exponentials, each row up to a factor.
 
@@ -262,8 +264,8 @@ def scan_triton(
     assert not observes or weights is not None
     scan_kernel[(B, G)](
         weights if observes else None, position, importance, query_position.contiguous(), sinks, row_weight, protected,
-        evicted_at, policy.decay or 0.0, bound.size, policy.first, bound.recent, bound.window, bound.spared, C, N,
-        G=G, M=M, BC=rows, BM=heads, BN=left, BR=right, LIFTS=policy.decay == 0, STAGES=1 + min(2, ahead),
+        fewer, evicted_at, policy.decay or 0.0, bound.size, policy.first, bound.recent, bound.window, bound.spared,
+        C, N, G=G, M=M, BC=rows, BM=heads, BN=left, BR=right, LIFTS=policy.decay == 0, STAGES=1 + min(2, ahead),
         SLIDING=bound.sliding, num_warps=WARPS,
     )  # fmt: skip
     return evicted_at

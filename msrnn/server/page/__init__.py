@@ -9,7 +9,7 @@ from starlette.routing import Route
 from msrnn.web import Parts, page_parts
 
 SCRIPTS = (
-    *("api", "store", "tokens", "memory", "markdown", "turn", "conversation", "list", "settings"),
+    *("api", "store", "tokens", "memory", "markdown", "calls", "turn", "conversation", "list", "settings"),
     *("composer", "clipboard", "card", "log", "look", "main"),
 )
 

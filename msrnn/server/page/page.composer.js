@@ -41,7 +41,8 @@ class Composer {
   }
 
   /** What can be done with a conversation: send, or stop its answer, or neither because it is gone. */
-  show({ running, gone }) {
+  show({ running, gone, call }) {
+    this.box.placeholder = call ? `Write what ${visible(call.name)} returns` : "Write a message";
     find("send").hidden = running !== null;
     find("send").disabled = gone;
     find("stop").hidden = running === null;

@@ -22,6 +22,9 @@ class Conversation {
 
   get turns() { return this.views.map(({ turn }) => turn); }
 
+  /** The call that the next message answers; null where that is a message of the reader. */
+  get call() { return this.turns.findLast((turn) => !turn.lost)?.calls?.at(-1) ?? null; }
+
   get begun() { return this.views.length > 0 || this.info !== null; }
 
   get title() { return this.views[0]?.turn.user ?? (this.info ? this.name : "New conversation"); }
@@ -101,14 +104,15 @@ class Conversation {
    * Throws a Problem if anything but the reader has ended it. */
   async send(text, settings, retried) {
     const system = !this.count && settings.system ? [{ role: "system", content: settings.system }] : [];
-    const messages = [...system, { role: "user", content: text }];
-    const view = this.append({ user: text, start: 0, pieces: [], messages: null, answer: 0, note: "", lost: true }); // until its end
+    const { call } = this, message = call ? { role: "tool", tool_call_id: call.id, content: text } : { role: "user", content: text };
+    const messages = [...system, message], { role } = message;
+    const view = this.append({ user: text, role, calls: [], start: 0, pieces: [], messages: null, answer: 0, note: "", lost: true }); // until its end
     const known = this.known, running = { control: new AbortController(), stopping: null, stopped: false, problem: null };
     this.running = running;
     this.changed();
     try {
       // With the number of turns, the server refuses to begin an empty session below an old text.
-      const about = { session_id: this.name, session_turns: this.count, retention: EVERY };
+      const about = { session_id: this.name, session_turns: this.count, retention: EVERY, ...(this.count ? {} : settings.beginning) };
       await this.read(view, known, chunksOf({ model: this.model.id, messages, ...about, ...settings.sampling }, running.control.signal));
       view.turn.lost = false;
       this.count++;
@@ -129,6 +133,7 @@ class Conversation {
     for await (const chunk of chunks) {
       const choice = chunk.choices[0], told = choice?.retention;
       reason = choice?.finish_reason ?? reason;
+      addCalls(view.turn.calls, choice?.delta?.tool_calls);
       if (!told) continue;
       if (!begun) this.begin(view.turn, told, known);
       else view.turn.pieces.push(...told.pieces);

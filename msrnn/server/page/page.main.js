@@ -169,7 +169,7 @@ async function chat() {
     let counts = false, problem = null;
     conversation.busy = true;
     log.element.setAttribute("aria-busy", true);
-    const { system, sampling } = settings, sent = conversation.send(text, { system, sampling }, retried);
+    const { system, sampling, beginning } = settings, sent = conversation.send(text, { system, sampling, beginning }, retried);
     log.show(conversation.element);
     find("status").textContent = "The model reads.";
     try {

@@ -3,7 +3,7 @@
 // Where the model states no temperature, the server's is 1, at which small models talk nonsense.
 const OWN_TEMPERATURE = 0.7;
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
-const KEPT = ["system", "protect", ...NUMBERS];
+const KEPT = ["system", "tools", "protect", "size", ...NUMBERS];
 
 class Settings {
   /** `onKey` is called when there is another key, `onForget` to delete all kept texts. */
@@ -12,6 +12,8 @@ class Settings {
     this.form = this.dialog.querySelector("form");
     const fields = this.form.elements, kept = this.parsed();
     for (const name of KEPT) fields[name].value = kept[name] ?? "";
+    fields.tools.addEventListener("input", () => this.checkTools());
+    this.checkTools();
     fields.keep.checked = kept.keep ?? true;
     this.own = {}; // values of this page for fields that are empty
     fields.key.value = key.value;
@@ -27,6 +29,11 @@ class Settings {
     });
     find("open-settings").addEventListener("click", () => this.open());
     find("forget-all").append(sureButton("forget", "Delete all kept texts", onForget));
+  }
+
+  checkTools() {
+    const { tools } = this.form.elements;
+    tools.setCustomValidity(parseTools(tools.value) ? "" : "Must be a JSON list of functions, as in OpenAI's API");
   }
 
   parsed() {
@@ -52,12 +59,19 @@ class Settings {
 
   get system() { return this.form.elements.system.value.trim(); }
 
+  /** Fields of the request that begins a conversation. */
+  get beginning() {
+    const { size } = this.form.elements;
+    return size.value !== "" && size.checkValidity() ? { size: Number(size.value) } : {};
+  }
+
   get keep() { return this.form.elements.keep.checked; }
 
   /** Fields of a request; an empty one is left to the server, unless this page has a value of its own. */
   get sampling() {
-    const found = { ...this.own }, { protect } = this.form.elements;
+    const found = { ...this.own }, { protect, tools: text } = this.form.elements, tools = parseTools(text.value);
     if (protect.value) found.protect = protect.value;
+    if (tools?.length) Object.assign(found, { tools, parallel_tool_calls: false }); // the next message answers one call
     for (const name of NUMBERS) {
       const field = this.form.elements[name];
       if (field.value !== "" && field.checkValidity()) found[name] = Number(field.value);
@@ -69,7 +83,8 @@ class Settings {
   describe(model) {
     const stated = model.stated_defaults.includes("temperature");
     this.own = stated ? {} : { temperature: OWN_TEMPERATURE };
-    const start = { ...model.defaults, ...this.own }, { temperature, top_p, max_tokens } = this.form.elements;
+    const start = { ...model.defaults, ...this.own }, { temperature, top_p, max_tokens, size } = this.form.elements;
+    [size.placeholder, size.max] = [model.size, model.size];
     temperature.placeholder = start.temperature;
     top_p.placeholder = start.top_p;
     max_tokens.placeholder = model.max_tokens;

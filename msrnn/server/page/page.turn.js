@@ -1,6 +1,6 @@
 // A turn of a conversation: a message, and the answer to it.
 
-const ROLES = { system: "System", user: "You", assistant: "Answer" };
+const ROLES = { system: "System", user: "You", assistant: "Answer", tool: "Tool" };
 
 /** The elements of one message: ticks for the tokens of the chat template before it, and its text. */
 function messageElements(role) {
@@ -35,20 +35,27 @@ class TurnView {
 
   /** Until the server has read the message, it is plain text. */
   wait() {
-    const user = messageElements("user");
+    const user = messageElements(this.turn.role ?? "user");
     user.body.append(element("span", "", visible(this.turn.user)));
     this.note.textContent = "reading …";
     this.element.replaceChildren(user.whole, this.note);
   }
 
   place() {
-    const { turn } = this, messages = turn.messages ?? [{ role: "user", start: turn.start, stop: turn.answer }];
+    const { turn } = this, messages = turn.messages ?? [{ role: turn.role ?? "user", start: turn.start, stop: turn.answer }];
     this.parts = messages.map((message) => ({ ...message, ...messageElements(message.role) }));
     this.foot.append(this.note);
     this.element.replaceChildren(...this.parts.map(({ whole }) => whole), this.answer.whole, this.foot);
     this.note.textContent = turn.note ?? "";
     this.markdown = new Markdown();
     turn.pieces.forEach((piece, i) => this.add(turn.start + i, piece));
+    this.showCalls();
+  }
+
+  /** Show the calls that the server has found in the answer, below it. */
+  showCalls() {
+    this.answer.whole.querySelectorAll(".call").forEach((old) => old.remove());
+    this.answer.whole.append(...(this.turn.calls ?? []).map(callElement));
   }
 
   /** A token goes into the message that it belongs to, or becomes a tick before the next one. */
@@ -61,6 +68,7 @@ class TurnView {
 
   end(note) {
     this.turn.note = this.note.textContent = note;
+    this.showCalls();
   }
 
   /** The answer as the model wrote it. */

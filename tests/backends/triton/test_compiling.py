@@ -32,5 +32,5 @@ def test_kernels_fit_into_shared_memory(
     done = subprocess.run(arguments, env=environment, cwd=Path(__file__).parents[3], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len({kernel["kernel"] for kernel in kernels}) == 8
+    assert len({kernel["kernel"] for kernel in kernels}) == 9
     assert [kernel for kernel in kernels if kernel["shared"] > gpu[1]] == []
