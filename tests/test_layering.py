@@ -73,6 +73,8 @@ INSIDE = {
         "segment_files",
         "layer_files",
         "fingerprint",
+        "state_layers",
+        "mark",
         "state",
     ],
     "backends": ["base", "decode_copies", "torch", "scored", "numba", "triton", "__init__"],

@@ -16,25 +16,20 @@ from msrnn.checks import check_count
 from msrnn.core.device_memory import check_fits
 from msrnn.core.fingerprint import find_difference
 from msrnn.core.layer_files import restore_layers, save_layers
-from msrnn.core.own_sizes import check_own_size, group_by_fewer, lower_bound, make_fewer
-from msrnn.core.paged_slots import PagedSlots
-from msrnn.core.protection import add_ranges, forget_unread
-from msrnn.core.protection import check_fits as check_protected_fit
-from msrnn.core.recall_slots import RecallSlots
-from msrnn.core.shards import Shards, least
-from msrnn.core.slots import MOST_COLUMNS, Memory, Slots, ordinary_tensors
+from msrnn.core.mark import Mark, check_markable
+from msrnn.core.shards import least
+from msrnn.core.slots import MOST_COLUMNS, Memory, ordinary_tensors
 from msrnn.core.state_file import load_tensors
+from msrnn.core.state_layers import StateLayers
 from msrnn.errors import FileError, UsageError
 
 
 @dataclass(eq=False, repr=False)
-class MultiState:
-    """The state of a whole model: the KV cache rows of each layer, at the model's own layer indices."""
+class MultiState(StateLayers):
+    """The state of a whole model, as a value."""
 
-    layers: list[Any]
-    fingerprint: dict[str, Any]
-    columns: int  # read so far, padding included: the same number for all layers and sequences
     whole: bool = True  # False after a forward pass that was interrupted: the state is then unusable
+    marked: Mark | None = None  # the place that `rewind` can go back to
 
     def __repr__(self) -> str:
         policy, size, seen = self.fingerprint.get("policy"), self.fingerprint.get("size"), self.seen.tolist()
@@ -42,52 +37,11 @@ class MultiState:
             f"MultiState(policy={policy!r}, size={size}, batch_size={len(seen)}, seen={seen}, nbytes={self.nbytes:,})"
         )
 
-    def _own(self) -> Iterator[tuple[int, Memory]]:
-        return ((i, layer) for i, layer in enumerate(self.layers) if isinstance(layer, Memory))
-
-    @property
-    def batch_size(self) -> int:
-        return next(layer for _, layer in self._own()).batch_size
-
-    @property
-    def seen(self) -> Tensor:
-        """Tokens read so far, per sequence: [B], a copy. Padding does not count."""
-        return next(layer for _, layer in self._own()).seen.clone()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all buffers; those of this process, if several share the model."""
-        return sum(layer.nbytes for layer in self.layers)
-
-    @property
-    def nbytes_in_all(self) -> int:
-        """Bytes of the buffers of all processes that share the model."""
-        return self.nbytes if self._shards is None else self.nbytes * self._shards.count
-
-    @property
-    def archive_nbytes(self) -> int:
-        """Bytes of the archived rows, those of this process; forks count what they share, each."""
-        seen = self.seen.tolist()
-        return sum(layer.archive_nbytes(seen) for _, layer in self._own())
-
-    @property
-    def dropped_tokens(self) -> list[int]:
-        """The tokens of each sequence, its first ones, whose archived rows are dropped: the archive has a limit."""
-        begins = [
-            [archive.begin for archive in layer.archives] for layer in self.layers if isinstance(layer, RecallSlots)
-        ]
-        return [max(found) for found in zip(*begins, strict=True)] if begins else [0] * self.batch_size
-
-    @property
-    def _shards(self) -> Shards | None:
-        """The processes that share the model, if there are several."""
-        return next((layer.shards for _, layer in self._own() if layer.shards), None)
-
     def reset(self) -> None:
         """Make the state empty; the buffers stay where they are."""
         for layer in self.layers:
             layer.reset()
-        self.columns, self.whole = 0, True
+        self.columns, self.whole, self.marked = 0, True, None
 
     def check_room(self, columns: int) -> None:
         """Refuse columns whose positions do not fit into 32 bits."""
@@ -103,18 +57,6 @@ class MultiState:
         self.whole = False
         self.prepare_layers(columns)
 
-    def prepare_layers(self, columns: int) -> None:
-        """Prepare all layers for a forward pass over new columns, where rows are archived."""
-        for _, layer in self._own():
-            layer.begin_read(columns)
-
-    def reserve(self, columns: int) -> int:
-        """Make room in the archives for the next columns -> the segments that kernels search; 0: no kernels do."""
-        paged = [layer for layer in self.layers if isinstance(layer, PagedSlots)]
-        for layer in paged:
-            layer.reserve(columns)
-        return paged[0].segments if paged else 0
-
     def end_read(self, columns: int) -> None:
         """End the forward pass over these columns. All layers have read them, and only now they count."""
         self.columns, self.whole = self.columns + columns, True
@@ -126,80 +68,46 @@ class MultiState:
         yield
         self.end_read(columns)
 
-    @property
-    def protected(self) -> list[list[tuple[int, int]]]:
-        """The ranges [begin, end) of positions of each sequence whose tokens are not evicted until `release`."""
-        layers = self._slot_layers()
-        ranges = layers[0].protected.tolist() if layers else [[] for _ in range(self.batch_size)]
-        return [[(begin, end) for begin, end in own if begin < end] for own in ranges]
+    def mark(self, after: int = 0) -> None:
+        """From now on, `rewind` can take back the tokens that are read, until `unmark`.
 
-    @contextmanager
-    def protecting(self, counts: Tensor) -> Iterator[None]:
-        """Protect the next `counts` [B] tokens of each sequence, which are read meanwhile; refuses more than fit.
-
-        Tokens that were not read, because of an error, are not protected.
+        It takes memory: a copy of the state's buffers, and queries, keys and values of the tokens that follow. Marking
+        again moves the mark, and copies have none. The first `after` columns of the next forward pass are read before
+        the mark.
         """
-        self._set_ranges(self.find_ranges(counts))
-        try:
-            yield
-        finally:
-            for layer in self._slot_layers():
-                layer.protected.copy_(forget_unread(layer.protected, layer.seen))
+        self.check_whole()
+        if self.marked is None:
+            check_markable(self)
+            check_fits(
+                self.nbytes, self.device, "a mark", lambda free: f"it needs the bytes of the state, {self.nbytes:,}"
+            )
+            self.marked = Mark(self, after)
+        else:
+            self.marked.move(self, after)
 
-    def find_ranges(self, counts: Tensor) -> Tensor | None:
-        """The protected ranges with the next `counts` [B] tokens of each sequence; None: nothing is ever evicted."""
-        layers = self._slot_layers()
-        if not layers:
-            return None
-        begin, counts = self.seen.cpu(), counts.cpu()
-        ranges = add_ranges(layers[0].protected.cpu(), begin, begin + counts)
-        for fewer, sequences in group_by_fewer(layer.fewer for layer in layers).items():
-            bounds = [lower_bound(layer.bound, layer.bound.size - fewer) for layer in layers]
-            check_protected_fit(ranges[sequences], bounds, counts[sequences])
-        return ranges
+    def rewind(self, tokens: int | Sequence[int]) -> None:
+        """Take back the last tokens, or the last of each sequence, as if they had never been read.
 
-    def release(self) -> None:
-        """Protect no token any more: all may be evicted, as the policy says."""
-        for layer in self._slot_layers():
-            layer.protected.zero_()
-
-    def limit_size(self, size: int) -> None:
-        """Let the sequences of this empty state hold at most `size` KV rows in each layer, fewer than it has room for.
-
-        They are then read as by a model of that size. A size that the layers cannot have is refused.
+        As many as were read since the mark; what they evicted is back. Processes that share the model must all call it.
         """
-        if self.columns:
-            raise UsageError("only an empty state takes it", name="size", value=size, advice="make another state")
-        check_own_size([layer.bound if isinstance(layer, Slots) else None for _, layer in self._own()], size)
-        for layer in self._slot_layers():
-            layer.fewer.copy_(make_fewer(layer.bound, [size]).expand_as(layer.fewer))
+        self.check_whole()
+        counts = [tokens] * self.batch_size if isinstance(tokens, int) else list(tokens)
+        if len(counts) != self.batch_size:
+            raise UsageError(f"must have a number for each of {self.batch_size} sequences", name="tokens", value=tokens)
+        for count in counts:
+            check_count("tokens", count, least=0)
+        if self.marked is None:
+            raise UsageError("this state has no mark: call mark() before the tokens that may be taken back")
+        self.marked.check(self, counts)
+        if not any(counts):
+            return
+        self.whole = False  # until all layers are back
+        self.columns = self.marked.rewind(self, counts)
+        self.whole = True
 
-    def _set_ranges(self, ranges: Tensor | None) -> None:
-        if ranges is not None:
-            for layer in self._slot_layers():
-                layer.protected.copy_(ranges)
-
-    def _slot_layers(self) -> list[Slots]:
-        return [layer for _, layer in self._own() if isinstance(layer, Slots)]
-
-    def advance(self, real: Tensor) -> Tensor:
-        """The positions [B, T] int32 of the next columns, -1 where `real` is False; counts their tokens in every layer.
-
-        `Memory.advance` for all layers at once, where all are on one device: as few kernels as possible. Launches
-        kernels only, so that a captured graph repeats it; `reading` counts the columns.
-        """
-        memories = [layer for _, layer in self._own()]
-        counted = memories[0].seen[:, None] + real.cumsum(-1)
-        position = (counted - 1).to(torch.int32).masked_fill(~real, -1)
-        torch._foreach_copy_([memory.seen for memory in memories], [counted[:, -1].contiguous()] * len(memories))
-        return position
-
-    def positions(self, layer: int) -> Tensor:
-        """Positions of the tokens that a layer holds: [B, G, size + 1], -1 where a slot is empty; a copy."""
-        own = dict(self._own())
-        if layer not in own:
-            raise UsageError(f"must be one of {sorted(own)}, the layers that hold KV rows", name="layer", value=layer)
-        return own[layer].position.clone()
+    def unmark(self) -> None:
+        """Free what the mark keeps."""
+        self.marked = None
 
     def check_fits(self, fingerprint: dict[str, Any]) -> None:
         """Refuse a state of another model, policy, size, dtype or positions than the fingerprint's."""
@@ -221,8 +129,8 @@ class MultiState:
         return self._with([layer.select(index) for layer in self.layers])
 
     def _with(self, layers: list[Any]) -> MultiState:
-        """A state that has read the same columns, with other layers."""
-        return replace(self, layers=layers)
+        """A state that has read the same columns, with other layers and without a mark."""
+        return replace(self, layers=layers, marked=None)
 
     def sequence_index(self, numbers: Sequence[int] | Tensor) -> Tensor:
         """Numbers of sequences as an index [N]; refuses those that this state does not have."""
@@ -266,11 +174,6 @@ class MultiState:
         layers = [layer.cat([group[i][1] for group in groups], columns) for i, (_, layer) in enumerate(groups[0])]
         return cls(layers, first.fingerprint, columns)
 
-    @property
-    def device(self) -> torch.device:
-        """The device of its first layer."""
-        return next(layer for _, layer in self._own()).seen.device
-
     def to(self, device: torch.device | str, non_blocking: bool = False) -> MultiState:
         """A copy on another device, all layers together; a model reads states on its own device only.
 
@@ -290,7 +193,7 @@ class MultiState:
 
     def become(self, other: MultiState, sequences: Tensor) -> None:
         """Take over the values of `other.select(sequences)`, in the buffers that are here already."""
-        self.columns, self.whole = other.columns, other.whole
+        self.columns, self.whole, self.marked = other.columns, other.whole, None
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             for name, buffer in mine.tensors().items():
                 buffer.copy_(getattr(theirs, name)[sequences.to(buffer.device)])
@@ -315,6 +218,7 @@ class MultiState:
         def tensors(state: MultiState, number: int) -> list[Tensor]:
             return [tensor[number] for layer in state.layers for tensor in layer.tensors().values()]
 
+        self.marked = None
         torch._foreach_copy_(tensors(self, index), tensors(other, source))
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             mine.take_archives([index], theirs, [source])

@@ -90,6 +90,21 @@ class MultiStateCache(OwnedCache):
         other.layers, other._cached = copy.deepcopy((self.layers, self._cached), memo)
         return other
 
+    def activate_past_recording(self) -> None:
+        """Let `crop` take back tokens from now on, as assisted decoding does: the last ones of one forward pass.
+
+        Each pass of several tokens then copies the state.
+        """
+        if self.spec.hybrid:
+            raise UsageError("the linear-attention layers of this model cannot take tokens back: use no draft")
+        self._cached.marks = True
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last tokens, a negative number, after `activate_past_recording`; what they evicted is back."""
+        if tokens_to_remove > 0:
+            raise UsageError("must be negative: so many are removed", name="tokens_to_remove", value=tokens_to_remove)
+        self._cached.take_back(-tokens_to_remove)
+
     def reset(self) -> None:
         """Make the state empty."""
         self._last = None

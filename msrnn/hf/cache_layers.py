@@ -226,7 +226,22 @@ class StateLayer(OwnedLayer):
                 if isinstance(slots, RecallSlots):
                     rest = *rest, real, self.cached.recalling
                     return attend_recalling(slots, query, key, value, place.position, *rest)
-                return attend(slots, query, key, value, place.position, *rest)
+                mark = self.cached.state.marked
+                if mark is None:
+                    return attend(slots, query, key, value, place.position, *rest)
+                if self.record is not None:
+                    raise UsageError("eviction times of tokens that may be taken back: unmark() the state first")
+
+                def attend_to(columns: slice, position: Tensor) -> Tensor:
+                    return attend(
+                        slots, query[:, :, columns], key[:, :, columns], value[:, :, columns], position, *rest
+                    )
+
+                return mark.attend(self.index, slots, place.position, attend_to)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refuse: the layers of a state take tokens back together."""
+        raise UsageError("a layer alone cannot take tokens back: crop() the cache")
 
     def reset(self) -> None:
         """Make the whole state empty: layers have read the same columns."""
@@ -235,20 +250,17 @@ class StateLayer(OwnedLayer):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         if self.cached.exists:
+            self.cached.state.unmark()
             self.memory.reorder(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         if self.cached.exists:
+            self.cached.state.unmark()
             self.cached.state.layers[self.index] = self.memory.select(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.cached.exists:
             self.batch_select_indices(torch.arange(self.memory.batch_size).repeat_interleave(repeats))
-
-    def crop(self, _: int) -> None:
-        raise UsageError(
-            "a bounded state cannot remove its last tokens, as assisted decoding requires: use an ordinary cache"
-        )
 
     def offload(self) -> None:
         raise UsageError("a bounded state stays on its device: it is small, do not offload it")

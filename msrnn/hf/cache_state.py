@@ -59,6 +59,9 @@ class CachedState:
             self._state.reset()
 
 
+TAKES_BACK = 256  # columns of one forward pass that can be taken back: more than any draft
+
+
 class OwnState(CachedState):
     """The state of a `MultiStateCache`: made for the first batch; counts a pass when all layers have read its columns.
 
@@ -72,6 +75,7 @@ class OwnState(CachedState):
         self._spec = spec
         self._host = host  # the cache layers of linear attention, at their indices
         self._unread: set[int] = set()  # layers that have not read the columns of the pass in flight
+        self.marks = False  # whether the last columns of each pass may be taken back
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OwnState:
         """A copy of the state, for the same model."""
@@ -93,6 +97,8 @@ class OwnState(CachedState):
         state = self.state
         if state.whole:
             self._spec.check_gaps(state.columns + columns)
+            if self.marks:
+                self._mark(columns)
             state.begin_read(columns)
             self._unread = {i for i, shape in enumerate(self._spec.shapes) if shape is not None}
         elif layer not in self._unread:
@@ -101,6 +107,20 @@ class OwnState(CachedState):
         yield
         if not self._unread:
             state.end_read(columns)
+
+    def _mark(self, columns: int) -> None:
+        """Mark a pass of several columns, which may be a draft."""
+        if columns > 1:
+            self.state.mark(after=max(0, columns - TAKES_BACK))
+        else:
+            self.state.unmark()
+
+    def take_back(self, columns: int) -> None:
+        """Take back the last columns of a forward pass."""
+        if columns and not self.marks:
+            raise UsageError("call activate_past_recording() before the tokens that may be taken back")
+        if columns:
+            self.state.rewind(columns)
 
     def reset(self) -> None:
         for layer in self._host:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList, StopStringCriteria
+from transformers import Cache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList, StopStringCriteria
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -23,8 +23,11 @@ from msrnn.hf.cache_layers import OwnedCache, OwnedLayer
 from msrnn.hf.cache_state import CachedState
 from msrnn.hf.state_spec import StateSpec
 
-_ROLLBACK = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
+_DRAFTS = "use prompt_lookup_num_tokens, or an assistant_model"
 _UNSUPPORTED = {
+    "assistant_early_exit": f"its draft would be read into the state; {_DRAFTS}",
+    "use_mtp": f"its draft needs the model's hidden states; {_DRAFTS}",
+    "speculation_type": f"its draft needs the model's hidden states; {_DRAFTS}",
     "position_ids": "a state counts the positions of its tokens itself; leave it out",
     "past_key_values": "the state is the cache; pass it as state=",
     "inputs_embeds": "a state reads token ids; pass input_ids",
@@ -39,6 +42,8 @@ class Reader(Protocol):
     """The methods of a `MultiStateRNN` that `Continuation` uses."""
 
     spec: StateSpec
+
+    def read(self, input_ids: Tensor, state: MultiState) -> Tensor: ...
 
     def read_prompt(self, input_ids: Tensor, state: MultiState, mask: Tensor | None, rest: int = 0) -> Tensor: ...
 
@@ -70,16 +75,22 @@ class Settings:
             pad = 0 if eos is None else torch.as_tensor(eos).flatten()[0]
         return int(pad)
 
+    @property
+    def drafts(self) -> bool:
+        """Whether tokens are guessed, and taken back where the model would not have written them."""
+        return self["assistant_model"] is not None or self["prompt_lookup_num_tokens"] is not None
+
     def check(self) -> None:
         """Refuse arguments that a state does not support, before a token is read."""
-        for name in _ROLLBACK:
-            if self[name]:
-                raise UsageError(
-                    f"{name}: assisted decoding removes tokens again, which a state that evicts cannot do; leave it out"
-                )
         for name, reason in _UNSUPPORTED.items():
             if self[name] is not None and self[name] is not False:
                 raise UsageError(f"{name}: {reason}")
+        if self.drafts and not hasattr(Cache, "activate_past_recording"):
+            raise UsageError("assisted decoding of a bounded state needs transformers 5.22 or newer")
+        if self.drafts and self["output_hidden_states"]:
+            raise UsageError(
+                "not with a draft", name="output_hidden_states", value=True, advice="leave one of them out"
+            )
         if self.kwargs.get("use_cache") is False:
             raise UsageError("a state is the cache of its model", name="use_cache", value=False, advice="leave it out")
 
@@ -147,20 +158,28 @@ def mask_generated(out: Any, prompt: int, ends: SequenceEnds | None) -> Tensor:
 
 
 class Continuation:
-    """The forward passes of one call of `generate`.
+    """The forward passes of one call of `generate`, over a prompt of `prompt` columns.
 
     The prompt is read once. Without beams, the caller's state itself decodes, and sequences that have ended are
     masked: their states stay as they were at their end. With beams or several answers, each sequence decodes in
-    `copies` copies.
+    `copies` copies. Drafts of assisted decoding are read after a mark, and what is not accepted is taken back.
     """
 
     def __init__(
-        self, model: PreTrainedModel, rnn: Reader, state: MultiState, copies: int, ends: SequenceEnds | None
+        self,
+        model: PreTrainedModel,
+        rnn: Reader,
+        state: MultiState,
+        prompt: int,
+        copies: int,
+        ends: SequenceEnds | None,
     ) -> None:
         self.model, self.rnn, self.state, self.copies, self.ends = model, rnn, state, copies, ends
-        self.cache = OwnedCache(layers=[])
+        self.prompt = prompt
+        self.cache = ContinuedCache(self)
         self.cached: CachedState | None = None  # the state that decodes, once the prompt is read
         self.fed: list[Tensor] = []  # generated tokens that were read, [B · copies, T] each
+        self.drafted = 0  # tokens of a draft that were read, and neither accepted nor taken back yet
 
     def __call__(self, ids: Tensor, kwargs: dict[str, Any]) -> Any:
         """One forward pass of `generate` over tokens [B · copies, T]."""
@@ -172,10 +191,14 @@ class Continuation:
         if self.cached is None:
             return self._prompt(ids, kwargs)
         self.fed.append(ids)
-        return self._decode(ids, kwargs) if ids.shape[1] == 1 else self._output(self._read(ids))
+        if ids.shape[1] == 1:
+            self.state.unmark()
+            return self._decode(ids, kwargs)
+        return self._output(self._read_draft(ids, 1) if self.cache.drafts else self._read(ids))
 
     def _prompt(self, ids: Tensor, kwargs: dict[str, Any]) -> Any:
         mask = kwargs.get("attention_mask")
+        ids, draft = ids[:, : self.prompt], ids[:, self.prompt :]
         ids, mask = ids[:: self.copies], mask if mask is None else mask[:: self.copies, : ids.shape[1]]
         # Hidden states come from the model's own forward pass. Beams go back to the state before the last token.
         stepping = bool(kwargs.get("output_hidden_states")) or self.copies > 1
@@ -193,7 +216,34 @@ class Continuation:
         if stepping:
             return self._decode(ids[:, -1:].repeat_interleave(self.copies, 0), kwargs)
         assert logits is not None
+        if draft.shape[1]:
+            self.fed.append(draft)
+            logits = torch.cat([logits, self._read_draft(draft, 0)], dim=1)
         return self._output(logits)
+
+    def _read_draft(self, ids: Tensor, certain: int) -> Tensor:
+        """Read a draft after tokens that are certain -> the logits of all."""
+        assert self.cached is not None
+        self.state.mark()
+        logits = self.rnn.read(ids, self.state)
+        self.cached.report(ids.shape[1])
+        self.drafted = ids.shape[1] - certain
+        return logits
+
+    def take_back(self, count: int) -> None:
+        """Take back the last tokens of a draft; the others are accepted."""
+        assert self.cached is not None
+        if count:
+            self.state.rewind(count)
+            self.cached.report(-count)
+            self.fed[-1] = self.fed[-1][:, :-count]
+        self.drafted = 0
+
+    def stop(self) -> None:
+        """After the call, also one that was interrupted: take back a draft that nobody has accepted."""
+        if self.drafted and self.state.whole:
+            self.take_back(self.drafted)
+        self.state.unmark()
 
     def _decode(self, ids: Tensor, kwargs: dict[str, Any]) -> Any:
         assert self.cached is not None
@@ -247,6 +297,20 @@ class Continuation:
         out.sequences[:, prompt:] = generated.masked_fill(real == 0, pad)
         if bool(real[:, -1].any()):
             self.rnn.step(generated[:, -1:].masked_fill(real[:, -1:] == 0, 0), self.state, real[:, -1:])
+
+
+class ContinuedCache(OwnedCache):
+    """The cache of one call of `generate`, which takes back what is not accepted of a draft."""
+
+    def __init__(self, continuation: Continuation) -> None:
+        super().__init__(layers=[])
+        self.continuation, self.drafts = continuation, False
+
+    def activate_past_recording(self) -> None:
+        self.drafts = True
+
+    def crop(self, tokens_to_remove: int) -> None:
+        self.continuation.take_back(-tokens_to_remove)
 
 
 def redirect_forward(model: PreTrainedModel, continuation: Continuation) -> Any:

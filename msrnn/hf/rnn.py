@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from msrnn.checks import check_choice, check_count
+from msrnn.core.mark import check_markable
 from msrnn.core.rope import ORIGINAL, Gap
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
@@ -208,7 +209,8 @@ class MultiStateRNN:
             raise UsageError(f"input_ids of {input_ids.shape[1]} columns: step reads one token per sequence; use read")
         ids, mask = check_input(self.model, self.spec, input_ids, state, attention_mask)
         recalling = self.spec.recalling
-        graph = None if recalling and recalling.every > 1 else self._graphs.of(state, recalling=recalling)
+        alone = state.marked is not None or (recalling is not None and recalling.every > 1)
+        graph = None if alone else self._graphs.of(state, recalling=recalling)
         with state.reading(1):
             if graph is None:
                 return self.forward(ids, state, mask, last_only=True, recalling=recalling)
@@ -308,7 +310,7 @@ class MultiStateRNN:
         record: Callable[[int], Record] | None,
     ) -> list[Tensor]:
         """Read columns that are in flight together -> the logits of each block."""
-        if record is None and self._graphs.possible:
+        if record is None and state.marked is None and self._graphs.possible:
             return self._graphs.read(ids, state, mask, wave, last_only)
         masks = [None] * ids.shape[1] if mask is None else mask.split(wave.alone, 1)
         blocks = []
@@ -371,8 +373,10 @@ class MultiStateRNN:
                 f"a state of {state.batch_size} sequences: the linear-attention layers of this model cannot skip those "
                 "that have ended; select one and generate from it alone"
             )
+        if settings.drafts:
+            check_markable(state)
         ends = SequenceEnds(settings) if continues and beams == 1 else None
-        continuation = Continuation(self.model, self, state, max(sequences, beams), ends)
+        continuation = Continuation(self.model, self, state, input_ids.shape[1], max(sequences, beams), ends)
         forced: dict[str, Any] = {"use_cache": True, **({"return_dict_in_generate": True} if continues else {})}
         if settings["prefill_chunk_size"] is not None:
             forced["prefill_chunk_size"] = None  # msrnn reads in blocks of its own
@@ -380,12 +384,15 @@ class MultiStateRNN:
         if ends is not None:
             arguments["stopping_criteria"] = ends.criteria
         with self._protecting(state, input_ids, mask) if protect == "prompt" else nullcontext():
-            out = redirect_forward(self.model, continuation).generate(
-                input_ids,
-                attention_mask=torch.ones_like(input_ids) if mask is None else mask,
-                past_key_values=continuation.cache,
-                **arguments,
-            )
+            try:
+                out = redirect_forward(self.model, continuation).generate(
+                    input_ids,
+                    attention_mask=torch.ones_like(input_ids) if mask is None else mask,
+                    past_key_values=continuation.cache,
+                    **arguments,
+                )
+            finally:
+                continuation.stop()
             if not continues:
                 return out
             continuation.finish(out, input_ids.shape[1], pad=settings.pad_token)

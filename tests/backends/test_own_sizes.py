@@ -31,7 +31,13 @@ BOUNDS = {
     "sliding": Bound(Policy.parse("tova"), MOST, window=18, sliding=True),
 }
 KERNEL_BOUNDS = ("echo", "head, recent share")  # for the interpreter, which is slow
-CASES = [(name, how) for name in BACKENDS for how in BOUNDS if name != "triton" or how in KERNEL_BOUNDS]
+CASES = [
+    pytest.param(name, how, chunk, marks=pytest.mark.slow if name == "triton" and chunk > 7 else ())
+    for name in BACKENDS
+    for how in BOUNDS
+    for chunk in (7, 128)
+    if name != "triton" or how in KERNEL_BOUNDS
+]
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +68,7 @@ def check(bound: Bound, shape: LayerShape, tokens: tuple[Tensor, ...], work: Any
     assert differs, "a test whose sizes make no difference shows nothing"
 
 
-@pytest.mark.parametrize("chunk", [7, 128])
-@pytest.mark.parametrize(("backend", "how"), CASES)
+@pytest.mark.parametrize(("backend", "how", "chunk"), CASES)
 def test_every_sequence_is_read_as_alone(backend: str, how: str, chunk: int, device: str) -> None:
     if device != "cpu" and backend == "numba":
         pytest.skip("its loops run on a CPU")
@@ -73,7 +78,7 @@ def test_every_sequence_is_read_as_alone(backend: str, how: str, chunk: int, dev
     check(BOUNDS[how], shape, tokens, lambda slots, some: read(slots, some, scoring, backend, chunk, steps))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [b if b != "triton" else pytest.param(b, marks=pytest.mark.slow) for b in BACKENDS])
 def test_tokens_that_move(backend: str, device: str) -> None:
     if device != "cpu" and backend == "numba":
         pytest.skip("its loops run on a CPU")

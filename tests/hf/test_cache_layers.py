@@ -52,17 +52,3 @@ def test_gradients_are_refused_rather_than_lost() -> None:
     model = build(llama())
     with pytest.raises(ValueError, match="no_grad"):
         model(tokens(1, 5), past_key_values=cached(model))
-
-
-def test_taking_tokens_back_is_refused() -> None:
-    model = build(llama(eos_token_id=None))
-    ids = tokens(1, 20)
-    with pytest.raises(ValueError, match="cannot remove its last tokens"):
-        model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            past_key_values=cached(model),
-            prompt_lookup_num_tokens=3,
-            max_new_tokens=30,
-            do_sample=False,
-        )

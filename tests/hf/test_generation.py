@@ -157,14 +157,6 @@ def test_a_prompt_of_one_token(model: PreTrainedModel) -> None:
     assert torch.equal(rnn.generate(ids, **greedy()), by_hand(rnn, ids, 10))
 
 
-def test_assisted_decoding_is_refused(model: PreTrainedModel) -> None:
-    rnn = msrnn.MultiStateRNN(model, "tova", 9)
-    with pytest.raises(ValueError, match="assistant_model"):
-        rnn.generate(tokens(1, 3), assistant_model=model)
-    with pytest.raises(ValueError, match="prompt_lookup_num_tokens"):
-        rnn.generate(tokens(1, 3), prompt_lookup_num_tokens=3)
-
-
 class Fourths(StoppingCriteria):
     def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
         return input_ids[:, -1] % 4 == 0

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
 from msrnn.evaluation.cells import Cell
 from msrnn.evaluation.data.chat_prompts import ask_questions
@@ -74,11 +75,14 @@ def test_questions_of_one_conversation_are_answered_together(task: ChatMemory) -
     assert task.work(job(task, TOVA)) == sum(len(one.head) for one in first) + tails
 
 
-def answer_alone(model: PreTrainedModel, cell: Cell, head: Any, tail: Any) -> list[int]:
-    """Greedy decoding from a state of its own, step by step."""
-    rnn = make_rnn(cell, model, "original")
+def read_alone(rnn: MultiStateRNN, head: Any) -> MultiState:
     state = rnn.state()
     rnn.read(torch.tensor([head]), state, recall_every=rnn.recall_while_reading)
+    return state
+
+
+def answer_alone(rnn: MultiStateRNN, state: MultiState, tail: Any) -> list[int]:
+    """Greedy decoding, step by step."""
     logits = rnn.read_prompt(torch.tensor([tail]), state, None)
     said: list[int] = []
     while len(said) < NEW:
@@ -101,9 +105,11 @@ def test_answers_are_greedy_and_each_as_alone(model: PreTrainedModel, task: Chat
         pass
     assert sum(counted) == task.work(job(task, cell))
     assert [record["item"] for record in store.records] == task.items(cell)
+    rnn = make_rnn(cell, model, "original")
+    states = {head: read_alone(rnn, head) for head in {task.asked[record["item"]].head for record in store.records}}
     for record in store.records:
         asked = task.asked[record["item"]]
-        alone = answer_alone(model, cell, asked.head, asked.tail)
+        alone = answer_alone(rnn, states[asked.head].fork(1), asked.tail)
         assert record["answer"] == TOKENIZER.decode(alone, skip_special_tokens=True).strip()
         assert record["answer_tokens"] == len(alone)
         assert record["expected"] == asked.question.expected
