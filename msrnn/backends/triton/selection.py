@@ -18,7 +18,7 @@ TILE = tl.constexpr(paged_slots.TILE)
 FAR = tl.constexpr(2**31 - 1)
 DIGITS = tl.constexpr(256)  # of eight bits
 STAYS = tl.constexpr(-2)  # a guest that is recalled again, at its place
-CHUNK, FEW = 2048, 512  # ranks that are looked at together: of tiles and their tokens, and of those that are left
+CHUNK, FEW = 4096, 512  # ranks that are looked at together: of tiles and their tokens, and of those that are left
 WARPS = 8
 
 
