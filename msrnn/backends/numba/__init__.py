@@ -27,6 +27,6 @@ class NumbaBackend(TorchBackend):
         scoring: Scoring,
         share: Tensor | None = None,
     ) -> Tensor:
-        if slots.keys.dtype == torch.float32 and scoring.repositioning is None and slots.joint is None:
+        if slots.keys.dtype == torch.float32 and scoring.repositioning is None:
             return decode_numba(slots, query, key, value, query_position, scoring, share)
         return super().decode(slots, query, key, value, query_position, scoring, share)

@@ -1,4 +1,4 @@
-"""A decode step of one layer as a single compiled call, in float32; `TorchBackend.decode` is the reference."""
+"""A decode step of one layer as two compiled calls, in float32; `TorchBackend.decode` is the reference."""
 
 from __future__ import annotations
 
@@ -117,18 +117,14 @@ def _free_slots(position: Array) -> Array:
 
 
 @compile_loop()
-def _decode(
+def _attend(
     query: Array,
     key: Array,
     value: Array,
     keys: Array,
     values: Array,
     position: Array,
-    importance: Array,
-    row_weight: Array,
-    given: Array,
     ranges: Array,
-    fewer: Array,
     query_position: Array,
     sinks: Array,
     share: Array,
@@ -136,7 +132,17 @@ def _decode(
     scale: f32,
     softcap: f32,
     bound: Scalars,
+    observed: Array,
+    present: Array,
+    free: Array,
+    slots: Array,
 ) -> None:
+    """Write the new tokens into their slots, and attend.
+
+    Fills for each group what `_evict` needs: the attention that the heads of this process have paid to each slot, which
+    slots the token sees and which the policy may free, all [B, G, S], and in `slots` [B, G, 3] the slot of the token,
+    the number of slots up to the last held one and how many of these the token sees.
+    """
     window, spared, sliding = bound[3], bound[4], bound[6]
     B, K, R, _ = query.shape
     G, S = position.shape[1], position.shape[2]
@@ -148,27 +154,23 @@ def _decode(
         if t < 0:
             output[b] = f32(0.0)
             continue
-        own = lower_scalars(bound, fewer[b])
         for g in range(G):
             slot = empty[b, g]
             N = S  # slots up to the last held one: the tokens of a state that is not full are in its first slots
             while slot + 1 < N and position[b, g, N - 1] < 0:
                 N -= 1
             scores = np.empty((M, N), f32)
-            scratch, observed, present = np.empty(N, f32), np.empty(N, f32), np.empty(N, f32)
-            fresh, expired, free = np.zeros(N, f32), np.empty(N, np.int32), np.empty(N, np.int32)
+            scratch, expired, sees, opens = np.empty(N, f32), np.empty(N, np.int32), present[b, g, :N], free[b, g, :N]
             where = position[b, g, :N]
             where[slot] = t
-            hide_protected(where, ranges[b], free)
+            hide_protected(where, ranges[b], opens)
             held = 0
             for j in range(N):
-                present[j] = f32(1.0) if where[j] >= 0 else f32(0.0)
+                sees[j] = f32(1.0) if where[j] >= 0 else f32(0.0)
                 held += where[j] >= 0
             if window > 0:
-                held -= expire(where if sliding else free, present, expired, spared, t - window, t)
-            summed = importance[b, g, :N] if importance.shape[0] else fresh
-            summed[slot] = f32(0.0)
-            observed[:] = f32(0.0)
+                held -= expire(where if sliding else opens, sees, expired, spared, t - window, t)
+            slots[b, g, 0], slots[b, g, 1], slots[b, g, 2] = slot, N, held
             for m in range(M):
                 kv = g * members + m // R
                 if m % R == 0:
@@ -179,22 +181,54 @@ def _decode(
                 cap(scores, softcap)
             for m in range(M):
                 sink = sinks[b, g, m, 0] if sinks.shape[0] else f32(-np.inf)
-                taken = attend_row(scores[m], highest(scores[m], present, sink), sink, present, scratch, observed)
+                taken = attend_row(scores[m], highest(scores[m], sees, sink), sink, sees, scratch, observed[b, g, :N])
                 if share.shape[0]:
                     share[b, g, m, 0] = taken
             for local in range(members):
                 kv, rows = g * members + local, scores[local * R : (local + 1) * R]
                 _sum_values(rows, values[b, kv, :N], output[b, kv])
                 if not np.isfinite(output[b, kv].sum()):
-                    _exact_sum(rows, values[b, kv, :N], present, output[b, kv])
+                    _exact_sum(rows, values[b, kv, :N], sees, output[b, kv])
+
+
+@compile_loop()
+def _evict(
+    value: Array,
+    position: Array,
+    importance: Array,
+    row_weight: Array,
+    given: Array,
+    fewer: Array,
+    query_position: Array,
+    bound: Scalars,
+    heads: int,
+    observed: Array,
+    present: Array,
+    free: Array,
+    slots: Array,
+) -> None:
+    """Update the importances after the new tokens, and free the slots that are evicted or expired."""
+    B, G = position.shape[:2]
+    members = value.shape[1] // G
+    for b in range(B):
+        t = query_position[b]
+        if t < 0:
+            continue
+        own = lower_scalars(bound, fewer[b])
+        for g in range(G):
+            slot, N, held = slots[b, g, 0], slots[b, g, 1], slots[b, g, 2]
+            where, sees, scratch = position[b, g, :N], present[b, g, :N], np.zeros(N, f32)
             if given.shape[0]:
                 row_weight[b, g, slot] = given[b, g, 0]
             elif row_weight.shape[0]:
                 row_weight[b, g, slot] = _length(value[b, g * members : (g + 1) * members])
             weights = row_weight[b, g, :N] if row_weight.shape[0] else scratch[:0]
-            observe_and_evict(summed, observed, present, where, free, weights, scratch, N, held, t, M, own)
+            summed = importance[b, g, :N] if importance.shape[0] else np.zeros(N, f32)
+            summed[slot] = f32(0.0)
+            rest = where, free[b, g, :N], weights, scratch, N, held, t, heads, own
+            observe_and_evict(summed, observed[b, g, :N], sees, *rest)
             for j in range(N):
-                if present[j] == f32(0.0):
+                if sees[j] == f32(0.0):
                     where[j] = -1
 
 
@@ -207,29 +241,45 @@ def decode_numba(
     scoring: Scoring,
     share: Tensor | None = None,
 ) -> Tensor:
-    (B, K, R, _), G = query.shape, slots.position.shape[1]
+    """Where processes share a group of heads, the attention of all of them is summed before a slot is freed."""
+    (B, K, R, _), (_, G, S), joint, policy = query.shape, slots.position.shape, slots.joint, slots.bound.policy
     shares = None if share is None else torch.zeros(B, G, K * R // G, 1, dtype=torch.float32)
     output = torch.empty(*query.shape[:3], value.shape[-1], dtype=torch.float32)
-    given = weigh_token(slots, key, value, query_position) if slots.bound.policy.weights else None
-    _decode(
+    given = weigh_token(slots, key, value, query_position) if policy.weights or (policy.weighs and joint) else None
+    value, query_position = value.contiguous(), query_position.contiguous()
+    bound, position, at = bound_scalars(slots.bound), slots.position.numpy(), query_position.numpy()
+    observed = torch.zeros(B, G, S)
+    between = observed.numpy(), np.empty((B, G, S), f32), np.empty((B, G, S), np.int32), np.empty((B, G, 3), np.int64)
+    _attend(
         query.contiguous().numpy(),
         key.contiguous().numpy(),
-        value.contiguous().numpy(),
+        value.numpy(),
         slots.keys.numpy(),
         slots.values.numpy(),
-        slots.position.numpy(),
-        array_or_empty(slots.importance, 3),
-        array_or_empty(slots.row_weight, 3),
-        array_or_empty(given, 3),
+        position,
         ranges_array(slots.ranges, B),
-        fewer_array(slots.fewer, B),
-        query_position.contiguous().numpy(),
+        at,
         sinks_array(scoring.sinks_of(B, G, 1)),
         array_or_empty(shares, 4),
         output.numpy(),
         f32(scoring.scale),
         f32(scoring.softcap or 0.0),
-        bound_scalars(slots.bound),
+        bound,
+        *between,
+    )
+    if joint is not None:
+        joint.sum(observed)
+    _evict(
+        value.numpy(),
+        position,
+        array_or_empty(slots.importance, 3),
+        array_or_empty(slots.row_weight, 3),
+        array_or_empty(given, 3),
+        fewer_array(slots.fewer, B),
+        at,
+        bound,
+        K * R // G * (1 if joint is None else joint.count),
+        *between,
     )
     if share is not None and shares is not None:
         share.copy_(shares.view(share.shape))
