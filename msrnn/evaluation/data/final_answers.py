@@ -18,8 +18,15 @@ _NUMBER = re.compile(
     r"(?=\.?\d)(?P<whole>\d{1,3}(?:,\d{3})+(?!,?\d)|\d+)?(?P<part>\.\d+)?(?P<over>\s?/\s?\d+)?"
 )
 _PLAIN = r"[-\u2212]?\\?\$?[-\u2212]?(?:\d|\.\d)[\d,.]*(?:\s?/\s?\d+)?"
-_HASHES = re.compile(rf"####\s*({_PLAIN})")
-_SAID = re.compile(rf"answer(?:\s+is|\s*:)[\s:*$\\(\[]*({_PLAIN})", re.IGNORECASE)
+_GOES_ON = r"(?=(?P<rest>[^\n]*))"
+_HASHES = re.compile(rf"####\s*(?P<number>{_PLAIN}){_GOES_ON}")
+_SAID = re.compile(rf"answer(?:\s+is|\s*:)[\s:*$\\(\[]*(?P<number>{_PLAIN}){_GOES_ON}", re.IGNORECASE)
+_OPERATOR = r"(?:[+*\u00d7\u00f7]|\\(?:times|cdot|div|pm|ast)\b)"
+_COMPUTES = re.compile(
+    rf"\s*(?:{_OPERATOR}|[-\u2212/^!=])\s*[-\u2212$\\(]*\d"
+)  # after a number: it is part of an expression
+_CLAUSE = re.compile(r".*?(?=[,;.]?\s+[A-Za-z]|[,;]\s|\.\s*$|$)")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
 _FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))")
 _SPACES = re.compile(r"\\[,!;: ]|\{,\}|~")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*")
@@ -67,17 +74,39 @@ def extract_number(text: str) -> str | None:
     if boxed is not None:
         return boxed
     for form in (_HASHES, _SAID):
-        said = form.findall(text)
+        said = list(form.finditer(text))
         if said:
-            return str(said[-1])
+            number, rest = said[-1]["number"], said[-1]["rest"]
+            clause = _CLAUSE.match(rest)
+            return number + clause[0] if clause and _COMPUTES.match(rest) else number
     numbers = _find_numbers(text)
     return numbers[-1] if numbers else None
 
 
 def read_number(text: str) -> Fraction | None:
-    """The number of a short text, without units: the first one after the last '='; None: there is none."""
-    numbers = _find_numbers(text.rpartition("=")[2])
-    return _parse(numbers[0]) if numbers else None
+    """The number of a short text, without units: the last side of '=' that is a number and not an expression.
+
+    None: there is none, as in "3 * 6". Of several numbers with words between, the first one counts.
+    """
+    plain = _make_plain(text)
+    for side in reversed(plain.split("=")):
+        found = [one for one in _NUMBER.finditer(side) if one["whole"] or one["part"]]
+        if found and not _is_expression(side, found):
+            return _parse(_write(found[0]))
+    return None
+
+
+def _is_expression(side: str, numbers: Sequence[re.Match[str]]) -> bool:
+    """Whether the first number is only a part of what a side says: of a sum, a root, a mixed fraction, a list."""
+    begin, end = numbers[0].span()
+    between = side[end : numbers[1].start()] if len(numbers) > 1 else side[end:]
+    words = _COMMAND.sub(" ", re.sub(r"\\(?:text|mathrm|textbf)\b", "", between))
+    return bool(
+        re.search(r"\\sqrt|\u221a|[-\u2212]\s*\($", side[:begin])
+        or re.match(r"\s*[!^]", between)
+        or re.search(_OPERATOR, between)
+        or (len(numbers) > 1 and not re.search(r"[^\W\d_]", words))
+    )
 
 
 def is_same_number(answer: str, expected: str) -> bool:
@@ -87,12 +116,17 @@ def is_same_number(answer: str, expected: str) -> bool:
 
 
 def _find_numbers(text: str) -> list[str]:
-    plain = _FRACTION.sub(lambda found: "/".join(part for part in found.groups() if part), _SPACES.sub(_join, text))
-    found = (one for one in _NUMBER.finditer(plain) if one["whole"] or one["part"])
-    return [
-        ("-" if one["sign"] or one["inner"] else "") + (one["whole"] or "0") + (one["part"] or "") + (one["over"] or "")
-        for one in found
-    ]
+    return [_write(one) for one in _NUMBER.finditer(_make_plain(text)) if one["whole"] or one["part"]]
+
+
+def _make_plain(text: str) -> str:
+    """A text without LaTeX's spaces, and with its fractions as "1/2"."""
+    return _FRACTION.sub(lambda found: "/".join(part for part in found.groups() if part), _SPACES.sub(_join, text))
+
+
+def _write(number: re.Match[str]) -> str:
+    sign = "-" if number["sign"] or number["inner"] else ""
+    return sign + (number["whole"] or "0") + (number["part"] or "") + (number["over"] or "")
 
 
 def _join(found: re.Match[str]) -> str:

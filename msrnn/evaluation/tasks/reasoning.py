@@ -27,7 +27,7 @@ from msrnn.hf.rnn import MultiStateRNN
 
 NAME = "reasoning"
 NONE, PROMPT = PROTECT = ("none", "prompt")
-SCORING = 1  # the version of extraction and comparison: answers that another one has scored are scored again
+SCORING = 2  # the version of extraction and comparison: answers that another one has scored are scored again
 MOST_PROTECTED = 3, 4  # of the KV rows of a layer: the rest is for the answer
 
 

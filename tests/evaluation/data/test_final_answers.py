@@ -67,6 +67,17 @@ def test_nested_boxes_count_by_the_last_that_begins() -> None:
         ("3/4 of it", "3/4"),
         (".5 cups", "1/2"),
         ("ends with 18.", "18"),
+        ("#### 3 * 6 = 18", "18"),
+        ("Answer: 3 - 5 = -2", "-2"),
+        ("Answer: 3 - 5 = -2 degrees, not 4", "-2"),
+        ("The answer is 2 + 3 = 5. Then 7 = 7.", "5"),
+        ("The answer is 5, because 2x = 10", "5"),
+        ("The answer is 3-fold", "3"),
+        ("Answer: 18 dollars for 3 days", "18"),
+        (r"\boxed{18 = 9 \times 2}", "18"),
+        (r"\boxed{9 \times 2 = 18}", "18"),
+        (r"\boxed{18 \text{ apples for } 3}", "18"),
+        (r"\boxed{x = -4}", "-4"),
     ],
 )
 def test_numbers(text: str, number: str) -> None:
@@ -118,6 +129,14 @@ def test_equal_numbers(answer: str, expected: str) -> None:
         ("9" * 5000, "18"),  # more digits than Python reads
         ("1/" + "9" * 5000, "18"),
         (r"\frac{1}{2}", "12"),
+        *((expression, "3") for expression in (r"3 \frac{1}{2}", r"3 \times 6", "3+5", "3 + 5", "3 - 5", "3-5", "3^2")),
+        *(
+            (expression, "3")
+            for expression in ("3!", "3, 4", "3,4,5", "3:30", r"3 \pm 1", r"3 \cdot 2", "3 apples + 2")
+        ),
+        (r"\sqrt{16}", "16"),
+        (r"2\sqrt{3}", "2"),
+        ("-(3)", "3"),
     ],
 )
 def test_other_numbers(answer: str, expected: str) -> None:
