@@ -127,6 +127,7 @@ INSIDE = {
         "noise",
         "detokenizer",
         "executor",
+        "guesses",
         "state_retention",
         "prompt_logprobs",
         "sampling",

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msrnn.engine.executor import Executor, SampledTokens, StateHandle
 from msrnn.engine.pending_saves import PendingSaves
 from msrnn.engine.requests import Event, Logprobs
-from msrnn.engine.running_answer import RunningAnswer
+from msrnn.engine.running_answer import Added, RunningAnswer
 
 # Keeps the state of an answer that has ended in this slot; returns a future of its session's write, if it has one.
 Keep = Callable[[RunningAnswer, int], Future[None] | None]
@@ -20,11 +20,18 @@ class _Sampled(NamedTuple):
     tokens: SampledTokens
 
 
+class _Verified(NamedTuple):
+    running: RunningAnswer
+    guesses: int
+    found: list[SampledTokens]
+
+
 class Batch:
     """Answers by batch slot.
 
     On a GPU the tokens of a step are processed while the next step runs, so that the device never waits for the host.
     An answer that has ended has then read its last token as well, and the token that was sampled after it is dropped.
+    An answer that is alone, and whose tokens are guessed, waits for the tokens of each step.
     """
 
     def __init__(self, executor: Executor, keep: Keep) -> None:
@@ -34,6 +41,7 @@ class Batch:
         self.overlaps = executor.facts.overlaps
         self._launched: list[_Sampled] = []
         self._before: list[_Sampled] = []  # launched by the step before
+        self._verified: _Verified | None = None
 
     def join(self, answers: list[RunningAnswer], state: StateHandle) -> None:
         """Put the answers to one prompt into slots, and sample their first tokens; `state` has read the prompt."""
@@ -46,6 +54,10 @@ class Batch:
         """A decode step: every answer reads its last token, and its next one is sampled."""
         if not self.running:
             return
+        if self._guesses and not self._before and (guesses := self.running[0].guess()):
+            found = self._executor.verify(self.running[0].sampler, guesses)
+            self._verified = _Verified(self.running[0], len(guesses), found)
+            return
         tokens = self._executor.step([running.sampler for running in self.running])
         for running in self.running:
             running.reads += 1
@@ -54,10 +66,12 @@ class Batch:
     def results(self) -> list[Event]:
         """Events of the last step; where steps overlap, of the step before it, while the next one runs."""
         ready, self._launched = self._launched, []
-        if self.overlaps:
+        if self.overlaps and not self._guesses:
             ready, self._before = self._before, ready
+        else:
+            ready, self._before = [*self._before, *ready], []
+        events = self._add_verified()
         slots = {running: slot for slot, running in enumerate(self.running)}
-        events: list[Event] = []
         for answers, sampled in ready:
             tokens, logprobs = sampled.on_host()
             for i, (running, token) in enumerate(zip(answers, tokens, strict=True)):
@@ -65,14 +79,36 @@ class Batch:
                     events += self._add_token(slots, running, token, logprobs.get(i))
         return events
 
+    @property
+    def _guesses(self) -> bool:
+        """Whether the only running answer is guessed."""
+        return len(self.running) == 1 and self.running[0].guesser is not None
+
+    def _add_verified(self) -> list[Event]:
+        """Add the tokens of an answer that was guessed; its slot takes back what it has read besides them."""
+        verified, self._verified = self._verified, None
+        if verified is None or verified.running not in self.running:
+            return []
+        running, slots, parts = verified.running, {verified.running: 0}, list[Added]()
+        for sampled in verified.found:
+            (token,), logprobs = sampled.on_host()
+            parts.append(_add(running, token, logprobs.get(0)))
+            if parts[-1].finish_reason is not None:
+                break
+        running.reads += len(parts)
+        self._executor.take_back(1 + verified.guesses - len(parts))
+        if running.guesser is not None:
+            running.guesser.learn(verified.guesses, len(verified.found) - 1)
+        return [event for added in parts for event in self._tell(slots, running, added)]
+
     def _add_token(
         self, slots: dict[RunningAnswer, int], running: RunningAnswer, token: int, logprobs: Logprobs | None
     ) -> list[Event]:
         """Add a token to an answer, which may end it."""
-        try:
-            added = running.add(token, logprobs)
-        except Exception as error:  # the tokenizer's, for example; other answers are not affected
-            added = running.fail(error)
+        return self._tell(slots, running, _add(running, token, logprobs))
+
+    def _tell(self, slots: dict[RunningAnswer, int], running: RunningAnswer, added: Added) -> list[Event]:
+        """The event of a token; an answer that ends gives its slot back."""
         wanted = running.wants_retention(ends=added.finish_reason is not None)
         retention = self._executor.slot_retention(slots[running]) if wanted else None
         event = Event(running.request, running.number, *added, retention)
@@ -119,4 +155,11 @@ class Batch:
 
     def clear(self) -> None:
         """Forget all answers that have slots, after a step that was interrupted."""
-        self.running, self._launched, self._before = [], [], []
+        self.running, self._launched, self._before, self._verified = [], [], [], None
+
+
+def _add(running: RunningAnswer, token: int, logprobs: Logprobs | None) -> Added:
+    try:
+        return running.add(token, logprobs)
+    except Exception as error:  # the tokenizer's, for example; other answers are not affected
+        return running.fail(error)

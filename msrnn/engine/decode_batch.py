@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from msrnn.core.device_memory import available_bytes
+from msrnn.core.device_memory import available_bytes, on_device
 from msrnn.core.shards import least
 from msrnn.core.slots import Slots
 from msrnn.core.state import MultiState
@@ -53,6 +54,7 @@ class DecodeBatch:
         self._views: dict[int, MultiState] = {}
         self._masks: dict[tuple[int, int], Tensor] = {}
         self.next = torch.zeros(slots, 1, dtype=torch.long, device=rnn.model.device)  # what each slot reads next
+        self._guessing = self.state.view(slice(1))  # the first slot, where guesses are read
 
     @torch.no_grad()
     def step(self, count: int) -> Tensor:
@@ -66,6 +68,20 @@ class DecodeBatch:
         if graph is None:
             return self.rnn.forward(ids, view, mask, last_only=True, recalling=recalling)[:count, -1]
         return graph(ids, mask)[0][:count, -1]
+
+    @torch.no_grad()
+    def read_guesses(self, guesses: Sequence[int]) -> Tensor:
+        """Let the first slot read its next token and guesses, which can be taken back -> logits [1 + guesses, V]."""
+        if not self._guessing.whole:  # a pass was interrupted
+            self._guessing = self.state.view(slice(1))
+        ids = torch.cat([self.next[0], on_device(guesses, self.next.device)])[None]
+        self._guessing.mark()
+        with self._guessing.reading(ids.shape[1]):
+            return self.rnn.forward(ids, self._guessing, None, last_only=False)[0]
+
+    def take_back(self, tokens: int) -> None:
+        """Take back the last tokens that `read_guesses` has read."""
+        self._guessing.rewind(tokens)
 
     def warm_up(self) -> None:
         """Take a step with every number of slots that has a graph, while none is in use."""

@@ -77,6 +77,9 @@ class Engine(Scheduler):
     tokenizer          for the text of answers and for stop strings; without it, answers are tokens only
     prompt_tokens      chunked prefill: tokens that are read between two decode steps while answers are generated; by
                        default 2,048 on a GPU, 512 elsewhere
+    guesses            the most tokens that are guessed at once while one answer alone is generated: what has followed
+                       its last tokens before, in its prompt or in itself. All are read in one pass, and wrong ones are
+                       taken back, so the answer is the same. By default none; not with recall, nor in several processes
     prefix_bytes       bytes of the prefix cache on the model's device; 0: no prefix is cached there
     prefix_host_bytes  bytes of the prefix cache in host memory, for prefixes that no longer fit on the device
     prefix_archive_bytes  bytes of the archives of cached prefixes, where the RNN recalls; by default as many again as
@@ -103,6 +106,7 @@ class Engine(Scheduler):
         *,
         tokenizer: Any = None,
         prompt_tokens: int | None = None,
+        guesses: int = 0,
         prefix_bytes: int | None = None,
         prefix_host_bytes: int = PREFIX_HOST_BYTES,
         prefix_archive_bytes: int | None = None,
@@ -121,6 +125,10 @@ class Engine(Scheduler):
         )
         prefixes_at = None if prefix_folder is None else check_folder("prefix_folder", Path(prefix_folder))
         executor = make_executor(rnn, slots)
+        check_count("guesses", guesses, least=0, of="tokens")
+        if guesses and not executor.facts.takes_back:
+            advice = "leave it out, or use one process and no recall"
+            raise UsageError("this executor cannot take tokens back", name="guesses", value=guesses, advice=advice)
         self.writer = sessions.writer if isinstance(sessions, Sessions) else Writer()
         device_bytes = PREFIX_STATES * executor.facts.slot_nbytes if prefix_bytes is None else prefix_bytes
         files: PrefixCacheFiles | None = None
@@ -131,7 +139,7 @@ class Engine(Scheduler):
         if not isinstance(sessions, Sessions):
             limits: Any = {"most": session_bytes, "days": session_days, "owns": owns_session}
             sessions = Sessions(executor, folder, **limits, writer=self.writer, load=self._load_session)
-        super().__init__(executor, PrefillQueue(executor, prefixes, sessions), tokenizer, prompt_tokens)
+        super().__init__(executor, PrefillQueue(executor, prefixes, sessions), tokenizer, prompt_tokens, guesses)
         self.prefixes, self.sessions = prefixes, sessions
         self.grammars = Grammars(tokenizer, executor.facts.vocabulary, executor.stop_tokens(tokenizer))
         self._loop: Loop | None = None

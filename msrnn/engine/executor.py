@@ -105,6 +105,7 @@ class Facts:
     archived_row_nbytes: int = 0  # by which the archive of a state grows with each token
     index_row_nbytes: int = 0  # of these, on the device besides: 8-bit copies of keys for searches
     archived_tokens: int | None = None  # the most in an archive, which then drops the oldest; None: all
+    takes_back: bool = False  # whether it has `verify` and `take_back`
 
     def count_archived(self, tokens: int) -> int:
         """The tokens in the archive of a state that has read `tokens`, where there is one."""
@@ -224,6 +225,18 @@ class Executor(ABC):
     @abstractmethod
     def step(self, samplers: Sequence[Sampler]) -> SampledTokens:
         """Let the first slots, one for each sampler, read the tokens that were sampled for them; sample the next."""
+
+    def verify(self, sampler: Sampler, guesses: Sequence[int]) -> list[SampledTokens]:
+        """Let the first slot read the token that was sampled for it, and guesses -> the tokens of the answer.
+
+        They are sampled one after the other, as by `step`, up to the first one that is another than was guessed, or to
+        the one after all guesses. The slot has then read all guesses.
+        """
+        raise NotImplementedError
+
+    def take_back(self, tokens: int) -> None:
+        """Take back the last tokens that the first slot has read by `verify`."""
+        raise NotImplementedError
 
     @abstractmethod
     def move(self, source: int, target: int) -> None:

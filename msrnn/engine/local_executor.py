@@ -90,6 +90,7 @@ class LocalExecutor(Executor):
             archived_row_nbytes=rnn.spec.archived_row_nbytes,
             index_row_nbytes=rnn.spec.index_row_nbytes,
             archived_tokens=rnn.spec.archived_tokens,
+            takes_back=rnn.spec.recall is None,
         )
 
     def __repr__(self) -> str:
@@ -209,6 +210,18 @@ class LocalExecutor(Executor):
 
     def step(self, samplers: Sequence[Sampler]) -> SampledTokens:
         return self.sample(self.batch.step(len(samplers)), samplers, 0)
+
+    @torch.no_grad()
+    def verify(self, sampler: Sampler, guesses: Sequence[int]) -> list[SampledTokens]:
+        found: list[SampledTokens] = []
+        for logits, guess in zip(self.batch.read_guesses(guesses), [*guesses, None], strict=True):
+            found.append(self.sample(logits[None], [sampler], 0))
+            if found[-1].on_host()[0] != [guess]:
+                break
+        return found
+
+    def take_back(self, tokens: int) -> None:
+        self.batch.take_back(tokens)
 
     @torch.no_grad()
     def sample(self, logits: Tensor, samplers: Sequence[Sampler], slot: int) -> SampledTokens:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from msrnn.engine.detokenizer import TextStream
 from msrnn.engine.executor import NO_TOKEN, Sampler
+from msrnn.engine.guesses import Guesser
 from msrnn.engine.noise import mix
 from msrnn.engine.requests import Answer, Event, FinishReason, Logprobs, Request
 
@@ -33,6 +34,7 @@ class RunningAnswer:
     reads    tokens of the answer that its slot has read
     stops    tokens that end it
     sampler  chooses its tokens
+    guesser  guesses them; None: nobody does
     """
 
     def __init__(
@@ -44,8 +46,10 @@ class RunningAnswer:
         tokenizer: Any,
         stops: frozenset[int],
         sampler: Sampler,
+        guesser: Guesser | None = None,
     ) -> None:
         self.request, self.number, self.tokens, self.seen, self.sampler = request, number, tokens, seen, sampler
+        self.guesser = guesser
         self.reads = 0
         self._generated: list[int] = []  # the answer, and the stop token that ended it
         params = request.params
@@ -95,6 +99,8 @@ class RunningAnswer:
             answer.error = NO_TOKEN[token]
             return Added(None, "", None, "error")
         self._generated.append(token)
+        if self.guesser is not None:
+            self.guesser.add(token)
         if token in self._stops:
             answer.stop_reason = token if token in params.stop_token_ids else None
             answer.ending = None if logprobs is None else (token, logprobs)
@@ -108,6 +114,11 @@ class RunningAnswer:
             answer.stop_reason = self._text.stopped
             return Added(token, text, logprobs, "stop")
         return Added(token, text, logprobs, "length" if len(answer.tokens) >= params.max_tokens else None)
+
+    def guess(self) -> list[int]:
+        """Guesses of the tokens after the last one, no more than the answer may have besides one that is certain."""
+        most = self.request.params.max_tokens - len(self.answer.tokens) - 1
+        return [] if self.guesser is None or most < 1 else self.guesser.guess(most)
 
     def fail(self, error: Exception) -> Added:
         """End the answer; the error's text is not shown, since it may hold a prompt."""

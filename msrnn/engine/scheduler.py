@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from msrnn.engine.batch import Batch
 from msrnn.engine.executor import Executor, SamplerSpec
+from msrnn.engine.guesses import Guesser
 from msrnn.engine.prefill import Prefill, PrefillQueue
 from msrnn.engine.requests import Event, Request, SamplingParams, explain
 from msrnn.engine.running_answer import RunningAnswer, seed_of
@@ -36,11 +37,15 @@ class Counts(NamedTuple):
 class Scheduler:
     """Schedules waiting requests, prefills and running answers; `step` advances all of them.
 
-    lanes  schedulers that share one thread and the sessions; their steps alternate
+    lanes    schedulers that share one thread and the sessions; their steps alternate
+    guesses  the most tokens that are guessed at once; 0: none
     """
 
-    def __init__(self, executor: Executor, queue: PrefillQueue, tokenizer: Any, prompt_tokens: int | None) -> None:
+    def __init__(
+        self, executor: Executor, queue: PrefillQueue, tokenizer: Any, prompt_tokens: int | None, guesses: int = 0
+    ) -> None:
         device = executor.facts.device
+        self.guesses = guesses
         self.executor, self.queue, self.tokenizer = executor, queue, tokenizer
         self.prompt_tokens = prompt_tokens or PROMPT_TOKENS.get(device, PROMPT_TOKENS["cpu"])
         self._alone = max(self.prompt_tokens, ALONE.get(device, ALONE["cpu"]))
@@ -235,7 +240,9 @@ class Scheduler:
         matcher = request.matcher and request.matcher.copy()
         spec = SamplerSpec(request.params, seed, request.prompt, stops, matcher)
         sampler = self.executor.new_sampler(prefill.state, spec)
-        return RunningAnswer(request, number, prefill.tokens, seen, self.tokenizer, stops, sampler)
+        # The retention of a token is that of its slot, which has read guesses besides.
+        guesser = Guesser(prefill.tokens, self.guesses) if self.guesses and not request.retention else None
+        return RunningAnswer(request, number, prefill.tokens, seen, self.tokenizer, stops, sampler, guesser)
 
     def list_stops(self, params: SamplingParams) -> frozenset[int]:
         """The tokens that end an answer."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy
 
-from msrnn.engine.executor import FAILED, Executor, Facts, Place, Sampler, SamplerSpec, StateHandle
+from msrnn.engine.executor import FAILED, Executor, Facts, Place, SampledTokens, Sampler, SamplerSpec, StateHandle
 from msrnn.engine.requests import Logprobs, SamplingParams
 from msrnn.engine.retention import Retention
 from msrnn.errors import UsageError
@@ -90,7 +90,7 @@ class FakeTokens:
 class FakeExecutor(Executor):
     """Refuses what the contract of an executor does not allow.
 
-    calls   what was asked for, in order: ("read", tokens), ("put", slots) and ("step", slots)
+    calls   what was asked for, in order: ("read", tokens), ("put", slots), ("step", slots) and ("verify", guesses)
     broken  first tokens of prompts whose answers cannot be sampled
     """
 
@@ -98,7 +98,8 @@ class FakeExecutor(Executor):
         self, slots: int = 4, overlaps: bool = False, device: str = "cpu", rows: int | None = None, **fingerprint: Any
     ) -> None:
         made = {"policy": "all", "positions": "original", **fingerprint}
-        self.facts = Facts(slots, BYTES, device, overlaps, VOCABULARY, "a model", made, [rows], rows or 0)
+        shared = slots, BYTES, device, overlaps, VOCABULARY, "a model", made, [rows], rows or 0
+        self.facts = Facts(*shared, takes_back=True)
         self.slots: list[FakeState | None] = [None] * slots
         self.next = [0] * slots
         self.calls: list[tuple[str, int]] = []
@@ -207,6 +208,24 @@ class FakeExecutor(Executor):
         for place in range(len(samplers)):
             self._in(place).tokens.append(self.next[place])
         return self._sample(range(len(samplers)), samplers)
+
+    def verify(self, sampler: Sampler, guesses: Sequence[int]) -> list[SampledTokens]:
+        assert isinstance(sampler, FakeSampler)
+        self.calls.append(("verify", len(guesses)))
+        mine, before, found = self._in(0), [*self._in(0).tokens], list[SampledTokens]()
+        for read, guess in zip([self.next[0], *guesses], [*guesses, None], strict=True):
+            mine.tokens.append(read)
+            sampled = self._sample(range(1), [sampler])
+            found.append(sampled)
+            if sampled.tokens != [guess]:
+                break
+        mine.tokens = [*before, *mine.tokens[len(before) :], *guesses[len(found) - 1 :]]
+        return found
+
+    def take_back(self, tokens: int) -> None:
+        mine = self._in(0)
+        assert 0 <= tokens < len(mine.tokens)
+        mine.tokens = mine.tokens[: len(mine.tokens) - tokens]
 
     def _sample(self, places: range, samplers: Sequence[Sampler]) -> FakeTokens:
         found, wanted = [], []

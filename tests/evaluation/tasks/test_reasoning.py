@@ -187,7 +187,11 @@ def test_scores() -> None:
     numbers = {"dataset": GSM8K, "expected": ["18", "3"], "answer": "Answer 1: \\boxed{18.0}\nAnswer 2: 4"}
     latex = {"dataset": "MATH-500", "expected": [r"\frac12"], "answer": r"\boxed{0.5}"}
     with MathVerifier() as verifier:
-        assert score_record(numbers, verifier) == {"extracted": ["18.0", "4"], "right": [True, False], "scoring": SCORING}
+        assert score_record(numbers, verifier) == {
+            "extracted": ["18.0", "4"],
+            "right": [True, False],
+            "scoring": SCORING,
+        }
         assert score_record(latex, verifier)["right"] == [True]
         assert score_record({**latex, "answer": "0.5"}, verifier) == {
             "extracted": [None],
