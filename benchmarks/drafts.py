@@ -1,10 +1,10 @@
-"""What do guesses from the prompt bring: time per token with `prompt_lookup_num_tokens`, relative to none.
+"""What do guesses bring: the time per token of an engine that guesses, relative to one that does not.
 
     python -m benchmarks.drafts --text book.txt --prompts 4 --answer 128
     python -m benchmarks.drafts --model MODEL --text book.txt --dtype bfloat16 --guesses 4 8 16
 
 Each prompt has another passage of the text. *edit* asks for it again with one word replaced, *summary* for a summary in
-its own sentences, *story* for a continuation. Answers are greedy, and both ways must give the same one.
+its own sentences, *story* for a continuation. One answer at a time, greedy; both engines must give the same one.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import NamedTuple
 
 import msrnn
 from msrnn.evaluation.environment import environment
@@ -43,52 +40,37 @@ def story(passage: str) -> str:
 TASKS: dict[str, Callable[[str], str]] = {"edit": edit, "summary": summary, "story": story}
 
 
-class Clock:
-    """A listener that notes when the prompt and each group of tokens have come."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-        self.counts: list[int] = []
-
-    def put(self, tokens: Tensor) -> None:
-        self.times.append(time.perf_counter())
-        self.counts.append(tokens.numel())
-
-    def end(self) -> None:
-        pass
-
-    @property
-    def per_token(self) -> float:
-        """Seconds per token after the first group, which comes with the prompt."""
-        return (self.times[-1] - self.times[1]) / sum(self.counts[2:])
-
-    @property
-    def per_pass(self) -> float:
-        """Tokens of a forward pass."""
-        return sum(self.counts[2:]) / len(self.counts[2:])
+class Answer(NamedTuple):
+    tokens: list[int]
+    seconds: float  # per token, after the first one
+    passes: int  # in which the tokens after the first one were computed
 
 
-def answer(rnn: msrnn.MultiStateRNN, ids: Tensor, length: int, guesses: int) -> tuple[Tensor, Clock]:
-    """A greedy answer of this many tokens, and its clock."""
-    clock, more = Clock(), {"prompt_lookup_num_tokens": guesses} if guesses else {}
-    settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": length, "min_new_tokens": length, **more}
-    return rnn.generate(ids, streamer=clock, **settings)[:, ids.shape[1] :], clock
+def answer(engine: msrnn.Engine, ids: list[int], length: int) -> Answer:
+    """A greedy answer of this many tokens, alone."""
+    request = engine.request(ids, msrnn.SamplingParams(temperature=0, max_tokens=length, ignore_eos=True))
+    engine.add(request)
+    passes, begin = -1, 0.0
+    while not engine.idle:
+        passes += bool(engine.step())
+        if not begin and request.answers[0].tokens:
+            begin = time.perf_counter()
+    tokens = request.answers[0].tokens
+    return Answer(tokens, (time.perf_counter() - begin) / (len(tokens) - 1), passes)
 
 
-def measure(rnn: msrnn.MultiStateRNN, prompts: list[Tensor], args: argparse.Namespace) -> None:
-    """Print a line for each number of guesses: the ratio of times per token, the median over prompts of one task."""
+def measure(rnn: msrnn.MultiStateRNN, prompts: list[list[int]], args: argparse.Namespace) -> None:
+    """Print a line for each number of guesses; figures are medians over the prompts of one task."""
+    plain = msrnn.Engine(rnn, slots=1, prefix_bytes=0, prefix_host_bytes=0)
     for guesses in args.guesses:
+        engine = msrnn.Engine(rnn, slots=1, guesses=guesses, prefix_bytes=0, prefix_host_bytes=0)
         ratios, per_pass, same = [], [], 0
         for ids in prompts:
-            plain, guessed = [], []
-            for _ in range(args.turns):  # in turn, so that both see the same machine
-                expected, without = answer(rnn, ids, args.answer, 0)
-                found, clock = answer(rnn, ids, args.answer, guesses)
-                plain.append(without.per_token)
-                guessed.append(clock.per_token)
-            ratios.append(median(plain) / median(guessed))
-            per_pass.append(clock.per_pass)
-            same += torch.equal(expected, found)
+            turns = [(answer(plain, ids, args.answer), answer(engine, ids, args.answer)) for _ in range(args.turns)]
+            without, guessed = zip(*turns, strict=True)
+            ratios.append(median(one.seconds for one in without) / median(one.seconds for one in guessed))
+            per_pass.append((args.answer - 1) / guessed[0].passes)
+            same += all(one.tokens == without[0].tokens for one in guessed)
         print(
             f"| {guesses} | {median(per_pass):.2f} | **{median(ratios):.2f}** ({min(ratios):.2f} to {max(ratios):.2f}) "
             f"| {same} of {len(prompts)} |",
@@ -103,7 +85,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="a text, of which each task takes a passage")
     parser.add_argument("--policy", default="echo")
     parser.add_argument("--size", type=int, default=512)
-    parser.add_argument("--guesses", type=int, nargs="+", default=[8], help="tokens that are guessed at once")
+    parser.add_argument("--guesses", type=int, nargs="+", default=[8], help="the most tokens that are guessed at once")
     parser.add_argument("--prompts", type=int, default=4, help="passages for each task")
     parser.add_argument("--words", type=int, default=150, help="words of a passage")
     parser.add_argument("--answer", type=int, default=128, help="tokens of an answer")
@@ -116,11 +98,8 @@ def main() -> None:
     passages = [" ".join(words[at : at + args.words]) for at in range(middle, len(words), args.words)][: args.prompts]
     print(environment(loaded.model.device))
     for name, task in TASKS.items():
-        prompts = [
-            torch.tensor([encode_first(loaded.tokenizer, first_messages(task(passage)))], device=rnn.device)
-            for passage in passages
-        ]
-        print(f"\n{name}, prompts of {prompts[0].shape[1]} tokens\n")
+        prompts = [encode_first(loaded.tokenizer, first_messages(task(passage))) for passage in passages]
+        print(f"\n{name}, prompts of {len(prompts[0])} tokens\n")
         print("| guesses | tokens per pass | times faster | same answers |\n|---|---|---|---|")
         measure(rnn, prompts, args)
 

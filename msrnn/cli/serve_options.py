@@ -124,6 +124,13 @@ class ServeOptions:
             show_default="512; 2048 on a GPU",
         ),
     ] = None
+    guesses: Annotated[
+        int,
+        Option(
+            help="Most tokens that are guessed at once from the text, while one answer alone is generated; wrong ones "
+            "are taken back."
+        ),
+    ] = 0
     max_tokens: Annotated[int, Option(help="Most tokens of an answer, where a request gives no limit.")] = 512
     max_total_tokens: Annotated[int, Option(help="Most tokens of a prompt and its answer together.")] = 1_000_000
     generation_config: Annotated[

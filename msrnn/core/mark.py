@@ -110,7 +110,7 @@ class Mark:
         """Take back the last `counts` tokens of the sequences -> the columns that the state then has read."""
         keep = state.seen - torch.tensor(counts, device=state.device)
         self._cut(keep)
-        columns = self._used(state, keep)
+        columns = self._count_columns(state, keep)
         for index, layer in enumerate(state.layers):
             at = keep.to(layer.seen.device)
             if isinstance(layer, Growing):
@@ -132,7 +132,7 @@ class Mark:
                     parts.append(replace(last, position=last.position[:, :width].contiguous()))
             self._passes[index] = parts
 
-    def _used(self, state: StateLayers, keep: Tensor) -> int:
+    def _count_columns(self, state: StateLayers, keep: Tensor) -> int:
         """The columns up to the last one with a token before position `keep` [B]."""
         for passes in self._passes.values():
             return sum((part.position.shape[1] for part in passes), self.columns)

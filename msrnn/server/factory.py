@@ -48,6 +48,7 @@ def make_server(
         shared,
         tokenizer=tokenizer,
         prompt_tokens=setup.prompt_tokens,
+        guesses=setup.guesses,
         prefix_folder=prefixes,
         prefix_disk_bytes=setup.prefix_disk_bytes // count,
         sessions=setup.sessions,

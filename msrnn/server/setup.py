@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msrnn.checks import check_choice
+from msrnn.checks import check_choice, check_count
 from msrnn.core.notes import note
 from msrnn.hf.model_options import AUTO, PROTECT, ModelOptions
 from msrnn.server import checks
@@ -28,6 +28,7 @@ class Setup:
     auto: bool = False  # whether requests that may pass the training length have other positions
     slots: int | None = None
     prompt_tokens: int | None = None
+    guesses: int = 0
     api_key: tuple[str, ...] = ()
     allowed_host: tuple[str, ...] = ()
     cors_origin: tuple[str, ...] = ()
@@ -49,6 +50,7 @@ class Setup:
     def __post_init__(self) -> None:
         names = ("slots", "prompt_tokens", "max_tokens", "max_total_tokens", "queue", "max_body_bytes")
         checks.check_counts({name: getattr(self, name) for name in (*names, "prefix_disk_bytes", "session_bytes")})
+        check_count("guesses", self.guesses, least=0, of="tokens")
         checks.check_days(self.session_days)
         checks.check_names(self.served_model_name, self.generation_config)
         checks.check_access(self.api_key, self.cors_origin)

@@ -63,6 +63,7 @@ def serve(
     prefix_states: Folder = None,
     prefix_disk_bytes: int = 2**34,
     prompt_tokens: int | None = None,
+    guesses: int = 0,
     max_tokens: int = 512,
     max_total_tokens: int = 1_000_000,
     generation_config: str = AUTO,
@@ -109,6 +110,7 @@ def serve(
     sessions           a folder where sessions survive a restart; `session_bytes` and `session_days` limit them
     prefix_states      a folder for cached prefixes that no longer fit in memory, at most `prefix_disk_bytes`
     prompt_tokens      tokens of new prompts that are read between two decode steps (chunked prefill)
+    guesses            the most tokens that are guessed at once from the text, while one answer alone is generated
     max_tokens         tokens of an answer for which a request gives no limit
     max_total_tokens   most tokens of a prompt and its answer together
     generation_config  sampling defaults: "auto", those of the model's generation_config.json; "none", temperature 1
@@ -152,6 +154,7 @@ def serve(
         auto=options is not None and positions == AUTO,
         slots=slots,
         prompt_tokens=prompt_tokens,
+        guesses=guesses,
         api_key=_as_tuple("api_key", api_key),
         allowed_host=_as_tuple("allowed_host", allowed_host),
         cors_origin=_as_tuple("cors_origin", cors_origin),
