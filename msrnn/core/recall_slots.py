@@ -11,7 +11,8 @@ from torch import Tensor
 from msrnn.bound import Bound
 from msrnn.core.archive import Archive, ArchivePart, MoveKeys
 from msrnn.core.quantization import parse_state_dtype
-from msrnn.core.segments import ArchiveLayout
+from msrnn.core.segment_folder import SegmentFile
+from msrnn.core.segments import ArchiveLayout, Segment
 from msrnn.core.shards import check_same
 from msrnn.core.slots import LayerShape, Slots, ordinary_tensors
 from msrnn.errors import UsageError
@@ -121,9 +122,9 @@ class RecallSlots(Slots):
 
     def restore_archives(self, parts: Sequence[Sequence[ArchivePart]], begins: list[int]) -> None:
         """Replace the archives by those of files: the parts of each sequence, and its first position."""
-        archives = [Archive(self._layout) for _ in parts]
+        archives, restored = [Archive(self._layout) for _ in parts], dict[SegmentFile, Segment]()
         for archive, rows, begin, seen in zip(archives, parts, begins, self.seen.tolist(), strict=True):
-            archive.restore(rows, begin)
+            archive.restore(rows, begin, restored)
             if archive.end != seen or begin < 0:
                 raise UsageError(f"an archive of positions {begin:,} to {archive.end:,}, and {seen:,} tokens were read")
         self.replace_archives(archives)
