@@ -22,7 +22,7 @@ from msrnn.recall import SEGMENT
 
 SMALLEST = 256  # tokens of the first one, which grows
 ALL = slice(None)
-MoveKeys = Callable[[Tensor, Tensor], Tensor]  # keys [K, N, D] at positions [N] -> keys with other rotations
+MoveKeys = Callable[[Tensor, Tensor], Tensor]  # keys [..., N, D] at positions [..., N] -> keys with other rotations
 
 
 class ArchivePart(NamedTuple):

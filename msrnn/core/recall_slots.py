@@ -130,13 +130,14 @@ class RecallSlots(Slots):
         self.replace_archives(archives)
 
     def take_rows(self, other: RecallSlots, move: MoveKeys | None = None) -> None:
-        """Take the rows and archives of another layer, whose archives may be of another kind; guests are not taken.
+        """Take the rows, guests and archives of another layer, whose archives may be of another kind.
 
-        `move` changes the archived keys, where only one of both layers archives them without their rotation.
+        `move` changes the keys of archive and guests, where only one of both layers has them without their rotation.
         """
         for name, tensor in self.saved_tensors.items():
             tensor.copy_(getattr(other, name))
-        self.clear_guests()
+        if move is not None:
+            self.guest_keys.copy_(move(self.guest_keys, self.guest_position))
         if move is None and type(self) is type(other) and self._layout == other._layout:
             self.take_archives(range(self.batch_size), other, range(self.batch_size))
             return
