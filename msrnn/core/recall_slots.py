@@ -116,6 +116,15 @@ class RecallSlots(Slots):
         return self._layout.index_on is not None
 
     @property
+    def most_archived(self) -> int | None:
+        """The tokens that an archive keeps, the oldest being dropped; None: all."""
+        return self._layout.most_tokens
+
+    @property
+    def kind(self) -> Any:
+        return type(self), self.searches_copies, self.most_archived
+
+    @property
     def archived_names(self) -> list[str]:
         """The tensors of an archive in a file."""
         return [*Archive(self._layout).tensors()]

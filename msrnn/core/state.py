@@ -164,9 +164,10 @@ class MultiState(StateLayers):
             raise UsageError(
                 f"cat: states of models in {', '.join(sorted(map(str, dtypes)))}; they must compute in one"
             )
-        if any([type(layer) for layer in state.layers] != [type(layer) for layer in first.layers] for state in states):
+        if any([one.kind for _, one in state._own()] != [one.kind for _, one in first._own()] for state in states):
             raise UsageError(
-                "cat: the archives of these states are searched in different ways; convert_state them first"
+                "cat: the archives of these states are searched in different ways, or have different limits; "
+                "convert_state them first"
             )
         first._check_memory(sum(state.batch_size for state in states))
         groups = [first._savable(), *(state._savable() for state in states[1:])]

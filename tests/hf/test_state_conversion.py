@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 import msrnn
-from msrnn.recall import Recall
+from msrnn.recall import SEGMENT, Recall
 from tests.helpers.tiny import build, llama, tokens
 
 IDS = tokens(1, 70)
@@ -89,6 +89,8 @@ def test_a_state_that_is_searched_in_another_way_is_converted_first(model: PreTr
     copies.read(IDS[:, :50], state)
     with pytest.raises(msrnn.UsageError, match="searched in another way"):
         exact.read(IDS[:, 50:], state, recall_every=1)
+    with pytest.raises(msrnn.UsageError, match="convert_state"):
+        msrnn.MultiState.cat([exact.state(), state])
     expected = exact.state()
     exact.read(IDS[:, :50], expected)
     for rnn, other in ((exact, state), (copies, expected)):
@@ -97,6 +99,28 @@ def test_a_state_that_is_searched_in_another_way_is_converted_first(model: PreTr
         assert (keys.dtype == torch.int8) == (rnn is copies)
     found = exact.read(IDS[:, 50:], exact.convert_state(state), recall_every=1)
     assert torch.equal(found, exact.read(IDS[:, 50:], expected, recall_every=1))
+
+
+def test_a_state_of_another_limit_is_converted_first() -> None:
+    small: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    model = build(llama(2, 2, **small))
+    free = msrnn.MultiStateRNN(model, "tova", 16, recall=6)
+    limit = 2 * SEGMENT * free.spec.archived_row_nbytes
+    limited = msrnn.MultiStateRNN(model, "tova", 16, recall=Recall(6, limit=limit))
+    state, short, one = free.state(), limited.state(), IDS[:, :1]
+    free.read(tokens(1, 3 * SEGMENT), state)
+    limited.read(IDS, short)
+    with pytest.raises(msrnn.UsageError, match="archives of this state keep all tokens, and those of this RNN 2,048"):
+        limited.read(one, state)
+    with pytest.raises(msrnn.UsageError, match="archives of this state keep 2,048 tokens, and those of this RNN all"):
+        free.step(one, short)
+    with pytest.raises(msrnn.UsageError, match="convert_state"):
+        msrnn.MultiState.cat([free.state(), short])
+    converted = limited.convert_state(state)
+    limited.read(one, converted)
+    assert converted.archive_nbytes <= limit < state.archive_nbytes
+    assert converted.dropped_tokens == [2 * SEGMENT]
+    free.read(one, free.convert_state(short))
 
 
 def test_an_archive_of_rotated_keys_is_refused(model: PreTrainedModel) -> None:
