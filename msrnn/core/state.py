@@ -38,9 +38,12 @@ class MultiState(StateLayers):
         )
 
     def reset(self) -> None:
-        """Make the state empty; the buffers stay where they are."""
+        """Make the state empty; the buffers stay where they are, and sequences keep sizes of their own."""
+        own_sizes = [layer.fewer.clone() for layer in self._slot_layers()]
         for layer in self.layers:
             layer.reset()
+        for layer, fewer in zip(self._slot_layers(), own_sizes, strict=True):
+            layer.fewer.copy_(fewer)
         self.columns, self.whole, self.marked = 0, True, None
 
     def check_room(self, columns: int) -> None:
