@@ -266,10 +266,15 @@ class Archive:
 
 
 def check_finite(tensors: dict[str, Tensor]) -> None:
-    """Refuse archived rows that are not finite."""
+    """Refuse archived rows that are not finite, and scales that no row has."""
     for name, tensor in tensors.items():
-        if tensor.itemsize > 1 and not bool(tensor.isfinite().all()):
+        if tensor.dtype == torch.int8:
+            continue
+        numbers = tensor.float() if tensor.itemsize == 1 else tensor  # 8-bit floats have NaN
+        if not bool(numbers.isfinite().all()):
             raise UsageError(f"archived {name} that are not finite")
+        if name.endswith("_scale") and not bool((numbers > 0).all()):
+            raise UsageError(f"archived {name} that are not above 0")
 
 
 def _part(rows: Rows, begin: int, end: int) -> Rows:
