@@ -16,7 +16,10 @@ SEGMENT = 1024  # tokens of a whole segment of an archive, which are dropped tog
 
 @dataclass(frozen=True)
 class Recall:
-    """What a layer archives, and how many rows it recalls."""
+    """What a layer archives, and how many rows it recalls.
+
+    A state keeps its archive where it was made. To move it, or to use another `search` or `limit`, convert the state.
+    """
 
     rows: int  # guests: recalled rows of each KV head
     every: int = 1  # tokens that share their guests, while generating and in a question

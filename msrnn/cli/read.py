@@ -164,17 +164,17 @@ def _run(reading: LongRead, rnn: MultiStateRNN, state: MultiState) -> float:
         except KeyboardInterrupt:
             if shared:  # the processes have stopped at different tokens
                 raise Stopped("stopped; run the same command to continue from the last checkpoint") from None
-            raise Stopped(_save_checkpoint(reading, state)) from None
+            raise Stopped(_save_checkpoint(reading, rnn, state)) from None
     return (reading.total - resumed_at) / max(perf_counter() - started, 1e-9)
 
 
-def _save_checkpoint(reading: LongRead, state: MultiState) -> str:
+def _save_checkpoint(reading: LongRead, rnn: MultiStateRNN, state: MultiState) -> str:
     """Save what was read before Ctrl-C; what to tell the user."""
     if not reading.done:
         return "stopped before anything was read"
     how = "run the same command to continue"
     try:
-        save_state(state, reading.checkpoint, reading.notes(reading.done))
+        save_state(state, reading.checkpoint, reading.notes(reading.done, rnn))
     except UsageError as error:  # stopped inside a block, or the disk is full
         more = f"; {how} from the last checkpoint" if reading.checkpoint.exists() else ""
         return f"stopped; the state was not saved ({error}){more}"

@@ -22,7 +22,7 @@ from msrnn.recall import SEGMENT
 
 SMALLEST = 256  # tokens of the first one, which grows
 ALL = slice(None)
-MoveKeys = Callable[[Tensor, Tensor], Tensor]  # keys [K, N, D] at positions [N] -> keys with other rotations
+MoveKeys = Callable[[Tensor, Tensor], Tensor]  # keys [..., N, D] at positions [..., N] -> keys with other rotations
 
 
 class ArchivePart(NamedTuple):
@@ -223,16 +223,28 @@ class Archive:
         if self.layout.pinned_for is not None:
             wait_for(self.layout.pinned_for)
 
-    def restore(self, parts: Sequence[ArchivePart], begin: int) -> None:
-        """Replace all rows by those of files, the first of which has position `begin`."""
+    def restore(
+        self, parts: Sequence[ArchivePart], begin: int, restored: dict[SegmentFile, Segment] | None = None
+    ) -> None:
+        """Replace all rows by those of files, the first of which has position `begin`.
+
+        A segment whose file is in `restored` is shared; those of other files are added to it.
+        """
         self.clear()
         self.begin = self.end = begin
+        restored = {} if restored is None else restored
         for part in parts:
+            if part.file in restored:
+                self._segments.append(restored[part.file])
+                self.end += SEGMENT
+                self._drop_oldest()
+                continue
             self._check(part.tensors)
             rows = (Rows(part.tensors[f"{name}s"], part.tensors.get(f"{name}_scale")) for name in ("key", "value"))
             self.append_rows(*rows)
             if part.file is not None:
-                self.whole_segments()[-1].file = part.file
+                restored[part.file] = self.whole_segments()[-1]
+                restored[part.file].file = part.file
 
     def check_finite(self) -> None:
         """Refuse rows that are not finite. Segments that have a file were checked before."""
@@ -254,10 +266,15 @@ class Archive:
 
 
 def check_finite(tensors: dict[str, Tensor]) -> None:
-    """Refuse archived rows that are not finite."""
+    """Refuse archived rows that are not finite, and scales that no row has."""
     for name, tensor in tensors.items():
-        if tensor.itemsize > 1 and not bool(tensor.isfinite().all()):
+        if tensor.dtype == torch.int8:
+            continue
+        numbers = tensor.float() if tensor.itemsize == 1 else tensor  # 8-bit floats have NaN
+        if not bool(numbers.isfinite().all()):
             raise UsageError(f"archived {name} that are not finite")
+        if name.endswith("_scale") and not bool((numbers > 0).all()):
+            raise UsageError(f"archived {name} that are not above 0")
 
 
 def _part(rows: Rows, begin: int, end: int) -> Rows:

@@ -75,6 +75,11 @@ class Buffers:
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self.tensors().values())
 
+    @property
+    def kind(self) -> Any:
+        """What layers must have in common to be joined, besides the fingerprint of their states."""
+        return type(self)
+
     def archive_nbytes(self, seen: Sequence[int]) -> int:
         """Bytes of the archived rows; `seen` has the tokens that each sequence has read. Forks count shared rows."""
         return 0

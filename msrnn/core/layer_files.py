@@ -120,7 +120,7 @@ def _take_archives(
         raise UsageError(f"{ARCHIVED} {begins!r:.40}: must be a list of {batch_size} positions")
     if len(files) != batch_size:
         raise UsageError(f"{SEGMENTS} of {len(files)} sequences, and there are {batch_size}")
-    whole = [load_segments(*pair) for pair in zip(files, [layers] * batch_size, begins, strict=True)]
+    whole = load_segments(files, layers, begins)
     taken = []
     for i, layer in layers:
         names = layer.archived_names

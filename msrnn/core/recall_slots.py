@@ -11,7 +11,8 @@ from torch import Tensor
 from msrnn.bound import Bound
 from msrnn.core.archive import Archive, ArchivePart, MoveKeys
 from msrnn.core.quantization import parse_state_dtype
-from msrnn.core.segments import ArchiveLayout
+from msrnn.core.segment_folder import SegmentFile
+from msrnn.core.segments import ArchiveLayout, Segment
 from msrnn.core.shards import check_same
 from msrnn.core.slots import LayerShape, Slots, ordinary_tensors
 from msrnn.errors import UsageError
@@ -115,27 +116,37 @@ class RecallSlots(Slots):
         return self._layout.index_on is not None
 
     @property
+    def most_archived(self) -> int | None:
+        """The tokens that an archive keeps, the oldest being dropped; None: all."""
+        return self._layout.most_tokens
+
+    @property
+    def kind(self) -> Any:
+        return type(self), self.searches_copies, self.most_archived
+
+    @property
     def archived_names(self) -> list[str]:
         """The tensors of an archive in a file."""
         return [*Archive(self._layout).tensors()]
 
     def restore_archives(self, parts: Sequence[Sequence[ArchivePart]], begins: list[int]) -> None:
         """Replace the archives by those of files: the parts of each sequence, and its first position."""
-        archives = [Archive(self._layout) for _ in parts]
+        archives, restored = [Archive(self._layout) for _ in parts], dict[SegmentFile, Segment]()
         for archive, rows, begin, seen in zip(archives, parts, begins, self.seen.tolist(), strict=True):
-            archive.restore(rows, begin)
+            archive.restore(rows, begin, restored)
             if archive.end != seen or begin < 0:
                 raise UsageError(f"an archive of positions {begin:,} to {archive.end:,}, and {seen:,} tokens were read")
         self.replace_archives(archives)
 
     def take_rows(self, other: RecallSlots, move: MoveKeys | None = None) -> None:
-        """Take the rows and archives of another layer, whose archives may be of another kind; guests are not taken.
+        """Take the rows, guests and archives of another layer, whose archives may be of another kind.
 
-        `move` changes the archived keys, where only one of both layers archives them without their rotation.
+        `move` changes the keys of archive and guests, where only one of both layers has them without their rotation.
         """
         for name, tensor in self.saved_tensors.items():
             tensor.copy_(getattr(other, name))
-        self.clear_guests()
+        if move is not None:
+            self.guest_keys.copy_(move(self.guest_keys, self.guest_position))
         if move is None and type(self) is type(other) and self._layout == other._layout:
             self.take_archives(range(self.batch_size), other, range(self.batch_size))
             return

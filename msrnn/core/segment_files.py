@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -102,17 +103,30 @@ def _write_segment(folder: Path, archives: dict[int, Archive], place: int) -> Se
     return SegmentFile(path, path.stat().st_size)
 
 
-def load_segments(files: Sequence[SegmentFile], layers: RecallLayers, begin: int) -> dict[int, list[ArchivePart]]:
-    """The whole segments of a sequence's archives, whose first position is `begin`: the parts of each layer."""
-    parts: dict[int, list[ArchivePart]] = {index: [] for index, _ in layers}
-    for place, file in enumerate(files):
-        tensors = _load_segment(file, begin + place * SEGMENT)
-        expected = {f"{index}.{name}" for index, layer in layers for name in layer.archived_names}
-        if tensors.keys() != expected:
-            raise FileError(f"has other tensors than {len(layers)} layers archive", file.path, advice=_ADVICE)
-        for index, layer in layers:
-            parts[index].append(ArchivePart({name: tensors[f"{index}.{name}"] for name in layer.archived_names}, file))
-    return parts
+def load_segments(
+    files: Sequence[Sequence[SegmentFile]], layers: RecallLayers, begins: Sequence[int]
+) -> list[dict[int, list[ArchivePart]]]:
+    """The whole segments of each sequence's archives, from position `begins` on: the parts of each layer.
+
+    A file that sequences share is read once.
+    """
+    load = cache(partial(_load_parts, layers))
+    loaded = [
+        [load(file, begin + place * SEGMENT) for place, file in enumerate(own)]
+        for own, begin in zip(files, begins, strict=True)
+    ]
+    return [{index: [parts[index] for parts in own] for index, _ in layers} for own in loaded]
+
+
+def _load_parts(layers: RecallLayers, file: SegmentFile, first: int) -> dict[int, ArchivePart]:
+    """The part of each layer in the file of a segment, whose first token has position `first`."""
+    tensors = _load_segment(file, first)
+    if tensors.keys() != {f"{index}.{name}" for index, layer in layers for name in layer.archived_names}:
+        raise FileError(f"has other tensors than {len(layers)} layers archive", file.path, advice=_ADVICE)
+    return {
+        index: ArchivePart({name: tensors[f"{index}.{name}"] for name in layer.archived_names}, file)
+        for index, layer in layers
+    }
 
 
 def _load_segment(file: SegmentFile, first: int) -> dict[str, Tensor]:

@@ -45,16 +45,21 @@ def new_path(folder: Path, first: int) -> Path:
 
 
 def list_named(path: Path, description: dict[str, Any]) -> list[list[SegmentFile]]:
-    """The segments that a state file names, by sequence; none, if its archive is in the file itself. Not trusted."""
-    found, seen = description.get(SEGMENTS, []), set[str]()
+    """The segments that a state file names, by sequence; none, if its archive is in the file itself. Not trusted.
+
+    Sequences may share a segment; one sequence has it once.
+    """
+    found = description.get(SEGMENTS, [])
     if not isinstance(found, list) or not all(isinstance(one, list) for one in found):
         raise FileError(f"{SEGMENTS} {found!r:.40}: must be a list for each sequence", path)
-    for entry in (entry for one in found for entry in one):
-        match entry:
-            case [str(name), int(size)] if _NAME.fullmatch(name) and name not in seen and type(size) is int:
-                seen.add(name)
-            case _:
-                raise FileError(f"{SEGMENTS} {entry!r:.80}: must be the name and the bytes of a segment", path)
+    for one in found:
+        seen = set[str]()
+        for entry in one:
+            match entry:
+                case [str(name), int(size)] if _NAME.fullmatch(name) and name not in seen and type(size) is int:
+                    seen.add(name)
+                case _:
+                    raise FileError(f"{SEGMENTS} {entry!r:.80}: must be the name and the bytes of a segment", path)
     return [[SegmentFile(find_folder(path) / name, size) for name, size in one] for one in found]
 
 

@@ -38,9 +38,12 @@ class MultiState(StateLayers):
         )
 
     def reset(self) -> None:
-        """Make the state empty; the buffers stay where they are."""
+        """Make the state empty; the buffers stay where they are, and sequences keep sizes of their own."""
+        own_sizes = [layer.fewer.clone() for layer in self.slot_layers()]
         for layer in self.layers:
             layer.reset()
+        for layer, fewer in zip(self.slot_layers(), own_sizes, strict=True):
+            layer.fewer.copy_(fewer)
         self.columns, self.whole, self.marked = 0, True, None
 
     def check_room(self, columns: int) -> None:
@@ -159,14 +162,18 @@ class MultiState(StateLayers):
         first = states[0]
         for state in states:
             state.check_fits(first.fingerprint)
-        dtypes = {layer.dtype for state in states for _, layer in state._own()}
+        dtypes = {layer.dtype for state in states for _, layer in state.own_layers()}
         if len(dtypes) > 1:
             raise UsageError(
                 f"cat: states of models in {', '.join(sorted(map(str, dtypes)))}; they must compute in one"
             )
-        if any([type(layer) for layer in state.layers] != [type(layer) for layer in first.layers] for state in states):
+        if any(
+            [one.kind for _, one in state.own_layers()] != [one.kind for _, one in first.own_layers()]
+            for state in states
+        ):
             raise UsageError(
-                "cat: the archives of these states are searched in different ways; convert_state them first"
+                "cat: the archives of these states are searched in different ways, or have different limits; "
+                "convert_state them first"
             )
         first._check_memory(sum(state.batch_size for state in states))
         groups = [first._savable(), *(state._savable() for state in states[1:])]
@@ -226,7 +233,7 @@ class MultiState(StateLayers):
     @ordinary_tensors
     def clear_archive(self, index: int) -> None:
         """Forget the archived rows of a sequence that is no longer read."""
-        for _, layer in self._own():
+        for _, layer in self.own_layers():
             layer.clear_archive(index)
 
     def save(
@@ -241,7 +248,7 @@ class MultiState(StateLayers):
         share the model, all of them must call this: the first one writes the heads of all, and the file fits any number
         of processes.
         """
-        shards, error = self._shards, None
+        shards, error = self.shards, None
         writes = shards is None or shards.rank == 0
         whole = self.gather_heads(archives=writes)
         if writes:
@@ -284,7 +291,7 @@ class MultiState(StateLayers):
         state = own.gather_heads()
         try:
             state.columns = restore_layers(state._savable(), tensors, description, Path(path))
-            return state if own._shards is None else state._divide_like(own)
+            return state if own.shards is None else state._divide_like(own)
         except FileError:  # it names the file at fault
             raise
         except ValueError as error:
@@ -297,7 +304,7 @@ class MultiState(StateLayers):
                     f"layer {index} has linear attention, whose state cannot be saved, moved or joined; "
                     "fork or select it instead"
                 )
-        return list(self._own())
+        return list(self.own_layers())
 
 
 def each(count: int, copies: int) -> Tensor:

@@ -28,17 +28,18 @@ class StateLayers:
     fingerprint: dict[str, Any]
     columns: int  # read so far, padding included: the same number for all layers and sequences
 
-    def _own(self) -> Iterator[tuple[int, Memory]]:
+    def own_layers(self) -> Iterator[tuple[int, Memory]]:
+        """The layers whose KV rows are msrnn's own, with their indices."""
         return ((i, layer) for i, layer in enumerate(self.layers) if isinstance(layer, Memory))
 
     @property
     def batch_size(self) -> int:
-        return next(layer for _, layer in self._own()).batch_size
+        return next(layer for _, layer in self.own_layers()).batch_size
 
     @property
     def seen(self) -> Tensor:
         """Tokens read so far, per sequence: [B], a copy. Padding does not count."""
-        return next(layer for _, layer in self._own()).seen.clone()
+        return next(layer for _, layer in self.own_layers()).seen.clone()
 
     @property
     def nbytes(self) -> int:
@@ -48,13 +49,13 @@ class StateLayers:
     @property
     def nbytes_in_all(self) -> int:
         """Bytes of the buffers of all processes that share the model."""
-        return self.nbytes if self._shards is None else self.nbytes * self._shards.count
+        return self.nbytes if self.shards is None else self.nbytes * self.shards.count
 
     @property
     def archive_nbytes(self) -> int:
         """Bytes of the archived rows, those of this process; forks count what they share, each."""
         seen = self.seen.tolist()
-        return sum(layer.archive_nbytes(seen) for _, layer in self._own())
+        return sum(layer.archive_nbytes(seen) for _, layer in self.own_layers())
 
     @property
     def dropped_tokens(self) -> list[int]:
@@ -65,13 +66,13 @@ class StateLayers:
         return [max(found) for found in zip(*begins, strict=True)] if begins else [0] * self.batch_size
 
     @property
-    def _shards(self) -> Shards | None:
+    def shards(self) -> Shards | None:
         """The processes that share the model, if there are several."""
-        return next((layer.shards for _, layer in self._own() if layer.shards), None)
+        return next((layer.shards for _, layer in self.own_layers() if layer.shards), None)
 
     def prepare_layers(self, columns: int) -> None:
         """Prepare all layers for a forward pass over new columns, where rows are archived."""
-        for _, layer in self._own():
+        for _, layer in self.own_layers():
             layer.begin_read(columns)
 
     def reserve(self, columns: int) -> int:
@@ -84,7 +85,7 @@ class StateLayers:
     @property
     def protected(self) -> list[list[tuple[int, int]]]:
         """The ranges [begin, end) of positions of each sequence whose tokens are not evicted until `release`."""
-        layers = self._slot_layers()
+        layers = self.slot_layers()
         ranges = layers[0].protected.tolist() if layers else [[] for _ in range(self.batch_size)]
         return [[(begin, end) for begin, end in own if begin < end] for own in ranges]
 
@@ -98,12 +99,12 @@ class StateLayers:
         try:
             yield
         finally:
-            for layer in self._slot_layers():
+            for layer in self.slot_layers():
                 layer.protected.copy_(forget_unread(layer.protected, layer.seen))
 
     def find_ranges(self, counts: Tensor) -> Tensor | None:
         """The protected ranges with the next `counts` [B] tokens of each sequence; None: nothing is ever evicted."""
-        layers = self._slot_layers()
+        layers = self.slot_layers()
         if not layers:
             return None
         begin, counts = self.seen.cpu(), counts.cpu()
@@ -115,7 +116,7 @@ class StateLayers:
 
     def release(self) -> None:
         """Protect no token any more: all may be evicted, as the policy says."""
-        for layer in self._slot_layers():
+        for layer in self.slot_layers():
             layer.protected.zero_()
 
     def limit_size(self, size: int) -> None:
@@ -125,17 +126,18 @@ class StateLayers:
         """
         if self.columns:
             raise UsageError("only an empty state takes it", name="size", value=size, advice="make another state")
-        check_own_size([layer.bound if isinstance(layer, Slots) else None for _, layer in self._own()], size)
-        for layer in self._slot_layers():
+        check_own_size([layer.bound if isinstance(layer, Slots) else None for _, layer in self.own_layers()], size)
+        for layer in self.slot_layers():
             layer.fewer.copy_(make_fewer(layer.bound, [size]).expand_as(layer.fewer))
 
     def _set_ranges(self, ranges: Tensor | None) -> None:
         if ranges is not None:
-            for layer in self._slot_layers():
+            for layer in self.slot_layers():
                 layer.protected.copy_(ranges)
 
-    def _slot_layers(self) -> list[Slots]:
-        return [layer for _, layer in self._own() if isinstance(layer, Slots)]
+    def slot_layers(self) -> list[Slots]:
+        """The bounded layers."""
+        return [layer for _, layer in self.own_layers() if isinstance(layer, Slots)]
 
     def advance(self, real: Tensor) -> Tensor:
         """The positions [B, T] int32 of the next columns, -1 where `real` is False; counts their tokens in every layer.
@@ -143,7 +145,7 @@ class StateLayers:
         `Memory.advance` for all layers at once, where all are on one device: as few kernels as possible. Launches
         kernels only, so that a captured graph repeats it; `reading` counts the columns.
         """
-        memories = [layer for _, layer in self._own()]
+        memories = [layer for _, layer in self.own_layers()]
         counted = memories[0].seen[:, None] + real.cumsum(-1)
         position = (counted - 1).to(torch.int32).masked_fill(~real, -1)
         torch._foreach_copy_([memory.seen for memory in memories], [counted[:, -1].contiguous()] * len(memories))
@@ -151,7 +153,7 @@ class StateLayers:
 
     def positions(self, layer: int) -> Tensor:
         """Positions of the tokens that a layer holds: [B, G, size + 1], -1 where a slot is empty; a copy."""
-        own = dict(self._own())
+        own = dict(self.own_layers())
         if layer not in own:
             raise UsageError(f"must be one of {sorted(own)}, the layers that hold KV rows", name="layer", value=layer)
         return own[layer].position.clone()
@@ -159,4 +161,4 @@ class StateLayers:
     @property
     def device(self) -> torch.device:
         """The device of its first layer."""
-        return next(layer for _, layer in self._own()).seen.device
+        return next(layer for _, layer in self.own_layers()).seen.device

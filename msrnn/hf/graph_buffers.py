@@ -39,6 +39,7 @@ class GraphBuffers:
     def empty_state(self, fingerprint: dict[str, Any]) -> MultiState:
         """An empty state in buffers that no state uses any more."""
         state = MultiState([layer.share_buffers() for layer in self.layers], fingerprint, columns=0)
-        state.reset()
+        for layer in state.layers:  # not `state.reset`, which keeps the sizes of the sequences before
+            layer.reset()
         self.owner = weakref.ref(state)
         return state

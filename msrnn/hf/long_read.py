@@ -21,14 +21,16 @@ from msrnn.hf.rnn import MultiStateRNN
 
 SECONDS = 30.0  # between checkpoints
 PROTECT = "protect"  # the note of a checkpoint whose tokens are protected
+RECALL = "recall_while_reading", "search", "archive_bytes"  # the notes of one whose tokens recall
 SHARE = 20  # and at least this many times as long as saving one takes, so that saving costs at most 1/20
 
 
 class LongRead:
     """Token ids [1, T] to read, and a checkpoint file: the state after the first `done` tokens.
 
-    The file records a digest of the tokens read and of the file `start` that the read began from, so a checkpoint of
-    another text or another start is refused. With `protect`, the tokens are never evicted.
+    The file records a digest of the tokens read and of the file `start` that the read began from, and how tokens
+    recall, so a checkpoint of another text, another start or another recall is refused. With `protect`, the tokens are
+    never evicted.
     """
 
     def __init__(self, ids: Tensor, checkpoint: Path, start: Path | None = None, protect: bool = False) -> None:
@@ -42,7 +44,7 @@ class LongRead:
         if not self.checkpoint.exists():
             return None
         try:
-            state, done = rnn.load_state(self.checkpoint), self._tokens_in_checkpoint()
+            state, done = rnn.load_state(self.checkpoint), self._tokens_in_checkpoint(rnn)
             if self._start is None and int(state.seen[0]) != done:
                 raise UsageError(f"it records {done:,} tokens, but its state has read {int(state.seen[0]):,}")
         except FileError as error:
@@ -50,26 +52,29 @@ class LongRead:
         self.done = done
         return state
 
-    def _tokens_in_checkpoint(self) -> int:
-        """How many tokens the checkpoint has read, if this text begins with them."""
+    def _tokens_in_checkpoint(self, rnn: MultiStateRNN) -> int:
+        """How many tokens the checkpoint has read, if this text begins with them and `rnn` reads as it did."""
         notes = load_description(self.checkpoint).get("notes")
         done = notes.get("read") if isinstance(notes, dict) else None
         if not isinstance(notes, dict) or not is_whole(done) or done < 1:
             raise UsageError("it does not record what was read")
         if done > self.total:
             raise UsageError(f"it has read {done:,} tokens, more than the {self.total:,} to read")
-        expected = self.notes(done)
+        expected = self.notes(done, rnn)
         if notes.get(PROTECT) != expected.get(PROTECT):
             raise UsageError(f"its tokens are {'not ' if self.protect else ''}protected")
+        for name in RECALL:
+            if (found := notes.get(name)) != expected.get(name):
+                raise UsageError(f"its tokens were read with {name} {found!r:.40}, not {expected.get(name)!r}")
         if notes != expected:
             same_start = notes.get("begun") == self._start
             raise UsageError("it is of another text" if same_start else "it began from another state")
         return done
 
-    def notes(self, done: int) -> dict[str, Any]:
+    def notes(self, done: int, rnn: MultiStateRNN) -> dict[str, Any]:
         """The notes that a checkpoint has in addition to the state."""
         found = {"read": done, "text": _digest(self.ids[0, :done].numpy().tobytes()), "begun": self._start}
-        return {**found, PROTECT: True} if self.protect else found
+        return {**found, **({PROTECT: True} if self.protect else {}), **_describe_recall(rnn)}
 
     def check_protect(self, rnn: MultiStateRNN, state: MultiState) -> None:
         """Refuse to protect more tokens than fit, before any is read."""
@@ -94,7 +99,7 @@ class LongRead:
             on_tokens(columns)
             shards = rnn.spec.model.shards
             if least(self._is_due(), shards, rnn.device):  # processes that share a model save together
-                self._save(state, on_failure)
+                self._save(rnn, state, on_failure)
 
         if self.done == self.total:
             return
@@ -111,15 +116,23 @@ class LongRead:
     def _is_due(self) -> bool:
         return not self._failed and perf_counter() - self._saved_at >= max(SECONDS, SHARE * self._save_seconds)
 
-    def _save(self, state: MultiState, on_failure: Callable[[Exception], object]) -> None:
+    def _save(self, rnn: MultiStateRNN, state: MultiState, on_failure: Callable[[Exception], object]) -> None:
         started = perf_counter()
         try:
-            state.save(self.checkpoint, self.notes(self.done))
+            state.save(self.checkpoint, self.notes(self.done, rnn))
         except (OSError, UsageError) as error:
             self._failed = True
             on_failure(error)
         self._saved_at = perf_counter()
         self._save_seconds = self._saved_at - started
+
+
+def _describe_recall(rnn: MultiStateRNN) -> dict[str, Any]:
+    """The options that decide which rows tokens recall, and that no fingerprint has; none if they recall none."""
+    found = rnn.prompt_recall
+    if found is None or found.while_reading is None:
+        return {}
+    return dict(zip(RECALL, (found.while_reading, found.recall.search, found.recall.limit), strict=True))
 
 
 def _digest(data: bytes) -> str:

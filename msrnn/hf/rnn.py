@@ -189,7 +189,7 @@ class MultiStateRNN:
         """Copy a state of other `positions`, or of another `horizon` or `first` of this policy, for use with this RNN.
 
         A state keeps keys as the model wrote them, and positions as in the text, so these may change between any two
-        tokens. Evicted tokens do not come back.
+        tokens. Evicted tokens do not come back, and recalled rows stay recalled until the next block.
         """
         return convert_state(state, self.spec)
 

@@ -177,17 +177,23 @@ class StateSpec:
                 raise UsageError(f"a state on {layer.seen.device}: the model is on {shape.device}; use state.to(...)")
 
     def check_archives(self, state: MultiState) -> None:
-        """Refuse a state whose archives are searched in another way than this RNN searches."""
+        """Refuse a state whose archives are searched in another way than this RNN searches, or have another limit."""
         for shape, bound, layer in zip(self.shapes, self.bounds, state.layers, strict=True):
             if not (shape and bound and bound.recall):
                 continue
             copies = archive_layout(shape, bound.recall).index_on is not None
-            expected = slots_class(shape, bound)
+            expected, advice = slots_class(shape, bound), "use rnn.convert_state(state)"
             if type(layer) is not expected or (isinstance(layer, RecallSlots) and layer.searches_copies != copies):
                 raise UsageError(
                     "the archives of this state are searched in another way: by kernels or by the host, by archived "
                     "keys or by 8-bit copies",
-                    advice="use rnn.convert_state(state)",
+                    advice=advice,
+                )
+            if isinstance(layer, RecallSlots) and layer.most_archived != shape.archived:
+                counts = layer.most_archived, shape.archived
+                theirs, mine = ("all" if most is None else f"{most:,}" for most in counts)
+                raise UsageError(
+                    f"the archives of this state keep {theirs} tokens, and those of this RNN {mine}", advice=advice
                 )
 
     def check_autocast(self) -> None:

@@ -145,6 +145,25 @@ def test_scales_of_another_dtype_are_refused() -> None:
         Archive(layout(code=torch.int8)).restore([ArchivePart(tensors)], 0)
 
 
+@pytest.mark.parametrize("code", [None, torch.int8, torch.float8_e4m3fn])
+def test_every_number_is_checked(code: torch.dtype | None) -> None:
+    archive = Archive(layout(code=code))
+    archive.append(*draw(SEGMENT + 5))
+    archive.check_finite()
+    (_, keys, values), *_, last = archive.segments()
+    damages = {"keys": keys.codes, "values": last[2].codes} if code != torch.int8 else {}
+    if values.scale is not None and last[1].scale is not None:
+        damages |= {"value_scale": values.scale, "key_scale": last[1].scale}
+    for name, numbers in damages.items():
+        for wrong in (torch.nan, torch.inf, -1.0, 0.0) if "scale" in name else (torch.nan,):
+            before, numbers[1, 3] = numbers[1, 3].clone(), wrong
+            reason = "above 0" if wrong <= 0 else "finite"
+            with pytest.raises(UsageError, match=f"archived {name} that are not {reason}"):
+                archive.check_finite()
+            numbers[1, 3] = before
+    archive.check_finite()
+
+
 @pytest.mark.parametrize("code", [None, torch.int8])
 def test_heads_of_several_processes_are_joined_and_divided(code: torch.dtype | None) -> None:
     whole = Archive(layout(kv_heads=4, code=code, most_tokens=2 * SEGMENT))

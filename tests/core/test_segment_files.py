@@ -114,6 +114,61 @@ def test_forks_share_files(rnn: msrnn.MultiStateRNN, long: msrnn.MultiState, pat
     assert_equal(rnn, rnn.load_state(fork), theirs)
 
 
+@pytest.mark.parametrize(
+    "join",
+    [
+        lambda state, _: state.fork(2),
+        lambda state, _: state.select([0, 0]),
+        lambda state, other: msrnn.MultiState.cat([state, other, state.fork(1)]),
+    ],
+    ids=["fork", "select", "cat"],
+)
+def test_sequences_of_a_batch_share_files(
+    join: Callable[..., msrnn.MultiState],
+    rnn: msrnn.MultiStateRNN,
+    long: msrnn.MultiState,
+    path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    state = join(long.fork(1), read(rnn, rnn.state(), 1100, seed=8))
+    save(state, path)
+    before = segments(path)
+    assert len(before) == len({one for archive in state.layers[0].archives for one in archive.whole_segments()})
+    loaded = rnn.load_state(path)
+    first, *_, last = (archive.whole_segments() for archive in loaded.layers[0].archives)
+    assert first == last  # in memory too
+    assert_equal(rnn, loaded, state)
+    for own in (loaded, state):
+        read(rnn, own, 1000, seed=4)  # each sequence fills a segment of its own
+    assert_equal(rnn, loaded, state)
+    save(loaded, path)
+    assert_equal(rnn, rnn.load_state(path), state)
+    assert len(segments(path)) == len(before) + state.batch_size
+    assert not caplog.records
+
+
+def test_a_damaged_file_of_several_sequences_is_refused(
+    rnn: msrnn.MultiStateRNN, long: msrnn.MultiState, path: Path
+) -> None:
+    save(long.fork(2), path)
+    saved, description = load_tensors(path)
+    tensors = {name: tensor.clone() for name, tensor in saved.items()}
+    own = description[SEGMENTS][0]
+    for second, message in (
+        (own[::-1], "tokens from 0 on"),
+        (own[:1], "positions 0 to 1,076, and 2,100 tokens were read"),
+        ([own[0], own[0]], "must be the name and the bytes of a segment"),
+        ([[own[0][0], 7], own[1]], "bytes, not 7"),
+    ):
+        path.write_bytes(to_bytes(tensors, {"msrnn": json.dumps({**description, SEGMENTS: [own, second]})}))
+        with pytest.raises(FileError, match=message):
+            rnn.load_state(path)
+    path.write_bytes(to_bytes(tensors, {"msrnn": json.dumps(description)}))
+    flip(find_folder(path) / max(segments(path)))
+    with pytest.raises(FileError, match="do not match its checksum"):
+        rnn.load_state(path)
+
+
 def test_a_fork_that_was_saved_before_its_origin_went_on(rnn: msrnn.MultiStateRNN, path: Path) -> None:
     """Both have one segment in memory, and the fork ends inside of it."""
     state = read(rnn, rnn.state(), 1000)

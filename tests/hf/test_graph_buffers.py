@@ -40,7 +40,8 @@ def test_states_take_turns_in_the_buffers(rnn: msrnn.MultiStateRNN) -> None:
 
 
 def test_buffers_that_no_state_uses_get_an_empty_one(rnn: msrnn.MultiStateRNN) -> None:
-    ids, state = tokens(1, 20), rnn.state()
+    """It has the size of the RNN, whatever the state before it had."""
+    ids, state = tokens(1, 20), rnn.state(size=5)
     expected = rnn.read(ids, rnn.state())
     buffers, place = GraphBuffers(state), addresses(state)
     rnn.read(ids, state)

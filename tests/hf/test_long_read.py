@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,11 @@ import pytest
 import torch
 
 from msrnn import MultiState, MultiStateRNN
+from msrnn.core.state_file import load_description
 from msrnn.errors import UsageError
 from msrnn.hf import long_read
 from msrnn.hf.long_read import LongRead
+from msrnn.recall import Recall
 from tests.helpers.tiny import build, llama, tokens
 
 IDS = tokens(1, 40)
@@ -141,9 +144,41 @@ def test_a_checkpoint_is_protected_as_the_read_is(rnn: MultiStateRNN, checkpoint
     with pytest.raises(UsageError, match="its tokens are not protected"):
         LongRead(IDS, checkpoint, protect=True).resume(rnn)
     reading = LongRead(IDS[:, :6], checkpoint, protect=True)
-    rnn.state().save(checkpoint, {**reading.notes(6)})
+    rnn.state().save(checkpoint, {**reading.notes(6, rnn)})
     with pytest.raises(UsageError, match="its tokens are protected"):
         LongRead(IDS[:, :6], checkpoint).resume(rnn)
+
+
+def recalling(while_reading: int | None, **options: Any) -> MultiStateRNN:
+    recall = Recall(4, **options)
+    return MultiStateRNN(build(llama()), "tova", 8, block=10, recall=recall, recall_while_reading=while_reading)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "options", "reason"),
+    [
+        (3, None, {}, "with recall_while_reading 3, not None"),
+        (None, 3, {}, "with recall_while_reading None, not 3"),
+        (3, 5, {}, "with recall_while_reading 3, not 5"),
+        (3, 3, {"search": "int8"}, "with search 'auto', not 'int8'"),
+        (3, 3, {"limit": 10**7}, "with archive_bytes None, not 10000000"),
+        (3, 3, {"archive": "device", "every": 7}, None),
+        (None, None, {"search": "int8"}, None),
+    ],
+)
+def test_a_checkpoint_recalls_as_the_read_does(
+    before: int | None, now: int | None, options: dict[str, Any], reason: str | None, checkpoint: Path
+) -> None:
+    assert interrupted(recalling(before), IDS, checkpoint, after=20) > 0
+    with pytest.raises(UsageError, match=reason) if reason else nullcontext():
+        assert LongRead(IDS, checkpoint).resume(recalling(now, **options)) is not None
+
+
+def test_a_checkpoint_without_a_note_of_recall_read_without_it(checkpoint: Path) -> None:
+    """As an earlier version wrote it."""
+    rnn = recalling(None)
+    interrupted(rnn, IDS, checkpoint, after=20)
+    assert load_description(checkpoint)["notes"].keys() == {"read", "text", "begun"}
 
 
 def test_more_than_fit_are_refused_before_a_token_is_read(rnn: MultiStateRNN, checkpoint: Path) -> None:

@@ -168,5 +168,17 @@ def test_what_a_state_cannot_be_is_refused() -> None:
             msrnn.MultiStateRNN(model, "tova", size).state(size=9)
     with pytest.raises(UsageError, match="not one size"):
         msrnn.MultiStateRNN(model, "full").state(size=9)
-    state.reset()
-    assert all(int(layer.fewer.abs().sum()) == 0 for layer in state.layers)
+
+
+@pytest.mark.parametrize("recall", [0, 5])
+def test_a_state_that_is_reset_keeps_its_size(recall: int) -> None:
+    model, ids = build(llama()), tokens(1, 40)
+    rnn, alone = (msrnn.MultiStateRNN(model, "echo", size, recall=recall) for size in (24, 9))
+    state, expected = rnn.state(size=9), alone.read(ids, alone.state())
+    for _ in range(2):
+        torch.testing.assert_close(rnn.read(ids, state), expected)
+        assert int((state.positions(0) >= 0).sum()) == 9
+        state.reset()
+    state.limit_size(16)
+    rnn.read(ids, state)
+    assert int((state.positions(0) >= 0).sum()) == 16

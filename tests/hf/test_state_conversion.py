@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 import msrnn
-from msrnn.recall import Recall
+from msrnn.recall import SEGMENT, Recall
 from tests.helpers.tiny import build, llama, tokens
 
 IDS = tokens(1, 70)
@@ -48,14 +50,35 @@ def test_a_converted_archive_is_that_of_the_other_positions(model: PreTrainedMod
             assert not torch.allclose(rows[0][0][:, 1:], rows[2][0][:, 1:], atol=0.2)
 
 
-def test_guests_of_other_positions_are_not_converted(model: PreTrainedModel) -> None:
-    compressed, original = (
-        msrnn.MultiStateRNN(model, "tova", 16, recall=6, recall_every=16, positions=positions)
-        for positions in ("compressed", "original")
+@pytest.mark.parametrize("other", [{}, {"search": "int8"}, {"archive": "device"}], ids=str)
+def test_a_block_goes_on_with_its_guests(model: PreTrainedModel, other: dict[str, Any]) -> None:
+    """The step is inside a block, which recalls at its beginning only."""
+    rnn, same = (msrnn.MultiStateRNN(model, "tova", 16, recall=Recall(6, 16, **more)) for more in ({}, other))
+    state = rnn.state(2)
+    rnn.read(torch.cat([IDS, IDS.flip(1)])[:, :50], state, recall_every=16)
+    converted, step = same.convert_state(state), IDS[:, 50:51].expand(2, 1)
+    assert bool((state.layers[0].guest_position >= 0).any())
+    assert torch.equal(same.step(step, converted), rnn.step(step, state))
+
+
+def test_guests_are_those_of_the_other_positions() -> None:
+    """In one layer, a window holds the same tokens at any positions, and all others are guests."""
+    model = build(llama(4, 2, num_hidden_layers=1))
+    original, compressed = (
+        msrnn.MultiStateRNN(model, "window", 8, recall=24, recall_every=16, positions=positions)
+        for positions in ("original", "compressed")
     )
-    state = compressed.state()
-    compressed.read(IDS[:, :50], state, recall_every=16)
-    assert all(bool((layer.guest_position == -1).all()) for layer in original.convert_state(state).layers)
+    states = [original.state(), compressed.state()]
+    for rnn, state in zip((original, compressed), states, strict=True):
+        rnn.read(IDS[:, :30], state, recall_every=16)
+        position = state.layers[0].guest_position[0]
+        assert [sorted(own[own >= 0].tolist()) for own in position] == [[*range(8)]] * 2
+    for rnn, theirs, own in ((compressed, states[0], states[1]), (original, states[1], states[0])):
+        found, expected = rnn.convert_state(theirs), own.fork(1)
+        torch.testing.assert_close(found.layers[0].guest_keys, expected.layers[0].guest_keys, atol=1e-5, rtol=1e-5)
+        assert not torch.allclose(theirs.layers[0].guest_keys, expected.layers[0].guest_keys, atol=0.2)
+        one = IDS[:, 30:31]
+        torch.testing.assert_close(rnn.step(one, found), rnn.step(one, expected), atol=1e-5, rtol=1e-5)
 
 
 def test_a_state_that_is_searched_in_another_way_is_converted_first(model: PreTrainedModel) -> None:
@@ -66,6 +89,8 @@ def test_a_state_that_is_searched_in_another_way_is_converted_first(model: PreTr
     copies.read(IDS[:, :50], state)
     with pytest.raises(msrnn.UsageError, match="searched in another way"):
         exact.read(IDS[:, 50:], state, recall_every=1)
+    with pytest.raises(msrnn.UsageError, match="convert_state"):
+        msrnn.MultiState.cat([exact.state(), state])
     expected = exact.state()
     exact.read(IDS[:, :50], expected)
     for rnn, other in ((exact, state), (copies, expected)):
@@ -74,6 +99,28 @@ def test_a_state_that_is_searched_in_another_way_is_converted_first(model: PreTr
         assert (keys.dtype == torch.int8) == (rnn is copies)
     found = exact.read(IDS[:, 50:], exact.convert_state(state), recall_every=1)
     assert torch.equal(found, exact.read(IDS[:, 50:], expected, recall_every=1))
+
+
+def test_a_state_of_another_limit_is_converted_first() -> None:
+    small: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    model = build(llama(2, 2, **small))
+    free = msrnn.MultiStateRNN(model, "tova", 16, recall=6)
+    limit = 2 * SEGMENT * free.spec.archived_row_nbytes
+    limited = msrnn.MultiStateRNN(model, "tova", 16, recall=Recall(6, limit=limit))
+    state, short, one = free.state(), limited.state(), IDS[:, :1]
+    free.read(tokens(1, 3 * SEGMENT), state)
+    limited.read(IDS, short)
+    with pytest.raises(msrnn.UsageError, match="archives of this state keep all tokens, and those of this RNN 2,048"):
+        limited.read(one, state)
+    with pytest.raises(msrnn.UsageError, match="archives of this state keep 2,048 tokens, and those of this RNN all"):
+        free.step(one, short)
+    with pytest.raises(msrnn.UsageError, match="convert_state"):
+        msrnn.MultiState.cat([free.state(), short])
+    converted = limited.convert_state(state)
+    limited.read(one, converted)
+    assert converted.archive_nbytes <= limit < state.archive_nbytes
+    assert converted.dropped_tokens == [2 * SEGMENT]
+    free.read(one, free.convert_state(short))
 
 
 def test_an_archive_of_rotated_keys_is_refused(model: PreTrainedModel) -> None:
