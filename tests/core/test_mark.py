@@ -43,7 +43,7 @@ def assert_same(one: msrnn.MultiState, other: msrnn.MultiState) -> None:
             torch.testing.assert_close(importance, expected, atol=1e-5, rtol=1e-4)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     options=st.sampled_from(OPTIONS),
     family=st.sampled_from(["llama", "mistral-sliding", "gpt-oss"]),

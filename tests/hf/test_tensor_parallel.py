@@ -38,13 +38,12 @@ FOR_TWO = (
         "llama: full reads*",
         "llama: h2o reads*",
         "llama: echo reads*",
-        "llama: random reads*",
         *("llama: tova generates", "llama: learned weights*"),
         "llama: tova, comp*",
     ),
     *("llama: echo, int8", "llama: MultiStateCache", "llama: fork*", "llama: an engine*", "llama: echo is saved"),
-    *("llama: a broken state", "llama: other *", "phi3: tova reads*", "gpt_oss: tova reads*"),
-    *("llama: tova recalls", "llama: h2o recalls, int8", "llama: *and recalls", "llama: tova is saved with*"),
+    *("llama: a broken state", "llama: other *", "gpt_oss: tova reads*"),
+    *("llama: tova recalls", "llama: *and recalls", "llama: tova is saved with*"),
 )
 FOR_FOUR = (
     *("llama: tova reads*", "llama: h2o reads*", "llama: an engine on the leader rank", "llama: echo is saved"),

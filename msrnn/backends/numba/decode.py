@@ -248,7 +248,7 @@ def decode_numba(
     given = weigh_token(slots, key, value, query_position) if policy.weights or (policy.weighs and joint) else None
     value, query_position = value.contiguous(), query_position.contiguous()
     bound, position, at = bound_scalars(slots.bound), slots.position.numpy(), query_position.numpy()
-    observed = torch.zeros(B, G, S)
+    observed = torch.zeros(B, G, S, dtype=torch.float32)
     between = observed.numpy(), np.empty((B, G, S), f32), np.empty((B, G, S), np.int32), np.empty((B, G, 3), np.int64)
     _attend(
         query.contiguous().numpy(),

@@ -196,7 +196,7 @@ def test_scores() -> None:
         assert score_record({**latex, "answer": "0.5"}, verifier) == {
             "extracted": [None],
             "right": [False],
-            "scoring": 1,
+            "scoring": SCORING,
         }
 
 
