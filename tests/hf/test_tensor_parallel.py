@@ -36,12 +36,11 @@ CONFIGS = {
 FOR_TWO = (
     *(
         "llama: full reads*",
-        "llama: h2o reads*",
         "llama: echo reads*",
         *("llama: tova generates", "llama: learned weights*"),
         "llama: tova, comp*",
     ),
-    *("llama: echo, int8", "llama: MultiStateCache", "llama: fork*", "llama: an engine*", "llama: echo is saved"),
+    *("llama: MultiStateCache", "llama: fork*", "llama: an engine*", "llama: echo is saved"),
     *("llama: a broken state", "llama: other *", "gpt_oss: tova reads*"),
     *("llama: tova recalls", "llama: *and recalls", "llama: tova is saved with*"),
 )

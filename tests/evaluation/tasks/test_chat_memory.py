@@ -23,7 +23,7 @@ from tests.helpers.long_chat import write_chats
 
 TOKENIZER = character_tokenizer()
 FULL, TOVA = Cell("full", None), Cell("tova", 48)
-RECALL = Cell("tova + 64 recalled every 8, every 32 while reading", 48)
+RECALL = Cell("tova + 64 recalled every 16, every 64 while reading", 48)
 NEW = 6
 
 
@@ -45,7 +45,7 @@ def job(task: ChatMemory, cell: Cell) -> Job[Cell, str]:
 
 def test_versions_of_the_model(model: PreTrainedModel) -> None:
     found = make_rnn(RECALL, model, "original")
-    assert (found.spec.recall, found.recall_while_reading) == (Recall(64, 8, "device"), 32)
+    assert (found.spec.recall, found.recall_while_reading) == (Recall(64, 16, "device"), 64)
     assert make_rnn(TOVA, model, "compact").spec.fingerprint["positions"] == "compact"
     assert make_rnn(TOVA, model, "original").spec.recall is None
     assert make_rnn(FULL, model, "original").spec.sizes == [None, None]
