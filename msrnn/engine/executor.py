@@ -230,13 +230,13 @@ class Executor(ABC):
         """Let the first slot read the token that was sampled for it, and guesses -> the tokens of the answer.
 
         They are sampled one after the other, as by `step`, up to the first one that is another than was guessed, or to
-        the one after all guesses. The slot has then read all guesses.
+        the one after all guesses. The slot has then read all guesses. Only where `facts.takes_back`.
         """
-        raise NotImplementedError
+        raise UsageError("this executor cannot take tokens back", advice="make the engine without guesses")
 
     def take_back(self, tokens: int) -> None:
         """Take back the last tokens that the first slot has read by `verify`."""
-        raise NotImplementedError
+        raise UsageError("this executor cannot take tokens back", advice="make the engine without guesses")
 
     @abstractmethod
     def move(self, source: int, target: int) -> None:

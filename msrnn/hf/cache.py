@@ -102,7 +102,8 @@ class MultiStateCache(OwnedCache):
     def crop(self, tokens_to_remove: int) -> None:
         """Take back the last tokens, a negative number, after `activate_past_recording`; what they evicted is back."""
         if tokens_to_remove > 0:
-            raise UsageError("must be negative: so many are removed", name="tokens_to_remove", value=tokens_to_remove)
+            advice = "crop(-3) takes back the last 3 tokens"
+            raise UsageError("must be 0 or less", name="tokens_to_remove", value=tokens_to_remove, advice=advice)
         self._cached.take_back(-tokens_to_remove)
 
     def reset(self) -> None:

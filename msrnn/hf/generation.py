@@ -17,6 +17,7 @@ from transformers import Cache, PreTrainedModel, StoppingCriteria, StoppingCrite
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from msrnn.core.mark import check_markable
 from msrnn.core.state import MultiState, each
 from msrnn.errors import UsageError
 from msrnn.hf.cache_layers import OwnedCache, OwnedLayer
@@ -93,6 +94,37 @@ class Settings:
             )
         if self.kwargs.get("use_cache") is False:
             raise UsageError("a state is the cache of its model", name="use_cache", value=False, advice="leave it out")
+
+    @property
+    def sequences(self) -> int:
+        return self["num_return_sequences"] or 1
+
+    @property
+    def beams(self) -> int:
+        return self["num_beams"] or 1
+
+    def check_state(self, spec: StateSpec, state: MultiState, continues: bool) -> None:
+        """Refuse what a state cannot do; `continues` where it is the caller's own."""
+        if spec.recall is not None and spec.recall.every > 1:
+            for name, value in (("num_beams", self.beams), ("num_return_sequences", self.sequences)):
+                if value > 1:
+                    raise UsageError("needs recall_every=1", name=name, value=value, advice="recall for every token")
+            if self["output_hidden_states"]:
+                raise UsageError("needs recall_every=1", name="output_hidden_states", value=True, advice="leave it out")
+        if continues and self.sequences > 1:
+            raise UsageError(
+                "a state holds one continuation",
+                name="num_return_sequences",
+                value=self.sequences,
+                advice="fork it, then generate",
+            )
+        if continues and state.batch_size > 1 and spec.hybrid:
+            raise UsageError(
+                f"a state of {state.batch_size} sequences: the linear-attention layers of this model cannot skip those "
+                "that have ended; select one and generate from it alone"
+            )
+        if self.drafts:
+            check_markable(state)
 
     def arguments(self, **forced: Any) -> dict[str, Any]:
         """The call's arguments with some of them forced, in its generation config if it has one."""

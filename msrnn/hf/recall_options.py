@@ -51,6 +51,25 @@ def slots_class(shape: LayerShape, bound: Bound) -> type[Slots]:
     return PagedSlots if shape.paged else RecallSlots if bound.recall else Slots
 
 
+def check_archive(layer: object, shape: LayerShape, bound: Bound) -> None:
+    """Refuse a layer whose archive is searched in another way than this shape and bound say, or has another limit."""
+    assert bound.recall is not None
+    advice, copies = "use rnn.convert_state(state)", archive_layout(shape, bound.recall).index_on is not None
+    if type(layer) is not slots_class(shape, bound) or (
+        isinstance(layer, RecallSlots) and layer.searches_copies != copies
+    ):
+        raise UsageError(
+            "the archives of this state are searched in another way: by kernels or by the host, by archived "
+            "keys or by 8-bit copies",
+            advice=advice,
+        )
+    if isinstance(layer, RecallSlots) and layer.most_archived != shape.archived:
+        theirs, mine = ("all" if most is None else f"{most:,}" for most in (layer.most_archived, shape.archived))
+        raise UsageError(
+            f"the archives of this state keep {theirs} tokens, and those of this RNN {mine}", advice=advice
+        )
+
+
 def find_reach(config: Any, bound: Bound, spaced: Spacing | None) -> int:
     """How far before a query archived rows stand, where keys are re-rotated: as the oldest of `size` rows in a row.
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from msrnn.checks import check_choice, check_count
-from msrnn.core.mark import check_markable
 from msrnn.core.rope import ORIGINAL, Gap
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
@@ -354,29 +353,10 @@ class MultiStateRNN:
         if mask is not None and not mask[:, -1].all():
             raise UsageError("attention_mask: generate continues from the last column, so pad on the left")
         check_same_input(input_ids, self.spec.model.shards, samples=bool(settings["do_sample"]))
-        sequences, beams = settings["num_return_sequences"] or 1, settings["num_beams"] or 1
-        if self.spec.recall is not None and self.spec.recall.every > 1:
-            for name, value in (("num_beams", beams), ("num_return_sequences", sequences)):
-                if value > 1:
-                    raise UsageError("needs recall_every=1", name=name, value=value, advice="recall for every token")
-            if settings["output_hidden_states"]:
-                raise UsageError("needs recall_every=1", name="output_hidden_states", value=True, advice="leave it out")
-        if continues and sequences > 1:
-            raise UsageError(
-                "a state holds one continuation",
-                name="num_return_sequences",
-                value=sequences,
-                advice="fork it, then generate",
-            )
-        if continues and state.batch_size > 1 and self.spec.hybrid:
-            raise UsageError(
-                f"a state of {state.batch_size} sequences: the linear-attention layers of this model cannot skip those "
-                "that have ended; select one and generate from it alone"
-            )
-        if settings.drafts:
-            check_markable(state)
+        settings.check_state(self.spec, state, continues)
+        beams, copies = settings.beams, max(settings.sequences, settings.beams)
         ends = SequenceEnds(settings) if continues and beams == 1 else None
-        continuation = Continuation(self.model, self, state, input_ids.shape[1], max(sequences, beams), ends)
+        continuation = Continuation(self.model, self, state, input_ids.shape[1], copies, ends)
         forced: dict[str, Any] = {"use_cache": True, **({"return_dict_in_generate": True} if continues else {})}
         if settings["prefill_chunk_size"] is not None:
             forced["prefill_chunk_size"] = None  # msrnn reads in blocks of its own

@@ -20,7 +20,7 @@ from msrnn.core.own_sizes import check_own_size, lower_bound
 from msrnn.core.protection import add_ranges, no_ranges
 from msrnn.core.protection import check_fits as check_protected_fit
 from msrnn.core.quantization import parse_state_dtype, state_dtype_name
-from msrnn.core.recall_slots import RecallSlots, archive_layout
+from msrnn.core.recall_slots import archive_layout
 from msrnn.core.rope import FITTED, ORIGINAL, Gap, Repositioning, Spacing, name_of, spacing
 from msrnn.core.segments import ArchiveLayout
 from msrnn.core.slots import MOST_COLUMNS, Growing, LayerShape, Memory
@@ -32,7 +32,15 @@ from msrnn.hf.cache_state import CachedState
 from msrnn.hf.inspect import ModelSpec, inspect_model
 from msrnn.hf.inspect_layers import host_layers
 from msrnn.hf.learned_weights import load_policy_weights
-from msrnn.hf.recall_options import add_recall, check_recall, count_archived, find_reach, is_paged, slots_class
+from msrnn.hf.recall_options import (
+    add_recall,
+    check_archive,
+    check_recall,
+    count_archived,
+    find_reach,
+    is_paged,
+    slots_class,
+)
 from msrnn.hf.state_options import check_chunk, check_partly_bounded, check_unbounded, fitting_gap, layer_backend
 from msrnn.layer import Record
 from msrnn.policy import Policy
@@ -179,22 +187,8 @@ class StateSpec:
     def check_archives(self, state: MultiState) -> None:
         """Refuse a state whose archives are searched in another way than this RNN searches, or have another limit."""
         for shape, bound, layer in zip(self.shapes, self.bounds, state.layers, strict=True):
-            if not (shape and bound and bound.recall):
-                continue
-            copies = archive_layout(shape, bound.recall).index_on is not None
-            expected, advice = slots_class(shape, bound), "use rnn.convert_state(state)"
-            if type(layer) is not expected or (isinstance(layer, RecallSlots) and layer.searches_copies != copies):
-                raise UsageError(
-                    "the archives of this state are searched in another way: by kernels or by the host, by archived "
-                    "keys or by 8-bit copies",
-                    advice=advice,
-                )
-            if isinstance(layer, RecallSlots) and layer.most_archived != shape.archived:
-                counts = layer.most_archived, shape.archived
-                theirs, mine = ("all" if most is None else f"{most:,}" for most in counts)
-                raise UsageError(
-                    f"the archives of this state keep {theirs} tokens, and those of this RNN {mine}", advice=advice
-                )
+            if shape and bound and bound.recall:
+                check_archive(layer, shape, bound)
 
     def check_autocast(self) -> None:
         """Refuse autocast to another dtype than that of the states."""

@@ -139,13 +139,18 @@ def test_a_mark_that_moves_uses_its_copies_again(model: PreTrainedModel) -> None
         state.rewind(1)
 
 
-def test_protected_tokens_that_were_taken_back_are_not_protected(model: PreTrainedModel) -> None:
-    rnn = msrnn.MultiStateRNN(model, "tova", 12)
-    ids = tokens(1, 60)
+def begin_protected(model: PreTrainedModel) -> tuple[msrnn.MultiStateRNN, torch.Tensor, Any, Any]:
+    """Two states that have read and protected the first four tokens, and the first of them marked."""
+    rnn, ids = msrnn.MultiStateRNN(model, "tova", 12), tokens(1, 60)
     state, straight = rnn.state(), rnn.state()
     for one in (state, straight):
         rnn.read(ids[:, :4], one, protect=True)
     state.mark()
+    return rnn, ids, state, straight
+
+
+def test_protected_tokens_that_were_taken_back_are_not_protected(model: PreTrainedModel) -> None:
+    rnn, ids, state, straight = begin_protected(model)
     rnn.read(ids[:, 4:9], state, protect=True)
     rnn.read(ids[:, 9:40], state)
     state.rewind(33)
@@ -156,12 +161,7 @@ def test_protected_tokens_that_were_taken_back_are_not_protected(model: PreTrain
 
 def test_what_was_protected_then_is_spared_when_it_is_read_again(model: PreTrainedModel) -> None:
     """Between the pass and the way back the protection ended: that changes nothing of what was evicted."""
-    rnn = msrnn.MultiStateRNN(model, "tova", 12)
-    ids = tokens(1, 60)
-    state, straight = rnn.state(), rnn.state()
-    for one in (state, straight):
-        rnn.read(ids[:, :4], one, protect=True)
-    state.mark()
+    rnn, ids, state, straight = begin_protected(model)
     rnn.read(ids[:, 4:40], state)
     state.release()
     state.rewind(3)

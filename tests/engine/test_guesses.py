@@ -50,7 +50,7 @@ def test_wrong_guesses_bring_longer_and_longer_pauses() -> None:
 
 @pytest.fixture
 def oracle(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Guesses of which some are right: of the true next tokens, one in so many is another one."""
+    """Makes answers guess their true next tokens, of which it replaces one in `one_in` by a wrong one."""
 
     def guess_well(one_in: int) -> None:
         draw = random.Random(one_in)

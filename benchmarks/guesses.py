@@ -1,7 +1,7 @@
 """What do guesses bring: the time per token of an engine that guesses, relative to one that does not.
 
-    python -m benchmarks.drafts --text book.txt --prompts 4 --answer 128
-    python -m benchmarks.drafts --model MODEL --text book.txt --dtype bfloat16 --guesses 4 8 16
+    python -m benchmarks.guesses --text book.txt --prompts 4 --answer 128
+    python -m benchmarks.guesses --model MODEL --text book.txt --dtype bfloat16 --guesses 4 8 16
 
 Each prompt has another passage of the text. *edit* asks for it again with one word replaced, *summary* for a summary in
 its own sentences, *story* for a continuation. One answer at a time, greedy; both engines must give the same one.
