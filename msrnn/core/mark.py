@@ -7,7 +7,7 @@ that stay. That asks no model, and makes the decisions that were made before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from msrnn.core.slots import Slots
 from msrnn.core.state_layers import StateLayers
 from msrnn.errors import UsageError
 
+UNCOPIED = ("protected", "fewer", "seen")  # reading does not change these tensors, or they are put back otherwise
 Attend = Callable[[slice, Tensor], Tensor]  # attends to these columns of a forward pass, at positions [B, T]
 
 
@@ -63,19 +64,30 @@ class Mark:
         """Put the mark elsewhere, in the copies that are here already."""
         self.columns, self.after, self.seen = state.columns + after, after, state.seen.cpu()
         self._coming = set(self._passes) if after else set()  # layers that have not come to the mark
-        for index, passes in self._passes.items():
+        self.clear()
+        if not after:
+            self.copy({index: state.layers[index] for index in self._passes})
+
+    def clear(self) -> None:
+        """Forget what the layers have read since the mark."""
+        for passes in self._passes.values():
             passes.clear()
-            if not after:
-                self._copy(index, state.layers[index])
 
     @ordinary_tensors
-    def _copy(self, index: int, slots: Slots) -> None:
-        """Copy what reading changes in a layer's slots."""
-        now = {name: tensor for name, tensor in slots.tensors().items() if name not in ("protected", "fewer", "seen")}
-        if copies := self._before[index]:
-            torch._foreach_copy_(list(copies.values()), [now[name] for name in copies])
-        else:
-            self._before[index] = {name: tensor.clone() for name, tensor in now.items()}
+    def copy(self, layers: Mapping[int, Slots]) -> None:
+        """Copy what reading changes in the slots of these layers.
+
+        Only kernels are launched, here and in `attend`, `leave_out` and `restore`: they can be captured as CUDA graphs.
+        """
+        copies, originals = list[Tensor](), list[Tensor]()
+        for index, slots in layers.items():
+            now = {name: tensor for name, tensor in slots.tensors().items() if name not in UNCOPIED}
+            before = self._before[index] or {name: torch.empty_like(tensor) for name, tensor in now.items()}
+            self._before[index] = before
+            copies += before.values()
+            originals += (now[name] for name in before)
+        if copies:
+            torch._foreach_copy_(copies, originals)
 
     def attend(self, index: int, slots: Slots, position: Tensor, attend: Attend) -> Tensor:
         """Let a layer attend to the columns of a forward pass, and keep what it takes to do so again."""
@@ -85,7 +97,7 @@ class Mark:
             begin, before = self.after, position[:, : self.after]
             outputs.append(attend(slice(begin), before))
             self.seen = (slots.seen - (position >= 0).sum(1) + (before >= 0).sum(1)).cpu()
-            self._copy(index, slots)
+            self.copy({index: slots})
         rest = position[:, begin:]
         self._passes[index].append(Pass(begin, rest, slots.protected.clone(), attend))
         outputs.append(attend(slice(begin, None), rest))
@@ -109,28 +121,41 @@ class Mark:
     def rewind(self, state: StateLayers, counts: Sequence[int]) -> int:
         """Take back the last `counts` tokens of the sequences -> the columns that the state then has read."""
         keep = state.seen - torch.tensor(counts, device=state.device)
-        self._cut(keep)
+        self.leave_out(keep)
+        self._cut()
         columns = self._count_columns(state, keep)
-        for index, layer in enumerate(state.layers):
-            at = keep.to(layer.seen.device)
+        for layer in state.layers:
             if isinstance(layer, Growing):
+                at = keep.to(layer.seen.device)
                 layer.position.copy_(_before(at, layer.position[:, 0])[:, None])
                 layer.padded |= bool((layer.position[:, 0, :columns] < 0).any())
-            else:
-                self._attend_again(index, layer)
-                layer.protected.copy_(forget_unread(layer.protected, at))
-            layer.seen.copy_(at)
+                layer.seen.copy_(at)
+        self.restore(state, keep)
         return columns
 
-    def _cut(self, keep: Tensor) -> None:
-        """Keep the passes up to the tokens before position `keep` [B]."""
+    def leave_out(self, keep: Tensor) -> None:
+        """Let tokens from position `keep` [B] on be padding of the passes."""
         for index, passes in self._passes.items():
-            parts = [replace(part, position=_before(keep.to(part.position.device), part.position)) for part in passes]
+            self._passes[index] = [
+                replace(part, position=_before(keep.to(part.position.device), part.position)) for part in passes
+            ]
+
+    def restore(self, state: StateLayers, keep: Tensor) -> None:
+        """Put the bounded layers back, and let them read their passes again: the tokens before position `keep` [B]."""
+        for index in self._passes:
+            slots = state.layers[index]
+            self._attend_again(index, slots)
+            at = keep.to(slots.seen.device)
+            slots.protected.copy_(forget_unread(slots.protected, at))
+            slots.seen.copy_(at)
+
+    def _cut(self) -> None:
+        """Drop the columns of the passes after the last one with a token."""
+        for parts in self._passes.values():
             while parts and (width := _count_used(parts[-1].position)) < parts[-1].position.shape[1]:
                 last = parts.pop()
                 if width:
                     parts.append(replace(last, position=last.position[:, :width].contiguous()))
-            self._passes[index] = parts
 
     def _count_columns(self, state: StateLayers, keep: Tensor) -> int:
         """The columns up to the last one with a token before position `keep` [B]."""

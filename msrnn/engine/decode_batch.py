@@ -13,6 +13,7 @@ from msrnn.core.shards import least
 from msrnn.core.slots import Slots
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
+from msrnn.hf.draft import Draft
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.scored import refuse_scored
 
@@ -51,10 +52,11 @@ class DecodeBatch:
             )
         self._graphs = rnn.new_graphs()
         self._buckets = bucket_sizes(slots) if self._graphs.possible else range(1, slots + 1)
+        self._draft: Draft | None = None  # the last guesses
         self._views: dict[int, MultiState] = {}
         self._masks: dict[tuple[int, int], Tensor] = {}
         self.next = torch.zeros(slots, 1, dtype=torch.long, device=rnn.model.device)  # what each slot reads next
-        self._guessing = self.state.view(slice(1))  # the first slot, where guesses are read
+        self._first = self.state.view(slice(1))  # the first slot, where guesses are read
 
     @torch.no_grad()
     def step(self, count: int) -> Tensor:
@@ -72,21 +74,22 @@ class DecodeBatch:
     @torch.no_grad()
     def read_guesses(self, guesses: Sequence[int]) -> Tensor:
         """Let the first slot read its next token and guesses, which can be taken back -> logits [1 + guesses, V]."""
-        if not self._guessing.whole:  # a pass was interrupted
-            self._guessing = self.state.view(slice(1))
-        ids = torch.cat([self.next[0], on_device(guesses, self.next.device)])[None]
-        self._guessing.mark()
-        with self._guessing.reading(ids.shape[1]):
-            return self.rnn.forward(ids, self._guessing, None, last_only=False)[0]
+        draft = self._graphs.draft(self._first, 1 + len(guesses))
+        self._draft = draft
+        return draft.read(torch.cat([self.next[0], on_device(guesses, self.next.device)])[None])[0]
 
     def take_back(self, tokens: int) -> None:
         """Take back the last tokens that `read_guesses` has read."""
-        self._guessing.rewind(tokens)
+        assert self._draft is not None
+        self._draft.take_back(tokens)
 
-    def warm_up(self) -> None:
-        """Take a step with every number of slots that has a graph, while none is in use."""
+    def warm_up(self, guesses: int = 0) -> None:
+        """Take a step with every number of slots that has a graph, and capture drafts, while no slot is in use."""
         for bucket in self._buckets if self._graphs.possible else [1]:
             self.step(bucket)
+        if guesses and self._graphs.possible:
+            for power in range((1 + guesses).bit_length() + 1):
+                self._graphs.draft(self._first, min(1 << power, 1 + guesses))
 
     def _view(self, count: int) -> MultiState:
         if count not in self._views:

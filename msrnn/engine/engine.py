@@ -154,7 +154,7 @@ class Engine(Scheduler):
         """Compile kernels and capture CUDA graphs, so that the first requests do not wait for it."""
         if not self.idle:
             raise UsageError("this engine is answering requests: call warm_up before the first request")
-        self.executor.warm_up(self.prompt_tokens)
+        self.executor.warm_up(self.prompt_tokens, self.guesses)
         self.grammars.warm_up()
 
     @classmethod

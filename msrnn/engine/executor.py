@@ -147,8 +147,11 @@ class Executor(ABC):
         """The stop tokens of the model, and of a tokenizer or None."""
 
     @abstractmethod
-    def warm_up(self, prompt_tokens: int) -> None:
-        """Compile kernels and capture graphs of decode steps and prefills of `prompt_tokens`; no slot may be in use."""
+    def warm_up(self, prompt_tokens: int, guesses: int = 0) -> None:
+        """Compile kernels and capture graphs of decode steps, of prefills of `prompt_tokens`, and of guesses.
+
+        No slot may be in use.
+        """
 
     @abstractmethod
     def close(self) -> None:

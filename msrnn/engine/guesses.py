@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-FEWEST, FIRST = 2, 4  # tokens that are guessed at once
+FEWEST, FIRST = 1, 3  # tokens that are guessed at once; with the one before them, a power of two
 LONGEST_PAUSE = 64  # tokens
 
 
@@ -43,5 +43,5 @@ class Guesser:
             self._count, self._silent = FEWEST, self._pause
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
             return
-        self._count = 2 * guessed if right == guessed else max(FEWEST, right)
+        self._count = 2 * guessed + 1 if right == guessed else max(FEWEST, right)
         self._count, self._pause = min(self._count, self._most), max(1, self._pause // 2)

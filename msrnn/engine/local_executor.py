@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +18,7 @@ from msrnn.engine.executor import Executor, Facts, Place, SampledTokens, Sampler
 from msrnn.engine.prompt_logprobs import score_block
 from msrnn.engine.requests import Logprobs
 from msrnn.engine.retention import Retention
-from msrnn.engine.sampling import SequenceSampler, choose
+from msrnn.engine.sampling import SequenceSampler, choose, choose_ahead
 from msrnn.engine.state_retention import retention_of
 from msrnn.hf.cuda_graphs import WORTH_CAPTURING
 from msrnn.hf.generation import stop_tokens_of
@@ -105,14 +105,14 @@ class LocalExecutor(Executor):
         return frozenset(stop_tokens_of(self.rnn.model, tokenizer))
 
     @torch.no_grad()
-    def warm_up(self, prompt_tokens: int) -> None:
+    def warm_up(self, prompt_tokens: int, guesses: int = 0) -> None:
         """Read texts of the lengths that have a graph as often as it takes to capture one, then take steps."""
         widths = [1 << power for power in range(4, prompt_tokens.bit_length())] or [1]
         for width in widths if self.rnn.captures else widths[:1]:
             ids = torch.zeros(1, width, dtype=torch.long, device=self.rnn.device)
             for _ in range(WORTH_CAPTURING + 1):
                 self.rnn.read_prompt(ids, self.rnn.state(), None)
-        self.batch.warm_up()
+        self.batch.warm_up(guesses)
 
     def close(self) -> None:
         pass
@@ -213,11 +213,18 @@ class LocalExecutor(Executor):
 
     @torch.no_grad()
     def verify(self, sampler: Sampler, guesses: Sequence[int]) -> list[SampledTokens]:
+        logits, mine, tokens = self.batch.read_guesses(guesses), cast(SequenceSampler, sampler), None
+        every: Iterable[SampledTokens] = (self.sample(row[None], [sampler], 0) for row in logits)
+        if mine.counts_only:  # all at once, and the host waits only once
+            tokens, every = choose_ahead(logits, mine)
         found: list[SampledTokens] = []
-        for logits, guess in zip(self.batch.read_guesses(guesses), [*guesses, None], strict=True):
-            found.append(self.sample(logits[None], [sampler], 0))
-            if found[-1].on_host()[0] != [guess]:
+        for sampled, guess in zip(every, [*guesses, None], strict=True):
+            found.append(sampled)
+            if sampled.on_host()[0] != [guess]:
                 break
+        if tokens is not None:
+            mine.number += len(found)
+            self.batch.next[0] = tokens[len(found) - 1].clamp(min=0)
         return found
 
     def take_back(self, tokens: int) -> None:

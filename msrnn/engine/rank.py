@@ -43,8 +43,8 @@ class Rank:
     def start(self, slots: int | None) -> None:
         self.local = LocalExecutor(self.rnn, slots)
 
-    def warm_up(self, prompt_tokens: int) -> None:
-        self.local.warm_up(prompt_tokens)
+    def warm_up(self, prompt_tokens: int, guesses: int = 0) -> None:
+        self.local.warm_up(prompt_tokens, guesses)
 
     def new_state(self, number: int, size: int | None = None) -> None:
         self.states[number] = self.local.new_state(size)

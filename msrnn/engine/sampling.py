@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -56,6 +57,11 @@ class SequenceSampler:
     def must_continue(self) -> bool:
         """Whether the next token cannot end the answer."""
         return self.stops is not None and self.number - self.params.continued < self.params.min_tokens
+
+    @property
+    def counts_only(self) -> bool:
+        """Whether a token depends on how many there are before it, and not on which."""
+        return self.counts is None and self.matcher is None
 
     def adjust(self, logits: Tensor) -> Tensor:
         """Logits [V] with penalties and biases; those of tokens that cannot be chosen are -inf."""
@@ -133,6 +139,29 @@ def choose(logits: Tensor, samplers: Sequence[SequenceSampler]) -> Chosen:
     for i, sampler in enumerate(samplers):
         sampler.count(chosen, i)
     return chosen
+
+
+class ChosenAt:
+    """One of the tokens of a step, as a step of its own."""
+
+    def __init__(self, chosen: Chosen, at: int) -> None:
+        self._chosen, self._at = chosen, at
+
+    def on_host(self) -> tuple[list[int], dict[int, Logprobs]]:
+        tokens, logprobs = self._chosen.on_host()
+        return [tokens[self._at]], {0: logprobs[self._at]} if self._at in logprobs else {}
+
+
+def choose_ahead(logits: Tensor, sampler: SequenceSampler) -> tuple[Tensor, list[ChosenAt]]:
+    """The next tokens of one sequence, from logits [T, V] after each token -> tokens [T], and each alone.
+
+    Only where the sampler `counts_only`, which then has counted none of them.
+    """
+    samplers = [copy(sampler) for _ in logits]
+    for i, one in enumerate(samplers):
+        one.number += i
+    chosen = choose(logits, samplers)
+    return chosen.tokens, [ChosenAt(chosen, i) for i in range(len(samplers))]
 
 
 def _next_token(logits: Tensor, sampler: SequenceSampler) -> Tensor:

@@ -142,8 +142,8 @@ class TensorParallelExecutor(Executor):
     def stop_tokens(self, tokenizer: Any) -> frozenset[int]:
         return self._rank.local.stop_tokens(tokenizer)
 
-    def warm_up(self, prompt_tokens: int) -> None:
-        self._do("warm_up", prompt_tokens)
+    def warm_up(self, prompt_tokens: int, guesses: int = 0) -> None:
+        self._do("warm_up", prompt_tokens, guesses)
 
     def new_state(self, size: int | None = None) -> SharedState:
         return self._make("new_state", size)

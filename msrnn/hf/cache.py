@@ -101,6 +101,7 @@ class MultiStateCache(OwnedCache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take back the last tokens, a negative number, after `activate_past_recording`; what they evicted is back."""
+        tokens_to_remove = int(tokens_to_remove)  # some versions of transformers give a tensor
         if tokens_to_remove > 0:
             advice = "crop(-3) takes back the last 3 tokens"
             raise UsageError("must be 0 or less", name="tokens_to_remove", value=tokens_to_remove, advice=advice)

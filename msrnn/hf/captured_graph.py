@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -46,14 +46,14 @@ class Graph:
             return read_blocks(forward, spec, state, ids, real, shape.block, last_only, recalling)
 
         with torch.cuda.device(device), layers_share_code() if compiles else nullcontext():
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
+
+            def warm_up() -> None:
                 for _ in range(2):
                     read(shape.block)
                 if blocks > 1:
                     warm_up_streams(device, model.dtype, blocks)
-            torch.cuda.current_stream().wait_stream(side)
+
+            on_side_stream(warm_up)
             with capturing(self.graph, device, pool):
                 self.logits = read(shape.width)
         self.real.fill_(True)
@@ -70,6 +70,15 @@ class Graph:
             self._masked = False
         self.graph.replay()
         return self.logits
+
+
+def on_side_stream(work: Callable[[], None]) -> None:
+    """Launch work before it is captured: on another stream, as CUDA asks for."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        work()
+    torch.cuda.current_stream().wait_stream(side)
 
 
 @contextmanager

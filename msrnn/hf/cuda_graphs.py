@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,9 +17,11 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from msrnn.core.device_memory import is_out_of_memory
+from msrnn.core.mark import Mark
 from msrnn.core.shards import CHECKS, least
 from msrnn.core.state import MultiState
 from msrnn.hf.captured_graph import Graph
+from msrnn.hf.draft import Draft, width_of
 from msrnn.hf.fingerprint import addresses_of
 from msrnn.hf.graph_buffers import GraphBuffers
 from msrnn.hf.read_plan import STEP, ReadStep, Shape, plan_read
@@ -34,6 +37,7 @@ from msrnn.hf.wavefront import (
 )
 from msrnn.recall import Recalling
 
+C = TypeVar("C")
 WORTH_CAPTURING = 2  # reads of one shape before one is captured, which takes about as long as two
 WORTH_CAPTURING_STEPS = 64  # the same for several blocks that are read token by token: some hundred thousand kernels
 
@@ -70,6 +74,8 @@ class Graphs:
         self._watched = [weights[0], weights[-1], min(weights, key=Tensor.numel)]
         self._remember_weights()
         self._requests: Counter[tuple[int, Shape, bool]] = Counter()
+        self._drafts: dict[int, Draft] = {}  # by width, of one state
+        self._drafted: tuple[MultiState, Mark] | None = None  # that state, and its copies
 
     def wave(self, batch_size: int, block: int | None, largest: int, last_only: bool) -> Wave:
         """How a batch is read. The first read decides by the free memory, so that its graphs serve later reads."""
@@ -155,6 +161,20 @@ class Graphs:
                 blocks = read_blocks(self.model, self.spec, state, ids, real, step.shape.block, last_only)
         return [logits[:, -step.width :] for logits in blocks]
 
+    def draft(self, state: MultiState, columns: int) -> Draft:
+        """A draft of at most this many columns, for a state whose buffers stay where they are."""
+        self._forget_moved_weights()
+        if self._drafted is None or self._drafted[0] is not state:
+            self._drafts.clear()
+            self._drafted = state, Mark(state)
+        width = width_of(columns) if self.possible else columns
+        if width not in self._drafts:
+            draft = Draft(self.model, self.spec, *self._drafted, width, self.possible and self.compiles)
+            if self.possible:
+                self._or_warn(draft.capture)
+            self._drafts[width] = draft
+        return self._drafts[width]
+
     def state(self, batch_size: int) -> MultiState:
         """An empty state, in the buffers of an earlier one if they are free; other free buffers are released."""
         buffers = self._buffers.get(batch_size)
@@ -187,6 +207,7 @@ class Graphs:
         """Drop graphs when weights have moved: a graph reads them at their old addresses."""
         if self._weights != self._addresses():
             self._remember_weights()
+            self._drafts.clear()
             for buffers in self._buffers.values():
                 buffers.graphs.clear()
 
@@ -197,8 +218,14 @@ class Graphs:
     def _capture(
         self, state: MultiState, shape: Shape, last_only: bool, compiles: bool, recalling: Recalling | None
     ) -> Graph | None:
+        return self._or_warn(
+            lambda: Graph(self.model, self.spec, state, shape, last_only, compiles, self._pool(), recalling)
+        )
+
+    def _or_warn(self, capture: Callable[[], C]) -> C | None:
+        """Capture; a model that cannot be captured gives a warning and None."""
         try:
-            return Graph(self.model, self.spec, state, shape, last_only, compiles, self._pool(), recalling)
+            return capture()
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
@@ -206,6 +233,6 @@ class Graphs:
             reason = (str(first) or type(first).__name__).splitlines()[0]
             warnings.warn(
                 f"this model cannot be captured as a CUDA graph, so its kernels are launched one by one ({reason})",
-                stacklevel=4,
+                stacklevel=5,
             )
             return None

@@ -342,7 +342,7 @@ class ContinuedCache(OwnedCache):
         self.drafts = True
 
     def crop(self, tokens_to_remove: int) -> None:
-        self.continuation.take_back(-tokens_to_remove)
+        self.continuation.take_back(int(-tokens_to_remove))  # some versions of transformers give a tensor
 
 
 def redirect_forward(model: PreTrainedModel, continuation: Continuation) -> Any:

@@ -14,7 +14,7 @@ from msrnn.engine.constraint import Constraint
 from msrnn.engine.executor import FAILED, NOT_FINITE, TOO_COMPLEX, SamplerSpec
 from msrnn.engine.grammars import Grammars
 from msrnn.engine.requests import SamplingParams
-from msrnn.engine.sampling import Chosen, SequenceSampler, choose
+from msrnn.engine.sampling import Chosen, SequenceSampler, choose, choose_ahead
 from tests.helpers.byte_tokenizer import END, byte_tokenizer
 
 VOCABULARY = 50
@@ -201,3 +201,33 @@ def test_a_masked_row_and_its_neighbours() -> None:
     rows = [SequenceSampler(spec, VOCABULARY, CPU) for spec in specs]
     assert choose(every, [rows[0], rows[1], sampler(temperature=0)]).tokens.tolist()[::2] == best[::2]
     assert rows[1].is_plain  # it costs nothing from then on
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0},
+        {"temperature": 1.3, "top_p": 0.9, "logprobs": 3},
+        {"temperature": 1, "logit_bias": {3: 5.0}, "min_tokens": 4},
+    ],
+    ids=str,
+)
+def test_tokens_that_are_chosen_ahead_are_those_of_one_step_after_the_other(params: dict[str, Any]) -> None:
+    rows = logits(8)
+    rows[5, 0] = torch.nan
+    spec = SamplerSpec(SamplingParams(**params), 5, [1, 2], (4, 3))
+    ahead, stepping = (SequenceSampler(spec, VOCABULARY, CPU) for _ in range(2))
+    choose(rows[:1], [ahead])
+    choose(rows[:1], [stepping])
+    tokens, found = choose_ahead(rows, ahead)
+    assert ahead.counts_only
+    assert ahead.number == 1, "the caller counts those that stay"
+    expected = [choose(row[None], [stepping]).on_host() for row in rows]
+    assert str([one.on_host() for one in found]) == str(expected), "also where a number is NaN"
+    assert tokens.tolist() == [one[0][0] for one in expected]
+    assert tokens[5] == NOT_FINITE
+
+
+def test_a_sampler_that_looks_back_is_not_asked_ahead() -> None:
+    assert not sampler(frequency_penalty=0.5).counts_only
+    assert sampler(temperature=0.5, min_p=0.1).counts_only

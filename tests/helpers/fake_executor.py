@@ -115,7 +115,7 @@ class FakeExecutor(Executor):
     def stop_tokens(self, tokenizer: Any) -> frozenset[int]:
         return frozenset({STOP})
 
-    def warm_up(self, prompt_tokens: int) -> None:
+    def warm_up(self, prompt_tokens: int, guesses: int = 0) -> None:
         self.calls.append(("warm up", prompt_tokens))
 
     def close(self) -> None:
