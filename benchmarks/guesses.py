@@ -1,7 +1,7 @@
 """What do guesses bring: the time per token of an engine that guesses, relative to one that does not.
 
     python -m benchmarks.guesses --text book.txt --prompts 4 --answer 128
-    python -m benchmarks.guesses --model MODEL --text book.txt --dtype bfloat16 --guesses 4 8 16
+    python -m benchmarks.guesses --model MODEL --text book.txt --dtype bfloat16 --guesses 3 7 15
 
 Each prompt has another passage of the text. *edit* asks for it again with one word replaced, *summary* for a summary in
 its own sentences, *story* for a continuation. One answer at a time, greedy; both engines must give the same one.
@@ -90,9 +90,10 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=150, help="words of a passage")
     parser.add_argument("--answer", type=int, default=128, help="tokens of an answer")
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--compile", action="store_true", help="compile the model between its attention layers")
     args = parser.parse_args()
     loaded = load(args.model, dtype=args.dtype)
-    rnn = msrnn.MultiStateRNN(loaded.model, args.policy, args.size)
+    rnn = msrnn.MultiStateRNN(loaded.model, args.policy, args.size, compile=args.compile)
     words = args.text.read_text().split(" ")
     middle = len(words) // 4
     passages = [" ".join(words[at : at + args.words]) for at in range(middle, len(words), args.words)][: args.prompts]
