@@ -37,6 +37,7 @@ class VLLM:
                 "additional_config": {"msrnn": {"policy": POLICY, "size": size}},
                 "num_gpu_blocks_override": SLOTS + 1,
                 "max_num_batched_tokens": 2048,
+                "long_prefill_token_threshold": 256,  # several prompts are read at once
             }
         self._llm = LLM(
             model=self._folder.name,
