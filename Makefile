@@ -23,7 +23,7 @@ test-minimum: .venv-minimum/installed  ## with the oldest torch and transformers
 	.venv-minimum/bin/pytest -q -n $(WORKERS) --dist worksteal -m "not slow"
 
 test-gpu:  ## what needs a GPU, with the python that has torch for it; kernels compile long, so in many processes
-	$(PYTHON) -m pytest --collect-only -q -m gpu tests | grep :: | shuf | tr '\n' '\0' \
+	$(PYTHON) -m pytest --collect-only -q -m gpu tests | grep ^tests/ | shuf | tr '\n' '\0' \
 		| xargs -0 -P $$(nproc) -n 4 $(PYTHON) -m pytest -q
 
 test-ray: .venv-ray/installed  ## evaluations and replicas on a Ray cluster; ten minutes for one test at most

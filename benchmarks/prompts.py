@@ -32,8 +32,8 @@ def prefill_ms(model: Any, ids: torch.Tensor) -> float:
         ).median
 
 
-def reading(model: Any, ids: torch.Tensor, size: int, policy: str, positions: str, compile: bool) -> dict[str, float]:
-    rnn = msrnn.MultiStateRNN(model, policy, size, positions=positions, compile=compile)
+def reading(model: Any, ids: torch.Tensor, policy: str, size: int, **options: Any) -> dict[str, float]:
+    rnn = msrnn.MultiStateRNN(model, policy, size, **options)
     state = rnn.state(ids.shape[0])
     on_gpu = model.device.type == "cuda"
     before = torch.cuda.memory_allocated() if on_gpu else 0
@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument("--random-weights", help="a shape such as llama-2-7b, instead of the small default model")
     parser.add_argument("--policy", default="tova")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--block", type=int, nargs="+", default=[None], help="tokens of a block; as by default")
     args = parser.parse_args()
     model: Any = random_model(args.random_weights) if args.random_weights else load().model
     cuda_graphs.WORTH_CAPTURING = cuda_graphs.WORTH_CAPTURING_STEPS = 0  # what later reads of a shape take
@@ -70,13 +71,16 @@ def main() -> None:
         ids = random_tokens(model, rows, tokens)
         if (rows, tokens) not in full:
             full[rows, tokens] = prefill_ms(model, ids)
-        found = reading(model, ids, int(size), args.policy, positions[0] if positions else "original", args.compile)
-        result = {"unmodified_ms": full[rows, tokens], **found, "relative": found["ms"] / full[rows, tokens]}
-        print(case + ": " + ", ".join(f"{name} {value:,.2f}" for name, value in result.items()))
-        facts = {"case": case, "policy": args.policy, "compile": args.compile, **environment(model.device)}
-        print(json.dumps({**result, **facts}), flush=True)
-        gc.collect()
-        torch.cuda.empty_cache()
+        for block in args.block:
+            options = {"positions": (positions or ["original"])[0], "compile": args.compile, "block": block}
+            found = reading(model, ids, args.policy, int(size), **options)
+            result = {"unmodified_ms": full[rows, tokens], **found, "relative": found["ms"] / full[rows, tokens]}
+            name = f"{case}, blocks of {block}" if block else case
+            print(name + ": " + ", ".join(f"{key} {value:,.2f}" for key, value in result.items()))
+            facts = {"case": case, "policy": args.policy, **options, **environment(model.device)}
+            print(json.dumps({**result, **facts}), flush=True)
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -86,8 +86,6 @@ class Settings:
         for name, reason in _UNSUPPORTED.items():
             if self[name] is not None and self[name] is not False:
                 raise UsageError(f"{name}: {reason}")
-        if self.drafts and not hasattr(Cache, "activate_past_recording"):
-            raise UsageError("assisted decoding of a bounded state needs transformers 5.22 or newer")
         if self.drafts and self["output_hidden_states"]:
             raise UsageError(
                 "not with a draft", name="output_hidden_states", value=True, advice="leave one of them out"

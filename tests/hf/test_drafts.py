@@ -7,15 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 
 import msrnn
 from msrnn.errors import UsageError
 from tests.helpers.tiny import FAMILIES, build, greedy, hybrid, llama, tokens
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(Cache, "activate_past_recording"), reason="transformers takes no recorded tokens back before 5.22"
-)
 OPTIONS: list[dict[str, Any]] = [
     {"policy": "tova", "size": 9},
     {"policy": "echo", "size": 9},

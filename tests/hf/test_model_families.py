@@ -44,7 +44,7 @@ def ordered() -> Iterator[object]:
 
 
 @pytest.mark.skipif(transformers.__version__ != VERSION, reason=f"docs/models.md is about transformers {VERSION}")
-@pytest.mark.parametrize("name", ordered())
+@pytest.mark.parametrize("name", [*ordered()])
 def test_the_row_of_a_family_is_what_it_does(name: str) -> None:
     assert family(name) == LISTED.get(name), "run `make models` and look at what has changed"
 
