@@ -98,6 +98,7 @@ INSIDE = {
         "wavefront",
         "read_plan",
         "captured_graph",
+        "draft",
         "graph_buffers",
         "cuda_graphs",
         "recalling_reader",

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList, StopStringCriteria
+from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList, StopStringCriteria
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
