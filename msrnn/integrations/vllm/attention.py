@@ -55,7 +55,7 @@ class BoundedAttention(AttentionImpl[BoundedMetadata]):
             **others,
         }
         for name, value in refused.items():
-            if value is not None and value is not False:  # some backends of vLLM have options that are off
+            if value is not None:
                 raise UsageError(
                     "a layer of this model has it, and msrnn does not support it in vLLM",
                     name=name,

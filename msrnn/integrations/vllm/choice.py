@@ -23,6 +23,7 @@ SWITCHED = (
     "get_kv_cache_stride_order",
     "get_required_kv_cache_layout",
     "get_supported_kernel_block_sizes",
+    "supports_alibi_sqrt",
     "validate_configuration",
 )
 

@@ -103,10 +103,12 @@ def test_a_gpus_backend_is_msrnns_with_the_option(folder: str) -> None:
         own = backend.__bases__[0]
         assert backend.get_impl_cls() is own.get_impl_cls()
         assert backend.validate_configuration(**given) == own.validate_configuration(**given)
+        assert backend.supports_alibi_sqrt()
     with set_current_vllm_config(make_config(folder, OPTIONS)):
         assert backend.validate_configuration(**given) == []
         assert backend.get_impl_cls() is BoundedAttention
         assert backend.get_builder_cls() is BoundedMetadataBuilder
+        assert not backend.supports_alibi_sqrt(), "or every layer would get an argument for it"
 
 
 def test_a_model_with_latent_attention_is_refused(tmp_path: Path) -> None:
