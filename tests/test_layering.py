@@ -102,6 +102,7 @@ INSIDE = {
         "graph_buffers",
         "cuda_graphs",
         "recalling_reader",
+        "stop_tokens",
         "generation",
         "rnn",
         "trace",

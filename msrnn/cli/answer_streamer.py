@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
-from msrnn.hf.generation import stop_tokens_of
+from msrnn.hf.stop_tokens import stop_tokens_of
 
 
 class AnswerStreamer:

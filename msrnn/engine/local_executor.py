@@ -21,8 +21,8 @@ from msrnn.engine.retention import Retention
 from msrnn.engine.sampling import SequenceSampler, choose, choose_ahead
 from msrnn.engine.state_retention import retention_of
 from msrnn.hf.cuda_graphs import WORTH_CAPTURING
-from msrnn.hf.generation import stop_tokens_of
 from msrnn.hf.rnn import MultiStateRNN
+from msrnn.hf.stop_tokens import stop_tokens_of
 from msrnn.recall import Recalling
 
 

@@ -357,10 +357,3 @@ def redirect_forward(model: PreTrainedModel, continuation: Continuation) -> Any:
     for hooks in ("_forward_hooks", "_forward_pre_hooks"):  # they run once, when the model itself is called
         setattr(other, hooks, OrderedDict())
     return other
-
-
-def stop_tokens_of(model: PreTrainedModel, tokenizer: Any = None) -> set[int]:
-    """The stop tokens of a model and of its tokenizer, if there is one."""
-    own = getattr(model.generation_config, "eos_token_id", None)
-    tokens = own if isinstance(own, list) else [own]
-    return {token for token in (*tokens, getattr(tokenizer, "eos_token_id", None)) if token is not None}

@@ -24,6 +24,7 @@ from msrnn.errors import FileError, UsageError
 from msrnn.hf import model_cache
 from msrnn.hf.adapters import check_adapter, merge_adapter
 from msrnn.hf.fingerprint import non_finite_weights
+from msrnn.hf.stop_tokens import complete_stop_tokens
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
@@ -84,6 +85,7 @@ def load(
             raise UsageError(f"model {name!r}: needs its own code, which can do anything", advice=advice) from error
         raise UsageError(f"model {name!r} cannot be loaded: {_first_line(error)} ({_SOURCES})") from error
     tokenizer = _tokenizer(source, name, kind)
+    complete_stop_tokens(model, tokenizer)
     if not shared:  # else transformers has placed it, a GPU for each process
         model = model.to(where)
     if lora is not None:
@@ -229,6 +231,7 @@ def _convert(file: Path, folder: Path) -> None:
         plain = auto.from_config(config, dtype=torch.float32)
         plain.load_state_dict(read.state_dict())
         plain.generation_config = read.generation_config
+        complete_stop_tokens(plain, tokenizer)
         plain.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 

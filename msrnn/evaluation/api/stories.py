@@ -16,7 +16,7 @@ from msrnn.evaluation.data.prompts import STORY, prompt_ids
 from msrnn.evaluation.environment import environment
 from msrnn.evaluation.runner import Progress, Runner, Workers
 from msrnn.evaluation.tasks.story import CHECK, NAME, Line, Stories, StorySettings, markdown, report_lines, table
-from msrnn.hf.generation import stop_tokens_of
+from msrnn.hf.stop_tokens import stop_tokens_of
 from msrnn.policy import Policy
 from msrnn.size import parse_policy, refuse_budget, resolve
 

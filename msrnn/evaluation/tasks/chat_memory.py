@@ -23,8 +23,8 @@ from msrnn.evaluation.schemas import Schema, Text, check_of
 from msrnn.evaluation.store import Record
 from msrnn.evaluation.task import Compute, Job, OnTokens, Task
 from msrnn.evaluation.tasks.chat_memory_scores import score_answer
-from msrnn.hf.generation import stop_tokens_of
 from msrnn.hf.rnn import MultiStateRNN
+from msrnn.hf.stop_tokens import stop_tokens_of
 from msrnn.policy import FULL
 
 NAME = "chat-memory"
@@ -83,10 +83,11 @@ class ChatMemory(Task[Cell, str, float]):
         positions: str,
         metadata: Record,
     ) -> None:
-        self.key = {**model_key(model), "positions": positions, "max_new_tokens": max_new_tokens}
+        self.stop_tokens = sorted(stop_tokens_of(model, tokenizer))
+        asking = {"positions": positions, "max_new_tokens": max_new_tokens}
+        self.key = {**model_key(model), "stop_tokens": self.stop_tokens, **asking}
         self.metadata, self.tokenizer, self.positions, self.chat = metadata, tokenizer, positions, chat
         self.max_new_tokens = max_new_tokens
-        self.stop_tokens = sorted(stop_tokens_of(model, tokenizer))
         self.asked = {one.key: one for one in asked}
 
     def cell_of(self, record: Record) -> Cell:

@@ -22,8 +22,8 @@ from msrnn.evaluation.schemas import Schema, Text, check_of
 from msrnn.evaluation.store import Record
 from msrnn.evaluation.task import Compute, Job, OnTokens, Task
 from msrnn.evaluation.tasks.math_verifier import MathVerifier
-from msrnn.hf.generation import stop_tokens_of
 from msrnn.hf.rnn import MultiStateRNN
+from msrnn.hf.stop_tokens import stop_tokens_of
 
 NAME = "reasoning"
 NONE, PROMPT = PROTECT = ("none", "prompt")
@@ -158,9 +158,9 @@ class Reasoning(Task[Case, str, Reply]):
         positions: str,
         metadata: Record,
     ) -> None:
-        self.key = {**model_key(model), "positions": positions, **drawing.key}
-        self.metadata, self.tokenizer, self.positions, self.chat = metadata, tokenizer, positions, chat
         self.drawing, self.stop_tokens = drawing, sorted(stop_tokens_of(model, tokenizer))
+        self.key = {**model_key(model), "stop_tokens": self.stop_tokens, "positions": positions, **drawing.key}
+        self.metadata, self.tokenizer, self.positions, self.chat = metadata, tokenizer, positions, chat
         self.asked = {one.key: one for one in asked}
 
     @property

@@ -21,8 +21,8 @@ from msrnn.evaluation.report import Formatted, Share, Table, document, save_figu
 from msrnn.evaluation.schemas import Schema, Text, check_of
 from msrnn.evaluation.store import Record
 from msrnn.evaluation.task import Compute, Job, OnTokens, Task
-from msrnn.hf.generation import stop_tokens_of
 from msrnn.hf.rnn import MultiStateRNN
+from msrnn.hf.stop_tokens import stop_tokens_of
 from msrnn.policy import FULL
 
 NAME = "retrieval"
@@ -80,9 +80,9 @@ class Retrieval(Task[Case, str, float]):
     def __init__(
         self, model: PreTrainedModel, tokenizer: Any, asked: Sequence[Asked], positions: str, metadata: Record
     ) -> None:
-        self.key, self.metadata = {**model_key(model), "positions": positions}, metadata
-        self.tokenizer, self.positions = tokenizer, positions
         self.stop_tokens = sorted(stop_tokens_of(model, tokenizer))
+        self.key = {**model_key(model), "stop_tokens": self.stop_tokens, "positions": positions}
+        self.metadata, self.tokenizer, self.positions = metadata, tokenizer, positions
         self.asked: dict[str, dict[str, Asked]] = {FIRST: {}, LAST: {}}  # by place, and by what identifies it
         for one in asked:
             self.asked[one.place][f"{one.prompt.key}-{TASKS[one.sample.task].tokens}"] = one

@@ -24,9 +24,9 @@ from msrnn.evaluation.store import Record, Store
 from msrnn.evaluation.task import Compute, Job, OnTokens, Task
 from msrnn.evaluation.tasks.answers import Answers, Settings
 from msrnn.evaluation.tasks.question_tasks import QuestionTask
-from msrnn.hf.generation import stop_tokens_of
 from msrnn.hf.loading import Loaded
 from msrnn.hf.rnn import MultiStateRNN
+from msrnn.hf.stop_tokens import stop_tokens_of
 
 AUTO = "auto"
 
