@@ -1,6 +1,6 @@
 """What do guesses bring: the time per token of an engine that guesses, relative to one that does not.
 
-    python -m benchmarks.guesses --text book.txt --prompts 4 --answer 128
+    python -m benchmarks.guesses --text book.txt --prompts 4
     python -m benchmarks.guesses --model MODEL --text book.txt --dtype bfloat16 --guesses 3 7 15
 
 Each prompt has another passage of the text. *edit* asks for it again with one word replaced, *summary* for a summary in
@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msrnn
 from msrnn.evaluation.environment import environment
@@ -47,8 +47,8 @@ class Answer(NamedTuple):
 
 
 def answer(engine: msrnn.Engine, ids: list[int], length: int) -> Answer:
-    """A greedy answer of this many tokens, alone."""
-    request = engine.request(ids, msrnn.SamplingParams(temperature=0, max_tokens=length, ignore_eos=True))
+    """A greedy answer of at most this many tokens, alone."""
+    request = engine.request(ids, msrnn.SamplingParams(temperature=0, max_tokens=length))
     engine.add(request)
     passes, begin = -1, 0.0
     while not engine.idle:
@@ -56,20 +56,20 @@ def answer(engine: msrnn.Engine, ids: list[int], length: int) -> Answer:
         if not begin and request.answers[0].tokens:
             begin = time.perf_counter()
     tokens = request.answers[0].tokens
-    return Answer(tokens, (time.perf_counter() - begin) / (len(tokens) - 1), passes)
+    return Answer(tokens, (time.perf_counter() - begin) / max(1, len(tokens) - 1), passes)
 
 
-def measure(rnn: msrnn.MultiStateRNN, prompts: list[list[int]], args: argparse.Namespace) -> None:
+def measure(rnn: msrnn.MultiStateRNN, tokenizer: Any, prompts: list[list[int]], args: argparse.Namespace) -> None:
     """Print a line for each number of guesses; figures are medians over the prompts of one task."""
-    plain = msrnn.Engine(rnn, slots=1, prefix_bytes=0, prefix_host_bytes=0)
+    plain = msrnn.Engine(rnn, slots=1, tokenizer=tokenizer, prefix_bytes=0, prefix_host_bytes=0)
     for guesses in args.guesses:
-        engine = msrnn.Engine(rnn, slots=1, guesses=guesses, prefix_bytes=0, prefix_host_bytes=0)
+        engine = msrnn.Engine(rnn, 1, guesses=guesses, tokenizer=tokenizer, prefix_bytes=0, prefix_host_bytes=0)
         ratios, per_pass, same = [], [], 0
         for ids in prompts:
             turns = [(answer(plain, ids, args.answer), answer(engine, ids, args.answer)) for _ in range(args.turns)]
             without, guessed = zip(*turns, strict=True)
             ratios.append(median(one.seconds for one in without) / median(one.seconds for one in guessed))
-            per_pass.append((args.answer - 1) / guessed[0].passes)
+            per_pass.append((len(guessed[0].tokens) - 1) / max(1, guessed[0].passes))
             same += all(one.tokens == without[0].tokens for one in guessed)
         print(
             f"| {guesses} | {median(per_pass):.2f} | **{median(ratios):.2f}** ({min(ratios):.2f} to {max(ratios):.2f}) "
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--guesses", type=int, nargs="+", default=[8], help="the most tokens that are guessed at once")
     parser.add_argument("--prompts", type=int, default=4, help="passages for each task")
     parser.add_argument("--words", type=int, default=150, help="words of a passage")
-    parser.add_argument("--answer", type=int, default=128, help="tokens of an answer")
+    parser.add_argument("--answer", type=int, default=256, help="tokens of an answer, at most")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--compile", action="store_true", help="compile the model between its attention layers")
     args = parser.parse_args()
@@ -102,7 +102,7 @@ def main() -> None:
         prompts = [encode_first(loaded.tokenizer, first_messages(task(passage))) for passage in passages]
         print(f"\n{name}, prompts of {len(prompts[0])} tokens\n")
         print("| guesses | tokens per pass | times faster | same answers |\n|---|---|---|---|")
-        measure(rnn, prompts, args)
+        measure(rnn, loaded.tokenizer, prompts, args)
 
 
 if __name__ == "__main__":
