@@ -31,7 +31,8 @@ def complete_stop_tokens(model: PreTrainedModel, tokenizer: Any) -> None:
     settings = model.generation_config
     if settings is None or not getattr(settings, "_from_model_config", False):
         return
-    special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    added = getattr(tokenizer, "added_tokens_decoder", {})  # not all tokenizers have it
+    special = {token.content: number for number, token in added.items() if token.special}
     ends = ENDS & special.keys()
     if "<|call|>" in ends:
         ends -= {"<|end|>"}  # there it ends a message, of which an answer has several
