@@ -18,6 +18,7 @@ OTHERS = {  # of torch and transformers, which have no public name for it
     "_attn_implementation",
     "_dynamo",
     "_foreach_copy_",
+    "_from_model_config",
     "_tp_size",
     "_version",
 }
