@@ -103,6 +103,7 @@ def test_every_token_recalls(model: PreTrainedModel) -> None:
     assert cell_reader(model, Cell(f"tova + {LENGTH} recalled", 12), 1).nll(ids) == pytest.approx(full, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.small_model
 def test_as_if_stepped_on_words(small: Loaded) -> None:
     text = "Call me Ishmael. Some years ago, never mind how long precisely, having little or no money in my purse, "
