@@ -41,7 +41,7 @@ def plan_read(width: int, wave: Wave, stepwise: bool, has_graph: Callable[[Shape
     """
     if width % wave.block:
         return [ReadStep(width, Shape(width, width), False) if stepwise else _plan_rest(width, wave, has_graph)]
-    shape = Shape(width, wave.block)
+    shape = Shape(width, wave.block if stepwise else wave.block_of(width))
     if width > 1 and has_graph(shape):
         return [ReadStep(width, shape, replays=True)]
     if stepwise and width > wave.block:

@@ -31,6 +31,7 @@ from msrnn.recall import Recalling
 PRIORITIES = 4  # levels that CUDA streams have in torch
 IN_FLIGHT = 16_384  # tokens of all sequences and blocks together: bounds the memory of activations at any batch size
 BLOCK_TOKENS = 512  # over all sequences: from 1,024 on, cuBLAS clears memory, and a CUDA graph runs that in order
+FEW_BLOCKS, LEAST_TOKENS = 8, 128  # a single text of fewer blocks is read in shorter ones, of at least so many tokens
 SHORTEST_BLOCK = 32  # of one sequence: below, kernels that read all slots for a few tokens cost more than is gained
 MOST_BLOCKS, MOST_STEPWISE_BLOCKS = 64, 8  # in flight; where blocks are read token by token, a graph has many kernels
 LOGIT_BYTES = 2**30  # of a captured read that returns the logits of all tokens
@@ -42,6 +43,7 @@ class Wave(NamedTuple):
     block: int
     blocks: int
     alone: int  # columns of a block where one is read at a time
+    shortest: int  # columns of a block where few are in flight
 
     def widths(self, columns: int) -> Iterator[int]:
         """Columns that are read together: powers of two of blocks, for few graphs to fit all lengths; then the rest."""
@@ -52,6 +54,13 @@ class Wave(NamedTuple):
         if columns:
             yield columns
 
+    def block_of(self, width: int) -> int:
+        """Columns of a block where `width` columns are in flight: where these are few blocks, shorter ones."""
+        block = self.block
+        while self.block < width < FEW_BLOCKS * block and block % 2 == 0 and block // 2 >= self.shortest:
+            block //= 2
+        return block
+
 
 def wave_of(batch_size: int, block: int | None, largest: int, blocks: int, fitting: int) -> Wave:
     """How a batch is read: in blocks as given, or of at most `largest` columns; at most `blocks` blocks at once.
@@ -60,11 +69,15 @@ def wave_of(batch_size: int, block: int | None, largest: int, blocks: int, fitti
     """
     columns = max(1, IN_FLIGHT // batch_size)
     if blocks == 1:
-        return Wave(block or min(largest, columns), 1, block or min(largest, columns))
+        one = block or min(largest, columns)
+        return Wave(one, 1, one, one)
     one = block or min(largest, columns, max(SHORTEST_BLOCK, fitting // batch_size))
+    shorter = block is None and batch_size == 1
     block = block or min(one, max(BLOCK_TOKENS // batch_size, SHORTEST_BLOCK))
     most = min(blocks, columns // block, fitting // (block * batch_size))
-    return Wave(block, 1 << most.bit_length() - 1, one) if most > 1 else Wave(one, 1, one)
+    if most <= 1:
+        return Wave(one, 1, one, one)
+    return Wave(block, 1 << most.bit_length() - 1, one, LEAST_TOKENS if shorter else block)
 
 
 def fitting_tokens(model: PreTrainedModel, spec: StateSpec, last_only: bool) -> int:

@@ -9,7 +9,7 @@ import pytest
 from msrnn.hf.read_plan import SHORTEST_REST, ReadStep, Shape, plan_read
 from msrnn.hf.wavefront import Wave
 
-WAVE = Wave(block=32, blocks=8, alone=128)
+WAVE = Wave(block=32, blocks=8, alone=128, shortest=32)
 
 
 def none(_: Shape) -> bool:
@@ -24,6 +24,13 @@ def every(_: Shape) -> bool:
 def test_whole_blocks_are_one_graph(stepwise: bool) -> None:
     assert plan_read(256, WAVE, stepwise, every) == [ReadStep(256, Shape(256, 32), replays=True)]
     assert plan_read(32, WAVE, stepwise, every) == [ReadStep(32, Shape(32, 32), replays=True)]
+
+
+def test_few_blocks_are_read_in_shorter_ones() -> None:
+    wave = WAVE._replace(shortest=8)
+    shapes = [plan_read(width, wave, False, every)[0].shape for width in (32, 64, 128, 256)]
+    assert shapes == [Shape(32, 32), Shape(64, 8), Shape(128, 16), Shape(256, 32)]
+    assert plan_read(64, wave, True, every)[0].shape == Shape(64, 32)  # token by token, a shorter block gains nothing
 
 
 def test_without_a_graph_blocks_are_as_large_as_may_be_read_alone() -> None:
@@ -71,12 +78,15 @@ def test_no_graph_of_a_single_column_is_asked_for() -> None:
     def refuse(shape: Shape) -> bool:
         raise AssertionError(shape)
 
-    assert plan_read(1, Wave(1, 1, 1), False, refuse) == [ReadStep(1, Shape(1, 1), replays=False)]
+    assert plan_read(1, Wave(1, 1, 1, 1), False, refuse) == [ReadStep(1, Shape(1, 1), replays=False)]
 
 
 @pytest.mark.parametrize("stepwise", [False, True])
 @pytest.mark.parametrize("has_graph", [none, every, lambda shape: shape.width > 64, lambda shape: shape.width <= 64])
-@pytest.mark.parametrize("wave", [WAVE, Wave(64, 1, 64), Wave(16, 4, 50), Wave(1, 1, 1), Wave(5, 2, 7)])
+@pytest.mark.parametrize(
+    "wave",
+    [WAVE, WAVE._replace(shortest=4), Wave(64, 1, 64, 64), Wave(16, 4, 50, 8), Wave(1, 1, 1, 1), Wave(5, 2, 7, 2)],
+)
 def test_every_column_is_read_once(wave: Wave, has_graph: Callable[[Shape], bool], stepwise: bool) -> None:
     for columns in (*range(1, 140), 1000):
         for width in wave.widths(columns):

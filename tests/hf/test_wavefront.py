@@ -16,7 +16,7 @@ from tests.helpers.tiny import FAMILIES, build, left_padded, llama, tokens
 
 
 def test_widths_cover_the_text_with_few_shapes() -> None:
-    wave = Wave(16, 8, 16)
+    wave = Wave(16, 8, 16, 16)
     assert list(wave.widths(16 * 8 * 2 + 16 * 5 + 3)) == [128, 128, 64, 16, 3]
     assert list(wave.widths(15)) == [15]
     for columns in range(1, 400):
@@ -42,9 +42,29 @@ def test_blocks_of_common_batches() -> None:
     def wave(batch: int, block: int | None = None, largest: int = 512, blocks: int = 64) -> Wave:
         return wave_of(batch, block, largest, blocks, 10**9)
 
-    assert [wave(1), wave(8), wave(448)] == [(512, 32, 512), (64, 32, 512), (36, 1, 36)]
-    assert [wave(8, block=100), wave(1, largest=64, blocks=8)] == [(100, 16, 100), (64, 8, 64)]
-    assert wave(8, blocks=1) == (512, 1, 512)
+    assert [wave(1), wave(8), wave(448)] == [(512, 32, 512, 128), (64, 32, 512, 64), (36, 1, 36, 36)]
+    assert [wave(8, block=100), wave(1, largest=64, blocks=8)] == [(100, 16, 100, 100), (64, 8, 64, 128)]
+    assert wave(8, blocks=1) == (512, 1, 512, 512)
+
+
+@pytest.mark.parametrize(
+    ("batch", "block", "expected"),
+    [
+        (1, None, {512: 512, 1024: 128, 2048: 256, 4096: 512, 16_384: 512}),
+        (2, None, {256: 256, 512: 256, 8192: 256}),
+        (1, 512, {512: 512, 1024: 512, 2048: 512}),
+    ],
+)
+def test_few_blocks_of_a_single_text_are_shorter_unless_their_length_is_given(
+    batch: int, block: int | None, expected: dict[int, int]
+) -> None:
+    wave = wave_of(batch, block, 512, 64, 10**9)
+    assert {width: wave.block_of(width) for width in expected} == expected
+
+
+def test_a_block_of_an_odd_length_stays_whole() -> None:
+    assert Wave(5, 8, 5, 1).block_of(10) == 5
+    assert Wave(12, 8, 12, 1).block_of(24) == 3
 
 
 def test_what_fits_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,3 +237,20 @@ def test_memory_does_not_grow_with_the_text(monkeypatch: pytest.MonkeyPatch) -> 
         rnn.read(ids, state, last_only=True)
         peaks.append(torch.cuda.max_memory_allocated() - before)
     assert peaks[2] - peaks[1] <= 64 * 20 * 8 * 2
+
+
+@pytest.mark.gpu
+def test_short_texts_in_shorter_blocks_are_the_recurrence(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"BLOCK_TOKENS": 32, "LEAST_TOKENS": 8, "SHORTEST_BLOCK": 4}.items():
+        monkeypatch.setattr(wavefront, name, value)
+    monkeypatch.setattr("msrnn.hf.cuda_graphs.WORTH_CAPTURING", 0)
+    model = build(llama(num_hidden_layers=4), "cuda")
+    waved = msrnn.MultiStateRNN(model, "echo", 9)
+    plain = msrnn.MultiStateRNN(model, "echo", 9, backend="torch")
+    for width in (32, 64, 128, 256, 64 + 32 + 7):
+        mine, theirs, ids = waved.state(), plain.state(), tokens(1, width)
+        found, expected = (rnn.read(ids, state) for rnn, state in ((waved, mine), (plain, theirs)))
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+        assert torch.equal(mine.positions(3).sort(-1).values, theirs.positions(3).sort(-1).values)
+    shapes = {tuple(shape) for shape, *_ in waved._graphs._buffers[1].graphs}
+    assert {(64, 8), (128, 16), (256, 32)} <= shapes
