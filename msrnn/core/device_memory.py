@@ -122,5 +122,11 @@ def gigabytes(count: int) -> str:
 
 def on_device(values: Sequence[float], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """Numbers as a tensor; from pinned memory, since a copy from any other waits for all work of a GPU."""
-    tensor = torch.tensor(values, dtype=dtype)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    return send(torch.tensor(values, dtype=dtype), device)
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device; from the host by pinned memory, as `on_device`."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)

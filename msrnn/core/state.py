@@ -230,6 +230,14 @@ class MultiState(StateLayers):
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             mine.take_archives([index], theirs, [source])
 
+    def gather(self, others: Sequence[MultiState]) -> None:
+        """Overwrite the first sequences by those of other states of one sequence each, in place."""
+        for other in others:
+            other.check_whole()
+        for row, other in enumerate(others):
+            self.set_sequence(row, other)
+        self.columns, self.whole = max(other.columns for other in others), True
+
     @ordinary_tensors
     def clear_archive(self, index: int) -> None:
         """Forget the archived rows of a sequence that is no longer read."""

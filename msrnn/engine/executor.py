@@ -106,6 +106,7 @@ class Facts:
     index_row_nbytes: int = 0  # of these, on the device besides: 8-bit copies of keys for searches
     archived_tokens: int | None = None  # the most in an archive, which then drops the oldest; None: all
     takes_back: bool = False  # whether it has `verify` and `take_back`
+    together: int = 1  # prompts that `read_together` reads at once
 
     def count_archived(self, tokens: int) -> int:
         """The tokens in the archive of a state that has read `tokens`, where there is one."""
@@ -119,9 +120,10 @@ class Facts:
 class Executor(ABC):
     """Computes for an engine.
 
-    One thread at a time may call `read`, `put`, `step`, `move`, `take`, `free`, `slot_retention` and `warm_up`. Any
-    thread may copy, save, load, describe and inspect states meanwhile. A `UsageError` or an `OSError` concerns one
-    call; after any other error of `read`, `put` or `step`, the states of that call and the slots cannot be used.
+    One thread at a time may call `read`, `read_together`, `put`, `step`, `move`, `take`, `free`, `slot_retention` and
+    `warm_up`. Any thread may copy, save, load, describe and inspect states meanwhile. A `UsageError` or an `OSError`
+    concerns one call; after any other error of a read, `put` or `step`, the states of that call and the slots cannot
+    be used.
     """
 
     facts: Facts
@@ -180,6 +182,11 @@ class Executor(ABC):
         for a token before which no logits are known. Without, returns nothing. With `protect`, these tokens are not
         evicted until the state is released. `recalling`: how they recall archived rows; None: they do not.
         """
+
+    def read_together(self, states: Sequence[StateHandle], tokens: Sequence[Sequence[int]]) -> None:
+        """Read tokens into each of several states, as `read` does; at most `facts.together` of them."""
+        for state, part in zip(states, tokens, strict=True):
+            self.read(state, part)
 
     @abstractmethod
     def check_protect(self, tokens: int, state: StateHandle | None = None, size: int | None = None) -> None:

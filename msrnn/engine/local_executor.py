@@ -15,6 +15,7 @@ from msrnn.core.state import MultiState
 from msrnn.core.state_file import load_description
 from msrnn.engine.decode_batch import DecodeBatch, fitting_slots
 from msrnn.engine.executor import Executor, Facts, Place, SampledTokens, Sampler, SamplerSpec, StateHandle
+from msrnn.engine.prompt_groups import LONGEST
 from msrnn.engine.prompt_logprobs import score_block
 from msrnn.engine.requests import Logprobs
 from msrnn.engine.retention import Retention
@@ -24,6 +25,8 @@ from msrnn.hf.cuda_graphs import WORTH_CAPTURING
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.hf.stop_tokens import stop_tokens_of
 from msrnn.recall import Recalling
+
+TOGETHER = 4  # short prompts that a GPU reads at once
 
 
 @dataclass(eq=False)
@@ -71,9 +74,13 @@ class LocalExecutor(Executor):
 
     slots   of the decode batch; by default as many as fit, 8 on a CPU
     others  slots of other executors for each of these, when `slots` is computed from the free memory
+    together  prompts that are read at once; by default 4 where kernels run as CUDA graphs and there are slots for
+              twice as many, else one by one
     """
 
-    def __init__(self, rnn: MultiStateRNN, slots: int | None = None, others: float = 0) -> None:
+    def __init__(
+        self, rnn: MultiStateRNN, slots: int | None = None, others: float = 0, together: int | None = None
+    ) -> None:
         self.rnn, self.batch = rnn, DecodeBatch(rnn, slots or fitting_slots(rnn, others))
         embeddings: Any = rnn.model.get_input_embeddings()
         self.facts = Facts(
@@ -91,10 +98,19 @@ class LocalExecutor(Executor):
             index_row_nbytes=rnn.spec.index_row_nbytes,
             archived_tokens=rnn.spec.archived_tokens,
             takes_back=rnn.spec.recall is None,
+            together=self._count_together(together),
         )
+        # The states of prompts that are read at once; kept, since graphs are captured on it.
+        self._several = rnn.state(self.facts.together) if self.facts.together > 1 else None
 
     def __repr__(self) -> str:
         return f"LocalExecutor({self.rnn!r}, slots={self.facts.slots})"
+
+    def _count_together(self, given: int | None) -> int:
+        spec = self.rnn.spec
+        if spec.recall is not None or spec.model.shards is not None:  # each prompt is searched alone; ranks take turns
+            return 1
+        return given or (TOGETHER if self.rnn.captures and self.batch.slots >= 2 * TOGETHER else 1)
 
     def check_length(self, tokens: int) -> None:
         self.rnn.spec.check_gaps(tokens)
@@ -110,8 +126,11 @@ class LocalExecutor(Executor):
         widths = [1 << power for power in range(4, prompt_tokens.bit_length())] or [1]
         for width in widths if self.rnn.captures else widths[:1]:
             ids = torch.zeros(1, width, dtype=torch.long, device=self.rnn.device)
+            several = self.facts.together if width <= LONGEST else 1
             for _ in range(WORTH_CAPTURING + 1):
                 self.rnn.read_prompt(ids, self.rnn.state(), None)
+                if several > 1:
+                    self.read_together([self.new_state()] * several, [[0] * width] * several)
         self.batch.warm_up(guesses)
 
     def close(self) -> None:
@@ -131,6 +150,20 @@ class LocalExecutor(Executor):
         before = local(state).logits
         logits = self.read_logits(state, tokens, logprobs is None, protect, recalling)
         return [] if logprobs is None else score_block(logits, before, tokens, logprobs)
+
+    @torch.no_grad()
+    def read_together(self, states: Sequence[StateHandle], tokens: Sequence[Sequence[int]]) -> None:
+        several, mine, width = self._several, [local(state) for state in states], max(map(len, tokens))
+        assert several is not None
+        several.gather([one.state for one in mine])
+        missing = [[0] * width] * (several.batch_size - len(mine))  # rows that read padding only
+        ids = torch.tensor([[0] * (width - len(part)) + [*part] for part in tokens] + missing)
+        mask = torch.tensor([[0] * (width - len(part)) + [1] * len(part) for part in tokens] + missing)
+        logits = self.rnn.read(ids, several, mask, last_only=True)
+        for row, (one, part) in enumerate(zip(mine, tokens, strict=True)):
+            with one.state.reading(len(part)):
+                one.state.set_sequence(0, several, row)
+            one.logits = logits[row, -1].clone()
 
     def check_size(self, size: int) -> None:
         self.rnn.spec.check_size(size)

@@ -13,6 +13,7 @@ from itertools import islice
 
 from msrnn.engine.executor import Executor, StateHandle
 from msrnn.engine.prefix_cache import PrefixCache
+from msrnn.engine.prompt_groups import PromptGroups
 from msrnn.engine.requests import Request
 from msrnn.engine.session_id import SessionId
 from msrnn.engine.sessions import Sessions
@@ -76,13 +77,15 @@ class Prefill:
 class PrefillQueue:
     """Waiting requests in the order of their arrival, and prefills under way.
 
-    Requests are prefilled one after another, except that a much shorter prompt may overtake a long one.
+    Requests are prefilled one after another, except that a much shorter prompt may overtake a long one, and that short
+    ones are read together where the executor can do so.
     """
 
     def __init__(self, executor: Executor, prefixes: PrefixCache, sessions: Sessions) -> None:
         self.executor, self.prefixes, self.sessions = executor, prefixes, sessions
         self.waiting: deque[Request] = deque()
         self.prefills: list[Prefill] = []  # in the order in which they began
+        self.groups = PromptGroups(executor.facts)
         self._chunks = 0
         # Converts a session's state to this executor's; by default, a session of another executor is refused.
         self.convert: Callable[[StateHandle], StateHandle] = lambda state: state
@@ -112,20 +115,25 @@ class PrefillQueue:
         if request.params.n > free or not self.prefills:
             return request.params.n <= free
         shortest = min(prefill.left for prefill in self.prefills)
-        if len(self.prefills) == MOST_PREFILLS or shortest < max(LONG, 2 * len(request.prompt)):
+        overtakes = len(self.prefills) < MOST_PREFILLS and shortest >= max(LONG, 2 * len(request.prompt))
+        if not overtakes and not self.groups.admits(request, self.prefills):
             return False
         if request.session and next(other for other in self.waiting if other.session == request.session) is not request:
             return False  # turns of a session stay in order
         longest = self._longest_prefix(request.prompt)
         return not any(prefill.will_serve(request, longest) for prefill in self.prefills)
 
-    def choose_next(self) -> Prefill | None:
-        """The prefill of the next chunk: the one with the fewest tokens left, or at every fourth chunk the oldest."""
+    def choose_next(self, may_wait: bool = False) -> list[Prefill]:
+        """The prefill of the next chunk: the one with the fewest tokens left, or at every fourth chunk the oldest.
+
+        With it, those that are read together with it; none where it waits for others, which it may do.
+        """
         if not self.prefills:
-            return None
-        if self._chunks % FAIR == FAIR - 1:
-            return self.prefills[0]
-        return min(self.prefills, key=lambda prefill: prefill.left)
+            self.groups.rest()
+            return []
+        oldest = self._chunks % FAIR == FAIR - 1
+        chosen = self.prefills[0] if oldest else min(self.prefills, key=lambda prefill: prefill.left)
+        return self.groups.choose(chosen, self.prefills, may_wait)
 
     def begin(self, request: Request) -> None:
         """Begin the prefill of a request. Raises a UsageError or an OSError if its session cannot be continued."""
@@ -214,9 +222,22 @@ class PrefillQueue:
         tokens = prefill.tokens[prefill.done : end]
         protect = prefill.done in prefill.protect
         prefill.request.prompt_logprobs += self.executor.read(prefill.state, tokens, scores, protect, recalling)
+        self._advance(prefill, end)
+        return len(tokens)
+
+    def read_together(self, prefills: Sequence[Prefill]) -> int:
+        """Read what is left of several prefills at once; returns how many tokens."""
+        self._chunks += 1
+        parts = [prefill.tokens[prefill.done :] for prefill in prefills]
+        self.executor.read_together([prefill.state for prefill in prefills], parts)
+        for prefill in prefills:
+            self._advance(prefill, len(prefill.tokens))
+        return sum(map(len, parts))
+
+    def _advance(self, prefill: Prefill, end: int) -> None:
+        """Count the tokens before `end` as read, and put the state into the prefix cache where it serves others."""
         prefill.done = end
         caches = self.prefixes.active if end < len(prefill.tokens) else self.prefixes.keeps_ends
         if end in prefill.stops and caches:
             state, request = self.executor.copy(prefill.state, "device"), prefill.request
             self.prefixes.put(prefill.tokens[:end], state, request.owner, request.protect, request.size or 0)
-        return len(tokens)

@@ -146,21 +146,31 @@ class Scheduler:
         left, others = self.prompt_tokens, any(lane.has_work for lane in self.lanes if lane is not self)
         while left > 0:
             events += self._begin_prefills()
-            prefill = self.queue.choose_next()
-            if prefill is None:
+            full = bool(self._batch.running and self.queue.waiting) and self._free_slots <= 0
+            chosen = self.queue.choose_next(may_wait=full)
+            if not chosen:
                 break
-            if not prefill.finished:
+            total = sum(prefill.left for prefill in chosen)
+            if total:
                 alone = not (self._batch.running or others)
-                if not alone and prefill.left > left < self.prompt_tokens:
+                if not alone and total > left < self.prompt_tokens:
                     break  # it continues in the next step: chunks of few widths need few CUDA graphs
-                read = self.queue.read_chunk(prefill, max(left, self._alone) if alone else left)
-                end = prefill.first + prefill.done
-                self._count_dropped(end - read, end)
-                left -= read
-            if prefill.finished:
-                self.queue.prefills.remove(prefill)
-                events += self._join(prefill)
+                left -= self._read(chosen, max(left, self._alone) if alone else left)
+            for prefill in chosen:
+                if prefill.finished:
+                    self.queue.prefills.remove(prefill)
+                    events += self._join(prefill)
         return events
+
+    def _read(self, chosen: Sequence[Prefill], most: int) -> int:
+        """Read a chunk of one prefill, or all that is left of several; returns how many tokens."""
+        if len(chosen) > 1:
+            return self.queue.read_together(chosen)
+        (prefill,) = chosen
+        read = self.queue.read_chunk(prefill, most)
+        end = prefill.first + prefill.done
+        self._count_dropped(end - read, end)
+        return read
 
     def _count_dropped(self, before: int, after: int) -> None:
         """Count what an archive dropped when its text grew from `before` to `after` tokens."""

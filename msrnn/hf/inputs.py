@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from msrnn.core.device_memory import send
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
 from msrnn.hf.state_spec import StateSpec
@@ -56,13 +57,13 @@ def check_input(
                 f"attention_mask of shape {list(attention_mask.shape)}: must cover the {list(input_ids.shape)} "
                 "columns of input_ids, no more and no fewer"
             )
-        attention_mask = None if bool(attention_mask.all()) else (attention_mask != 0).long().to(model.device)
+        attention_mask = None if bool(attention_mask.all()) else send((attention_mask != 0).long(), model.device)
     if attention_mask is not None and spec.hybrid and bool((state.seen > 0).any()):
         raise UsageError(
             "attention_mask: the linear-attention layers of this model also read padding, unless it comes first; "
             "select the sequences and read each alone"
         )
-    input_ids = input_ids.long().to(model.device)
+    input_ids = send(input_ids.long(), model.device)
     if spec.model.last_position is not None:
         spec.check_position(int(positions_of(state.seen, input_ids, attention_mask).max()))
     return input_ids, attention_mask

@@ -91,18 +91,26 @@ class FakeExecutor(Executor):
     """Refuses what the contract of an executor does not allow.
 
     calls   what was asked for, in order: ("read", tokens), ("put", slots), ("step", slots) and ("verify", guesses)
+    groups  lengths of what was read at once, in order
     broken  first tokens of prompts whose answers cannot be sampled
     """
 
     def __init__(
-        self, slots: int = 4, overlaps: bool = False, device: str = "cpu", rows: int | None = None, **fingerprint: Any
+        self,
+        slots: int = 4,
+        overlaps: bool = False,
+        device: str = "cpu",
+        rows: int | None = None,
+        together: int = 1,
+        **fingerprint: Any,
     ) -> None:
         made = {"policy": "all", "positions": "original", **fingerprint}
         shared = slots, BYTES, device, overlaps, VOCABULARY, "a model", made, [rows], rows or 0
-        self.facts = Facts(*shared, takes_back=True)
+        self.facts = Facts(*shared, takes_back=True, together=together)
         self.slots: list[FakeState | None] = [None] * slots
         self.next = [0] * slots
         self.calls: list[tuple[str, int]] = []
+        self.groups: list[list[int]] = []
         self.broken: set[int] = set()
         self.longest = 2**31
         self.protectable = 2**31
@@ -155,6 +163,11 @@ class FakeExecutor(Executor):
         if logprobs is None:
             return []
         return [Logprobs(-1.0, []) if before else None for before in known]
+
+    def read_together(self, states: Sequence[StateHandle], tokens: Sequence[Sequence[int]]) -> None:
+        assert 1 < len({id(state) for state in states}) == len(states) <= self.facts.together
+        self.groups.append([*map(len, tokens)])
+        super().read_together(states, tokens)
 
     def copy(self, state: StateHandle, place: Place, wait: bool = True) -> FakeState:
         return fake(state).copy(place=place)
