@@ -16,7 +16,8 @@ from msrnn.hf.cache_state import OwnState
 from msrnn.hf.handover import begin_block, end_block, give_back, hand_over
 from msrnn.hf.inspect_layers import host_layers
 from msrnn.hf.learned_positions import CheckedLength, NoPositionError, is_past_table
-from msrnn.hf.state_spec import StateSpec, state_spec
+from msrnn.hf.specify import state_spec
+from msrnn.hf.state_spec import StateSpec
 from msrnn.policy import Policy
 from msrnn.size import SizeLike
 

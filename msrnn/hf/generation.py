@@ -13,30 +13,17 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList, StopStringCriteria
-from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from msrnn.core.mark import check_markable
 from msrnn.core.state import MultiState, each
 from msrnn.errors import UsageError
 from msrnn.hf.cache_layers import OwnedCache, OwnedLayer
 from msrnn.hf.cache_state import CachedState
+from msrnn.hf.sequence_ends import SequenceEnds, mask_generated
 from msrnn.hf.state_spec import StateSpec
 
-_DRAFTS = "use prompt_lookup_num_tokens, or an assistant_model"
-_UNSUPPORTED = {
-    "assistant_early_exit": f"its draft would be read into the state; {_DRAFTS}",
-    "use_mtp": f"its draft needs the model's hidden states; {_DRAFTS}",
-    "speculation_type": f"its draft needs the model's hidden states; {_DRAFTS}",
-    "position_ids": "a state counts the positions of its tokens itself; leave it out",
-    "past_key_values": "the state is the cache; pass it as state=",
-    "inputs_embeds": "a state reads token ids; pass input_ids",
-    "cache_implementation": "the state is the cache; leave it out",
-    "output_attentions": "a bounded state has no fixed columns; msrnn.trace gives eviction times",
-}
 _OWN_INPUTS = ("attention_mask", "position_ids", "cache_position")  # tensors of a forward pass that are not data
-_WHOLE_BATCH = (MaxLengthCriteria, MaxTimeCriteria)  # end all sequences at once
 
 
 class Reader(Protocol):
@@ -53,138 +40,6 @@ class Reader(Protocol):
     def step(self, input_ids: Tensor, state: MultiState, attention_mask: Tensor | None = None) -> Tensor: ...
 
     def select(self, state: MultiState, sequences: Tensor) -> MultiState: ...
-
-
-class Settings:
-    """The generation settings of one call: its arguments, its generation config, then the model's."""
-
-    def __init__(self, model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
-        self.model, self.kwargs = model, kwargs
-
-    def __getitem__(self, name: str) -> Any:
-        if name in self.kwargs:  # None is a value: eos_token_id=None generates past every stop token
-            return self.kwargs[name]
-        configs = (self.kwargs.get("generation_config"), self.model.generation_config)
-        values = (getattr(config, name, None) for config in configs)
-        return next((value for value in values if value is not None), None)
-
-    @property
-    def pad_token(self) -> int:
-        """The token that fills up a sequence after its end, as transformers chooses it; 0 where it would write none."""
-        pad, eos = self["pad_token_id"], self["eos_token_id"]
-        if pad is None:
-            pad = 0 if eos is None else torch.as_tensor(eos).flatten()[0]
-        return int(pad)
-
-    @property
-    def drafts(self) -> bool:
-        """Whether tokens are guessed, and taken back where the model would not have written them."""
-        return self["assistant_model"] is not None or self["prompt_lookup_num_tokens"] is not None
-
-    def check(self) -> None:
-        """Refuse arguments that a state does not support, before a token is read."""
-        for name, reason in _UNSUPPORTED.items():
-            if self[name] is not None and self[name] is not False:
-                raise UsageError(f"{name}: {reason}")
-        if self.drafts and self["output_hidden_states"]:
-            raise UsageError(
-                "not with a draft", name="output_hidden_states", value=True, advice="leave one of them out"
-            )
-        if self.kwargs.get("use_cache") is False:
-            raise UsageError("a state is the cache of its model", name="use_cache", value=False, advice="leave it out")
-
-    @property
-    def sequences(self) -> int:
-        return self["num_return_sequences"] or 1
-
-    @property
-    def beams(self) -> int:
-        return self["num_beams"] or 1
-
-    def check_state(self, spec: StateSpec, state: MultiState, continues: bool) -> None:
-        """Refuse what a state cannot do; `continues` where it is the caller's own."""
-        if spec.recall is not None and spec.recall.every > 1:
-            for name, value in (("num_beams", self.beams), ("num_return_sequences", self.sequences)):
-                if value > 1:
-                    raise UsageError("needs recall_every=1", name=name, value=value, advice="recall for every token")
-            if self["output_hidden_states"]:
-                raise UsageError("needs recall_every=1", name="output_hidden_states", value=True, advice="leave it out")
-        if continues and self.sequences > 1:
-            raise UsageError(
-                "a state holds one continuation",
-                name="num_return_sequences",
-                value=self.sequences,
-                advice="fork it, then generate",
-            )
-        if continues and state.batch_size > 1 and spec.hybrid:
-            raise UsageError(
-                f"a state of {state.batch_size} sequences: the linear-attention layers of this model cannot skip those "
-                "that have ended; select one and generate from it alone"
-            )
-        if self.drafts:
-            check_markable(state)
-
-    def arguments(self, **forced: Any) -> dict[str, Any]:
-        """The call's arguments with some of them forced, in its generation config if it has one."""
-        arguments = {name: value for name, value in self.kwargs.items() if name != "attention_mask"}
-        config = arguments.get("generation_config")
-        if config is None:
-            return {**arguments, **forced}
-        arguments["generation_config"] = config = copy.deepcopy(config)
-        for name, value in forced.items():
-            setattr(config, name, value)
-            arguments.pop(name, None)
-        return arguments
-
-
-class SequenceEnds(StoppingCriteria):
-    """The caller's stopping criteria; records the length at which each sequence first ended, by these or by a stop
-    token."""
-
-    def __init__(self, settings: Settings) -> None:
-        given = StoppingCriteriaList(settings["stopping_criteria"] or [])
-        defaults = (*_WHOLE_BATCH, EosTokenCriteria, StopStringCriteria)
-        self.own = StoppingCriteriaList([criterion for criterion in given if not isinstance(criterion, defaults)])
-        # transformers replaces its own criteria by given ones of the same kind, so those are passed on unchanged.
-        self.beside = [criterion for criterion in given if isinstance(criterion, defaults)]
-        self.watched: list[Any] = [criterion for criterion in self.beside if not isinstance(criterion, _WHOLE_BATCH)]
-        eos, strings, tokenizer = settings["eos_token_id"], settings["stop_strings"], settings["tokenizer"]
-        kinds = {type(criterion) for criterion in given}  # a given criterion replaces the configured one of its type
-        if eos is not None and EosTokenCriteria not in kinds:
-            self.watched.append(EosTokenCriteria(eos))
-        if strings and tokenizer is not None and StopStringCriteria not in kinds:
-            self.watched.append(StopStringCriteria(tokenizer, strings))
-        self.columns: Tensor | None = None  # [B]: lengths with the stop token; a huge number: not ended
-
-    @property
-    def criteria(self) -> StoppingCriteriaList:
-        return StoppingCriteriaList([*self.beside, self])
-
-    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
-        stop: Tensor = self.own(input_ids, scores, **kwargs)
-        ended = stop.clone()
-        for criterion in self.watched:
-            ended |= criterion(input_ids, scores, **kwargs)
-        if self.columns is None:
-            self.columns = torch.full_like(ended, torch.iinfo(torch.int64).max, dtype=torch.int64)
-        self.columns = torch.where(ended, self.columns.clamp(max=input_ids.shape[1]), self.columns)
-        return stop
-
-
-def mask_generated(out: Any, prompt: int, ends: SequenceEnds | None) -> Tensor:
-    """The mask [B, N]: 1 for a generated token, 0 for the padding of a sequence that ended before the others.
-
-    out: generate's result with all its fields. The lengths of beams are in it; otherwise `ends` has them.
-    """
-    generated: Tensor = out.sequences[:, prompt:]
-    columns = torch.arange(generated.shape[1], device=generated.device)
-    if getattr(out, "beam_indices", None) is not None:
-        lengths: Tensor = (out.beam_indices >= 0).sum(-1)
-    elif ends is not None and ends.columns is not None:
-        lengths = ends.columns.to(generated.device) - prompt
-    else:
-        return torch.ones_like(generated)
-    return (columns < lengths[:, None]).long()
 
 
 class Continuation:

@@ -15,16 +15,19 @@ from msrnn.checks import check_choice, check_count
 from msrnn.core.rope import ORIGINAL, Gap
 from msrnn.core.state import MultiState
 from msrnn.errors import UsageError
+from msrnn.hf.block_reader import BlockReader
 from msrnn.hf.cache import MultiStateCache
 from msrnn.hf.cuda_graphs import Graphs
-from msrnn.hf.generation import Continuation, SequenceEnds, Settings, redirect_forward
+from msrnn.hf.generation import Continuation, redirect_forward
+from msrnn.hf.generation_settings import Settings
 from msrnn.hf.handover import begin_block, end_block, give_back, hand_over
 from msrnn.hf.inputs import check_input, count_tokens
 from msrnn.hf.recalling_reader import RecallingReader
+from msrnn.hf.sequence_ends import SequenceEnds
+from msrnn.hf.specify import state_spec
 from msrnn.hf.state_conversion import convert_state
-from msrnn.hf.state_spec import state_spec
 from msrnn.hf.tensor_parallel import check_same_input
-from msrnn.hf.wavefront import Wave, read_columns
+from msrnn.hf.wavefront import read_columns
 from msrnn.layer import Record
 from msrnn.policy import Policy
 from msrnn.recall import PromptRecall, Recall, Recalling
@@ -94,9 +97,9 @@ class MultiStateRNN:
         hand_over(model, self)
         self.model = model
         stepwise = self.spec.decodes_repositioned
-        self._given_block = block
         self.block = block or (STEPWISE_BLOCK if stepwise else DEFAULT_BLOCK)
         self._graphs = Graphs(model, self.spec, compile)
+        self._blocks = BlockReader(model, self.spec, self._graphs, block, self.block)
         self._recalling = RecallingReader(model, self.spec, self._graphs, self.block)
 
     def __repr__(self) -> str:
@@ -156,10 +159,7 @@ class MultiStateRNN:
 
     def block_of(self, batch_size: int) -> int:
         """Tokens of each sequence that pass through the model at once: as given, or fewer in a larger batch."""
-        return self._wave(batch_size, last_only=True).block
-
-    def _wave(self, batch_size: int, last_only: bool) -> Wave:
-        return self._graphs.wave(batch_size, self._given_block, self.block, last_only)
+        return self._blocks.wave(batch_size, last_only=True).block
 
     @property
     def prompt_recall(self) -> PromptRecall | None:
@@ -243,7 +243,7 @@ class MultiStateRNN:
         with self._protecting(state, input_ids, mask) if protect else nullcontext():
             if recall_every is not None:
                 return self._recalling.read(input_ids, state, mask, last_only, on_block, recall_every)
-            return self._read(input_ids, state, mask, last_only, on_block, record)
+            return self._blocks.read(input_ids, state, mask, last_only, on_block, record)
 
     def read_prompt(self, input_ids: Tensor, state: MultiState, mask: Tensor | None, rest: int = 0) -> Tensor:
         """Read a prompt, without its last `rest` tokens, which the caller has -> its last logits.
@@ -270,53 +270,6 @@ class MultiStateRNN:
     def _protecting(self, state: MultiState, input_ids: Tensor, mask: Tensor | None) -> AbstractContextManager[None]:
         self.spec.check_protect()
         return state.protecting(count_tokens(input_ids, mask))
-
-    def _read(
-        self,
-        input_ids: Tensor,
-        state: MultiState,
-        mask: Tensor | None,
-        last_only: bool,
-        on_block: Callable[[int], None] | None,
-        record: Callable[[int], Record] | None,
-    ) -> Tensor:
-        wave = self._wave(state.batch_size, last_only)
-        logits: Tensor | None = None
-        start = 0
-        for width in wave.widths(input_ids.shape[1]):
-            columns = slice(start, start + width)
-            ids, part = input_ids[:, columns], None if mask is None else mask[:, columns]
-            blocks = self._read_wave(ids, state, part, wave, last_only, record)
-            if last_only:
-                logits = blocks[-1][:, -1:].clone()
-            else:
-                if logits is None:
-                    logits = blocks[0].new_empty(*input_ids.shape, blocks[0].shape[-1])
-                torch.cat(blocks, dim=1, out=logits[:, columns])
-            if on_block:
-                on_block(width)
-            start += width
-        assert logits is not None
-        return logits
-
-    def _read_wave(
-        self,
-        ids: Tensor,
-        state: MultiState,
-        mask: Tensor | None,
-        wave: Wave,
-        last_only: bool,
-        record: Callable[[int], Record] | None,
-    ) -> list[Tensor]:
-        """Read columns that are in flight together -> the logits of each block."""
-        if record is None and state.marked is None and self._graphs.possible:
-            return self._graphs.read(ids, state, mask, wave, last_only)
-        masks = [None] * ids.shape[1] if mask is None else mask.split(wave.alone, 1)
-        blocks = []
-        for piece, part in zip(ids.split(wave.alone, 1), masks, strict=False):
-            with state.reading(piece.shape[1]):
-                blocks.append(self.forward(piece, state, part, last_only, record))
-        return blocks
 
     def forward(
         self,

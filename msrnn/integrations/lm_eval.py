@@ -25,7 +25,7 @@ from msrnn.engine.engine import Engine
 from msrnn.engine.offline import full_model_rnn
 from msrnn.engine.requests import SamplingParams
 from msrnn.errors import UsageError
-from msrnn.hf.generation import Settings
+from msrnn.hf.generation_settings import Settings
 from msrnn.hf.loading import load
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.policy import Policy

@@ -164,7 +164,7 @@ def check_wave(
     for in_flight in (16 * 3 * 8, 1):
         monkeypatch.setattr(wavefront, "IN_FLIGHT", in_flight)
         rnn = msrnn.MultiStateRNN(model, **options)
-        assert rnn._wave(3, last_only=True).blocks == (8 if in_flight > 1 else 1)
+        assert rnn._blocks.wave(3, last_only=True).blocks == (8 if in_flight > 1 else 1)
         state = rnn.state(3)
         logits = [rnn.read(ids, state, mask), rnn.read(ids, state, last_only=True)]
         logits += [rnn.step(ids[:, :1], state)] if steps else []
