@@ -42,7 +42,9 @@ def attend(
     if CHECKS and slots.joint is not None:
         check_same(slots.position, slots.joint, "the processes that share this layer have evicted other tokens")
     T = query.shape[2]
-    decodes = record is None and (T == 1 or (backend.decodes_repositioned and scoring.repositioning is not None))
+    if T == 1 and record is None:
+        return _attend_one(slots, query, key, value, position, scoring, backend, share)
+    decodes = record is None and backend.decodes_repositioned and scoring.repositioning is not None
     width = 1 if decodes else -(-T // -(-T // chunk))  # of chunks that are as equal as possible
     sinks = scoring.sinks if scoring.sinks is not None and scoring.sinks.ndim == 3 else None  # of each query
     outputs = []

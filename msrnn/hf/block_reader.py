@@ -39,7 +39,7 @@ class BlockReader:
         on_block: Callable[[int], None] | None,
         record: Callable[[int], Record] | None,
     ) -> Tensor:
-        """Read ids [B, T] -> logits [B, T, V], or the last [B, 1, V]; the other arguments as in `MultiStateRNN.read`."""
+        """Read ids [B, T] -> logits [B, T, V], or the last [B, 1, V]; the other arguments as for `MultiStateRNN`."""
         wave = self.wave(state.batch_size, last_only)
         logits: Tensor | None = None
         start = 0

@@ -4,12 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
     PreTrainedModel,
-    StoppingCriteria,
     StoppingCriteriaList,
     TextStreamer,
 )
@@ -157,27 +155,6 @@ def test_a_prompt_of_one_token(model: PreTrainedModel) -> None:
     assert torch.equal(rnn.generate(ids, **greedy()), by_hand(rnn, ids, 10))
 
 
-class Fourths(StoppingCriteria):
-    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
-        return input_ids[:, -1] % 4 == 0
-
-
-@pytest.mark.parametrize("pad", [0, 2])
-def test_a_row_that_a_criterion_ended_reads_no_filling(model: PreTrainedModel, pad: int) -> None:
-    """Rows are filled up with what may be an eos, and none of them said it."""
-    rnn, ids = msrnn.MultiStateRNN(model, "tova", 9), tokens(3, 20)
-    asked = greedy(eos_token_id=2, pad_token_id=pad, stopping_criteria=StoppingCriteriaList([Fourths()]))
-    state = rnn.state(3)
-    rnn.generate(ids, state=state, **asked)
-    seen = []
-    for row in ids:
-        alone = rnn.state()
-        rnn.generate(row[None], state=alone, **asked)
-        seen += alone.seen.tolist()
-    assert state.seen.tolist() == seen
-    assert len(set(seen)) > 1
-
-
 def test_a_config_without_a_cache_does_not_read_the_text_again() -> None:
     ids = tokens(1, 20)
     model = build(llama(eos_token_id=None))
@@ -224,74 +201,6 @@ def test_stock_generate_without_a_cache_is_refused() -> None:
     cache = msrnn.MultiStateCache(model, "tova", 8)
     with pytest.raises(ValueError, match="use_cache=False makes generate read the whole text again"):
         model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, use_cache=False, **greedy())
-
-
-def test_a_state_reads_all_that_was_returned_when_nothing_ends_it() -> None:
-    """eos_token_id=None in the call is a value, not the lack of one."""
-    model = build(llama())
-    rnn = msrnn.MultiStateRNN(model, "tova", 9)
-    always_eos = LogitsProcessorList(
-        [lambda _, scores: torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([2]), 0.0)]
-    )
-    state = rnn.state()
-    out = rnn.generate(tokens(1, 20), state=state, eos_token_id=None, logits_processor=always_eos, **greedy())
-    assert out.shape == (1, 30)
-    assert state.seen.tolist() == [30]
-
-
-def test_a_pad_that_was_generated_is_read() -> None:
-    rnn = msrnn.MultiStateRNN(build(llama()), "tova", 9)
-
-    def pads(_: Tensor, scores: Tensor) -> Tensor:
-        return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([0]), 0.0)
-
-    state = rnn.state(2)
-    asked = greedy(eos_token_id=2, pad_token_id=0, logits_processor=LogitsProcessorList([pads]))
-    out = rnn.generate(tokens(2, 20), state=state, **asked)
-    assert out[:, 20:].tolist() == [[0] * 10] * 2
-    assert state.seen.tolist() == [30, 30]
-
-
-@pytest.mark.parametrize("eos", [2, None])
-def test_beams_of_a_batch_read_no_filling(model: PreTrainedModel, eos: int | None) -> None:
-    rnn, ids = msrnn.MultiStateRNN(model, "tova", 9), tokens(3, 20)
-    asked = greedy(num_beams=3, eos_token_id=eos, pad_token_id=0, stopping_criteria=StoppingCriteriaList([Fourths()]))
-    state = rnn.state(3)
-    together = rnn.generate(ids, state=state, **asked)
-    seen = []
-    for i, row in enumerate(ids):
-        alone = rnn.state()
-        out = rnn.generate(row[None], state=alone, **asked)
-        assert torch.equal(together[i, : out.shape[1]], out[0])
-        seen += alone.seen.tolist()
-        expected = rnn.state()
-        rnn.read(out, expected)
-        assert alone.seen.tolist() == expected.seen.tolist() == [out.shape[1]]
-    assert state.seen.tolist() == seen
-    assert len(set(seen)) > 1
-
-
-REFUSED_ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
-    "a misspelt one": ({"max_new_token": 5}, "max_new_token"),
-    "images": ({"pixel_values": torch.zeros(1, 3, 4, 4)}, "pixel_values"),
-    "positions": ({"position_ids": torch.zeros(1, 20)}, "position_ids: a state counts"),
-    "embeddings": ({"inputs_embeds": torch.zeros(1, 20, 48)}, "inputs_embeds"),
-    "a static cache": ({"cache_implementation": "static"}, "cache_implementation: the state is the cache"),
-    "attentions": ({"output_attentions": True}, "output_attentions"),
-    "a bad setting": ({"temperature": -1.0, "do_sample": True}, "temperature"),
-}
-
-
-@pytest.mark.parametrize("kind", REFUSED_ARGUMENTS)
-def test_a_refused_call_has_read_nothing(model: PreTrainedModel, kind: str) -> None:
-    arguments, reason = REFUSED_ARGUMENTS[kind]
-    rnn, ids = msrnn.MultiStateRNN(model, "tova", 9), tokens(1, 20)
-    state = rnn.state()
-    with pytest.raises(ValueError, match=reason):
-        rnn.generate(ids, state=state, **arguments)
-    assert state.seen.tolist() == [0]
-    rnn.generate(ids, state=state, **greedy())
-    assert state.seen.tolist() == [30]
 
 
 def test_guidance_is_the_models_own_call(device: str) -> None:

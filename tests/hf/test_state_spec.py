@@ -33,16 +33,6 @@ def passes() -> Iterator[list[torch.nn.Module]]:
     hook.remove()
 
 
-@pytest.mark.parametrize("wrong", [{"chunk": 0}, {"block": 0}, {"size": 0}, {"policy": "tovas"}, {"backend": "none"}])
-def test_a_refused_wrap_leaves_the_model_alone(wrong: dict[str, Any], passes: list[torch.nn.Module]) -> None:
-    model = build(llama())
-    with pytest.raises(ValueError, match=str(next(iter(wrong.values())))):
-        msrnn.MultiStateRNN(model, **{"policy": "tova", "size": 9, **wrong})
-    assert model.config._attn_implementation == "eager"
-    if "backend" not in wrong:  # which depends on the devices that the layers are on
-        assert passes == []
-
-
 def test_arguments_are_checked_before_any_work(model: PreTrainedModel, passes: list[torch.nn.Module]) -> None:
     rnn = msrnn.MultiStateRNN(model, "tova", 9)
     state = rnn.state()
