@@ -127,6 +127,6 @@ def on_device(values: Sequence[float], device: torch.device, dtype: torch.dtype 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor on a device; from the host by pinned memory, as `on_device`."""
-    if device.type == "cuda" and tensor.device.type == "cpu":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    if device.type == "cuda" and tensor.device.type == "cpu" and not tensor.is_pinned():
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)  # the caller may write to its own pinned memory at once

@@ -230,13 +230,16 @@ class MultiState(StateLayers):
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             mine.take_archives([index], theirs, [source])
 
-    def gather(self, others: Sequence[MultiState]) -> None:
-        """Overwrite the first sequences by those of other states of one sequence each, in place."""
+    def gather(self, others: Sequence[MultiState], columns: int) -> None:
+        """Overwrite the first sequences by those of other states of one sequence each, in place.
+
+        It has then read `columns`, as far as limits are concerned.
+        """
         for other in others:
             other.check_whole()
         for row, other in enumerate(others):
             self.set_sequence(row, other)
-        self.columns, self.whole = max(other.columns for other in others), True
+        self.columns, self.whole = columns, True
 
     @ordinary_tensors
     def clear_archive(self, index: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from msrnn.core.device_memory import on_device
+from msrnn.core.device_memory import available_bytes, on_device
 from msrnn.core.state import MultiState
 from msrnn.core.state_file import load_description
 from msrnn.engine.decode_batch import DecodeBatch, fitting_slots
@@ -74,8 +74,8 @@ class LocalExecutor(Executor):
 
     slots   of the decode batch; by default as many as fit, 8 on a CPU
     others  slots of other executors for each of these, when `slots` is computed from the free memory
-    together  prompts that are read at once; by default 4 where kernels run as CUDA graphs and there are slots for
-              twice as many, else one by one
+    together  prompts that are read at once; by default 4 where kernels run as CUDA graphs and a quarter of the free
+              memory has room for their states, else one by one
     """
 
     def __init__(
@@ -110,7 +110,9 @@ class LocalExecutor(Executor):
         spec = self.rnn.spec
         if spec.recall is not None or spec.model.shards is not None:  # each prompt is searched alone; ranks take turns
             return 1
-        return given or (TOGETHER if self.rnn.captures and self.batch.slots >= 2 * TOGETHER else 1)
+        free = available_bytes(self.rnn.device)
+        fits = free is not None and TOGETHER * spec.nbytes(1) <= free // 4
+        return given or (TOGETHER if self.rnn.captures and fits else 1)
 
     def check_length(self, tokens: int) -> None:
         self.rnn.spec.check_gaps(tokens)
@@ -126,7 +128,7 @@ class LocalExecutor(Executor):
         widths = [1 << power for power in range(4, prompt_tokens.bit_length())] or [1]
         for width in widths if self.rnn.captures else widths[:1]:
             ids = torch.zeros(1, width, dtype=torch.long, device=self.rnn.device)
-            several = self.facts.together if width <= LONGEST else 1
+            several = self.facts.together if width <= min(LONGEST, prompt_tokens // self.facts.together) else 1
             for _ in range(WORTH_CAPTURING + 1):
                 self.rnn.read_prompt(ids, self.rnn.state(), None)
                 if several > 1:
@@ -155,7 +157,8 @@ class LocalExecutor(Executor):
     def read_together(self, states: Sequence[StateHandle], tokens: Sequence[Sequence[int]]) -> None:
         several, mine, width = self._several, [local(state) for state in states], max(map(len, tokens))
         assert several is not None
-        several.gather([one.state for one in mine])
+        ends = (one.state.columns + len(part) for one, part in zip(mine, tokens, strict=True))
+        several.gather([one.state for one in mine], max(0, max(ends) - width))  # padding reaches no limit
         missing = [[0] * width] * (several.batch_size - len(mine))  # rows that read padding only
         ids = torch.tensor([[0] * (width - len(part)) + [*part] for part in tokens] + missing)
         mask = torch.tensor([[0] * (width - len(part)) + [1] * len(part) for part in tokens] + missing)

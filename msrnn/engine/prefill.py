@@ -56,7 +56,7 @@ class Prefill:
         are read together, even if they are more.
         """
         part, recalling = next((end, how) for end, how in self.parts if end > self.done)
-        edges = (*self.stops, self.protect.start, self.protect.stop)
+        edges = [*self.stops, *((self.protect.start, self.protect.stop) if self.protect else ())]
         last = min([part, *(edge for edge in edges if edge > self.done)])
         end = min(self.done + most, last)
         if recalling is None or not recalling.starts:
@@ -69,7 +69,7 @@ class Prefill:
         mine = self.request
         if request.session or mine.session or (request.owner, request.size) != (mine.owner, mine.size):
             return False
-        coming = [stop for stop in self.stops if max(self.done, WORTH_KEEPING) <= stop <= longest]
+        coming = [stop for stop in self.stops if self.done < stop and WORTH_KEEPING <= stop <= longest]
         coming = [stop for stop in coming if min(request.protect, stop) == min(mine.protect, stop)]
         return any(request.prompt[:stop] == self.tokens[:stop] for stop in coming)
 
@@ -129,7 +129,6 @@ class PrefillQueue:
         With it, those that are read together with it; none where it waits for others, which it may do.
         """
         if not self.prefills:
-            self.groups.rest()
             return []
         oldest = self._chunks % FAIR == FAIR - 1
         chosen = self.prefills[0] if oldest else min(self.prefills, key=lambda prefill: prefill.left)
@@ -138,6 +137,8 @@ class PrefillQueue:
     def begin(self, request: Request) -> None:
         """Begin the prefill of a request. Raises a UsageError or an OSError if its session cannot be continued."""
         session = request.session
+        if not self.prefills:
+            self.groups.begin()
         self.prefills.append(self._begin_prompt(request) if session is None else self._begin_turn(request, session))
 
     def _begin_prompt(self, request: Request) -> Prefill:

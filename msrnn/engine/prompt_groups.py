@@ -24,42 +24,53 @@ class PromptGroups:
     """Chooses which prefills are read together, from those that are under way."""
 
     def __init__(self, facts: Facts) -> None:
-        self._most = facts.together
+        self._most, self._longest = facts.together, LONGEST
         self._many_slots = facts.slots >= SLOTS * facts.together
         self._waited = 0  # steps
+        self._open = (
+            True  # whether others may join; not once one was read, or others could overtake those behind for ever
+        )
+
+    def limit(self, prompt_tokens: int) -> None:
+        """Read at most so many tokens together."""
+        self._longest = min(LONGEST, prompt_tokens // self._most)
+
+    def begin(self) -> None:
+        """Begin with the first prefill of a group, while no other is under way."""
+        self._waited, self._open = 0, True
 
     def admits(self, request: Request, prefills: Sequence[Prefill]) -> bool:
         """Whether a request may begin so that it is read with the prefills that are under way."""
         width = _padded(len(request.prompt))
-        if width > LONGEST or request.params.prompt_logprobs is not None or len(prefills) >= self._most:
+        if not self._open or width > self._longest or request.params.prompt_logprobs is not None:
             return False
-        return all(_fits(prefill) and _padded(len(prefill.tokens)) == width for prefill in prefills)
+        alike = all(self._fits(prefill) and _padded(len(prefill.tokens)) == width for prefill in prefills)
+        return alike and len(prefills) < self._most
 
     def choose(self, prefill: Prefill, prefills: Sequence[Prefill], may_wait: bool) -> list[Prefill]:
         """Those that are read with a prefill, itself among them; none where it waits for others in this step."""
-        if self._most == 1 or not _fits(prefill):
-            return [prefill]
-        alike = [other for other in prefills if _fits(other) and _padded(other.left) == _padded(prefill.left)]
-        if len(alike) >= self._most:
-            self._waited = 0
-            return alike[: self._most]
-        if may_wait and self._many_slots and self._waited < MOST_STEPS:
-            self._waited += 1
-            return []
+        fitting = [other for other in prefills if self._fits(other)]
+        alike = [other for other in fitting if _padded(other.left) == _padded(prefill.left)]
+        if self._most > 1 and prefill in fitting:
+            if len(alike) < self._most and may_wait and self._can_wait and len(fitting) == len(prefills):
+                self._waited += 1
+                return []
+            self._open = False
+            if len(alike) >= self._most:
+                return alike[: self._most]
         return [prefill]
 
-    def rest(self) -> None:
-        """No prefill is under way."""
-        self._waited = 0
+    @property
+    def _can_wait(self) -> bool:
+        return self._open and self._many_slots and self._waited < MOST_STEPS
 
-
-def _fits(prefill: Prefill) -> bool:
-    """Whether a prefill ends with one chunk that may be read with others: without recall, scores or protection."""
-    if prefill.finished:
-        return False
-    end, recalling = prefill.end_of_chunk(LONGEST)
-    whole = end == len(prefill.tokens) and recalling is None
-    return whole and prefill.request.params.prompt_logprobs is None and prefill.done not in prefill.protect
+    def _fits(self, prefill: Prefill) -> bool:
+        """Whether a prefill ends with one chunk that may be read with others: without recall, scores or protection."""
+        if prefill.finished or _padded(prefill.left) > self._longest:
+            return False
+        end, recalling = prefill.end_of_chunk(self._longest)
+        whole = end == len(prefill.tokens) and recalling is None
+        return whole and prefill.request.params.prompt_logprobs is None and prefill.done not in prefill.protect
 
 
 def _padded(tokens: int) -> int:

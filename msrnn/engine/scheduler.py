@@ -48,6 +48,7 @@ class Scheduler:
         self.guesses = guesses
         self.executor, self.queue, self.tokenizer = executor, queue, tokenizer
         self.prompt_tokens = prompt_tokens or PROMPT_TOKENS.get(device, PROMPT_TOKENS["cpu"])
+        queue.groups.limit(self.prompt_tokens)
         self._alone = max(self.prompt_tokens, ALONE.get(device, ALONE["cpu"]))
         self._own_stops = executor.stop_tokens(tokenizer)
         self.under_way: dict[Request, None] = {}  # requests in prefill or running

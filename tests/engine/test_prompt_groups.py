@@ -12,10 +12,12 @@ import msrnn
 from msrnn.engine import prompt_groups
 from msrnn.engine.engine import Engine
 from msrnn.engine.local_executor import LocalExecutor, local, require_logits
+from msrnn.engine.prefill import Prefill
+from msrnn.engine.prompt_groups import PromptGroups
 from msrnn.engine.requests import Request
 from tests.engine.test_engine import GREEDY, generated, prompts
 from tests.helpers.fake_executor import PROTECTED, FakeExecutor, answer_to
-from tests.helpers.fake_requests import add, run, text, tokens
+from tests.helpers.fake_requests import add, params, run, text, tokens
 from tests.helpers.tiny import FAMILIES, build, llama
 
 
@@ -56,27 +58,63 @@ def test_prompts_that_are_read_alone(executor: FakeExecutor) -> None:
     alone += [add(engine, text(number, prompt_groups.LONGEST + 1)) for number in range(4)]
     run(engine)
     assert tokens(*alone) == [answer_to(request.prompt, 5) for request in alone]
-    protected = [engine.request(text(number, 6), GREEDY, protect=3) for number in range(4)]
-    for request in protected:
-        engine.add(request)
-    run(engine)
-    expected = [[token + PROTECTED for token in one.prompt[:3]] + [*one.prompt[3:]] for one in protected]
-    assert tokens(*protected) == [answer_to(prompt, 12) for prompt in expected]
+    for protect in (3, 6):
+        protected = [engine.request(text(number + protect, 6), GREEDY, protect=protect) for number in range(4)]
+        for request in protected:
+            engine.add(request)
+        run(engine)
+        expected = [
+            [token + PROTECTED for token in one.prompt[:protect]] + [*one.prompt[protect:]] for one in protected
+        ]
+        assert tokens(*protected) == [answer_to(prompt, 12) for prompt in expected]
     # What follows a prefix that is in the cache, or is protected, may be read with others.
     assert all(set(group) <= {1, 3} for group in executor.groups)
+
+
+def under_way(engine: Engine, length: int, done: int = 0, stops: list[int] | None = None) -> Prefill:
+    request = engine.request(text(length, length))
+    state = engine.executor.new_state()
+    return Prefill(request, request.prompt, state, done, stops or [length], [(length, None)])
+
+
+def test_who_joins_a_group(executor: FakeExecutor) -> None:
+    engine, groups = Engine(executor), PromptGroups(executor.facts)
+    first, request = under_way(engine, 20), engine.request(text(1, 30))
+    assert groups.admits(request, [first])
+    assert not groups.admits(engine.request(text(1, 40)), [first]), "of another length"
+    assert not groups.admits(request, [first, under_way(engine, 600)]), "beside a long prompt no group can form"
+    assert not groups.admits(request, [under_way(engine, 20, stops=[5, 20])]), "nor beside one that is read in parts"
+    assert not groups.admits(request, [first] * 4)
+    rest = under_way(engine, 20, done=17)
+    assert groups.choose(rest, [first, rest, first, first], may_wait=False) == [rest]
+    assert not groups.admits(request, [first]), "once one is read, those behind have their turn"
+    groups.begin()
+    assert groups.choose(first, [first] * 4, may_wait=True) == [first] * 4
+    groups.limit(64)
+    assert groups.choose(first, [first] * 4, may_wait=True) == [first]
+
+
+def test_a_prefix_that_is_in_the_cache_is_waited_for_no_more(executor: FakeExecutor) -> None:
+    engine = Engine(executor)
+    prefill = under_way(engine, 60, stops=[40, 60])
+    other = engine.request([*prefill.tokens[:40], 5, 6])
+    assert prefill.will_serve(other, 42)
+    prefill.done = 40
+    assert not prefill.will_serve(other, 42)
 
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.usefixtures("_waits")
 def test_any_load_gets_its_own_answers(executor: FakeExecutor, seed: int) -> None:
     """Prompts of all lengths and kinds that arrive at any time; some are cancelled."""
-    draw, engine = random.Random(seed), Engine(executor, prompt_tokens=32)
+    draw, engine = random.Random(seed), Engine(executor, prompt_tokens=256)
     waiting, every, cancelled = list[Request](), list[Request](), list[Request]()
     for number in range(60):
         kind: dict[str, Any] = draw.choice([{}, {}, {}, {"n": 2}, {"prompt_logprobs": 1}])
-        params = msrnn.SamplingParams(temperature=0, max_tokens=draw.randint(1, 20), **kind)
+        asked = msrnn.SamplingParams(temperature=0, max_tokens=draw.randint(1, 20), **kind)
         session = f"chat-{number}" if not kind and draw.random() < 0.2 else None
-        waiting.append(engine.request(text(draw.randrange(40), draw.randint(1, 60)), params, session))
+        length = draw.choice([draw.randint(1, 60), draw.randint(9, 16)])
+        waiting.append(engine.request(text(draw.randrange(40), length), asked, session))
     while waiting or not engine.idle:
         for _ in range(min(len(waiting), draw.randint(0, 2))):
             every.append(waiting.pop())
@@ -126,6 +164,68 @@ def test_a_long_prompt_among_short_ones(executor: FakeExecutor) -> None:
     assert max(found) <= prompt_groups.MOST_STEPS + 600 // 64 * 5
 
 
+@pytest.mark.parametrize(("length", "answers"), [(20, 1), (200, 2)])
+@pytest.mark.parametrize("prompt_tokens", [1024, 1100, 1700])
+def test_nobody_is_overtaken_for_ever(overlaps: bool, prompt_tokens: int, length: int, answers: int) -> None:
+    """Prompts of one length that never end leave one of another length, or one that needs two slots, its turn."""
+    for limit in (5, 7, 10, 13):
+        executor = FakeExecutor(slots=8, overlaps=overlaps, together=4)
+        engine = Engine(executor, prompt_tokens=prompt_tokens, prefix_bytes=0, prefix_host_bytes=0)
+        other, number = engine.request(text(3, length), params(3, n=answers)), 0
+        for step in range(120):
+            while len(engine.queue.waiting) < 6:
+                number += 1
+                add(engine, [2 + number % 90, *text(number, 199)], limit)
+            if step == 30:
+                engine.add(other)
+            engine.step()
+        assert other.begun is not None
+
+
+@pytest.mark.parametrize("length", [30, 500])
+def test_a_group_has_no_more_tokens_than_are_read_between_two_steps(executor: FakeExecutor, length: int) -> None:
+    engine = Engine(executor, prompt_tokens=128)
+    running = add(engine, [5, 6], 100)
+    run(engine, 3)
+    executor.calls.clear()
+    requests = [add(engine, text(number, length)) for number in range(4)]
+    run(engine)
+    reads = [0]
+    for name, count in executor.calls:
+        reads = [*reads, 0] if name == "step" else reads
+        reads[-1] += count if name == "read" else 0
+    assert max(reads) <= 128
+    assert executor.groups == ([[30] * 4] if length == 30 else [])
+    assert tokens(running, *requests[:1]) == [answer_to([5, 6], 100), answer_to(text(0, length), 5)]
+
+
+@pytest.mark.usefixtures("_waits")
+def test_a_long_prompt_goes_on_while_a_short_one_is_there(executor: FakeExecutor) -> None:
+    """No group can form beside it, so nobody waits for one."""
+    engine = Engine(executor, prompt_tokens=64, prefix_bytes=0, prefix_host_bytes=0)
+    running = [add(engine, text(number, 3), 200) for number in range(6)]
+    run(engine, 8)
+    add(engine, text(1, 3000), 2)
+    run(engine, 3)
+    for number in range(4):
+        add(engine, text(number, 8), 2)
+    executor.calls.clear()
+    run(engine, 20)
+    names = [name for name, _ in executor.calls]
+    assert names.count("step") == 20
+    assert all("read" in names[at : at + 3] for at in range(0, len(names) - 3))
+    assert len(running) == 6
+
+
+def test_turns_of_sessions_are_read_together(executor: FakeExecutor) -> None:
+    engine = Engine(executor)
+    for turn in range(2):
+        requests = [add(engine, text(number + turn, 20), 5, session=f"chat-{number}") for number in range(4)]
+        run(engine)
+        assert not any(request.answers[0].error for request in requests)
+    assert [len(group) for group in executor.groups] == [4, 4]
+
+
 def test_with_few_slots_no_prompt_waits(executor: FakeExecutor) -> None:
     assert max(waits(executor, [5])) <= 1
     assert sum(map(len, executor.groups)) < 30
@@ -157,6 +257,19 @@ def test_a_cancelled_prompt_leaves_its_group(executor: FakeExecutor) -> None:
     assert tokens(*later[1:]) == [answer_to(request.prompt, 4) for request in later[1:]]
 
 
+def test_a_text_that_just_fits_does_so_beside_a_longer_part() -> None:
+    """A state of many columns and a part of many: no sequence has both."""
+    rnn = msrnn.MultiStateRNN(build(llama(), "cpu"), "tova", 9)
+    executor = LocalExecutor(rnn, slots=4, together=2)
+    states = [executor.new_state(), executor.new_state()]
+    executor.read(states[0], text(1, 30))
+    checked: list[int] = []
+    object.__setattr__(rnn.spec, "check_gaps", checked.append)
+    executor.read_together(states, [text(2, 5), text(3, 20)])
+    assert checked == [35]
+    assert [state.state.columns for state in states] == [35, 20]
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "tova": {},
     "echo": {"policy": "echo"},
@@ -171,7 +284,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", OPTIONS)
 def test_states_that_are_read_together_are_those_that_are_read_alone(case: str, device: str) -> None:
     """After texts of their own, with protected tokens and sizes of their own."""
-    rnn = msrnn.MultiStateRNN(build(llama(), device), **({"policy": "tova", "size": 9} | OPTIONS[case]))
+    options: dict[str, Any] = {"policy": "tova", "size": 9}
+    rnn = msrnn.MultiStateRNN(build(llama(), device), **(options | OPTIONS[case]))
     executor, sizes = LocalExecutor(rnn, slots=4, together=4), [None, None if "budget" in case else 6, None]
     before, parts = [[], text(1, 7), text(2, 20)], [text(3, 16), text(4, 3), text(5, 30)]
     for _ in range(2):  # the second time, the batch has other rows in it
