@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
-from msrnn import MultiStateRNN
 from msrnn.cli.answer_streamer import AnswerStreamer
 from msrnn.core.state_file import load_description, load_tensors
-from msrnn.hf import long_read
+from msrnn.hf import block_reader, long_read
 from tests.helpers.command import TEXT, Run, same
 
 BOOK = TEXT * 8  # more than four blocks
@@ -42,19 +41,19 @@ Stop = Callable[[int, Callable[[], Any]], None]
 @pytest.fixture
 def stop(monkeypatch: pytest.MonkeyPatch) -> Stop:
     """`stop(3, how)`: something happens while the third block passes through the model, once."""
-    forward = MultiStateRNN.forward
+    read = block_reader.read_columns
 
     def stop(block: int, how: Callable[[], Any]) -> None:
         count = 0
 
-        def stopped(self: MultiStateRNN, *args: Any, **kwargs: Any) -> Any:
+        def stopped(*args: Any) -> Any:
             nonlocal count
             count += 1
             if count == block:
                 how()
-            return forward(self, *args, **kwargs)
+            return read(*args)
 
-        monkeypatch.setattr(MultiStateRNN, "forward", stopped)
+        monkeypatch.setattr(block_reader, "read_columns", stopped)
 
     return stop
 
