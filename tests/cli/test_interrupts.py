@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 
 from msrnn.cli.answer_streamer import AnswerStreamer
 from msrnn.core.state_file import load_description, load_tensors
-from msrnn.hf import block_reader, long_read
+from msrnn.hf import long_read
+from msrnn.hf.wavefront import read_columns
 from tests.helpers.command import TEXT, Run, same
 
 BOOK = TEXT * 8  # more than four blocks
@@ -41,7 +42,6 @@ Stop = Callable[[int, Callable[[], Any]], None]
 @pytest.fixture
 def stop(monkeypatch: pytest.MonkeyPatch) -> Stop:
     """`stop(3, how)`: something happens while the third block passes through the model, once."""
-    read = block_reader.read_columns
 
     def stop(block: int, how: Callable[[], Any]) -> None:
         count = 0
@@ -51,9 +51,9 @@ def stop(monkeypatch: pytest.MonkeyPatch) -> Stop:
             count += 1
             if count == block:
                 how()
-            return read(*args)
+            return read_columns(*args)
 
-        monkeypatch.setattr(block_reader, "read_columns", stopped)
+        monkeypatch.setattr("msrnn.hf.block_reader.read_columns", stopped)
 
     return stop
 
