@@ -6,10 +6,12 @@ vllm        vLLM as it is
 vllm-fp8    with a KV cache of 8-bit floats
 vllm-msrnn  with the plug-in
 msrnn       msrnn's own engine
+msrnn-compiled  the same, compiled by torch between its kernels, as vLLM is
 
-Each runs in a process of its own, on two loads: long answers (prompts of 256 tokens, answers of 3,840), and mixed
-(answers of 512, one prompt in five of 2,048 tokens, the others 256). Weights are random. One that fails is reported as
-failed, and the others go on.
+Each runs in a process of its own, on three loads: long answers (prompts of 256 tokens, answers of 3,840), mixed
+(answers of 512, one prompt in five of 2,048 tokens, the others 256), both with a full engine, and arrivals: mixed
+requests that come at random, eight per second. Weights are random. One that fails is reported as failed, and the others
+go on.
 """
 
 from __future__ import annotations
@@ -29,15 +31,15 @@ from typing import Any
 
 from benchmarks.vllm_loads import LOADS, measure
 
-CASES = ("vllm", "vllm-fp8", "vllm-msrnn", "msrnn")
-FIELDS = ("tokens_per_second", "ms_per_step", "tokens_per_step")
+CASES = ("vllm", "vllm-fp8", "vllm-msrnn", "msrnn", "msrnn-compiled")
+FIELDS = ("tokens_per_second", "ms_per_step", "tokens_per_step", "first_token_p50_ms", "first_token_p99_ms")
 
 
 def open_driver(case: str, shape: str, size: int) -> Any:
     from benchmarks.vllm_drivers import VLLM, Msrnn
 
-    if case == "msrnn":
-        return Msrnn(shape, size)
+    if case.startswith("msrnn"):
+        return Msrnn(shape, size, compiles=case == "msrnn-compiled")
     return VLLM(shape, size if case == "vllm-msrnn" else None, "fp8" if case == "vllm-fp8" else "auto")
 
 
@@ -105,11 +107,12 @@ def show(path: Path, cases: list[str]) -> str:
     for line in path.read_text().splitlines():
         row = json.loads(line)
         found[row["case"], row["load"]] = row
-    lines = ["| engine | load | tokens per second | ms per step | tokens per step |", "|---|---|---|---|---|"]
+    lines = [f"| engine | load | {' | '.join(FIELDS).replace('_', ' ')} |", "|---|---" + "|---" * len(FIELDS) + "|"]
     for case in cases:
         for (name, load), row in found.items():
             if name == case:
-                cells = [row["error"], "", ""] if "error" in row else [f"{row[field]:,}" for field in FIELDS]
+                figures = [f"{row[field]:,}" if field in row else "" for field in FIELDS]
+                cells = [row["error"], *figures[1:]] if "error" in row else figures
                 lines.append(f"| {case} | {load} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -64,7 +64,7 @@ class VLLM:
         tokens = self._cache.num_gpu_blocks * self._cache.block_size
         return min(512, int(tokens / load.mean_context)) + 8  # some that wait, so that memory is always full
 
-    def add(self, job: Job) -> None:
+    def add(self, job: Job) -> str:
         number, self._count = str(self._count), self._count + 1
         tokens = self._draw.choices(range(self._vocabulary), k=job.prompt)
         params = self._params(
@@ -72,14 +72,17 @@ class VLLM:
         )
         self._engine.add_request(number, {"prompt_token_ids": tokens}, params)
         self._running[number] = False
+        return number
 
     def step(self) -> Served:
-        tokens = began = ended = 0
+        tokens = ended = 0
+        began: list[str] = []
         for output in self._engine.step():
             new = len(output.outputs[0].token_ids)
             tokens += new
             if new and not self._running[output.request_id]:
-                self._running[output.request_id], began = True, began + 1
+                self._running[output.request_id] = True
+                began.append(output.request_id)
             if output.finished:
                 ended += 1
                 del self._running[output.request_id]
@@ -93,13 +96,13 @@ class VLLM:
 
 
 class Msrnn:
-    """msrnn's own engine: decode steps are captured, the model is not compiled."""
+    """msrnn's own engine, captured; compiled or not."""
 
-    def __init__(self, shape: str, size: int) -> None:
+    def __init__(self, shape: str, size: int, compiles: bool) -> None:
         import msrnn
 
         self.held = size + SPARE
-        rnn = msrnn.MultiStateRNN(random_model(shape), POLICY, size)
+        rnn = msrnn.MultiStateRNN(random_model(shape), POLICY, size, compile=compiles)
         self._engine, self._params = msrnn.Engine(rnn, SLOTS), msrnn.SamplingParams
         self._engine.warm_up()
         self._vocabulary, self._draw = SHAPES[shape]["vocab_size"], random.Random(1)
@@ -108,20 +111,23 @@ class Msrnn:
     def count_slots(self, load: Load) -> int:
         return SLOTS
 
-    def add(self, job: Job) -> None:
+    def add(self, job: Job) -> Any:
         tokens = self._draw.choices(range(self._vocabulary), k=job.prompt)
         params = self._params(temperature=0, max_tokens=job.answer, ignore_eos=True)
         request = self._engine.request(tokens, params)
         self._engine.add(request)
         self._running[request] = False
+        return request
 
     def step(self) -> Served:
-        tokens = began = ended = 0
+        tokens = ended = 0
+        began: list[Any] = []
         for event in self._engine.step():
             if event.token is not None:
                 tokens += 1
-                began += not self._running[event.request]
-                self._running[event.request] = True
+                if not self._running[event.request]:
+                    self._running[event.request] = True
+                    began.append(event.request)
             if event.finish_reason:
                 ended += 1
                 del self._running[event.request]

@@ -1,17 +1,22 @@
-"""The loads of `benchmarks.vllm`, and how an engine is kept busy with one: as it is after hours, but from the start.
+"""The loads of `benchmarks.vllm`, and how an engine is measured under one: as it is after hours, but from the start.
 
-Requests are at any point of their answers at once: what they have generated so far is part of their prompts.
+Requests are at any point of their answers at once: what they have generated so far is part of their prompts. Either the
+engine is full, and each request that ends is followed by another one, or requests arrive by chance at a given rate.
 """
 
 from __future__ import annotations
 
 import random
 import time
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from statistics import quantiles
 from typing import Any, NamedTuple, Protocol
 
 LONG_PROMPT, SHARE_OF_LONG = 2048, 0.2  # of the mixed load
 STALLED = 30  # steps in which no other request has begun: the engine is full
+STEP = 0.05  # seconds, about: as many requests run at first as would if steps took that long
+PATIENCE = 30  # seconds for the last first tokens
 
 
 class Job(NamedTuple):
@@ -26,6 +31,7 @@ class Load:
     prompt: int
     answer: int
     mixed: bool = False
+    rate: float = 0  # requests that arrive per second; 0: the engine is always full
 
     def draw(self, chance: random.Random) -> Job:
         long = self.mixed and chance.random() < SHARE_OF_LONG
@@ -43,14 +49,18 @@ class Load:
         return prompt + self.answer / 2
 
 
-LOADS = {"long answers": Load(256, 3840), "mixed": Load(256, 512, mixed=True)}
+LOADS = {
+    "long answers": Load(256, 3840),
+    "mixed": Load(256, 512, mixed=True),
+    "arrivals": Load(256, 512, mixed=True, rate=8),
+}
 
 
 class Served(NamedTuple):
     """What a step has brought."""
 
     tokens: int
-    began: int  # requests that got their first token
+    began: Sequence[Hashable]  # requests that got their first token
     ended: int
 
 
@@ -63,7 +73,9 @@ class Driver(Protocol):
         """About as many requests as it can run at once."""
         ...
 
-    def add(self, job: Job) -> None: ...
+    def add(self, job: Job) -> Hashable:
+        """Queue a request -> what `step` calls it."""
+        ...
 
     def step(self) -> Served: ...
 
@@ -73,20 +85,27 @@ class Driver(Protocol):
 
 
 def measure(driver: Driver, load: Load, seconds: float, most_filling: float) -> dict[str, Any]:
-    """Fill the engine, and count tokens over some seconds while every request that ends is followed by another one."""
+    """The figures of an engine under a load, over some seconds after it was filled for at most `most_filling`."""
+    if load.rate:
+        return _measure_arrivals(driver, load, seconds, most_filling)
+    return _measure_full(driver, load, seconds, most_filling)
+
+
+def _measure_full(driver: Driver, load: Load, seconds: float, most_filling: float) -> dict[str, Any]:
+    """Fill the engine, and count tokens while every request that ends is followed by another one."""
     chance, slots = random.Random(0), driver.count_slots(load)
     for _ in range(slots):
         driver.add(load.draw_running(chance, driver.held))
     began, running, stalled = time.perf_counter(), 0, 0
     while running < slots and stalled < STALLED and time.perf_counter() - began < most_filling:
         served = _step(driver, load, chance)
-        running += served.began - served.ended
+        running += len(served.began) - served.ended
         stalled = 0 if served.began else stalled + 1
     filled, tokens, steps, first, ended = time.perf_counter(), 0, 0, 0, 0
     while time.perf_counter() - filled < seconds:
         served = _step(driver, load, chance)
         tokens, steps = tokens + served.tokens, steps + 1
-        first, ended = first + served.began, ended + served.ended
+        first, ended = first + len(served.began), ended + served.ended
     took = time.perf_counter() - filled
     driver.clear()
     return {
@@ -99,6 +118,35 @@ def measure(driver: Driver, load: Load, seconds: float, most_filling: float) -> 
         "fill_seconds": round(filled - began, 1),
         "window_seconds": round(took, 1),
         "full": running >= slots or stalled >= STALLED,
+    }
+
+
+def _measure_arrivals(driver: Driver, load: Load, seconds: float, filling: float) -> dict[str, Any]:
+    """Let requests arrive at random, and time the first tokens of those that come after the first `filling` seconds."""
+    chance = random.Random(0)
+    for _ in range(int(load.rate * load.answer * STEP)):
+        driver.add(load.draw_running(chance, driver.held))
+    began, next_arrival, tokens = time.perf_counter(), 0.0, 0
+    end, arrived, waits = filling + seconds, dict[Hashable, float](), list[float]()
+    while (now := time.perf_counter() - began) < end or (arrived and now < end + PATIENCE):
+        while next_arrival <= min(now, end):
+            arrived[driver.add(load.draw(chance))] = next_arrival
+            next_arrival += chance.expovariate(load.rate)
+        served = driver.step()
+        now = time.perf_counter() - began
+        tokens += served.tokens * (filling <= now < end)
+        times = [arrived.pop(request) for request in served.began if request in arrived]
+        waits += [now - arrival for arrival in times if arrival >= filling]
+    late = sum(arrival >= filling for arrival in arrived.values())
+    driver.clear()
+    cuts = quantiles(waits, n=100)
+    return {
+        "tokens_per_second": round(tokens / seconds, 1),
+        "first_token_p50_ms": round(1000 * cuts[49]),
+        "first_token_p99_ms": round(1000 * cuts[98]),
+        "requests": len(waits),
+        "without_first_token": late,
+        "rate": load.rate,
     }
 
 

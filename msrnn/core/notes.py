@@ -13,22 +13,29 @@ def note(text: str) -> None:
 
 
 @contextmanager
-def loading(what: str) -> Iterator[Callable[[str], None]]:
-    """Show a line while something loads, and clear it afterwards. Yields a function that prints a remark instead."""
+def showing() -> Iterator[Callable[[str], None]]:
+    """Yields a function that shows a line on a terminal, in place of the one before; the last one is cleared."""
     stream = sys.stderr  # loading may redirect it
-    is_terminal = stream.isatty()
 
     def show(text: str) -> None:
-        if is_terminal:
-            stream.write(text)
+        if stream.isatty():
+            stream.write(f"\r\033[K{text}")
             stream.flush()
 
-    def remark(text: str) -> None:
-        show("\r\033[K")
-        note(text)
-
-    show(f"loading {what} …")
     try:
-        yield remark
+        yield show
     finally:
-        show("\r\033[K")
+        show("")
+
+
+@contextmanager
+def loading(what: str) -> Iterator[Callable[[str], None]]:
+    """Show a line while something loads, and clear it afterwards. Yields a function that prints a remark instead."""
+    with showing() as show:
+
+        def remark(text: str) -> None:
+            show("")
+            note(text)
+
+        show(f"loading {what} …")
+        yield remark

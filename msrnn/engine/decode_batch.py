@@ -51,7 +51,8 @@ class DecodeBatch:
                 "linear-attention layers; a size as large as the text is the full model"
             )
         self._graphs = rnn.new_graphs()
-        self._buckets = bucket_sizes(slots) if self._graphs.possible else range(1, slots + 1)
+        # Numbers of slots that take a step; each has a graph.
+        self.buckets: Sequence[int] = bucket_sizes(slots) if self._graphs.possible else range(1, slots + 1)
         self._draft: Draft | None = None  # the last guesses
         self._views: dict[int, MultiState] = {}
         self._masks: dict[tuple[int, int], Tensor] = {}
@@ -61,7 +62,7 @@ class DecodeBatch:
     @torch.no_grad()
     def step(self, count: int) -> Tensor:
         """Let the first `count` slots read their next token -> logits [count, V], which the next step overwrites."""
-        bucket = self._buckets[bisect_left(self._buckets, count)]
+        bucket = self.buckets[bisect_left(self.buckets, count)]
         view = self._view(bucket)
         ids, mask = self.next[:bucket], self._mask(bucket, count)
         recalling = self.rnn.spec.recalling
@@ -83,13 +84,10 @@ class DecodeBatch:
         assert self._draft is not None
         self._draft.take_back(tokens)
 
-    def warm_up(self, guesses: int = 0) -> None:
-        """Take a step with every number of slots that has a graph, and capture drafts, while no slot is in use."""
-        for bucket in self._buckets if self._graphs.possible else [1]:
-            self.step(bucket)
-        if guesses and self._graphs.possible:
-            for power in range((1 + guesses).bit_length() + 1):
-                self._graphs.draft(self._first, min(1 << power, 1 + guesses))
+    @torch.no_grad()
+    def capture_guesses(self, columns: int) -> None:
+        """Capture the graphs of so many tokens, guesses among them, while no slot is in use."""
+        self._graphs.draft(self._first, columns)
 
     def _view(self, count: int) -> MultiState:
         if count not in self._views:

@@ -150,11 +150,18 @@ class Engine(Scheduler):
     def __repr__(self) -> str:
         return f"Engine({self.executor!r})"
 
-    def warm_up(self) -> None:
-        """Compile kernels and capture CUDA graphs, so that the first requests do not wait for it."""
+    def warm_up(self, on_part: Callable[[str], None] | None = None) -> None:
+        """Compile kernels and capture CUDA graphs, so that the first requests do not wait for it.
+
+        `on_part` is called before each part, with its name and how many there are.
+        """
         if not self.idle:
             raise UsageError("this engine is answering requests: call warm_up before the first request")
-        self.executor.warm_up(self.prompt_tokens, self.guesses)
+        parts = self.executor.plan_warm_up(self.prompt_tokens, self.guesses)
+        for number, part in enumerate(parts, 1):
+            if on_part:
+                on_part(f"{part} ({number} of {len(parts)})")
+            self.executor.warm_up(part)
         self.grammars.warm_up()
 
     @classmethod

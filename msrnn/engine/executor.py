@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from msrnn.engine.grammars import Matcher
 from msrnn.engine.requests import NOT_FINITE_ERROR, Logprobs, SamplingParams
@@ -43,6 +43,17 @@ class SamplerSpec:
     prompt: Sequence[int]
     stops: Collection[int] = ()
     matcher: Matcher | None = None
+
+
+class WarmUp(NamedTuple):
+    """A part of a warm-up: kernels for reads or steps of one shape are compiled and captured."""
+
+    what: Literal["prompt", "prompts", "step", "guesses"]  # prompts are read together
+    number: int  # tokens of a prompt or of guesses, or answers of a step
+
+    def __str__(self) -> str:
+        unit = "answer" if self.what == "step" else "token"
+        return f"{self.what} of {self.number:,} {unit}{'s' * (self.number > 1)}"
 
 
 class StateHandle(Protocol):
@@ -149,11 +160,12 @@ class Executor(ABC):
         """The stop tokens of the model, and of a tokenizer or None."""
 
     @abstractmethod
-    def warm_up(self, prompt_tokens: int, guesses: int = 0) -> None:
-        """Compile kernels and capture graphs of decode steps, of prefills of `prompt_tokens`, and of guesses.
+    def plan_warm_up(self, prompt_tokens: int, guesses: int = 0) -> list[WarmUp]:
+        """What to prepare for decode steps, for prefills of up to `prompt_tokens`, and for guesses."""
 
-        No slot may be in use.
-        """
+    @abstractmethod
+    def warm_up(self, part: WarmUp) -> None:
+        """Compile the kernels and capture the graphs of one part, while no slot is in use."""
 
     @abstractmethod
     def close(self) -> None:

@@ -141,9 +141,9 @@ class LongEngine(Engine):
     def drop_cancelled(self) -> list[Event]:
         return [*super().drop_cancelled(), *self.long.drop_cancelled()]
 
-    def warm_up(self) -> None:
-        super().warm_up()
-        self.long.warm_up()
+    def warm_up(self, on_part: Callable[[str], None] | None = None) -> None:
+        super().warm_up(on_part)
+        self.long.warm_up(on_part)
 
     def close(self) -> None:
         super().close()

@@ -14,14 +14,15 @@ from msrnn.core.device_memory import available_bytes, on_device
 from msrnn.core.state import MultiState
 from msrnn.core.state_file import load_description
 from msrnn.engine.decode_batch import DecodeBatch, fitting_slots
-from msrnn.engine.executor import Executor, Facts, Place, SampledTokens, Sampler, SamplerSpec, StateHandle
-from msrnn.engine.prompt_groups import LONGEST
+from msrnn.engine.executor import Executor, Facts, Place, SampledTokens, Sampler, SamplerSpec, StateHandle, WarmUp
+from msrnn.engine.prompt_groups import longest_together
 from msrnn.engine.prompt_logprobs import score_block
 from msrnn.engine.requests import Logprobs
 from msrnn.engine.retention import Retention
 from msrnn.engine.sampling import SequenceSampler, choose, choose_ahead
 from msrnn.engine.state_retention import retention_of
 from msrnn.hf.cuda_graphs import WORTH_CAPTURING
+from msrnn.hf.draft import width_of
 from msrnn.hf.rnn import MultiStateRNN
 from msrnn.hf.stop_tokens import stop_tokens_of
 from msrnn.recall import Recalling
@@ -122,18 +123,38 @@ class LocalExecutor(Executor):
     def stop_tokens(self, tokenizer: Any) -> frozenset[int]:
         return frozenset(stop_tokens_of(self.rnn.model, tokenizer))
 
-    @torch.no_grad()
-    def warm_up(self, prompt_tokens: int, guesses: int = 0) -> None:
-        """Read texts of the lengths that have a graph as often as it takes to capture one, then take steps."""
+    def plan_warm_up(self, prompt_tokens: int, guesses: int = 0) -> list[WarmUp]:
+        captures, together = self.rnn.captures, self.facts.together
         widths = [1 << power for power in range(4, prompt_tokens.bit_length())] or [1]
-        for width in widths if self.rnn.captures else widths[:1]:
-            ids = torch.zeros(1, width, dtype=torch.long, device=self.rnn.device)
-            several = self.facts.together if width <= min(LONGEST, prompt_tokens // self.facts.together) else 1
-            for _ in range(WORTH_CAPTURING + 1):
-                self.rnn.read_prompt(ids, self.rnn.state(), None)
-                if several > 1:
-                    self.read_together([self.new_state()] * several, [[0] * width] * several)
-        self.batch.warm_up(guesses)
+        parts = [WarmUp("prompt", width) for width in (widths if captures else widths[:1])]
+        if together > 1:
+            parts += [
+                WarmUp("prompts", width) for width in widths if width <= longest_together(prompt_tokens, together)
+            ]
+        parts += [WarmUp("step", answers) for answers in (self.batch.buckets if captures else [1])]
+        if guesses and captures:
+            widths = sorted({width_of(columns) for columns in range(1, 2 + guesses)})
+            parts += [WarmUp("guesses", width) for width in widths]
+        return parts
+
+    @torch.no_grad()
+    def warm_up(self, part: WarmUp) -> None:
+        if part.what == "step":
+            self.batch.step(part.number)
+        elif part.what == "guesses":
+            self.batch.capture_guesses(part.number)
+        else:
+            with self.rnn.compiling_rests():
+                for _ in range(WORTH_CAPTURING + 1):
+                    self._read_zeros(part)
+
+    def _read_zeros(self, part: WarmUp) -> None:
+        zeros = [0] * part.number
+        if part.what == "prompt":
+            self.rnn.read_prompt(on_device(zeros, self.rnn.device)[None], self.rnn.state(), None)
+        else:
+            several = self.facts.together
+            self.read_together([self.new_state() for _ in range(several)], [zeros] * several)
 
     def close(self) -> None:
         pass

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from msrnn.core.state import MultiState
-from msrnn.engine.executor import Place
+from msrnn.engine.executor import Place, WarmUp
 from msrnn.engine.local_executor import LocalExecutor, LocalState
 from msrnn.errors import UsageError
 from msrnn.hf.rnn import MultiStateRNN
@@ -43,8 +43,8 @@ class Rank:
     def start(self, slots: int | None) -> None:
         self.local = LocalExecutor(self.rnn, slots)
 
-    def warm_up(self, prompt_tokens: int, guesses: int = 0) -> None:
-        self.local.warm_up(prompt_tokens, guesses)
+    def warm_up(self, part: WarmUp) -> None:
+        self.local.warm_up(part)
 
     def new_state(self, number: int, size: int | None = None) -> None:
         self.states[number] = self.local.new_state(size)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from msrnn.core.state import MultiState
-from msrnn.engine.executor import Executor, Place, SampledTokens, Sampler, SamplerSpec, StateHandle
+from msrnn.engine.executor import Executor, Place, SampledTokens, Sampler, SamplerSpec, StateHandle, WarmUp
 from msrnn.engine.local_executor import LocalState, require_logits
 from msrnn.engine.prompt_logprobs import score_block
 from msrnn.engine.rank import PATIENCE, SHARED_ERRORS, STOP, Rank
@@ -142,8 +142,11 @@ class TensorParallelExecutor(Executor):
     def stop_tokens(self, tokenizer: Any) -> frozenset[int]:
         return self._rank.local.stop_tokens(tokenizer)
 
-    def warm_up(self, prompt_tokens: int, guesses: int = 0) -> None:
-        self._do("warm_up", prompt_tokens, guesses)
+    def plan_warm_up(self, prompt_tokens: int, guesses: int = 0) -> list[WarmUp]:
+        return self._rank.local.plan_warm_up(prompt_tokens, guesses)
+
+    def warm_up(self, part: WarmUp) -> None:
+        self._do("warm_up", part)
 
     def new_state(self, size: int | None = None) -> SharedState:
         return self._make("new_state", size)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -74,6 +75,7 @@ class Graphs:
         self._watched = [weights[0], weights[-1], min(weights, key=Tensor.numel)]
         self._remember_weights()
         self._requests: Counter[tuple[int, Shape, bool]] = Counter()
+        self._compiles_rests = False
         self._drafts: dict[int, Draft] = {}  # by width, of one state
         self._drafted: tuple[MultiState, Mark] | None = None  # that state, and its copies
 
@@ -101,8 +103,8 @@ class Graphs:
     ) -> Graph | None:
         """The graph for a state, captured after more than `after` requests; None where there is none.
 
-        The rest of a text is never compiled, which would take longer than it saves. A model that cannot be captured
-        gives a warning.
+        The rest of a text is not compiled, which would take longer than it saves, unless many texts follow. A model
+        that cannot be captured gives a warning.
         """
         if not self.possible:
             return None
@@ -117,8 +119,18 @@ class Graphs:
         segments = state.reserve(shape.width)
         key = shape, last_only, recalling, segments if recalling else 0
         if key not in buffers.graphs:
-            buffers.graphs[key] = self._capture(state, shape, last_only, self.compiles and not rest, recalling)
+            compiles = self.compiles and (self._compiles_rests or not rest)
+            buffers.graphs[key] = self._capture(state, shape, last_only, compiles, recalling)
         return buffers.graphs[key]
+
+    @contextmanager
+    def compiling_rests(self) -> Iterator[None]:
+        """Compile meanwhile also the rest of a text, as is worthwhile where many texts follow."""
+        self._compiles_rests = True
+        try:
+            yield
+        finally:
+            self._compiles_rests = False
 
     def read(
         self, input_ids: Tensor, state: MultiState, mask: Tensor | None, wave: Wave, last_only: bool

@@ -176,6 +176,10 @@ class MultiStateRNN:
         """Whether steps and blocks are captured as CUDA graphs."""
         return self._graphs.possible
 
+    def compiling_rests(self) -> AbstractContextManager[None]:
+        """Compile meanwhile also what is captured for short texts and for rests of long ones, if this RNN compiles."""
+        return self._graphs.compiling_rests()
+
     def new_graphs(self) -> Graphs:
         """Graphs like those of this RNN, on buffers of their own."""
         return Graphs(self.model, self.spec, self._graphs.compiles)

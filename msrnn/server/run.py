@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +18,7 @@ from uuid import uuid4
 import uvicorn
 
 from msrnn.core.atomic import make_private_folder
-from msrnn.core.notes import loading, note
+from msrnn.core.notes import loading, note, showing
 from msrnn.core.ray_cluster import Cluster, reachable
 from msrnn.core.torchrun import is_torchrun
 from msrnn.server.factory import make_replica, make_server
@@ -30,6 +31,7 @@ from msrnn.server.server import Server
 from msrnn.server.setup import Address, Setup
 
 if TYPE_CHECKING:
+    from msrnn.engine.engine import Engine
     from msrnn.hf.rnn import MultiStateRNN
 
 # Clients use idle connections again for longer than uvicorn's 5 seconds, and fail if they are closed just then.
@@ -61,10 +63,19 @@ def run_server(setup: Setup, rnn: MultiStateRNN, tokenizer: Any, bound: Bound) -
     if defaults := server.served.defaults:
         stated = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
         note(f"the model's own sampling defaults: {stated}; generation_config=none ignores them")
-    if rnn.device.type == "cuda":
-        note("compiling and capturing what requests need")
-    server.engine.warm_up()
+    warm_up(server.engine, captures=rnn.captures)
     _listen_until_stopped(server, setup.served_model_name, bound)
+
+
+def warm_up(engine: Engine, captures: bool) -> None:
+    """Let the first requests wait for nothing that can be prepared, and say so where it takes long."""
+    began = time.perf_counter()
+    if captures:
+        note("compiling and capturing what requests need")
+    with showing() as show:
+        engine.warm_up(show)
+    if captures:
+        note(f"compiled and captured in {time.perf_counter() - began:.0f} s")
 
 
 def follow_server(rnn: MultiStateRNN) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pty
 import select
@@ -15,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from msrnn.cli.terminal import show_table
-from msrnn.core.notes import loading
 from tests.helpers.command import Run, same
 
 PROGRAM = [sys.executable, "-c", "import sys; from msrnn.cli import main; sys.exit(main())"]
@@ -109,19 +107,6 @@ def test_nothing_of_it_where_there_is_no_terminal(home: Path, run: Run, monkeypa
     assert "loading" not in err
     assert "\033" not in err
     assert os.listdir(home / "msrnn") == []
-
-
-def test_loading_is_shown_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Screen(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    screen = Screen()
-    monkeypatch.setattr("sys.stderr", screen)
-    with loading("a model") as remark:
-        assert screen.getvalue() == "loading a model …"
-        remark("converting it")
-    assert screen.getvalue() == "loading a model …\r\033[Kconverting it\n\r\033[K"
 
 
 LABELS = ("echo+1~64@compressed:lnln", "tova@original", "[tova]")

@@ -76,9 +76,9 @@ def test_a_slot_that_moves_takes_its_next_token_along(rnn: msrnn.MultiStateRNN) 
     torch.testing.assert_close(batch.step(1), rnn.step(torch.tensor([[7]]), state)[:, -1], atol=1e-5, rtol=1e-5)
 
 
-def test_a_warm_up_leaves_slots_that_can_be_used(rnn: msrnn.MultiStateRNN) -> None:
+def test_a_step_of_empty_slots_leaves_them_as_they_are(rnn: msrnn.MultiStateRNN) -> None:
     batch = DecodeBatch(rnn, 2)
-    batch.warm_up()
+    batch.step(2)
     state = prefill(rnn, tokens(1, 10)[0])
     batch.put(0, state)
     batch.next[0] = 7

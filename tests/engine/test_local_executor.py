@@ -117,8 +117,24 @@ def test_stop_tokens(executor: LocalExecutor) -> None:
 
 def test_a_warm_up_changes_no_state(executor: LocalExecutor) -> None:
     state = executor.new_state()
-    executor.warm_up(16)
+    parts = executor.plan_warm_up(40, guesses=3)
+    assert [*map(str, parts)] == ["prompt of 16 tokens", "step of 1 answer"]  # a CPU captures nothing
+    for part in parts:
+        executor.warm_up(part)
     assert state.seen == 0
+    executor.read(state, PROMPT)
+    expected = executor.new_state()
+    executor.read(expected, PROMPT)
+    torch.testing.assert_close(state.logits, expected.logits, atol=0, rtol=0)
+
+
+def test_prompts_are_prepared_as_they_are_read(rnn: msrnn.MultiStateRNN) -> None:
+    together = LocalExecutor(rnn, slots=2, together=2)
+    for longest, widths in ((16, []), (32, [16]), (100, [16, 32]), (4096, [16, 32, 64, 128, 256, 512])):
+        parts = together.plan_warm_up(longest)
+        assert [part.number for part in parts if part.what == "prompts"] == widths
+        for part in parts[:2]:
+            together.warm_up(part)
 
 
 def test_states_that_cannot_be_used(executor: LocalExecutor) -> None:

@@ -171,6 +171,12 @@ def test_an_engine_does_not_load_torch() -> None:
 def test_an_executor_has_its_own_slots() -> None:
     with pytest.raises(UsageError, match="slots=2: the executor has 4 batch slots already; leave slots out"):
         Engine(FakeExecutor(), slots=2)
-    engine = Engine(FakeExecutor(3))
-    engine.warm_up()
-    assert engine.capacity == 3
+    assert Engine(FakeExecutor(3)).capacity == 3
+
+
+def test_a_warm_up_tells_its_parts() -> None:
+    executor, told = FakeExecutor(), list[str]()
+    engine = Engine(executor, prompt_tokens=2048, guesses=3)
+    engine.warm_up(told.append)
+    assert executor.calls == [("prompt", 2048), ("step", 1), ("guesses", 4)]
+    assert told == ["prompt of 2,048 tokens (1 of 3)", "step of 1 answer (2 of 3)", "guesses of 4 tokens (3 of 3)"]

@@ -13,7 +13,17 @@ from typing import Any
 
 import numpy
 
-from msrnn.engine.executor import FAILED, Executor, Facts, Place, SampledTokens, Sampler, SamplerSpec, StateHandle
+from msrnn.engine.executor import (
+    FAILED,
+    Executor,
+    Facts,
+    Place,
+    SampledTokens,
+    Sampler,
+    SamplerSpec,
+    StateHandle,
+    WarmUp,
+)
 from msrnn.engine.requests import Logprobs, SamplingParams
 from msrnn.engine.retention import Retention
 from msrnn.errors import UsageError
@@ -123,8 +133,11 @@ class FakeExecutor(Executor):
     def stop_tokens(self, tokenizer: Any) -> frozenset[int]:
         return frozenset({STOP})
 
-    def warm_up(self, prompt_tokens: int, guesses: int = 0) -> None:
-        self.calls.append(("warm up", prompt_tokens))
+    def plan_warm_up(self, prompt_tokens: int, guesses: int = 0) -> list[WarmUp]:
+        return [WarmUp("prompt", prompt_tokens), WarmUp("step", 1), WarmUp("guesses", 1 + guesses)]
+
+    def warm_up(self, part: WarmUp) -> None:
+        self.calls.append((part.what, part.number))
 
     def close(self) -> None:
         self.closed = True
