@@ -84,7 +84,7 @@ def reasoning(
     """Problems solved step by step (GSM8K, MATH-500), by policy and size, with or without the prompt protected.
 
     The final answer is the last \\boxed{}; of a number also "#### 18", "the answer is 18", or the last number. Numbers
-    must be equal; LaTeX is compared by math-verify (pip install 'msrnn[reasoning]'). With --protect prompt, the tokens
+    must be equal; LaTeX is compared by math-verify (the extra "reasoning"). With --protect prompt, the tokens
     of the prompt are not evicted while the answer is generated: a version of its own, as "echo 128, prompt protected".
     At most three quarters of a layer's rows are protected; of a longer prompt, only its first tokens.
 

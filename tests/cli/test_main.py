@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import typer
+from rich.markup import render
 from safetensors.torch import save as to_bytes
 
 from msrnn import __version__
@@ -198,6 +199,18 @@ def test_short_help(words: tuple[str, ...], run: Run) -> None:
     assert short == long
     assert (short.code, short.err) == (0, "")
     assert "Usage: msrnn" in short.out
+
+
+def commands(command: Any) -> Iterator[Any]:
+    yield command
+    for inner in getattr(command, "commands", {}).values():
+        yield from commands(inner)
+
+
+def test_help_has_no_brackets_that_are_taken_for_markup() -> None:
+    pages = list(commands(typer.main.get_command(app)))
+    texts = [page.help for page in pages] + [getattr(each, "help", None) for page in pages for each in page.params]
+    assert [text for text in texts if text and render(text).plain != text] == []
 
 
 def test_help_does_not_wait_for_torch() -> None:
