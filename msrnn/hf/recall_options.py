@@ -9,9 +9,10 @@ from typing import Any
 from msrnn.bound import Bound
 from msrnn.core.paged_slots import PagedSlots
 from msrnn.core.recall_slots import RecallSlots, archive_layout
-from msrnn.core.rope import Spacing
+from msrnn.core.rope import Capped, Spacing
 from msrnn.core.slots import LayerShape, Slots
 from msrnn.errors import UsageError
+from msrnn.hf.extension import REACH
 from msrnn.recall import EXACT, QUESTION, SEGMENT, Recall
 
 
@@ -71,22 +72,28 @@ def check_archive(layer: object, shape: LayerShape, bound: Bound) -> None:
 
 
 def find_reach(config: Any, bound: Bound, spaced: Spacing | None) -> int:
-    """How far before a query archived rows stand, where keys are re-rotated: as the oldest of `size` rows in a row.
+    """How far before a query archived rows stand, where keys are re-rotated: as far as held rows can be.
 
-    That is among the distances that the model was trained on, and near enough for one that finds little far away.
+    So they stand before what the model has just read, and near enough for one that finds little far away. Among held
+    rows, they would seem to be a part of it.
     """
     if spaced is None or bound.recall is None:
         return 0
+    reach = bound.window - 1 if bound.window else REACH * bound.size
+    if isinstance(spaced.function, Capped):
+        reach = min(reach, spaced.function.limit * bound.size)
     length: int | None = getattr(config, "max_position_embeddings", None)
-    reach = bound.size
-    if length is not None and reach + max(QUESTION, bound.recall.every) > length:
+    if length is None:
+        return reach
+    most = length - max(QUESTION, bound.recall.every)
+    if bound.size > most:
         raise UsageError(
-            f"recalled rows {reach:,} positions away do not fit the {length:,} positions of this model",
+            f"recalled rows {bound.size:,} positions away do not fit the {length:,} positions of this model",
             name="recall",
             value=bound.recall.rows,
             advice="use a smaller size",
         )
-    return reach
+    return min(reach, most)
 
 
 def count_archived(layers: Sequence[tuple[LayerShape, Bound]]) -> int | None:

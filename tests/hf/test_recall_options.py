@@ -36,11 +36,20 @@ def test_layers_that_lose_no_row_have_no_archive() -> None:
     check_recall(Recall(8), [BOUND, sliding, None], [False, False, True])
 
 
-def test_recalled_rows_stand_as_far_as_the_oldest_of_a_window() -> None:
+def test_recalled_rows_stand_as_far_as_held_ones_can_be() -> None:
     config = LlamaConfig(max_position_embeddings=512)
     assert find_reach(config, BOUND, None) == 0
-    assert find_reach(config, BOUND, spacing("compressed:3")) == BOUND.size
-    assert find_reach(config, replace(BOUND, size=512 - QUESTION), spacing("compact")) == 512 - QUESTION
+    assert find_reach(config, BOUND, spacing("compact")) == BOUND.size
+    assert find_reach(config, BOUND, spacing("compressed:3")) == 3 * BOUND.size
+    assert find_reach(config, BOUND, spacing("compressed")) == 4 * BOUND.size
+    assert find_reach(config, replace(BOUND, window=6 * BOUND.size), spacing("compressed")) == 6 * BOUND.size - 1
+    assert find_reach(config, replace(BOUND, window=6 * BOUND.size), spacing("compact")) == BOUND.size
+
+
+def test_recalled_rows_stand_within_the_training_length() -> None:
+    config = LlamaConfig(max_position_embeddings=512)
+    for size in (200, 512 - QUESTION):
+        assert find_reach(config, replace(BOUND, size=size), spacing("compressed")) == 512 - QUESTION
     with pytest.raises(UsageError, match="do not fit the 512 positions"):
         find_reach(config, replace(BOUND, size=500), spacing("compact"))
 
