@@ -116,6 +116,8 @@ def main() -> None:
     args = parser.parse_args()
     model, tokenizer = load(args.model, dtype=args.dtype)
     novel = tokenizer(args.text.read_text(), add_special_tokens=False, verbose=False)["input_ids"]
+    if "text" in args.kind and max(args.tokens) >= len(novel):
+        parser.error(f"{args.text} has {len(novel):,} tokens: give a longer text, or --kind chat")
     print(json.dumps(environment(model.device)))
     for kind, tokens, rows in product(args.kind, args.tokens, [None] * args.full + args.recall):
         found: list[bool] = []
