@@ -27,7 +27,7 @@ from msrnn.hf.extension import extension, training_length
 from msrnn.hf.loading import load
 
 PIECE = 250  # tokens of a turn
-SPARE = 1_000  # tokens: more than what is said besides takes
+SPARE = 200  # tokens: more than a question and its answer take
 REPLIES = (
     "I liked the part about {}.",
     "So {} matters here.",
@@ -91,12 +91,18 @@ def find(rnn: msrnn.MultiStateRNN, tokenizer: Any, messages: list[Message], aske
     return right
 
 
-def wrap(model: Any, args: argparse.Namespace, tokens: int, rows: int | None) -> msrnn.MultiStateRNN:
-    """The version that recalls so many rows; None: the full model."""
-    if rows is None:
-        return msrnn.MultiStateRNN(model, "full")
+def wrap(model: Any, args: argparse.Namespace, length: int, rows: int | None) -> msrnn.MultiStateRNN:
+    """The model with the policy and size of `args`, for a chat of `length` tokens.
+
+    rows  that each token of a question recalls, per layer and KV head; None: the full model instead
+    """
     policy, positions, longest = args.policy, ORIGINAL, training_length(model)
-    if longest is not None and tokens + SPARE > longest:
+    passes = longest is not None and length + SPARE > longest
+    if rows is None:
+        if passes:
+            raise SystemExit(f"--full: this model was trained on {longest:,} tokens, and the chat has {length:,}")
+        return msrnn.MultiStateRNN(model, "full")
+    if longest is not None and passes:
         policy, positions = extension(policy, args.size, longest)
     return msrnn.MultiStateRNN(model, policy, args.size, positions=positions, recall=rows)
 
@@ -123,7 +129,8 @@ def main() -> None:
         found: list[bool] = []
         for number in range(args.chats):
             messages, asked = chat(kind, tokens, novel, tokenizer, random.Random(number))
-            with wrap(model, args, tokens, rows) as rnn:
+            length = len(encode(tokenizer, messages, asks=False))  # with the chat template and all answers
+            with wrap(model, args, length, rows) as rnn:
                 found += find(rnn, tokenizer, messages, asked)
         name = "full" if rows is None else f"{args.policy} {args.size} + {rows}"
         print(f"| {kind} | {tokens:,} | {name} | {sum(found)} of {len(found)} |", flush=True)

@@ -26,13 +26,14 @@ def start(args: argparse.Namespace) -> dict[str, Any]:
     """Start an engine in this process -> seconds of each part, and milliseconds to the first tokens of two requests."""
     import msrnn
     from msrnn.evaluation.benchmark.random_weights import random_model
+    from msrnn.evaluation.environment import environment
 
     began = time.perf_counter()
     rnn = msrnn.MultiStateRNN(random_model(args.random_weights), args.policy, args.size, compile=args.compile)
     engine = msrnn.Engine(rnn, args.slots)
     loaded = time.perf_counter()
     marks: list[tuple[str, float]] = []
-    engine.warm_up(lambda name: marks.append((name.split(" (")[0], time.perf_counter())))
+    engine.warm_up(lambda name: marks.append((name, time.perf_counter())))
     warm = time.perf_counter()
     ends = [at for _, at in marks[1:]] + [warm]
     parts = {name: round(end - at, 2) for (name, at), end in zip(marks, ends, strict=True)}
@@ -43,6 +44,7 @@ def start(args: argparse.Namespace) -> dict[str, Any]:
         "first_request_ms": round(1000 * first),
         "second_request_ms": round(1000 * second),
         "parts": parts,
+        **environment(rnn.device),
     }
 
 
@@ -62,8 +64,6 @@ def _first_token(engine: Any, seed: int) -> float:
 
 def run(args: argparse.Namespace) -> None:
     """Both starts, with caches in a folder of their own."""
-    from msrnn.evaluation.environment import environment
-
     words = [sys.executable, "-m", "benchmarks.first_use", "--one", *sys.argv[1:]]
     with tempfile.TemporaryDirectory() as folder:
         caches = {name: str(Path(folder, name)) for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")}
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
                 f"slowest parts: {', '.join(f'{name} {seconds} s' for name, seconds in slowest)}",
                 flush=True,
             )
-            print(json.dumps({"start": number, **vars(args), **found, **environment()}), flush=True)
+            print(json.dumps({"start": number, **vars(args), **found}), flush=True)
 
 
 def main() -> None:

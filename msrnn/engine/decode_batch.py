@@ -86,7 +86,10 @@ class DecodeBatch:
 
     @torch.no_grad()
     def capture_guesses(self, columns: int) -> None:
-        """Capture the graphs of so many tokens, guesses among them, while no slot is in use."""
+        """Capture the CUDA graphs that let the first slot read `columns` tokens and take back wrong guesses among them.
+
+        No slot may be in use.
+        """
         self._graphs.draft(self._first, columns)
 
     def _view(self, count: int) -> MultiState:

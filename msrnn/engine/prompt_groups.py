@@ -21,7 +21,7 @@ SLOTS = 32  # of the batch for each prompt of a group: with fewer, one that wait
 
 
 def longest_together(prompt_tokens: int, together: int) -> int:
-    """The longest prompts that are read together, where at most so many tokens are read in a step."""
+    """The most tokens of each of `together` prompts in one batch, if a step reads at most `prompt_tokens` in all."""
     return min(LONGEST, prompt_tokens // together)
 
 
@@ -35,7 +35,7 @@ class PromptGroups:
         self._open = True  # others may join; not once one was read, or they could overtake those behind for ever
 
     def limit(self, prompt_tokens: int) -> None:
-        """Read at most so many tokens together."""
+        """Let no batch of prompts have more than `prompt_tokens` tokens in all."""
         self._longest = longest_together(prompt_tokens, self._most)
 
     def begin(self) -> None:

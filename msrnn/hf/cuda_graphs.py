@@ -125,7 +125,7 @@ class Graphs:
 
     @contextmanager
     def compiling_rests(self) -> Iterator[None]:
-        """Compile meanwhile also the rest of a text, as is worthwhile where many texts follow."""
+        """In this `with` block, also compile reads that are shorter than a block of tokens: many texts will follow."""
         self._compiles_rests = True
         try:
             yield

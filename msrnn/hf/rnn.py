@@ -177,7 +177,10 @@ class MultiStateRNN:
         return self._graphs.possible
 
     def compiling_rests(self) -> AbstractContextManager[None]:
-        """Compile meanwhile also what is captured for short texts and for rests of long ones, if this RNN compiles."""
+        """In this `with` block, an RNN with `compile=True` also compiles reads that are shorter than a block of tokens.
+
+        These are short texts and the rest of long ones. It pays where many texts follow, as in an engine.
+        """
         return self._graphs.compiling_rests()
 
     def new_graphs(self) -> Graphs:

@@ -9,6 +9,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 import msrnn
 from msrnn.core.slots import MOST_COLUMNS
+from msrnn.hf.read_plan import Shape
 from tests.helpers.tiny import FAMILIES, build, greedy, left_padded, llama, tokens
 
 SETTINGS: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
@@ -30,6 +31,20 @@ def test_a_replayed_step_is_the_step(policy: str) -> None:
     assert torch.equal(mine.seen, theirs.seen)
     for layer in range(2):
         assert torch.equal(mine.positions(layer).sort(-1).values, theirs.positions(layer).sort(-1).values)
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_short_reads_are_compiled_only_where_many_texts_follow(compiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    rnn, asked = msrnn.MultiStateRNN(build(llama(), "cpu"), "tova", 9, compile=compiles), list[bool]()
+    graphs, state = rnn._graphs, rnn.state()
+    graphs.possible = True
+    monkeypatch.setattr(graphs, "_capture", lambda *args: asked.append(args[3]))
+    graphs.of(state, Shape(16, 16), rest=True)
+    graphs.of(state, Shape(512, 512))
+    with rnn.compiling_rests():
+        graphs.of(state, Shape(32, 32), rest=True)
+    graphs.of(state, Shape(64, 64), rest=True)
+    assert asked == [False, compiles, compiles, False]
 
 
 @pytest.mark.parametrize("how", [{}, {"num_beams": 3}, {"num_return_sequences": 2, "num_beams": 2}])

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import PreTrainedModel
 
 import msrnn
@@ -17,20 +13,6 @@ from tests.helpers.tiny import build, llama, tokens
 @pytest.fixture(scope="module")
 def model() -> PreTrainedModel:
     return build(llama(eos_token_id=None))
-
-
-@pytest.fixture
-def passes() -> Iterator[list[torch.nn.Module]]:
-    """The models that computed something, one entry per forward pass."""
-    models: list[torch.nn.Module] = []
-
-    def note(module: torch.nn.Module, *_: Any) -> None:
-        if isinstance(module, PreTrainedModel):
-            models.append(module)
-
-    hook = register_module_forward_pre_hook(note)
-    yield models
-    hook.remove()
 
 
 def test_arguments_are_checked_before_any_work(model: PreTrainedModel, passes: list[torch.nn.Module]) -> None:

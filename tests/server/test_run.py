@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import ssl
 import threading
@@ -12,10 +13,11 @@ import pytest
 import msrnn
 from msrnn.errors import UsageError
 from msrnn.server.http_server import bind
-from msrnn.server.run import Bound, follow_server, run_server
+from msrnn.server.run import Bound, follow_server, run_server, warm_up
 from msrnn.server.setup import Address, Setup
 from tests.helpers.certificates import NEEDS_OPENSSL, write_certificate
 from tests.helpers.characters import character_model, character_tokenizer
+from tests.helpers.fake_executor import FakeExecutor
 from tests.helpers.live_server import wait_until
 
 
@@ -111,3 +113,12 @@ def test_a_server_with_https(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         signal.signal(signal.SIGTERM, before)
     assert found == {"tokens": 2, "plain": "is not answered"}
     assert f"tiny at https://{address}/v1; to chat in a browser, open https://{address}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("captures", [True, False])
+def test_a_warm_up_says_how_long_it_took(captures: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    executor = FakeExecutor()
+    warm_up(msrnn.Engine(executor), captures)
+    assert [what for what, _ in executor.calls] == ["prompt", "step", "guesses"]
+    lines = r"compiling and capturing what requests need\ncompiled and captured in \d+ s\n"
+    assert re.fullmatch(lines * captures, capsys.readouterr().err)
