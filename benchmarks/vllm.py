@@ -7,6 +7,7 @@ vllm-fp8    with a KV cache of 8-bit floats
 vllm-msrnn  with the plug-in
 msrnn       msrnn's own engine
 msrnn-compiled  the same, compiled by torch between its kernels, as vLLM is
+msrnn-fp8   compiled, with KV rows of 8-bit floats and twice the batch slots
 
 Each runs in a process of its own, on three loads: long answers (prompts of 256 tokens, answers of 3,840), mixed
 (answers of 512, one prompt in five of 2,048 tokens, the others 256), both with a full engine, and arrivals: mixed
@@ -31,7 +32,7 @@ from typing import Any
 
 from benchmarks.vllm_loads import LOADS, measure
 
-CASES = ("vllm", "vllm-fp8", "vllm-msrnn", "msrnn", "msrnn-compiled")
+CASES = ("vllm", "vllm-fp8", "vllm-msrnn", "msrnn", "msrnn-compiled", "msrnn-fp8")
 FIELDS = ("tokens_per_second", "ms_per_step", "tokens_per_step", "first_token_p50_ms", "first_token_p99_ms")
 
 
@@ -39,7 +40,7 @@ def open_driver(case: str, shape: str, size: int) -> Any:
     from benchmarks.vllm_drivers import VLLM, Msrnn
 
     if case.startswith("msrnn"):
-        return Msrnn(shape, size, compiles=case == "msrnn-compiled")
+        return Msrnn(shape, size, compiles=case != "msrnn", state_dtype="fp8" if case == "msrnn-fp8" else None)
     return VLLM(shape, size if case == "vllm-msrnn" else None, "fp8" if case == "vllm-fp8" else "auto")
 
 

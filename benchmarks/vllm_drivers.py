@@ -96,20 +96,20 @@ class VLLM:
 
 
 class Msrnn:
-    """msrnn's own engine, captured; compiled or not."""
+    """msrnn's own engine, captured; compiled or not. Rows of 8 bits leave room for twice the batch slots."""
 
-    def __init__(self, shape: str, size: int, compiles: bool) -> None:
+    def __init__(self, shape: str, size: int, compiles: bool, state_dtype: str | None) -> None:
         import msrnn
 
-        self.held = size + SPARE
-        rnn = msrnn.MultiStateRNN(random_model(shape), POLICY, size, compile=compiles)
-        self._engine, self._params = msrnn.Engine(rnn, SLOTS), msrnn.SamplingParams
+        self.held, self._slots = size + SPARE, SLOTS * (1 if state_dtype is None else 2)
+        rnn = msrnn.MultiStateRNN(random_model(shape), POLICY, size, compile=compiles, state_dtype=state_dtype)
+        self._engine, self._params = msrnn.Engine(rnn, self._slots), msrnn.SamplingParams
         self._engine.warm_up()
         self._vocabulary, self._draw = SHAPES[shape]["vocab_size"], random.Random(1)
         self._running: dict[Any, bool] = {}
 
     def count_slots(self, load: Load) -> int:
-        return SLOTS
+        return self._slots
 
     def add(self, job: Job) -> Any:
         tokens = self._draw.choices(range(self._vocabulary), k=job.prompt)

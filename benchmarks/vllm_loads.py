@@ -87,7 +87,7 @@ class Driver(Protocol):
 def measure(driver: Driver, load: Load, seconds: float, most_filling: float) -> dict[str, Any]:
     """The figures of an engine under a load, over some seconds after it was filled for at most `most_filling`."""
     if load.rate:
-        return _measure_arrivals(driver, load, seconds, most_filling)
+        return _measure_arrivals(driver, load, 2 * seconds, most_filling)  # longer, since few requests begin
     return _measure_full(driver, load, seconds, most_filling)
 
 

@@ -5,18 +5,59 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 
+from msrnn.backends.triton import scan
 from msrnn.bound import Bound
 from msrnn.policy import Policy
 from tests.helpers.scans import check, chunks
 from tests.helpers.weights import scan_by_weights
 
+FEW = settings(max_examples=3, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
-@settings(max_examples=3, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+@FEW
 @given(case=chunks(rows=8))
 def test_the_triton_kernel(case: dict[str, Any], device: str) -> None:
     check(scan_by_weights, case, device)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 9])
+@FEW
+@given(case=chunks(rows=8))
+def test_rounds(rounds: int, case: dict[str, Any], device: str) -> None:
+    """All, some, or no chunks are settled when the last round is over."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan, "pays", lambda *_: True)
+        patch.setattr(scan, "ROUNDS", rounds)
+        check(scan_by_weights, case, device)
+
+
+def draw_case(tokens: int, policy: Policy) -> dict[str, Any]:
+    case = {"heads": 8, "new": tokens, "held": 20, "padding": 2, "sinks": False, "seed": 5}
+    return {**case, "bound": Bound(policy, 20)}
+
+
+@pytest.mark.parametrize("policy", [Policy(0.0), Policy(0.9, value_norm=True), Policy(1.0, recent=0.5)], ids=str)
+def test_rounds_settle_a_chunk(policy: Policy, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights, which would be walked through then, are not read again."""
+    kernel, walked = scan.scan_kernel, list[Any]()
+
+    class Spoiled:
+        """Walks through weights that are no numbers, so that evictions are wrong unless a round has found them."""
+
+        def __getitem__(self, grid: Any) -> Any:
+            def run(weights: Any, *args: Any, **kwargs: Any) -> Any:
+                walked.append(weights is not None)
+                return kernel[grid](None if weights is None else weights.fill_(torch.nan), *args, **kwargs)
+
+            return run
+
+    monkeypatch.setattr(scan, "scan_kernel", Spoiled())
+    monkeypatch.setattr(scan, "ROUNDS", 12)
+    check(scan_by_weights, draw_case(32, policy), device)
+    assert walked == [False] * 12 + [True]
 
 
 def test_rows_that_do_not_fit_into_shared_memory(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
