@@ -17,6 +17,7 @@ from triton.runtime.jit import JITFunction
 from msrnn.backends.triton import decode, scan
 from msrnn.backends.triton.prefill import prefill_triton
 from msrnn.bound import Bound
+from msrnn.core.quantization import STATE_DTYPES
 from msrnn.core.rope import Rope
 from msrnn.core.scores import Scoring
 from msrnn.core.slots import LayerShape, Slots
@@ -55,6 +56,15 @@ def read_and_step(dtype: torch.dtype, dim: int, policy: str, heads: int, size: i
         decode.decode_triton(slots, *token, scoring, sequences=torch.zeros(1, dtype=torch.int64))
 
 
+def step_codes(dtype: torch.dtype, dim: int, heads: int, size: int) -> None:
+    """8-bit rows, with the assembly of `grouped_codes.py` where query heads share them."""
+    for state_dtype in STATE_DTYPES.values():
+        shape = LayerShape(heads, KV_HEADS, dim, dim, dtype, torch.device("cpu"), state_dtype)
+        slots, row = Slots(1, shape, Bound(Policy.parse("tova"), size)), torch.zeros(1, KV_HEADS, dim, dtype=dtype)
+        query = torch.zeros(1, KV_HEADS, heads // KV_HEADS, dim, dtype=dtype)
+        decode.decode_triton(slots, query, row, row, slots.advance(1, None)[:, 0], Scoring(dim**-0.5))
+
+
 def main(capability: int, shared_memory: int, dtype: torch.dtype, dim: int, heads: int, size: int, length: int) -> None:
     run = JITFunction.run
 
@@ -69,6 +79,7 @@ def main(capability: int, shared_memory: int, dtype: torch.dtype, dim: int, head
     # attention from weights, and from scores; every kind of row weights
     for policy in ("echo", "tova", "window", "random", "echo@x.safetensors"):
         read_and_step(dtype, dim, policy, heads, size, length)
+    step_codes(dtype, dim, heads, size)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from msrnn.backends.triton.common import cap_scores, find_row, hide_earlier, hide_protected, width
+from msrnn.backends.triton.common import cap_scores, find_row, hide_earlier, hide_protected, weigh, width
+from msrnn.backends.triton.grouped_codes import (
+    attend_pairs,
+    columns,
+    join_outputs,
+    load_scales,
+    pair_query,
+    score_pairs,
+    split_outputs,
+)
 from msrnn.backends.triton.quantization import BIAS, Buffer, numbers, write
 from msrnn.backends.triton.rope import load_rotated, load_rotations
 
@@ -108,13 +117,7 @@ def _attend(
     seen, b_s, values, o_s, m_held, S: tl.constexpr, HEADS: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr
 ):
     """Continue the softmax with the scores [BR, BS] of a block of slots."""
-    b_s = tl.where(m_held[None, :], b_s, float("-inf"))
-    b_max = tl.maximum(seen.b_max, tl.max(b_s, axis=1))
-    # Until a KV row was seen the maximum is -inf, and -inf - -inf is NaN.
-    b_base = tl.where(b_max == float("-inf"), 0.0, b_max)
-    b_p = tl.exp(b_s - b_base[:, None])
-    b_old = tl.exp(seen.b_max - b_base)
-    b_sum = seen.b_sum * b_old + tl.sum(b_p, axis=1)
+    b_max, b_sum, b_old, b_p = weigh(seen.b_max, seen.b_sum, b_s, m_held)
     if values.p_scale is not None:
         b_p *= tl.load(values.p_scale + values.i_row + o_s, mask=m_held, other=0.0).to(tl.float32)[None, :]
     m_v = _add_head_axis(m_held[:, None] & (values.o_w < values.W)[None, :], HEADS)
@@ -164,7 +167,7 @@ def attend_kernel(
     protected, scale, softcap, window, spared, largest,
     SLIDING: tl.constexpr,
     K: tl.constexpr, G: tl.constexpr, R: tl.constexpr, S: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    HEADS: tl.constexpr, BS: tl.constexpr, SPAN: tl.constexpr,
+    HEADS: tl.constexpr, PAIRED: tl.constexpr, BS: tl.constexpr, SPAN: tl.constexpr,
     F: tl.constexpr, START: tl.constexpr, NEIGHBOURS: tl.constexpr,
 ):  # fmt: skip
     """The R query heads of one KV head, in one pass over its keys and values; raw scores are kept for the eviction.
@@ -177,8 +180,10 @@ def attend_kernel(
     are read once for all heads. Scales, sinks, share, rotations, squares, sequences, protected, softcap and window may
     be None.
     """
-    BR: tl.constexpr = HEADS if R == 1 else width(R)
-    BV: tl.constexpr = width(DV)
+    BR: tl.constexpr = HEADS if R == 1 else columns(R) if PAIRED else width(R)
+    BD: tl.constexpr = 2 * width(D // 2) if PAIRED else width(D)
+    BV: tl.constexpr = 2 * width(DV // 2) if PAIRED else width(DV)
+    WHOLE: tl.constexpr = keys.dtype.element_ty == tl.int8
     SPLITS: tl.constexpr = triton.cdiv(S, SPAN)
     # Re-rotated rows are float32: tf32 has as many mantissa bits as 16-bit rows, or more.
     PRECISION: tl.constexpr = "ieee" if query.dtype.element_ty == tl.float32 else "tf32"
@@ -188,7 +193,7 @@ def attend_kernel(
     i_kv, i_group = i_b * K + i_k * HEADS, i_b * G + i_k * HEADS * G // K
     i_h, i_p = i_kv * R, find_row(sequences, i_b)
     scale = tl.cast(scale, tl.float32)  # inside torch.compile, scalars come in double precision
-    o_r, o_d, o_v = tl.arange(0, BR), tl.arange(0, width(D)), tl.arange(0, BV)
+    o_r, o_d, o_v = tl.arange(0, BR), tl.arange(0, BD), tl.arange(0, BV)
     m_r, m_d, m_v = o_r < R * HEADS, o_d < D, o_v < DV
     t = tl.load(query_position + i_b)
     p_query, p_position, p_scores = query + (i_h + o_r[:, None]) * D, position, scores + (i_h + o_r) * S
@@ -200,7 +205,8 @@ def attend_kernel(
         p_rotations, o_f = rotations + i_group * (S + 1) * (2 * F), tl.arange(0, width(F))
         b_cos, b_sin = load_rotations(p_rotations + S * (2 * F), t >= 0, o_f[None, :], F)
         b_x, b_y = load_rotated(p_query, b_cos, b_sin, m_r[:, None], o_f[None, :], F, START, NEIGHBOURS)
-    q = Query(b_q, b_x, b_y, tl.sum(b_q.to(tl.float32)) * BIAS if keys.dtype.element_ty == tl.int8 else 0.0)
+    bias = tl.sum(b_q.to(tl.float32)) * BIAS if WHOLE else 0.0
+    q = pair_query(b_q, scale) if PAIRED else Query(b_q, b_x, b_y, bias)
     i_row = (i_p * K + i_k * HEADS) * S
     key_rows, value_rows = Buffer(keys, key_scale, i_row, o_d, D), Buffer(values, value_scale, i_row, o_v, DV)
     if sinks is not None:
@@ -222,6 +228,9 @@ def attend_kernel(
             seen = Softmax(b_s, seen.b_sum + 1.0, seen.b_o + b_v, seen.b_bias)
             if sinks is not None:
                 seen = _attend_sink(seen, tl.load(sinks, mask=m_r, other=0.0))
+        if PAIRED:
+            seen = split_outputs(seen)
+            scales = load_scales(key_rows, value_rows, i_s * SPAN + tl.arange(0, BS), S)
         for start in range(0, SPAN, BS):
             o_s = i_s * SPAN + start + tl.arange(0, BS)
             b_position = hide_earlier(tl.load(p_position + o_s, mask=o_s < S, other=-1), sequences, t)
@@ -229,13 +238,23 @@ def attend_kernel(
             if window is not None:
                 b_leaves = b_position if SLIDING else hide_protected(b_position, protected, i_p)
                 m_held = m_held & ((b_leaves > t - window) | (b_leaves < spared) | (b_leaves < 0))
-            b_s = _score(
-                q, key_rows, p_rotations, o_s, scale, softcap, S, D, F, START, NEIGHBOURS, HEADS, PRECISION
-            )  # fmt: skip
+            if PAIRED:
+                b_s = cap_scores(score_pairs(q, key_rows, scales, o_s, S), softcap)
+            else:
+                b_s = _score(
+                    q, key_rows, p_rotations, o_s, scale, softcap, S, D, F, START, NEIGHBOURS, HEADS, PRECISION
+                )  # fmt: skip
             tl.store(p_scores[:, None] + o_s[None, :], b_s, mask=m_r[:, None] & m_held[None, :])
-            seen = _attend(seen, b_s, value_rows, o_s, m_held, S, HEADS, b_q.dtype, PRECISION)
+            if PAIRED:
+                ahead = load_scales(key_rows, value_rows, o_s + BS, S)
+                seen = attend_pairs(seen, b_s, value_rows, scales, o_s, m_held, S)
+                scales = ahead
+            else:
+                seen = _attend(seen, b_s, value_rows, o_s, m_held, S, HEADS, b_q.dtype, PRECISION)
+        if PAIRED:
+            seen = Softmax(seen.b_max, seen.b_sum, join_outputs(seen), b_none)
     b_o, m_o = seen.b_o, m_r[:, None] & m_v[None, :]
-    if keys.dtype.element_ty == tl.int8 and BR == 1:
+    if WHOLE and BR == 1:
         b_o -= (seen.b_bias * BIAS)[:, None]
     if SPLITS > 1:
         o_part = (i_h + o_r) * SPLITS + i_s

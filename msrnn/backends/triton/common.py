@@ -41,6 +41,21 @@ def cap_scores(b_s, softcap):
 
 
 @triton.jit
+def weigh(b_max, b_sum, b_s, m_held):
+    """Continue the maxima and sums [BR] of a softmax with scores [BR, BS]: both, what earlier terms shrink to, and new.
+
+    New terms [BR, BS] are relative to the maxima.
+    """
+    b_s = tl.where(m_held[None, :], b_s, float("-inf"))
+    b_top = tl.maximum(b_max, tl.max(b_s, axis=1))
+    # Until a KV row was seen the maximum is -inf, and -inf - -inf is NaN.
+    b_base = tl.where(b_top == float("-inf"), 0.0, b_top)
+    b_p = tl.exp(b_s - b_base[:, None])
+    b_old = tl.exp(b_max - b_base)
+    return b_top, b_sum * b_old + tl.sum(b_p, axis=1), b_old, b_p
+
+
+@triton.jit
 def hide_protected(b_position, protected, i_b):
     """Positions of sequence i_b, and -1 where one lies in a protected range; `protected` [B, RANGES, 2] may be None."""
     if protected is not None:

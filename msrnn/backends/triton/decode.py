@@ -38,6 +38,7 @@ class Tile(NamedTuple):
 
 
 PLAIN = Tile(32)
+PAIRED = Tile(32)  # of 8-bit codes, where query heads share them
 ROTATED = Tile(8, heads=2)  # where a query head has keys of its own
 ROTATED_GROUPED = Tile(16)  # where several share them
 PROGRAMS = 4096  # fill the GPU, at one warp each
@@ -81,6 +82,15 @@ def decode_triton(
     return output
 
 
+def pairs_codes(query: Tensor, value_dim: int, code: torch.dtype | None) -> bool:
+    """Whether `grouped_codes.py` attends: query heads [B, K, R, D] of 16 bits share 8-bit rows, original positions.
+
+    Its factors are float16, which would be too coarse for queries of 32 bits.
+    """
+    R, D = query.shape[2:]
+    return code is not None and R > 1 and D % 2 == value_dim % 2 == 0 and query.element_size() == 2
+
+
 def _attend(
     slots: Slots,
     query: Tensor,
@@ -94,9 +104,10 @@ def _attend(
     """Write the new token's rows, and attend. Its position is written by the eviction."""
     (B, K, R, D), DV, (_, G, S) = query.shape, value.shape[-1], slots.position.shape
     bound, code, repositioning = slots.bound, slots.state_dtype, scoring.repositioning
-    tile = PLAIN if repositioning is None else ROTATED if R == 1 else ROTATED_GROUPED
+    paired = repositioning is None and pairs_codes(query, DV, code)
+    tile = PAIRED if paired else PLAIN if repositioning is None else ROTATED if R == 1 else ROTATED_GROUPED
     heads = math.gcd(K // G, tile.heads) if code is None else 1
-    block = tile.slots if R == 1 else at_once(tile.slots, max(D, DV), query.dtype)
+    block = tile.slots if R == 1 else at_once(tile.slots, max(D, DV), code if code and paired else query.dtype)
     splits = max(1, min(triton.cdiv(S, block), PROGRAMS * heads // (B * K)))
     span = triton.cdiv(S, splits * block) * block
     splits = triton.cdiv(S, span)
@@ -120,8 +131,8 @@ def _attend(
         query, key, value, slots.keys, slots.values, slots.key_scale, slots.value_scale, slots.position, query_position,
         sinks, share, rotations, fresh, attended.scores, maxima, sums, squares, parts, sequences, *strides,
         slots.ranges, scoring.scale, scoring.softcap, bound.window, bound.spared, LARGEST[code] if code else 1.0,
-        SLIDING=bound.sliding, K=K, G=G, R=R, S=S, D=D, DV=DV, HEADS=heads, BS=block, SPAN=span, **rotated,
-        num_warps=tile.warps, num_stages=tile.stages,
+        SLIDING=bound.sliding, K=K, G=G, R=R, S=S, D=D, DV=DV, HEADS=heads, PAIRED=paired, BS=block, SPAN=span,
+        **rotated, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if splits > 1:
         combine_kernel[(B * K * R,)](
