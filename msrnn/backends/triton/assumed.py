@@ -10,9 +10,11 @@ from msrnn.backends.triton.tiles import add_attention, count
 
 
 @triton.jit
-def _find_sums(m_n, p_evicted, o_n, N, t, FIRST: tl.constexpr):
-    """The candidates that a token is assumed to see, of those that came before it; None: all of them."""
-    return None if FIRST else m_n & (tl.load(p_evicted + o_n, mask=o_n < N, other=-1) >= t)
+def _find_assumed(m_n, p_evicted, o_n, N, t, FIRST: tl.constexpr):
+    """The candidates that a token is assumed to see, of those m_n that came before it."""
+    if not FIRST:
+        m_n = m_n & (tl.load(p_evicted + o_n, mask=o_n < N, other=-1) >= t)
+    return m_n
 
 
 @triton.jit
@@ -35,7 +37,8 @@ def _attend_row(
         evicts = evicts & (held > size)
     if evicts:
         m_l, m_r = (b_l >= 0) & (b_l <= t), (b_r >= 0) & (b_r <= t)
-        m_sum_l, m_sum_r = _find_sums(m_l, p_evicted, o_l, N, t, FIRST), _find_sums(m_r, p_evicted, o_r, N, t, FIRST)
+        m_sum_l = _find_assumed(m_l, p_evicted, o_l, N, t, FIRST)
+        m_sum_r = _find_assumed(m_r, p_evicted, o_r, N, t, FIRST)
         b_mean_l, b_mean_r = tl.zeros([BN], tl.float32), tl.zeros([BR], tl.float32)
         for start in tl.range(0, M, BM):
             b_mean_l, b_mean_r = add_attention(

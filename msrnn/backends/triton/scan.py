@@ -45,6 +45,7 @@ LEAST_WIDTH = 64  # whole blocks of the kernels that write and read weights
 ROUNDS = 5  # three settle nearly all chunks of 192 tokens; those that are not needed take 2 µs each
 MOST_GROUPS, LEAST_HEADS, LEAST_TOKENS = 32, 4, 32  # of chunks that are read in rounds
 WALKED_AHEAD = 4  # stages of a walk through means
+FEW_HEADS = 2  # of a tile of weights after rounds
 A_WARP = 1024  # candidates that its registers hold in a walk; one warp needs no exchange with others
 SPARE = 34 * 2**10  # bytes of shared memory that are not used for loading ahead; reductions take up to 2**15 + 4
 
@@ -229,7 +230,10 @@ def scan_triton(
                     None, means, settled, *rest, *limits, C, N, BM=1, STAGES=WALKED_AHEAD, FIRST=first,
                     num_warps=triton.next_power_of_2(triton.cdiv(left + right, A_WARP)),
                 )  # fmt: skip
-    row_bytes = 4 * triton.cdiv(M, heads) * heads * (left + right)
-    ahead = 1 + min(2, (_shared_memory(position.device) - SPARE) // row_bytes)
+    if settled is not None:  # hardly ever needed, so it should not wait for a multiprocessor with much free memory
+        heads, ahead = min(heads, FEW_HEADS), 1
+    else:
+        row_bytes = 4 * triton.cdiv(M, heads) * heads * (left + right)
+        ahead = 1 + min(2, (_shared_memory(position.device) - SPARE) // row_bytes)
     walk(weights, None, settled, *rest, *limits, C, N, BM=heads, STAGES=ahead, FIRST=False, num_warps=WARPS)
     return evicted_at
